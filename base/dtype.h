@@ -20,7 +20,7 @@ typedef enum fsdp_dtype {
     FSDP_F64, FSDP_F32, FSDP_F16, FSDP_BF16,
     FSDP_F8_E4M3FN, FSDP_F8_E5M2, FSDP_F8_E4M3FNUZ, FSDP_F8_E5M2FNUZ, FSDP_F8_E8M0FNU,
     FSDP_F4_E2M1FN_X2,         /* one element is a byte holding two values; shapes count bytes */
-    FSDP_F6_E2M3, FSDP_F6_E3M2, /* packed; one element of ours is a byte, four values are three */
+    FSDP_F6_E2M3, FSDP_F6_E3M2, /* packed: four values take three elements of one byte each */
     FSDP_I64, FSDP_I32, FSDP_I16, FSDP_I8,
     FSDP_U64, FSDP_U32, FSDP_U16, FSDP_U8,
     FSDP_BOOL,
@@ -28,7 +28,7 @@ typedef enum fsdp_dtype {
     FSDP_DTYPE_COUNT
 } fsdp_dtype;
 
-/* What a cast makes of finite values that the other type cannot hold. */
+/* A cast's result for finite values that the other type cannot hold. */
 typedef enum fsdp_on_overflow {
     FSDP_OVERFLOW_FAIL = 0,    /* an error */
     FSDP_OVERFLOW_CLAMP,       /* the largest finite value */

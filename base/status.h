@@ -54,7 +54,7 @@ typedef struct fsdp_error {
 FSDP_API fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
     FSDP_PRINTF(3, 4);
 
-/* The same for a failed system call: the class follows from errnum and its text is appended. */
+/* Like fsdp_fail, for a failed system call: the status follows from errnum, whose text is appended. */
 FSDP_API fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *format, ...)
     FSDP_PRINTF(3, 4);
 

@@ -44,8 +44,8 @@ bool fsdp_utf8_valid(const char *data, size_t size);
  * names cut with "..." in the middle. Returns out. */
 const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size);
 
-/* The same for a message, which may hold raw paths: backslashes stay, since names in it are spelled
- * already. */
+/* Like fsdp_printable, for a message, which may hold raw paths: backslashes stay, since names in it are
+ * escaped already. */
 const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size);
 
 #ifdef __cplusplus

@@ -23,7 +23,7 @@ typedef enum fsdp_value_kind {
     FSDP_VALUE_OPAQUE,         /* bytes of something only its writer understands */
     FSDP_VALUE_INTEGER,        /* one that 64 bits do not hold: decimal text */
     FSDP_VALUE_COMPLEX,
-    FSDP_VALUE_CLASS,          /* an object of a class that is not ours to know: its name, "module.Class" */
+    FSDP_VALUE_CLASS,          /* an object of a class without a rule: its name, "module.Class" */
     FSDP_VALUE_TENSOR          /* a tensor inside a value: its number among the tensors of its source */
 } fsdp_value_kind;
 
@@ -58,11 +58,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_v
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind,
                                                        size_t count, fsdp_error *err);
 
-/* Turns value into what differs from rank to rank: count null items, one a rank (as.list of the one that
- * fsdp_value_per_rank gives). It counts as opaque, since no program of others knows it. */
+/* Turns value into one with an item per rank: count null items (as.list of the value that
+ * fsdp_value_per_rank returns). It counts as opaque, since no other program knows it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_per_rank(fsdp_value *value, size_t count, fsdp_error *err);
 
-/* The list of such a value, NULL of any other. */
+/* The list of items of a value with an item per rank, NULL for any other value. */
 FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
 
 /* *to_out is overwritten, not released. Lists and dicts that nest more than FSDP_VALUE_DEPTH deep are
@@ -70,10 +70,10 @@ FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out,
                                                   fsdp_error *err);
 
-/* Is it, or holds it, something that only its writer understands: OPAQUE, CLASS or TENSOR? */
+/* True for a value that is, or holds, something that only its writer understands: OPAQUE, CLASS, TENSOR. */
 FSDP_API bool fsdp_value_is_opaque(const fsdp_value *value);
 
-/* The same kinds and bits (NaN equals the same NaN). */
+/* True when kinds and bits are the same (NaN equals the same NaN). */
 FSDP_API bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b);
 
 /* Frees what it holds and leaves null. */

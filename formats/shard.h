@@ -121,11 +121,17 @@ enum { FSDP_OPEN_LAYOUT_BYTES = 3 << 19 };   /* measured: an encoded file, open 
 int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_shard_box *boxes,
                                size_t box_count);
 
-/* Creates the file and fills in the offsets of datasets. datasets and boxes are borrowed until discard or
- * finish; boxes are sorted by (tensor, part). */
-fsdp_status fsdp_shard_create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datasets,
-                              size_t dataset_count, const fsdp_shard_link *links, size_t link_count,
-                              const fsdp_shard_box *boxes, size_t box_count,
+/* The objects of a new file; borrowed until discard or finish. */
+typedef struct fsdp_shard_layout {
+    fsdp_shard_dataset *datasets;      /* create fills in their offsets */
+    size_t dataset_count;
+    const fsdp_shard_link *links;
+    size_t link_count;
+    const fsdp_shard_box *boxes;       /* sorted by (tensor, part) */
+    size_t box_count;
+} fsdp_shard_layout;
+
+fsdp_status fsdp_shard_create(const fsdp_shard_opts *opts, const fsdp_shard_layout *layout,
                               fsdp_shard_writer **writer_out, fsdp_error *err);
 
 /* Opens a raw file that another rank created, to write boxes of this rank into it. The caller has filled

@@ -229,9 +229,15 @@ int64_t fsdp_source_stream_size(const fsdp_source *source, int stream);
 fsdp_status fsdp_source_stream_pread(fsdp_source *source, int stream, void *data, size_t size, int64_t offset,
                                      fsdp_error *err);
 
-/* A range of a file with its CRC-32; `what` is for messages ("record 'data/0'") and is copied. */
-fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file, int64_t offset, int64_t size,
-                                uint32_t crc, fsdp_error *err);
+/* A range of a file with its CRC-32. */
+typedef struct fsdp_source_crc {
+    const char *what;          /* for messages ("record 'data/0'"); add copies it */
+    int file;
+    int64_t offset, size;
+    uint32_t crc;
+} fsdp_source_crc;
+
+fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *check, fsdp_error *err);
 
 /* Limit for the bytes of all names and their paths together: nesting copies a long key for each short one
  * beneath it. */
@@ -241,13 +247,15 @@ enum { FSDP_SOURCE_NAMES = 256 << 20 };
  * bounded by the size of the file. */
 void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks);
 
+typedef struct fsdp_source_shape { fsdp_dtype dtype; int ndim; const int64_t *shape; } fsdp_source_shape;
+
 /*
  * Adds a tensor and copies its name, which must be UTF-8 (FSDP_ERR_REFUSED). More than FSDP_SOURCE_NAMES
  * bytes of names are FSDP_ERR_LIMIT. A second entry of the same name becomes "NAME#2", the next "NAME#3",
  * ... The shape is checked (fsdp_shape_check); more than FSDP_MAX_DIMS dims are FSDP_ERR_LIMIT.
  */
-fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t name_size, fsdp_dtype dtype,
-                                   int ndim, const int64_t *shape, size_t *tensor_out, fsdp_error *err);
+fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t name_size,
+                                   const fsdp_source_shape *shape, size_t *tensor_out, fsdp_error *err);
 /* Sets how the names of tensors and values that are added from now on are nested (name_path.h). A name
  * that the path does not spell gets no path. Borrowed; count 0: flat names. */
 void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count);

@@ -1,6 +1,6 @@
 /*
- * SHA-256, for digests that people publish and compare. Data comes in pieces of any size; the
- * processor's instructions are used where it has them. One fsdp_sha256 per thread.
+ * SHA-256, for digests that people publish and compare. Callers add data in pieces of any size; processors
+ * with SHA instructions use them. One fsdp_sha256 per thread.
  */
 #ifndef FSDP_DIGEST_H
 #define FSDP_DIGEST_H

@@ -2,6 +2,10 @@
  * Arithmetic on buffers. A plain C version of every kernel fills the table; where the processor has
  * AVX2, files under kernels/x86 replace entries by faster ones with the same result, bit for bit.
  * The choice is made once per process.
+ *
+ * Rooms: bytes (copies, hashes, checksums, shuffle, codec), cast (dtypes), train (arithmetic of a training
+ * step) and x86 (variants of all three). In come buffers, dtypes and counts, out come buffers and counts; no
+ * kernel opens files or talks to other ranks. Layers above may call the headers at the top of kernels/.
  */
 #ifndef FSDP_KERNELS_H
 #define FSDP_KERNELS_H
@@ -15,7 +19,7 @@
 
 typedef struct fsdp_hash { uint8_t bytes[16]; } fsdp_hash;   /* XXH3-128, canonical (big-endian) */
 
-/* What a cast did to values. Zero-initialise; it sums up. */
+/* Counts of a cast's effects on values. Zero-initialise; calls add to it. */
 typedef struct fsdp_cast_tally {
     uint64_t overflows;        /* finite values that did not fit */
     uint64_t nans;             /* in the result */
@@ -47,7 +51,7 @@ typedef struct fsdp_kernels {
      */
     void (*copy_box)(void *to, const int64_t *to_strides, const void *from, const int64_t *from_strides,
                      int ndim, const int64_t *len, size_t element_size);
-    /* memcpy past the caches: for what is so large that nobody finds it there again. */
+    /* memcpy past the caches, for copies too large to be read again from them. */
     void (*copy_large)(void *to, const void *from, size_t size);
     /* HDF5's byte shuffle: byte i of every element together. size is a multiple of element_size. */
     void (*shuffle)(void *to, const void *from, size_t size, size_t element_size);
@@ -62,9 +66,9 @@ const fsdp_kernels *fsdp_kernels_get(void);
 size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room);
 
 /*
- * --- casting and looking at what it does ---
- * As cast, with what happened added to the tally. Returns count; with FSDP_OVERFLOW_FAIL the index of
- * the first value that does not fit, which is *misfit_out then; nothing behind it is cast.
+ * --- casts that are counted ---
+ * Casts like fsdp_kernels.cast and adds the effects to the tally. Returns count; with FSDP_OVERFLOW_FAIL the
+ * index of the first value that does not fit, which is *misfit_out then; no value after it is cast.
  * `to` and `from` may share memory: where `to` begins at or before `from`, and ends no later than it.
  */
 size_t fsdp_cast_measured(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
@@ -79,9 +83,9 @@ void fsdp_hasher_reset(fsdp_hasher *hasher);
 void fsdp_hasher_add(fsdp_hasher *hasher, const void *data, size_t size);
 fsdp_hash fsdp_hasher_value(const fsdp_hasher *hasher);
 
-/* --- CRC-32 as zip has it. crc 0 begins; a checksum goes on over further pieces. --- */
+/* --- CRC-32 of zip. crc is 0 for the first piece, else the checksum of the pieces before. --- */
 uint32_t fsdp_crc32(uint32_t crc, const void *data, size_t size);
-/* Of two pieces as if they were one. */
+/* The checksum of two pieces in a row, from the checksums of each. */
 uint32_t fsdp_crc32_join(uint32_t first, uint32_t second, uint64_t second_size);
 
 /*

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* Memory that products work in; it grows with them. One thread at a time. */
+/* Working memory of products; it grows as they need it. One thread at a time. */
 typedef struct fsdp_linear_scratch fsdp_linear_scratch;
 FSDP_CHECKED fsdp_status fsdp_linear_scratch_create(fsdp_linear_scratch **scratch_out,
                                                              fsdp_error *err);
@@ -38,7 +38,7 @@ FSDP_CHECKED fsdp_status fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, f
                                                           const float *x, const float *dy, float *dweight,
                                                           float *dbias, fsdp_error *err);
 
-/* x = max(x, 0) in place; and dx = 0 where y, what came of it, is 0. */
+/* fsdp_relu: x = max(x, 0) in place. fsdp_relu_grad: dx = 0 where its result y is 0. */
 void fsdp_relu(float *x, int64_t count);
 void fsdp_relu_grad(float *dx, const float *y, int64_t count);
 

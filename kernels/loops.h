@@ -1,8 +1,8 @@
 /*
  * The inner loops of kernels/train/tensor.h, over arrays of one type, f32 or f64. kernels/train/real_loops.h
- * has them; it is compiled once per type and processor, and dispatch.c chooses. The callers,
- * kernels/tensor_*.c, cut tensors into blocks and bring other types to these two and back: here pointers are
- * aligned and counts short; an array that is written may be one that is read, but overlaps none otherwise.
+ * defines them; it is compiled once per type and processor, and dispatch.c chooses. The callers,
+ * kernels/train/tensor_*.c, cut tensors into blocks and cast other types to these two and back. So pointers
+ * are aligned and counts small; an output array is either one of the inputs or overlaps none of them.
  * NaN results are always the positive quiet NaN without payload: which of two NaNs an addition keeps would
  * depend on the compiler.
  */
@@ -17,7 +17,7 @@ enum {
     FSDP_LOOP_SOURCES = 4      /* of one sum */
 };
 
-/* What a step of AdamW multiplies with; computed in f64, rounded once where they are used. */
+/* The factors of a step of AdamW, computed in f64 and rounded once at their use. */
 typedef struct fsdp_adamw_factors {
     double grad_scale, keep, weight1, beta2, weight2, step_size, root_bias2, eps;
 } fsdp_adamw_factors;
@@ -30,7 +30,7 @@ typedef struct fsdp_sgd_factors {
 typedef struct fsdp_loops {
     /* to = (from[0] + from[1] + ...) * factor, in that order, of 1 to FSDP_LOOP_SOURCES sources */
     void (*sum)(void *to, const void *const *from, int n, size_t count, double factor);
-    /* The same of bf16 numbers, summed in f32 and rounded once; NULL in the loops over f64. */
+    /* Like sum, over bf16 numbers: summed in f32 and rounded once; NULL in the loops over f64. */
     void (*sum_bf16)(void *to, const void *const *from, int n, size_t count, double factor);
     void (*raise)(void *largest, const void *from, size_t count);      /* NaN wins */
     void (*multiply)(void *data, size_t count, double factor);

@@ -1,7 +1,7 @@
 /*
- * Products of f32 matrices, C = A B, in blocks that stay in the caches; kernels/train/matrix.c. What a tile
- * of C is made with depends on the processor (kernels/train/matrix_tile.c, kernels/x86/matrix_avx2.c), its
- * bits do not: every element is one chain of fused multiply-adds in the order of the inner dimension.
+ * Products of f32 matrices, C = A B, in blocks that stay in the caches; kernels/train/matrix.c. The code of a
+ * tile of C depends on the processor (kernels/train/matrix_tile.c, kernels/x86/matrix_avx2.c), its bits do
+ * not: every element is one chain of fused multiply-adds in the order of the inner dimension.
  */
 #ifndef FSDP_MATRIX_H
 #define FSDP_MATRIX_H
@@ -16,15 +16,15 @@ enum {
     FSDP_TILE_COLUMNS = 16
 };
 
-/* How a matrix lies in memory: element (i, j) is data[i * row + j * column]. */
+/* A matrix in memory with strides: element (i, j) is data[i * row + j * column]. */
 typedef struct fsdp_matrix { const float *data; int64_t row, column; } fsdp_matrix;
 
-/* What is shared by products of any size: packed blocks, and room for a transposed result. */
+/* Working memory that products of any size share: packed blocks, and room for a transposed result. */
 typedef struct fsdp_matrix_scratch { float *a, *b; } fsdp_matrix_scratch;
 enum {
     FSDP_MATRIX_INNER = 384,   /* of a block */
     FSDP_MATRIX_ROWS = 96,
-    FSDP_MATRIX_COLUMNS = 1024, /* wide: what is packed of A meets all of them */
+    FSDP_MATRIX_COLUMNS = 1024, /* wide, since packed rows of A are used for each */
     FSDP_MATRIX_SPARE = 8      /* elements behind a packed block of A */
 };
 
@@ -46,7 +46,7 @@ typedef struct fsdp_tile {
     int64_t a_row, a_inner;
     const float *b;            /* k rows of FSDP_TILE_COLUMNS elements, packed */
     int64_t rows, k;
-    bool adds;                 /* the chain goes on from what c holds; else it begins with zero */
+    bool adds;                 /* the sums start from the values in c; else from zero */
 } fsdp_tile;
 
 typedef struct fsdp_matrix_variant {

@@ -16,8 +16,8 @@ extern "C" {
 
 /*
  * rows x width elements from one buffer to another, cast on the way (to nearest even, overflow to infinity).
- * Pitches count elements between the beginnings of rows. from NULL: zeros. Data may lie at any address; what
- * lies at addresses of its type is fast. Buffers do not overlap.
+ * Pitches count elements between the beginnings of rows. from NULL: zeros. Data may lie at any address;
+ * aligned data is faster. Buffers do not overlap.
  */
 typedef struct fsdp_rect {
     void *to;

@@ -1,4 +1,4 @@
-/* What the numbers of a floating tensor look like: range, mean, and how many are none. */
+/* Statistics of a floating tensor: range, mean, magnitudes, and counts of zeros, NaN and infinities. */
 #ifndef FSDP_STATS_H
 #define FSDP_STATS_H
 
@@ -12,7 +12,7 @@ extern "C" {
 
 enum { FSDP_STATS_BINS = 16, FSDP_STATS_LOWEST = -40, FSDP_STATS_STEP = 4 };
 
-/* Zero-initialise. Of finite elements: min, max, sum; min and max count only when finite > 0. */
+/* Zero-initialise. min, max and sum are of finite elements; min and max are valid only when finite > 0. */
 typedef struct fsdp_stats {
     int64_t finite, nans, infinities, zeros;
     double min, max, sum;

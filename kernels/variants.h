@@ -1,7 +1,10 @@
 /*
  * The variants of each kernel, seen only by kernels/dispatch.c, which chooses, by the variants
  * themselves, which fall back on the plain C one, and by the tests, which compare them.
- * kernels.h describes what each does.
+ * kernels.h describes each kernel.
+ *
+ * The rooms kernels/bytes and kernels/x86 implement these functions and kernels.h: buffers in, buffers and
+ * checksums out. Only dispatch.c and other kernels call them; callers outside use fsdp_kernels_get.
  */
 #ifndef FSDP_KERNELS_VARIANTS_H
 #define FSDP_KERNELS_VARIANTS_H

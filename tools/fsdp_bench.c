@@ -67,7 +67,7 @@ static const struct argp_option options[] = {
 
 typedef fsdp_status (*command_run)(const bench_options *opts, fsdp_error *err);
 
-/* Which commands heed an option. */
+/* Sets of commands, for the ones that use an option. */
 typedef enum command_set {
     FOR_MAKE = 1,
     FOR_MEASURE = 2,
@@ -147,7 +147,7 @@ static const struct {
     {KEY_CHECK, "check", FOR_RANKS},
 };
 
-/* What would be ignored is a misunderstanding. */
+/* An option that the command would ignore is a usage error, since the user expects an effect. */
 static void check_scopes(const bench_options *opts)
 {
     unsigned set = commands[find_command(opts->command)].set;
@@ -179,7 +179,7 @@ static void parse_argument(bench_options *opts, const char *arg)
 /* As many as fsdp_ctl_run_threads connects. */
 enum { MOST_RANKS = 1024 };
 
-/* The largest model has less than 2^63 bytes then. */
+/* At this scale the largest model still has less than 2^63 bytes. */
 enum { MOST_SCALE = 1000000 };
 
 static void check_make(const bench_options *opts)

@@ -1,6 +1,6 @@
 /*
  * fsdp-convert: the same state in another format, kind, world size, mesh or sharding, offline. The work is
- * fsdp_checkpoint_convert's; this plans, runs and tells. See convert.h.
+ * fsdp_checkpoint_convert's; this file plans, runs and reports. See convert_tool.h.
  */
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
@@ -30,8 +30,8 @@ static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint
     return cli_put_all(&text);
 }
 
-/* An option that did not do what it says, for some tensors or for all. */
-static void tell_short(const convert_options *opts, const fsdp_convert_plan *plan)
+/* Notes the tensors that --shard-dim could not cut along its dim. */
+static void report_short(const convert_options *opts, const fsdp_convert_plan *plan)
 {
     fsdp_text text = {0};
     if (plan->short_tensors == 0 || opts->common.quiet || opts->common.json)
@@ -53,7 +53,7 @@ static void take_digest(void *user, const char *name, const uint8_t digest[32])
     convert_add_digest(list->text, list->json, name, digest);
 }
 
-/* Whatever becomes of them, the result is there. */
+/* A failure here leaves the result in place: it is already published. */
 static fsdp_status digest_files(convert_options *opts, fsdp_text *text, fsdp_error *err)
 {
     digest_list list = {text, opts->common.json};
@@ -75,9 +75,9 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         convert_add_plan(&text, opts, info, plan);
         FSDP_TRY(cli_put_all(&text));
     } else {
-        tell_short(opts, plan);
-        convert_tell_missing(opts);
-        convert_tell_tied(opts, plan);
+        report_short(opts, plan);
+        convert_report_missing(opts);
+        convert_report_tied(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     double seconds = cli_now() - began;
@@ -95,7 +95,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
     return st == FSDP_OK ? put : st;
 }
 
-/* What DST is decides whether the option would help; where it would not, that is the better answer. */
+/* Suggests --overwrite when a plan with it succeeds; else reports why DST cannot be replaced. */
 static void name_overwrite(const convert_options *opts, const char *from, fsdp_error *err)
 {
     fsdp_convert_opts overwriting = opts->convert;
@@ -111,7 +111,7 @@ static void name_overwrite(const convert_options *opts, const char *from, fsdp_e
         *err = other;
 }
 
-/* A full checkpoint that is only compressed or filtered stays one. */
+/* Keeps the kind full when options only compress or filter a full checkpoint. */
 static void choose_kind(convert_options *opts, const fsdp_checkpoint_info *info)
 {
     fsdp_convert_opts *convert = &opts->convert;
@@ -137,7 +137,7 @@ static fsdp_status plan_and_convert(convert_options *opts, const fsdp_checkpoint
     return st == FSDP_OK ? convert(opts, info, plan, err) : st;
 }
 
-/* The plan's options; how the work is done is the command line's. */
+/* Takes the options from the plan, except those about how the work is done, which the command line has. */
 static fsdp_status take_order(convert_options *opts, fsdp_error *err)
 {
     const fsdp_convert_opts given = opts->convert;
@@ -156,7 +156,7 @@ static fsdp_status take_order(convert_options *opts, fsdp_error *err)
     return fsdp_convert_order_check(opts->order, err);
 }
 
-/* Opening does not know what the option is called. */
+/* Adds the option's name to an error of opening, which does not know it. */
 static void name_allow_missing(const convert_options *opts, fsdp_error *err)
 {
     static const char end[] = "is missing";
@@ -187,7 +187,7 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
     return st;
 }
 
-/* A batch system runs it again. */
+/* Exit status 75 asks a batch system to run the command again. */
 static int end_for_resume(void)
 {
     cli_progress_clear();

@@ -29,7 +29,7 @@ typedef struct diff_options {
     const char *paths[2];
 } diff_options;
 
-/* What differs; entries are borrowed from the opened checkpoints. */
+/* The differences; entries are borrowed from the opened checkpoints. */
 typedef struct diff_list {
     fsdp_diff_item *items;
     size_t count, capacity;
@@ -122,7 +122,7 @@ static int compare_reals(double a, double b)
     return (a < b) - (a > b);
 }
 
-/* Differences in the data by size, after those of another sort; then what one side lacks. */
+/* Order: differences of kind, dtype, shape or value, then of data by size, then names of one side only. */
 static int largest_first(const void *left, const void *right)
 {
     const fsdp_diff_item *a = left, *b = right;
@@ -161,7 +161,7 @@ static char *read_text(const char *path, fsdp_error *err)
     return NULL;
 }
 
-/* One rule a line; empty lines and those that begin with # are none. */
+/* Reads one rule a line; empty lines and lines that begin with # are skipped. */
 static fsdp_status read_map(diff_options *opts, fsdp_error *err)
 {
     if (!opts->map_path)
@@ -323,7 +323,7 @@ static void add_value(fsdp_text *text, const diff_options *opts, fsdp_checkpoint
     ls_add_value(&listing, text, &entry->value);
 }
 
-/* What stands before the first difference is cut, but for a few characters, where all would not fit. */
+/* Adds a value that is too long without its beginning, up to a few characters before the first difference. */
 static void add_cut(fsdp_text *text, const fsdp_text *value, size_t same)
 {
     char shown[VALUE_SHOWN];

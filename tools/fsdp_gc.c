@@ -113,7 +113,7 @@ static void note_pins(const gc_report *report, const char *name)
     }
 }
 
-/* Most likely a step was meant that is there, and that now goes. */
+/* Warns about a pin without a step: its number is probably mistyped, and the step meant would be removed. */
 static void warn_about_pins(const gc_report *report)
 {
     const fsdp_retention *policy = &report->options->policy;

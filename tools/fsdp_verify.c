@@ -1,6 +1,6 @@
 /*
- * fsdp-verify: are checkpoints whole and undamaged? Of a run directory every step is looked at;
- * --latest finds the newest that is good.
+ * fsdp-verify: are checkpoints whole and undamaged? In a run directory it verifies every step; --latest
+ * finds the newest good one.
  */
 #include "tools/cli/cli.h"
 
@@ -20,7 +20,7 @@ typedef struct verify_options {
     int path_count;
 } verify_options;
 
-/* What is printed, and the worst outcome so far. */
+/* The output so far, and the worst outcome. */
 typedef struct verify_report {
     const verify_options *options;
     fsdp_text text;
@@ -221,13 +221,13 @@ static void end_path(verify_report *report, const char *path, const fsdp_verify_
         report->text.size = 0;
 }
 
-/* Damage is an answer (1); what could not be verified at all is worse and keeps its own code. */
+/* Damage is an answer (1); a checkpoint that could not be verified is worse and keeps its exit code. */
 static fsdp_status worse(fsdp_status a, fsdp_status b)
 {
     return a > b ? a : b;
 }
 
-/* The checkpoint that other tools would open; what fails there fails again, and is told then. */
+/* Verifies the checkpoint that other tools would open. verify repeats and reports a failed resolve. */
 static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opts,
                                    fsdp_verify_summary *summary_out, fsdp_error *err)
 {
@@ -246,14 +246,14 @@ static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opt
     return status;
 }
 
-/* Retention, of the job that the run belongs to, was faster. */
+/* True when retention, in the job that owns the run, has removed the checkpoint meanwhile. */
 static bool is_gone(const char *path)
 {
     struct stat info;
     return lstat(path, &info) != 0 && errno == ENOENT;
 }
 
-/* What was found in a step while it went away says nothing; before: what was to be printed before it. */
+/* Drops findings about a step that was removed meanwhile; before: the report without them. */
 static void forget_path(verify_report *report, const verify_report *before,
                         const fsdp_run_step *step)
 {
@@ -288,7 +288,7 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
     }
     report->verified++;
     if (step && step->state != FSDP_STEP_NEWER && status == FSDP_ERR_NOT_FOUND) {
-        /* a step of a run that is no whole checkpoint; one of a newer format is nothing we can judge */
+        /* a step without a whole checkpoint is damage, unless its format is newer than this version */
         on_finding(report,
                    &(fsdp_finding){.file = "", .tensor = "", .block = -1, .text = err.text});
         summary.findings++;

@@ -1,4 +1,4 @@
-/* Numbers at any address of a foreign file, in little-endian order and for big-endian ones swapped. */
+/* Reads little-endian and big-endian numbers at any address of a file's bytes. */
 #ifndef FSDP_BYTES_H
 #define FSDP_BYTES_H
 

@@ -1,5 +1,5 @@
-/* FNV-1a: a short hash of little data, for comparing and naming. What is stored or checked has those of
- * kernels/bytes/hash.c. */
+/* FNV-1a: a short hash of little data, for comparing and naming. Files carry the hash of
+ * kernels/bytes/hash.c instead. */
 #ifndef FSDP_FNV_H
 #define FSDP_FNV_H
 
@@ -8,7 +8,7 @@
 
 #define FSDP_FNV_BEGIN UINT64_C(0xcbf29ce484222325)
 
-/* Goes on with the hash of what came before. */
+/* Continues a hash over further bytes. */
 static inline uint64_t fsdp_fnv(uint64_t hash, const void *data, size_t size)
 {
     const unsigned char *bytes = data;

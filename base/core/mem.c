@@ -8,7 +8,7 @@
 
 enum {
     PAGE_BYTES = 4096,
-    LARGE_BYTES = 4 << 20, /* from here on a block is worth huge pages */
+    LARGE_BYTES = 4 << 20, /* smallest block that gets huge pages */
     ARENA_FIRST_BLOCK = 4096,
     ARENA_LARGEST_BLOCK = 16 << 20
 };
@@ -36,9 +36,9 @@ int64_t fsdp_mem_fail_after(int64_t n, bool forever)
 }
 
 /*
- * Touching a large block takes a fault for every 4 KiB, unless huge pages are asked for: whole pages
- * around the block, since a mapping of which a part is advised can no longer be moved when it grows.
- * Where the advice is refused, nothing changes.
+ * Asks for huge pages, since a large block without them takes a page fault for every 4 KiB. The advice covers
+ * whole pages around the block: mremap cannot move a mapping of which only a part is advised. A refusal
+ * changes nothing.
  */
 static void *in_huge_pages(void *data, size_t bytes)
 {

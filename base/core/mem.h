@@ -1,7 +1,10 @@
 /*
  * Checked memory: sizes are multiplied with overflow checks, failure is an error and never an exit.
  * Tests make the n-th allocation fail (fsdp_mem_fail_after), so every caller's error path runs.
- * Exported is only what libfsdp_mpi needs.
+ * FSDP_API marks the functions that libfsdp_mpi uses.
+ *
+ * The room base/core has what every file needs: memory, errors (status.h), text, the clock, byte order and
+ * worker threads. In come sizes, formats and jobs; out come memory, text and statuses. Any room may call it.
  */
 #ifndef FSDP_MEM_H
 #define FSDP_MEM_H
@@ -21,7 +24,7 @@ FSDP_API void fsdp_free(void *data);
 /* A copy of size bytes with a zero byte behind them. */
 char *fsdp_strndup(const char *data, size_t size);
 
-/* Could that many bytes in one piece be had now? For libraries that do not survive a refusal. */
+/* True when an allocation of that many bytes succeeds now. For libraries that crash when one fails. */
 bool fsdp_mem_available(size_t size);
 
 /* "cannot allocate memory for WHAT" */
@@ -44,8 +47,8 @@ char *fsdp_arena_strndup(fsdp_arena *arena, const char *data, size_t size);
 void fsdp_arena_release(fsdp_arena *arena);
 
 /*
- * Fault injection, for tests: the allocation after n more succeeds no longer (n < 0: off), once or
- * from then on. Returns how many allocations were made since the last call.
+ * Fault injection, for tests: n more allocations succeed and the next one fails, or all from there on with
+ * forever (n < 0: off). Returns the number of allocations since the last call.
  */
 int64_t fsdp_mem_fail_after(int64_t n, bool forever);
 

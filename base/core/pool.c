@@ -34,7 +34,7 @@ struct fsdp_pool {
     pthread_t thread[];
 };
 
-/* Signals are the business of the threads the program made itself. */
+/* Workers block all signals, so that only the program's own threads handle them. */
 static int start_thread(pthread_t *thread, void *(*body)(void *), void *user)
 {
     sigset_t all, before;
@@ -58,7 +58,7 @@ static void keep_first_error(fsdp_pool *pool, const fsdp_error *err)
         pool->error = *err;
 }
 
-/* Called with the lock held; gives it up while the job runs. */
+/* Called with the lock held; unlocks while the job runs. */
 static void take_job(fsdp_pool *pool)
 {
     queued_job job = pool->queue[pool->first];

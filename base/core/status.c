@@ -37,8 +37,8 @@ static bool continues_character(char c)
     return ((unsigned char)c & 0xC0) == 0x80;
 }
 
-/* Copies text, without its middle when there is too little room: of a long path the beginning and
- * the end tell most, and what stands behind it is the reason. */
+/* Copies text, without its middle when there is too little room: the beginning of a message names the
+ * operation and the path, its end the reason. */
 static void cut_middle(const char *text, char *out, size_t room)
 {
     static const char dots[] = "...";

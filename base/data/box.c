@@ -1,4 +1,4 @@
-/* Boxes: counting, intersecting and cutting. See box.h. Allocation-free: planners live in here. */
+/* Boxes: counting, intersecting and cutting. See box.h. Nothing here allocates: planners call it in loops. */
 #include <fsdp/box.h>
 
 #include <inttypes.h>

@@ -1,9 +1,9 @@
 /*
- * The flow trace: every step of the straight line can tell a watcher what it does, so that
- * tests/flow holds docs/flow_save.md and docs/flow_load.md against what really happens.
+ * The flow trace: each step of a save, load or training step reports a line to a watcher, so that tests/flow
+ * can compare the pages docs/flow_*.md with the calls that were made.
  *
- * Without a watcher a call is one load and one branch; nothing is formatted. Steps tell about files,
- * boxes and blocks, never about elements. For tests only: nothing of the product watches.
+ * Without a watcher a call is one load and one branch; nothing is formatted. Lines are about files,
+ * boxes and blocks, never about elements. Only tests set a watcher.
  */
 #ifndef FSDP_FLOW_H
 #define FSDP_FLOW_H

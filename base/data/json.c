@@ -1,8 +1,8 @@
 /*
  * The JSON reader: a cursor over memory that the caller pulls values from. See json.h.
  *
- * Each fsdp_json_* function takes one token; brackets and commas are checked where they are met,
- * so a text is valid once fsdp_json_finish has accepted it.
+ * Each fsdp_json_* function takes one token and checks the brackets and commas before it, so a text is
+ * valid once fsdp_json_finish has accepted it.
  */
 #include "base/data/json.h"
 

@@ -4,8 +4,12 @@
  * Why not a DOM library: a manifest of 40,000 tensors must be read in milliseconds, names may hold
  * NUL, integers must come back exactly, and memory must stay bounded on hostile input.
  * The reader is strict RFC 8259 plus: valid UTF-8 only, depth at most 64, escapes incl. surrogate
- * pairs (a lone surrogate is an error). fsdp_json_next_member refuses duplicate keys; who walks an
- * object with fsdp_json_next_key looks for them himself.
+ * pairs (a lone surrogate is an error). fsdp_json_next_member refuses duplicate keys; callers of
+ * fsdp_json_next_key check for them.
+ *
+ * The room base/data has data types without files: boxes, dtypes, values, names and their table, JSON, and
+ * the flow trace. In come memory and text, out come structs that the caller owns. base/io and every layer
+ * above may call it.
  */
 #ifndef FSDP_JSON_H
 #define FSDP_JSON_H
@@ -34,8 +38,8 @@ typedef struct fsdp_json {
 void fsdp_json_init(fsdp_json *json, const char *text, size_t size, const char *name);
 void fsdp_json_release(fsdp_json *json);
 
-/* What comes next, judged by its first character and without taking it. Text that starts no value
- * counts as a number; taking it gives the error. */
+/* The kind of the next token, judged by its first character; the token is not taken. Text that starts no
+ * value counts as a number; taking it gives the error. */
 fsdp_json_kind fsdp_json_peek(fsdp_json *json);
 
 /*
@@ -51,7 +55,7 @@ fsdp_status fsdp_json_enter_object(fsdp_json *json, fsdp_error *err);
 fsdp_status fsdp_json_next_key(fsdp_json *json, const char **key_out, size_t *size_out, bool *more_out,
                                fsdp_error *err);
 
-/* The members that an object may have, at most 64, and those that were met (bit i: names[i]). */
+/* The members that an object may have, at most 64, and those found so far (bit i: names[i]). */
 typedef struct fsdp_json_members {
     const char *const *names;
     int count;
@@ -59,9 +63,9 @@ typedef struct fsdp_json_members {
 } fsdp_json_members;
 
 /*
- * Walks an entered object whose members are known: which of the names comes next, its value being
- * the next to take, or -1 behind the last one. Others are skipped; a name that comes twice is
- * FSDP_ERR_DAMAGED.
+ * Walks an entered object whose members are known. *which_out is the index of the next member's name, and
+ * its value is the next to take; -1 after the last member. Unknown members are skipped; a name that comes
+ * twice is FSDP_ERR_DAMAGED.
  */
 fsdp_status fsdp_json_next_member(fsdp_json *json, fsdp_json_members *members, int *which_out,
                                   fsdp_error *err);

@@ -19,13 +19,13 @@ static bool is_natural(const char *text, size_t size, size_t digits)
     return true;
 }
 
-/* Few enough digits for an int. */
+/* A natural number that fits an int. */
 static bool is_position(const char *text, size_t size)
 {
     return is_natural(text, size, 9);
 }
 
-/* Few enough for an int64_t. */
+/* A natural number that fits an int64_t. */
 bool fsdp_path_is_number(const char *text, size_t size)
 {
     bool is_negative = size > 1 && text[0] == '-' && text[1] != '0';
@@ -57,7 +57,7 @@ bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t c
 
 /* --- by default ------------------------------------------------------------------------------- */
 
-/* "WORD." and something behind it. */
+/* True for "WORD." with further text behind it. */
 static bool begins(const char *name, size_t size, const char *word)
 {
     size_t bytes = strlen(word);
@@ -71,7 +71,7 @@ static size_t last_dot(const char *name, size_t size)
     return size > 0 ? size - 1 : 0;
 }
 
-/* What is behind "optim.". */
+/* Writes the elements of a name that begins with "optim.". */
 static size_t optimizer_path(const char *name, size_t size, int32_t *path_out)
 {
     static const char *const tables[] = {"state", "param_groups"};

@@ -35,8 +35,7 @@ uint64_t *fsdp_name_table_find(const fsdp_name_table *table, const char *name, s
 /* Puts a name that is not there yet, and borrows it; false when there is no memory. */
 bool fsdp_name_table_put(fsdp_name_table *table, const char *name, size_t size, uint64_t number);
 
-/* Both at once: the number of a name, which is put with this one if it is not there; NULL when there is no
- * memory. */
+/* Finds a name, or puts it with this number when it is not there; NULL when there is no memory. */
 uint64_t *fsdp_name_table_enter(fsdp_name_table *table, const char *name, size_t size, uint64_t number);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Files with loops, paths and messages: what the product calls instead of the bare io table.
- * The back ends below return errno; the text that a person reads is written here.
+ * Files with loops, paths and messages: the product calls these functions, not the io table. Back ends
+ * return errno; this file turns it into the text of an error.
  */
 #include "base/io/io.h"
 
@@ -39,7 +39,7 @@ static fsdp_status fail_link(fsdp_error *err, const char *path)
     return FSDP_ERR_REFUSED;
 }
 
-/* Chosen once, by whoever started the program. */
+/* Set once, at the start of the program. */
 static bool follows_links;
 
 void fsdp_io_follow_links(void)
@@ -133,8 +133,8 @@ void fsdp_io_begin_sync(fsdp_file *file, int64_t offset, int64_t size)
         file->ops->begin_sync(file, offset, size);
 }
 
-/* Whatever the errno, the data may be gone and a second fsync would report success: never NO_SPACE,
- * which reads as if freeing space and going on were enough. */
+/* Always FSDP_ERR_IO: after a failed fsync the data may be lost and a second fsync would report success, so
+ * FSDP_ERR_NO_SPACE, which invites to free space and go on, would be wrong. */
 static fsdp_status fail_sync(fsdp_error *err, int errnum, const char *path)
 {
     fsdp_fail_errno(err, errnum, "cannot make '%s' durable", path);
@@ -349,7 +349,7 @@ static fsdp_status remove_children(fsdp_io *io, const char *path, int depth, fsd
     return status;
 }
 
-/* unlink decides what is a directory: it never follows a symbolic link, info would. */
+/* unlink tells directories from files here, since it never follows a symbolic link, as info does. */
 static fsdp_status remove_entry(fsdp_io *io, const char *path, int depth, fsdp_error *err)
 {
     int result = io->ops->unlink(io, path);

@@ -1,10 +1,11 @@
 /*
- * Files as bytes: the one table through which every product byte goes, libhdf5's included.
+ * Files as bytes: every byte that the product reads or writes passes this table, libhdf5's included.
  *
- * Back ends: io_posix.c (the product), io_fault.c (wraps another back end and kills, fails or
- * shortens the n-th call) and io_sim.c (a disk in memory that loses, tears and reorders what was
- * not synced). Entries return 0 or a count, or a negative errno; the caller knows the path and
- * writes the message.
+ * The room base/io takes paths and bytes and returns bytes, counts and errors that name the path. Every layer
+ * above may call it. Back ends: io_posix.c (the file system), and io_direct, io_dry, io_limit, io_memory,
+ * io_note and io_reuse, which wrap or replace another one; tests add io_fault.c (fails, shortens or kills at
+ * the n-th call) and io_sim.c (a disk in memory that loses, tears and reorders unsynced writes). Entries
+ * return 0 or a count, or a negative errno; io.c writes the message.
  */
 #ifndef FSDP_IO_H
 #define FSDP_IO_H
@@ -30,8 +31,7 @@ enum {
                                 * the file system cannot */
 };
 
-/* For files that are read where a name within a directory says: READ | BENEATH, until this process was told
- * once that links are to be followed wherever they lead. */
+/* Flags to open a file in a checkpoint: READ | BENEATH, or READ once fsdp_io_follow_links was called. */
 unsigned fsdp_io_read_beneath(void);
 bool fsdp_io_follows_links(void);
 void fsdp_io_follow_links(void);
@@ -43,7 +43,7 @@ typedef struct fsdp_file_info {
     int64_t size;
     int64_t mtime_ns;
     uint64_t device, node;     /* equal for two paths that lead to the same file */
-    bool is_own;               /* of the user that this process acts for, and not everybody may write it */
+    bool is_own;               /* owned by this process's effective user, and not writable by everybody */
 } fsdp_file_info;
 
 typedef struct fsdp_space {
@@ -66,10 +66,10 @@ typedef struct fsdp_io_ops {
     int (*allocate)(fsdp_file *file, int64_t size);
     int (*sync)(fsdp_file *file);
     /* A hint: begins to write these bytes to the disk, so that sync has less to wait for. May be
-     * NULL. What fails here, sync reports. */
+     * NULL. sync reports its failures. */
     void (*begin_sync)(fsdp_file *file, int64_t offset, int64_t size);
     /* Waits until these bytes are written, as far as the file system does that for a part: sync then
-     * waits for little. May be NULL. What fails here, sync reports. */
+     * waits for little. May be NULL. sync reports its failures. */
     void (*await_sync)(fsdp_file *file, int64_t offset, int64_t size);
     /* Frees file in any case; a negative errno means that data may be lost. */
     int (*close)(fsdp_file *file);
@@ -77,7 +77,7 @@ typedef struct fsdp_io_ops {
     int (*lock)(fsdp_file *file);
     /* replace false: -EEXIST when `to` exists; -EINVAL where the file system cannot promise that. */
     int (*rename)(fsdp_io *io, const char *from, const char *to, bool replace);
-    /* What two paths lead to changes places in one step. -EINVAL where the file system cannot. */
+    /* Exchanges two files or directories in one step. -EINVAL where the file system cannot. */
     int (*exchange)(fsdp_io *io, const char *a, const char *b);
     int (*unlink)(fsdp_io *io, const char *path);
     int (*mkdir)(fsdp_io *io, const char *path);
@@ -87,8 +87,8 @@ typedef struct fsdp_io_ops {
     int (*list)(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name), void *user);
     int (*info)(fsdp_io *io, const char *path, fsdp_file_info *info_out);
     int (*space)(fsdp_io *io, const char *path, fsdp_space *space_out);
-    /* Removes a tree without ever following a symbolic link, also one that is put in the place of a
-     * folder meanwhile. -ELOOP: nested too deep. NULL: fsdp_io_remove_tree does it path by path. */
+    /* Removes a tree and never follows a symbolic link, not even one that replaces a directory during the
+     * removal. -ELOOP: nested too deep. NULL: fsdp_io_remove_tree does it path by path. */
     int (*remove_tree)(fsdp_io *io, const char *path);
 } fsdp_io_ops;
 
@@ -121,7 +121,7 @@ bool fsdp_io_exists(fsdp_io *io, const char *path);
 
 /*
  * A small file as a whole. Reading is refused (FSDP_ERR_LIMIT) above max_size, and through a symbolic
- * link (FSDP_ERR_REFUSED): files of ours are none, and one could lead out of a checkpoint.
+ * link (FSDP_ERR_REFUSED), which could lead out of a checkpoint.
  * *data_out is freed with fsdp_free and has a zero byte after its end. Replacing is write-temporary
  * (PATH.tmp), fsync, rename; the directory is not synced.
  */

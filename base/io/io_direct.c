@@ -24,7 +24,7 @@ static bool is_worth_it(fsdp_file *file, unsigned flags)
            size >= FSDP_DIRECT_LEAST;
 }
 
-/* As ever first: what the path leads to is judged there, and it stays where the other cannot be had. */
+/* Opens through the page cache first: that open checks the file, and its result stays when O_DIRECT fails. */
 static int direct_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
 {
     fsdp_file *other = NULL;
@@ -43,8 +43,8 @@ static int direct_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file 
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Whole blocks into the buffer, at least one byte more than `before` of them: disks give no part of
- * a block but at the end of a file. 0 there. */
+/* Reads whole blocks into the buffer until it holds more than `before` bytes: O_DIRECT returns part
+ * of a block only at the end of a file. 0 at the end of the file. */
 static ssize_t read_blocks(fsdp_file *inner, char *buffer, size_t size, size_t before,
                            int64_t offset)
 {
@@ -83,7 +83,7 @@ static ssize_t direct_pread(fsdp_file *base, void *data, size_t size, int64_t of
     return n;
 }
 
-/* --- making it -------------------------------------------------------------------------------- */
+/* --- create and free -------------------------------------------------------------------------- */
 
 fsdp_status fsdp_io_direct_create(fsdp_io *inner, size_t buffer, fsdp_io **io_out, fsdp_error *err)
 {

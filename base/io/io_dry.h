@@ -1,6 +1,6 @@
 /*
- * Files that are only talked about: everything that is created or written succeeds and is forgotten, and
- * nothing is ever there. For plans, which ask a writer of files where it would put things.
+ * The io back end that stores nothing: creating and writing succeed, and no file is ever found. Plans run a
+ * writer of files on it to learn the offsets it would use.
  */
 #ifndef FSDP_IO_DRY_H
 #define FSDP_IO_DRY_H

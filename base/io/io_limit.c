@@ -11,7 +11,7 @@ enum { PIECE_LEAST = 4 << 10, PIECE_MOST = 256 << 10 };
 
 static const int64_t SECOND = 1000000000, BURST = 125000000, SLICE = 100000000;
 
-/* When all that was let through has had its time, at the rate. */
+/* The time at which the transfers so far are paid for at the rate. */
 typedef struct rate_turn {
     _Atomic int64_t free_ns;
 } rate_turn;
@@ -42,7 +42,7 @@ static void system_sleep(void *user, int64_t ns)
 {
     (void)user;
     struct timespec wait = {.tv_sec = ns / SECOND, .tv_nsec = ns % SECOND};
-    (void)nanosleep(&wait, NULL); /* cut short by a signal: the caller looks at the clock */
+    (void)nanosleep(&wait, NULL); /* a signal may shorten it: the caller checks the clock */
 }
 
 static bool is_stopped(const limit_io *limit)
@@ -50,14 +50,14 @@ static bool is_stopped(const limit_io *limit)
     return limit->opts.stopped && limit->opts.stopped(limit->opts.user);
 }
 
-/* --- taking turns ----------------------------------------------------------------------------- */
+/* --- booking transfers ------------------------------------------------------------------------ */
 
 static int64_t time_of(const limit_io *limit, size_t bytes)
 {
     return (int64_t)((__int128)bytes * SECOND / limit->opts.bytes_per_second);
 }
 
-/* When a transfer of that many bytes may begin. */
+/* Books a transfer of that many bytes and returns the time at which it may begin. */
 static int64_t take_turn(const limit_io *limit, rate_turn *turn, size_t bytes, int64_t now)
 {
     int64_t taken = atomic_load(&turn->free_ns), begin, end;
@@ -96,7 +96,7 @@ static size_t piece_of(const limit_io *limit, size_t size)
     return size < limit->piece ? size : limit->piece;
 }
 
-/* What was not transferred takes no time. */
+/* Gives back the time of bytes that were booked and not transferred. */
 static ssize_t settle(const limit_io *limit, rate_turn *turn, size_t asked, ssize_t n)
 {
     size_t done = n < 0 ? 0 : (size_t)n;
@@ -127,7 +127,7 @@ static ssize_t limit_pwrite(fsdp_file *file, const void *data, size_t size, int6
     return settle(limit, &limit->writes, piece, inner->ops->pwrite(inner, data, piece, offset));
 }
 
-/* --- making it -------------------------------------------------------------------------------- */
+/* --- create and free -------------------------------------------------------------------------- */
 
 static size_t choose_piece(int64_t rate)
 {

@@ -1,10 +1,10 @@
 /*
- * The io back end that keeps to a rate: bytes read and bytes written are each held to so many a second, over
- * all its files and threads. For work beside something that needs the disk or the network more.
+ * The io back end that limits the rate: reads and writes are each limited to bytes_per_second over all files
+ * and threads, to leave disk and network to other programs.
  *
- * A transfer is cut to a short piece and waits until those before it have had their time; after a pause an
- * eighth of a second's bytes go through at once. Waits are slept in slices, so that a stop is soon seen: then
- * a call that would wait fails with -ECANCELED. Small ones (what a cleanup needs) go through all the same.
+ * A transfer is cut to a short piece and waits until earlier ones are paid for at the rate; after a pause an
+ * eighth of a second's bytes go through at once. Waits sleep in slices and check `stopped`: after a stop a
+ * call that would wait fails with -ECANCELED, except small ones, which a cleanup needs.
  */
 #ifndef FSDP_IO_LIMIT_H
 #define FSDP_IO_LIMIT_H

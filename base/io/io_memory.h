@@ -1,6 +1,5 @@
 /*
- * A file system of one file that lies in memory, whatever its path: for what must be read like
- * a file and is none. Nothing can be written.
+ * A read-only file system of one file in memory, found under every path: for bytes that a file reader parses.
  */
 #ifndef FSDP_IO_MEMORY_H
 #define FSDP_IO_MEMORY_H

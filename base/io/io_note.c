@@ -22,7 +22,7 @@ static int note_file(fsdp_io_note *note, const char *path)
     return result;
 }
 
-/* What cannot be noted is not read. */
+/* Fails when the path cannot be recorded, so that no read is missing from the notes. */
 static int note_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
 {
     int result = inner_io(io)->ops->open(inner_io(io), path, flags, file_out);
@@ -52,8 +52,8 @@ static int note_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
     return inner_io(io)->ops->info(inner_io(io), path, info_out);
 }
 
-/* Files are the inner back end's, so theirs are its operations. Who reads makes no names, but for a spool of
- * what it unpacks: that is opened, and unlinked at once. */
+/* Open files use the inner back end's operations. Readers create no names, except a spool of unpacked data,
+ * which is unlinked as soon as it is open. */
 static const fsdp_io_ops note_ops = {
     .name = "note",
     .open = note_open,

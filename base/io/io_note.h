@@ -1,8 +1,8 @@
 /*
- * Reading with a list kept of it: every file that is opened for reading is noted as it was then. For what
- * must know later whether anything has changed that was read, whoever read it and how.
+ * The io back end that records the files it opens for reading, with size and time at that moment. A plan
+ * compares the record later, to see whether a source has changed.
  *
- * Only names go through here: an open file is the inner back end's own, and outlives the notes.
+ * Only calls with paths pass here: an open file belongs to the inner back end and outlives the notes.
  */
 #ifndef FSDP_IO_NOTE_H
 #define FSDP_IO_NOTE_H

@@ -1,6 +1,6 @@
 /*
- * The io back end that hands every call on to another one: what wraps a back end begins with it and puts
- * its own functions into the table. A file keeps the flags that it was opened with.
+ * The io back end that forwards every call to another one: a wrapper starts with this table and replaces
+ * entries by its own functions. A file keeps the flags that it was opened with.
  */
 #ifndef FSDP_IO_PASS_H
 #define FSDP_IO_PASS_H
@@ -8,7 +8,7 @@
 #include "base/io/io.h"
 
 typedef struct fsdp_io_pass {
-    fsdp_io base;              /* first: to be handed out */
+    fsdp_io base;              /* first: the caller's handle */
     fsdp_io *inner;            /* borrowed */
     fsdp_io_ops ops;           /* of its files, too */
 } fsdp_io_pass;
@@ -20,10 +20,10 @@ typedef struct fsdp_pass_file {
     unsigned flags;
 } fsdp_pass_file;
 
-/* pass lies where it stays: its files lead to it. */
+/* pass must not move: its files point to it. */
 void fsdp_io_pass_begin(fsdp_io_pass *pass, const char *name, fsdp_io *inner);
 
-/* What is in the table for open: of use to those who put another there. */
+/* The table's open, for wrappers that replace it. */
 int fsdp_io_pass_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out);
 
 #endif

@@ -37,7 +37,7 @@ static int zero_or_errno(int result)
 
 static int open_flags(unsigned flags)
 {
-    /* O_NONBLOCK: a FIFO or a device in place of a file must not make us wait */
+    /* O_NONBLOCK: opening a FIFO or a device in place of a file must not block */
     int common = O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (flags & FSDP_IO_DIRECT ? O_DIRECT : 0);
     switch (flags & FSDP_IO_MODE) {
     case FSDP_IO_READ: return common | O_RDONLY | (flags & FSDP_IO_BENEATH ? O_NOFOLLOW : 0);
@@ -113,8 +113,8 @@ static ssize_t write_piece(int fd, const char *data, size_t size, int64_t offset
     return n < 0 ? -errno : n;
 }
 
-/* In pieces that stay in a core's cache, and for which the page cache needs no block of contiguous
- * memory: where such blocks are short, a write of 2 MiB takes several times as long as eight of 256 KiB. */
+/* Writes pieces that stay in a core's cache. Larger ones make the page cache look for contiguous memory: when
+ * it is fragmented, a write of 2 MiB takes several times as long as eight of 256 KiB. */
 static ssize_t posix_pwrite(fsdp_file *file, const void *data, size_t size, int64_t offset)
 {
     size_t done = 0;
@@ -328,7 +328,7 @@ static int posix_space(fsdp_io *io, const char *path, fsdp_space *space_out)
 
 static int remove_at(int parent, const char *name, int depth);
 
-/* Every entry of an open directory once; *removed_out tells whether any went. */
+/* Tries to remove each entry of an open directory once; *removed_out is true when one was removed. */
 static int remove_entries(DIR *dir, int depth, bool *removed_out)
 {
     *removed_out = false;
@@ -371,7 +371,7 @@ static int remove_directory_at(int parent, const char *name, int depth)
     return result == -ENOENT ? 0 : result;
 }
 
-/* Only names in directories that are held open: nobody can put a link in the way. */
+/* Removes by names relative to open directories, so that no link can redirect the removal. */
 static int remove_at(int parent, const char *name, int depth)
 {
     if (unlinkat(parent, name, 0) == 0 || errno == ENOENT)

@@ -1,9 +1,9 @@
 /*
- * Writing again what may be there already: files that are created may exist, and of what is written only the
- * bytes that differ are. For work that was cut off and makes the same files again: what it had written is
- * kept, byte for byte compared, and what it had not is filled in.
+ * The io back end that writes only bytes that differ: creating a file that exists opens it, and a write is
+ * compared with the bytes there. An interrupted conversion that makes the same files again uses it, so that
+ * bytes written before are compared and kept.
  *
- * Files never shrink, and nothing is removed: the caller removes what he gives up.
+ * Files never shrink and are never removed; the caller removes files that it gives up.
  */
 #ifndef FSDP_IO_REUSE_H
 #define FSDP_IO_REUSE_H
@@ -14,7 +14,7 @@
 fsdp_status fsdp_io_reuse_create(fsdp_io *inner, fsdp_io **io_out, fsdp_error *err);
 /* All its files are closed before. Accepts NULL. */
 void fsdp_io_reuse_free(fsdp_io *io);
-/* Bytes that were not written since they were there. */
+/* Number of bytes that were equal and therefore not written. */
 int64_t fsdp_io_reuse_kept(const fsdp_io *io);
 
 #endif

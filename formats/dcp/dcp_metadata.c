@@ -270,8 +270,8 @@ static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, f
     range.ndim = (int8_t)ndim;
     if (meta->has_several) { /* a replica: another rank stored it, too */
         uint32_t known;
-        FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, ndim, lo,
-                                 &known, err));
+        FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges,
+                                 &(dcp_range_key){number, ndim, lo}, &known, err));
         if (known != DCP_NO_RANGE && !file_of(meta, &meta->ranges.all[known])->is_lost)
             return FSDP_OK;
         if (known != DCP_NO_RANGE) {
@@ -387,8 +387,8 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     if (is_empty(&piece))
         return FSDP_OK;
     uint32_t at;
-    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, piece.ndim,
-                             piece.lo, &at, err));
+    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges,
+                             &(dcp_range_key){number, piece.ndim, piece.lo}, &at, err));
     if (at == DCP_NO_RANGE)
         return damaged_entry(meta, name, "has a box that is in no file", err);
     dcp_range *range = &meta->ranges.all[at];
@@ -440,8 +440,9 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
         entry->dtype = dtype;
         entry->ndim = ndim;
         entry->bytes = fsdp_shape_count(ndim, shape) * (int64_t)fsdp_dtype_size(dtype);
-        FSDP_TRY(fsdp_source_add_tensor(meta->source, name->as.text, name->count, dtype, ndim,
-                                        shape, &entry->tensor, err));
+        FSDP_TRY(fsdp_source_add_tensor(meta->source, name->as.text, name->count,
+                                        &(fsdp_source_shape){dtype, ndim, shape}, &entry->tensor,
+                                        err));
     }
     const fsdp_source_tensor *tensor =
         entry->is_tensor ? fsdp_source_tensor_at(meta->source, entry->tensor) : NULL;
@@ -462,8 +463,8 @@ static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, size
                               fsdp_error *err)
 {
     uint32_t at;
-    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, DCP_NO_BOX, NULL,
-                             &at, err));
+    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges,
+                             &(dcp_range_key){number, DCP_NO_BOX, NULL}, &at, err));
     if (at == DCP_NO_RANGE)
         return damaged_entry(meta, name, "is in no file", err);
     if (file_of(meta, &meta->ranges.all[at])->is_lost)

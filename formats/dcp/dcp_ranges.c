@@ -19,21 +19,21 @@ void dcp_ranges_expect(dcp_ranges *ranges, size_t count)
 
 /* --- lookups ------------------------------------------------------------------------------------- */
 
-static bool make_key(dcp_ranges *ranges, size_t name, int ndim, const int64_t *lo)
+static bool make_key(dcp_ranges *ranges, const dcp_range_key *key)
 {
-    uint64_t number = name;
+    uint64_t number = key->name;
     ranges->key.size = 0;
     fsdp_text_add(&ranges->key, (const char *)&number, sizeof number);
-    fsdp_text_add(&ranges->key, ndim < 0 ? "v" : "t", 1);
-    if (ndim > 0)
-        fsdp_text_add(&ranges->key, (const char *)lo, (size_t)ndim * sizeof *lo);
+    fsdp_text_add(&ranges->key, key->ndim < 0 ? "v" : "t", 1);
+    if (key->ndim > 0)
+        fsdp_text_add(&ranges->key, (const char *)key->lo, (size_t)key->ndim * sizeof *key->lo);
     return !ranges->key.failed;
 }
 
 static bool put_place(dcp_ranges *ranges, size_t name, uint32_t at)
 {
     const dcp_range *range = &ranges->all[at];
-    if (!make_key(ranges, name, range->ndim, range->lo))
+    if (!make_key(ranges, &(dcp_range_key){name, range->ndim, range->lo}))
         return false;
     if (fsdp_name_table_find(&ranges->places, ranges->key.data, ranges->key.size))
         return true;
@@ -41,15 +41,15 @@ static bool put_place(dcp_ranges *ranges, size_t name, uint32_t at)
     return key && fsdp_name_table_put(&ranges->places, key, ranges->key.size, at);
 }
 
-static fsdp_status find_indexed(dcp_ranges *ranges, dcp_range_list *list, size_t name, int ndim,
-                                const int64_t *lo, uint32_t *at_out, fsdp_error *err)
+static fsdp_status find_indexed(dcp_ranges *ranges, dcp_range_list *list, const dcp_range_key *key,
+                                uint32_t *at_out, fsdp_error *err)
 {
     for (uint32_t at = list->first; !list->is_indexed && at != DCP_NO_RANGE;
          at = ranges->all[at].next)
-        if (!put_place(ranges, name, at))
+        if (!put_place(ranges, key->name, at))
             return fsdp_fail_memory(err, "the items of a checkpoint");
     list->is_indexed = true;
-    if (!make_key(ranges, name, ndim, lo))
+    if (!make_key(ranges, key))
         return fsdp_fail_memory(err, "the items of a checkpoint");
     const uint64_t *found =
         fsdp_name_table_find(&ranges->places, ranges->key.data, ranges->key.size);
@@ -59,23 +59,23 @@ static fsdp_status find_indexed(dcp_ranges *ranges, dcp_range_list *list, size_t
 
 /* ------------------------------------------------------------------------------------------------- */
 
-static bool is_at(const dcp_range *range, int ndim, const int64_t *lo)
+static bool is_at(const dcp_range *range, const dcp_range_key *key)
 {
-    return range->ndim == ndim &&
-           (ndim <= 0 || memcmp(range->lo, lo, (size_t)ndim * sizeof *lo) == 0);
+    size_t bytes = key->ndim > 0 ? (size_t)key->ndim * sizeof *key->lo : 0;
+    return range->ndim == key->ndim && (bytes == 0 || memcmp(range->lo, key->lo, bytes) == 0);
 }
 
-fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list, size_t name, int ndim,
-                            const int64_t *lo, uint32_t *at_out, fsdp_error *err)
+fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list, const dcp_range_key *key,
+                            uint32_t *at_out, fsdp_error *err)
 {
     enum { SHORT_LIST = 16 };
     uint32_t at = list->cursor != DCP_NO_RANGE ? ranges->all[list->cursor].next : list->first;
-    if (at == DCP_NO_RANGE || !is_at(&ranges->all[at], ndim, lo)) {
+    if (at == DCP_NO_RANGE || !is_at(&ranges->all[at], key)) {
         if (list->count > SHORT_LIST) {
-            FSDP_TRY(find_indexed(ranges, list, name, ndim, lo, &at, err));
+            FSDP_TRY(find_indexed(ranges, list, key, &at, err));
         } else {
             at = list->first;
-            while (at != DCP_NO_RANGE && !is_at(&ranges->all[at], ndim, lo))
+            while (at != DCP_NO_RANGE && !is_at(&ranges->all[at], key))
                 at = ranges->all[at].next;
         }
     }

@@ -32,6 +32,13 @@ typedef struct dcp_range_list {
 
 #define DCP_NO_RANGES ((dcp_range_list){.first = DCP_NO_RANGE, .last = DCP_NO_RANGE, .cursor = DCP_NO_RANGE})
 
+/* The key of a range: the number of its name, and the offsets of its box. */
+typedef struct dcp_range_key {
+    size_t name;
+    int ndim;                  /* DCP_NO_BOX: a value */
+    const int64_t *lo;
+} dcp_range_key;
+
 /* Zero-initialise; release after use. */
 typedef struct dcp_ranges {
     dcp_range *all;
@@ -53,7 +60,7 @@ fsdp_status dcp_ranges_put(dcp_ranges *ranges, dcp_range_list *list, size_t name
 
 /* Finds the range of a box (ndim DCP_NO_BOX: of a value); DCP_NO_RANGE when there is none. Boxes are
  * mostly looked up in the order in which they are stored. */
-fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list, size_t name, int ndim,
-                            const int64_t *lo, uint32_t *at_out, fsdp_error *err);
+fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list, const dcp_range_key *key,
+                            uint32_t *at_out, fsdp_error *err);
 
 #endif

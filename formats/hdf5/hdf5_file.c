@@ -176,14 +176,14 @@ static void release_memory(fsdp_h5_file *file)
 }
 
 static fsdp_status create_file(fsdp_h5_file *file, fsdp_io *io, const char *path,
-                               fsdp_h5_dataset *datasets, int64_t index_size, int level,
-                               int64_t *index_offset_out, fsdp_error *err)
+                               const fsdp_h5_layout *layout, int64_t *index_offset_out,
+                               fsdp_error *err)
 {
-    fsdp_h5_plan plan = plan_file(datasets, file->count);
+    fsdp_h5_plan plan = plan_file(layout->datasets, file->count);
     FSDP_TRY(fsdp_h5_base_create(&file->base, io, path, &plan, err));
-    fsdp_status status = make_lists(file, level, err);
+    fsdp_status status = make_lists(file, layout->level, err);
     if (status == FSDP_OK)
-        status = create_datasets(file, datasets, index_size, index_offset_out, err);
+        status = create_datasets(file, layout->datasets, layout->index_size, index_offset_out, err);
     if (status != FSDP_OK) {
         release_lists(file);
         fsdp_h5_base_discard(&file->base);
@@ -191,23 +191,22 @@ static fsdp_status create_file(fsdp_h5_file *file, fsdp_io *io, const char *path
     return status;
 }
 
-fsdp_status fsdp_h5_create(fsdp_io *io, const char *path, fsdp_h5_dataset *datasets, size_t count,
-                           int64_t index_size, int level, fsdp_h5_file **file_out,
-                           int64_t *index_offset_out, fsdp_error *err)
+fsdp_status fsdp_h5_create(fsdp_io *io, const char *path, const fsdp_h5_layout *layout,
+                           fsdp_h5_file **file_out, int64_t *index_offset_out, fsdp_error *err)
 {
     *file_out = NULL;
     *index_offset_out = -1;
     fsdp_h5_file *file = fsdp_alloc(1, sizeof *file);
     if (!file)
         return fsdp_fail_memory(err, "an HDF5 file");
-    file->count = count;
+    file->count = layout->count;
     file->open = H5I_INVALID_HID;
     fsdp_h5_call call;
-    fsdp_status status = keep_links(file, datasets, err);
+    fsdp_status status = keep_links(file, layout->datasets, err);
     if (status == FSDP_OK)
         status = fsdp_h5_enter(&call, err);
     if (status == FSDP_OK) {
-        status = create_file(file, io, path, datasets, index_size, level, index_offset_out, err);
+        status = create_file(file, io, path, layout, index_offset_out, err);
         fsdp_h5_leave(&call);
     }
     if (status != FSDP_OK)
@@ -248,18 +247,19 @@ static fsdp_status open_dataset(fsdp_h5_file *file, size_t number, fsdp_error *e
     return FSDP_OK;
 }
 
-static fsdp_status write_chunk(fsdp_h5_file *file, size_t number, const int64_t *coord,
-                               const void *frame, size_t size, int64_t *offset_out, fsdp_error *err)
+static fsdp_status write_chunk(fsdp_h5_file *file, const fsdp_h5_chunk *chunk, int64_t *offset_out,
+                               fsdp_error *err)
 {
+    size_t number = chunk->dataset;
     if (number >= file->count || !file->links[number])
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "dataset %zu of '%s' has no chunks", number,
                          file->base.disk->path);
     FSDP_TRY(open_dataset(file, number, err));
     hsize_t at[FSDP_MAX_DIMS];
     for (int d = 0; d < file->open_ndim; d++)
-        at[d] = (hsize_t)coord[d];
+        at[d] = (hsize_t)chunk->coord[d];
     const char *link = file->links[number];
-    if (H5Dwrite_chunk(file->open, H5P_DEFAULT, 0, at, size, frame) < 0)
+    if (H5Dwrite_chunk(file->open, H5P_DEFAULT, 0, at, chunk->size, chunk->data) < 0)
         return fsdp_h5_fail(&file->base, err, "write a chunk of dataset '%s'", link);
     haddr_t offset = HADDR_UNDEF;
     hsize_t stored = 0;
@@ -271,14 +271,13 @@ static fsdp_status write_chunk(fsdp_h5_file *file, size_t number, const int64_t 
     return fsdp_h5_check(&file->base, err);
 }
 
-fsdp_status fsdp_h5_write_chunk(fsdp_h5_file *file, size_t dataset, const int64_t *coord,
-                                const void *frame, size_t size, int64_t *offset_out,
+fsdp_status fsdp_h5_write_chunk(fsdp_h5_file *file, const fsdp_h5_chunk *chunk, int64_t *offset_out,
                                 fsdp_error *err)
 {
     fsdp_h5_call call;
     *offset_out = -1;
     FSDP_TRY(fsdp_h5_enter(&call, err));
-    fsdp_status status = write_chunk(file, dataset, coord, frame, size, offset_out, err);
+    fsdp_status status = write_chunk(file, chunk, offset_out, err);
     fsdp_h5_leave(&call);
     return status;
 }

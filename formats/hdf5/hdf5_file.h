@@ -35,19 +35,33 @@ typedef struct fsdp_h5_dataset {
 
 typedef struct fsdp_h5_file fsdp_h5_file;
 
-/*
- * Creates PATH (exclusive) with all datasets and, when index_size > 0, as the last one the u8 dataset
- * "%index" of that size, contiguous and aligned; its offset goes to *index_offset_out. Space of contiguous
- * datasets is allocated early, never filled. level is a parameter of the zstd filter. The file stays open
- * for fsdp_h5_write_chunk until fsdp_h5_close or fsdp_h5_discard.
- */
-fsdp_status fsdp_h5_create(fsdp_io *io, const char *path, fsdp_h5_dataset *datasets, size_t count,
-                           int64_t index_size, int level, fsdp_h5_file **file_out,
-                           int64_t *index_offset_out, fsdp_error *err);
+/* The objects of a new file. */
+typedef struct fsdp_h5_layout {
+    fsdp_h5_dataset *datasets;
+    size_t count;
+    int64_t index_size;        /* bytes of the u8 dataset "%index", 0: none */
+    int level;                 /* parameter of the zstd filter */
+} fsdp_h5_layout;
 
-/* Stores one filtered chunk; coord is its first element. *offset_out is its offset in the file. */
-fsdp_status fsdp_h5_write_chunk(fsdp_h5_file *file, size_t dataset, const int64_t *coord,
-                                const void *frame, size_t size, int64_t *offset_out, fsdp_error *err);
+/*
+ * Creates PATH (exclusive) with all datasets and, as the last one, the index: contiguous and aligned; its
+ * offset goes to *index_offset_out. Space of contiguous datasets is allocated early, never filled. The file
+ * stays open for fsdp_h5_write_chunk until fsdp_h5_close or fsdp_h5_discard.
+ */
+fsdp_status fsdp_h5_create(fsdp_io *io, const char *path, const fsdp_h5_layout *layout,
+                           fsdp_h5_file **file_out, int64_t *index_offset_out, fsdp_error *err);
+
+/* A filtered chunk of a dataset. */
+typedef struct fsdp_h5_chunk {
+    size_t dataset;
+    const int64_t *coord;      /* of its first element */
+    const void *data;
+    size_t size;
+} fsdp_h5_chunk;
+
+/* Stores a chunk; *offset_out is its offset in the file. */
+fsdp_status fsdp_h5_write_chunk(fsdp_h5_file *file, const fsdp_h5_chunk *chunk, int64_t *offset_out,
+                                fsdp_error *err);
 
 /* Adds the contiguous u8 dataset "%index" to a file created with index_size 0 (compressed files,
  * whose index size is known only at the end). */
@@ -80,10 +94,10 @@ typedef struct fsdp_h5_source {
 
 typedef struct fsdp_h5_view fsdp_h5_view;
 fsdp_status fsdp_h5_view_create(fsdp_io *io, const char *path, fsdp_h5_view **view_out, fsdp_error *err);
-/* Without sources: an empty (zero-size) dataset. The fill value is all bytes 0xFF. */
-fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const char *link, fsdp_dtype dtype, int ndim,
-                             const int64_t *shape, const fsdp_h5_source *sources, size_t count,
-                             fsdp_error *err);
+/* Adds a tensor, whose chunk and offset are not used. Without sources: an empty (zero-size) dataset. The
+ * fill value is all bytes 0xFF. */
+fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const fsdp_h5_dataset *tensor, const fsdp_h5_source *sources,
+                             size_t count, fsdp_error *err);
 /* A hard link: a second name of a dataset of this view. */
 fsdp_status fsdp_h5_view_link(fsdp_h5_view *view, const char *link, const char *target, fsdp_error *err);
 fsdp_status fsdp_h5_view_close(fsdp_h5_view *view, int64_t *size_out, fsdp_error *err);

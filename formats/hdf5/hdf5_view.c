@@ -153,10 +153,11 @@ static bool batch_is_full(const fsdp_h5_view *view)
     return view->heap.size >= ENOUGH || view->headers.size >= 4 * ENOUGH;
 }
 
-fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const char *link, fsdp_dtype dtype, int ndim,
-                             const int64_t *shape, const fsdp_h5_source *sources, size_t count,
-                             fsdp_error *err)
+fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const fsdp_h5_dataset *tensor,
+                             const fsdp_h5_source *sources, size_t count, fsdp_error *err)
 {
+    const char *link = tensor->link;
+    fsdp_dtype dtype = tensor->dtype;
     if (dtype <= FSDP_DTYPE_NONE || dtype >= FSDP_DTYPE_COUNT)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' of '%s' has no dtype", link, view->path);
     if (view->types[dtype].size == 0)
@@ -165,8 +166,8 @@ fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const char *link, fsdp_dtype dt
     if (!entry)
         return fsdp_fail_memory(err, "the names of a view");
     if (count > 0)
-        put_mappings(view, ndim, shape, sources, count);
-    put_header(view, entry, dtype, ndim, shape, count > 0);
+        put_mappings(view, tensor->ndim, tensor->shape, sources, count);
+    put_header(view, entry, dtype, tensor->ndim, tensor->shape, count > 0);
     if (view->heap.failed || view->headers.failed)
         return fsdp_fail_memory(err, "a part of the view");
     return batch_is_full(view) ? write_batch(view, err) : FSDP_OK;

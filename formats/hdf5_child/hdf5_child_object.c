@@ -363,67 +363,77 @@ static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const
         fsdp_h5_child_put_i64(child, (int64_t)chunk[d]);
 }
 
-static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                              hid_t creation, const fsdp_h5_type_info *info, fsdp_dtype mark,
-                              const fsdp_box *whole, haddr_t address, fsdp_error *err)
+/* A dataset that is being listed. */
+typedef struct listed_dataset {
+    hid_t id, creation, type, space;
+    haddr_t address;
+    fsdp_h5_type_info info; /* of type */
+    fsdp_dtype mark;
+    fsdp_box whole;
+} listed_dataset;
+
+static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path,
+                              const listed_dataset *set, fsdp_error *err)
 {
     if (!fsdp_grow(&child->datasets, &child->room, child->count + 1, sizeof *child->datasets))
         return fsdp_fail_memory(err, "a list of datasets");
-    child->datasets[child->count++] = address;
-    fsdp_dtype stored = info->dtype != FSDP_DTYPE_NONE ? info->dtype : mark;
+    child->datasets[child->count++] = set->address;
+    fsdp_dtype stored = set->info.dtype != FSDP_DTYPE_NONE ? set->info.dtype : set->mark;
     fsdp_h5_child_put_u8(child, 'D');
     fsdp_h5_child_put_string(child, path->data, path->size);
-    fsdp_h5_child_put_u8(child, info->dtype);
-    fsdp_h5_child_put_u8(child, mark);
-    fsdp_h5_child_put_u8(child, info->is_swapped);
-    fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
-    fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
-    put_place(child, dataset, creation, whole, fsdp_dtype_size(stored));
+    fsdp_h5_child_put_u8(child, set->info.dtype);
+    fsdp_h5_child_put_u8(child, set->mark);
+    fsdp_h5_child_put_u8(child, set->info.is_swapped);
+    fsdp_h5_child_put_u8(child, (unsigned)set->whole.ndim);
+    fsdp_h5_child_put(child, set->whole.len, (size_t)set->whole.ndim * sizeof set->whole.len[0]);
+    put_place(child, set->id, set->creation, &set->whole, fsdp_dtype_size(stored));
     return FSDP_OK;
 }
 
-static fsdp_status put_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                               hid_t creation, hid_t type, hid_t space, haddr_t address,
+/* Fills in info, mark and whole. */
+static fsdp_status put_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, listed_dataset *set,
                                fsdp_error *err)
 {
-    fsdp_h5_type_info info;
-    fsdp_h5_classify(type, &info);
-    fsdp_box whole;
     bool is_null;
-    FSDP_TRY(take_shape(space, &whole, &is_null, err));
-    fsdp_dtype mark = marked_dtype(dataset, type, &info);
-    if (!is_null && (info.dtype != FSDP_DTYPE_NONE || mark != FSDP_DTYPE_NONE))
-        return put_tensor(child, path, dataset, creation, &info, mark, &whole, address, err);
+    fsdp_h5_classify(set->type, &set->info);
+    FSDP_TRY(take_shape(set->space, &set->whole, &is_null, err));
+    set->mark = marked_dtype(set->id, set->type, &set->info);
+    if (!is_null && (set->info.dtype != FSDP_DTYPE_NONE || set->mark != FSDP_DTYPE_NONE))
+        return put_tensor(child, path, set, err);
     fsdp_h5_child_put_u8(child, 'V');
     fsdp_h5_child_put_string(child, path->data, path->size);
-    if (!is_null && info.kind == FSDP_H5_TEXT)
-        return put_text_dataset(child, dataset, type, space, &whole, err);
-    put_class(child, 'c', is_null ? "null dataspace" : info.text);
+    if (!is_null && set->info.kind == FSDP_H5_TEXT)
+        return put_text_dataset(child, set->id, set->type, set->space, &set->whole, err);
+    put_class(child, 'c', is_null ? "null dataspace" : set->info.text);
     return FSDP_OK;
 }
 
 fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
                                   haddr_t address, fsdp_error *err)
 {
-    hid_t creation = H5Dget_create_plist(dataset), type = H5I_INVALID_HID, space = H5I_INVALID_HID;
+    listed_dataset set = {.id = dataset,
+                          .creation = H5Dget_create_plist(dataset),
+                          .type = H5I_INVALID_HID,
+                          .space = H5I_INVALID_HID,
+                          .address = address};
     fsdp_status status = FSDP_OK;
-    if (creation < 0)
+    if (set.creation < 0)
         status = fsdp_h5_child_fail(err, "how it is stored");
     else
-        status = check_storage(creation, err);
+        status = check_storage(set.creation, err);
     if (status == FSDP_OK) {
-        type = H5Dget_type(dataset);
-        space = H5Dget_space(dataset);
-        if (type < 0 || space < 0)
+        set.type = H5Dget_type(dataset);
+        set.space = H5Dget_space(dataset);
+        if (set.type < 0 || set.space < 0)
             status = fsdp_h5_child_fail(err, "its type or shape");
         else
-            status = put_dataset(child, path, dataset, creation, type, space, address, err);
+            status = put_dataset(child, path, &set, err);
     }
     char name[NAME_SHOWN];
     if (status != FSDP_OK)
         fsdp_error_prefix(err, "dataset '%s'", shown(path, name));
-    H5Sclose(space);
-    H5Tclose(type);
-    H5Pclose(creation);
+    H5Sclose(set.space);
+    H5Tclose(set.type);
+    H5Pclose(set.creation);
     return status;
 }

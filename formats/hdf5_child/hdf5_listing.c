@@ -405,8 +405,9 @@ static fsdp_status add_tensor(listing *list, const dataset *set)
     char room[FSDP_NATIVE_NAME_PLAIN + 1];
     size_t number;
     text_view name = plain_name(list, set->path, room);
-    FSDP_TRY(fsdp_source_add_tensor(list->source, name.data, name.size, set->info, set->whole.ndim,
-                                    set->whole.len, &number, list->err));
+    FSDP_TRY(fsdp_source_add_tensor(
+        list->source, name.data, name.size,
+        &(fsdp_source_shape){set->info, set->whole.ndim, set->whole.len}, &number, list->err));
     FSDP_TRY(check_ratio(list, set));
     FSDP_TRY(keep_tensor(list, set, number));
     fsdp_source_chunk chunk = {.lo = origin,

@@ -124,8 +124,9 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
     const fsdp_shard_box *box = &w->boxes[slot->box];
     box_state *state = &w->states[slot->box];
     int64_t first, count, coord[FSDP_MAX_DIMS];
-    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, slot->block,
-                            &first, &count);
+    fsdp_native_block_range(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, slot->block,
+        &first, &count);
     for (int d = box->ndim - 1; d >= 0; d--) {
         coord[d] = first % box->len[d];
         first /= box->len[d];
@@ -133,7 +134,8 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
     fsdp_frame *frame = &state->frames[slot->block];
     fsdp_flow("formats/native/native_encode.c", "block %lld: frame", (long long)slot->block);
     frame->size = (int64_t)slot->size;
-    FSDP_TRY(fsdp_h5_write_chunk(w->h5, box->dataset, coord, slot->frame, slot->size,
+    FSDP_TRY(fsdp_h5_write_chunk(w->h5,
+                                 &(fsdp_h5_chunk){box->dataset, coord, slot->frame, slot->size},
                                  &frame->offset, err));
     if (w->sync)
         fsdp_io_begin_sync(w->file, frame->offset, frame->size);
@@ -198,8 +200,9 @@ static fsdp_status keep_part(fsdp_shard_writer *w, const block_span *s, fsdp_err
     box_state *state = &w->states[s->box];
     const fsdp_shard_box *box = &w->boxes[s->box];
     int64_t first, count;
-    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s->block,
-                            &first, &count);
+    fsdp_native_block_range(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, s->block, &first,
+        &count);
     if (!state->partial &&
         !(state->partial = fsdp_alloc_pages((size_t)count * state->element_size)))
         return fsdp_fail_memory(err, "a chunk in part");
@@ -219,8 +222,9 @@ fsdp_status fsdp_encode_span(encode_queue *queue, const block_span *s, fsdp_erro
     int64_t first, count;
     const fsdp_shard_box *box = &w->boxes[s->box];
     box_state *state = &w->states[s->box];
-    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s->block,
-                            &first, &count);
+    fsdp_native_block_range(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, s->block, &first,
+        &count);
     FSDP_TRY(queue_block(queue, s->box, s->block, count, state->partial, err));
     /* the workers must be done with the buffer before it is reused */
     FSDP_TRY(fsdp_encode_drain(queue, err));

@@ -40,10 +40,11 @@ typedef struct chunking {
     int64_t rows, step, row, per_outer, outer;
 } chunking;
 
-static chunking describe_chunks(int ndim, const int64_t *len, const int64_t *chunk)
+static chunking describe_chunks(const fsdp_blocking *box)
 {
+    const int64_t *len = box->len, *chunk = box->chunk;
     chunking c = {1, 1, 1, 1, 1};
-    int d = ndim - 1;
+    int d = box->ndim - 1;
     for (; d >= 0 && chunk[d] == len[d]; d--)
         c.row *= len[d];
     if (d >= 0) {
@@ -57,73 +58,71 @@ static chunking describe_chunks(int ndim, const int64_t *len, const int64_t *chu
     return c;
 }
 
-static int64_t count_elements(int ndim, const int64_t *len)
+static int64_t count_elements(const fsdp_blocking *box)
 {
     int64_t count = 1;
-    for (int d = 0; d < ndim; d++)
-        count *= len[d];
+    for (int d = 0; d < box->ndim; d++)
+        count *= box->len[d];
     return count;
 }
 
-int64_t fsdp_native_blocks(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size)
+int64_t fsdp_native_blocks(const fsdp_blocking *box)
 {
-    if (chunk) {
-        chunking c = describe_chunks(ndim, len, chunk);
+    if (box->chunk) {
+        chunking c = describe_chunks(box);
         return c.outer * c.per_outer;
     }
-    int64_t per_block = FSDP_BLOCK_BYTES / (int64_t)element_size;
-    return (count_elements(ndim, len) + per_block - 1) / per_block;
+    int64_t per_block = FSDP_BLOCK_BYTES / (int64_t)box->element_size;
+    return (count_elements(box) + per_block - 1) / per_block;
 }
 
-void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk,
-                             size_t element_size, int64_t block, int64_t *first, int64_t *count)
+void fsdp_native_block_range(const fsdp_blocking *box, int64_t block, int64_t *first,
+                             int64_t *count)
 {
-    if (chunk) {
-        chunking c = describe_chunks(ndim, len, chunk);
+    if (box->chunk) {
+        chunking c = describe_chunks(box);
         int64_t outer = block / c.per_outer, row = block % c.per_outer * c.step;
         int64_t rows = c.rows - row < c.step ? c.rows - row : c.step;
         *first = (outer * c.rows + row) * c.row;
         *count = rows * c.row;
         return;
     }
-    int64_t per_block = FSDP_BLOCK_BYTES / (int64_t)element_size;
-    int64_t total = count_elements(ndim, len);
+    int64_t per_block = FSDP_BLOCK_BYTES / (int64_t)box->element_size;
+    int64_t total = count_elements(box);
     *first = block * per_block;
     *count = total - *first < per_block ? total - *first : per_block;
 }
 
-int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk,
-                             size_t element_size, int64_t element)
+int64_t fsdp_native_block_of(const fsdp_blocking *box, int64_t element)
 {
-    if (chunk) {
-        chunking c = describe_chunks(ndim, len, chunk);
+    if (box->chunk) {
+        chunking c = describe_chunks(box);
         int64_t row = element / c.row;
         return row / c.rows * c.per_outer + row % c.rows / c.step;
     }
-    return element / (FSDP_BLOCK_BYTES / (int64_t)element_size);
+    return element / (FSDP_BLOCK_BYTES / (int64_t)box->element_size);
 }
 
 /* --- runs ------------------------------------------------------------------------------------- */
 
-void fsdp_file_runs_begin(fsdp_file_runs *runs, int ndim, const int64_t *len,
-                          const int64_t *strides, int64_t offset, size_t element_size,
-                          int64_t first, int64_t count)
+void fsdp_file_runs_begin(fsdp_file_runs *runs, const fsdp_file_place *place, int64_t first,
+                          int64_t count)
 {
-    int64_t run = 1;
-    int outer = ndim;
-    while (outer > 0 &&
-           (len[outer - 1] == 1 || strides[outer - 1] == run * (int64_t)element_size)) {
+    const int64_t *len = place->len, *strides = place->strides;
+    int64_t run = 1, element_size = (int64_t)place->element_size;
+    int outer = place->ndim;
+    while (outer > 0 && (len[outer - 1] == 1 || strides[outer - 1] == run * element_size)) {
         outer--;
         run *= len[outer];
     }
     *runs = (fsdp_file_runs){.outer = outer,
                              .len = len,
                              .stride = strides,
-                             .base = offset,
+                             .base = place->offset,
                              .run = run,
                              .at = first,
                              .end = first + count,
-                             .element_size = (int64_t)element_size};
+                             .element_size = element_size};
 }
 
 bool fsdp_file_runs_next(fsdp_file_runs *runs, int64_t *offset_out, int64_t *size_out)

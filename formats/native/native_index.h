@@ -57,14 +57,19 @@ void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_
 /* False for boxes that are stored raw: too small to gain from encoding, scalars, more dims than a dataset. */
 bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size);
 
-/* Number of blocks of a box; chunk NULL for a raw one. */
-int64_t fsdp_native_blocks(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size);
+/* The shape of a box, and the chunks that it is cut into. */
+typedef struct fsdp_blocking {
+    int ndim;
+    const int64_t *len;
+    const int64_t *chunk;      /* NULL: a raw box, cut every FSDP_BLOCK_BYTES */
+    size_t element_size;
+} fsdp_blocking;
+
+int64_t fsdp_native_blocks(const fsdp_blocking *box);        /* the number of them */
 
 /* The range of a block in the packed order, and the block of an element. */
-void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
-                             int64_t block, int64_t *first, int64_t *count);
-int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
-                             int64_t element);
+void fsdp_native_block_range(const fsdp_blocking *box, int64_t block, int64_t *first, int64_t *count);
+int64_t fsdp_native_block_of(const fsdp_blocking *box, int64_t element);
 
 /* --- runs: elements [first, first + count) of a box's packed order as runs of bytes in the file  */
 
@@ -76,9 +81,16 @@ typedef struct fsdp_file_runs {
     int64_t element_size;
 } fsdp_file_runs;
 
+/* The place of a box's elements in a file. */
+typedef struct fsdp_file_place {
+    int ndim;
+    const int64_t *len, *strides;     /* strides in bytes */
+    int64_t offset;                   /* of the first element */
+    size_t element_size;
+} fsdp_file_place;
+
 /* Borrows len and strides. */
-void fsdp_file_runs_begin(fsdp_file_runs *runs, int ndim, const int64_t *len, const int64_t *strides,
-                          int64_t offset, size_t element_size, int64_t first, int64_t count);
+void fsdp_file_runs_begin(fsdp_file_runs *runs, const fsdp_file_place *place, int64_t first, int64_t count);
 bool fsdp_file_runs_next(fsdp_file_runs *runs, int64_t *offset_out, int64_t *size_out);
 
 #endif

@@ -16,8 +16,8 @@ int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_sh
         const fsdp_shard_dataset *dataset = &datasets[boxes[i].dataset];
         const fsdp_shard_box *box = &boxes[i];
         dims += 3 * (uint64_t)box->ndim;
-        blocks += (uint64_t)fsdp_native_blocks(box->ndim, box->len, NULL,
-                                               fsdp_dtype_size(dataset->dtype));
+        blocks += (uint64_t)fsdp_native_blocks(
+            &(fsdp_blocking){box->ndim, box->len, NULL, fsdp_dtype_size(dataset->dtype)});
         names += boxes[i].name_size;
     }
     return (int64_t)(sizeof(index_head) + box_count * sizeof(index_record) +

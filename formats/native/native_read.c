@@ -193,7 +193,8 @@ static fsdp_status read_record(fsdp_shard_reader *reader, const segment_view *vi
         return bad_index(reader, err, "a box lies outside the file");
     if (!encoded && box->packed && !strides_are_packed(box))
         return bad_index(reader, err, "a packed box has gaps");
-    if (box->block_count != fsdp_native_blocks(box->ndim, box->len, box->chunk, box->element_size))
+    if (box->block_count !=
+        fsdp_native_blocks(&(fsdp_blocking){box->ndim, box->len, box->chunk, box->element_size}))
         return bad_index(reader, err, "a box has the wrong number of blocks");
     if (!take_file_bytes(reader, box))
         return bad_index(reader, err, "its boxes hold more bytes than the file");
@@ -380,8 +381,8 @@ fsdp_box fsdp_stored_box_box(const fsdp_stored_box *stored)
 
 void fsdp_block_range(const fsdp_stored_box *box, int64_t block, int64_t *first, int64_t *count)
 {
-    fsdp_native_block_range(box->ndim, box->len, box->chunk, box->element_size, block, first,
-                            count);
+    fsdp_native_block_range(&(fsdp_blocking){box->ndim, box->len, box->chunk, box->element_size},
+                            block, first, count);
 }
 
 /* --- bytes ------------------------------------------------------------------------------------ */
@@ -395,8 +396,9 @@ static fsdp_status read_elements(fsdp_shard_reader *reader, const fsdp_stored_bo
     fsdp_file_runs runs;
     int64_t offset, size;
     char *at = data;
-    fsdp_file_runs_begin(&runs, box->ndim, box->len, box->stride, box->offset, box->element_size,
-                         first, count);
+    fsdp_file_runs_begin(
+        &runs, &(fsdp_file_place){box->ndim, box->len, box->stride, box->offset, box->element_size},
+        first, count);
     while (fsdp_file_runs_next(&runs, &offset, &size)) {
         FSDP_TRY(fsdp_io_read(reader->file, reader->path, at, (size_t)size, offset, err));
         at += size;

@@ -65,8 +65,11 @@ fsdp_status fsdp_view_add(fsdp_view *view, const fsdp_shard_dataset *tensor,
             st = fsdp_fail_memory(err, "a view");
     }
     if (st == FSDP_OK)
-        st = fsdp_h5_view_add(view->h5, link, tensor->dtype, tensor->ndim, tensor->shape, h5, count,
-                              err);
+        st = fsdp_h5_view_add(
+            view->h5,
+            &(fsdp_h5_dataset){
+                .link = link, .dtype = tensor->dtype, .ndim = tensor->ndim, .shape = tensor->shape},
+            h5, count, err);
     fsdp_arena_release(&arena);
     return st;
 }

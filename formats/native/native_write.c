@@ -46,7 +46,8 @@ static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
             return fsdp_fail_memory(err, "a chunk shape");
         fsdp_native_chunk(box->ndim, box->len, state->element_size, w->chunk_bytes, state->chunk);
     }
-    state->block_count = fsdp_native_blocks(box->ndim, box->len, state->chunk, state->element_size);
+    state->block_count = fsdp_native_blocks(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size});
     state->hashes = fsdp_arena_alloc(&w->arena, (size_t)state->block_count, sizeof *state->hashes);
     if (state->encode)
         state->frames =
@@ -123,9 +124,11 @@ static bool fold_shape(fsdp_arena *arena, fsdp_h5_dataset *dataset)
     return true;
 }
 
-static fsdp_status lay_out(fsdp_shard_writer *w, fsdp_shard_dataset *datasets, size_t dataset_count,
-                           const fsdp_shard_link *links, size_t link_count, fsdp_error *err)
+static fsdp_status lay_out(fsdp_shard_writer *w, const fsdp_shard_layout *layout, fsdp_error *err)
 {
+    fsdp_shard_dataset *datasets = layout->datasets;
+    const fsdp_shard_link *links = layout->links;
+    size_t dataset_count = layout->dataset_count;
     fsdp_status st = FSDP_OK;
     fsdp_arena names = {0};
     fsdp_h5_dataset *h5 = fsdp_alloc(dataset_count, sizeof *h5);
@@ -144,11 +147,12 @@ static fsdp_status lay_out(fsdp_shard_writer *w, fsdp_shard_dataset *datasets, s
     if (w->encode)
         set_chunks(w, h5);
     if (st == FSDP_OK)
-        st = fsdp_h5_create(w->io, w->path, h5, dataset_count, w->index_room, w->level, &w->h5,
+        st = fsdp_h5_create(w->io, w->path,
+                            &(fsdp_h5_layout){h5, dataset_count, w->index_room, w->level}, &w->h5,
                             &w->index_offset, err);
     for (size_t i = 0; i < dataset_count && st == FSDP_OK; i++)
         datasets[i].offset = h5[i].offset;
-    for (size_t i = 0; i < link_count && st == FSDP_OK; i++) {
+    for (size_t i = 0; i < layout->link_count && st == FSDP_OK; i++) {
         char link[FSDP_NATIVE_LINK_ROOM];
         fsdp_native_link(links[i].name, links[i].name_size, 0, link);
         st = fsdp_h5_link(w->h5, link, h5[links[i].dataset].link, err);
@@ -166,16 +170,15 @@ static fsdp_status open_raw(fsdp_shard_writer *w, int64_t size, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datasets,
-                          size_t dataset_count, const fsdp_shard_link *links, size_t link_count,
+static fsdp_status create(const fsdp_shard_opts *opts, const fsdp_shard_layout *layout,
                           fsdp_shard_writer *w, fsdp_error *err)
 {
-    fsdp_flow("formats/native/native_write.c", "lay out %zu datasets", dataset_count);
+    fsdp_flow("formats/native/native_write.c", "lay out %zu datasets", layout->dataset_count);
     if (!w->encode)
         w->index_room = opts->index_room > 0
                             ? opts->index_room
-                            : fsdp_shard_index_bytes(datasets, w->boxes, w->box_count);
-    FSDP_TRY(lay_out(w, datasets, dataset_count, links, link_count, err));
+                            : fsdp_shard_index_bytes(layout->datasets, w->boxes, w->box_count);
+    FSDP_TRY(lay_out(w, layout, err));
     /* an encoded file stays open for its chunks; raw boxes in it have their space already */
     if (w->encode)
         return open_raw(w, 0, err);
@@ -186,15 +189,13 @@ static fsdp_status create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datas
     return open_raw(w, size, err);
 }
 
-fsdp_status fsdp_shard_create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datasets,
-                              size_t dataset_count, const fsdp_shard_link *links, size_t link_count,
-                              const fsdp_shard_box *boxes, size_t box_count,
+fsdp_status fsdp_shard_create(const fsdp_shard_opts *opts, const fsdp_shard_layout *layout,
                               fsdp_shard_writer **writer_out, fsdp_error *err)
 {
     fsdp_shard_writer *w = NULL;
-    fsdp_status st = new_writer(opts, datasets, boxes, box_count, &w, err);
+    fsdp_status st = new_writer(opts, layout->datasets, layout->boxes, layout->box_count, &w, err);
     if (st == FSDP_OK)
-        st = create(opts, datasets, dataset_count, links, link_count, w, err);
+        st = create(opts, layout, w, err);
     if (st != FSDP_OK) {
         fsdp_shard_discard(w);
         return st;
@@ -245,8 +246,10 @@ static fsdp_status write_strided(fsdp_shard_writer *w, size_t i, int64_t first, 
     fsdp_file_runs runs;
     int64_t strides[FSDP_MAX_DIMS], offset, size;
     fsdp_writer_strides(w, i, strides);
-    fsdp_file_runs_begin(&runs, w->boxes[i].ndim, w->boxes[i].len, strides,
-                         fsdp_writer_offset(w, i), element_size, first, count);
+    fsdp_file_runs_begin(&runs,
+                         &(fsdp_file_place){w->boxes[i].ndim, w->boxes[i].len, strides,
+                                            fsdp_writer_offset(w, i), element_size},
+                         first, count);
     while (fsdp_file_runs_next(&runs, &offset, &size)) {
         FSDP_TRY(fsdp_io_write(w->file, w->path, data, (size_t)size, offset, err));
         data += size;
@@ -265,15 +268,16 @@ static fsdp_status write_raw(fsdp_shard_writer *w, size_t i, int64_t first, int6
 }
 
 /* Hashes and writes a range inside one block, piece by piece, while each is in the cache. */
-static fsdp_status hash_and_write(fsdp_shard_writer *w, size_t i, int64_t first, int64_t count,
-                                  const char *data, fsdp_hasher *hasher, fsdp_error *err)
+static fsdp_status hash_and_write(fsdp_shard_writer *w, const block_span *s, fsdp_hasher *hasher,
+                                  fsdp_error *err)
 {
-    int64_t element_size = (int64_t)w->states[i].element_size;
+    int64_t element_size = (int64_t)w->states[s->box].element_size;
     int64_t step = FSDP_PIECE_BYTES / element_size;
-    for (int64_t done = 0; done < count; done += step) {
-        int64_t n = count - done < step ? count - done : step;
+    const char *data = s->data;
+    for (int64_t done = 0; done < s->count; done += step) {
+        int64_t n = s->count - done < step ? s->count - done : step;
         fsdp_hasher_add(hasher, data, (size_t)(n * element_size));
-        FSDP_TRY(write_raw(w, i, first + done, n, data, err));
+        FSDP_TRY(write_raw(w, s->box, s->first + done, n, data, err));
         fsdp_writer_alive(w, false);
         data += n * element_size;
     }
@@ -290,37 +294,36 @@ static void begin_sync(const fsdp_shard_writer *w, int64_t offset, int64_t size)
         fsdp_io_begin_sync(w->file, offset, size);
 }
 
-static fsdp_status put_raw_block(fsdp_shard_writer *w, size_t i, int64_t block, int64_t first,
-                                 int64_t count, const char *data, fsdp_error *err)
+static fsdp_status put_raw_block(fsdp_shard_writer *w, const block_span *s, fsdp_error *err)
 {
-    size_t size = (size_t)count * w->states[i].element_size;
+    box_state *state = &w->states[s->box];
+    size_t size = (size_t)s->count * state->element_size;
     if (size <= FSDP_PIECE_BYTES) {
         fsdp_writer_alive(w, false);
-        w->states[i].hashes[block] = fsdp_kernels_get()->hash(data, size);
-        return write_raw(w, i, first, count, data, err);
+        state->hashes[s->block] = fsdp_kernels_get()->hash(s->data, size);
+        return write_raw(w, s->box, s->first, s->count, s->data, err);
     }
     fsdp_hasher *hasher = fsdp_hasher_create();
     if (!hasher)
         return fsdp_fail_memory(err, "a hash state");
-    fsdp_status st = hash_and_write(w, i, first, count, data, hasher, err);
-    w->states[i].hashes[block] = fsdp_hasher_value(hasher);
+    fsdp_status st = hash_and_write(w, s, hasher, err);
+    state->hashes[s->block] = fsdp_hasher_value(hasher);
     fsdp_hasher_free(hasher);
-    if (st == FSDP_OK && w->boxes[i].packed)
-        begin_sync(w, fsdp_writer_offset(w, i) + first * (int64_t)w->states[i].element_size,
+    if (st == FSDP_OK && w->boxes[s->box].packed)
+        begin_sync(w, fsdp_writer_offset(w, s->box) + s->first * (int64_t)state->element_size,
                    (int64_t)size);
     return st;
 }
 
 /* Writes a part of a block: the box keeps the hash state until the block is complete. */
-static fsdp_status put_raw_part(fsdp_shard_writer *w, size_t i, int64_t block, bool completes,
-                                int64_t first, int64_t count, const char *data, fsdp_error *err)
+static fsdp_status put_raw_part(fsdp_shard_writer *w, const block_span *s, fsdp_error *err)
 {
-    box_state *state = &w->states[i];
+    box_state *state = &w->states[s->box];
     if (!state->hasher && !(state->hasher = fsdp_hasher_create()))
         return fsdp_fail_memory(err, "a hash state");
-    FSDP_TRY(hash_and_write(w, i, first, count, data, state->hasher, err));
-    if (completes) {
-        state->hashes[block] = fsdp_hasher_value(state->hasher);
+    FSDP_TRY(hash_and_write(w, s, state->hasher, err));
+    if (s->ends) {
+        state->hashes[s->block] = fsdp_hasher_value(state->hasher);
         fsdp_hasher_free(state->hasher);
         state->hasher = NULL;
     }
@@ -336,9 +339,11 @@ static block_span next_span(const fsdp_shard_writer *w, const fsdp_shard_piece *
     const box_state *state = &w->states[piece->box];
     int64_t first, count;
     block_span s = {.box = piece->box, .first = at};
-    s.block = fsdp_native_block_of(box->ndim, box->len, state->chunk, state->element_size, at);
-    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s.block, &first,
-                            &count);
+    s.block = fsdp_native_block_of(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, at);
+    fsdp_native_block_range(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, s.block, &first,
+        &count);
     int64_t end =
         piece->first + piece->count < first + count ? piece->first + piece->count : first + count;
     s.count = end - at;
@@ -353,8 +358,8 @@ static fsdp_status put_span(fsdp_shard_writer *w, const block_span *s, fsdp_erro
     fsdp_flow("formats/native/native_write.c", "block %lld, %lld elements: hash and write",
               (long long)s->block, (long long)s->count);
     if (s->starts && s->ends)
-        return put_raw_block(w, s->box, s->block, s->first, s->count, s->data, err);
-    return put_raw_part(w, s->box, s->block, s->ends, s->first, s->count, s->data, err);
+        return put_raw_block(w, s, err);
+    return put_raw_part(w, s, err);
 }
 
 static fsdp_status check_piece(fsdp_shard_writer *w, const fsdp_shard_piece *piece, fsdp_error *err)

@@ -87,8 +87,9 @@ static fsdp_status add_array(const array_place *place, const fsdp_npy *npy, int6
 {
     static const int64_t origin[FSDP_MAX_DIMS];
     size_t tensor;
-    FSDP_TRY(fsdp_source_add_tensor(place->source, place->name, place->name_size, npy->dtype,
-                                    npy->ndim, npy->shape, &tensor, err));
+    FSDP_TRY(fsdp_source_add_tensor(place->source, place->name, place->name_size,
+                                    &(fsdp_source_shape){npy->dtype, npy->ndim, npy->shape},
+                                    &tensor, err));
     int64_t strides[FSDP_MAX_DIMS], stride = npy->item_size;
     for (int dim = 0; dim < npy->ndim; dim++) {
         strides[dim] = stride;
@@ -175,7 +176,8 @@ static fsdp_status place_member(fsdp_source *source, int file, const fsdp_zip_en
     char what[200], shown[150];
     snprintf(what, sizeof what, "member '%s'",
              fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
-    return fsdp_source_add_crc(source, what, file, entry->offset, entry->size, entry->crc, err);
+    return fsdp_source_add_crc(
+        source, &(fsdp_source_crc){what, file, entry->offset, entry->size, entry->crc}, err);
 }
 
 static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entry *entry,

@@ -39,10 +39,16 @@ typedef struct rank_mesh {
     int64_t highest;           /* ... and the highest of them */
 } rank_mesh;
 
-/* Reads a DeviceMesh and the rank's coordinate in it; *sits_out is false when the rank is not in it.
- * mesh_out->ranks is freed with fsdp_free. FSDP_ERR_DAMAGED when the mesh contradicts the rank. */
+/* The coordinate of a rank in a mesh; is_member false: it is not in the mesh. */
+typedef struct rank_position {
+    bool is_member;
+    int64_t coordinate[RANK_MESH_DIMS];
+} rank_position;
+
+/* Reads a DeviceMesh and the rank's position in it. mesh_out->ranks is freed with fsdp_free.
+ * FSDP_ERR_DAMAGED when the mesh contradicts the rank. */
 fsdp_status rank_mesh_read(const torch_archive *archive, fsdp_node node, int rank, rank_mesh *mesh_out,
-                           int64_t *coordinate_out, bool *sits_out, fsdp_error *err);
+                           rank_position *position_out, fsdp_error *err);
 
 /* --- ranks_place.c --- */
 
@@ -171,7 +177,7 @@ typedef struct rank_files {
     size_t mesh_count, mesh_room;
     rank_seat *seats;
     size_t seat_count, seat_room;
-    struct seen_mesh { fsdp_node node; size_t mesh; bool sits; int64_t coordinate[RANK_MESH_DIMS]; } *seen;
+    struct seen_mesh { fsdp_node node; size_t mesh; rank_position position; } *seen;
     size_t seen_count, seen_room;   /* meshes of the current file */
 
     rank_flat *flats;

@@ -70,7 +70,7 @@ static fsdp_status learn_mesh(rank_files *set, const torch_archive *archive, fsd
 {
     struct seen_mesh seen = {.node = node};
     rank_mesh mesh;
-    FSDP_TRY(rank_mesh_read(archive, node, set->rank, &mesh, seen.coordinate, &seen.sits, err));
+    FSDP_TRY(rank_mesh_read(archive, node, set->rank, &mesh, &seen.position, err));
     fsdp_status st = rank_files_spend(set, mesh.listed + set->mesh_count, err);
     if (st != FSDP_OK) {
         fsdp_free(mesh.ranks);
@@ -78,7 +78,7 @@ static fsdp_status learn_mesh(rank_files *set, const torch_archive *archive, fsd
     }
     if (mesh.highest >= set->world)
         set->world = mesh.highest + 1;
-    FSDP_TRY(rank_files_seat(set, &mesh, seen.sits, &seen.mesh, err));
+    FSDP_TRY(rank_files_seat(set, &mesh, seen.position.is_member, &seen.mesh, err));
     if (!fsdp_grow(&set->seen, &set->seen_room, set->seen_count + 1, sizeof *set->seen))
         return fsdp_fail_memory(err, "device meshes");
     set->seen[set->seen_count++] = seen;
@@ -312,14 +312,14 @@ static fsdp_status add_dtensor(rank_files *set, torch_archive *archive, const ch
     FSDP_TRY(rank_files_spread(set, entry, dtype, ndim, shape, err));
     if (dtype != piece.dtype && !is_empty(piece.ndim, piece.shape))
         return bad_piece(archive, name, name_size, "has a local piece of another dtype", err);
-    if (!seen->sits)
+    if (!seen->position.is_member)
         return is_empty(piece.ndim, piece.shape)
                    ? FSDP_OK
                    : bad_piece(archive, name, name_size,
                                "lies on a device mesh that this rank is not in", err);
     rank_layout layout = {.mesh_ndim = set->meshes[seen->mesh].ndim,
                           .mesh_shape = set->meshes[seen->mesh].shape,
-                          .coordinate = seen->coordinate};
+                          .coordinate = seen->position.coordinate};
     FSDP_TRY(read_layout(archive, spec, ndim, &layout, err));
     dtensor at = {set, entry, &piece, &layout};
     FSDP_TRY(add_ordered(&at, err));

@@ -199,8 +199,9 @@ static fsdp_status add_spread(rank_files *set, const rank_entry *entry, fsdp_err
 {
     const rank_chunks *chunks = &entry->readings[RANK_ORDERED];
     size_t number;
-    FSDP_TRY(fsdp_source_add_tensor(set->source, entry->name, entry->name_size, entry->dtype,
-                                    entry->ndim, entry->shape, &number, err));
+    FSDP_TRY(fsdp_source_add_tensor(set->source, entry->name, entry->name_size,
+                                    &(fsdp_source_shape){entry->dtype, entry->ndim, entry->shape},
+                                    &number, err));
     for (size_t i = 0; i < chunks->count; i++)
         FSDP_TRY(fsdp_source_add_chunk(set->source, number, &chunks->items[i].chunk, err));
     return FSDP_OK;

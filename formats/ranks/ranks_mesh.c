@@ -19,6 +19,8 @@ typedef struct mesh_part {
 
 typedef struct mesh_parts {
     const torch_archive *archive;
+    int64_t *list; /* the ranks of the mesh, or of its root mesh */
+    size_t listed;
     mesh_part items[MOST_PARTS];
     int count, ndim;
 } mesh_parts;
@@ -194,12 +196,13 @@ static int64_t position_of(const mesh_parts *parts, int64_t number)
     return position;
 }
 
-static fsdp_status fill_mesh(const mesh_parts *parts, const int64_t *list, size_t count,
-                             int64_t base, rank_mesh *mesh, fsdp_error *err)
+static fsdp_status fill_mesh(const mesh_parts *parts, int64_t base, rank_mesh *mesh,
+                             fsdp_error *err)
 {
     int64_t total = 1;
     for (int i = 0; i < parts->count; i++)
-        if (fsdp_mul_overflow(total, parts->items[i].size, &total) || total > (int64_t)count)
+        if (fsdp_mul_overflow(total, parts->items[i].size, &total) ||
+            total > (int64_t)parts->listed)
             return bad_mesh(parts->archive, "is larger than its list of ranks", err);
     mesh->ranks = fsdp_alloc((size_t)total, sizeof *mesh->ranks);
     if (!mesh->ranks)
@@ -207,9 +210,9 @@ static fsdp_status fill_mesh(const mesh_parts *parts, const int64_t *list, size_
     mesh->count = (size_t)total;
     for (int64_t i = 0; i < total; i++) {
         int64_t position = base + position_of(parts, i);
-        if (position < 0 || position >= (int64_t)count)
+        if (position < 0 || position >= (int64_t)parts->listed)
             return bad_mesh(parts->archive, "leads beyond its list of ranks", err);
-        mesh->ranks[i] = list[position];
+        mesh->ranks[i] = parts->list[position];
     }
     return FSDP_OK;
 }
@@ -237,13 +240,13 @@ static bool is_admissible(const mesh_parts *parts)
     return true;
 }
 
-static fsdp_status sit_down(const mesh_parts *parts, const int64_t *list, size_t count, int rank,
-                            rank_mesh *mesh, int64_t *coordinate, bool *sits_out, fsdp_error *err)
+static fsdp_status find_position(const mesh_parts *parts, int rank, rank_mesh *mesh,
+                                 rank_position *out, fsdp_error *err)
 {
-    int64_t position = 0, base;
-    while (position < (int64_t)count && list[position] != rank)
+    int64_t position = 0, base, *coordinate = out->coordinate;
+    while (position < (int64_t)parts->listed && parts->list[position] != rank)
         position++;
-    *sits_out = position < (int64_t)count;
+    out->is_member = position < (int64_t)parts->listed;
     mesh->ndim = parts->ndim;
     for (int dim = 0; dim < parts->ndim; dim++) {
         mesh->shape[dim] = 1;
@@ -251,21 +254,21 @@ static fsdp_status sit_down(const mesh_parts *parts, const int64_t *list, size_t
     }
     if (!is_admissible(parts))
         return bad_mesh(parts->archive, "has strides that overlap", err);
-    base = *sits_out ? position : 0;
+    base = out->is_member ? position : 0;
     for (int i = 0; i < parts->count; i++) {
         const mesh_part *part = &parts->items[i];
         int64_t digit = part->size > 1 ? position / part->stride % part->size : 0;
         mesh->shape[part->dim] *= part->size;
         coordinate[part->dim] = coordinate[part->dim] * part->size + digit;
-        base -= *sits_out ? digit * part->stride : 0;
+        base -= out->is_member ? digit * part->stride : 0;
     }
-    return *sits_out ? fill_mesh(parts, list, count, base, mesh, err) : FSDP_OK;
+    return out->is_member ? fill_mesh(parts, base, mesh, err) : FSDP_OK;
 }
 
 /* Compares the coordinate with the one that newer files record. */
-static fsdp_status check_word(const torch_archive *archive, fsdp_node node, int rank,
-                              const rank_mesh *mesh, const int64_t *coordinate, bool sits,
-                              fsdp_error *err)
+static fsdp_status check_position(const torch_archive *archive, fsdp_node node, int rank,
+                                  const rank_mesh *mesh, const rank_position *position,
+                                  fsdp_error *err)
 {
     fsdp_node place = torch_attribute(archive, node, "_coordinate_on_dim");
     int64_t said;
@@ -275,11 +278,11 @@ static fsdp_status check_word(const torch_archive *archive, fsdp_node node, int 
                          "%s is of rank %d by its name and of rank %lld by its contents",
                          archive->where, rank, (long long)said);
     const fsdp_pickle_node *list = node_at(archive, place);
-    if (!sits || (list->kind != FSDP_NODE_TUPLE && list->kind != FSDP_NODE_LIST))
+    if (!position->is_member || (list->kind != FSDP_NODE_TUPLE && list->kind != FSDP_NODE_LIST))
         return FSDP_OK;
     for (int dim = 0; dim < mesh->ndim; dim++)
         if (!fsdp_pickle_int(&archive->pickle, item(archive, place, (size_t)dim), &said) ||
-            said != coordinate[dim])
+            said != position->coordinate[dim])
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
                              "%s: rank %d does not sit where its device mesh says: is it another "
                              "rank's file?",
@@ -288,32 +291,29 @@ static fsdp_status check_word(const torch_archive *archive, fsdp_node node, int 
 }
 
 fsdp_status rank_mesh_read(const torch_archive *archive, fsdp_node node, int rank,
-                           rank_mesh *mesh_out, int64_t *coordinate_out, bool *sits_out,
-                           fsdp_error *err)
+                           rank_mesh *mesh_out, rank_position *position_out, fsdp_error *err)
 {
     fsdp_node layout = torch_attribute(archive, node, "_layout");
     fsdp_node map = torch_attribute(archive, node, "_rank_map");
     mesh_parts parts = {.archive = archive};
     torch_tensor tensor;
-    int64_t *list = NULL;
-    size_t count = 0;
     *mesh_out = (rank_mesh){.highest = -1};
-    *sits_out = false;
+    position_out->is_member = false;
     bool is_layout = layout != 0 && map != 0;
     FSDP_TRY(read_ranks(archive, is_layout ? map : torch_attribute(archive, node, "mesh"), &tensor,
-                        &list, &count, err));
+                        &parts.list, &parts.listed, err));
     fsdp_status st = is_layout ? read_layout(&parts, layout, err) : take_dims(&parts, &tensor, err);
     if (st == FSDP_OK)
-        st = sit_down(&parts, list, count, rank, mesh_out, coordinate_out, sits_out, err);
+        st = find_position(&parts, rank, mesh_out, position_out, err);
     if (st == FSDP_OK)
-        st = check_word(archive, node, rank, mesh_out, coordinate_out, *sits_out, err);
-    mesh_out->listed = count;
-    for (size_t i = 0; st == FSDP_OK && i < count; i++) {
-        if (list[i] < 0 || list[i] >= INT32_MAX)
+        st = check_position(archive, node, rank, mesh_out, position_out, err);
+    mesh_out->listed = parts.listed;
+    for (size_t i = 0; st == FSDP_OK && i < parts.listed; i++) {
+        if (parts.list[i] < 0 || parts.list[i] >= INT32_MAX)
             st = bad_mesh(archive, "names a rank that cannot be", err);
-        mesh_out->highest = list[i] > mesh_out->highest ? list[i] : mesh_out->highest;
+        mesh_out->highest = parts.list[i] > mesh_out->highest ? parts.list[i] : mesh_out->highest;
     }
-    fsdp_free(list);
+    fsdp_free(parts.list);
     if (st != FSDP_OK) {
         fsdp_free(mesh_out->ranks);
         mesh_out->ranks = NULL;

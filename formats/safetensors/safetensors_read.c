@@ -91,8 +91,9 @@ static fsdp_status add_part(fsdp_source *source, size_t tensor, const fsdp_safet
 static fsdp_status add_whole(fsdp_source *source, fsdp_safetensors_entry *entry, int file,
                              fsdp_error *err)
 {
-    FSDP_TRY(fsdp_source_add_tensor(source, entry->true_name, entry->true_size, entry->dtype,
-                                    entry->ndim, entry->shape, &entry->tensor, err));
+    FSDP_TRY(fsdp_source_add_tensor(source, entry->true_name, entry->true_size,
+                                    &(fsdp_source_shape){entry->dtype, entry->ndim, entry->shape},
+                                    &entry->tensor, err));
     entry->is_added = true;
     return add_part(source, entry->tensor, entry, NULL, file, err);
 }
@@ -196,7 +197,8 @@ static fsdp_status add_cut(model_folder *folder, cut_tensor *tensor, fsdp_error 
     size_t number;
     const fsdp_safetensors_entry *first = tensor->first;
     FSDP_TRY(fsdp_source_add_tensor(folder->source, first->true_name, first->true_size,
-                                    first->dtype, first->ndim, tensor->shape, &number, err));
+                                    &(fsdp_source_shape){first->dtype, first->ndim, tensor->shape},
+                                    &number, err));
     for (size_t i = tensor->first_part; i != SIZE_MAX; i = folder->parts[i].next) {
         const cut_part *part = &folder->parts[i];
         FSDP_TRY(add_part(folder->source, number, part->entry, part->entry->lo, part->file, err));

@@ -276,13 +276,14 @@ fsdp_status fsdp_source_add_inner(fsdp_source *source, fsdp_dtype dtype, int ndi
 }
 
 fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t name_size,
-                                   fsdp_dtype dtype, int ndim, const int64_t *shape,
-                                   size_t *tensor_out, fsdp_error *err)
+                                   const fsdp_source_shape *shape, size_t *tensor_out,
+                                   fsdp_error *err)
 {
     fsdp_source_entry *entry;
     FSDP_TRY(add_entry(source, name, name_size, &entry, err));
     size_t number;
-    fsdp_status status = append_tensor(source, dtype, ndim, shape, &number, err);
+    fsdp_status status =
+        append_tensor(source, shape->dtype, shape->ndim, shape->shape, &number, err);
     if (status != FSDP_OK) {
         char shown[FSDP_NAME_SHOWN];
         source->entry_count--;
@@ -474,20 +475,21 @@ fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const
     return FSDP_OK;
 }
 
-fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file, int64_t offset,
-                                int64_t size, uint32_t crc, fsdp_error *err)
+fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *check, fsdp_error *err)
 {
-    if (file < 0 || file >= (int)source->file_count)
+    int64_t offset = check->offset, size = check->size;
+    if (check->file < 0 || check->file >= (int)source->file_count)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a checksum in a file that was not added");
-    const source_file *in = &source->files[file];
+    const source_file *in = &source->files[check->file];
     if (offset < 0 || size < 0 || offset > in->info.size || size > in->info.size - offset)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s leads beyond the file", in->path, what);
-    const char *name = fsdp_arena_strndup(&source->arena, what, strlen(what));
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s leads beyond the file", in->path,
+                         check->what);
+    const char *name = fsdp_arena_strndup(&source->arena, check->what, strlen(check->what));
     if (!name || !fsdp_grow(&source->checks, &source->check_room, source->check_count + 1,
                             sizeof *source->checks))
         return fsdp_fail_memory(err, "the checksums of a checkpoint");
-    source->checks[source->check_count++] =
-        (source_check){.what = name, .file = file, .offset = offset, .size = size, .crc = crc};
+    source->checks[source->check_count] = *check;
+    source->checks[source->check_count++].what = name;
     return FSDP_OK;
 }
 

@@ -25,13 +25,6 @@ typedef struct source_file {
     bool is_beneath;
 } source_file;
 
-typedef struct source_check {
-    const char *what;
-    int file;
-    int64_t offset, size;
-    uint32_t crc;
-} source_check;
-
 /* The order of a tensor's chunks: they are sorted by their lower bound in `dim`, so that a box finds the
  * chunks it overlaps. */
 typedef struct chunk_order {
@@ -66,7 +59,7 @@ struct fsdp_source {
     size_t noted_count;        /* files that the format did not add; they are never opened */
     packed_stream **streams;
     size_t stream_count, stream_room;
-    source_check *checks;
+    fsdp_source_crc *checks;
     size_t check_count, check_room;
     fsdp_source_chunk *chunks; /* in the order of arrival; once complete: sorted by tensor */
     size_t chunk_count, chunk_room;
@@ -125,7 +118,7 @@ bool fsdp_packed_is_for_spool(const packed_stream *stream);
 void fsdp_packed_free(packed_stream *stream);   /* the struct belongs to the arena */
 /* Decodes to the end, so that size and CRC are checked. */
 fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_error *err);
-fsdp_status fsdp_crc_check(fsdp_source *source, const source_check *check, fsdp_source_reader *reader,
+fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check, fsdp_source_reader *reader,
                            fsdp_error *err);
 
 /* --- source_read.c --- */

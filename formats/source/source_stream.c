@@ -432,7 +432,7 @@ fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_error *err)
     return status;
 }
 
-fsdp_status fsdp_crc_check(fsdp_source *source, const source_check *check,
+fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check,
                            fsdp_source_reader *reader, fsdp_error *err)
 {
     FSDP_TRY(fsdp_reader_prepare(reader, err));

@@ -107,8 +107,8 @@ static fsdp_status add_dtensor(torch_archive *archive, const char *name, size_t 
     FSDP_TRY(
         torch_read_sizes(archive, item(archive, wrapper->args, 2), "sizes", &ndim, shape, err));
     FSDP_TRY(piece_dtype(archive, local, &dtype, err));
-    FSDP_TRY(
-        fsdp_source_add_tensor(archive->source, name, name_size, dtype, ndim, shape, &number, err));
+    FSDP_TRY(fsdp_source_add_tensor(archive->source, name, name_size,
+                                    &(fsdp_source_shape){dtype, ndim, shape}, &number, err));
     FSDP_TRY(add_piece(archive, number, local, origin, &stored, err));
     fsdp_box box = fsdp_box_whole(ndim, shape);
     return stored == fsdp_box_count(&box) ? FSDP_OK : fail_part(archive, name, name_size, err);
@@ -130,8 +130,8 @@ static fsdp_status add_sharded(torch_archive *archive, const char *name, size_t 
     if (first == 0)
         return fail_part(archive, name, name_size, err);
     FSDP_TRY(piece_dtype(archive, first, &dtype, err));
-    FSDP_TRY(
-        fsdp_source_add_tensor(archive->source, name, name_size, dtype, ndim, shape, &number, err));
+    FSDP_TRY(fsdp_source_add_tensor(archive->source, name, name_size,
+                                    &(fsdp_source_shape){dtype, ndim, shape}, &number, err));
     for (size_t i = 0; item(archive, shards, i) != 0; i++) {
         fsdp_node shard = item(archive, shards, i);
         FSDP_TRY(torch_count_work(archive, 1, err));

@@ -297,8 +297,9 @@ fsdp_status torch_tensor_add(torch_archive *archive, const char *name, size_t na
     fsdp_source_chunk chunk;
     torch_tensor_chunk(tensor, origin, &chunk);
     if (name)
-        FSDP_TRY(fsdp_source_add_tensor(archive->source, name, name_size, tensor->dtype,
-                                        tensor->ndim, tensor->shape, number_out, err));
+        FSDP_TRY(fsdp_source_add_tensor(
+            archive->source, name, name_size,
+            &(fsdp_source_shape){tensor->dtype, tensor->ndim, tensor->shape}, number_out, err));
     else
         FSDP_TRY(fsdp_source_add_inner(archive->source, tensor->dtype, tensor->ndim, tensor->shape,
                                        number_out, err));

@@ -186,8 +186,10 @@ static fsdp_status add_checksums(torch_zip *zip, fsdp_error *err)
         char shown[100], what[120];
         fsdp_printable(entry->name, entry->name_size, shown, sizeof shown);
         snprintf(what, sizeof what, "record '%s'", shown);
-        FSDP_TRY(fsdp_source_add_crc(zip->reader.source, what, zip->reader.file, entry->offset,
-                                     entry->size, entry->crc, err));
+        FSDP_TRY(fsdp_source_add_crc(
+            zip->reader.source,
+            &(fsdp_source_crc){what, zip->reader.file, entry->offset, entry->size, entry->crc},
+            err));
     }
     return FSDP_OK;
 }

@@ -3,7 +3,7 @@
  * shard files. The frames are ordinary: any zstd reads them back, and so does HDF5's filter 32015.
  *
  * Shuffled floats begin with the low bytes of their mantissas, which are noise. With entropy coding
- * alone those are not even tried: the frame begins with them as raw blocks and goes on with the
+ * alone zstd does not see them: the frame begins with these bytes as raw blocks and goes on with the
  * blocks that zstd makes of the rest.
  */
 #include "base/core/mem.h"
@@ -14,7 +14,7 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
-/* As negative as zstd goes to useful effect: no matches are searched for. */
+/* A level so low that zstd searches for no matches. */
 enum { LEVEL_WITHOUT_MATCHES = -1000, LEVEL_MOST = 19 };
 
 struct fsdp_codec {
@@ -120,8 +120,8 @@ enum {
 };
 
 /*
- * Would entropy coding gain nothing? By the sum of squared frequencies of sampled bytes: from 7.9
- * bits of collision entropy on, Shannon's is no less, and zstd itself wants more of a gain.
+ * True when entropy coding gains nothing, judged by the sum of squared frequencies of sampled bytes:
+ * Shannon's entropy is at least the collision entropy, and zstd wants a larger gain than 0.1 bit a byte.
  */
 static bool is_noise(const uint8_t *plane, size_t size)
 {
@@ -173,16 +173,16 @@ static size_t begin_frame(uint8_t *to, const uint8_t *noise, size_t noise_size, 
     return at;
 }
 
-/* Of a frame that states how much it holds and has no window. */
+/* Size of the header of a frame that states its content size and has no window. */
 static size_t header_size(size_t content)
 {
     return content < 256 ? 6 : content < 65536 + 256 ? 7 : FRAME_HEADER_BYTES;
 }
 
 /*
- * A zstd frame of the rest is made behind the raw blocks, so that its header lies over their last
- * bytes, which then come back. Its first block refers to nothing before it, so it may stand
- * anywhere. Returns the size, or zstd's error.
+ * Makes a zstd frame of the rest so that its blocks follow the raw blocks. The frame's header overwrites
+ * their last bytes, which are restored afterwards. Its first block refers to nothing before it, so it is
+ * valid at any place. Returns the size, or zstd's error.
  */
 static size_t encode_behind_noise(fsdp_codec *codec, const uint8_t *shuffled, size_t size,
                                   size_t noise, uint8_t *to, size_t room)
@@ -229,7 +229,7 @@ fsdp_status fsdp_codec_encode(fsdp_codec *codec, const void *from, size_t size, 
     return FSDP_OK;
 }
 
-/* zstd takes several frames in a row, and skippable ones, for one input; we take one frame. */
+/* zstd accepts several frames in a row, and skippable ones; a chunk is exactly one frame. */
 static fsdp_status check_frame(const void *from, size_t from_size, size_t size, fsdp_error *err)
 {
     const uint32_t magic = ZSTD_MAGICNUMBER;
@@ -256,7 +256,7 @@ static fsdp_status check_frame(const void *from, size_t from_size, size_t size, 
     return FSDP_OK;
 }
 
-/* In one call, straight into the target: no window is kept, whatever size the frame asks for. */
+/* One call decodes into the target: zstd allocates no window, whatever size the frame asks for. */
 static fsdp_status decompress(fsdp_codec *codec, const void *from, size_t from_size, void *to,
                               size_t size, fsdp_error *err)
 {

@@ -1,5 +1,5 @@
 /*
- * Strided n-d box copy: the step that places and gathers every box. Dims that are dense on both
+ * Strided n-d box copy, which places and gathers every box. Dims that are dense on both
  * sides are merged first, so that a row-contiguous box becomes few memcpy calls; what remains is
  * an odometer over rows of equal units (a dense run, or one element where nothing is dense).
  */

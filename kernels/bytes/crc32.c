@@ -1,7 +1,7 @@
 /*
- * CRC-32 as zip, gzip and PNG have it: the plain variant, eight bytes a step, and the arithmetic of
- * polynomials that joins the checksums of two pieces. Bits are reversed as usual: the highest bit of
- * a word is x to the 0.
+ * CRC-32 of zip, gzip and PNG: the plain variant, eight bytes a step, and the arithmetic of polynomials
+ * that joins the checksums of two pieces. Bits are reversed, as in those formats: the highest bit of a
+ * word is x to the 0.
  */
 #include "kernels/variants.h"
 
@@ -62,7 +62,7 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
-/* x to the 8 * bytes: what that many bytes behind it do to a checksum. */
+/* x to the 8 * bytes, by which that many further bytes multiply a checksum. */
 static uint32_t shift_of(uint64_t bytes)
 {
     uint32_t shift = (uint32_t)1 << 31, power = (uint32_t)1 << (31 - 8);

@@ -1,7 +1,9 @@
 /*
- * Tensors of any floating type as arrays of real numbers, f32 or f64, a block at a time: where the type is
- * the real one the tensor itself is lent, else the numbers are cast into the caller's room and, after the
- * work, back.
+ * Blocks of tensors of any floating type as arrays of f32 or f64. A tensor of that type is used in place;
+ * another one is cast into the caller's room and, when it was changed, back.
+ *
+ * The room kernels/cast takes elements of one floating type and returns them in another, with counts of the
+ * values that changed. kernels/train includes this header; other layers call kernels.h and stats.h.
  */
 #ifndef FSDP_KERNELS_BLOCKS_H
 #define FSDP_KERNELS_BLOCKS_H
@@ -38,9 +40,9 @@ static inline size_t fsdp_block_size(size_t first, size_t count)
     return count - first < FSDP_LOOP_BLOCK ? count - first : FSDP_LOOP_BLOCK;
 }
 
-/* May count elements at data be used as they are? */
+/* True when the elements at data can be used in place. */
 bool fsdp_real_fits(fsdp_real real, const void *data, fsdp_dtype dtype);
-/* The numbers, in data or in room. read: not to be changed; edit: fsdp_real_store brings them back. */
+/* The numbers, in data or in room: those of read are constant, fsdp_real_store writes those of edit back. */
 const void *fsdp_real_read(fsdp_real real, const void *data, fsdp_dtype dtype, size_t count, fsdp_room *room);
 void *fsdp_real_edit(fsdp_real real, void *data, fsdp_dtype dtype, size_t count, fsdp_room *room);
 void fsdp_real_load(fsdp_real real, const void *data, fsdp_dtype dtype, size_t count, fsdp_room *room);

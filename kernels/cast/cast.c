@@ -94,7 +94,7 @@ static inline uint64_t decode_subnormal(uint64_t magnitude, const float_layout *
     return wide;
 }
 
-/* Here and in encode every case is computed and one selected: weights mispredict every branch. */
+/* decode and encode compute every case and select one, since weights mispredict every branch. */
 static inline uint64_t decode(uint64_t code, const float_layout *layout)
 {
     int shift = WIDE_MANTISSA - layout->mantissa;
@@ -142,7 +142,7 @@ static inline uint64_t encode_nan(uint64_t wide, const float_layout *layout)
     return sign_bit(layout);
 }
 
-/* What infinity and too large values become, without the sign. */
+/* The code, without the sign, of infinity and of values that are too large. */
 static inline uint64_t encode_overflow(const float_layout *layout, fsdp_on_overflow overflow)
 {
     if (overflow == FSDP_OVERFLOW_CLAMP)

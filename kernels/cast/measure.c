@@ -1,7 +1,7 @@
 /*
- * What a cast did to values, seen from f32: which became zero, infinite or none, and how far the
- * others moved. Both sides are exact in f32, and so is their difference: the one rounding is that of
- * the quotient.
+ * Measures a cast in f32: counts values that became zero, infinite or NaN, and finds the largest relative
+ * change of the others. Both sides are exact in f32, and so is their difference: only the quotient is
+ * rounded.
  */
 #include "kernels/variants.h"
 
@@ -23,7 +23,7 @@ static inline float value_of(uint32_t bits)
     return value;
 }
 
-/* Every case is computed and one selected, and of floats >= 0 the larger has the larger code: no branches. */
+/* Without branches: every case is computed and one selected, and floats >= 0 compare like their codes. */
 void fsdp_measure_c(fsdp_cast_measure *sum, const float *before, const float *after, size_t count)
 {
     const uint32_t magnitude = 0x7fffffff, infinity = 0x7f800000;

@@ -1,10 +1,9 @@
 /*
- * Casts that are looked at: small blocks are cast, turned back and compared while they are in the
- * first cache, so that memory is read and written once. See kernels.h; statedict/select/cast_box.c is who
- * uses it.
+ * Counted casts: small blocks are cast, cast back and compared while they are in the first cache, so that
+ * memory is read and written once. See kernels.h; statedict/select/cast_box.c calls this.
  *
- * Where every value of one type is a value of the other there is nothing to compare, and NaNs are all that is
- * counted. From f64 the comparison is done in f64, in plain C: it is no type that models are kept in.
+ * A cast to a type that holds every value of the source type only counts NaNs. Casts from f64 are compared in
+ * f64, in plain C, since models are rarely stored in it.
  */
 #include "kernels/kernels.h"
 
@@ -40,9 +39,9 @@ static bool holds_all(fsdp_dtype to_type, fsdp_dtype from_type)
     return to_type == FSDP_BF16 || (to_type == FSDP_F16 && from_type != FSDP_F8_E8M0FNU);
 }
 
-/* --- looking at a block ----------------------------------------------------------------------- */
+/* --- comparing a block ------------------------------------------------------------------------ */
 
-/* The values as f32: where they are, or in room. */
+/* The values as f32, in place or in room. */
 static const float *as_f32(float room[BLOCK], const void *from, fsdp_dtype type, size_t count)
 {
     if (type == FSDP_F32)
@@ -88,7 +87,7 @@ static void measure_f64(const block *work, fsdp_cast_measure *measure, fsdp_cast
     }
 }
 
-/* Not above the number itself. */
+/* The number rounded down to f32. */
 static float lower_f32(double number)
 {
     float lower = (float)number;
@@ -98,7 +97,7 @@ static float lower_f32(double number)
 static void measure_f32(const block *work, fsdp_cast_measure *measure, fsdp_cast_tally *tally)
 {
     float before_room[BLOCK], after_room[BLOCK];
-    measure->max_rounding = lower_f32(tally->max_rounding); /* less than that is no news */
+    measure->max_rounding = lower_f32(tally->max_rounding); /* only larger changes matter */
     const float *before = as_f32(before_room, work->from, work->from_type, work->count);
     const float *after = as_f32(after_room, work->to, work->to_type, work->count);
     fsdp_kernels_get()->measure(measure, before, after, work->count);
@@ -108,7 +107,7 @@ static void measure_f32(const block *work, fsdp_cast_measure *measure, fsdp_cast
 
 /* --- one block -------------------------------------------------------------------------------- */
 
-/* Which value it was that did not fit, and where. */
+/* Finds the first value that does not fit, and its index. */
 static size_t find_misfit(const block *work, double *misfit_out)
 {
     size_t size = fsdp_dtype_size(work->from_type), i = 0;
@@ -121,7 +120,7 @@ static size_t find_misfit(const block *work, double *misfit_out)
     return i;
 }
 
-/* What does not fit is made infinite first, so that it is none of the values that are measured. */
+/* Values that do not fit are made infinite first, so that the measurement leaves them out. */
 static void cast_block(block *work, fsdp_on_overflow overflow, fsdp_cast_tally *tally)
 {
     fsdp_cast_measure measure = {0};
@@ -146,7 +145,7 @@ static void cast_block(block *work, fsdp_on_overflow overflow, fsdp_cast_tally *
 
 /* --- 8-bit types ------------------------------------------------------------------------------ */
 
-/* Each code is looked at once, for as many times as it is there. */
+/* Each code is measured once and weighted by its number of occurrences. */
 static void measure_codes(fsdp_dtype to_type, fsdp_dtype from_type, const uint64_t times[CODES],
                           fsdp_on_overflow overflow, fsdp_cast_tally *tally)
 {

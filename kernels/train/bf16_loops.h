@@ -1,6 +1,6 @@
 /*
- * The sum of bf16 numbers, rounded once, without a detour through memory: the hot loop of reduce-scatter in
- * bf16. Part of the f32 loops; compiled with them.
+ * The sum of bf16 numbers, in registers and rounded once: the hot loop of reduce-scatter in bf16. It is part
+ * of the f32 loops and compiled with them.
  */
 #ifndef FSDP_KERNELS_BF16_LOOPS_H
 #define FSDP_KERNELS_BF16_LOOPS_H

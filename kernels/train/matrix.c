@@ -1,8 +1,8 @@
 /*
  * C = A B in blocks. For every block of columns and of the inner dimension B is packed into panels of a
- * tile's width; then blocks of rows of A meet each panel in turn, so that a block of A stays in the second
- * cache and a panel in the first. A is read where it lies when its inner dimension is contiguous, else it is
- * packed per tile.
+ * tile's width; then each block of rows of A is multiplied by each panel, so that a block of A stays in the
+ * second cache and a panel in the first. A is read in place when its inner dimension is contiguous, else it
+ * is packed per tile.
  */
 #include "kernels/matrix.h"
 
@@ -50,7 +50,7 @@ static void pack_rows_of_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
     }
 }
 
-/* The same where columns are contiguous. */
+/* Packs like pack_rows_of_b, for a B whose columns are contiguous. */
 static void pack_columns_of_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
 {
     for (int64_t j = 0; j < n; j += TILE_COLUMNS, to += k * TILE_COLUMNS) {
@@ -69,7 +69,7 @@ static void pack_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
         pack_columns_of_b(to, b, k, n);
 }
 
-/* Rows are dealt out evenly: a narrow last tile would wait for its few sums. */
+/* Splits rows evenly: a last tile of few rows has too few sums to hide the latency of its multiply-adds. */
 typedef struct row_split {
     int64_t count, rows;
 } row_split;
@@ -84,8 +84,8 @@ static int64_t first_row(row_split split, int64_t tile)
     return split.rows * tile / split.count;
 }
 
-/* Neighbours in memory are copied eight at a time: what is too much is overwritten by the next ones, and
- * behind the last by the next tile, or lies in the room that the scratch has at its end. */
+/* Copies neighbours in memory eight at a time. The next copy overwrites the elements that are too many, the
+ * next tile those of the last copy; at the end of the scratch they lie in its spare room. */
 static void pack_neighbours(float *tile, const float *from, int64_t step, int64_t rows, int64_t k)
 {
     for (int64_t p = 0; p < k; p++)
@@ -119,7 +119,7 @@ typedef struct block {
     bool a_is_packed, adds;
 } block;
 
-/* A tile of fewer columns is made beside C. */
+/* Makes a tile of fewer columns in a buffer and copies it to C. */
 static void make_narrow_tile(const block *work, fsdp_tile tile, int64_t columns)
 {
     float beside[TILE_ROWS * TILE_COLUMNS] = {0};
@@ -175,7 +175,7 @@ static void multiply_block(block work, int64_t m, int64_t n, const fsdp_matrix_s
     }
 }
 
-/* Of a block of B: a short inner dimension leaves room for more columns. */
+/* Columns of a block of B: a short inner dimension leaves room for more. */
 static int64_t width_for(int64_t k)
 {
     int64_t inner = k < TILE_COLUMNS ? TILE_COLUMNS : smaller(k, FSDP_MATRIX_INNER);

@@ -1,8 +1,7 @@
 /*
- * The loops of kernels/loops.h over `real` numbers. The including file has said what real is, float or
- * double, and is compiled for one processor; so all variants round alike. Each loop is simple enough for the
- * compiler to make vectors of it ("omp simd": no element depends on another), and element i never depends on
- * where in a vector it stands.
+ * The loops of kernels/loops.h over `real` numbers. The including file defines real, float or double, and is
+ * compiled for one processor; so all variants round alike. The compiler vectorizes each loop ("omp simd": no
+ * element depends on another), and the result of element i never depends on its lane.
  */
 #ifndef FSDP_KERNELS_REAL_LOOPS_H
 #define FSDP_KERNELS_REAL_LOOPS_H
@@ -48,7 +47,7 @@ static void sum(void *to, const void *const *from, int n, size_t count, double f
     }
 }
 
-/* NaN wins, of equals the first. */
+/* The larger one; NaN wins, and the first of equal ones. */
 static inline real larger(real a, real b)
 {
     return b > a || isnan(b) ? b : a;
@@ -80,8 +79,8 @@ static void divide(void *data, size_t count, double divisor)
 }
 
 /*
- * Folding one array into one number: element i goes to lane i % LANES, and then halves of the lanes are
- * folded into each other. The order is written down, not the compiler's choice.
+ * Folds one array into one number: element i goes to lane i % LANES, then halves of the lanes are folded into
+ * each other. The code fixes this order, so the compiler cannot choose another.
  */
 
 static bool is_finite(const void *data, size_t count)

@@ -3,8 +3,10 @@
  * (rects.h), sums in rank order, and the arithmetic of optimizers and norms. Plain C, and variants per
  * processor with the same result bit for bit, whatever the size: a tail rounds as the body does. NaNs that
  * arithmetic makes are the one positive quiet NaN, so that even their bits depend on no order. Data may lie
- * at any address; what lies at addresses of its type is fast. Buffers overlap only where they are said to, or
- * are the same.
+ * at any address; aligned data is faster. Buffers are the same or do not overlap, unless a call says so.
+ *
+ * The room kernels/train takes and returns tensors in host memory. The runtime calls it;
+ * programs use rects.h and linear.h.
  */
 #ifndef FSDP_TENSOR_H
 #define FSDP_TENSOR_H
@@ -15,8 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* As memcpy, for large tensors; `together` is what the caller copies in one go, of which this is a part: when
- * caches would not hold it they are left alone. */
+/* memcpy for parts of large copies. `together` is the size of the caller's whole copy: one that the caches do
+ * not hold bypasses them. */
 void fsdp_tensor_copy(void *to, const void *from, size_t size, size_t together);
 
 /* to[i] += from[i], rounded once to to's type. Floating types. */
@@ -24,7 +26,7 @@ void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype 
 /* data[i] = data[i] * factor or data[i] / factor in f32 (f64: f64), rounded once. */
 void fsdp_tensor_multiply(void *data, fsdp_dtype dtype, size_t count, double factor);
 void fsdp_tensor_divide(void *data, fsdp_dtype dtype, size_t count, double divisor);
-/* Are all elements finite? Floating types. */
+/* True when all elements are finite. Floating types. */
 bool fsdp_tensor_is_finite(const void *data, fsdp_dtype dtype, size_t count);
 
 /* --- sums over ranks -------------------------------------------------------------------------- */
@@ -52,8 +54,8 @@ double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, d
 typedef struct fsdp_optim_tensors {
     void *param;
     fsdp_dtype param_type;
-    float *master;             /* NULL, or the f32 weights of bf16 and f16 parameters: the step is made on them,
-                                * and param gets the rounded ones */
+    float *master;             /* NULL, or the f32 weights of bf16 and f16 parameters: the step updates these,
+                                * and param gets them rounded */
     const void *grad;
     fsdp_dtype grad_type;
     void *moments[2];          /* AdamW: exp_avg, exp_avg_sq; SGD: momentum, NULL where step->momentum is 0 */
@@ -80,7 +82,7 @@ typedef struct fsdp_sgd_step {
     double grad_scale;
 } fsdp_sgd_step;
 
-/* The same for SGD. */
+/* One step of SGD, like fsdp_tensor_adamw. */
 void fsdp_tensor_sgd(const fsdp_optim_tensors *tensors, const fsdp_sgd_step *step);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * Sums over ranks. Every element is folded in rank order; blocks are short, so that each source is read once
- * and the sum stays in the cache. How a tensor is cut into calls never shows in the result. See tensor.h.
+ * and the sum stays in the cache. The result does not depend on how calls cut the tensor. See tensor.h.
  */
 #include "kernels/train/tensor.h"
 
@@ -16,7 +16,7 @@ typedef struct fold_job {
     int n;
     fsdp_fold fold;
     double multiply, divide;
-    double factor; /* 1 / divide where that is exact, so that the product is the quotient; else 1 */
+    double factor; /* 1 / divide if that is exact, so that the product is the quotient; else 1 */
 } fold_job;
 
 static double exact_reciprocal(double divisor)
@@ -38,8 +38,8 @@ static const void *read_source(const fold_job *job, int source, size_t first, si
 }
 
 /*
- * Groups of sources are added to the sum so far. That stays aside until the last group, since what it
- * overwrites in the end may be a source that is still to be read.
+ * Adds groups of sources to a sum in a buffer. Only the last group writes `to`, which may be a source that
+ * is still to be read.
  */
 static void sum_block(const fold_job *job, size_t first, size_t count, void *to)
 {

@@ -1,6 +1,6 @@
 /*
- * One step of an optimizer on a shard, as PyTorch's single-tensor formulas have it. What depends on the
- * hyper-parameters alone is computed here in f64; the loops over elements are in real_loops.h.
+ * One step of an optimizer on a shard, by PyTorch's single-tensor formulas. Factors that depend only on
+ * hyper-parameters are computed here in f64; the loops over elements are in real_loops.h.
  */
 #include "kernels/train/tensor.h"
 
@@ -30,7 +30,7 @@ static void end_block(const operand *tensor, fsdp_real real, size_t first, size_
                         tensor->dtype, n);
 }
 
-/* The weights the step is made on: the master's, where there is one. */
+/* The weights that the step updates: the master weights, if there are any. */
 static operand weights_of(const fsdp_optim_tensors *tensors, fsdp_room *room)
 {
     if (tensors->master)
@@ -38,7 +38,7 @@ static operand weights_of(const fsdp_optim_tensors *tensors, fsdp_room *room)
     return (operand){.data = tensors->param, .dtype = tensors->param_type, .room = room};
 }
 
-/* Where the weights are the master's, the parameter gets them rounded. */
+/* Rounds master weights, if there are any, into the parameter. */
 static void store_param(const fsdp_optim_tensors *tensors, fsdp_real real, const void *numbers,
                         size_t first, size_t n)
 {

@@ -1,8 +1,8 @@
 /*
- * Rectangles of elements: the copies of a training step. Rows of one type are copied by the kernel that
- * copies boxes, or past the caches where there is much to copy; rows to be cast go through the cast kernel,
- * short ones packed into a block first. Rectangles that are columns of one tensor are done together, row by
- * row, so that its memory is visited once, in order. See rects.h.
+ * Rectangles of elements: the copies of a training step. Rows without a cast use the box copy kernel, or
+ * bypass the caches when there is much to copy; rows with a cast use the cast kernel, short ones packed into
+ * a block first. Rectangles that are columns of one tensor are copied together, row by row, so that its
+ * memory is visited once, in order. See rects.h.
  */
 #include "kernels/train/tensor.h"
 
@@ -16,7 +16,7 @@ enum {
     LARGE = 8 << 20,      /* bytes: more than a core's share of the caches */
     LARGE_LIST = 1 << 20, /* of a step, whose other tensors have filled the caches */
     LONG_ROW = 4096,      /* bytes, worth a copy past the caches */
-    COLUMN_ROW = 256      /* bytes; shorter ones are better done many at a time */
+    COLUMN_ROW = 256      /* bytes; shorter rows are faster many at a time */
 };
 
 void fsdp_tensor_copy(void *to, const void *from, size_t size, size_t together)
@@ -65,7 +65,7 @@ static void cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from
     fsdp_kernels_get()->cast(to, to_type, from, from_type, (size_t)n, FSDP_OVERFLOW_INF);
 }
 
-/* Many rows are packed, cast and spread at once. */
+/* Packs many rows, casts them in one call and unpacks them. */
 static void cast_short_rows(const fsdp_rect *rect)
 {
     uint8_t packed[PACK_BYTES], done[PACK_BYTES];
@@ -131,7 +131,7 @@ static bool is_large_list(const fsdp_rect *rects, size_t n)
     return bytes >= LARGE_LIST;
 }
 
-/* Does one begin where the rows of the other end, in a tensor whose rows are longer? */
+/* True when `next` starts where the rows of `one` end, in a tensor whose rows are longer. */
 static bool are_columns(const fsdp_rect *one, const fsdp_rect *next)
 {
     if (!one->from || !next->from || one->rows != next->rows || one->rows <= 1 || one->width <= 0 ||

@@ -1,7 +1,7 @@
 /*
  * The casts that move training states, f32 <-> bf16 and f32 <-> f16, with AVX2 and F16C: the same
- * bits as kernels/cast/cast.c, which does all other pairs, the clamping policy and what is left over
- * after the last whole register.
+ * bits as kernels/cast/cast.c, which does all other pairs, the clamping policy and the elements after
+ * the last whole register.
  */
 #include "kernels/variants.h"
 

@@ -1,6 +1,6 @@
 /*
  * CRC-32 with carry-less multiplication: 64 bytes a step are folded onto the next 64, which leaves
- * the remainder as it was; the last 16 bytes and what does not fill a step go through the tables.
+ * the remainder as it was; the last 16 bytes and an incomplete step go through the tables.
  * The constants are powers of x that carry a 64-bit half over 512 and 128 bits, bits reversed.
  */
 #include "kernels/variants.h"

@@ -1,4 +1,4 @@
-/* XXH3-128 once more, compiled for AVX2: the same functions as kernels/bytes/hash.c. */
+/* The functions of kernels/bytes/hash.c (XXH3-128), compiled for AVX2. */
 #include "kernels/variants.h"
 
 #define XXH_INLINE_ALL

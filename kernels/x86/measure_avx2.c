@@ -1,7 +1,7 @@
 /*
- * What a cast did to values, with AVX2: the same numbers as kernels/cast/measure.c. Nearly all values stay
- * finite, keep their sign and move by no more than another one did before; for eight at a time that is a
- * product and comparisons. Where it is not so, the plain C version looks at the eight.
+ * Measures a cast with AVX2; the results equal those of kernels/cast/measure.c. Nearly all values stay
+ * finite, keep their sign and change by no more than an earlier one; a product and comparisons show that
+ * for eight values at a time. Any other eight go to the plain C version.
  *
  * A quotient above the largest so far is never missed: |new - old| / |old| > m means |new - old| >=
  * m * |old| with the product rounded, too, since rounding keeps order and the left side is exact.
@@ -17,7 +17,7 @@ static inline __m256i load(const float *from)
     return _mm256_loadu_si256((const __m256i *)(const void *)from);
 }
 
-/* Is any of the eight worth a look? */
+/* True when one of the eight needs the plain C version. */
 static inline int is_remarkable(__m256i old, __m256i new, __m256 largest)
 {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), zero = _mm256_setzero_si256();

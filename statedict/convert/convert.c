@@ -14,7 +14,7 @@
 static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert_opts *opts,
                             fsdp_error *err)
 {
-    *job = (convert_job){.target = &fsdp_directory_output, .to = to};
+    *job = (convert_job){.target = &fsdp_directory_target, .to = to};
     job->opts = opts ? *opts : (fsdp_convert_opts){0};
     job->io = job->opts.io ? job->opts.io : fsdp_io_posix();
     job->kind = job->opts.kind;
@@ -30,12 +30,12 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
                                      .overwrite = job->opts.overwrite,
                                      .durable = !job->opts.no_sync};
     if (job->format->ops) {
-        job->target = &fsdp_foreign_output;
+        job->target = &fsdp_foreign_target;
         job->limits = &job->format->limits;
         job->kind = FSDP_SHARDED;
         return FSDP_OK;
     }
-    job->target = &fsdp_one_file_output;
+    job->target = &fsdp_one_file_target;
     job->kind = job->opts.kind = FSDP_FULL;
     return FSDP_OK;
 }

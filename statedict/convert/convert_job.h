@@ -13,8 +13,8 @@
  * of its box, so that nothing is written twice and the blocks of the source are read once for all boxes that
  * they meet. Memory is bounded by the slabs at work (--mem), whatever the checkpoint's size.
  *
- * A source is an opened checkpoint (checkpoint_internal.h). A target is one of the tables below: a checkpoint
- * directory of ours, a checkpoint of ours in one file, or a format of another program (formats/target.h).
+ * A source is an opened checkpoint (checkpoint_internal.h). A target is one of the tables below: a native
+ * directory, a native checkpoint in one file, or a format of another program (formats/target.h).
  * The calls of convert.h come in; files below DST.tmp-UUID and then DST go out.
  */
 #ifndef FSDP_CONVERT_JOB_H
@@ -38,8 +38,8 @@ typedef struct convert_job {
     const char *to;
     fsdp_io *io;
     fsdp_io *reuse;            /* what is there already is not written again; or NULL */
-    const fsdp_target_format *format;  /* NULL: a directory of ours */
-    const fsdp_limits *limits; /* of another program's format; NULL: ours holds everything */
+    const fsdp_target_format *format;  /* NULL: a native directory */
+    const fsdp_limits *limits; /* of another program's format; NULL: native, which holds everything */
     fsdp_kind kind;            /* of the target's layout */
 
     /* select */
@@ -132,9 +132,9 @@ struct convert_target_ops {
     fsdp_status (*end)(convert_job *job, fsdp_status status, fsdp_error *err);
 };
 
-extern const convert_target_ops fsdp_directory_output;  /* native_output.c: a directory of ours */
-extern const convert_target_ops fsdp_one_file_output;   /* file_output.c: a file of ours */
-extern const convert_target_ops fsdp_foreign_output;    /* foreign_output.c */
+extern const convert_target_ops fsdp_directory_target;  /* native_target.c: a native directory */
+extern const convert_target_ops fsdp_one_file_target;   /* one_file_target.c: a native file */
+extern const convert_target_ops fsdp_foreign_target;    /* foreign_target.c */
 
 /* --- convert_plan.c --------------------------------------------------------------------------- */
 

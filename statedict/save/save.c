@@ -260,9 +260,11 @@ static fsdp_status create_file(save_job *job, int number, int count, int64_t ind
     fsdp_flow("statedict/save/save.c", "create file %d of %d", number, count);
     FSDP_TRY(file_options(job, number, count, &opts, &path, err));
     opts.index_room = index_room;
-    fsdp_status st = fsdp_shard_create(&opts, job->plan.datasets, job->plan.dataset_count,
-                                       job->plan.links, job->plan.link_count, job->plan.boxes,
-                                       job->plan.box_count, &job->writer, err);
+    fsdp_status st = fsdp_shard_create(
+        &opts,
+        &(fsdp_shard_layout){job->plan.datasets, job->plan.dataset_count, job->plan.links,
+                             job->plan.link_count, job->plan.boxes, job->plan.box_count},
+        &job->writer, err);
     fsdp_free(path);
     return st;
 }

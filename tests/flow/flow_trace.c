@@ -1,6 +1,7 @@
 /*
  * The straight line, traced: a small uneven tensor is saved by 2 ranks and loaded by 3, and what each
- * step tells must be what docs/flow_save.md and docs/flow_load.md say. The pages are the golden
+ * step tells must be what docs/flow_save.md and docs/flow_load.md say;
+ * a conversion of it must be what docs/flow_convert.md says. The pages are the golden
  * files: their blocks fenced with ```flow NAME hold the lines. The 3 ranks of the load have an
  * address space each, as under MPI; threads of one process would share their reads.
  *

@@ -80,7 +80,8 @@ static void write_types(const char *dir)
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
     char *path = fsdp_path_join(dir, "types.h5");
-    check(fsdp_h5_create(NULL, path, sets, n, 5, 1, &file, &index_offset, &err), &err);
+    check(fsdp_h5_create(NULL, path, &(fsdp_h5_layout){sets, n, 5, 1}, &file, &index_offset, &err),
+          &err);
     check(fsdp_h5_close(file, &size, &err), &err);
     for (size_t i = 0; i < n; i++) {
         unsigned char data[VALUES * 16] = {0};
@@ -110,7 +111,7 @@ static void write_compressed(const char *dir)
     int64_t offset = 0, size = 0;
     char *path = fsdp_path_join(dir, "compressed.h5");
     check(fsdp_codec_create(FSDP_CODEC_HUFFMAN, &codec, &err), &err);
-    check(fsdp_h5_create(NULL, path, &set, 1, 0, 1, &file, &offset, &err), &err);
+    check(fsdp_h5_create(NULL, path, &(fsdp_h5_layout){&set, 1, 0, 1}, &file, &offset, &err), &err);
     size_t room = fsdp_codec_bound(CHUNK_BYTES), frame_size = 0;
     void *frame = fsdp_alloc(room, 1);
     for (int64_t row = 0; row < ROWS; row += CHUNK) {
@@ -120,7 +121,9 @@ static void write_compressed(const char *dir)
             data[i] = (float)(row * COLUMNS + i);
         const int64_t coord[2] = {row, 0};
         check(fsdp_codec_encode(codec, data, CHUNK_BYTES, 4, frame, room, &frame_size, &err), &err);
-        check(fsdp_h5_write_chunk(file, 0, coord, frame, frame_size, &offset, &err), &err);
+        check(
+            fsdp_h5_write_chunk(file, &(fsdp_h5_chunk){0, coord, frame, frame_size}, &offset, &err),
+            &err);
     }
     check(fsdp_h5_add_index(file, 5, &offset, &err), &err);
     check(fsdp_h5_close(file, &size, &err), &err);
@@ -197,7 +200,8 @@ static void write_shard(const char *dir, int shard)
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
     char *path = fsdp_path_join(dir, name);
-    check(fsdp_h5_create(NULL, path, sets, n, 0, 1, &file, &index_offset, &err), &err);
+    check(fsdp_h5_create(NULL, path, &(fsdp_h5_layout){sets, n, 0, 1}, &file, &index_offset, &err),
+          &err);
     check(fsdp_h5_close(file, &size, &err), &err);
     for (size_t i = 0; i < n; i++) {
         int32_t data[32];
@@ -225,7 +229,11 @@ static void add_boxes(fsdp_h5_view *view, size_t which, const int64_t *shape)
                                       .len = piece->len};
     }
     fsdp_error err = {0};
-    check(fsdp_h5_view_add(view, pieces[0][which].link, FSDP_I32, 2, shape, sources, SHARDS, &err),
+    check(fsdp_h5_view_add(
+              view,
+              &(fsdp_h5_dataset){
+                  .link = pieces[0][which].link, .dtype = FSDP_I32, .ndim = 2, .shape = shape},
+              sources, SHARDS, &err),
           &err);
 }
 
@@ -258,7 +266,11 @@ static void add_flat(fsdp_h5_view *view)
                                       .len = len[i]};
     }
     fsdp_error err = {0};
-    check(fsdp_h5_view_add(view, "flat", FSDP_I32, 2, shape, sources, RANGES, &err), &err);
+    check(fsdp_h5_view_add(
+              view,
+              &(fsdp_h5_dataset){.link = "flat", .dtype = FSDP_I32, .ndim = 2, .shape = shape},
+              sources, RANGES, &err),
+          &err);
 }
 
 static void write_view(const char *parent)
@@ -287,7 +299,11 @@ static void write_view(const char *parent)
                                    .source_len = zero,
                                    .lo = zero,
                                    .len = zero};
-    check(fsdp_h5_view_add(view, "scalar", FSDP_I32, 0, zero, &scalar, 1, &err), &err);
+    check(fsdp_h5_view_add(
+              view,
+              &(fsdp_h5_dataset){.link = "scalar", .dtype = FSDP_I32, .ndim = 0, .shape = zero},
+              &scalar, 1, &err),
+          &err);
     const fsdp_h5_source gone = {.file = "nowhere.h5",
                                  .link = "gone",
                                  .source_ndim = 1,
@@ -296,10 +312,27 @@ static void write_view(const char *parent)
                                  .source_len = three,
                                  .lo = zero,
                                  .len = three};
-    check(fsdp_h5_view_add(view, "gone", FSDP_I32, 1, three, &gone, 1, &err), &err);
-    check(fsdp_h5_view_add(view, "gone.f32", FSDP_F32, 1, three, &gone, 1, &err), &err);
-    check(fsdp_h5_view_add(view, "gone.f8", FSDP_F8_E4M3FN, 1, three, &gone, 1, &err), &err);
-    check(fsdp_h5_view_add(view, "empty", FSDP_F32, 2, none, NULL, 0, &err), &err);
+    check(fsdp_h5_view_add(
+              view,
+              &(fsdp_h5_dataset){.link = "gone", .dtype = FSDP_I32, .ndim = 1, .shape = three},
+              &gone, 1, &err),
+          &err);
+    check(fsdp_h5_view_add(
+              view,
+              &(fsdp_h5_dataset){.link = "gone.f32", .dtype = FSDP_F32, .ndim = 1, .shape = three},
+              &gone, 1, &err),
+          &err);
+    check(
+        fsdp_h5_view_add(view,
+                         &(fsdp_h5_dataset){
+                             .link = "gone.f8", .dtype = FSDP_F8_E4M3FN, .ndim = 1, .shape = three},
+                         &gone, 1, &err),
+        &err);
+    check(fsdp_h5_view_add(
+              view,
+              &(fsdp_h5_dataset){.link = "empty", .dtype = FSDP_F32, .ndim = 2, .shape = none},
+              NULL, 0, &err),
+          &err);
     check(fsdp_h5_view_link(view, "tied", "rows", &err), &err);
     check(fsdp_h5_view_close(view, &size, &err), &err);
     fsdp_free(path);

@@ -3,7 +3,10 @@
  * state dict of one rank, and has values that are a function of name, position, seed and step:
  *
  *   bench_model.c -> bench_state.c -> bench_values.c
- *   bench_make.c writes such states, bench_check.c proves them; bench_measure.c measures with the rest
+ *
+ * Rooms: bench (models, states, ranks, timing, plain files, peers), bench_checkpoint (make, check and rows
+ * about files) and bench_train (rows about collectives and steps). In come bench_options, out come files and
+ * rows on standard output. Only fsdp_bench.c and these rooms call it.
  */
 #ifndef FSDP_BENCH_H
 #define FSDP_BENCH_H
@@ -49,7 +52,7 @@ typedef struct bench_stream {
     float mean, scale;
 } bench_stream;
 
-/* The name says what the values look like: weights, first or second moments, Adam's step. */
+/* The entry's name selects the distribution: weights, first or second moments, Adam's step. */
 bench_stream bench_stream_of(const fsdp_entry *entry, uint64_t seed, int64_t step);
 /* False for the few dtypes that no state of ours has. */
 bool bench_stream_knows(fsdp_dtype dtype);
@@ -148,13 +151,13 @@ fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body
  */
 typedef fsdp_status (*bench_world_body)(fsdp_world *world, const bench_options *opts, fsdp_error *err);
 _Noreturn void bench_launch(const bench_options *opts, bench_world_body body);
-/* Collective. All come together at once, without the slowness of the control plane. */
-fsdp_status bench_meet(fsdp_comm *comm, fsdp_error *err);
+/* Collective. A barrier of the communicator, which is faster than one of the control plane. */
+fsdp_status bench_barrier(fsdp_comm *comm, fsdp_error *err);
 /* Collective. The largest resident size of a rank. */
 fsdp_status bench_peak_of_ranks(fsdp_ctl *ctl, int64_t *kib_out, fsdp_error *err);
-/* The exit code of a rank: 0 ends the output and tells what failed. */
+/* Returns the exit code of a rank; rank 0 also ends the output and reports the failure. */
 int bench_end_rank(int rank, fsdp_status status, const fsdp_error *err);
-/* Ends the program: every rank fails alike, so one tells, unless ranks were lost. */
+/* Ends the program. Rank 0 reports a failure for all, since every rank has it, unless ranks were lost. */
 _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err);
 
 /* The ranks of mpirun (bench_mpi.c), where this build has MPI. bench_mpi_end is fsdp_mpi_finalize.
@@ -162,11 +165,11 @@ _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err);
 fsdp_status bench_mpi_begin(int deadline_ms, fsdp_ctl **ctl_out, fsdp_error *err);
 bool bench_mpi_end(void);
 
-/* --json of a command that prints as it goes: one object whose member `list` holds the items. First
- * what stands before an item; the end comes with bench_exit. Rank 0 only. */
+/* Adds the text before an item of --json output: one object whose member `list` holds the items, printed one
+ * by one. bench_exit adds its end. Rank 0 only. */
 void bench_begin_item(fsdp_text *text, const char *list);
 
-/* What a save or load of one rank watches: rank 0 shows progress, every rank can be stopped. */
+/* The watch of a save or load on one rank: rank 0 shows progress, a signal stops every rank. */
 fsdp_watch bench_watch(const bench_options *opts, int rank);
 
 /* Cores that this process may use. */
@@ -177,7 +180,7 @@ int bench_cores(void);
 enum { BENCH_MAX_ROUNDS = 99, BENCH_PIECES = 3, BENCH_PATH = 4096 };
 extern const int64_t bench_pieces[BENCH_PIECES];       /* 256 KiB, 1 MiB, 4 MiB */
 
-/* Of every run: how long it took, and the processor time of all its threads and processes. */
+/* Per run: its duration, and the processor time of all its threads and processes. */
 typedef struct bench_times {
     int count;
     double seconds[BENCH_MAX_ROUNDS], cpu[BENCH_MAX_ROUNDS];
@@ -232,15 +235,15 @@ int64_t bench_peak_kib(void);      /* of this process */
 /*
  * Another program that does the same work with as many ranks (bench_peer.c). It is started as PROGRAM DIR
  * RANKS; each of its ranks reads lines of the pipe DIR/go-RANK and does what they say, and the first one
- * answers each with a line in the pipe DIR/done: "SECONDS PROCESSOR_SECONDS" or "cannot". The first answer
- * comes unasked, when it is ready; the line "end" ends it. Ranks that wait take no processor's time.
+ * answers each with a line in the pipe DIR/done: "SECONDS PROCESSOR_SECONDS" or "cannot". It sends a first
+ * line when it is ready; the line "end" ends it. Ranks that wait use no processor time.
  */
 typedef struct bench_peer bench_peer;
 fsdp_status bench_peer_start(char *const *argv, int ranks, bench_peer **peer_out, fsdp_error *err);
 /* FSDP_ERR_UNSUPPORTED: it cannot do that. */
 fsdp_status bench_peer_ask(bench_peer *peer, const char *line, bench_times *times, fsdp_error *err);
 void bench_peer_stop(bench_peer *peer);    /* accepts NULL */
-/* A program of the tests, as it is built: beside our own directory. BENCH_PATH bytes of room. */
+/* The path of a test program, ../tests/NAME from this program's directory. BENCH_PATH bytes of room. */
 void bench_find_peer(const char *name, char *path_out);
 
 /* --- rows ----------------------------------------------------------------------------------------- */
@@ -286,7 +289,7 @@ fsdp_status bench_prove_path(const char *path, uint64_t seed, fsdp_error *err);
 
 void bench_path(char *out, const char *dir, const char *name);     /* BENCH_PATH bytes of room */
 fsdp_status bench_remove(const char *path, fsdp_error *err);       /* a tree, or nothing */
-/* Everything in the directory's file system is on the disk: no old writing disturbs. */
+/* Syncs the directory's file system, so that earlier writes do not disturb a measurement. */
 fsdp_status bench_settle(const char *dir, fsdp_error *err);
 /* The memory of a state dict's tensors, one after the other, into a new file. */
 fsdp_status bench_write_plain(const fsdp_sd *sd, int rank, const char *path, int64_t piece, bool sync,

@@ -1,6 +1,6 @@
 /*
- * The plain file system: what anybody could do with the same bytes without the library. These are
- * the ceilings that the rows are measured against, so nothing here is clever.
+ * The plain file system: reads, writes and copies of the same bytes without the library. Rows are
+ * measured against these, so the code stays simple.
  */
 #include "tools/bench/bench.h"
 
@@ -164,7 +164,7 @@ fsdp_status bench_write_plain(const fsdp_sd *sd, int rank, const char *path, int
     return st;
 }
 
-/* Where reading stands in the row of files. */
+/* The position of a read in a sequence of files. */
 typedef struct file_row {
     char *const *paths;
     int count, next;

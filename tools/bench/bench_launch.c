@@ -32,7 +32,7 @@ _Noreturn void bench_launch(const bench_options *opts, bench_world_body body)
     exit(fsdp_launch(opts->argc, opts->argv, run_rank, &work));
 }
 
-fsdp_status bench_meet(fsdp_comm *comm, fsdp_error *err)
+fsdp_status bench_barrier(fsdp_comm *comm, fsdp_error *err)
 {
     uint8_t nothing = 0;
     const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,

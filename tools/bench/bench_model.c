@@ -1,4 +1,4 @@
-/* Names and shapes of real models, in Hugging Face's spelling, scaled as one wants. */
+/* Names and shapes of real models, in Hugging Face's spelling, at any scale. */
 #include "tools/bench/bench.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 /* --- a list of parameters --------------------------------------------------------------------- */
 
-/* A failure is remembered; bench_model_init looks once. */
+/* Keeps a failure in the model; bench_model_init checks it once. */
 static bench_param *add_param(bench_model *model)
 {
     if (model->count == model->capacity) {
@@ -85,7 +85,7 @@ static void add_gpt2(bench_model *model)
     model->alias_target = "transformer.wte.weight";
 }
 
-/* What the Llama family and its mixtures of experts have in common. */
+/* Sizes that the Llama family and its mixtures of experts share. */
 typedef struct llama_shape {
     int64_t vocabulary, hidden, key_value, intermediate;
     int layers, experts;

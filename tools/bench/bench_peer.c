@@ -1,7 +1,7 @@
 /*
- * Programs of other libraries that do the same work, in turns with ours. They are processes of their
- * own, and told what to do through pipes that have names: each of their ranks hears by itself, since
- * one that waited for word from another would spin beside our side. See bench.h.
+ * Peers: programs of other libraries that do the same work, in turns with ours. Each of a peer's ranks
+ * reads its commands from a named pipe, since a rank that waited for a message of another rank would
+ * spin and disturb our measurement. See bench.h.
  */
 #include "tools/bench/bench.h"
 
@@ -28,7 +28,7 @@ struct bench_peer {
 
 /* --- its pipes -------------------------------------------------------------------------------- */
 
-/* Open for both, so that opening waits for nobody; when this process ends the peer reads the end. */
+/* Opens for reading and writing, so that open does not block; when this process ends the peer reads EOF. */
 static int make_pipe(const bench_peer *peer, const char *name)
 {
     char path[BENCH_PATH];
@@ -53,9 +53,9 @@ static fsdp_status make_pipes(bench_peer *peer, fsdp_error *err)
     return made ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot make pipes in '%s'", peer->dir);
 }
 
-/* --- what it says ----------------------------------------------------------------------------- */
+/* --- commands and answers --------------------------------------------------------------------- */
 
-static fsdp_status hear_line(bench_peer *peer, char *line, fsdp_error *err)
+static fsdp_status read_answer(bench_peer *peer, char *line, fsdp_error *err)
 {
     size_t size = 0;
     struct pollfd look = {.fd = peer->done, .events = POLLIN};
@@ -77,21 +77,21 @@ static fsdp_status hear_line(bench_peer *peer, char *line, fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_IO, "'%s' does not answer", peer->name);
 }
 
-static bool tell(const bench_peer *peer, const char *line)
+static bool send_line(const bench_peer *peer, const char *line)
 {
-    bool told = true;
+    bool sent = true;
     for (int i = 0; i < peer->ranks; i++)
-        told &= peer->go[i] >= 0 && write(peer->go[i], line, strlen(line)) > 0;
-    return told;
+        sent &= peer->go[i] >= 0 && write(peer->go[i], line, strlen(line)) > 0;
+    return sent;
 }
 
 fsdp_status bench_peer_ask(bench_peer *peer, const char *line, bench_times *times, fsdp_error *err)
 {
     char answer[LINE];
     double seconds, cpu;
-    if (!tell(peer, line))
+    if (!send_line(peer, line))
         return fsdp_fail_errno(err, errno, "cannot write to '%s'", peer->name);
-    FSDP_TRY(hear_line(peer, answer, err));
+    FSDP_TRY(read_answer(peer, answer, err));
     if (sscanf(answer, "%lf %lf", &seconds, &cpu) != 2)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot do %.*s", peer->name,
                          (int)strcspn(line, "\n"), line);
@@ -102,9 +102,9 @@ fsdp_status bench_peer_ask(bench_peer *peer, const char *line, bench_times *time
     return FSDP_OK;
 }
 
-/* --- its life --------------------------------------------------------------------------------- */
+/* --- its process -----------------------------------------------------------------------------  */
 
-/* What it prints goes where our messages go. */
+/* Its standard output goes to our standard error. */
 _Noreturn static void become_peer(const bench_peer *peer, char *const *argv)
 {
     char *words[16], ranks[16];
@@ -148,7 +148,7 @@ fsdp_status bench_peer_start(char *const *argv, int ranks, bench_peer **peer_out
     if (st == FSDP_OK && peer->process < 0)
         st = fsdp_fail_errno(err, errno, "cannot start '%s'", peer->name);
     if (st == FSDP_OK)
-        st = hear_line(peer, ready, err);
+        st = read_answer(peer, ready, err);
     if (st == FSDP_OK)
         *peer_out = peer;
     else
@@ -156,7 +156,7 @@ fsdp_status bench_peer_start(char *const *argv, int ranks, bench_peer **peer_out
     return st;
 }
 
-/* Asked to end; one that does not is ended, as is one that nobody will wait for. */
+/* Waits until the peer ends; kills it after END_MS, or at once after a signal. */
 static void await_end(const bench_peer *peer)
 {
     bool ended = false;
@@ -177,7 +177,7 @@ void bench_peer_stop(bench_peer *peer)
     if (!peer)
         return;
     if (peer->process > 0) {
-        (void)tell(peer, "end\n");
+        (void)send_line(peer, "end\n");
         await_end(peer);
     }
     for (int i = 0; i < peer->ranks; i++)
@@ -193,11 +193,11 @@ void bench_peer_stop(bench_peer *peer)
 
 void bench_find_peer(const char *name, char *path_out)
 {
-    char own[BENCH_PATH - 40];
-    ssize_t size = readlink("/proc/self/exe", own, sizeof own - 1);
-    own[size > 0 ? size : 0] = '\0';
-    char *slash = strrchr(own, '/');
+    char program[BENCH_PATH - 40];
+    ssize_t size = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[size > 0 ? size : 0] = '\0';
+    char *slash = strrchr(program, '/');
     if (slash)
         *slash = '\0';
-    snprintf(path_out, BENCH_PATH, "%s/../tests/%s", own, name);
+    snprintf(path_out, BENCH_PATH, "%s/../tests/%s", program, name);
 }

@@ -1,4 +1,4 @@
-/* Ranks: the processes of mpirun when it started us, else threads of this one. */
+/* Ranks: the processes that mpirun started, else threads of this process. */
 #include "tools/bench/bench.h"
 
 #include <sched.h>
@@ -83,7 +83,7 @@ static void end_items(fsdp_status status, const fsdp_error *err)
     (void)cli_put_end(&text);
 }
 
-/* The other ranks fail as rank 0 does, which tells; only when ranks are lost each has its own story. */
+/* Rank 0 reports a failure for all ranks. After a lost rank each reports its error, as they may differ. */
 int bench_end_rank(int rank, fsdp_status status, const fsdp_error *err)
 {
     if (rank == 0) {

@@ -72,7 +72,7 @@ static fsdp_status add_moments(builder *b, fsdp_error *err)
 
 /* --- values ----------------------------------------------------------------------------------- */
 
-/* Takes the value over. */
+/* Takes ownership of the value. */
 static fsdp_status add_value(builder *b, fsdp_value value, fsdp_error *err)
 {
     fsdp_status st = fsdp_sd_add_value(b->sd, b->name.data, b->name.size, &value, err);
@@ -123,7 +123,7 @@ static fsdp_status add_generator(builder *b, fsdp_error *err)
     return add_value(b, value, err);
 }
 
-/* What bench_check.c makes the expected state from. */
+/* The value "config", from which bench_check.c makes the expected state. */
 static fsdp_status fill_config(const bench_model *model, fsdp_value *config, fsdp_error *err)
 {
     FSDP_TRY(fsdp_value_set_items(config, FSDP_VALUE_DICT, 4, err));

@@ -1,6 +1,6 @@
 /*
- * How anything is measured: two sides in turns on the same bytes, a round that does not count
- * first, medians of the others. Ranks begin each timed run together and it ends with the last one.
+ * Measures two sides in turns on the same bytes: one warm-up round, then medians of the others. Ranks begin
+ * each timed run together, and it ends with the last rank.
  */
 #include "tools/bench/bench.h"
 

@@ -34,7 +34,7 @@ static uint64_t hash_at(uint64_t key, int64_t i)
     return mix(key + ((uint64_t)i + 1) * golden);
 }
 
-/* --- what a tensor's values look like --------------------------------------------------------- */
+/* --- distributions ---------------------------------------------------------------------------- */
 
 static bool ends_with(const char *name, size_t size, const char *end)
 {

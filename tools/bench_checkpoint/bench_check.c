@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- what should be there ------------------------------------------------------------------------------ */
+/* --- the expected state -------------------------------------------------------------------------------- */
 
 static fsdp_status fail_entry(fsdp_error *err, const fsdp_entry *entry, const char *what)
 {
@@ -240,7 +240,7 @@ static void note_failure(prove_job *job, size_t entry)
     }
 }
 
-/* Entries are taken in order, so when one is bad all before it are taken, and get their verdict. */
+/* Threads take entries in order, so every entry before a bad one is checked as well. */
 static fsdp_status prove_entries(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     prove_job *job = user;
@@ -289,7 +289,7 @@ static fsdp_status prove_elements(fsdp_checkpoint *checkpoint, const bench_proof
     return st;
 }
 
-/* Elements before values: a wrong seed is told by an element. */
+/* Checks elements before values, so that a wrong seed is reported by an element. */
 static fsdp_status prove(fsdp_checkpoint *checkpoint, const bench_proof *proof,
                          const fsdp_sd *wanted, fsdp_error *err)
 {
@@ -320,7 +320,7 @@ fsdp_status bench_prove(fsdp_checkpoint *checkpoint, bench_proof *proof, fsdp_er
 
 /* --- a run that is to go on ----------------------------------------------------------------------- */
 
-/* Structure and values tell the model and the seed apart; rng.cpu follows from the seed and the step. */
+/* Compares structure and values, which show model and seed: rng.cpu depends on the seed and the step. */
 static fsdp_status check_same_state(fsdp_checkpoint *checkpoint, const bench_options *opts,
                                     fsdp_error *err)
 {

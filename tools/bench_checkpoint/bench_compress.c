@@ -109,21 +109,21 @@ static fsdp_status measure(compress_job *job, fsdp_error *err)
 
 /* --- setting up ------------------------------------------------------------------------------- */
 
-/* The peer and HDF5's plugin as they are built: ../tests and ../plugin beside our own directory. */
+/* The peer and HDF5's plugin in the build tree: ../tests and ../plugin from this program's directory. */
 static void find_peer(compress_job *job)
 {
-    char own[BENCH_PATH - 40], plugin[BENCH_PATH];
-    ssize_t size = readlink("/proc/self/exe", own, sizeof own - 1);
-    own[size > 0 ? size : 0] = '\0';
-    char *slash = strrchr(own, '/');
+    char program[BENCH_PATH - 40], plugin[BENCH_PATH];
+    ssize_t size = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[size > 0 ? size : 0] = '\0';
+    char *slash = strrchr(program, '/');
     if (slash)
         *slash = '\0';
-    snprintf(plugin, sizeof plugin, "%s/../plugin", own);
+    snprintf(plugin, sizeof plugin, "%s/../plugin", program);
     setenv("HDF5_PLUGIN_PATH", plugin, 0);
     if (job->opts->peer)
         snprintf(job->peer, sizeof job->peer, "%s", job->opts->peer);
     else
-        snprintf(job->peer, sizeof job->peer, "%s/../tests/hdf5_filter_peer", own);
+        snprintf(job->peer, sizeof job->peer, "%s/../tests/hdf5_filter_peer", program);
     if (!job->opts->peer && access(job->peer, X_OK) != 0)
         job->peer[0] = '\0';
 }

@@ -18,7 +18,7 @@
 
 enum { SAVED_BY = 4, FROM = 8, MOST_ARGUMENTS = 16, PEAK_FACTOR = 8 };
 
-/* What is converted, and how. Sources are made when the first case needs them; see make_source. */
+/* One case: source, target, options. make_source makes a source when the first case needs it. */
 typedef struct convert_case {
     const char *work, *source, *result;
     const char *options[5]; /* of fsdp-convert, ended by NULL; the first NULL: fsdp-ls */

@@ -45,7 +45,7 @@ typedef struct load_rank {
 
 /* --- the two sides ---------------------------------------------------------------------------- */
 
-/* No element is right before it is loaded. */
+/* Overwrites every element, so that only a load can make it right. */
 static fsdp_status spoil(void *user, fsdp_error *err)
 {
     const load_rank *r = user;
@@ -82,7 +82,7 @@ static int64_t local_bytes(const fsdp_sd *sd, int rank)
     return bytes;
 }
 
-/* Every thread its own part of the files. */
+/* Each thread reads its part of the files. */
 static fsdp_status read_plain(void *user, int64_t piece, fsdp_error *err)
 {
     const load_rank *r = user;

@@ -1,6 +1,6 @@
 /*
  * fsdp-bench make: every rank makes its shards of a synthetic state and saves them, once, or several
- * times into a run. Rank 0 decides where a run goes on, and tells what was saved.
+ * times into a run. Rank 0 chooses the first step and reports each save.
  */
 #include "tools/bench/bench.h"
 
@@ -16,7 +16,7 @@ typedef struct make_job {
     int world;
 } make_job;
 
-/* What one rank works with. */
+/* The state of one rank. */
 typedef struct maker {
     const make_job *job;
     fsdp_ctl *ctl;
@@ -39,7 +39,7 @@ static fsdp_status refuse_newer(const fsdp_run_steps *steps, bool *has_steps_out
     *has_steps_out = false;
     for (size_t i = steps->count; i-- > 0;) {
         const fsdp_run_step *step = &steps->items[i];
-        if (step->state == FSDP_STEP_NEWER) /* what it holds, nobody here can tell */
+        if (step->state == FSDP_STEP_NEWER) /* this version cannot read its contents */
             return fsdp_fail(err, FSDP_ERR_REFUSED, "%s", step->reason);
         *has_steps_out =
             *has_steps_out || step->state == FSDP_STEP_GOOD || step->state == FSDP_STEP_BROKEN;
@@ -56,8 +56,8 @@ static int64_t step_of_path(const fsdp_run_steps *steps, const char *path)
     return FSDP_STEP_NONE;
 }
 
-/* Behind the newest good step, all of which is read, as by whoever loads it; what is broken stays for
- * people to look at. */
+/* Chooses a step after the newest good one, whose data is read as in a load; broken steps stay for people
+ * to inspect. */
 static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *steps,
                                int64_t *step_out, fsdp_error *err)
 {
@@ -98,7 +98,7 @@ static fsdp_status find_next_step(const bench_options *opts, int64_t *step_out, 
     return st;
 }
 
-/* Before the state is made, which can take long. */
+/* Checks the path before the state is made, which can take long. */
 static fsdp_status check_path(const bench_options *opts, fsdp_error *err)
 {
     struct stat found;
@@ -175,8 +175,8 @@ static int64_t count_bytes(const fsdp_sd *sd, int64_t *tensors_out)
     return bytes;
 }
 
-/* Out at once: whoever reads it may count on the checkpoint. */
-static fsdp_status tell(const maker *m, double seconds)
+/* Prints without delay: a reader of the line may rely on the checkpoint. */
+static fsdp_status report_save(const maker *m, double seconds)
 {
     const bench_options *opts = m->job->opts;
     fsdp_text text = {0};
@@ -209,7 +209,7 @@ static fsdp_status make_once(maker *m, fsdp_error *err)
     FSDP_TRY(save_state(m, err));
     fsdp_status st = FSDP_OK;
     if (fsdp_ctl_rank(m->ctl) == 0)
-        st = tell(m, cli_now() - began);
+        st = report_save(m, cli_now() - began);
     return fsdp_ctl_agree(m->ctl, st, err);
 }
 

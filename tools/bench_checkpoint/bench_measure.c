@@ -1,4 +1,4 @@
-/* The rows of docs/performance.md that need no training: which command measures what. */
+/* The commands that measure rows without training, with the functions that measure them. */
 #include "tools/bench/bench.h"
 
 #include <errno.h>

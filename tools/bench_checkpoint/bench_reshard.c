@@ -1,6 +1,6 @@
 /*
  * Rows reshard-8-6 and reshard-8-6-noverify: an offline conversion, durable, beside `cp -r` and an
- * fsync of every file. Both sides run in processes of their own, whose memory is looked at.
+ * fsync of every file. Each side runs in a child process, so that its peak memory can be measured.
  */
 #include "tools/bench/bench.h"
 

@@ -1,4 +1,9 @@
-/* Rows of docs/performance.md: how they are printed, and the states that they are measured with. */
+/*
+ * Rows of docs/performance.md: printing, and the states that rows are measured with.
+ *
+ * The room bench_checkpoint takes bench_options and measures saves, loads, conversions and checks with the
+ * parts of tools/bench/bench.h; out come rows on standard output. Only fsdp_bench.c calls it.
+ */
 #include "tools/bench/bench.h"
 
 #include <inttypes.h>

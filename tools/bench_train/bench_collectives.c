@@ -1,8 +1,8 @@
 /*
  * Rows collectives: all-gather, reduce-scatter and all-reduce between ranks, beside the same of Open
  * MPI or gloo (bench_peer.c). A row's work is OP-BUFFERS-RANKS-SIZE, where the size is that of the
- * whole tensor. A run is many calls in a row where they are short. As units do: all-gather and
- * all-reduce are in place, on both sides.
+ * whole tensor. A run repeats short calls. All-gather and all-reduce are in place on both sides, as
+ * units use them.
  */
 #include "tools/bench/bench.h"
 
@@ -94,7 +94,7 @@ void bench_check_collectives(const bench_options *opts)
 
 /* --- goals ------------------------------------------------------------------------------------ */
 
-/* docs/performance.md has them; 0: none. */
+/* The ratio to reach, from docs/performance.md; 0: none. */
 static double goal_beside_open_mpi(const collectives_job *job, int op, int64_t size)
 {
     bool is_large = size >= (int64_t)256 << 20, is_small = size <= 64 << 10;
@@ -154,11 +154,11 @@ static fsdp_status run_ours(const collectives_job *job, int op, int64_t size, be
     const fsdp_collective call = call_of(job, op, size);
     int calls = calls_of_a_run(size);
     FSDP_TRY(fsdp_ctl_agree(job->ctl, cli_check_stop(err), err));
-    FSDP_TRY(bench_meet(job->comm, err));
+    FSDP_TRY(bench_barrier(job->comm, err));
     bench_clock began = bench_now();
     for (int i = 0; i < calls; i++)
         FSDP_TRY(fsdp_comm_run(job->comm, &call, err));
-    FSDP_TRY(bench_meet(job->comm, err));
+    FSDP_TRY(bench_barrier(job->comm, err));
     bench_add_time(times, &began);
     times->seconds[times->count - 1] /= calls;
     times->cpu[times->count - 1] /= calls;

@@ -33,7 +33,7 @@ static int64_t block_elements(void)
     return count;
 }
 
-/* --- what is copied --------------------------------------------------------------------------- */
+/* --- the rectangles --------------------------------------------------------------------------- */
 
 static void add_rect(copy_job *job, const fsdp_rect *rect)
 {
@@ -65,7 +65,7 @@ static void list_block(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type, 
     }
 }
 
-/* As copy-in casts shards: one behind the other. */
+/* The shards one behind the other, as copy-in casts them. */
 static void list_shards(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type)
 {
     int64_t at = 0;
@@ -83,7 +83,7 @@ static void list_shards(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type)
     }
 }
 
-/* The matrices, cut along their last dim: of every row a piece goes to each rank. */
+/* The matrices, cut along their last dim: each rank gets a piece of every row. */
 static void list_columns(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type)
 {
     int64_t row = block_elements() / RANKS, at = 0, whole = 0;
@@ -121,7 +121,7 @@ static fsdp_status run(const copy_job *job, void (*once)(const copy_job *job), b
                        fsdp_error *err)
 {
     FSDP_TRY(fsdp_ctl_agree(fsdp_world_ctl(job->world), cli_check_stop(err), err));
-    FSDP_TRY(bench_meet(job->comm, err));
+    FSDP_TRY(bench_barrier(job->comm, err));
     bench_clock began = bench_now();
     for (int i = 0; i < CALLS; i++)
         once(job);

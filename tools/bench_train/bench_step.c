@@ -1,6 +1,6 @@
 /*
- * fsdp-bench step: trains, and prints a line per step and what memory was needed; with --against torch the
- * same model in PyTorch's FSDP2 takes turns with ours.
+ * fsdp-bench step: trains, and prints a line per step and the memory used; with --against torch it measures
+ * in turns with the same model in PyTorch's FSDP2.
  */
 #include "tools/bench_train/bench_step.h"
 #include "base/text.h"
@@ -55,7 +55,7 @@ static void add_number(fsdp_text *text, double value)
         fsdp_text_addf(text, "null");
 }
 
-/* Rank 0: of ranks that share rows the first one speaks. */
+/* Rank 0 prints; of ranks that share rows it takes the loss of the first. */
 static fsdp_status print_step(const step_run *run, int step, double norm)
 {
     fsdp_text text = {0};
@@ -184,7 +184,7 @@ static fsdp_status take_turns(step_run *run, bench_peer *peer, bench_times *ours
     return FSDP_OK;
 }
 
-/* Bytes that a rank should need beside its code: of every class, of the optimizer, and ours. */
+/* Expected bytes of a rank's data: every memory class, the optimizer, and this program's buffers. */
 static fsdp_status expect_bytes(const step_run *run, int64_t *bytes_out, fsdp_error *err)
 {
     int64_t expected[FSDP_MEMORY_CLASSES];

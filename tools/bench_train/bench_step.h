@@ -1,10 +1,11 @@
 /*
- * fsdp-bench step: an MLP is trained over ranks, and told about step by step; its values are the same in any
- * language (docs/man/fsdp-bench.1).
+ * fsdp-bench step trains an MLP over ranks and prints a line per step; its values are the same in any
+ * language (docs/man/fsdp-bench.1). The room bench_train takes bench_options and step_options and prints
+ * rows; it calls the library and tools/bench/bench.h, and only fsdp_bench.c calls it.
  *
  *   bench_step_options.c   options -> step_options
  *   bench_step_model.c     step_options, a world -> step_model; one microbatch forward and backward
- *   bench_step_memory.c    what a step should need of memory
+ *   bench_step_memory.c    the expected memory of a step
  *   bench_step.c           trains, prints, measures beside PyTorch
  */
 #ifndef FSDP_BENCH_STEP_H

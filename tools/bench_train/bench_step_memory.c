@@ -1,8 +1,8 @@
 /*
- * What a step should need of memory, as PyTorch 2.15 accounts for it: the buffers of a step are taken and
- * given back in the order of its events, on paper. fsdp-bench step prints it beside what was counted.
+ * The expected memory of a step, as PyTorch 2.15 accounts for it: a simulation allocates and frees the
+ * buffers of a step in the order of its events. fsdp-bench step prints it beside the measured bytes.
  *
- * Of a unit: A elements of padded shards, N = W A gathered, n elements of gradients, which are not padded.
+ * A unit has A elements of padded shards, N = W A gathered, and n elements of gradients, without padding.
  */
 #include "tools/bench_train/bench_step.h"
 
@@ -105,7 +105,7 @@ static void issue_gather(ledger *book, int number)
     take(book, FSDP_MEMORY_ALL_GATHER, unit->gathered);
 }
 
-/* In forward the flat buffer waits for the next one. */
+/* In forward the flat buffer is freed at the next gather. */
 static void copy_out(ledger *book, unit_bytes *unit, bool in_forward)
 {
     if (!unit->is_pending)

@@ -133,7 +133,7 @@ static fsdp_status make_optimizer(step_model *model, fsdp_error *err)
                : fsdp_adamw_create(model->root, &adamw, &model->optim, err);
 }
 
-/* --- its own memory --------------------------------------------------------------------------- */
+/* --- buffers of the model --------------------------------------------------------------------- */
 
 static fsdp_status take(float **data_out, int64_t rows, int64_t columns, fsdp_error *err)
 {
@@ -186,7 +186,7 @@ int64_t step_model_bytes(const step_model *model)
     return count * (int64_t)sizeof(float);
 }
 
-/* What ranks can do without each other. */
+/* Declares layers and prefetches, without messages; the caller agrees on failures. */
 static fsdp_status declare(step_model *model, fsdp_error *err)
 {
     model->layers = calloc((size_t)model->opts->layers, sizeof *model->layers);
@@ -340,7 +340,7 @@ static fsdp_status give_grads(step_model *model, const step_layer *layer, const 
     return FSDP_OK;
 }
 
-/* What the layer before is to go on with; its y is this one's x. */
+/* Computes the gradient of the layer's input x, which is the output y of the layer before. */
 static fsdp_status give_input_grad(step_model *model, const step_layer *layer, const float *x,
                                    fsdp_error *err)
 {

@@ -81,11 +81,11 @@ static fsdp_status run(const unshard_job *job,
                        bench_times *times, fsdp_error *err)
 {
     FSDP_TRY(fsdp_ctl_agree(fsdp_world_ctl(job->world), cli_check_stop(err), err));
-    FSDP_TRY(bench_meet(job->comm, err));
+    FSDP_TRY(bench_barrier(job->comm, err));
     bench_clock began = bench_now();
     for (int i = 0; i < CALLS; i++)
         FSDP_TRY(once(job, err));
-    FSDP_TRY(bench_meet(job->comm, err));
+    FSDP_TRY(bench_barrier(job->comm, err));
     bench_add_time(times, &began);
     times->seconds[times->count - 1] /= CALLS;
     times->cpu[times->count - 1] /= CALLS;

@@ -1,6 +1,6 @@
 /*
- * Options, help and exit codes of all tools. argp does the parsing; help is printed from
- * its tables, and mistyped options are looked for before it sees them.
+ * Options, help and exit codes of all tools. argp does the parsing; help is printed from its tables, and
+ * this file refuses mistyped options before argp parses them.
  */
 #include "tools/cli/cli.h"
 
@@ -367,7 +367,7 @@ const char *cli_nearest_option(const struct argp *argp, const char *text, size_t
 
 static const char *checked; /* the argument at hand */
 
-/* Behind the refusal of an option that could be a path. */
+/* The end of a refusal when the argument could be a path. */
 static const char *path_hint(void)
 {
     return checked && access(checked, F_OK) == 0
@@ -401,7 +401,7 @@ static const struct argp_option *find_long(const struct argp *argp, typed_name *
     return typed->first;
 }
 
-/* What is wanted before argp sees the options. */
+/* Takes the options that are needed before argp parses: --log and --rules. */
 static void note_option(const struct argp_option *option, const char *value)
 {
     if (strcmp(option->name, "log") == 0)
@@ -443,7 +443,7 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
     return 0;
 }
 
-/* It may stand behind an argument that is wrong. */
+/* Looks for --json in all arguments, since it may follow a wrong one. */
 static bool has_json(int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
@@ -479,14 +479,14 @@ static void raise_file_limit(void)
     }
 }
 
-/* Under mpirun every rank would do the same work at once, and all would race for one result. */
+/* Refuses to run under mpirun, where all ranks would write the same result at once. */
 static void refuse_ranks(void)
 {
     int ranks = number_in_environment("OMPI_COMM_WORLD_SIZE");
     if (ranks <= 1 || !running->runs_alone)
         return;
     if (number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
-        exit(FSDP_ERR_USAGE); /* one tells */
+        exit(FSDP_ERR_USAGE); /* only rank 0 reports */
     cli_usage_error("mpirun started %s %d times: run it once, without mpirun; inside a job with "
                     "'env -u OMPI_COMM_WORLD_SIZE %s ...'",
                     running->name, ranks, running->name);
@@ -606,7 +606,7 @@ static void print_json_error(fsdp_status status, const fsdp_error *err)
     (void)cli_put_end(&text);
 }
 
-/* A reader that has seen enough and gone needs no message, but scripts need the exit code. */
+/* A closed pipe gets no message, since its reader has ended, but scripts need the exit code. */
 static fsdp_status finish_output(void)
 {
     fsdp_error err = {0};
@@ -620,7 +620,7 @@ static fsdp_status finish_output(void)
     return err.status;
 }
 
-static int tell_end(fsdp_status status, const fsdp_error *err)
+static int report_end(fsdp_status status, const fsdp_error *err)
 {
     cli_progress_clear();
     if (status != FSDP_OK)
@@ -641,7 +641,7 @@ static int tell_end(fsdp_status status, const fsdp_error *err)
 
 int cli_end(fsdp_status status, const fsdp_error *err)
 {
-    int code = tell_end(status, err);
+    int code = report_end(status, err);
     cli_log_end(code);
     return code;
 }

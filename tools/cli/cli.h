@@ -1,8 +1,11 @@
 /*
- * What all tools share: options, help, signals, progress, exit codes, and how numbers and names are
- * printed. Data goes to standard output, talk to standard error.
+ * Shared by all tools: options, help, signals, progress, exit codes, numbers and names as text. Data goes to
+ * standard output, messages to standard error.
  *
  *   cli_begin (options; ends the program on a usage error) -> the tool's work -> cli_end (exit code)
+ *
+ * In come argv and the results of library calls; out come parsed options, text and the exit code. Every tool
+ * may call it, once per process: signals, log and progress are the process's.
  */
 #ifndef FSDP_CLI_H
 #define FSDP_CLI_H
@@ -51,7 +54,7 @@ typedef struct cli_tool {
 } cli_tool;
 
 /* A flag of options that delete: they are never offered for a mistyped one, and never abbreviated.
- * (argp's own use of the bit, hiding an option from its usage message, is not ours: ARGP_NO_HELP.) */
+ * (argp uses the bit to hide an option from its usage message, which ARGP_NO_HELP turns off.) */
 enum { CLI_NEVER_GUESSED = OPTION_NO_USAGE };
 
 /* Sets up signals and parses. tool and input must live as long as the program. */
@@ -93,7 +96,7 @@ void cli_print_completion(const cli_tool *tool, const char *shell);
  * object on standard output, too, unless the tool has printed one. */
 int cli_end(fsdp_status status, const fsdp_error *err);
 
-/* The same for errors that do not end the program: only standard error and the log. */
+/* Reports an error that does not end the program, to standard error and the log. */
 void cli_report(const fsdp_error *err);
 
 /* Done by cli_begin. */
@@ -109,7 +112,7 @@ fsdp_status cli_check_stop(fsdp_error *err);
 /* Progress and notices on standard error; progress stops the call when a signal came. */
 fsdp_watch cli_watch(const cli_common *common);
 
-/* Removes the progress line; talk and errors follow. */
+/* Removes the progress line before other output. */
 void cli_progress_clear(void);
 
 /* "WORD  text" on standard error, with the word in colour on a terminal. */
@@ -132,9 +135,9 @@ void cli_log_end(int code);
  * whole. Failures are remembered for cli_end; then, and when a signal came, this returns
  * FSDP_ERR_CANCELLED: stop printing. */
 fsdp_status cli_put(fsdp_text *text);
-/* The same for all of it, and releases the text. */
+/* Like cli_put, but hands over all of the text and releases it. */
 fsdp_status cli_put_all(fsdp_text *text);
-/* The same for the end of an object that was begun: a signal does not keep it back. */
+/* Like cli_put_all, for the end of an object that was begun: it is printed after a signal, too. */
 fsdp_status cli_put_end(fsdp_text *text);
 /* After a failure: empties JSON that will not become whole. */
 void cli_drop(fsdp_text *text);
@@ -162,9 +165,9 @@ void cli_add_message(fsdp_text *text, const char *message);
 void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-aligned */
 /* " ARGUMENT", quoted for a shell when it must be. */
 void cli_add_argument(fsdp_text *text, const char *argument);
-/* The same of a path, which is no option even if it begins with '-'. */
+/* Like cli_add_argument, for a path: a leading '-' is spelled so that it is no option. */
 void cli_add_path_argument(fsdp_text *text, const char *path);
-/* Nothing in it is spelled otherwise for a terminal. */
+/* True for text that needs no escapes on a terminal. */
 bool cli_is_harmless(const char *text);
 /* A line feed, and no blanks before it. */
 void cli_end_line(fsdp_text *text);
@@ -177,17 +180,17 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
  * what an interrupted overwrite set aside, when that is taken. */
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                                 fsdp_error *err);
-/* The same, as opts say. */
+/* Like cli_open_checkpoint, with opts. */
 fsdp_status cli_open_with(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
                           fsdp_checkpoint **checkpoint_out, fsdp_error *err);
-/* The same, and of a run the newest one whose data was read and is right, as loading takes it. */
+/* Like cli_open_checkpoint, but a run's newest checkpoint whose data was read and is right, as in a load. */
 fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                               fsdp_error *err);
 /* The run that was opened in this way, or NULL. */
 const char *cli_opened_run(void);
-/* FSDP_ERR_NOT_FOUND, and what is meant instead: for a file of a checkpoint its directory. */
+/* FSDP_ERR_NOT_FOUND for a file of a checkpoint; the error names the directory to use instead. */
 fsdp_status cli_check_not_inside(const char *path, fsdp_error *err);
-/* The same for a checkpoint where a run is wanted. */
+/* FSDP_ERR_NOT_FOUND for a checkpoint where a run is wanted; the error names the run. */
 fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err);
 /* True when PATH is a directory without a manifest in which steps of a run lie. */
 bool cli_is_run(const char *path);

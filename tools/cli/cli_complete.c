@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What may follow an option, or stand as an argument. */
+/* Kinds of values of an option, and of arguments. */
 typedef enum value_kind { NO_VALUE, ANY_VALUE, FILE_VALUE, WORD_VALUE } value_kind;
 
 static bool names_a_file(const char *metavariable)
@@ -124,7 +124,7 @@ static bool print_bash_option(const struct argp_option *option, void *user)
     return false;
 }
 
-/* The equals sign of --name=value is a word of its own there. */
+/* bash splits --name=value into three words at the equals sign. */
 static void print_bash(const cli_tool *tool)
 {
     printing print = {.tool = tool};

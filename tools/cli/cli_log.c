@@ -1,6 +1,6 @@
 /*
- * The log of a tool (--log FILE): what it says on standard error, for later. A line begins with the time and
- * is one write, so that several programs may share a file.
+ * The log of a tool (--log FILE): a copy of its standard error. A line begins with the time and is one write,
+ * so that several programs may share a file.
  */
 #include "tools/cli/cli.h"
 
@@ -34,10 +34,10 @@ static void add_time(fsdp_text *line)
     fsdp_text_addf(line, "%s ", text);
 }
 
-/* The work goes on without it. */
-static void tell_failure(int errnum)
+/* Closes the log and warns; the tool goes on without it. */
+static void report_failure(int errnum)
 {
-    file.open = false; /* first: this is said, too */
+    file.open = false; /* first, since cli_say writes to an open log */
     cli_say("warn", "cannot write to the log: %s; nothing more is written to it", strerror(errnum));
 }
 
@@ -50,7 +50,7 @@ static void write_line(const fsdp_text *line)
         n = write(file.fd, line->data, line->size);
     } while (n < 0 && errno == EINTR);
     if (n != (ssize_t)line->size)
-        tell_failure(n < 0 ? errno : ENOSPC);
+        report_failure(n < 0 ? errno : ENOSPC);
 }
 
 void cli_log(const char *word, const char *text)
@@ -86,7 +86,7 @@ void cli_log_keep_out(const char *path)
         worked_on.paths[worked_on.count++] = path;
 }
 
-/* Where a name is or would be, without its last element too when that is asked for. */
+/* The resolved path of a file that exists or could be created; of its directory with parent_only. */
 static bool find_place(const char *path, bool parent_only, char place_out[PATH_MAX])
 {
     char parent[PATH_MAX];
@@ -108,7 +108,7 @@ static bool find_place(const char *path, bool parent_only, char place_out[PATH_M
     return true;
 }
 
-/* A run is a place for logs, the checkpoints in it are not. */
+/* A log may lie in a run directory, but not in a checkpoint. */
 static bool lies_in(const char *path, const char *worked)
 {
     char at[PATH_MAX], place[PATH_MAX];
@@ -134,7 +134,7 @@ static fsdp_status check_place(const char *path, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Only a log is appended to: whatever else has that name was meant otherwise. */
+/* Refuses to append to a file that is no log. */
 static fsdp_status check_log(const char *path, int64_t size, fsdp_error *err)
 {
     static const char form[] = "dddd-dd-ddTdd:dd:ddZ ";

@@ -1,4 +1,4 @@
-/* What is meant by a path that is no checkpoint but belongs to one: a message that names the checkpoint. */
+/* Errors for a path that lies in a checkpoint or a run: the message names the path to use instead. */
 #include "tools/cli/cli.h"
 
 #include <limits.h>
@@ -48,7 +48,7 @@ static fsdp_status check_dcp(const char *path, const char *name, const char *dir
                      path, directory);
 }
 
-/* What lies beside the weights of a Hugging Face model. */
+/* Files beside the weights of a Hugging Face model, such as config.json. */
 static fsdp_status check_beside_weights(const char *path, const char *name, const char *directory,
                                         fsdp_error *err)
 {

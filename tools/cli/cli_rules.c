@@ -1,7 +1,7 @@
 /*
- * Options from a file (--rules FILE), for tools that have the option: every long option of theirs, as
- * "name = value". They become arguments before those of the command line, so that argp parses all of them
- * alike, the last value of an option counts, and what may be repeated is taken in order.
+ * Options from a file (--rules FILE): lines "name = value" with the tool's long options. They become
+ * arguments before those of the command line, so that argp parses all of them alike: the last value
+ * of an option counts, and repeated options apply in order.
  */
 #include "tools/cli/cli.h"
 

@@ -1,6 +1,6 @@
 /*
- * Progress and talk on standard error: one line that is drawn over on a terminal, a line every ten
- * seconds elsewhere, JSON lines when asked. Workers may report, one at a time; a process shows the
+ * Progress and messages on standard error: one line that is redrawn on a terminal, a line every ten
+ * seconds elsewhere, JSON lines with --progress json. Workers report one at a time; a process shows the
  * progress of one call at a time.
  */
 #include "tools/cli/cli.h"
@@ -92,7 +92,7 @@ static void write_json(int64_t done, int64_t total, const char *what)
     fsdp_text_release(&text);
 }
 
-static void tell(int64_t done, int64_t total, const char *what)
+static void report_line(int64_t done, int64_t total, const char *what)
 {
     char line[LINE];
     bool is_terminal = isatty(STDERR_FILENO), is_json = shown.mode == CLI_PROGRESS_JSON;
@@ -111,7 +111,7 @@ static void tell(int64_t done, int64_t total, const char *what)
     }
 }
 
-/* Far less than before: the next part of the work. */
+/* A count far below the last one begins the next part of the work. */
 static void note_part(int64_t done)
 {
     bool at_once = shown.mode == CLI_PROGRESS_JSON || isatty(STDERR_FILENO);
@@ -138,7 +138,7 @@ static int on_progress(void *user, int64_t done, int64_t total, const char *what
     note_part(done);
     log_progress(done, total, what ? what : "");
     if (shown.mode == CLI_PROGRESS_JSON || (shown.mode == CLI_PROGRESS_AUTO && !shown.quiet))
-        tell(done, total, what ? what : "");
+        report_line(done, total, what ? what : "");
     return cli_stopped();
 }
 

@@ -1,5 +1,5 @@
-/* What fsdp-convert tells of names and files that go over in another way: tied names that are left out, files
- * that are copied beside the weights, what is missing. See convert.h. */
+/* fsdp-convert's reports on entries and files that are not converted one to one: tied names that are
+ * left out, files that are copied beside the weights, entries of missing files. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
 
@@ -8,7 +8,7 @@
 
 enum { NAMES_SHOWN = 5 };
 
-/* What stands before name i in "a, b, c, d, e and 3 more"; false when that is the end of it. */
+/* Adds the separator before name i in "a, b, c, d, e and 3 more"; false when the list ends with it. */
 static bool add_between(fsdp_text *text, size_t i, size_t count)
 {
     if (i == NAMES_SHOWN)
@@ -35,7 +35,7 @@ static void add_missing(fsdp_text *text, const fsdp_checkpoint *source)
     }
 }
 
-void convert_tell_missing(const convert_options *opts)
+void convert_report_missing(const convert_options *opts)
 {
     fsdp_text text = {0};
     if (fsdp_checkpoint_missing_count(opts->source) == 0 || opts->common.quiet || opts->common.json)
@@ -52,7 +52,7 @@ static bool notes_ties(const convert_options *opts)
     return strcmp(format, "hf") == 0 || strcmp(format, "safetensors") == 0;
 }
 
-void convert_tell_tied(const convert_options *opts, const fsdp_convert_plan *plan)
+void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *plan)
 {
     fsdp_text text = {0};
     size_t count = plan->tied_count;

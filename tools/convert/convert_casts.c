@@ -1,4 +1,4 @@
-/* What fsdp-convert prints of casts. See convert.h. */
+/* fsdp-convert's reports on casts. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
 
@@ -50,7 +50,7 @@ void convert_add_cast_result(fsdp_text *text, const fsdp_cast_report *cast)
                    cast->max_rounding);
 }
 
-/* The smallest number of one digit that is not below it. */
+/* Adds an option with the number rounded up to one digit. */
 static void add_bound(fsdp_text *text, const char *option, double number)
 {
     char spelled[40];

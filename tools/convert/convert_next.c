@@ -1,6 +1,6 @@
 /*
- * Commands that fsdp-convert gives to type: fsdp-diff after its work, and itself with what a refusal says to
- * drop. See convert.h.
+ * Command lines that fsdp-convert suggests: fsdp-diff after its work, and fsdp-convert with the --drop
+ * options that a refusal names. See convert_tool.h.
  */
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
@@ -13,7 +13,7 @@
 /* Patterns of fsdp-diff are no longer, and more than this many elements would not fit. */
 enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
 
-/* --- what the result lacks -------------------------------------------------------------------- */
+/* --- entries that the result lacks ------------------------------------------------------------ */
 
 /* A first element of names that are not in the result. */
 typedef struct left_top {
@@ -115,7 +115,7 @@ static bool is_in_top(left_out *left, const fsdp_entry *entry)
     return top && !top->is_shared;
 }
 
-/* One by one elsewhere. */
+/* Single names, from branches of which the result has some. */
 static void add_names(left_out *left)
 {
     bool is_first = true;
@@ -130,7 +130,7 @@ static void add_names(left_out *left)
         fsdp_text_addf(&left->pattern, ")$");
 }
 
-/* What other programs nest comes back as one name for each value in it, or the other way round. */
+/* True for a list or dict that torch and dcp may split into one name per value, or join into one value. */
 static bool may_regroup(const convert_options *opts, const fsdp_entry *entry)
 {
     const char *format = opts->convert.format;
@@ -140,7 +140,7 @@ static bool may_regroup(const convert_options *opts, const fsdp_entry *entry)
            (kind == FSDP_VALUE_LIST || kind == FSDP_VALUE_DICT);
 }
 
-/* Of a list within a list its siblings come back otherwise, too: the name without the numbers at its end. */
+/* Size of the name without the numbers at its end: lists in one list are split or joined together. */
 static size_t group_size(const fsdp_entry *entry)
 {
     size_t size = entry->name_size, at = size;
@@ -174,7 +174,7 @@ static void add_groups(left_out *left, const fsdp_sd *result)
         fsdp_text_addf(&left->pattern, ")(\\.|$)");
 }
 
-/* The result tells; where names change, by their number. */
+/* Opens the result and finds the values that were split or joined; after a rename it compares only counts. */
 static void add_regrouped(left_out *left)
 {
     fsdp_checkpoint *result = NULL;
@@ -199,7 +199,7 @@ static bool is_word(const char *drop)
            strcmp(drop, "optim") == 0 || strncmp(drop, "dtype:", 6) == 0;
 }
 
-/* What the user wrote stays as it was written. */
+/* Begins the pattern with the patterns of --exclude and --drop, as they were given. */
 static void add_typed(left_out *left)
 {
     const fsdp_select_opts *select = &left->opts->convert.select;
@@ -217,7 +217,7 @@ static const char *pattern_of(const left_out *left)
     return left->pattern.size > 0 ? left->pattern.data : NULL;
 }
 
-/* The pattern becomes all that the result lacks. */
+/* Makes the pattern of all names that the result lacks. */
 static bool describe_left(left_out *left)
 {
     add_typed(left);
@@ -243,8 +243,8 @@ static bool can_map(const fsdp_select_opts *select)
     return true;
 }
 
-/* fsdp-diff opens what its bytes tell, and all of it; and finds what did not fit to differ. An .npy has no
- * name to compare by. */
+/* fsdp-diff detects the format and reads the whole source, so --from and --allow-missing have no counterpart;
+ * values that a cast did not fit differ; an .npy has no name to compare by. */
 static bool can_compare(const convert_options *opts)
 {
     return !opts->convert.from_format && strcmp(opts->convert.format, "npy") != 0 &&

@@ -1,4 +1,4 @@
-/* The command line of fsdp-convert. See convert.h. */
+/* The command line of fsdp-convert. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
 
@@ -186,7 +186,7 @@ static void check_format(const convert_options *opts)
         cli_usage_error("--max-shard-size is for --to hf, not for %s", format);
 }
 
-/* Is it past the page cache? */
+/* True for a mode that bypasses the page cache. */
 static bool parse_mode(const char *text)
 {
     if (strcmp(text, "mmap") == 0)
@@ -218,7 +218,7 @@ static fsdp_mesh *parse_mesh(const char *given)
     return mesh;
 }
 
-/* What would be ignored is a misunderstanding. */
+/* An option that another one makes meaningless is a usage error, since the user expects an effect. */
 static void check_contradictions(const convert_options *opts)
 {
     if (opts->convert.copy_code && !opts->convert.copy_from)
@@ -232,7 +232,7 @@ static void check_contradictions(const convert_options *opts)
         cli_usage_error("--quiet and --verbose contradict each other");
 }
 
-/* The plan says it all; what only says how the work is done may be said anew. */
+/* Refuses options that the plan has; those about how the work is done are allowed. */
 static void check_apply(const convert_options *opts, const struct argp_state *state)
 {
     const char *planning = opts->planning[0] ? opts->planning : NULL;
@@ -250,7 +250,7 @@ static void check_apply(const convert_options *opts, const struct argp_state *st
 
 static void check_memory(const convert_options *opts)
 {
-    enum { LEAST = 1 << 20 }; /* what is read and written at a time is a block of that */
+    enum { LEAST = 1 << 20 }; /* the size of one read or write */
     if (opts->common.memory > 0 && opts->common.memory < LEAST)
         cli_usage_error("--mem of %" PRId64 " bytes is too little: a thread reads and writes 1 MiB "
                         "at a time, so that the least is 1M",

@@ -1,11 +1,11 @@
-/* What fsdp-convert prints: its plan, for people and as JSON, and its last two lines. See convert.h. */
+/* fsdp-convert's output: its plan as text and as JSON, and its last two lines. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* The last line of a path is enough for people. */
+/* The last element of a path, which is enough for people. */
 static const char *base_name(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -45,7 +45,7 @@ void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_
                    opts->convert.shard_dim, one ? "is" : "are");
 }
 
-/* What does not go over as it is. */
+/* Lines for entries that are renamed, cast, dropped or left out. */
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];

@@ -1,7 +1,8 @@
 /*
- * What the files of fsdp-convert share: convert_options.c (the command line), convert_report.c (what is
- * printed), convert_casts.c (of casts), convert_next.c (commands to type),
- * fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
+ * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_report.c (plan and
+ * results), convert_casts.c (casts), convert_carried.c (tied names, copied files, missing entries),
+ * convert_next.c (suggested commands). In come options and the library's plan, out comes text. Only
+ * fsdp_convert.c calls this room; the conversion is fsdp_checkpoint_convert's.
  */
 #ifndef FSDP_TOOLS_CONVERT_H
 #define FSDP_TOOLS_CONVERT_H
@@ -72,7 +73,7 @@ void convert_name_drops(const convert_options *opts, fsdp_error *err);
 /* Lines of the plan, members of the JSON, a note: tied names, files beside the weights, what is missing. */
 void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
-void convert_tell_missing(const convert_options *opts);
-void convert_tell_tied(const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_report_missing(const convert_options *opts);
+void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *plan);
 
 #endif

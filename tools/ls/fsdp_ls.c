@@ -1,6 +1,6 @@
 /*
- * fsdp-ls: what is inside a checkpoint, and who holds what. Opens it, selects and sorts the entries
- * (ls_listing.c), and hands them to one of the printers (ls_summary.c, ls_entries.c, ls_json.c).
+ * fsdp-ls: lists the entries of a checkpoint and the ranks that hold them. Opens it, selects and sorts the
+ * entries (ls_listing.c), and hands them to one of the printers (ls_summary.c, ls_entries.c, ls_json.c).
  */
 #include "tools/ls/ls.h"
 #include "base/text.h"
@@ -88,7 +88,7 @@ static const cli_tool tool = {
     .argp = &argp,
     .words = words};
 
-/* The same program under its other name. */
+/* fsdp-inspect is this program under another name. */
 static const cli_tool inspect_tool = {
     .name = "fsdp-inspect",
     .args = "PATH",

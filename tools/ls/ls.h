@@ -1,4 +1,7 @@
-/* The parts of fsdp-ls: one opened checkpoint, the entries that were selected, and ways to print them. */
+/*
+ * The parts of fsdp-ls. In comes one opened checkpoint with the selected entries (ls_listing), out comes text
+ * or JSON on standard output. Only fsdp-ls calls this room, except ls_add_value, which fsdp-diff shares.
+ */
 #ifndef FSDP_LS_H
 #define FSDP_LS_H
 
@@ -48,7 +51,7 @@ const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
 /* The logical shape: packed six-bit types count elements here, bytes in the checkpoint. */
 void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS]);
 
-/* Of entries of the state dict, by their numbers: "shard dim 0 (288 per rank)", "replicated", ... */
+/* The layout of entry `number` in words: "shard dim 0 (288 per rank)", "replicated", ... */
 void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);
 bool ls_same_layout(const ls_listing *listing, size_t a, size_t b);
 

@@ -101,7 +101,7 @@ static bool same_boxes(const fsdp_entry *tensor, int a, int b)
     return true;
 }
 
-/* Ranks first..last hold the same. */
+/* A line for ranks first..last, which hold the same box. */
 static void add_ranks(fsdp_text *text, const fsdp_entry *tensor, int first, int last)
 {
     char number[CLI_NUMBER], ranks[CLI_NUMBER];
@@ -123,7 +123,7 @@ static void add_ranks(fsdp_text *text, const fsdp_entry *tensor, int first, int 
     fsdp_text_add(text, "\n", 1);
 }
 
-/* Other programs' files hold boxes; who saved them is nowhere. */
+/* Places in other programs' files, which do not name the rank that saved a box. */
 static void add_places(fsdp_text *text, const ls_listing *listing, size_t number)
 {
     const fsdp_entry *tensor = fsdp_sd_at(listing->sd, number);

@@ -1,6 +1,6 @@
 /*
- * fsdp-ls for programs: the JSON listing and the list of digests. Printed as it is made, so that
- * neither the number nor the size of the tensors matters.
+ * fsdp-ls for programs: the JSON listing and the list of digests, printed entry by entry, so that memory
+ * does not grow with the tensors.
  */
 #include "tools/ls/ls.h"
 #include "base/text.h"
@@ -130,7 +130,7 @@ static void add_boxes(fsdp_text *text, const ls_listing *listing, const fsdp_ent
     fsdp_text_add(text, "]", 1);
 }
 
-/* Other programs' files: where a box lies, since nobody knows which rank had it. */
+/* Places in other programs' files, which do not name the rank that saved a box. */
 static void add_places(fsdp_text *text, const ls_listing *listing, size_t number)
 {
     fsdp_box box;
@@ -222,7 +222,7 @@ static fsdp_status add_aliases(ls_listing *listing, fsdp_text *text)
     return FSDP_OK;
 }
 
-/* What other programs keep beside tensors and values. */
+/* Members for data of other programs that is neither a tensor nor a value. */
 static void add_extras(const ls_listing *listing, fsdp_text *text)
 {
     static const char *const members[] = {"metadata", "attributes", "soft_links"};

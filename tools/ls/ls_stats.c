@@ -1,4 +1,4 @@
-/* fsdp-ls --stats, --hist: reads every floating tensor and prints what its numbers look like. */
+/* fsdp-ls --stats, --hist: reads every floating tensor and prints statistics of its numbers. */
 #include "tools/ls/ls.h"
 #include "base/text.h"
 
@@ -32,7 +32,7 @@ static void add_line(fsdp_text *text, const fsdp_entry *entry, const fsdp_stats 
     cli_end_line(text);
 }
 
-/* One character per bin, as high as the logarithm of its count; what is no finite number is told. */
+/* One character per bin, as high as the logarithm of its count; counts of zeros, NaN and Inf follow. */
 static void add_histogram(fsdp_text *text, const fsdp_entry *entry, const fsdp_stats *stats)
 {
     static const char *const bars[] = {" ",      "\u2581", "\u2582", "\u2583", "\u2584",

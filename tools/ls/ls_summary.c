@@ -193,7 +193,7 @@ static void join_rows(summary *sum, size_t first, size_t other)
     sum->row_sizes[other] = 0;
 }
 
-/* Each entry becomes a row, or goes to one that was met not long ago. Returns how many there are in rows. */
+/* Appends each entry to one of the last rows, or begins a new one. Returns the number of rows. */
 static size_t begin_rows(summary *sum, size_t *rows)
 {
     enum { RECENT = 1024 };
@@ -229,7 +229,7 @@ static void make_rows(summary *sum, size_t *rows)
             first = i;
 }
 
-/* Of the row that begins with entry `index`. Nothing is folded where it stands alone. */
+/* The name of the row that begins with entry `index`; digits are folded only in rows of several entries. */
 static const char *row_name_of(const summary *sum, size_t index, size_t *size_out)
 {
     bool is_alone = sum->row_sizes[index] == 1;

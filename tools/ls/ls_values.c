@@ -80,7 +80,7 @@ static void add_bytes(fsdp_text *text, const fsdp_value *value)
     fsdp_text_addf(text, "\"}");
 }
 
-/* What PyTorch stored is shown as it is shown there. */
+/* Shows a value that PyTorch stored as a blob by its contents. */
 static bool add_opened(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
     ls_listing inner = {.options = listing->options};
@@ -142,7 +142,7 @@ static fsdp_status add_inner_slab(void *user, const fsdp_entry *entry, int64_t f
     return FSDP_OK;
 }
 
-/* What fails here is told at the end of the listing. */
+/* Keeps a failure in listing->failure, which is reported at the end of the listing. */
 static void add_inner(ls_listing *listing, fsdp_text *text, uint64_t tensor)
 {
     inner_digest inner = {0};

@@ -86,7 +86,8 @@ Test(hdf5_file, bytes_written_at_the_offset_are_the_dataset_of_every_dtype)
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
     const char *path = in_dir("types.h5");
-    ASSERT_OK(fsdp_h5_create(NULL, path, sets, SETS, 0, 0, &file, &index_offset, &err));
+    ASSERT_OK(fsdp_h5_create(NULL, path, &(fsdp_h5_layout){sets, SETS, 0, 0}, &file, &index_offset,
+                             &err));
     cr_assert_eq(index_offset, -1);
     ASSERT_OK(fsdp_h5_close(file, &size, &err));
     unsigned char data[COUNT * 16], back[COUNT * 16];
@@ -113,7 +114,8 @@ Test(hdf5_file, large_datasets_and_the_index_begin_on_pages_and_the_size_is_fina
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
     const char *path = in_dir("a.h5");
-    ASSERT_OK(fsdp_h5_create(NULL, path, sets, 2, 70000, 0, &file, &index_offset, &err));
+    ASSERT_OK(fsdp_h5_create(NULL, path, &(fsdp_h5_layout){sets, 2, 70000, 0}, &file, &index_offset,
+                             &err));
     ASSERT_OK(fsdp_h5_close(file, &size, &err));
     cr_assert_eq(sets[1].offset % 4096, 0);
     cr_assert_eq(index_offset % 4096, 0);
@@ -135,7 +137,8 @@ Test(hdf5_file, scalars_have_an_offset_and_zero_size_datasets_have_none)
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
     const char *path = in_dir("a.h5");
-    ASSERT_OK(fsdp_h5_create(NULL, path, sets, 3, 0, 0, &file, &index_offset, &err));
+    ASSERT_OK(
+        fsdp_h5_create(NULL, path, &(fsdp_h5_layout){sets, 3, 0, 0}, &file, &index_offset, &err));
     ASSERT_OK(fsdp_h5_close(file, &size, &err));
     cr_assert_gt(sets[0].offset, 0);
     cr_assert_eq(sets[1].offset, -1);
@@ -160,8 +163,8 @@ Test(hdf5_file, many_datasets_follow_one_another_without_gaps)
     fsdp_error err = {0};
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
-    ASSERT_OK(
-        fsdp_h5_create(NULL, in_dir("a.h5"), sets, COUNT, 100, 0, &file, &index_offset, &err));
+    ASSERT_OK(fsdp_h5_create(NULL, in_dir("a.h5"), &(fsdp_h5_layout){sets, COUNT, 100, 0}, &file,
+                             &index_offset, &err));
     ASSERT_OK(fsdp_h5_close(file, &size, &err));
     int gaps = 0;
     for (int i = 1; i < COUNT; i++)
@@ -203,14 +206,14 @@ static fsdp_status write_compressed(fsdp_io *io, const char *path, int64_t frame
     char frame[2 * CHUNK_BYTES];
     size_t size = 0;
     int64_t offset = 0, file_size = 0;
-    FSDP_TRY(fsdp_h5_create(io, path, sets, 2, 0, 1, &file, &offset, err));
+    FSDP_TRY(fsdp_h5_create(io, path, &(fsdp_h5_layout){sets, 2, 0, 1}, &file, &offset, err));
     fsdp_status status = fsdp_codec_create(1, &codec, err);
     for (int i = 0; i < 2 * CHUNKS && status == FSDP_OK; i++) {
         const int64_t coord[2] = {i / 2 * CHUNK_ROWS, 0};
         fill_chunk(i / 2, data);
         status = fsdp_codec_encode(codec, data, CHUNK_BYTES, 4, frame, sizeof frame, &size, err);
         if (status == FSDP_OK)
-            status = fsdp_h5_write_chunk(file, (size_t)i % 2, coord, frame, size,
+            status = fsdp_h5_write_chunk(file, &(fsdp_h5_chunk){(size_t)i % 2, coord, frame, size},
                                          &frames_out[i % 2][i / 2], err);
     }
     fsdp_codec_free(codec);
@@ -298,8 +301,12 @@ static fsdp_status write_view(fsdp_io *io, const char *path, fsdp_error *err)
     for (int i = 0; i < 50 && status == FSDP_OK; i++) {
         char link[20];
         snprintf(link, sizeof link, "w%d", i);
-        status = fsdp_h5_view_add(view, link, i % 2 ? FSDP_I32 : FSDP_F8_E4M3FN, 2, shape, sources,
-                                  2, err);
+        status = fsdp_h5_view_add(view,
+                                  &(fsdp_h5_dataset){.link = link,
+                                                     .dtype = i % 2 ? FSDP_I32 : FSDP_F8_E4M3FN,
+                                                     .ndim = 2,
+                                                     .shape = shape},
+                                  sources, 2, err);
     }
     if (status == FSDP_OK)
         status = fsdp_h5_view_link(view, "tied", "w1", err);
@@ -317,7 +324,8 @@ Test(hdf5_file, a_view_shows_its_sources_and_minus_one_where_they_are_missing)
     fsdp_error err = {0};
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
-    ASSERT_OK(fsdp_h5_create(NULL, in_dir("1.h5"), &set, 1, 0, 0, &file, &index_offset, &err));
+    ASSERT_OK(fsdp_h5_create(NULL, in_dir("1.h5"), &(fsdp_h5_layout){&set, 1, 0, 0}, &file,
+                             &index_offset, &err));
     ASSERT_OK(fsdp_h5_close(file, &size, &err));
     int32_t data[12], back[24];
     for (int i = 0; i < 12; i++)
@@ -347,7 +355,9 @@ Test(hdf5_file, a_view_maps_boxes_beyond_four_gibi_elements)
     fsdp_h5_view *view = NULL;
     int64_t size = 0;
     ASSERT_OK(fsdp_h5_view_create(NULL, in_dir("v.h5"), &view, &err));
-    ASSERT_OK(fsdp_h5_view_add(view, "w", FSDP_U8, 1, &shape, &source, 1, &err));
+    ASSERT_OK(fsdp_h5_view_add(
+        view, &(fsdp_h5_dataset){.link = "w", .dtype = FSDP_U8, .ndim = 1, .shape = &shape},
+        &source, 1, &err));
     ASSERT_OK(fsdp_h5_view_close(view, &size, &err));
     hid_t file = H5Fopen(in_dir("v.h5"), H5F_ACC_RDONLY, H5P_DEFAULT);
     hid_t dataset = H5Dopen2(file, "w", H5P_DEFAULT), list = H5Dget_create_plist(dataset);
@@ -382,7 +392,9 @@ Test(hdf5_file, a_view_of_very_many_datasets_is_one_group_that_libhdf5_can_searc
     ASSERT_OK(fsdp_h5_view_create(NULL, in_dir("v.h5"), &view, &err));
     for (int i = 0; i < COUNT; i++) {
         snprintf(link, sizeof link, "%x.%d", (unsigned)i * 2654435761u, i);
-        ASSERT_OK(fsdp_h5_view_add(view, link, FSDP_F16, 1, &shape, &source, 1, &err));
+        ASSERT_OK(fsdp_h5_view_add(
+            view, &(fsdp_h5_dataset){.link = link, .dtype = FSDP_F16, .ndim = 1, .shape = &shape},
+            &source, 1, &err));
     }
     ASSERT_OK(fsdp_h5_view_close(view, &size, &err));
     hid_t file = H5Fopen(in_dir("v.h5"), H5F_ACC_RDONLY, H5P_DEFAULT);
@@ -449,12 +461,18 @@ Test(hdf5_file, wrong_links_in_a_view_are_errors_that_name_them)
         fsdp_h5_view *view = NULL;
         int64_t size = 0;
         ASSERT_OK(fsdp_h5_view_create(NULL, in_dir("v.h5"), &view, &err));
-        ASSERT_OK(fsdp_h5_view_add(view, "twice", FSDP_F32, 1, &none, NULL, 0, &err));
+        ASSERT_OK(fsdp_h5_view_add(
+            view, &(fsdp_h5_dataset){.link = "twice", .dtype = FSDP_F32, .ndim = 1, .shape = &none},
+            NULL, 0, &err));
         ASSERT_OK(fsdp_h5_view_link(view, "a", "twice", &err));
         if (cases[i][1])
             ASSERT_OK(fsdp_h5_view_link(view, cases[i][0], cases[i][1], &err));
         else
-            ASSERT_OK(fsdp_h5_view_add(view, cases[i][0], FSDP_F32, 1, &none, NULL, 0, &err));
+            ASSERT_OK(fsdp_h5_view_add(
+                view,
+                &(fsdp_h5_dataset){
+                    .link = cases[i][0], .dtype = FSDP_F32, .ndim = 1, .shape = &none},
+                NULL, 0, &err));
         cr_assert_eq(fsdp_h5_view_close(view, &size, &err), FSDP_ERR_INTERNAL);
         cr_assert_not_null(strstr(err.text, cases[i][0]), "%s", err.text);
         cr_assert_not_null(strstr(err.text, "v.h5"), "%s", err.text);
@@ -484,7 +502,8 @@ static fsdp_status write_contiguous(fsdp_io *io, const char *path, fsdp_error *e
     }
     fsdp_h5_file *file = NULL;
     int64_t index_offset = 0, size = 0;
-    FSDP_TRY(fsdp_h5_create(io, path, sets, COUNT, 1000, 0, &file, &index_offset, err));
+    FSDP_TRY(fsdp_h5_create(io, path, &(fsdp_h5_layout){sets, COUNT, 1000, 0}, &file, &index_offset,
+                            err));
     return fsdp_h5_close(file, &size, err);
 }
 
@@ -615,7 +634,8 @@ Test(hdf5_file, the_same_link_twice_is_an_error_that_names_it)
     fsdp_error err = {0};
     fsdp_h5_file *file = NULL;
     int64_t offset = 0;
-    cr_assert_eq(fsdp_h5_create(NULL, in_dir("a.h5"), sets, 2, 0, 0, &file, &offset, &err),
+    cr_assert_eq(fsdp_h5_create(NULL, in_dir("a.h5"), &(fsdp_h5_layout){sets, 2, 0, 0}, &file,
+                                &offset, &err),
                  FSDP_ERR_INTERNAL);
     cr_assert_null(file);
     cr_assert_not_null(strstr(err.text, "'twice'"));
@@ -629,9 +649,12 @@ Test(hdf5_file, a_chunk_of_a_contiguous_dataset_is_refused)
     fsdp_error err = {0};
     fsdp_h5_file *file = NULL;
     int64_t offset = 0;
-    ASSERT_OK(fsdp_h5_create(NULL, in_dir("a.h5"), &set, 1, 0, 0, &file, &offset, &err));
-    cr_assert_eq(fsdp_h5_write_chunk(file, 0, &zero, "x", 1, &offset, &err), FSDP_ERR_INTERNAL);
-    cr_assert_eq(fsdp_h5_write_chunk(file, 1, &zero, "x", 1, &offset, &err), FSDP_ERR_INTERNAL);
+    ASSERT_OK(fsdp_h5_create(NULL, in_dir("a.h5"), &(fsdp_h5_layout){&set, 1, 0, 0}, &file, &offset,
+                             &err));
+    cr_assert_eq(fsdp_h5_write_chunk(file, &(fsdp_h5_chunk){0, &zero, "x", 1}, &offset, &err),
+                 FSDP_ERR_INTERNAL);
+    cr_assert_eq(fsdp_h5_write_chunk(file, &(fsdp_h5_chunk){1, &zero, "x", 1}, &offset, &err),
+                 FSDP_ERR_INTERNAL);
     fsdp_h5_discard(file);
 }
 
@@ -646,7 +669,8 @@ Test(hdf5_file, discarding_writes_nothing_more)
     fsdp_h5_file *file = NULL;
     fsdp_h5_view *view = NULL;
     int64_t offset = 0;
-    ASSERT_OK(fsdp_h5_create(io, in_dir("a.h5"), &set, 1, 0, 0, &file, &offset, &err));
+    ASSERT_OK(
+        fsdp_h5_create(io, in_dir("a.h5"), &(fsdp_h5_layout){&set, 1, 0, 0}, &file, &offset, &err));
     ASSERT_OK(fsdp_h5_view_create(io, in_dir("v.h5"), &view, &err));
     int64_t before = fsdp_io_fault_calls(io);
     fsdp_h5_discard(file);
@@ -676,7 +700,8 @@ Test(hdf5_file, the_programs_own_error_handler_stays_and_hears_nothing_of_ours)
                               {.link = "twice", .dtype = FSDP_U8, .ndim = 1, .shape = &one}};
     fsdp_h5_file *file = NULL;
     int64_t offset = 0;
-    cr_assert_neq(fsdp_h5_create(NULL, in_dir("a.h5"), sets, 2, 0, 0, &file, &offset, &err),
+    cr_assert_neq(fsdp_h5_create(NULL, in_dir("a.h5"), &(fsdp_h5_layout){sets, 2, 0, 0}, &file,
+                                 &offset, &err),
                   FSDP_OK);
     cr_assert_eq(heard, 0);
     cr_assert(H5Fopen(in_dir("none"), H5F_ACC_RDONLY, H5P_DEFAULT) < 0);

@@ -423,7 +423,7 @@ Test(hdf5_read, a_lone_file_of_ours_lists_its_tensors)
         {.link = "a%2Fb.weight", .dtype = FSDP_F32, .ndim = 1, .shape = shape},
         {.link = "low", .dtype = FSDP_F8_E8M0FNU, .ndim = 1, .shape = shape}};
     int64_t offset, size;
-    ASSERT_OK(fsdp_h5_create(NULL, path, sets, 2, 64, 0, &file, &offset, &err));
+    ASSERT_OK(fsdp_h5_create(NULL, path, &(fsdp_h5_layout){sets, 2, 64, 0}, &file, &offset, &err));
     ASSERT_OK(fsdp_h5_close(file, &size, &err));
     fsdp_source *source = open_source();
     cr_assert_str_eq(names_of(source), "a/b.weight low ");

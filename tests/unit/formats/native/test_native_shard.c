@@ -122,8 +122,9 @@ static fsdp_shard_piece piece_of(const sample *s, size_t box, int64_t first, int
 static void write_sample(sample *s, int64_t most, bool in_turns)
 {
     fsdp_shard_writer *writer;
-    ASSERT_OK(
-        fsdp_shard_create(&s->opts, s->datasets, BOXES, NULL, 0, s->boxes, BOXES, &writer, &err));
+    ASSERT_OK(fsdp_shard_create(&s->opts,
+                                &(fsdp_shard_layout){s->datasets, BOXES, NULL, 0, s->boxes, BOXES},
+                                &writer, &err));
     fsdp_shard_piece pieces[BOXES];
     int64_t done[BOXES] = {0};
     for (size_t left = 1; left > 0;) {
@@ -325,7 +326,8 @@ static void round_trip(int number)
     random_state = keep;
     fsdp_shard_writer *writer;
     fsdp_file_record record;
-    ASSERT_OK(fsdp_shard_create(&opts, &dataset, 1, NULL, 0, &box, 1, &writer, &err));
+    ASSERT_OK(fsdp_shard_create(&opts, &(fsdp_shard_layout){&dataset, 1, NULL, 0, &box, 1}, &writer,
+                                &err));
     for (int64_t done = 0; done < count;) {
         fsdp_shard_piece piece = {0, done, 1 + below(count - done), data + (size_t)done * size};
         ASSERT_OK(fsdp_shard_write(writer, &piece, 1, &err));
@@ -366,8 +368,9 @@ Test(native_shard, a_writer_gives_signs_of_life_while_it_gets_on)
         s.opts.alive_user = counts;
         s.opts.sync = true;
         fsdp_shard_writer *writer;
-        ASSERT_OK(
-            fsdp_shard_create(&s.opts, s.datasets, BOXES, NULL, 0, s.boxes, BOXES, &writer, &err));
+        ASSERT_OK(fsdp_shard_create(
+            &s.opts, &(fsdp_shard_layout){s.datasets, BOXES, NULL, 0, s.boxes, BOXES}, &writer,
+            &err));
         for (size_t i = 0; i < BOXES; i++) {
             fsdp_box box = fsdp_shard_box_box(&s.boxes[i]);
             fsdp_shard_piece piece = {i, 0, fsdp_box_count(&box), s.data[i]};
@@ -458,8 +461,9 @@ Test(native_shard, boxes_of_several_writers_lie_inside_one_dataset)
     for (uint32_t r = 0; r < WRITERS; r++) {
         opts.id = some_id(r, WRITERS);
         if (r == 0)
-            ASSERT_OK(
-                fsdp_shard_create(&opts, &dataset, 1, &link, 1, &boxes[r], 1, &writers[r], &err));
+            ASSERT_OK(fsdp_shard_create(&opts,
+                                        &(fsdp_shard_layout){&dataset, 1, &link, 1, &boxes[r], 1},
+                                        &writers[r], &err));
         else
             ASSERT_OK(fsdp_shard_join(&opts, &dataset, &boxes[r], 1, &writers[r], &err));
         fsdp_box part = fsdp_shard_box_box(&boxes[r]);
@@ -499,8 +503,9 @@ Test(native_shard, gaps_and_what_is_missing_are_errors)
     fsdp_shard_writer *writer;
     for (int encode = 0; encode < 2; encode++) {
         describe(&s, encode ? "e" : "r", encode, 0, 1);
-        ASSERT_OK(
-            fsdp_shard_create(&s.opts, s.datasets, BOXES, NULL, 0, s.boxes, BOXES, &writer, &err));
+        ASSERT_OK(fsdp_shard_create(
+            &s.opts, &(fsdp_shard_layout){s.datasets, BOXES, NULL, 0, s.boxes, BOXES}, &writer,
+            &err));
         fsdp_shard_piece pieces[] = {piece_of(&s, 1, 5, 10), piece_of(&s, 1, 0, 129 * 33)};
         cr_assert_eq(fsdp_shard_write(writer, &pieces[0], 1, &why), FSDP_ERR_INTERNAL);
         cr_assert_not_null(strstr(why.text, "box 1 is written out of order"), "%s", why.text);
@@ -519,9 +524,10 @@ Test(native_shard, a_file_that_exists_is_never_overwritten)
     fsdp_shard_writer *writer;
     describe(&s, "x", false, 0, 1);
     write_sample(&s, 0, true);
-    cr_assert_eq(
-        fsdp_shard_create(&s.opts, s.datasets, BOXES, NULL, 0, s.boxes, BOXES, &writer, &why),
-        FSDP_ERR_EXISTS, "%s", why.text);
+    cr_assert_eq(fsdp_shard_create(&s.opts,
+                                   &(fsdp_shard_layout){s.datasets, BOXES, NULL, 0, s.boxes, BOXES},
+                                   &writer, &why),
+                 FSDP_ERR_EXISTS, "%s", why.text);
     cr_assert_not_null(strstr(why.text, s.path), "%s", why.text);
     check_sample(&s);
     drop(&s);

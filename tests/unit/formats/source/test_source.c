@@ -58,9 +58,9 @@ TestSuite(source, .init = begin, .fini = end);
 static size_t tensor_of(const char *name, fsdp_dtype dtype, int ndim, const int64_t *shape)
 {
     size_t number = 0;
-    cr_assert_eq(
-        fsdp_source_add_tensor(source, name, strlen(name), dtype, ndim, shape, &number, &err),
-        FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_add_tensor(source, name, strlen(name),
+                                        &(fsdp_source_shape){dtype, ndim, shape}, &number, &err),
+                 FSDP_OK, "%s", err.text);
     return number;
 }
 
@@ -131,15 +131,19 @@ Test(source, shapes_of_a_file_are_damage_or_a_limit)
 {
     int64_t shape[FSDP_MAX_DIMS + 1] = {1};
     size_t number;
-    cr_expect_eq(
-        fsdp_source_add_tensor(source, "a", 1, FSDP_F32, 1, (int64_t[]){-1}, &number, &err),
-        FSDP_ERR_DAMAGED);
-    cr_expect_eq(fsdp_source_add_tensor(source, "a", 1, FSDP_F32, 2, (int64_t[]){INT64_MAX / 2, 3},
-                                        &number, &err),
+    cr_expect_eq(fsdp_source_add_tensor(source, "a", 1,
+                                        &(fsdp_source_shape){FSDP_F32, 1, (int64_t[]){-1}}, &number,
+                                        &err),
                  FSDP_ERR_DAMAGED);
     cr_expect_eq(
-        fsdp_source_add_tensor(source, "a", 1, FSDP_F32, FSDP_MAX_DIMS + 1, shape, &number, &err),
-        FSDP_ERR_LIMIT);
+        fsdp_source_add_tensor(source, "a", 1,
+                               &(fsdp_source_shape){FSDP_F32, 2, (int64_t[]){INT64_MAX / 2, 3}},
+                               &number, &err),
+        FSDP_ERR_DAMAGED);
+    cr_expect_eq(fsdp_source_add_tensor(source, "a", 1,
+                                        &(fsdp_source_shape){FSDP_F32, FSDP_MAX_DIMS + 1, shape},
+                                        &number, &err),
+                 FSDP_ERR_LIMIT);
     cr_expect_eq(fsdp_source_entry_count(source), 0);
 }
 
@@ -741,9 +745,13 @@ Test(source, checksums_of_plain_bytes_are_compared)
 {
     fsdp_source_reader reader = {0};
     uint32_t crc = (uint32_t)crc32(0, bytes + 10, FILE_BYTES - 10);
-    cr_assert_eq(fsdp_source_add_crc(source, "record 'x'", file, 10, FILE_BYTES - 10, crc, &err),
-                 FSDP_OK);
-    cr_assert_eq(fsdp_source_add_crc(source, "record 'y'", file, 0, 10, 77, &err), FSDP_OK);
+    cr_assert_eq(
+        fsdp_source_add_crc(source,
+                            &(fsdp_source_crc){"record 'x'", file, 10, FILE_BYTES - 10, crc}, &err),
+        FSDP_OK);
+    cr_assert_eq(
+        fsdp_source_add_crc(source, &(fsdp_source_crc){"record 'y'", file, 0, 10, 77}, &err),
+        FSDP_OK);
     cr_expect_eq(fsdp_source_check(source, 0, &reader, &err), FSDP_OK, "%s", err.text);
     cr_expect_eq(fsdp_source_check(source, 1, &reader, &err), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "record 'y'"), "%s", err.text);

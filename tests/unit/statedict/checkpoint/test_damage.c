@@ -69,8 +69,10 @@ static void own_box(byte_owner *owners, const fsdp_stored_box *box)
         }
         fsdp_file_runs runs;
         fsdp_block_range(box, block, &first, &count);
-        fsdp_file_runs_begin(&runs, box->ndim, box->len, box->stride, box->offset,
-                             box->element_size, first, count);
+        fsdp_file_runs_begin(
+            &runs,
+            &(fsdp_file_place){box->ndim, box->len, box->stride, box->offset, box->element_size},
+            first, count);
         while (fsdp_file_runs_next(&runs, &offset, &size))
             own_range(owners, offset, size, owner);
     }

@@ -1,6 +1,6 @@
-/* A conversion into a checkpoint of ours in one file ("hdf5"): a full shard file that holds its manifest
+/* A conversion into a native checkpoint in one file ("hdf5"): a full shard file that holds its manifest
  * (one_file.h), and that has the place of a file for other programs. See convert_job.h. */
-#include "statedict/convert/native_output.h"
+#include "statedict/convert/native_target.h"
 
 #include "statedict/checkpoint/one_file.h"
 
@@ -51,7 +51,7 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
     return status;
 }
 
-const convert_target_ops fsdp_one_file_output = {.is_ordered = true,
+const convert_target_ops fsdp_one_file_target = {.is_ordered = true,
                                                  .declare = fsdp_native_declare,
                                                  .room = fsdp_native_room,
                                                  .measure = fsdp_native_measure,

@@ -1,11 +1,11 @@
 /*
- * A conversion into our own format: the shard files, and the directory that holds them.
+ * A conversion into the native format: the shard files, and the directory that holds them.
  *
  * Many files have many records, so files are written in groups whose records fit the budget. A block of the
  * source that two groups want is read twice. Encoded: one worker, all threads on each of its slabs, because
  * the order of frames in a file must not depend on the number of workers.
  */
-#include "statedict/convert/native_output.h"
+#include "statedict/convert/native_target.h"
 
 #include "base/io/io_reuse.h"
 #include "base/core/pool.h"
@@ -141,8 +141,10 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
                             .threads = 1,
                             .sync = !job->opts.no_sync};
     fsdp_status st =
-        fsdp_shard_create(&opts, plan->datasets, plan->dataset_count, plan->links, plan->link_count,
-                          plan->boxes, plan->box_count, &files->writers[file], err);
+        fsdp_shard_create(&opts,
+                          &(fsdp_shard_layout){plan->datasets, plan->dataset_count, plan->links,
+                                               plan->link_count, plan->boxes, plan->box_count},
+                          &files->writers[file], err);
     fsdp_free(path);
     return st == FSDP_OK ? fsdp_put_plan(files->writers[file], plan, NULL, err) : st;
 }
@@ -340,7 +342,7 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
     return status;
 }
 
-const convert_target_ops fsdp_directory_output = {.is_ordered = true,
+const convert_target_ops fsdp_directory_target = {.is_ordered = true,
                                                   .declare = fsdp_native_declare,
                                                   .room = fsdp_native_room,
                                                   .measure = fsdp_native_measure,

@@ -1,7 +1,7 @@
-/* Shard files of ours as a conversion writes them: of a directory (native_output.c) or of one file
- * (file_output.c). See convert_job.h. */
-#ifndef FSDP_NATIVE_OUTPUT_H
-#define FSDP_NATIVE_OUTPUT_H
+/* Native shard files as a conversion writes them: of a directory (native_target.c) or of one file
+ * (one_file_target.c). See convert_job.h. */
+#ifndef FSDP_NATIVE_TARGET_H
+#define FSDP_NATIVE_TARGET_H
 
 #include "statedict/convert/convert_job.h"
 

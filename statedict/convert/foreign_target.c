@@ -351,7 +351,7 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
     return status;
 }
 
-const convert_target_ops fsdp_foreign_output = {.declare = declare,
+const convert_target_ops fsdp_foreign_target = {.declare = declare,
                                                 .room = room,
                                                 .measure = measure,
                                                 .list = list,
