@@ -21,32 +21,32 @@ typedef struct fsdp_text {
     bool failed;
 } fsdp_text;
 
-FSDP_API void fsdp_text_release(fsdp_text *text);
-FSDP_API void fsdp_text_add(fsdp_text *text, const char *data, size_t size);
-FSDP_API void fsdp_text_addf(fsdp_text *text, const char *format, ...) FSDP_PRINTF(2, 3);
+void fsdp_text_release(fsdp_text *text);
+void fsdp_text_add(fsdp_text *text, const char *data, size_t size);
+void fsdp_text_addf(fsdp_text *text, const char *format, ...) FSDP_PRINTF(2, 3);
 
 /* A JSON string with quotes. Bytes that are not UTF-8 become U+FFFD. */
-FSDP_API void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size);
+void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size);
 
 /* The shortest decimal text that reads back as the same double, always with a point or an exponent.
  * JSON has no spelling for nan and infinities: the caller does not pass them. */
-FSDP_API void fsdp_text_add_f64(fsdp_text *text, double value);
+void fsdp_text_add_f64(fsdp_text *text, double value);
 
-FSDP_API void fsdp_text_add_base64(fsdp_text *text, const void *data, size_t size);
+void fsdp_text_add_base64(fsdp_text *text, const void *data, size_t size);
 
 /* Two lower-case digits a byte. */
-FSDP_API void fsdp_text_add_hex(fsdp_text *text, const void *data, size_t size);
+void fsdp_text_add_hex(fsdp_text *text, const void *data, size_t size);
 
 /* True for well-formed UTF-8 (no surrogates, nothing overlong). NUL is a character. */
-FSDP_API bool fsdp_utf8_valid(const char *data, size_t size);
+bool fsdp_utf8_valid(const char *data, size_t size);
 
 /* A name as a terminal may see it: control characters and bytes that are not UTF-8 escaped, long
  * names cut with "..." in the middle. Returns out. */
-FSDP_API const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size);
+const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size);
 
 /* Like fsdp_printable, for a message, which may hold raw paths: backslashes stay, since names in it are
  * escaped already. */
-FSDP_API const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size);
+const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size);
 
 #ifdef __cplusplus
 }

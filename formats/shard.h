@@ -31,7 +31,7 @@
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
 #include <fsdp/status.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 enum { FSDP_BLOCK_BYTES = 4 << 20 };     /* of a raw box; upper limit for a chunk of an encoded one */
 enum { FSDP_CHUNK_BYTES = 1 << 20 };     /* of an encoded box, unless less is asked for: stays in the cache */

@@ -32,7 +32,7 @@
 #include "base/core/mem.h"
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <fsdp/value.h>
 
 typedef struct fsdp_source fsdp_source;

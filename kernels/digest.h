@@ -22,10 +22,10 @@ typedef struct fsdp_sha256 {
     uint8_t pending[64];
 } fsdp_sha256;
 
-FSDP_API void fsdp_sha256_init(fsdp_sha256 *sha);
-FSDP_API void fsdp_sha256_add(fsdp_sha256 *sha, const void *data, size_t size);
+void fsdp_sha256_init(fsdp_sha256 *sha);
+void fsdp_sha256_add(fsdp_sha256 *sha, const void *data, size_t size);
 /* The digest of everything so far; more may be added afterwards. */
-FSDP_API void fsdp_sha256_value(const fsdp_sha256 *sha, uint8_t digest_out[FSDP_SHA256_SIZE]);
+void fsdp_sha256_value(const fsdp_sha256 *sha, uint8_t digest_out[FSDP_SHA256_SIZE]);
 
 #ifdef __cplusplus
 }

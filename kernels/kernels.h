@@ -11,7 +11,7 @@
 #define FSDP_KERNELS_H
 
 #include <fsdp/box.h>
-#include <fsdp/digest.h>
+#include "kernels/digest.h"
 #include <fsdp/dtype.h>
 #include <fsdp/status.h>
 #include <stddef.h>

@@ -18,29 +18,29 @@ extern "C" {
 
 /* Working memory of products; it grows as they need it. One thread at a time. */
 typedef struct fsdp_linear_scratch fsdp_linear_scratch;
-FSDP_API FSDP_CHECKED fsdp_status fsdp_linear_scratch_create(fsdp_linear_scratch **scratch_out,
+FSDP_CHECKED fsdp_status fsdp_linear_scratch_create(fsdp_linear_scratch **scratch_out,
                                                              fsdp_error *err);
-FSDP_API void fsdp_linear_scratch_free(fsdp_linear_scratch *scratch);  /* accepts NULL */
+void fsdp_linear_scratch_free(fsdp_linear_scratch *scratch);  /* accepts NULL */
 
 typedef struct fsdp_linear_size { int64_t rows, in, out; } fsdp_linear_size;
 
 /* y = x W^T + bias. bias may be NULL. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_linear_forward(fsdp_linear_scratch *scratch, fsdp_linear_size size,
+FSDP_CHECKED fsdp_status fsdp_linear_forward(fsdp_linear_scratch *scratch, fsdp_linear_size size,
                                                       const float *x, const float *weight, const float *bias,
                                                       float *y, fsdp_error *err);
-FSDP_API void fsdp_linear_add_bias(float *y, const float *bias, int64_t rows, int64_t out);
+void fsdp_linear_add_bias(float *y, const float *bias, int64_t rows, int64_t out);
 /* dx = dy W */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_linear_grad_input(fsdp_linear_scratch *scratch, fsdp_linear_size size,
+FSDP_CHECKED fsdp_status fsdp_linear_grad_input(fsdp_linear_scratch *scratch, fsdp_linear_size size,
                                                          const float *dy, const float *weight, float *dx,
                                                          fsdp_error *err);
 /* dweight = dy^T x, and dbias the sums of dy's columns in the order of rows; either may be NULL. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, fsdp_linear_size size,
+FSDP_CHECKED fsdp_status fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, fsdp_linear_size size,
                                                           const float *x, const float *dy, float *dweight,
                                                           float *dbias, fsdp_error *err);
 
 /* fsdp_relu: x = max(x, 0) in place. fsdp_relu_grad: dx = 0 where its result y is 0. */
-FSDP_API void fsdp_relu(float *x, int64_t count);
-FSDP_API void fsdp_relu_grad(float *dx, const float *y, int64_t count);
+void fsdp_relu(float *x, int64_t count);
+void fsdp_relu_grad(float *dx, const float *y, int64_t count);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
  * fsdp_checkpoint_convert's; this file plans, runs and reports. See convert_tool.h.
  */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <string.h>
 #include <unistd.h>

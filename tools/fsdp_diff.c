@@ -1,5 +1,6 @@
 /* fsdp-diff: are two checkpoints the same state, and where not? Largest differences first. */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
 #include <fsdp/diff.h>
 

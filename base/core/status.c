@@ -2,7 +2,7 @@
 #include <fsdp/status.h>
 
 #include "base/core/mem.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <errno.h>
 #include <stdarg.h>

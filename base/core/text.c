@@ -1,5 +1,5 @@
 /* A growing string, JSON spelling, and names made safe for a terminal. See text.h. */
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include "base/core/mem.h"
 

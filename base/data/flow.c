@@ -1,7 +1,7 @@
 /* The flow trace: see flow.h. The watcher is the one global that tests may set. */
 #include "base/data/flow.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdatomic.h>

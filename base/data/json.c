@@ -8,7 +8,7 @@
 
 #include "base/core/mem.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <locale.h>

@@ -5,7 +5,7 @@
 #include <fsdp/value.h>
 
 #include "base/core/mem.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
 #include "base/core/mem.h"
 #include "base/data/name_table.h"
 #include <fsdp/box.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 enum { DCP_NO_RANGE = UINT32_MAX, DCP_NO_BOX = -1, DCP_RECENT_BOXES = 64 };
 

@@ -10,7 +10,7 @@
 #ifndef FSDP_HDF5_EMIT_H
 #define FSDP_HDF5_EMIT_H
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <stdint.h>
 
 void fsdp_h5_put_u32(fsdp_text *out, uint32_t value);

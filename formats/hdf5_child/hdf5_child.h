@@ -8,7 +8,7 @@
 
 #include "formats/hdf5/hdf5_internal.h"
 #include "formats/hdf5_child/hdf5_protocol.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 enum { FSDP_H5_PAGE = 64 << 10, FSDP_H5_PAGES = 32 };
 

@@ -21,7 +21,7 @@
 #define FSDP_HDF5_SESSION_H
 
 #include "formats/hdf5_child/hdf5_protocol.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <stdbool.h>
 #include <sys/types.h>
 

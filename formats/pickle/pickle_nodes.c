@@ -1,6 +1,6 @@
 /* Nodes of a pickle, the memory that they lie in, and the queries of readers. See pickle.h. */
 #include "formats/pickle/pickle_vm.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <string.h>
 

@@ -11,7 +11,7 @@
  */
 #include "formats/pickle/pickle_vm.h"
 #include <fsdp/dtype.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * pickle_vm.h.
  */
 #include "formats/pickle/pickle_vm.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <errno.h>
 #include <math.h>

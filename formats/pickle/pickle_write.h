@@ -9,7 +9,7 @@
 #ifndef FSDP_PICKLE_WRITE_H
 #define FSDP_PICKLE_WRITE_H
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <fsdp/value.h>
 
 typedef enum fsdp_opcode {

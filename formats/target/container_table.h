@@ -8,7 +8,7 @@
 #include "base/core/mem.h"
 #include "base/data/name_table.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* Zero-initialise; release when done. */
 typedef struct container_table {

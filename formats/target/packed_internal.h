@@ -6,7 +6,7 @@
 #include "base/data/name_table.h"
 #include "formats/target/packed.h"
 #include <fsdp/box.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <pthread.h>
 

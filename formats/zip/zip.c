@@ -9,7 +9,7 @@
 
 #include "base/core/mem.h"
 #include "base/core/bytes.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #ifndef FSDP_ZIP_EMIT_H
 #define FSDP_ZIP_EMIT_H
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <stdint.h>
 
 typedef struct fsdp_zip_member {

@@ -6,7 +6,7 @@
 
 #include "base/core/mem.h"
 #include "kernels/kernels.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <zlib.h>
 

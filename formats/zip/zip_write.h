@@ -11,7 +11,7 @@
 #define FSDP_ZIP_WRITE_H
 
 #include <fsdp/status.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <stdbool.h>
 #include <stdint.h>
 

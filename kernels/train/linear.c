@@ -1,6 +1,6 @@
 /* A linear layer in f32, on products of matrices (kernels/train/matrix.c). See linear.h. */
 #include "kernels/matrix.h"
-#include <fsdp/linear.h>
+#include "kernels/linear.h"
 
 #include "base/core/mem.h"
 

@@ -11,7 +11,7 @@
 #ifndef FSDP_LISTENER_H
 #define FSDP_LISTENER_H
 
-#include <fsdp/digest.h>
+#include "kernels/digest.h"
 #include <fsdp/status.h>
 #include <poll.h>
 #include <stdbool.h>

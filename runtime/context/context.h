@@ -12,7 +12,7 @@
 
 #include "runtime/context/memory_pool.h"
 #include "runtime/launch/world_internal.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 typedef struct fsdp_group fsdp_group;
 typedef struct fsdp_root fsdp_root;

@@ -1,7 +1,7 @@
 /* The trace of a rank, as JSON lines. See trace.h. */
 #include "runtime/launch/trace.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <inttypes.h>
 #include <string.h>
 

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* --- names and tensors ------------------------------------------------------------------------ */
 

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* --- numbers ---------------------------------------------------------------------------------- */
 

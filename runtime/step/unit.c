@@ -5,7 +5,7 @@
 
 #include "base/core/mem.h"
 #include "runtime/param/nearest_name.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)
 {

@@ -17,7 +17,7 @@
 #include "runtime/step/step.h"
 #include "runtime/state/state_internal.h"
 #include <fsdp/wrap.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* --- the tree (wrap_tree.c) ------------------------------------------------------------------ */
 

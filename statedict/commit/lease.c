@@ -15,7 +15,7 @@
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/meter.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>

@@ -8,7 +8,7 @@
 #include "base/core/pool.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/transfer/pipeline.h"
-#include <fsdp/digest.h>
+#include "kernels/digest.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #ifndef FSDP_MODEL_CONFIG_H
 #define FSDP_MODEL_CONFIG_H
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <stdbool.h>
 
 /* Of config.json, or where that has no such member, of its "text_config". */

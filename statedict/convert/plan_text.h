@@ -17,7 +17,7 @@
 #include "base/core/mem.h"
 #include "kernels/kernels.h"
 #include <fsdp/convert.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 struct convert_job;
 

@@ -5,7 +5,7 @@
 #include "statedict/manifest/manifest.h"
 
 #include <errno.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef FSDP_LARGE_VALUE_H
 #define FSDP_LARGE_VALUE_H
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <fsdp/value.h>
 
 enum { FSDP_VALUE_INLINE = 64 << 10 };

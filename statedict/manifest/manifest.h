@@ -21,7 +21,7 @@
 #include "kernels/kernels.h"
 #include <fsdp/checkpoint.h>
 #include <fsdp/sd.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #define FSDP_MANIFEST_NAME "manifest.json"
 #define FSDP_MANIFEST_TEMPORARY FSDP_MANIFEST_NAME ".tmp"

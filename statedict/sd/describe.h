@@ -5,7 +5,7 @@
 #include "kernels/kernels.h"
 #include <fsdp/ctl.h>
 #include <fsdp/sd.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* Hash of everything that all ranks must declare alike: names, dtypes, shapes, layouts, flat buffers
  * and, for saving, values. Memory is left out. */

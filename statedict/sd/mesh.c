@@ -5,7 +5,7 @@
 #include "statedict/sd/layout_internal.h"
 
 #include "base/core/mem.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "base/core/pool.h"
 #include "statedict/ctl/ctl_backend.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 
 #include "base/core/mem.h"
 #include <fsdp/status.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* Printable names. Zero-initialise. */
 typedef struct fsdp_name_list {

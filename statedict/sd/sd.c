@@ -9,7 +9,7 @@
 #include "base/data/name_path.h"
 #include "base/data/name_table.h"
 #include "statedict/sd/layout_internal.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "base/core/mem.h"
 #include "statedict/select/expression.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <string.h>
 
 /* One --dtype-for. */

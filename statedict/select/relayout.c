@@ -3,7 +3,7 @@
 
 #include "base/data/name_path.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <string.h>
 
 typedef struct relayout_job {

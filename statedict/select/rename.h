@@ -3,7 +3,7 @@
 #define FSDP_RENAME_H
 
 #include <fsdp/status.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 typedef struct fsdp_rename fsdp_rename;
 

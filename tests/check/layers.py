@@ -16,10 +16,12 @@ MAY_INCLUDE = {
     "formats": {"formats", "kernels", "base"},
     "statedict": {"statedict", "formats", "kernels", "base"},
     "runtime": {"runtime", "statedict", "kernels", "base"},
-    "tools": {"tools"},
+    "tools": {"tools", "kernels", "base"},
 }
 # All that a folder may see of another one, where that is less than everything.
-ONLY = {("statedict", "formats"): {"formats/shard.h", "formats/source.h", "formats/target.h"}}
+ONLY = {("statedict", "formats"): {"formats/shard.h", "formats/source.h", "formats/target.h"},
+        ("tools", "base"): {"base/text.h"},
+        ("tools", "kernels"): {"kernels/digest.h", "kernels/linear.h"}}
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",

@@ -4,6 +4,7 @@
  * should be", exit code 0. Over MPI it is 10 after a failure: those who still have messages under
  * way leave without MPI_Finalize, which would wait for them in the others.
  */
+#include "base/text.h"
 #include <fsdp/fsdp.h>
 
 #include <stdio.h>

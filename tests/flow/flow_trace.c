@@ -8,6 +8,7 @@
  * usage: flow_trace REPOSITORY [--update]     (--update writes the blocks anew)
  */
 #include "base/data/flow.h"
+#include "base/text.h"
 #include "statedict/ctl/ctl_backend.h"
 
 #include <fsdp/fsdp.h>

@@ -5,7 +5,7 @@
 #include "tests/kernels/bench_linear.h"
 
 #include "base/core/mem.h"
-#include <fsdp/linear.h>
+#include "kernels/linear.h"
 
 #include <stdio.h>
 #include <time.h>

@@ -8,6 +8,7 @@
  *   HOW RANK FOLDER        RANK gets into trouble, the others reduce until they learn of it: kill, work (it
  *                          is killed in a call), stop, leave, abort, differ, counts, late (it is elsewhere)
  */
+#include "kernels/digest.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

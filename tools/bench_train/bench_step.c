@@ -3,6 +3,7 @@
  * in turns with the same model in PyTorch's FSDP2.
  */
 #include "tools/bench_train/bench_step.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <math.h>

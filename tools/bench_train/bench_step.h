@@ -12,6 +12,7 @@
 #define FSDP_BENCH_STEP_H
 
 #include "tools/bench/bench.h"
+#include "kernels/linear.h"
 
 /* --- options ---------------------------------------------------------------------------------- */
 

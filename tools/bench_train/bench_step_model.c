@@ -3,6 +3,7 @@
  * in f32 whatever the parameters' dtype; loss = mean of (y - t)^2 over own rows and outputs.
  */
 #include "tools/bench_train/bench_step.h"
+#include "kernels/linear.h"
 
 #include <stdio.h>
 #include <stdlib.h>

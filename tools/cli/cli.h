@@ -14,7 +14,7 @@
 #include <fsdp/checkpoint.h>
 #include <fsdp/convert.h>
 #include <fsdp/run.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* --- options ---------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
 /* fsdp-convert's reports on entries and files that are not converted one to one: tied names that are
  * left out, files that are copied beside the weights, entries of missing files. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>

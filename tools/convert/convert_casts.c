@@ -1,5 +1,6 @@
 /* fsdp-convert's reports on casts. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <math.h>

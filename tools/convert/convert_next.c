@@ -3,6 +3,7 @@
  * options that a refusal names. See convert_tool.h.
  */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <fsdp/filter.h>
 

@@ -1,5 +1,6 @@
 /* The command line of fsdp-convert. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,5 +1,6 @@
 /* fsdp-convert's output: its plan as text and as JSON, and its last two lines. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -3,6 +3,7 @@
  * entries (ls_listing.c), and hands them to one of the printers (ls_summary.c, ls_entries.c, ls_json.c).
  */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /* fsdp-ls entry by entry: --long, --shards, --tree, --config. */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,8 +3,9 @@
  * does not grow with the tensors.
  */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
-#include <fsdp/digest.h>
+#include "kernels/digest.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* Layouts in words: how a tensor is cut over the ranks. */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /* fsdp-ls --stats, --hist: reads every floating tensor and prints statistics of its numbers. */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
 #include <fsdp/stats.h>
 

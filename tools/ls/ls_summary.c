@@ -3,6 +3,7 @@
  * tensor, with numbered layers folded into `#`.
  */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

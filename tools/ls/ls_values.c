@@ -1,7 +1,8 @@
 /* Values as listings spell them (docs/man/fsdp-ls.1.scd): JSON. fsdp-diff shows values in the same way. */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
-#include <fsdp/digest.h>
+#include "kernels/digest.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -19,7 +19,7 @@
 
 #include "base/io/io.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* An empty disk of that many bytes, 0 for no limit. A full disk writes short, then says ENOSPC. */
 fsdp_status fsdp_sim_create(int64_t capacity, fsdp_io **io_out, fsdp_error *err);

@@ -5,7 +5,7 @@
 #include "runtime/step/step.h"
 #include "runtime/launch/world_internal.h"
 #include "tests/support/ranks/rank_outcome.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 typedef struct world_rank {
     fsdp_world *world;

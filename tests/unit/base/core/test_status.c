@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 
 #include <fsdp/status.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Text: JSON spelling, doubles that read back, base64, UTF-8, names safe for a terminal. */
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include "base/io/io.h"
 #include "base/data/json.h"

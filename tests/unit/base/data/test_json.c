@@ -2,7 +2,7 @@
 #include "base/data/json.h"
 #include "base/core/mem.h"
 
-#include <fsdp/text.h>
+#include "base/text.h"
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>

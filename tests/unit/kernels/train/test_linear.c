@@ -2,6 +2,7 @@
  * kernels/linear.h against chains of fused multiply-adds, element by element, bit for bit. Registered twice,
  * the second time with FSDP_KERNELS=c, so that all variants agree.
  */
+#include "kernels/linear.h"
 #include "base/core/mem.h"
 #include "kernels/matrix.h"
 #include <fsdp/fsdp.h>

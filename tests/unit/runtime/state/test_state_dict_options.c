@@ -3,7 +3,7 @@
  * have when it is set; what is missing, unexpected, or refused.
  */
 #include "tests/unit/runtime/expect_toy.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* --- helpers ------------------------------------------------------------------------------------ */
 

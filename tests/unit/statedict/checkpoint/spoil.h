@@ -5,6 +5,7 @@
 #ifndef SPOIL_H
 #define SPOIL_H
 
+#include "base/text.h"
 #include "formats/native/native_index.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 

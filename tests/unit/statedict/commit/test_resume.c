@@ -1,5 +1,6 @@
 /* Conversions that are killed and gone on with: the bytes are those of an undisturbed one, what was written
  * is not written again, and what the dead left is removed. Every target. */
+#include "base/text.h"
 #include "tests/support/disk/io_fault.h"
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"

@@ -1,4 +1,5 @@
 /* Plans as files: what was written comes back, nothing of a file is believed, and what changed is named. */
+#include "base/text.h"
 #include "tests/support/disk/io_fault.h"
 #include "statedict/convert/plan_text.h"
 
