@@ -10,8 +10,8 @@ ROOMS = {
                 "safetensors", "torch", "ranks", "dcp", "detect"],
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
                   "convert", "diff"],
-    "runtime": ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param", "context",
-                "group", "step", "optim", "state", "wrap"],
+    "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param",
+                "context", "group", "step", "optim", "state", "wrap"],
     "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "."],
 }
 
