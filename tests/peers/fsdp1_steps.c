@@ -241,6 +241,7 @@ typedef struct position {
     const fsdp_optim_state *state;
     size_t group;
     int64_t at, count;
+    bool is_flat;
 } position;
 
 enum { POSITIONS = 16 };
@@ -260,6 +261,7 @@ static size_t list_group(const toy *net, size_t group, position *out)
             const fsdp_flat_run run =
                 param->flat ? fsdp_param_flat_run(param) : (fsdp_flat_run){.count = param->rows};
             found->state = state;
+            found->is_flat = !param->flat;
             found->at = run.at;
             found->count = run.count;
             n++;
@@ -270,7 +272,7 @@ static size_t list_group(const toy *net, size_t group, position *out)
 
 static void print_moment(FILE *out, const position *at, const char *name, const float *data)
 {
-    if (!name || at->count == 0)
+    if (!name)
         return;
     fprintf(out, "%s\t%lld\t", name, (long long)at->count);
     for (int64_t i = 0; i < at->count; i++)
@@ -319,7 +321,9 @@ static fsdp_status print_own_state(FILE *out, const char *what, toy *net, fsdp_e
             const char *moment = fsdp_optim_moment_name(net->optim, m);
             char name[64];
             snprintf(name, sizeof name, "%s\tstate.%zu.%s", what, i, moment ? moment : "");
-            print_moment(out, &all[i], moment ? name : NULL, all[i].state->moments[m]);
+            /* PyTorch has the empty chunk of a flat parameter, and nothing of an empty original one. */
+            bool is_there = moment && (all[i].count > 0 || all[i].is_flat);
+            print_moment(out, &all[i], is_there ? name : NULL, all[i].state->moments[m]);
         }
     }
     return print_groups(out, what, net, all, n, err);
