@@ -66,13 +66,13 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
     (void)argc; (void)argv; (void)user;
 
     TRY(fsdp_model_create(world, &model, &err));
-    TRY(fsdp_model_add_param(model, "weight", FSDP_F32, 1, (int64_t[]){D}, &weight, &err));
+    fsdp_param_spec spec = {.name = "weight", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){D}};
+    TRY(fsdp_model_add(model, &spec, &weight, &err));
     const fsdp_wrap_opts opts = {.unit.strategy = FSDP_WRAP_NO_SHARD};
     TRY(fsdp_wrap_create(model, &opts, &wrap, &err));
     TRY(fsdp_wrap_register_comm_hook(wrap, meet, &state, &err));
     fsdp_root *root = fsdp_wrap_root(wrap);
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
-    sgd.lr = 0.2;
+    fsdp_sgd_opts sgd = {.lr = 0.2};
     TRY(fsdp_sgd_create(root, &sgd, &optim, &err));
 
     fsdp_unit *unit = fsdp_wrap_unit(wrap, "");
