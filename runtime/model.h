@@ -94,10 +94,10 @@ typedef fsdp_status (*fsdp_grad_hook)(void *user, fsdp_param *param, fsdp_error 
 FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user);
 
 /*
- * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre`
- * fills `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the
- * padded shard; `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] +
- * r * stride bytes. Both on a stream's thread.
+ * Other bytes are gathered instead of a parameter's shard, such as narrow numbers and their scales. `pre`
+ * computes `count` inputs from the padded shard; their sizes are fixed when the extension is set, and equal
+ * on all ranks. `post` computes the parameter from the inputs of all ranks: input i of rank r lies at
+ * gathered[i] + r * stride bytes. Both run on a stream's thread.
  */
 typedef struct fsdp_extension {
     void *user;

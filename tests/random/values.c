@@ -32,7 +32,7 @@ static double tolerance_of(fsdp_dtype dtype)
     return dtype == FSDP_F64 ? 1e-6 : 2e-6;
 }
 
-static void tell_wrong(trainer *t, int i, const char *what)
+static void report_wrong(trainer *t, int i, const char *what)
 {
     if (t->wrong++ < 5)
         printf("wrong: rank %d, step %d, microbatch %d, %s of %s: %s\n", t->rank, t->step,
@@ -59,7 +59,7 @@ static fsdp_status compare_with_shard(trainer *t, int i, const char *data, fsdp_
         is_same &= memcmp(cast + size * (size_t)e,
                           data + size * (size_t)offset_of(t, param, &box, e), size) == 0;
     if (!is_same)
-        tell_wrong(t, i, "what is gathered is not what the shard holds");
+        report_wrong(t, i, "what is gathered is not what the shard holds");
     free(cast);
     return FSDP_OK;
 }
@@ -223,7 +223,7 @@ static void check_grad(trainer *t, int i)
     const char *grad = fsdp_param_shard_grad(t->net->params[i]);
     const int64_t count = fsdp_box_count(&box);
     if (!grad && count > 0 && t->grads[i].is_given)
-        tell_wrong(t, i, "no gradient was reduced");
+        report_wrong(t, i, "no gradient was reduced");
     for (int64_t e = 0; grad && e < count; e++) {
         char what[96];
         double got;
@@ -234,7 +234,7 @@ static void check_grad(trainer *t, int i)
         if (fabs(got - want) <= relative * t->grads[i].size[at] / divide + least)
             continue;
         snprintf(what, sizeof what, "gradient %lld is %g, not %g", (long long)at, got, want);
-        tell_wrong(t, i, what);
+        report_wrong(t, i, what);
         return;
     }
 }
