@@ -624,7 +624,8 @@ static fsdp_status parse(pickle_vm *vm)
     if (!vm->store)
         return pickle_no_memory(vm);
     FSDP_TRY(set_up(vm));
-    return run(vm);
+    FSDP_TRY(run(vm));
+    return vm->options->is_metadata ? FSDP_OK : pickle_settle_keys(vm);
 }
 
 fsdp_status fsdp_pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,

@@ -9,6 +9,7 @@
  *   pickle_nodes.c      nodes, their memory, and the queries of readers
  *   pickle_policy.c     the calls that a checkpoint may contain
  *   pickle_arguments.c  the arguments that those calls may have
+ *   pickle_keys.c       equal keys of dicts
  *   pickle_write.c      the mirror: pickles of protocol 2 (pickle_write.h)
  *
  * A call that the policy does not list makes the parser refuse the whole file, wherever the call is,

@@ -171,12 +171,17 @@ static bool are_data(call_check *check, size_t from)
 static bool is_list_of_pairs(call_check *check, fsdp_node list)
 {
     const fsdp_pickle_node *at = node_at(check, list);
-    if (at->kind != FSDP_NODE_LIST && at->kind != FSDP_NODE_TUPLE && at->kind != FSDP_NODE_SET &&
-        at->kind != FSDP_NODE_FROZENSET)
-        return true;
-    check->vm->pairs_seen += at->count;
+    fsdp_pickle pickle = {.nodes = check->vm->nodes, .count = check->vm->node_count};
+    bool is_list = at->kind == FSDP_NODE_LIST || at->kind == FSDP_NODE_TUPLE ||
+                   at->kind == FSDP_NODE_SET || at->kind == FSDP_NODE_FROZENSET;
+    if (at->kind == FSDP_NODE_CALL)
+        at = node_at(check, fsdp_pickle_dict_items(&pickle, at));
+    if (is_list || at->kind == FSDP_NODE_DICT)
+        check->vm->pairs_seen += at->count;
     if (check->vm->pairs_seen > PAIRS_MOST)
         return verdict(check, false, list);
+    if (!is_list)
+        return true;
     for (uint32_t i = 0; i < at->count; i++) {
         uint8_t kind = node_at(check, at->as.items[i])->kind;
         if (kind != FSDP_NODE_TUPLE && kind != FSDP_NODE_LIST)
@@ -336,6 +341,7 @@ static bool allowed(call_check *check, unsigned known)
     case FSDP_KNOWN_DEFAULTDICT:
         return verdict(check, factory_allowed(check, argument(check, 0)), argument(check, 0)) &&
                are_data(check, 1) && is_list_of_pairs(check, argument(check, 1));
+    case FSDP_KNOWN_COUNTER:
     case FSDP_KNOWN_ORDERED_DICT:
         return are_data(check, 0) && is_list_of_pairs(check, argument(check, 0));
     case FSDP_KNOWN_DATETIME: return are_parts_of_time(check);

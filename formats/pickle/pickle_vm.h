@@ -1,5 +1,5 @@
-/* The state of the pickle machine, shared by pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c and
- * pickle_arguments.c. */
+/* The state of the pickle machine, shared by pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c,
+ * pickle_arguments.c and pickle_keys.c. */
 #ifndef FSDP_PICKLE_VM_H
 #define FSDP_PICKLE_VM_H
 
@@ -123,6 +123,11 @@ fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t size);
 fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size);
 /* UTF-8 as Python writes it with surrogatepass. */
 bool pickle_text_valid(const char *data, size_t size);
+
+/* --- pickle_keys.c --- */
+
+/* Of equal keys of every dict, the first key and the last value stay. */
+fsdp_status pickle_settle_keys(pickle_vm *vm);
 
 /* --- pickle_policy.c --- */
 typedef enum pickle_how { PICKLE_REDUCE, PICKLE_NEWOBJ, PICKLE_NEWOBJ_EX } pickle_how;

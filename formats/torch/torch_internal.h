@@ -196,8 +196,8 @@ void torch_leave(torch_archive *archive, fsdp_node node);
 
 /* True for dict, OrderedDict, defaultdict, Counter. */
 bool torch_is_dict(const torch_archive *archive, fsdp_node node);
-/* Up to two sequences of keys and values (from the arguments and from items): DICT nodes or 0. */
-void torch_dict_runs(const torch_archive *archive, fsdp_node node, fsdp_node runs_out[2]);
+/* Its keys and values: a DICT node, or 0 for none. */
+fsdp_node torch_dict_items(const torch_archive *archive, fsdp_node node);
 
 /* An attribute of an object, from its state or its slots; 0 without one. */
 fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name);

@@ -188,10 +188,14 @@ static bool is_namespace(const torch_archive *archive, fsdp_node node)
     return at->kind == FSDP_NODE_CALL && at->known == FSDP_KNOWN_NAMESPACE;
 }
 
-static bool is_list(const torch_archive *archive, fsdp_node node)
+/* The items of a list, a tuple or a deque; 0 for none, and for other nodes. */
+static fsdp_node list_items(const torch_archive *archive, fsdp_node node)
 {
-    uint8_t kind = node_at(archive, node)->kind;
-    return kind == FSDP_NODE_LIST || kind == FSDP_NODE_TUPLE;
+    const fsdp_pickle_node *at = node_at(archive, node);
+    if (at->kind == FSDP_NODE_LIST || at->kind == FSDP_NODE_TUPLE)
+        return node;
+    bool is_deque = at->kind == FSDP_NODE_CALL && at->known == FSDP_KNOWN_DEQUE;
+    return is_deque ? fsdp_pickle_list_items(&archive->pickle, at) : 0;
 }
 
 static bool is_object(const torch_archive *archive, fsdp_node node)
@@ -218,30 +222,31 @@ static bool list_is_full(torch_archive *archive, fsdp_node node, int depth)
         return true; /* the visit will report the excessive depth */
     *mark |= TORCH_MARK_SEEN;
     bool is_full = false;
-    const fsdp_pickle_node *list = node_at(archive, node);
+    const fsdp_pickle_node *list = node_at(archive, list_items(archive, node));
     for (uint32_t i = 0; i < list->count && !is_full; i++) {
         fsdp_node item = list->as.items[i];
-        is_full = is_list(archive, item) ? list_is_full(archive, item, depth + 1)
-                                         : has_own_name(archive, item);
+        is_full = list_items(archive, item) != 0 ? list_is_full(archive, item, depth + 1)
+                                                 : has_own_name(archive, item);
     }
     *mark &= (uint8_t)~TORCH_MARK_SEEN;
     *mark |= is_full ? TORCH_MARK_FULL : TORCH_MARK_PLAIN;
     return is_full;
 }
 
+static fsdp_status go_into_list(walk *at, fsdp_node node)
+{
+    return visit_items(at, list_items(at->archive, node));
+}
+
 static fsdp_status go_into_dict(walk *at, fsdp_node node)
 {
-    fsdp_node runs[2] = {0, 0};
-    if (is_namespace(at->archive, node))
-        runs[0] = node_at(at->archive, node)->as.call->state;
-    else
-        torch_dict_runs(at->archive, node, runs);
-    if (node_at(at->archive, runs[0])->kind != FSDP_NODE_DICT)
-        runs[0] = 0;
-    if (node_at(at->archive, runs[0])->count + node_at(at->archive, runs[1])->count == 0)
+    bool is_space = is_namespace(at->archive, node);
+    fsdp_node items =
+        is_space ? node_at(at->archive, node)->as.call->state : torch_dict_items(at->archive, node);
+    if (node_at(at->archive, items)->kind != FSDP_NODE_DICT ||
+        node_at(at->archive, items)->count == 0)
         return fixed_leaf(at, FSDP_VALUE_DICT, NULL);
-    FSDP_TRY(visit_pairs(at, runs[0]));
-    return visit_pairs(at, runs[1]);
+    return visit_pairs(at, items);
 }
 
 /* Visits a state: (attributes or None, slots), attributes alone, or another form that the class
@@ -412,8 +417,8 @@ static fsdp_status visit(walk *at, fsdp_node node)
         return array_leaf(at, node);
     if (torch_is_dict(archive, node) || is_namespace(archive, node))
         return go_into(at, node, go_into_dict);
-    if (is_list(archive, node) && list_is_full(archive, node, 0))
-        return go_into(at, node, visit_items);
+    if (list_items(archive, node) != 0 && list_is_full(archive, node, 0))
+        return go_into(at, node, go_into_list);
     return is_object(archive, node) ? go_into(at, node, go_into_object) : leaf(at, node);
 }
 

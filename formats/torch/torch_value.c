@@ -102,18 +102,10 @@ bool torch_is_dict(const torch_archive *archive, fsdp_node node)
              at->known == FSDP_KNOWN_COUNTER));
 }
 
-void torch_dict_runs(const torch_archive *archive, fsdp_node node, fsdp_node runs_out[2])
+fsdp_node torch_dict_items(const torch_archive *archive, fsdp_node node)
 {
     const fsdp_pickle_node *at = node_at(archive, node);
-    runs_out[0] = at->kind == FSDP_NODE_DICT ? node : 0;
-    runs_out[1] = 0;
-    if (at->kind == FSDP_NODE_DICT)
-        return;
-    fsdp_node first =
-        fsdp_pickle_argument(&archive->pickle, at, at->known == FSDP_KNOWN_DEFAULTDICT ? 1 : 0);
-    if (node_at(archive, first)->kind == FSDP_NODE_DICT)
-        runs_out[0] = first;
-    runs_out[1] = fsdp_pickle_dict_items(&archive->pickle, at);
+    return at->kind == FSDP_NODE_DICT ? node : fsdp_pickle_dict_items(&archive->pickle, at);
 }
 
 fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name)
@@ -255,17 +247,10 @@ static fsdp_status set_items(torch_archive *archive, fsdp_node node, int depth, 
 static fsdp_status set_dict(torch_archive *archive, fsdp_node node, int depth, fsdp_value *value,
                             fsdp_error *err)
 {
-    fsdp_node runs[2];
-    size_t at = 0;
-    torch_dict_runs(archive, node, runs);
-    size_t count = (size_t)node_at(archive, runs[0])->count + node_at(archive, runs[1])->count;
-    FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_DICT, count, err));
-    for (int run = 0; run < 2; run++) {
-        const fsdp_pickle_node *items = node_at(archive, runs[run]);
-        for (uint32_t i = 0; i < items->count; i++)
-            FSDP_TRY(read_value(archive, items->as.items[i], depth + 1, &value->as.list.items[at++],
-                                err));
-    }
+    const fsdp_pickle_node *items = node_at(archive, torch_dict_items(archive, node));
+    FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_DICT, items->count, err));
+    for (uint32_t i = 0; i < items->count; i++)
+        FSDP_TRY(read_value(archive, items->as.items[i], depth + 1, &value->as.list.items[i], err));
     return FSDP_OK;
 }
 

@@ -469,3 +469,79 @@ Test(pickle, running_out_of_memory_is_an_error)
         cr_assert_eq(st, FSDP_ERR_LIMIT, "allocation %lld: %s", (long long)n, err.text);
     }
 }
+
+/* --- containers that are made of their items ------------------------------------------------------ */
+
+#define ORDERED_DICT "ccollections\nOrderedDict\n"
+#define DEFAULTDICT "ccollections\ndefaultdict\n"
+#define PAIR(key, value) "](X\1\0\0\0" key "K" value "e"
+
+static const fsdp_pickle_node *dict_items(void)
+{
+    return fsdp_pickle_at(&pickle, fsdp_pickle_dict_items(&pickle, root()));
+}
+
+static int64_t number_at(const fsdp_pickle_node *items, size_t i)
+{
+    int64_t number = -1;
+    fsdp_pickle_int(&pickle, items->as.items[i], &number);
+    return number;
+}
+
+Test(pickle, a_dict_of_pairs_has_them_as_items)
+{
+    cr_assert_eq(PARSE("\x80\2" ORDERED_DICT "](" PAIR("a", "\1") PAIR("b", "\2") "e\x85R."),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(dict_items()->count, 4);
+    cr_expect(fsdp_pickle_is_text(&pickle, dict_items()->as.items[2], "b"));
+    cr_expect_eq(number_at(dict_items(), 3), 2);
+    cr_expect_eq(fsdp_pickle_argument(&pickle, root(), 0), 0, "the list was moved");
+    cr_assert_eq(PARSE("\x80\2" DEFAULTDICT "c__builtin__\nlist\n](" PAIR("a", "\1") "e\x86R."),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(dict_items()->count, 2);
+    cr_expect_neq(fsdp_pickle_argument(&pickle, root(), 0), 0, "the factory stays");
+}
+
+Test(pickle, a_dict_of_a_dict_and_of_items_has_both)
+{
+    cr_assert_eq(PARSE("\x80\2" ORDERED_DICT "}(X\1\0\0\0aK\1u\x85R(X\1\0\0\0bK\2u."), FSDP_OK,
+                 "%s", err.text);
+    cr_assert_eq(dict_items()->count, 4);
+    cr_expect_eq(number_at(dict_items(), 1), 1);
+    cr_expect_eq(number_at(dict_items(), 3), 2);
+}
+
+Test(pickle, a_deque_of_a_list_has_its_items)
+{
+    cr_assert_eq(PARSE("\x80\2ccollections\ndeque\n](K\1K\2eK\5\x86R."), FSDP_OK, "%s", err.text);
+    const fsdp_pickle_node *items =
+        fsdp_pickle_at(&pickle, fsdp_pickle_list_items(&pickle, root()));
+    cr_assert_eq(items->count, 2);
+    cr_expect_eq(number_at(items, 1), 2);
+    int64_t most = 0;
+    cr_expect(fsdp_pickle_int(&pickle, fsdp_pickle_argument(&pickle, root(), 1), &most));
+    cr_expect_eq(most, 5);
+}
+
+Test(pickle, a_dict_made_of_what_holds_no_pairs_is_damaged)
+{
+    cr_expect_eq(PARSE("\x80\2" ORDERED_DICT "](](K\1ee\x85R."), FSDP_ERR_DAMAGED);
+    cr_expect_eq(PARSE("\x80\2" ORDERED_DICT "K\1\x85R."), FSDP_ERR_DAMAGED);
+    cr_expect_eq(PARSE("\x80\2ccollections\nCounter\n](" PAIR("a", "\1") "e\x85R."),
+                 FSDP_ERR_DAMAGED);
+}
+
+Test(pickle, of_equal_keys_the_first_key_and_the_last_value_stay)
+{
+    /* {1: 1, 1.0: 2, True: 3, "1": 4, "1": 5, (1, 2): 6, (1.0, 2): 7, b"1": 8} */
+    cr_assert_eq(PARSE("\x80\2}(K\1K\1G\x3f\xf0\0\0\0\0\0\0K\2\x88K\3X\1\0\0\0001K\4"
+                       "X\1\0\0\0001K\5K\1K\2\x86K\6G\x3f\xf0\0\0\0\0\0\0K\2\x86K\7C\0011K\10u."),
+                 FSDP_OK, "%s", err.text);
+    const fsdp_pickle_node *items = root();
+    cr_assert_eq(items->count, 8);
+    cr_expect_eq(number_at(items, 0), 1);
+    cr_expect_eq(number_at(items, 1), 3);
+    cr_expect_eq(number_at(items, 3), 5);
+    cr_expect_eq(number_at(items, 5), 7);
+    cr_expect_eq(number_at(items, 7), 8);
+}
