@@ -106,13 +106,6 @@ static fsdp_status make_ready(fsdp_block_reader *block_reader, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void byte_strides(int ndim, const int64_t *len, size_t element_size, int64_t *strides)
-{
-    fsdp_box_strides(ndim, len, strides);
-    for (int d = 0; d < ndim; d++)
-        strides[d] *= (int64_t)element_size;
-}
-
 static char *element_of(const fsdp_read_target *target, const int64_t *lo, size_t element_size)
 {
     int64_t inside[FSDP_MAX_DIMS];
@@ -120,23 +113,6 @@ static char *element_of(const fsdp_read_target *target, const int64_t *lo, size_
         inside[d] = lo[d] - target->box.lo[d];
     return target->data +
            fsdp_box_position(target->box.ndim, target->box.len, inside) * (int64_t)element_size;
-}
-
-/* Copies what a target shares with `box`, whose packed elements (of the wanted dtype) are at
- * data. */
-static void place_box(const fsdp_read_target *target, const fsdp_box *box, const char *data)
-{
-    fsdp_box shared;
-    if (!fsdp_box_intersect(&target->box, box, &shared))
-        return;
-    size_t element_size = fsdp_dtype_size(target->dtype);
-    int64_t from_strides[FSDP_MAX_DIMS], to_strides[FSDP_MAX_DIMS];
-    byte_strides(box->ndim, box->len, element_size, from_strides);
-    byte_strides(box->ndim, target->box.len, element_size, to_strides);
-    for (int d = 0; d < box->ndim; d++)
-        data += (shared.lo[d] - box->lo[d]) * from_strides[d];
-    fsdp_kernels_get()->copy_box(element_of(target, shared.lo, element_size), to_strides, data,
-                                 from_strides, box->ndim, shared.len, element_size);
 }
 
 static fsdp_status need_cast_room(fsdp_block_reader *block_reader, fsdp_error *err)
@@ -169,7 +145,7 @@ static fsdp_status place_range(const fsdp_box_read *read, int64_t first, int64_t
             at = cast;
         }
         for (int p = 0; p < piece_count; p++) {
-            place_box(target, &pieces[p], at);
+            fsdp_copy_shared(&target->box, target->data, &pieces[p], at, element_size);
             at += fsdp_box_count(&pieces[p]) * (int64_t)element_size;
         }
     }
