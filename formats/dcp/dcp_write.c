@@ -10,6 +10,7 @@
 #include "formats/dcp/dcp_write.h"
 
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 #include "formats/dcp/dcp.h"
 #include "formats/target/target_formats.h"
 #include "formats/torch/torch_internal.h"

@@ -2,6 +2,7 @@
 #include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 
 #include <string.h>
 

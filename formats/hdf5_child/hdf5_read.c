@@ -4,6 +4,7 @@
  * from the file as in any format; all others (chunked, compressed, virtual) are fetched from the
  * child box by box.
  */
+#include "base/data/box_internal.h"
 #include "formats/source/source_formats.h"
 #include "formats/hdf5_child/hdf5_listing.h"
 #include "formats/hdf5_child/hdf5_session.h"

@@ -5,6 +5,7 @@
  */
 #include "formats/native/native_index.h"
 
+#include "base/data/box_internal.h"
 #include "base/data/flow.h"
 #include "base/core/mem.h"
 

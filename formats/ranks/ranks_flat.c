@@ -5,6 +5,7 @@
  * were aligned, and the offsets must reproduce every rank's range. See ranks.h.
  */
 #include "formats/ranks/ranks.h"
+#include "base/data/box_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/data/value_internal.h"
 #include "formats/torch/torch_resave.h"
 
 static fsdp_status fail_mixed(const rank_files *set, const rank_entry *entry, fsdp_error *err)

@@ -6,6 +6,7 @@
  */
 #include "formats/source/source_internal.h"
 
+#include "base/data/box_internal.h"
 #include "base/data/flow.h"
 #include "kernels/kernels.h"
 

@@ -5,6 +5,7 @@
  */
 #include "base/data/json.h"
 #include "base/core/bytes.h"
+#include "base/data/value_internal.h"
 #include "formats/source/source_formats.h"
 #include "formats/torch/torch_resave.h"
 

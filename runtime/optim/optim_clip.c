@@ -5,6 +5,7 @@
  */
 #include "runtime/optim/optim_internal.h"
 #include "runtime/step/step.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <math.h>
 

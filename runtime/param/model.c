@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 #include <fsdp/sd.h>
 
 /* --- models ----------------------------------------------------------------------------------- */

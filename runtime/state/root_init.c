@@ -7,6 +7,7 @@
 
 #include "base/core/fnv.h"
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
 

@@ -10,6 +10,7 @@
 
 #include "statedict/manifest/large_value.h"
 #include "statedict/manifest/manifest.h"
+#include "statedict/sd/layout_internal.h"
 
 /* --- telling: rank 0 -------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "statedict/sd/describe.h"
+#include "statedict/sd/layout_internal.h"
 
 /* --- asking for the same ---------------------------------------------------------------------- */
 

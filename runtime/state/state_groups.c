@@ -3,6 +3,7 @@
  * group ("param_groups", as Optimizer.state_dict() has it). The way back is state_groups_take.c.
  */
 #include "runtime/state/state_internal.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <string.h>
 

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "base/data/box_internal.h"
 #include "kernels/kernels.h"
 
 /* --- between boxes ---------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
  * state.h, "checkpoints"; root_state.c is where they go along.
  */
 #include "runtime/state/state_internal.h"
+#include "statedict/sd/layout_internal.h"
 
 static fsdp_status add_own(const fsdp_sd *own, const fsdp_entry *entry, fsdp_sd *sd,
                            fsdp_error *err)

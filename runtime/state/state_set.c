@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "statedict/sd/layout_internal.h"
 
 /* --- when ------------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
  * optimizer's state. state_get.c adds everything else.
  */
 #include "runtime/state/state_internal.h"
+#include "base/data/box_internal.h"
 
 /* --- whole on every rank ---------------------------------------------------------------------- */
 

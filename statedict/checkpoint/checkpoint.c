@@ -8,6 +8,7 @@
 #include "statedict/checkpoint/incomplete.h"
 #include "statedict/manifest/large_value.h"
 #include "statedict/checkpoint/one_file.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
 #include <string.h>

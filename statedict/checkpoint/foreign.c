@@ -8,8 +8,10 @@
 #include "statedict/checkpoint/one_file.h"
 #include "statedict/checkpoint/verify_values.h"
 
+#include "base/data/box_internal.h"
 #include "base/data/name_path.h"
 #include "base/core/pool.h"
+#include "base/data/value_internal.h"
 #include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/layout_internal.h"

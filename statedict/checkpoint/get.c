@@ -3,6 +3,7 @@
  * blocks (pipeline.c), alone or in shares with other workers. Load, diff and convert stand on this.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
+#include "base/data/box_internal.h"
 
 #include <string.h>
 

@@ -13,6 +13,7 @@
 #include "statedict/checkpoint/view.h"
 
 #include "base/core/pool.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -5,6 +5,8 @@
  *
  * Rank 0 receives every message even after a local failure, so that no rank waits for it in vain.
  */
+#include "base/data/box_internal.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "statedict/save/save_internal.h"
 #include "statedict/sd/describe.h"
 #include "statedict/transfer/pipeline.h"

@@ -4,6 +4,7 @@
 #include "base/data/name_path.h"
 
 #include "base/text.h"
+#include "statedict/sd/layout_internal.h"
 #include <string.h>
 
 typedef struct relayout_job {

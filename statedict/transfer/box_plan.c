@@ -4,6 +4,7 @@
 #include "statedict/manifest/large_value.h"
 #include "statedict/sd/layout_internal.h"
 
+#include "base/data/box_internal.h"
 #include "base/data/flow.h"
 
 #include <stdlib.h>

@@ -5,6 +5,7 @@
 #include "statedict/transfer/pipeline.h"
 
 #include "base/core/pool.h"
+#include "base/data/box_internal.h"
 #include "base/data/flow.h"
 
 #include <inttypes.h>

@@ -3,6 +3,7 @@
  * another and to units.
  */
 #include "tests/unit/runtime/wrap/wrap_state_cases.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

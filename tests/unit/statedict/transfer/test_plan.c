@@ -3,6 +3,7 @@
  * bytes are balanced, slabs follow the order of the tensor and of every box in it.
  */
 #include "statedict/transfer/box_plan.h"
+#include "base/data/box_internal.h"
 #include <criterion/criterion.h>
 
 #include <stdio.h>
