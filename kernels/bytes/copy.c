@@ -3,6 +3,7 @@
  * sides are merged first, so that a row-contiguous box becomes few memcpy calls; what remains is
  * an odometer over rows of equal units (a dense run, or one element where nothing is dense).
  */
+#include "base/data/box_internal.h"
 #include "kernels/variants.h"
 
 #include <stdbool.h>
