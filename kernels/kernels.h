@@ -126,7 +126,8 @@ typedef struct fsdp_coding {
     size_t element_size;
 } fsdp_coding;
 /* to_size is at least fsdp_codec_bound(from_size); size_out: the bytes of the frame. */
-fsdp_status fsdp_codec_encode(fsdp_codec *codec, const fsdp_coding *coding, size_t *size_out, fsdp_error *err);
+fsdp_status fsdp_codec_encode(fsdp_codec *codec, const fsdp_coding *coding, size_t *size_out,
+                              fsdp_error *err);
 /* The frame must hold exactly to_size bytes, and nothing may follow it: else FSDP_ERR_DAMAGED. */
 fsdp_status fsdp_codec_decode(fsdp_codec *codec, const fsdp_coding *coding, fsdp_error *err);
 

@@ -2,7 +2,6 @@
  * Persistent ids: resolves the storages that a torch pickle refers to, and keeps the arrays that
  * were decoded into memory. See torch_internal.h.
  */
-#include "base/data/box_internal.h"
 #include "formats/torch/torch_internal.h"
 #include "kernels/kernels.h"
 
