@@ -14,7 +14,7 @@
 
 /* --- put -------------------------------------------------------------------------------------- */
 
-/* Boxes are handed over in groups of this many bytes, so that progress and a stop are timely. */
+/* Boxes are written in groups of this many bytes, after each of which progress is reported. */
 enum { GROUP_BYTES = 64 << 20 };
 
 static fsdp_status put_group(fsdp_shard_writer *writer, const fsdp_save_plan *plan, size_t first,
@@ -118,13 +118,13 @@ static char *element_of(const fsdp_read_target *target, const int64_t *lo, size_
 
 static fsdp_status need_cast_room(fsdp_block_reader *block_reader, fsdp_error *err)
 {
-    enum { WIDEST = 8 }; /* one byte may become eight */
+    enum { WIDEST = 8 }; /* a cast makes at most 8 bytes of one */
     if (!block_reader->cast && !(block_reader->cast = fsdp_alloc_pages(WIDEST * FSDP_PIECE_BYTES)))
         return fsdp_fail_memory(err, "casting");
     return FSDP_OK;
 }
 
-/* Elements [first, first + count) of the stored box are at data: place them in every target. */
+/* Places elements [first, first + count) of the stored box, which are at data, in every target. */
 static fsdp_status place_range(const fsdp_box_read *read, int64_t first, int64_t count,
                                const char *data, fsdp_error *err)
 {
@@ -186,7 +186,7 @@ static fsdp_status get_range(const fsdp_box_read *read, int64_t first, int64_t c
         others.targets++;
         others.target_count--;
         if (!hashed && others.target_count == 0)
-            step = count; /* nothing looks at the bytes on their way */
+            step = count; /* no hash, no copy: pieces have no use */
     }
     for (int64_t at = first; at < first + count; at += step) {
         int64_t n = first + count - at < step ? first + count - at : step;
@@ -241,7 +241,7 @@ static fsdp_status get_encoded(const fsdp_box_read *read, int64_t block, fsdp_er
 
 /* --- without verification: exactly the wanted rows --- */
 
-/* What a target shares with a block, as boxes of the packed order. */
+/* The elements that a target shares with a block, as boxes of the packed order. */
 static int shared_boxes(const fsdp_stored_box *stored, int64_t block,
                         const fsdp_read_target *target, fsdp_box *shared)
 {
@@ -284,7 +284,7 @@ static int run_dims(const fsdp_stored_box *stored, const fsdp_box *shared,
     return dim < 0 ? 0 : dim;
 }
 
-/* One run into the only target: straight, or through a cast when the dtypes differ. */
+/* Reads one run straight into the only target, or through a cast when the dtypes differ. */
 static fsdp_status get_run(const fsdp_box_read *read, const int64_t *lo, int64_t count,
                            fsdp_error *err)
 {
