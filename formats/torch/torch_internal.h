@@ -58,6 +58,7 @@ typedef struct torch_archive {
     int64_t work;              /* nodes visited */
     uint8_t *marks;            /* per node, used by the walk */
     uint32_t *sizes;           /* per node: objects in it, shared ones each time; 0: not counted yet */
+    bool has_elements;         /* the walk found a tensor with elements */
     fsdp_node subject;         /* the node entered, or read as a value, last: a value that the walk reports
                                 * comes from it */
 } torch_archive;

@@ -142,6 +142,7 @@ static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
     const torch_visitor *visitor = at->visitor;
     torch_item item = item_of(at, 0);
     size_t number;
+    at->archive->has_elements |= fsdp_shape_count(tensor->ndim, tensor->shape) > 0;
     fsdp_status st = visitor ? visitor->tensor(visitor->user, &item, tensor, at->err)
                              : torch_tensor_add(at->archive, item.name, item.name_size, tensor,
                                                 &number, at->err);
@@ -414,8 +415,10 @@ static fsdp_status visit(walk *at, fsdp_node node)
     }
     switch (torch_tensor_kind(archive, node)) {
     case TORCH_KIND_TENSOR: return tensor_leaf(at, node);
-    case TORCH_KIND_WRAPPER: return go_into(at, node, go_into_wrapper);
-    case TORCH_KIND_OPAQUE: return leaf(at, node);
+    case TORCH_KIND_WRAPPER:
+        archive->has_elements = true;
+        return go_into(at, node, go_into_wrapper);
+    case TORCH_KIND_OPAQUE: archive->has_elements = true; return leaf(at, node);
     case TORCH_KIND_NONE: break;
     }
     if (torch_numpy_is_numeric(archive, node))

@@ -35,6 +35,8 @@ typedef struct second_look {
 typedef struct torch_state {
     fsdp_source *source;
     torch_memory *memory;
+    bool has_elements; /* a file has a tensor with elements */
+    int64_t storage_bytes;
     opaque_value *opaque; /* in the order of entries */
     size_t opaque_count, opaque_room;
     second_look look;
@@ -221,6 +223,14 @@ static fsdp_status walk(torch_state *state, torch_archive *archive, fsdp_error *
     return torch_walk(archive, &visitor, err);
 }
 
+static void count_contents(torch_state *state, const torch_archive *archive)
+{
+    state->has_elements |= archive->has_elements;
+    for (size_t i = 0; i < archive->link_count; i++)
+        if (archive->links[i].storage.file >= 0)
+            state->storage_bytes += archive->links[i].storage.size;
+}
+
 static fsdp_status add_contents(torch_state *state, int file, fsdp_error *err)
 {
     torch_archive archive;
@@ -236,9 +246,21 @@ static fsdp_status add_contents(torch_state *state, int file, fsdp_error *err)
     fsdp_status st = torch_file_open(&opening, &archive, err);
     if (st == FSDP_OK)
         st = walk(state, &archive, err);
+    if (st == FSDP_OK)
+        count_contents(state, &archive);
     torch_archive_release(&archive);
     fsdp_free(where);
     return st;
+}
+
+/* Storages without tensors are tensors that the walk did not find. */
+static fsdp_status complete(torch_state *state, fsdp_error *err)
+{
+    if (!state->has_elements && state->storage_bytes > 0)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' holds storages of %lld bytes, but no tensor with elements",
+                         fsdp_source_path(state->source), (long long)state->storage_bytes);
+    return fsdp_source_complete(state->source, err);
 }
 
 static fsdp_status open_file(const fsdp_probe *probe, torch_state *state, fsdp_error *err)
@@ -246,7 +268,7 @@ static fsdp_status open_file(const fsdp_probe *probe, torch_state *state, fsdp_e
     int file;
     FSDP_TRY(fsdp_source_add_file(state->source, probe->path, false, &file, err));
     FSDP_TRY(add_contents(state, file, err));
-    return fsdp_source_complete(state->source, err);
+    return complete(state, err);
 }
 
 /* --- a directory with an index ------------------------------------------------------------------ */
@@ -454,7 +476,7 @@ static fsdp_status add_files(torch_state *state, const weight_map *map, fsdp_err
             st = add_indexed(state, map, &files[i], found, err);
     fsdp_free(files);
     fsdp_free(found);
-    return st == FSDP_OK ? fsdp_source_complete(state->source, err) : st;
+    return st == FSDP_OK ? complete(state, err) : st;
 }
 
 static fsdp_status open_directory(const fsdp_probe *probe, torch_state *state, fsdp_error *err)

@@ -190,11 +190,14 @@ static bool is_empty(const torch_tensor *tensor)
     return false;
 }
 
+/* PyTorch takes the truth of a number, too. */
 static bool flag_is_set(const torch_archive *archive, fsdp_node dict, const char *name)
 {
     const fsdp_pickle_node *value =
         node_at(archive, fsdp_pickle_lookup(&archive->pickle, dict, name));
-    return value->kind == FSDP_NODE_BOOL && value->as.i64;
+    if (value->kind == FSDP_NODE_FLOAT)
+        return value->as.f64 != 0;
+    return (value->kind == FSDP_NODE_BOOL || value->kind == FSDP_NODE_INT) && value->as.i64 != 0;
 }
 
 static void read_fixes(const torch_archive *archive, fsdp_node flags, torch_tensor *tensor)
