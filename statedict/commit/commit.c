@@ -69,38 +69,20 @@ static fsdp_status prepare(fsdp_staging *staging, const char *dir, const char *h
     return FSDP_OK;
 }
 
-static fsdp_status begin(fsdp_staging *staging, const char *dir, bool held, const char *hash,
-                         const fsdp_watch *watch, fsdp_error *err)
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, const fsdp_staging_opts *opts,
+                               fsdp_staging *staging_out, fsdp_error *err)
 {
+    fsdp_staging *staging = staging_out;
+    *staging = (fsdp_staging){
+        .io = io ? io : fsdp_io_posix(), .durable = opts->durable, .overwrite = opts->overwrite};
     fsdp_status status = fsdp_path_split(dir, &staging->target, &staging->parent, err);
-    if (status == FSDP_OK && !held)
-        status = enter_run(staging, watch, err);
+    if (status == FSDP_OK && !opts->has_lease)
+        status = enter_run(staging, opts->watch, err);
     if (status == FSDP_OK)
-        status = prepare(staging, dir, hash, err);
+        status = prepare(staging, dir, opts->hash, err);
     if (status != FSDP_OK)
         fsdp_staging_release(staging);
     return status;
-}
-
-static fsdp_staging new_staging(fsdp_io *io, bool durable, bool overwrite)
-{
-    return (fsdp_staging){
-        .io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
-}
-
-fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                                    fsdp_staging *staging_out, fsdp_error *err)
-{
-    *staging_out = new_staging(io, durable, overwrite);
-    return begin(staging_out, dir, true, NULL, NULL, err);
-}
-
-fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                               const char *hash, const fsdp_watch *watch, fsdp_staging *staging_out,
-                               fsdp_error *err)
-{
-    *staging_out = new_staging(io, durable, overwrite);
-    return begin(staging_out, dir, false, hash, watch, err);
 }
 
 /* --- at work ---------------------------------------------------------------------------------- */
