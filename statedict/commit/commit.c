@@ -16,24 +16,6 @@
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
-/* Renames `path` to NAME.deleting-UUID, so that a half of it is recognised, then removes it. */
-fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
-                           fsdp_error *err)
-{
-    char *aside;
-    FSDP_TRY(fsdp_beside_name(name, FSDP_SUFFIX_DELETING, &aside, err));
-    fsdp_status status = FSDP_OK;
-    int result = io->ops->rename(io, path, aside, true);
-    if (fsdp_moves_needed(result))
-        status = fsdp_moves_delete(io, path, aside, err);
-    else if (result < 0)
-        status = fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", path, aside);
-    else if ((status = fsdp_io_sync_dir(io, parent, err)) == FSDP_OK)
-        status = fsdp_io_remove_tree(io, aside, err);
-    fsdp_free(aside);
-    return status;
-}
-
 static fsdp_status enter_run(fsdp_staging *staging, const fsdp_watch *watch, fsdp_error *err)
 {
     int64_t step;
