@@ -196,8 +196,7 @@ static bool has_colors(int fd)
 {
     const char *terminal = getenv("TERM");
     const char *no_color = getenv("NO_COLOR");
-    return isatty(fd) && !(no_color && no_color[0]) &&
-           !(terminal && strcmp(terminal, "dumb") == 0);
+    return isatty(fd) && !(no_color && no_color[0]) && !(terminal && strcmp(terminal, "dumb") == 0);
 }
 
 bool cli_colors_out(void)
