@@ -181,6 +181,28 @@ static path_search search_files(const fsdp_checkpoint *checkpoint, const char *p
     return search;
 }
 
+static fsdp_status compare_with_now(void *user, int number, const char *path,
+                                    const fsdp_file_info *then, fsdp_error *err)
+{
+    fsdp_io *io = user;
+    fsdp_file_info now;
+    (void)number;
+    int result = io->ops->info(io, path, &now);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot look at '%s' again", path);
+    if (now.device == then->device && now.node == then->node && now.size == then->size &&
+        now.mtime_ns == then->mtime_ns)
+        return FSDP_OK;
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s' was written to while it was read; try again when its writer has finished", path);
+}
+
+fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    return fsdp_checkpoint_each_file(checkpoint, compare_with_now, checkpoint->io, err);
+}
+
 bool fsdp_checkpoint_lies_in(const fsdp_checkpoint *checkpoint, const char *dir)
 {
     return lies_in(checkpoint->io, checkpoint->path, dir) ||

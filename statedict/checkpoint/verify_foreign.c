@@ -76,7 +76,9 @@ static fsdp_status verify_opened(verify_job *job, fsdp_checkpoint *checkpoint, f
         return FSDP_OK;
     fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &found);
     FSDP_TRY(judge(job, st, &found, "", err));
-    return read_all(job, checkpoint, err);
+    FSDP_TRY(read_all(job, checkpoint, err));
+    st = fsdp_checkpoint_check_unchanged(checkpoint, &found);
+    return judge(job, st, &found, "", err);
 }
 
 fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,

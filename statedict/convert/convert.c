@@ -97,6 +97,7 @@ static fsdp_status write_target(convert_job *job, fsdp_error *err)
         FSDP_TRY(write_group(job, err));
     if (is_taken_up)
         fsdp_resume_notify_kept(&job->opts.watch, job->kept_bytes + fsdp_io_reuse_kept(job->reuse));
+    FSDP_TRY(fsdp_checkpoint_check_unchanged(job->from, err));
     fsdp_flow("statedict/convert/convert.c", "publish");
     return job->target->publish(job, err);
 }
