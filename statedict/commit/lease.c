@@ -30,6 +30,7 @@ enum {
     TRIES = 200,         /* for a file that changes during the read, 10 ms apart */
     NOTICE_TRIES = 50,   /* after these a notice names the holder */
     PROGRESS_TRIES = 25, /* and progress is called */
+    TORN_SECONDS = 2,    /* a writer in place needs microseconds from the name to the text */
     ABSURD_PERIODS = 10  /* a lease that ends so far ahead was written by a clock that jumped */
 };
 
@@ -207,7 +208,7 @@ static bool is_over(fsdp_io *io, const char *path, const char *text, size_t size
     if (!decode(text, size, holder_out)) {
         *holder_out = (lease_text){.since = 0};
         int64_t age = age_of_file(io, path);
-        return is_torn(text, size) && (age > FSDP_LEASE_SECONDS || age < -FSDP_LEASE_SECONDS);
+        return is_torn(text, size) && (age > TORN_SECONDS || age < -TORN_SECONDS);
     }
     if (!fsdp_process_may_live(&holder_out->process) || was_ours(holder_out))
         return true;
@@ -247,7 +248,7 @@ static fsdp_status fail_unreadable(fsdp_lease *lease, const char *text, size_t s
         return fsdp_fail(err, FSDP_ERR_EXISTS,
                          "'%s' may be in use: its lease '%s' is being written, or was cut short; "
                          "it is taken over %d s after that",
-                         lease->run, lease->path, FSDP_LEASE_SECONDS);
+                         lease->run, lease->path, TORN_SECONDS);
     return fail_foreign(lease, err);
 }
 
@@ -291,8 +292,19 @@ static fsdp_status write_text(const fsdp_lease *lease, fsdp_file *file, const ch
     return status;
 }
 
+static bool path_holds(const fsdp_lease *lease, const char *text, size_t size)
+{
+    char *now;
+    size_t now_size;
+    if (fsdp_io_read_file(lease->io, lease->path, TEXT_MAX, &now, &now_size, NULL) != FSDP_OK)
+        return false;
+    bool same = now_size == size && memcmp(now, text, size) == 0;
+    fsdp_free(now);
+    return same;
+}
+
 /* For file systems without a rename that refuses to replace: creates the file empty, then writes
- * it. A reader in between finds no lease and waits. */
+ * it. A reader in between finds no lease and waits; one that waited too long took the path over. */
 static fsdp_status create_in_place(const fsdp_lease *lease, const fsdp_text *text, bool *done_out,
                                    fsdp_error *err)
 {
@@ -303,7 +315,9 @@ static fsdp_status create_in_place(const fsdp_lease *lease, const fsdp_text *tex
         return FSDP_OK;
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot create '%s'", lease->path);
-    return write_text(lease, file, lease->path, text, err);
+    FSDP_TRY(write_text(lease, file, lease->path, text, err));
+    *done_out = path_holds(lease, text->data, text->size);
+    return FSDP_OK;
 }
 
 static fsdp_status rename_temporary(const fsdp_lease *lease, const char *temporary,
@@ -351,17 +365,6 @@ static fsdp_status place(fsdp_lease *lease, bool replace, bool *done_out, fsdp_e
         fsdp_text_release(&text);
     }
     return status;
-}
-
-static bool path_holds(const fsdp_lease *lease, const char *text, size_t size)
-{
-    char *now;
-    size_t now_size;
-    if (fsdp_io_read_file(lease->io, lease->path, TEXT_MAX, &now, &now_size, NULL) != FSDP_OK)
-        return false;
-    bool same = now_size == size && memcmp(now, text, size) == 0;
-    fsdp_free(now);
-    return same;
 }
 
 /*
