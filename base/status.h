@@ -32,7 +32,7 @@ typedef enum fsdp_status {
     FSDP_ERR_REFUSED = 5,      /* input refused for safety */
     FSDP_ERR_EXISTS = 6,       /* output exists, or another job is using the directory */
     FSDP_ERR_NO_SPACE = 7,     /* no space, quota or file-size limit */
-    FSDP_ERR_IO = 8,           /* any other I/O error, and every failed fsync */
+    FSDP_ERR_IO = 8,           /* any other I/O error */
     FSDP_ERR_LIMIT = 9,        /* memory or another resource */
     FSDP_ERR_PEER = 10,        /* another rank failed or did not answer in time */
     FSDP_ERR_INTERNAL = 70,    /* a bug of ours: please report */

@@ -133,11 +133,13 @@ void fsdp_io_begin_sync(fsdp_file *file, int64_t offset, int64_t size)
         file->ops->begin_sync(file, offset, size);
 }
 
-/* Always FSDP_ERR_IO: after a failed fsync the data may be lost and a second fsync would report success, so
- * FSDP_ERR_NO_SPACE, which invites to free space and go on, would be wrong. */
+/* A full disk may show at fsync only, where space is allocated late. Every other failure is FSDP_ERR_IO. The
+ * file is given up in any case: its data may be lost, and a second fsync would report success. */
 static fsdp_status fail_sync(fsdp_error *err, int errnum, const char *path)
 {
-    fsdp_fail_errno(err, errnum, "cannot make '%s' durable", path);
+    fsdp_status status = fsdp_fail_errno(err, errnum, "cannot make '%s' durable", path);
+    if (status == FSDP_ERR_NO_SPACE)
+        return status;
     if (err)
         err->status = FSDP_ERR_IO;
     return FSDP_ERR_IO;

@@ -369,20 +369,28 @@ Test(io, errors_carry_errno_path_and_place)
     fsdp_io_fault_free(io);
 }
 
-Test(io, a_failed_sync_is_an_io_error_whatever_its_errno)
+static void expect_failed_sync(const char *fault, fsdp_status status, int errnum)
 {
     fsdp_fault_plan plan = {0};
     fsdp_io *io = NULL;
     fsdp_error err = {0};
     fsdp_file *file = NULL;
-    cr_assert_eq(fsdp_fault_plan_parse("sync:1:ENOSPC", &plan, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_fault_plan_parse(fault, &plan, NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_open(io, in_folder("a"), FSDP_IO_CREATE, &file, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_io_sync(file, "a", &err), FSDP_ERR_IO);
-    cr_assert(err.status == FSDP_ERR_IO && err.errnum == ENOSPC);
+    cr_assert_eq(fsdp_io_sync(file, "a", &err), status);
+    cr_assert(err.status == status && err.errnum == errnum);
     cr_assert_eq(fsdp_io_fault_calls(io), 1, "a failed sync was tried again");
     must_close(file);
     fsdp_io_fault_free(io);
+    cr_assert_eq(unlink(in_folder("a")), 0);
+}
+
+Test(io, a_failed_sync_is_an_io_error_or_a_full_disk)
+{
+    expect_failed_sync("sync:1:ENOSPC", FSDP_ERR_NO_SPACE, ENOSPC);
+    expect_failed_sync("sync:1:EIO", FSDP_ERR_IO, EIO);
+    expect_failed_sync("sync:1:EACCES", FSDP_ERR_IO, EACCES);
 }
 
 Test(io, short_transfers_are_continued)
