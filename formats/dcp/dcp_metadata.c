@@ -247,9 +247,9 @@ static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_range *range, 
         return damaged(meta, "an item has no range of bytes", err);
     if (!file->header && (range->offset > size || range->length > size - range->offset))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' has %lld bytes, and an item should end at byte %lld",
+                         "'%s' has %lld bytes, and an item should have %lld from byte %lld on",
                          fsdp_source_file_path(meta->source, (size_t)file->number), (long long)size,
-                         (long long)range->offset + (long long)range->length);
+                         (long long)range->length, (long long)range->offset);
     return FSDP_OK;
 }
 
