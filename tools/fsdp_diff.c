@@ -5,11 +5,14 @@
 #include <fsdp/diff.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { TOP_DEFAULT = 20, VALUE_SHOWN = 80, VALUE_BEFORE = 16 };
 
@@ -140,23 +143,43 @@ static int largest_first(const void *left, const void *right)
 
 /* --- the map of names ------------------------------------------------------------------------- */
 
-enum { MAP_MOST = 1 << 20 };
+enum { MAP_MOST = 1 << 20, MAP_PATIENCE_MS = 10000 };
+
+/* Reads to the end. A pipe may be slow, but not silent: nobody may ever open its other end. */
+static fsdp_status read_all(int fd, const char *path, char *text, fsdp_error *err)
+{
+    size_t size = 0;
+    while (size < MAP_MOST) {
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        int ready = poll(&wait, 1, MAP_PATIENCE_MS);
+        if (ready == 0)
+            return fsdp_fail(err, FSDP_ERR_IO, "nothing came from '%s' for %d s", path,
+                             MAP_PATIENCE_MS / 1000);
+        ssize_t got = ready < 0 ? -1 : read(fd, text + size, MAP_MOST - size);
+        if (got == 0)
+            return FSDP_OK;
+        if (got < 0 && errno != EINTR && errno != EAGAIN)
+            return fsdp_fail_errno(err, errno, "cannot read '%s'", path);
+        size += got > 0 ? (size_t)got : 0;
+    }
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than a map of names is: %d bytes", path,
+                     MAP_MOST);
+}
 
 static char *read_text(const char *path, fsdp_error *err)
 {
-    FILE *file = fopen(path, "r");
-    char *text = file ? calloc(1, MAP_MOST + 1) : NULL;
-    if (!file)
-        fsdp_fail_errno(err, errno, "cannot open '%s'", path);
-    else if (!text)
+    char *text = calloc(1, MAP_MOST + 1);
+    int fd = text ? open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+    if (!text)
         fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", path);
-    else if (fread(text, 1, MAP_MOST, file) == MAP_MOST)
-        fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than a map of names is: %d bytes", path,
-                  MAP_MOST);
-    if (file)
-        fclose(file);
-    if (err->status == FSDP_OK)
+    else if (fd < 0)
+        fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    if (fd >= 0 && read_all(fd, path, text, err) == FSDP_OK) {
+        close(fd);
         return text;
+    }
+    if (fd >= 0)
+        close(fd);
     free(text);
     return NULL;
 }

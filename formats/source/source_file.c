@@ -232,6 +232,8 @@ static fsdp_status open_file(fsdp_source *source, source_file *file, fsdp_error 
                                               : fsdp_io_open(source->io, file->path, FSDP_IO_READ,
                                                              &file->file, &why);
         bool is_full = why.errnum == EMFILE || why.errnum == ENFILE;
+        if (file->is_beneath && why.errnum == ENAMETOOLONG) /* the checkpoint made the name up */
+            status = why.status = FSDP_ERR_DAMAGED;
         if (status == FSDP_OK || !is_full || !close_some_file(source)) {
             source->open_count += status == FSDP_OK;
             if (status != FSDP_OK && err)
