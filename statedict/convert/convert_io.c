@@ -1,4 +1,4 @@
-/* How a conversion touches files: see convert_io.h. */
+/* File operations of a conversion: see convert_io.h. */
 #include "statedict/convert/convert_io.h"
 
 #include "base/io/io_direct.h"

@@ -18,9 +18,9 @@ struct fsdp_copied_file {
     const char *name;
     int number; /* in the source */
     bool is_edited;
-    fsdp_text text; /* edited: what is written */
+    fsdp_text text; /* the edited text, if it is edited */
     char change[96];
-    fsdp_hash hash; /* of what was written */
+    fsdp_hash hash; /* of the bytes that were written */
 };
 
 /* --- which files ------------------------------------------------------------------------------ */
@@ -50,7 +50,7 @@ static bool is_equal(const char *a, const char *b)
     return strcmp(a, b) == 0;
 }
 
-/* Weights and their indexes, whatever they are called before the dot. */
+/* True for weights and their indexes, by the suffix. */
 static bool is_weights(const char *name)
 {
     static const char *const ends[] = {".safetensors", ".bin",    ".pt",      ".pth", ".ckpt",
@@ -81,7 +81,7 @@ bool fsdp_copied_name(const char *name, bool with_code)
            ends_with(name, ".tiktoken");
 }
 
-/* Files whose members say which code goes with the model. Others are data: a vocabulary may hold any word. */
+/* True for files whose "auto_map" names code. Others are data: a vocabulary may hold any word. */
 static bool is_config(const char *name)
 {
     static const char *const names[] = {"config.json",           "generation_config.json",
@@ -191,7 +191,7 @@ static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
     return st;
 }
 
-/* The length is the same with the hashes of what is written. */
+/* Its length stays the same when the hashes are filled in. */
 static fsdp_status make_record(fsdp_copies *copies, fsdp_error *err)
 {
     copies->record.size = 0;
@@ -269,7 +269,7 @@ static fsdp_status check_vocab(const fsdp_copies *copies, const fsdp_target_entr
                      shown(entry->name, entry->name_size, name), rows);
 }
 
-/* Of a model that is to be tied only one of the two is loaded. */
+/* If config.json says tied, loaders use one of the two tensors for both, so the two must be equal. */
 static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts *opts,
                               const fsdp_target_entry *embedding, const fsdp_target_entry *head,
                               const fsdp_ties *ties, fsdp_error *err)
@@ -295,7 +295,7 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
     return FSDP_OK;
 }
 
-/* The one dtype that a config can name, or NULL. */
+/* The dtype of all floating tensors of the model, or NULL when they differ. */
 static const char *common_dtype(const fsdp_target_entry *entries, const bool *is_model,
                                 size_t count)
 {
@@ -376,7 +376,7 @@ const char *fsdp_copies_record(const fsdp_copies *copies)
     return copies->count > 0 ? copies->record.data : NULL;
 }
 
-/* Of what lies at the path now, where no link is followed. */
+/* Hashes the file at the path, without following a link. */
 static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
                              fsdp_hash *hash_out, fsdp_error *err)
 {
@@ -431,7 +431,7 @@ static fsdp_status write_file(const fsdp_copies *copies, fsdp_copied_file *file,
     fsdp_hasher *hasher = fsdp_hasher_create();
     if (!hasher)
         return fsdp_fail_memory(err, path);
-    (void)io->ops->unlink(io, path); /* of a conversion that was cut off */
+    (void)io->ops->unlink(io, path); /* left by an interrupted conversion */
     fsdp_status st = fsdp_io_open(io, path, FSDP_IO_CREATE, &to, err);
     if (st == FSDP_OK)
         st = write_pieces(copies, file, to, path, hasher, err);
@@ -502,7 +502,7 @@ const char *fsdp_copies_change(const fsdp_copies *copies, size_t i)
 
 /* --- what an earlier one copied --------------------------------------------------------------- */
 
-/* The text behind "fsdp.copied" in the metadata, when it is there. */
+/* Finds the text of "fsdp.copied" in the metadata. */
 static fsdp_status find_record(const char *metadata, const char *dir, fsdp_text *out,
                                fsdp_error *err)
 {
@@ -573,7 +573,7 @@ static fsdp_status read_record(fsdp_io *io, const char *dir, const fsdp_text *re
     return st;
 }
 
-/* What cannot be read says of nothing that it is ours. */
+/* A record that cannot be read lists no file. */
 void fsdp_copied_list_ours(fsdp_io *io, const char *dir, const char *format, fsdp_io_names *names)
 {
     fsdp_source *source = NULL;

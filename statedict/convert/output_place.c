@@ -14,7 +14,7 @@
 
 typedef struct stranger_search {
     const fsdp_target_format *format;
-    fsdp_io_names copied; /* beside it, by an earlier export */
+    fsdp_io_names copied; /* files that an earlier conversion copied */
     char *found;
 } stranger_search;
 
@@ -85,7 +85,7 @@ fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to
                      from->path);
 }
 
-/* An overwrite must not take what it reads from. Steps of a run are checkpoints of our own. */
+/* An overwrite must not replace its source. A step of a run is always a native checkpoint. */
 fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpoint *from,
                               const char *to, fsdp_error *err)
 {
@@ -113,7 +113,7 @@ fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpo
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
-/* One level down, so that a file has a marker beside it, too, and none of that is ever published. */
+/* The result lies one level down, so that a file, too, has a marker beside it, which is never published. */
 #define RESULT_NAME "result"
 
 static fsdp_status make_result(fsdp_output_place *place, fsdp_error *err)
@@ -160,7 +160,7 @@ void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t
 
 /* --- publish ---------------------------------------------------------------------------------- */
 
-/* Where a rename that refuses to replace is not known, the check and the rename are two steps. */
+/* On file systems whose rename cannot refuse to replace, the check and the rename are two steps. */
 static fsdp_status rename_new(const fsdp_output_place *place, fsdp_error *err)
 {
     fsdp_io *io = place->io;
@@ -172,7 +172,7 @@ static fsdp_status rename_new(const fsdp_output_place *place, fsdp_error *err)
     return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", place->path, place->target);
 }
 
-/* Both at once, so that DST is never absent; false where the file system cannot. */
+/* Exchanges both names at once, so that DST always exists; false where the file system cannot. */
 static bool exchange(const fsdp_output_place *place)
 {
     return place->io->ops->exchange &&
@@ -183,11 +183,11 @@ static fsdp_status replace_directory(const fsdp_output_place *place, fsdp_error 
 {
     char *old;
     fsdp_io *io = place->io;
-    FSDP_TRY(check_name(place, place->target, err)); /* it may have changed */
+    FSDP_TRY(check_name(place, place->target, err)); /* DST may have changed */
     if (exchange(place)) {
         fsdp_status synced = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
         if (synced != FSDP_OK)
-            (void)exchange(place); /* what is not reported as written must not stay */
+            (void)exchange(place); /* a result that is reported as failed must not stay */
         return synced;
     }
     FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_REPLACED, &old, err));
@@ -219,7 +219,8 @@ static fsdp_status take_place(const fsdp_output_place *place, fsdp_error *err)
     return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
 }
 
-/* Whoever finds the staging from now on must not go on with it: what it replaces will lie in it. */
+/* Removes the journal before the exchange: afterwards the staging holds the old DST, and must
+ * not be resumed. */
 static void forget_notes(fsdp_output_place *place)
 {
     fsdp_resume_end(&place->notes);
@@ -245,7 +246,7 @@ void fsdp_output_end(fsdp_output_place *place, fsdp_error *err)
     fsdp_resume_end(&place->notes);
     if (place->staging && !stays)
         fsdp_leftovers_discard(place->io, place->staging, place->target, &place->marker, err);
-    (void)fsdp_io_close(&place->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
+    (void)fsdp_io_close(&place->marker, FSDP_MARKER_SAVING, NULL); /* no data can be lost */
     fsdp_free(place->path);
     fsdp_free(place->staging);
     fsdp_free(place->target);

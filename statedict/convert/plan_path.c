@@ -1,4 +1,4 @@
-/* A plan becomes a file, whole or not at all: see plan_text.h. */
+/* Writes a plan into a file, whole or not at all: see plan_text.h. */
 #include "statedict/convert/plan_text.h"
 
 #include "base/core/mem.h"
@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* A plan may be made again; whatever else has that name was not meant. */
+/* Only an earlier plan may be replaced; another file at the path is most likely a mistake. */
 static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
 {
     char start[sizeof FSDP_PLAN_START] = "";
@@ -34,7 +34,7 @@ static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
 
 /* --- is it in the way? ------------------------------------------------------------------------ */
 
-/* Also of paths that lead to nothing yet. */
+/* True when both paths name one file, which need not exist. */
 static bool are_one_name(fsdp_io *io, const char *a, const char *b)
 {
     char *left = NULL, *right = NULL, *left_parent = NULL, *right_parent = NULL;
@@ -50,7 +50,7 @@ static bool are_one_name(fsdp_io *io, const char *a, const char *b)
     return same || fsdp_paths_are_same(io, a, b);
 }
 
-/* The path itself, or one of the directories that it leads through. */
+/* True when `dir` is the path itself or one of its parent directories. */
 static bool lies_in(fsdp_io *io, const char *path, const char *dir)
 {
     char *at = fsdp_strndup(path, strlen(path));
