@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- what a format holds ---------------------------------------------------------------------- */
+/* --- limits ----------------------------------------------------------------------------------- */
 
 bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype)
 {
@@ -272,7 +272,7 @@ fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
         .file = file->file, .path = file->path, .offset = tensor->offset, .size = tensor->size};
 }
 
-/* --- what was written ------------------------------------------------------------------------- */
+/* --- written ranges --------------------------------------------------------------------------- */
 
 /* Joins range `second` to the adjacent one before it. */
 static void join(const target_tensor *tensor, target_range *first, const target_range *second)

@@ -246,7 +246,7 @@ static fsdp_status host_rendezvous(const fsdp_rendezvous_spec *spec, int64_t unt
     return fsdp_ctl_tcp(&parts, ctl_out, err);
 }
 
-/* --- the others ------------------------------------------------------------------------------- */
+/* --- other ranks ------------------------------------------------------------------------------ */
 
 typedef struct joiner {
     const fsdp_rendezvous_spec *spec;

@@ -239,7 +239,7 @@ static void back_off(fsdp_p2p *p2p, int idle)
     nanosleep(&(struct timespec){.tv_nsec = nap_us * 1000L}, NULL);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 static void close_p2p(fsdp_p2p *p2p)
 {

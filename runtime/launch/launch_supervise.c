@@ -56,7 +56,7 @@ struct fsdp_supervisor {
     bool sent[NSIG];          /* signals forwarded, or sent to end the ranks */
 };
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **supervisor_out,
                                    fsdp_error *err)

@@ -22,7 +22,7 @@ fsdp_sgd_opts fsdp_sgd_opts_default(void)
     return (fsdp_sgd_opts){.lr = 1e-3, .master = true};
 }
 
-/* --- what state there is ---------------------------------------------------------------------- */
+/* --- creating state --------------------------------------------------------------------------- */
 
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment)
 {

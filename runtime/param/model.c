@@ -188,7 +188,7 @@ fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param
     return FSDP_OK;
 }
 
-/* --- what a parameter is ---------------------------------------------------------------------- */
+/* --- parameters ------------------------------------------------------------------------------- */
 
 const char *fsdp_param_name(const fsdp_param *param)
 {

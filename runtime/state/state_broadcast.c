@@ -12,7 +12,7 @@
 #include "statedict/manifest/manifest.h"
 #include "statedict/sd/layout_internal.h"
 
-/* --- telling: rank 0 -------------------------------------------------------------------------- */
+/* --- description: rank 0 ---------------------------------------------------------------------- */
 
 static fsdp_status check_whole(const fsdp_entry *entry, fsdp_error *err)
 {
@@ -72,7 +72,7 @@ static fsdp_status encode(const fsdp_sd *sd, fsdp_text *text, fsdp_text *bytes, 
     return status;
 }
 
-/* --- telling: all ranks ----------------------------------------------------------------------- */
+/* --- description: all ranks ------------------------------------------------------------------- */
 
 /* Points 0-d tensors and large values to their bytes, in the order of the entries. */
 static fsdp_status place_bytes(const fsdp_manifest *manifest, char *bytes, fsdp_error *err)

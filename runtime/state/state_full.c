@@ -12,7 +12,7 @@
 #include "statedict/sd/describe.h"
 #include "statedict/sd/layout_internal.h"
 
-/* --- asking for the same ---------------------------------------------------------------------- */
+/* --- comparing requests ----------------------------------------------------------------------- */
 
 /* A rank's request, as the ranks compare it. */
 typedef struct asked {

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "statedict/sd/layout_internal.h"
 
-/* --- when ------------------------------------------------------------------------------------- */
+/* --- between steps only ----------------------------------------------------------------------- */
 
 static bool has_gradients(const fsdp_root *root)
 {

@@ -138,7 +138,7 @@ fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating, fsdp_e
     return FSDP_OK;
 }
 
-/* --- the end of backward by hand -------------------------------------------------------------- */
+/* --- finalizing a backward by hand ------------------------------------------------------------ */
 
 void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last)
 {
@@ -198,7 +198,7 @@ fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
     return fsdp_root_done(root, finalize(root, err), err);
 }
 
-/* --- back to the beginning -------------------------------------------------------------------- */
+/* --- reset ------------------------------------------------------------------------------------ */
 
 void fsdp_root_zero_grad(fsdp_root *root)
 {

@@ -15,7 +15,7 @@ fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)
                             .pin = true};
 }
 
-/* --- which parameters ------------------------------------------------------------------------- */
+/* --- choosing parameters ---------------------------------------------------------------------- */
 
 static bool belongs(const fsdp_unit *unit, const fsdp_param *param)
 {

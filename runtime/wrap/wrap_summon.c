@@ -8,7 +8,7 @@
 
 #include "base/core/mem.h"
 
-/* --- which combinations ----------------------------------------------------------------------- */
+/* --- allowed combinations --------------------------------------------------------------------- */
 
 static bool is_asked_for(const fsdp_wrap_flat *flat, const fsdp_wrap_flat *outer, bool recurse)
 {
@@ -45,7 +45,7 @@ static fsdp_status check_opts(const fsdp_wrap *wrap, const fsdp_wrap_flat *outer
     return FSDP_OK;
 }
 
-/* --- out -------------------------------------------------------------------------------------- */
+/* --- gathering -------------------------------------------------------------------------------- */
 
 static bool is_whole(const fsdp_param *flat)
 {

@@ -61,7 +61,7 @@ static fsdp_status open_one(fsdp_io *io, const char *path, unsigned mode, one_fi
     return st;
 }
 
-/* --- is it one? ------------------------------------------------------------------------------- */
+/* --- recognition ------------------------------------------------------------------------------ */
 
 static fsdp_status look_at_edges(const one_file *one, bool *found_out, fsdp_error *err)
 {

@@ -161,7 +161,7 @@ static fsdp_status open_files(verify_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- what the manifest promises --------------------------------------------------------------- */
+/* --- comparing with the manifest -------------------------------------------------------------- */
 
 typedef struct coverage {
     verify_job *job;

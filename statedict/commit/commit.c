@@ -103,7 +103,7 @@ fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool 
     return begin(staging_out, dir, false, hash, watch, err);
 }
 
-/* --- at work ---------------------------------------------------------------------------------- */
+/* --- keeping the lease during a save ---------------------------------------------------------- */
 
 fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch)
 {

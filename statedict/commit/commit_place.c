@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* --- what was left ---------------------------------------------------------------------------- */
+/* --- leftovers -------------------------------------------------------------------------------- */
 
 /* An overwrite that was killed between its two renames left DIR.old-UUID and no DIR. */
 static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *err)
@@ -42,7 +42,7 @@ bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b)
            left.device == right.device && left.node == right.node;
 }
 
-/* --- may the name be taken? ------------------------------------------------------------------- */
+/* --- checking the name ------------------------------------------------------------------------ */
 
 static fsdp_status check_parent(fsdp_io *io, const char *dir, const char *parent, fsdp_error *err)
 {

@@ -175,7 +175,7 @@ static bool decode(const char *text, size_t size, lease_text *lease_out)
     return ok;
 }
 
-/* --- may it be taken over? -------------------------------------------------------------------- */
+/* --- taking over ------------------------------------------------------------------------------ */
 
 static int64_t age_of_file(fsdp_io *io, const char *path)
 {

@@ -106,7 +106,7 @@ void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes)
     fsdp_notice(watch, "%" PRId64 " bytes were there already and were not written again", bytes);
 }
 
-/* --- room that is taken already --------------------------------------------------------------- */
+/* --- space of the resumed files --------------------------------------------------------------- */
 
 typedef struct size_sum {
     fsdp_io *io;

@@ -31,7 +31,7 @@ typedef struct digesting {
     fsdp_meter meter;
 } digesting;
 
-/* --- which files ------------------------------------------------------------------------------ */
+/* --- listing files ---------------------------------------------------------------------------- */
 
 static fsdp_status add_path(digesting *all, const char *path, int depth, fsdp_error *err);
 

@@ -186,7 +186,7 @@ static fsdp_hash hash_slab(slab_worker *work)
     return fsdp_hasher_value(work->hasher);
 }
 
-/* --- going on with what was cut off ------------------------------------------------------------- */
+/* --- resuming ----------------------------------------------------------------------------------- */
 
 /* The record of a written slab; the tally only when tensors are cast. */
 typedef struct slab_note {

@@ -217,7 +217,7 @@ static fsdp_status announce_reading(convert_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- what it takes ---------------------------------------------------------------------------- */
+/* --- memory and threads ----------------------------------------------------------------------- */
 
 static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {

@@ -23,7 +23,7 @@ struct fsdp_copied_file {
     fsdp_hash hash; /* of the bytes that were written */
 };
 
-/* --- which files ------------------------------------------------------------------------------ */
+/* --- listing files ---------------------------------------------------------------------------- */
 
 static bool begins_with(const char *name, const char *start)
 {
@@ -247,7 +247,7 @@ void fsdp_copies_release(fsdp_copies *copies)
     *copies = (fsdp_copies){0};
 }
 
-/* --- does it fit? ----------------------------------------------------------------------------- */
+/* --- comparing with the result ---------------------------------------------------------------- */
 
 static const char *shown(const char *name, size_t size, char out[160])
 {
@@ -482,7 +482,7 @@ fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char
     return FSDP_OK;
 }
 
-/* --- telling ---------------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out)
 {
@@ -500,7 +500,7 @@ const char *fsdp_copies_change(const fsdp_copies *copies, size_t i)
     return copies->files[i].change;
 }
 
-/* --- what an earlier one copied --------------------------------------------------------------- */
+/* --- earlier copies --------------------------------------------------------------------------- */
 
 /* Finds the text of "fsdp.copied" in the metadata. */
 static fsdp_status find_record(const char *metadata, const char *dir, fsdp_text *out,

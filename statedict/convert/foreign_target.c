@@ -22,7 +22,7 @@ typedef struct foreign_files {
     fsdp_target *target;
 } foreign_files;
 
-/* --- what is declared ------------------------------------------------------------------------- */
+/* --- declaring -------------------------------------------------------------------------------- */
 
 typedef struct box_list {
     foreign_files *files;
@@ -159,7 +159,7 @@ static fsdp_status declare(convert_job *job, const fsdp_selection *selection, fs
     return fit_copies(job, selection, err);
 }
 
-/* --- what it takes ---------------------------------------------------------------------------- */
+/* --- memory and files ------------------------------------------------------------------------- */
 
 static convert_room room(const convert_job *job)
 {

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* --- may it be there? ------------------------------------------------------------------------- */
+/* --- checking the destination ----------------------------------------------------------------- */
 
 typedef struct stranger_search {
     const fsdp_target_format *format;

@@ -32,7 +32,7 @@ static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is no plan: it is not replaced", path);
 }
 
-/* --- is it in the way? ------------------------------------------------------------------------ */
+/* --- checking the path ------------------------------------------------------------------------ */
 
 /* True when both paths name one file, which need not exist. */
 static bool are_one_name(fsdp_io *io, const char *a, const char *b)

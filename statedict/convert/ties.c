@@ -74,7 +74,7 @@ static bool is_better(const fsdp_selected *a, const fsdp_selected *b)
     return order != 0 ? order < 0 : a->name_size < b->name_size;
 }
 
-/* --- which are one? --------------------------------------------------------------------------- */
+/* --- finding ties ----------------------------------------------------------------------------- */
 
 typedef struct tie_search {
     fsdp_checkpoint *from;

@@ -335,7 +335,7 @@ static fsdp_status remove_step(retention *retain, const fsdp_run_step *step, fsd
     return status;
 }
 
-/* --- what was interrupted --------------------------------------------------------------------- */
+/* --- leftovers -------------------------------------------------------------------------------- */
 
 static bool may_be_at_work(const retention *retain, const fsdp_run_step *step, const char *marker)
 {

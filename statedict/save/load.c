@@ -592,7 +592,7 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
     return st;
 }
 
-/* --- which checkpoint ------------------------------------------------------------------------- */
+/* --- choosing the checkpoint ------------------------------------------------------------------ */
 
 /* Rank 0 chooses for all. */
 static fsdp_status choose(load_job *job, fsdp_status listed, fsdp_candidates *list,

@@ -246,7 +246,7 @@ static void count_casts(selecting *work)
     }
 }
 
-/* --- what the format cannot hold -------------------------------------------------------------- */
+/* --- limits of the format --------------------------------------------------------------------- */
 
 /* The elements of a tensor inside a value lie in the source, to which a native value cannot
  * refer. */

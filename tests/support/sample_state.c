@@ -470,7 +470,7 @@ void test_state_release(test_state *state)
     *state = (test_state){.rank = 0};
 }
 
-/* --- looking ------------------------------------------------------------------------------------ */
+/* --- checking ----------------------------------------------------------------------------------- */
 
 static int64_t compare_values(const fsdp_sd *sd, const fsdp_sd *expected)
 {

@@ -270,7 +270,7 @@ const struct argp_child cli_children[CLI_CHILDREN + 1] = {{&cli_names_argp, 0, N
                                                           {&cli_general_argp, 0, NULL, 0},
                                                           {0}};
 
-/* --- looking for mistyped options ------------------------------------------------------------- */
+/* --- mistyped options ------------------------------------------------------------------------- */
 
 const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user)
 {

@@ -73,7 +73,7 @@ void cli_log_end(int code)
     cli_log("end", text);
 }
 
-/* --- where it may be --------------------------------------------------------------------------- */
+/* --- checking the path ------------------------------------------------------------------------- */
 
 static struct {
     const char *paths[8];

@@ -36,7 +36,7 @@ static void name_layer(const mlp_plan *plan, int layer, char out[32])
         snprintf(out, 32, "L%d", layer);
 }
 
-/* --- making it -------------------------------------------------------------------------------- */
+/* --- making the layers ------------------------------------------------------------------------ */
 
 static fsdp_status place_layer(toy *net, int i, fsdp_error *err)
 {

@@ -21,7 +21,7 @@ typedef struct transformer_net {
     struct microbatch_state *state;
 } transformer_net;
 
-/* --- making it -------------------------------------------------------------------------------- */
+/* --- making the units ------------------------------------------------------------------------- */
 
 static fsdp_status declare(transformer_net *net, const char *prefix, const transformer_param *list,
                            int count, fsdp_param **params, fsdp_error *err)

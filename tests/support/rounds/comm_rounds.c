@@ -137,7 +137,7 @@ static int64_t output_count(const one_case *now)
     }
 }
 
-/* --- what must come out ----------------------------------------------------------------------- */
+/* --- expected results ------------------------------------------------------------------------- */
 
 static unsigned char *input_of(const one_case *now, int rank)
 {

@@ -246,7 +246,7 @@ Test(comm, one_rank_alone)
     transport->ops->close(transport);
 }
 
-/* --- what a back end lacks -------------------------------------------------------------------- */
+/* --- back ends without some collectives ------------------------------------------------------- */
 
 static fsdp_status run_without_abilities(rank_thread *rank, fsdp_error *err)
 {
@@ -561,7 +561,7 @@ Test(comm, a_rank_that_does_not_come_is_named_at_the_deadline)
                       "rank 1 is stuck, or stopped: it did not come within 0.3 s to broadcast of");
 }
 
-/* --- who waits for whom ----------------------------------------------------------------------- */
+/* --- naming the awaited rank ------------------------------------------------------------------ */
 
 /* Long enough for threads that wait for a processor. */
 enum { PATIENT_MS = 1000 };

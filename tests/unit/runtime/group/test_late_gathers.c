@@ -103,7 +103,7 @@ static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)
     return fsdp_root_end_forward(net->root, err);
 }
 
-/* --- what was gathered before the optimizer's step ----------------------------------------------- */
+/* --- gathers before the optimizer's step --------------------------------------------------------- */
 
 static fsdp_status train(toy *net, bool gathers_again, fsdp_error *err)
 {

@@ -11,7 +11,7 @@
 
 enum { SIZE = 6, LAYERS = 2, RANKS = 2, STEPS = 4, MOST_OUT = 16 };
 
-/* --- a lender that keeps a record --------------------------------------------------------------- */
+/* --- an allocator that keeps a record ----------------------------------------------------------- */
 
 typedef struct loan {
     unsigned char *data;
@@ -213,7 +213,7 @@ static void expect_test(int ranks, lender_test body)
     expect_body(ranks, run_rank, &body);
 }
 
-/* --- what is lent ------------------------------------------------------------------------------- */
+/* --- allocated memory --------------------------------------------------------------------------- */
 
 static fsdp_status expect_record(const lender_record *record, int runs, int given, fsdp_error *err)
 {
@@ -256,7 +256,7 @@ Test(unit_lenders, buffers_that_nobody_takes_back_are_used_again_all_the_same)
     expect_test(RANKS, keep_buffers);
 }
 
-/* --- another lender ----------------------------------------------------------------------------- */
+/* --- changing the allocator --------------------------------------------------------------------- */
 
 static fsdp_status unset_lenders(layers *net, fsdp_error *err)
 {
@@ -318,7 +318,7 @@ Test(unit_lenders, a_root_that_leaves_a_shared_context_gives_back_what_it_was_le
     expect_test(RANKS, leave_context);
 }
 
-/* --- a lender that has nothing ------------------------------------------------------------------ */
+/* --- an allocator that fails -------------------------------------------------------------------- */
 
 static fsdp_status expect_refusal(fsdp_status status, const fsdp_error *why, fsdp_error *err)
 {

@@ -152,7 +152,7 @@ Test(options, fail_without_memory)
     cr_assert_eq(READ(EMPTY, "--np", "2"), FSDP_ERR_LIMIT);
 }
 
-/* --- who started the process ------------------------------------------------------------------ */
+/* --- launchers -------------------------------------------------------------------------------- */
 
 #define TORCHRUN                                                                               \
     "RANK", "3", "WORLD_SIZE", "4", "LOCAL_RANK", "1", "LOCAL_WORLD_SIZE", "2", "MASTER_ADDR", \
@@ -281,7 +281,7 @@ Test(detection, names_what_is_missing_or_wrong)
     }
 }
 
-/* --- what runs -------------------------------------------------------------------------------- */
+/* --- running ranks ---------------------------------------------------------------------------- */
 
 typedef struct decision {
     fsdp_launch_options options;

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* --- where ------------------------------------------------------------------------------------ */
+/* --- paths ------------------------------------------------------------------------------------ */
 
 static char dir[] = "/tmp/fsdp-root-XXXXXX";
 
@@ -50,7 +50,7 @@ static fsdp_status expect_numbers(toy *net, const char *name, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- own entries, steps of a run ---------------------------------------------------------------- */
+/* --- extra entries, steps of a run -------------------------------------------------------------- */
 
 /* No other number in a checkpoint is like it. */
 static int64_t draw(int64_t step)
@@ -193,7 +193,7 @@ Test(root_checkpoint, own_entries_are_expected_beside_names_without_prefix)
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, save_unprefixed, NULL, {0}});
 }
 
-/* --- how often it is read ------------------------------------------------------------------------- */
+/* --- number of reads ------------------------------------------------------------------------------ */
 
 static atomic_int manifest_opens;
 
@@ -238,7 +238,7 @@ Test(root_checkpoint, a_load_reads_the_description_once)
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, load_once, NULL, {0}});
 }
 
-/* --- how it is stored --------------------------------------------------------------------------- */
+/* --- kinds and compression ---------------------------------------------------------------------- */
 
 static fsdp_status store_whole(toy *net, fsdp_error *err)
 {
@@ -270,7 +270,7 @@ Test(root_checkpoint, kind_compression_and_overwriting_are_the_callers)
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, store_whole, NULL, {0}});
 }
 
-/* --- what is missing ----------------------------------------------------------------------------- */
+/* --- missing entries ----------------------------------------------------------------------------- */
 
 static bool has_name(char *const *names, size_t n, const char *name)
 {
@@ -355,7 +355,7 @@ Test(root_checkpoint, floating_dtypes_that_differ_are_cast_when_asked)
     expect_net_on("cpu", (toy_case){1, {3}, {"dp"}, declare_typed, load_cast, &wanted, {0}});
 }
 
-/* --- what means nothing here ---------------------------------------------------------------------- */
+/* --- refused options ------------------------------------------------------------------------------ */
 
 static fsdp_status misuse(toy *net, fsdp_error *err)
 {

@@ -112,7 +112,7 @@ static fsdp_status expect_grad(fsdp_param *param, float value, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- which gradients there are ------------------------------------------------------------------ */
+/* --- existing gradients ------------------------------------------------------------------------- */
 
 static fsdp_status freeze(toy *net, fsdp_error *err)
 {
@@ -373,7 +373,7 @@ Test(unit_options, an_extension_that_fails_is_told_on_all_ranks)
     expect_on_line(2, fail_to_code);
 }
 
-/* --- what becomes of a sum ---------------------------------------------------------------------- */
+/* --- partial sums ------------------------------------------------------------------------------- */
 
 typedef struct seen_sum {
     int calls;

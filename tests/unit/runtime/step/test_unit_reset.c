@@ -187,7 +187,7 @@ Test(unit_reset, so_does_a_state_dict_that_comes_while_gathers_are_under_way)
                  err.text);
 }
 
-/* --- where gathers begin ------------------------------------------------------------------------ */
+/* --- begin of gathers --------------------------------------------------------------------------- */
 
 /* Work of the compute stream that waits for the host; not for ever. */
 typedef struct gate {

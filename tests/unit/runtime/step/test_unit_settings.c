@@ -372,7 +372,7 @@ Test(unit_settings, gradient_hooks_see_what_was_reduced_since)
     expect_ok(hook_what_is_new);
 }
 
-/* --- how a backward ends ------------------------------------------------------------------------ */
+/* --- the end of backward ------------------------------------------------------------------------ */
 
 static fsdp_status change_the_end(toy *net, fsdp_error *err)
 {

@@ -195,7 +195,7 @@ Test(wrong_use, what_is_too_large_to_count_is_not_allocated)
     expect_ok(2, make_too_large_inputs);
 }
 
-/* --- what only some ranks find out ------------------------------------------------------------ */
+/* --- errors on some ranks --------------------------------------------------------------------- */
 
 /* Three ranks on one host, one on another: for that one 4 is divided well. */
 static fsdp_status wrap_on_uneven_hosts(toy *net, fsdp_error *err)

@@ -191,7 +191,7 @@ Test(fsdp1_state, checkpoints_of_every_type_load_everywhere, .timeout = 60)
     remove_dir(dir);
 }
 
-/* --- what does not load ----------------------------------------------------------------------- */
+/* --- refused dicts ---------------------------------------------------------------------------- */
 
 static fsdp_status set_model(toy *net, const fsdp_sd *sd, bool partial, fsdp_error *err)
 {

@@ -102,7 +102,7 @@ Test(lease, a_run_that_is_no_directory_is_said_so)
     cr_assert_eq(fsdp_lease_take(NULL, "/etc/hostname", &lease, &err), FSDP_ERR_NOT_FOUND);
 }
 
-/* --- who is alive --- */
+/* --- live processes --- */
 
 static fsdp_process self(void)
 {

@@ -141,7 +141,7 @@ static int64_t bytes_written(void)
     return bytes;
 }
 
-/* --- what is there ---------------------------------------------------------------------------- */
+/* --- state on the disk ------------------------------------------------------------------------ */
 
 static bool run_diff(const char *a, const char *b)
 {
@@ -181,7 +181,7 @@ static void remove_output(const char *name)
     cr_assert_eq(fsdp_io_mkdir(NULL, path_of(name), NULL), FSDP_OK);
 }
 
-/* --- killed and gone on with ------------------------------------------------------------------ */
+/* --- killed and resumed ----------------------------------------------------------------------- */
 
 static void resume_at(const char *what, fsdp_convert_opts opts, int64_t n)
 {
@@ -321,7 +321,7 @@ Test(resume, needs_no_more_room_than_before_and_never_less_than_none)
     }
 }
 
-/* --- what is not gone on with ----------------------------------------------------------------- */
+/* --- stagings that are not resumed ------------------------------------------------------------ */
 
 Test(resume, of_another_plan_begins_anew)
 {
@@ -349,7 +349,7 @@ Test(resume, of_a_source_that_changed_begins_anew)
     expect_same("changed", calls / 2);
 }
 
-/* --- room ------------------------------------------------------------------------------------- */
+/* --- free space ------------------------------------------------------------------------------- */
 
 static int64_t bytes_needed(fsdp_convert_opts opts)
 {
@@ -404,7 +404,7 @@ Test(resume, room_that_a_dead_one_took_is_not_asked_for)
     expect_room("fsdp");
 }
 
-/* --- nothing to go on with -------------------------------------------------------------------- */
+/* --- nothing to resume ------------------------------------------------------------------------ */
 
 static int64_t count_reads(fsdp_convert_opts opts)
 {

@@ -178,7 +178,7 @@ Test(run, latest_does_not_skip_for_want_of_memory)
     fsdp_sim_free(io);
 }
 
-/* --- what cannot be looked at --- */
+/* --- unreadable steps --- */
 
 /* Whatever the n-th call fails with, an older checkpoint is not taken in silence. */
 static bool latest_fails_at(int64_t n, int errnum, fsdp_verify_level level)
@@ -527,7 +527,7 @@ Test(run, a_long_run_of_verified_checkpoints_is_remembered)
         }
 }
 
-/* --- what was interrupted --- */
+/* --- leftovers --- */
 
 Test(run, retention_finishes_what_was_interrupted)
 {

@@ -319,7 +319,7 @@ Test(run_save, loading_a_run_does_not_pass_over_a_step_that_may_not_be_read)
     fsdp_io_fault_free(io);
 }
 
-/* --- room --- */
+/* --- free space --- */
 
 static int64_t used_bytes(fsdp_io *disk, const char *dir)
 {

@@ -514,7 +514,7 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
     fsdp_ctl_free(self);
 }
 
-/* --- what must not happen --------------------------------------------------------------------- */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 static fsdp_status save_differently(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
