@@ -12,13 +12,13 @@
 
 /* --- checking the destination ----------------------------------------------------------------- */
 
-typedef struct stranger_search {
+typedef struct extra_search {
     const fsdp_target_format *format;
     fsdp_io_names copied; /* files that an earlier conversion copied */
     char *found;
-} stranger_search;
+} extra_search;
 
-static bool was_copied(const stranger_search *search, const char *name)
+static bool was_copied(const extra_search *search, const char *name)
 {
     for (size_t i = 0; i < search->copied.count; i++)
         if (strcmp(search->copied.items[i], name) == 0)
@@ -26,22 +26,22 @@ static bool was_copied(const stranger_search *search, const char *name)
     return false;
 }
 
-static int find_stranger(void *user, const char *name)
+static int find_extra(void *user, const char *name)
 {
-    stranger_search *search = user;
+    extra_search *search = user;
     if (search->format->owns(name) || was_copied(search, name))
         return 0;
     search->found = fsdp_strndup(name, strlen(name));
     return 1;
 }
 
-static fsdp_status require_no_strangers(const fsdp_output_place *place, const char *to,
-                                        fsdp_error *err)
+static fsdp_status require_no_extras(const fsdp_output_place *place, const char *to,
+                                     fsdp_error *err)
 {
-    stranger_search search = {.format = place->format};
+    extra_search search = {.format = place->format};
     if (strcmp(place->format->limits.format, "hf") == 0)
         fsdp_copied_list_ours(place->io, to, "hf", &search.copied);
-    int result = place->io->ops->list(place->io, to, find_stranger, &search);
+    int result = place->io->ops->list(place->io, to, find_extra, &search);
     fsdp_io_names_release(&search.copied);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot list '%s'", to);
@@ -73,7 +73,7 @@ static fsdp_status check_name(const fsdp_output_place *place, const char *to, fs
                          directory ? "directory" : "file");
     if (!place->overwrite)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", to);
-    return directory ? require_no_strangers(place, to, err) : FSDP_OK;
+    return directory ? require_no_extras(place, to, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to, fsdp_error *err)
