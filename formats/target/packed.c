@@ -136,7 +136,7 @@ fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t na
     const fsdp_packed_tensor *kept = &target->tensors[tensor].what;
     if (!fsdp_packed_notes_tie(target->format, name, name_size, kept->name, kept->name_size))
         return fsdp_fail(
-            err, FSDP_ERR_USAGE, "%s cannot note that '%s' is another name of a tensor",
+            err, FSDP_ERR_USAGE, "%s cannot record that '%s' is another name of a tensor",
             target->format->name, fsdp_printable(name, name_size, shown, sizeof shown));
     const char *copy = fsdp_arena_strndup(&target->arena, name, name_size);
     if (!copy ||

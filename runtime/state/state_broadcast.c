@@ -25,7 +25,7 @@ static fsdp_status check_whole(const fsdp_entry *entry, fsdp_error *err)
             return FSDP_OK;
     }
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' is not whole in rank 0's memory, as broadcast_from_rank0 has it",
+                     "'%s' is not whole in rank 0's memory, as broadcast_from_rank0 requires",
                      entry->name);
 }
 

@@ -38,7 +38,7 @@ static fsdp_status look(one_file *one, fsdp_error *err)
     unsigned char head[SUPERBLOCK];
     int result = one->file->ops->size(one->file, &one->size);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", one->path);
+        return fsdp_fail_errno(err, -result, "cannot get the size of '%s'", one->path);
     one->text_at = -1;
     if (one->size < SUPERBLOCK)
         return FSDP_OK;

@@ -399,7 +399,7 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
         FSDP_TRY(verify_view(job, err));
     if (job->opts->repair && atomic_load(&job->findings) == 0 &&
         fsdp_marker_forget(job->checkpoint->io, job->checkpoint->path))
-        report_fixed(job, FSDP_MARKER_SAVING, "what a killed save left was removed");
+        report_fixed(job, FSDP_MARKER_SAVING, "leftovers of a killed save were removed");
     return FSDP_OK;
 }
 

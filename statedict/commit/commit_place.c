@@ -137,12 +137,11 @@ static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite,
     char *old;
     if (!fsdp_replaced_find(io, dir, &old))
         return FSDP_OK;
-    fsdp_status status =
-        overwrite ? require_only_ours(io, old, err)
-                  : fsdp_fail(err, FSDP_ERR_EXISTS,
-                              "'%s' was being overwritten when that was cut short, '%s' is what "
-                              "it was",
-                              dir, old);
+    fsdp_status status = overwrite ? require_only_ours(io, old, err)
+                                   : fsdp_fail(err, FSDP_ERR_EXISTS,
+                                               "'%s' was being overwritten when that was "
+                                               "interrupted, '%s' is the old checkpoint",
+                                               dir, old);
     fsdp_free(old);
     return status;
 }

@@ -96,9 +96,9 @@ void fsdp_resume_end(fsdp_resume *resume)
 void fsdp_resume_notify(const fsdp_watch *watch, const char *staging)
 {
     if (staging)
-        fsdp_notice(watch, "going on with '%s'", staging);
+        fsdp_notice(watch, "resuming '%s'", staging);
     else
-        fsdp_notice(watch, "there is nothing of this plan to go on with: starting anew");
+        fsdp_notice(watch, "no interrupted conversion of this plan was found: starting anew");
 }
 
 void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes)

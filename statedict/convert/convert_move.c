@@ -281,7 +281,7 @@ static fsdp_status check_slab(slab_worker *work, fsdp_error *err)
     fsdp_hash hash = hash_slab(work);
     if (memcmp(&hash, &job->hashes[work->number], sizeof hash) != 0)
         return fsdp_fail(
-            err, FSDP_ERR_IO, "what was written to '%s' does not come back the same: tensor '%s'",
+            err, FSDP_ERR_IO, "the data in '%s' differs from the data written: tensor '%s'",
             job->place.path, fsdp_printable(entry->name, entry->name_size, name, sizeof name));
     return fsdp_meter_add(&job->meter, slab_bytes(work, work->wanted), entry->name,
                           entry->name_size, err);
@@ -391,16 +391,16 @@ static fsdp_status pair_entry(convert_job *job, size_t i, fsdp_error *err)
     if (found < 0 && is_value && (may_spread(&entry->value) || may_fold(entry)))
         return FSDP_OK;
     if (found < 0)
-        return fail_differs(job, entry, "and is not found there", err);
+        return fail_differs(job, entry, "and is missing there", err);
     const fsdp_entry *back = fsdp_sd_at(sd, (size_t)found);
     job->written_entry[i] = (size_t)found;
     if ((back->kind == FSDP_ENTRY_VALUE) != is_value)
-        return fail_differs(job, entry, "and comes back as another thing", err);
+        return fail_differs(job, entry, "and is an entry of another kind there", err);
     if (is_value)
         return FSDP_OK;
     if (back->dtype != tensor->dtype || back->ndim != tensor->ndim ||
         memcmp(back->shape, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape) != 0)
-        return fail_differs(job, entry, "and comes back in another type or shape", err);
+        return fail_differs(job, entry, "and has another type or shape there", err);
     return FSDP_OK;
 }
 

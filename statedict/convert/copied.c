@@ -214,8 +214,7 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const c
     fsdp_file_info info;
     *copies = (fsdp_copies){.config = {.vocab_size = -1, .tied = -1}};
     if (!dir && opts->copy_code)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "code is copied from nowhere: say from which directory");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)
         return FSDP_OK;
     if (!opts->format || strcmp(opts->format, "hf") != 0)
@@ -278,7 +277,7 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
     if (copies->config.tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' says tie_word_embeddings true, and '%s' is not equal to '%s'; "
-                         "--tied keep writes both all the same",
+                         "--tied keep writes both nevertheless",
                          path_of(copies, find_config(copies)),
                          shown(head->name, head->name_size, one),
                          shown(embedding->name, embedding->name_size, other));
@@ -387,7 +386,7 @@ static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
     fsdp_status st = piece ? FSDP_OK : fsdp_fail_memory(err, path);
     int result = file->ops->size(file, &size);
     if (st == FSDP_OK && result < 0)
-        st = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
+        st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     fsdp_hasher_reset(hasher);
     for (int64_t at = 0; at < size && st == FSDP_OK; at += PIECE) {
         size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
@@ -464,8 +463,7 @@ static fsdp_status check_file(const fsdp_copied_file *file, fsdp_io *io, const c
     fsdp_status st = hasher ? hash_file(io, path, hasher, &hash, err) : fsdp_fail_memory(err, path);
     fsdp_hasher_free(hasher);
     if (st == FSDP_OK && memcmp(&hash, &file->hash, sizeof hash) != 0)
-        st = fsdp_fail(err, FSDP_ERR_IO, "what was copied to '%s' does not come back the same",
-                       path);
+        st = fsdp_fail(err, FSDP_ERR_IO, "the copy '%s' differs from the bytes written", path);
     return st;
 }
 

@@ -148,7 +148,7 @@ static fsdp_status walk_member(config_walk *walk, config_place place, const char
     if (which == 4 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
         return walk_value(walk, place_below(place, key, size), err);
     if (*seen & 1U << which)
-        return fsdp_json_fail(&walk->json, err, "'%s' stands here twice", names[which]);
+        return fsdp_json_fail(&walk->json, err, "'%s' is here twice", names[which]);
     *seen |= 1U << which;
     if (which < 2)
         return read_dtype(walk, err);

@@ -92,8 +92,8 @@ fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpo
     int64_t step;
     if (fsdp_dir_is_step(to, &step))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is the name of a step of a run, and format %s is none of a run's: "
-                         "give it another name",
+                         "'%s' is the name of a step of a run, and a run has no checkpoints of "
+                         "format %s: give it another name",
                          to, place->format->limits.format);
     if (fsdp_paths_are_same(place->io, from->path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,

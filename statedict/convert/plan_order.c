@@ -202,10 +202,10 @@ fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error
     FSDP_TRY(walk(plan, err));
     fsdp_status st = fsdp_convert_plan_text(order->from, order->to, &opts, NULL, &now, err);
     if (st == FSDP_OK && (now.size != plan->size || memcmp(now.data, plan->data, now.size) != 0))
-        st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                       "'%s' is not what this version would do with '%s' now: make the plan anew "
-                       "with --plan-out",
-                       plan->path, order->from);
+        st = fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' differs from the plan of this version for '%s': make it anew with --plan-out",
+            plan->path, order->from);
     fsdp_text_release(&now);
     return st;
 }

@@ -71,7 +71,7 @@ static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, cons
 {
     if (lies_in(from->io, path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the plan '%s' would be where the result '%s' is to be: give it another "
+                         "the plan '%s' would be at the path of the result '%s': give it another "
                          "name",
                          path, to);
     bool is_source =

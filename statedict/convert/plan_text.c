@@ -258,7 +258,7 @@ fsdp_status fsdp_plan_spell(convert_job *job, const fsdp_convert_plan *plan, fsd
     spelling out = {.job = job, .text = text, .head = {.text = text}, .is_first_file = true};
     fsdp_status st = add_head(&out, err);
     if (st == FSDP_OK && out.head.unspelled)
-        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not UTF-8, and a plan cannot tell it",
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not UTF-8, and a plan cannot contain it",
                        out.head.unspelled);
     if (st == FSDP_OK)
         st = add_contents(&out, job, plan, err);
@@ -280,10 +280,10 @@ fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err)
     if (text->failed)
         return fsdp_fail_memory(err, "a plan");
     if (text->size > FSDP_PLAN_MOST)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "the plan has %zu bytes, at most %zu are allowed: convert without a file "
-                         "of it",
-                         text->size, FSDP_PLAN_MOST);
+        return fsdp_fail(
+            err, FSDP_ERR_LIMIT,
+            "the plan has %zu bytes, at most %zu are allowed: convert without a plan file",
+            text->size, FSDP_PLAN_MOST);
     return FSDP_OK;
 }
 

@@ -119,7 +119,7 @@ static void point_at_names(const fsdp_load_opts *opts, fsdp_text *text)
     else if (opts->watch.notice)
         fsdp_text_addf(text, "; each name was a notice");
     else
-        fsdp_text_addf(text, "; a report or a notice function would be given each name");
+        fsdp_text_addf(text, "; a report or a notice function gets each name");
 }
 
 static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *missing,

@@ -211,7 +211,7 @@ def meshes():
     holds("columns of a mesh", column, whole)
     nested = [{"x": half(r // 2, layout_mesh([0, 1, 2, 3], ((2, 1),), ((2, 1),)))} for r in range(4)]
     holds("nested sizes", nested, whole)
-    fails("another seat", DAMAGED, "does not sit",
+    fails("another coordinate", DAMAGED, "is not at the coordinate",
           [{"x": half(r, old_mesh([0, 1], (2,), _coordinate_on_dim=[0]))} for r in range(2)])
     fails("another rank", DAMAGED, "by its contents",
           [{"x": half(r, old_mesh([0, 1], (2,), _rank=0))} for r in range(2)])

@@ -163,9 +163,9 @@ def local_exits():
         for rank in range(3):
             expect_run(7, rf"rank {rank} has left with exit code 7 \(no space\)", *options, "exit", rank, 7)
     for options in (["--np", 3], ["--threads", 3], ["--np", 3, "--comm", "tcp"]):
-        why = r"rank 1 has left the group with exit code 7 \(no space\): it does not come to all_reduce"
+        why = r"rank 1 has left the group with exit code 7 \(no space\): it takes no part in all_reduce"
         expect_run(7, why, *options, "leave", 1, 7)
-        expect_run(1, r"has left the group with exit code 1: it does not come", *options, "leave", 1, 1)
+        expect_run(1, r"has left the group with exit code 1: it takes no part", *options, "leave", 1, 1)
     expect_run(1, "rank 1 has left with exit code 1\n", "--np", 3, "exit", 1, 1)
     for options in ([], ["--np", 2], ["--threads", 2]):
         expect_run(70, "rank 0 returned 256, as exit code that would be 0", *options, "exit", 0, 256)
@@ -213,7 +213,7 @@ def local_refusals():
         ("FSDP_NP and FSDP_THREADS", [], {"FSDP_NP": 2, "FSDP_THREADS": 2}),
         ("--comm threads contradicts --np", ["--np", 2, "--comm", "threads"], {}),
         ("--np needs a value", ["--np"], {}),
-        ("each rank writes a file of its own", ["--np", 2, "--trace", "x"], {}),
+        ("each rank writes its own file", ["--np", 2, "--trace", "x"], {}),
         ("there is no device 'x'", ["--np", 2, "--device", "x"], {}),
         ("RANK is not set", [], {"WORLD_SIZE": 2}),
         ("--np contradicts mpirun", ["--np", 2], {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}),
@@ -402,8 +402,8 @@ def wait_in_vain():
         silent = member(1, 2, busy, deadline=0.5)
         expect_error(member(0, 2, busy), 8, "cannot listen at 127.0.0.1 port")
         for process in absent:
-            expect_error(process, 10, "ranks 1, 3 did not come within 1 s")
-        expect_error(nobody, 10, "rank 0 did not come within 0.5 s: .*refused")
+            expect_error(process, 10, "ranks 1, 3 did not connect within 1 s")
+        expect_error(nobody, 10, "rank 0 did not answer within 0.5 s: .*refused")
         expect_error(silent, 10, "did not answer within 0.5 s: it is stuck, or something else listens there")
 
 

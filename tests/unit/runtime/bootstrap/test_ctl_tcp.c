@@ -184,7 +184,7 @@ Test(ctl_tcp, a_leave_message_without_its_reason_names_the_rank)
     give_up_before_data(peer, sizeof mine, NULL);
     cr_assert_eq(shutdown(peer, SHUT_WR), 0);
     cr_expect_eq(fsdp_ctl_allgather(ctl, mine, sizeof mine, all, &err), FSDP_ERR_PEER);
-    cr_expect_str_eq(err.text, "rank 1 gave up, and did not say why");
+    cr_expect_str_eq(err.text, "rank 1 gave up without a reason");
     cr_expect_eq(err.rank, 1);
     fsdp_ctl_free(ctl);
     close(peer);

@@ -524,7 +524,7 @@ static fsdp_status ask_too_early(world_rank *rank, one_unit *one, fsdp_error *er
     if (fsdp_param_data(one->params[0]) || fsdp_param_grad(one->params[0]))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a pointer came");
     if (fsdp_root_begin_forward(one->root, &found) != FSDP_ERR_USAGE ||
-        !strstr(found.text, "the data of 'u.0' was asked for while unit u is sharded"))
+        !strstr(found.text, "the data of 'u.0' was requested while unit u is sharded"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "%s", found.text);
     return fsdp_root_begin_forward(one->root, err);
 }

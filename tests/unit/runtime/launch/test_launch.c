@@ -348,8 +348,8 @@ Test(decision, names_contradictions)
         {{.comm = FSDP_COMM_THREADS}, FSDP_LAUNCHED_SLURM, 4, 0, "--comm threads contradicts srun"},
         {{.comm = FSDP_COMM_MPI}, FSDP_LAUNCHED_TORCHRUN, 4, 0, "--comm mpi contradicts torchrun"},
         {{.comm = FSDP_COMM_SELF}, FSDP_LAUNCHED_OPEN_MPI, 4, 0, "--comm self contradicts mpirun"},
-        {{.trace = "t", .np = 2}, 0, 1, 0, "each rank writes a file of its own"},
-        {{.trace = "t"}, FSDP_LAUNCHED_SLURM, 2, 0, "each rank writes a file of its own"},
+        {{.trace = "t", .np = 2}, 0, 1, 0, "each rank writes its own file"},
+        {{.trace = "t"}, FSDP_LAUNCHED_SLURM, 2, 0, "each rank writes its own file"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_decision(&cases[i]);

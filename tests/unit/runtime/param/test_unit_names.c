@@ -33,11 +33,11 @@ static fsdp_status misspell(toy *net, fsdp_error *err)
     fsdp_unit *unit;
     const char *const members[] = {"layers.0", "layers.2"};
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0", &net->opts, &unit, why),
-                   "unit 'layers.0' has no parameters: they are declared before it");
+                   "unit 'layers.0' has no parameters: declare them before it");
     FSDP_TRY(declare(net, err));
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layer.0", &net->opts, &unit, why),
-                   "unit 'layer.0' has no parameters: no name is that or lies below it, the "
-                   "nearest one is 'layers.0'");
+                   "unit 'layer.0' has no parameters: no name is equal or below it, the nearest "
+                   "one is 'layers.0'");
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0.weights", &net->opts, &unit, why),
                    "the nearest one is 'layers.0.weight'");
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0.", &net->opts, &unit, why),
@@ -98,7 +98,7 @@ static fsdp_status ask_too_early(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_param_complaint(net->weight[0], err));
     EXPECT(!fsdp_param_data(net->weight[0]) && !fsdp_param_data(net->weight[1]));
     EXPECT_REFUSAL(fsdp_param_complaint(net->weight[0], why),
-                   "the data of 'layers.0.weight' was asked for while unit root is sharded");
+                   "the data of 'layers.0.weight' was requested while unit root is sharded");
     /* told, and so it is not the next call's */
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     EXPECT(!fsdp_param_grad(net->weight[1]));

@@ -725,8 +725,8 @@ static fsdp_status refuse_groups(toy *net, fsdp_error *err)
     fsdp_sd_set_value(
         sd, (size_t)fsdp_sd_find(sd, FSDP_NAME("optim.param_groups.layers.1.bias.lr")), &lr);
     EXPECT_REFUSAL(net_set(net, &opts, sd, why),
-                   "'lr' is not the same in 'optim.param_groups.layers.0.bias.lr' and in "
-                   "'optim.param_groups.layers.1.bias.lr', and both are of one group here");
+                   "'lr' differs between 'optim.param_groups.layers.0.bias.lr' and "
+                   "'optim.param_groups.layers.1.bias.lr', and both belong to one group here");
     fsdp_sd_free(sd);
     FSDP_TRY(
         net_get(net, &(fsdp_state_opts){.part = FSDP_STATE_OPTIM, .nested_optim = true}, &sd, err));
