@@ -131,7 +131,7 @@ def stop_one_file(root):
         time.sleep(0.0005)
     process.send_signal(signal.SIGTERM)
     talk = process.communicate()[1].decode()
-    assert "nothing is kept of a file of format hdf5" in talk, talk
+    assert "conversion to format hdf5 cannot be resumed" in talk, talk
     if process.returncode == 0:
         print("x.h5 was done before it was stopped")
         (root / "cut/x.h5").unlink()

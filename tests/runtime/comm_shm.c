@@ -252,7 +252,7 @@ static void test_private_memory_is_not_seen(void)
     finish_rank_processes(&ranks, results);
     for (int i = 0; i < 2; i++)
         expect(results[i].status == FSDP_ERR_USAGE &&
-                   strstr(results[i].err.text, "is not of fsdp_comm_alloc"),
+                   strstr(results[i].err.text, "is not memory of fsdp_comm_alloc"),
                "private memory", i, &results[i]);
 }
 

@@ -125,8 +125,8 @@ static fsdp_status check_place(const char *path, fsdp_error *err)
     for (int i = 0; i < worked_on.count; i++)
         if (lies_in(path, worked_on.paths[i]))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the log '%s' would be at the path of '%s', which is read or written: "
-                             "give it another place",
+                             "the log '%s' would be at or in '%s', which is read or written: give "
+                             "it another place",
                              path, worked_on.paths[i]);
     if (find_place(path, true, parent) && fsdp_path_has_manifest(parent, NULL))
         return fsdp_fail(err, FSDP_ERR_USAGE,

@@ -1,5 +1,5 @@
-/* The client of torchrun's store, against a store of a few lines: what it says, and what it
- * takes. */
+/* The client of torchrun's store against a fake store: its requests, and the answers that it
+ * accepts. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ static void *serve(void *user)
         (void)!fsdp_socket_send_all(fd, store->answers[i], store->answer_size[i], until_ms, &err);
     }
     while (store->stays && fsdp_socket_recv_all(fd, came, 1, until_ms, &err) == FSDP_OK)
-        ; /* until the client is gone */
+        ; /* until the client disconnects */
     fsdp_socket_close(&fd);
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* What fsdp_launch reads: options, who started the process, and what contradicts what; its
- * supervisor. */
+/* The inputs of fsdp_launch: options, the variables of launchers, and contradictions between them;
+ * and its supervisor. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -206,7 +206,7 @@ Test(detection, of_torchrun_and_its_store)
     place = detect(
         ENVIRONMENT(TORCHRUN, "TORCHELASTIC_RUN_ID", "r", "TORCHELASTIC_USE_AGENT_STORE", "False"));
     cr_assert(!place.has_store);
-    place = detect(ENVIRONMENT(TORCHRUN)); /* as some clusters start PyTorch */
+    place = detect(ENVIRONMENT(TORCHRUN)); /* in the way that some clusters start PyTorch */
     cr_assert(!place.has_store);
 }
 

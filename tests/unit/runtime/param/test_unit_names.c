@@ -1,10 +1,10 @@
 /*
- * Names that a program gives and that nothing has, pointers asked for at the wrong time, and roots that could
- * not be made: each is told at once, and leaves the model as it was.
+ * Unknown names, pointers that are requested at the wrong time, and roots that cannot be made: each is
+ * reported at once, and leaves the model unchanged.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
-/* A model of two layers; norm has a buffer only, head only what it shares. */
+/* A model of two layers; norm has only a buffer, head only a shared parameter. */
 static fsdp_status declare(toy *net, fsdp_error *err)
 {
     static const char *const names[] = {"layers.0.weight", "layers.1.weight"};
@@ -99,12 +99,12 @@ static fsdp_status ask_too_early(toy *net, fsdp_error *err)
     EXPECT(!fsdp_param_data(net->weight[0]) && !fsdp_param_data(net->weight[1]));
     EXPECT_REFUSAL(fsdp_param_complaint(net->weight[0], why),
                    "the data of 'layers.0.weight' was requested while unit root is sharded");
-    /* told, and so it is not the next call's */
+    /* the error was reported, so the next call does not return it */
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     EXPECT(!fsdp_param_grad(net->weight[1]));
     EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "the gradient of 'layers.1.weight'");
     FSDP_TRY(fsdp_param_complaint(net->weight[1], err));
-    EXPECT(!fsdp_param_shard_grad(net->weight[1])); /* there is none, which is no mistake */
+    EXPECT(!fsdp_param_shard_grad(net->weight[1])); /* no gradient yet, and no error */
     FSDP_TRY(fsdp_param_complaint(net->weight[1], err));
     return fsdp_root_end_forward(net->root, err);
 }

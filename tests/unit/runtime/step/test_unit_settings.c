@@ -1,6 +1,6 @@
 /*
- * What a unit is told, and when: options that are looked at when it is made, setters inside a step,
- * hooks that come twice, and how a backward ends.
+ * Settings of a unit, and when they apply: options that are checked at its creation, setters inside a
+ * step, hooks that are called twice, and the end of a backward.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -74,7 +74,7 @@ Test(unit_settings, dtypes_of_parameters_are_the_units_or_their_own)
     expect_ok(ask_for_dtypes);
 }
 
-/* The unit says so, not the root much later. */
+/* The unit reports the error, not the root later. */
 static fsdp_status reshard_to_three(toy *net, fsdp_error *err)
 {
     fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
@@ -185,7 +185,7 @@ static fsdp_status contradict(toy *net, fsdp_error *err)
     FSDP_TRY(contradict_before(net, err));
     FSDP_TRY(toy_wrap(net, err));
     FSDP_TRY(contradict_after(net, err));
-    FSDP_TRY(forward(net, err)); /* it took no harm */
+    FSDP_TRY(forward(net, err)); /* the root is still usable */
     FSDP_TRY(backward(net, err));
     return expect_grad(net->weight[0], 1, err);
 }
@@ -195,7 +195,7 @@ Test(unit_settings, contradictions_are_refused_and_break_nothing)
     expect_ok(contradict);
 }
 
-/* Parts of tensors are not what ranks in a row keep. */
+/* Ranks keep slices of whole parameters, so parts of tensor parallelism cannot be resharded to a number. */
 static fsdp_status reshard_parts(toy *net, fsdp_error *err)
 {
     fsdp_mesh *mesh;
@@ -218,7 +218,7 @@ Test(unit_settings, no_number_of_ranks_beside_tensor_parallelism)
 
 /* --- setters inside a step ---------------------------------------------------------------------- */
 
-/* Everything that is only looked at by what comes next, back and forth. */
+/* Switches every setting that only later calls use, on and off. */
 static fsdp_status flip_all(fsdp_unit *unit, bool to, fsdp_error *err)
 {
     fsdp_unit_set_reshard_after_forward(unit, to, true);
@@ -286,7 +286,7 @@ Test(unit_settings, setters_inside_a_step_are_gone_by_or_refused)
     expect_ok(change_in_steps);
 }
 
-/* What was kept lies in memory of the communicator that was to reduce it. */
+/* Kept gradients lie in memory of the communicator that reduces them. */
 static fsdp_status change_group_over_kept(toy *net, fsdp_error *err)
 {
     FSDP_TRY(toy_wrap(net, err));
@@ -320,7 +320,7 @@ static fsdp_status come_twice(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
     FSDP_TRY(fsdp_unit_post_forward(net->unit[1], err));
-    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err)); /* does not gather L1 ahead once more */
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err)); /* does not prefetch L1 again */
     FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
     EXPECT_REFUSAL(fsdp_unit_post_forward(net->unit[0], why), "came without its pre_forward");
     FSDP_TRY(fsdp_root_end_forward(net->root, err));
@@ -350,7 +350,7 @@ static fsdp_status count_call(void *user, fsdp_param *param, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A gradient that an earlier backward left is not new. */
+/* Hooks are not called for a gradient of an earlier backward. */
 static fsdp_status hook_what_is_new(toy *net, fsdp_error *err)
 {
     int calls[LAYERS] = {0};
