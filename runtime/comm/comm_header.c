@@ -12,6 +12,16 @@
 
 enum { DESCRIPTION = 200 };
 
+const char *fsdp_comm_backend(const fsdp_comm *comm)
+{
+    return comm->transport->ops->name;
+}
+
+unsigned fsdp_comm_abilities(const fsdp_comm *comm)
+{
+    return comm->transport->ops->abilities;
+}
+
 const char *fsdp_comm_kind_name(uint32_t kind)
 {
     static const char *const names[] = {"?",          "all_gather", "reduce_scatter",
@@ -40,6 +50,15 @@ static uint64_t hash_counts(const int64_t *counts, int n)
 int64_t fsdp_comm_part(const fsdp_collective *call, int rank)
 {
     return call->counts ? call->counts[rank] : call->count;
+}
+
+fsdp_reduction fsdp_comm_reduction(const fsdp_collective *call, int size)
+{
+    return (fsdp_reduction){
+        .fold = call->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
+        .multiply = call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 1,
+        .divide = call->op == FSDP_REDUCE_AVG ? size : 1,
+    };
 }
 
 int64_t fsdp_comm_place(const fsdp_collective *call, int rank)

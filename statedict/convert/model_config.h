@@ -24,9 +24,12 @@ typedef struct fsdp_config_edits {
     bool no_code;              /* remove every "auto_map" */
 } fsdp_config_edits;
 
-/* out: the edited text, empty when there are no edits. was_out: the first dtype that was replaced, or "". */
+typedef struct fsdp_edited_config {
+    fsdp_text text;            /* the edited text, empty without edits; the caller releases it */
+    char was[32];              /* the first dtype that was replaced, or "" */
+} fsdp_edited_config;
 fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,
-                                   const fsdp_config_edits *edits, fsdp_text *out, char was_out[32],
+                                   const fsdp_config_edits *edits, fsdp_edited_config *out,
                                    fsdp_error *err);
 
 #endif

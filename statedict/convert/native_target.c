@@ -60,7 +60,8 @@ fsdp_status fsdp_native_measure(convert_job *job, fsdp_convert_plan *plan, fsdp_
 static fsdp_status plan_file(const convert_job *job, int file, fsdp_save_plan *plan,
                              fsdp_error *err)
 {
-    return fsdp_plan_save(job->sd, job->kind, job->opts.compress, job->owners, file, plan, err);
+    fsdp_plan_input input = {job->sd, job->kind, job->opts.compress, job->owners, file};
+    return fsdp_plan_save(&input, plan, err);
 }
 
 static fsdp_status list_file(const convert_job *job, int file, convert_part_visit visit, void *user,
@@ -281,8 +282,11 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     const fsdp_convert_opts *opts = &job->opts;
     native_files *files = job->files;
     fsdp_staging *staging = &job->staging;
-    FSDP_TRY(fsdp_staging_begin(job->io, job->to, !opts->no_sync, opts->overwrite,
-                                opts->resume ? job->hash : NULL, &opts->watch, staging, err));
+    fsdp_staging_opts how = {.durable = !opts->no_sync,
+                             .overwrite = opts->overwrite,
+                             .hash = opts->resume ? job->hash : NULL,
+                             .watch = &opts->watch};
+    FSDP_TRY(fsdp_staging_begin(job->io, job->to, &how, staging, err));
     fsdp_resume_begin(&files->notes, job->io, staging->path, job->hash, job->file_count,
                       staging->is_taken_up);
     staging->has_notes = true;

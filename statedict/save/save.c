@@ -99,8 +99,8 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
         return fsdp_relayout_whole(job->sd, NULL, &job->whole, err);
     if (job->opts->kind != FSDP_LOCAL)
         FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
-    return fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank,
-                          &job->plan, err);
+    fsdp_plan_input input = {job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank};
+    return fsdp_plan_save(&input, &job->plan, err);
 }
 
 /* Checks before the first byte that the disk has room, and warns of a file system in memory. */
@@ -142,8 +142,9 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
     FSDP_TRY(fsdp_name_check_step(dir, fsdp_save_step(job->opts), err));
     const fsdp_save_opts *opts = job->opts;
     fsdp_watch watch = {.user = job, .progress = report_run_wait, .notice = pass_notice};
-    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->skip_fsync, opts->overwrite, NULL, &watch,
-                                &job->staging, err));
+    fsdp_staging_opts how = {
+        .durable = !opts->skip_fsync, .overwrite = opts->overwrite, .watch = &watch};
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, &how, &job->staging, err));
     job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
     if (strlen(job->staging.path) >= sizeof job->staged)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
@@ -419,8 +420,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     if (job->rank == 0) {
-        st = fsdp_plan_save(job->whole, FSDP_FULL, job->opts->compress, job->owners, 0, &job->plan,
-                            err);
+        fsdp_plan_input input = {job->whole, FSDP_FULL, job->opts->compress, job->owners, 0};
+        st = fsdp_plan_save(&input, &job->plan, err);
         job->meter.total = job->plan.bytes;
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);

@@ -23,7 +23,7 @@ struct fsdp_mesh {
     int64_t size;
     int world;
     int *ranks;           /* by position; NULL when dense */
-    mesh_member *members; /* by rank; NULL when dense */
+    mesh_member *by_rank; /* NULL when dense */
 };
 
 /* --- creating --------------------------------------------------------------------------------- */
@@ -86,7 +86,7 @@ static fsdp_status set_shape(fsdp_mesh *mesh, int ndim, const int64_t *shape, fs
     return FSDP_OK;
 }
 
-static int compare_members(const void *left, const void *right)
+static int compare_ranks(const void *left, const void *right)
 {
     const mesh_member *a = left, *b = right;
     return (a->rank > b->rank) - (a->rank < b->rank);
@@ -107,23 +107,23 @@ static fsdp_status set_ranks(fsdp_mesh *mesh, const int *ranks, fsdp_error *err)
         return FSDP_OK;
     size_t n = (size_t)mesh->size;
     mesh->ranks = fsdp_alloc(n, sizeof *mesh->ranks);
-    mesh->members = fsdp_alloc(n, sizeof *mesh->members);
-    if (!mesh->ranks || !mesh->members)
+    mesh->by_rank = fsdp_alloc(n, sizeof *mesh->by_rank);
+    if (!mesh->ranks || !mesh->by_rank)
         return fsdp_fail_memory(err, "a mesh");
     memcpy(mesh->ranks, ranks, n * sizeof *ranks);
     for (size_t i = 0; i < n; i++)
-        mesh->members[i] = (mesh_member){.rank = ranks[i], .position = (int)i};
-    qsort(mesh->members, n, sizeof *mesh->members, compare_members);
-    if (mesh->members[0].rank < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", mesh->members[0].rank);
+        mesh->by_rank[i] = (mesh_member){.rank = ranks[i], .position = (int)i};
+    qsort(mesh->by_rank, n, sizeof *mesh->by_rank, compare_ranks);
+    if (mesh->by_rank[0].rank < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", mesh->by_rank[0].rank);
     for (size_t i = 1; i < n; i++) {
-        if (mesh->members[i].rank == mesh->members[i - 1].rank)
+        if (mesh->by_rank[i].rank == mesh->by_rank[i - 1].rank)
             return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d twice",
-                             mesh->members[i].rank);
+                             mesh->by_rank[i].rank);
     }
-    if (mesh->members[n - 1].rank == INT_MAX)
+    if (mesh->by_rank[n - 1].rank == INT_MAX)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", INT_MAX);
-    mesh->world = mesh->members[n - 1].rank + 1;
+    mesh->world = mesh->by_rank[n - 1].rank + 1;
     return FSDP_OK;
 }
 
@@ -152,7 +152,7 @@ void fsdp_mesh_free(fsdp_mesh *mesh)
     if (!mesh)
         return;
     fsdp_free(mesh->ranks);
-    fsdp_free(mesh->members);
+    fsdp_free(mesh->by_rank);
     fsdp_free(mesh);
 }
 
@@ -208,12 +208,12 @@ int64_t fsdp_mesh_position(const fsdp_mesh *mesh, int rank)
     int64_t lo = 0, hi = mesh->size;
     while (lo < hi) {
         int64_t middle = lo + (hi - lo) / 2;
-        if (mesh->members[middle].rank < rank)
+        if (mesh->by_rank[middle].rank < rank)
             lo = middle + 1;
         else
             hi = middle;
     }
-    return lo < mesh->size && mesh->members[lo].rank == rank ? mesh->members[lo].position : -1;
+    return lo < mesh->size && mesh->by_rank[lo].rank == rank ? mesh->by_rank[lo].position : -1;
 }
 
 bool fsdp_mesh_coord(const fsdp_mesh *mesh, int rank, int64_t *coord_out)
