@@ -92,7 +92,7 @@ Test(device_watch, giving_back_too_early_is_told)
         use(&pair, pair.other);
         pair.device->ops->wait(pair.owner, early);
         pair.device->ops->disown(pair.owner, pair.block);
-        cr_assert_eq(close_pair(&pair, "given back while stream reduce may use them"),
+        cr_assert_eq(close_pair(&pair, "freed while stream reduce may use them"),
                      FSDP_ERR_INTERNAL);
     }
 }

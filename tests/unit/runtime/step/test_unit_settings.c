@@ -167,7 +167,7 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
     fsdp_root *root = NULL;
     fsdp_unit *unit;
     EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &root, why), "has a root already");
-    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "comes too late");
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "is made too late");
     EXPECT_REFUSAL(
         fsdp_model_add(net->model,
                        &(fsdp_param_spec){
@@ -448,7 +448,7 @@ static fsdp_status reset_two(toy *net, toy *other, fsdp_error *err)
     FSDP_TRY(end_later(net, &handle, err));
     EXPECT_REFUSAL(fsdp_root_reset(other->root, why), "another root on this context");
     FSDP_TRY(fsdp_root_reset(net->root, err));
-    EXPECT_REFUSAL(fsdp_finalize_wait(handle, why), "was dropped by fsdp_root_reset");
+    EXPECT_REFUSAL(fsdp_finalize_wait(handle, why), "fsdp_root_reset discarded the backward");
     EXPECT(!fsdp_param_shard_grad(net->weight[0]));
     FSDP_TRY(fsdp_root_reset(other->root, err));
     FSDP_TRY(end_later(net, &handle, err));

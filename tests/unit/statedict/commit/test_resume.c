@@ -457,7 +457,7 @@ Test(resume, writes_what_was_spoiled_meanwhile)
     spoil_result(staging, 900000);
     opts.resume = true;
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-    cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
+    cr_expect(strstr(first_notice, "resuming"), "%s", first_notice);
     expect_same("spoiled", calls);
 }
 
@@ -483,7 +483,7 @@ Test(resume, of_a_failure)
         }
         opts.io = NULL;
         cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-        cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
+        cr_expect(strstr(first_notice, "resuming"), "%s", first_notice);
         expect_same(formats[i], calls);
         remove_output("cut");
         remove_output("whole");

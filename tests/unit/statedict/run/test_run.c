@@ -625,7 +625,7 @@ Test(run, a_step_that_an_overwrite_set_aside_is_brought_back_or_removed)
     cr_assert(fsdp_io_exists(io, "/run/step-00000040.old-" UUID));
     cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, NULL, io, NULL), FSDP_OK);
     cr_assert_str_eq(dry.text, real.text);
-    cr_assert(strstr(real.text, "+ step-00000040.old-" UUID ": brought back"), "%s", real.text);
+    cr_assert(strstr(real.text, "+ step-00000040.old-" UUID ": restored"), "%s", real.text);
     cr_assert(strstr(real.text, "- step-00000030.old-" UUID ": overwritten"), "%s", real.text);
     cr_assert(strstr(real.text, "+ step-00000020.old-" UUID ": set aside"), "%s", real.text);
     expect_good(io, "40 30 10");
