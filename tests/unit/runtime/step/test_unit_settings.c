@@ -173,7 +173,7 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
                        &(fsdp_param_spec){
                            .name = "late", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){1}},
                        NULL, why),
-        "'late' comes too late");
+        "'late' is declared too late");
     EXPECT_REFUSAL(fsdp_param_set_placement(net->weight[0], "tp", whole, why),
                    "a placement is set before the unit is made");
     EXPECT_REFUSAL(fsdp_unit_set_gradient_divide_factor(net->unit[0], 0, why), "not 0");
