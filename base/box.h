@@ -34,38 +34,15 @@ FSDP_API int64_t fsdp_box_count(const fsdp_box *box);
 
 FSDP_API bool fsdp_box_equal(const fsdp_box *a, const fsdp_box *b);
 
-/* True when the boxes share an element; then *out is what they share. */
-FSDP_API bool fsdp_box_intersect(const fsdp_box *a, const fsdp_box *b, fsdp_box *out);
-
-/* True when inner lies inside outer. */
-FSDP_API bool fsdp_box_contains(const fsdp_box *outer, const fsdp_box *inner);
-
 /*
  * Elements of a row-major tensor of this shape before the given element: its linear position.
  * lo is relative to the tensor's origin.
  */
 FSDP_API int64_t fsdp_box_position(int ndim, const int64_t *shape, const int64_t *lo);
 
-/* Row-major strides in elements of a packed array of this shape. */
-FSDP_API void fsdp_box_strides(int ndim, const int64_t *shape, int64_t *strides_out);
-
-/*
- * Cuts elements [first, first + count) of the row-major order of box into boxes, in that order.
- * Writes at most FSDP_BOX_PIECES of them and returns how many.
- */
-enum { FSDP_BOX_PIECES = 2 * FSDP_MAX_DIMS };
-FSDP_API int fsdp_box_cut(const fsdp_box *box, int64_t first, int64_t count, fsdp_box *pieces_out);
-
 /* Rows [*lo, *lo + *len) of part `index` of `parts` of n rows, each ceil(n / parts) but for the last ones;
  * an empty part is (n, 0). */
 FSDP_API void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *len);
-
-/*
- * Checks a shape from outside: 0..FSDP_MAX_DIMS dims, no negative length, elements times
- * element_size (and the product of the non-zero lengths) below 2^62.
- */
-FSDP_API fsdp_status fsdp_shape_check(int ndim, const int64_t *shape, size_t element_size,
-                                      fsdp_error *err);
 
 #ifdef __cplusplus
 }

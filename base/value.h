@@ -58,10 +58,6 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_v
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind,
                                                        size_t count, fsdp_error *err);
 
-/* Turns value into one with an item per rank: count null items (as.list of the value that
- * fsdp_value_per_rank returns). It counts as opaque, since no other program knows it. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_per_rank(fsdp_value *value, size_t count, fsdp_error *err);
-
 /* The list of items of a value with an item per rank, NULL for any other value. */
 FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
 
@@ -69,9 +65,6 @@ FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
  * FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out,
                                                   fsdp_error *err);
-
-/* True for a value that is, or holds, something that only its writer understands: OPAQUE, CLASS, TENSOR. */
-FSDP_API bool fsdp_value_is_opaque(const fsdp_value *value);
 
 /* True when kinds and bits are the same (NaN equals the same NaN). */
 FSDP_API bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b);

@@ -28,17 +28,11 @@ enum { FSDP_CTL_DEADLINE_MS = 300000 };
 /* One rank alone. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_self(fsdp_ctl **ctl_out, fsdp_error *err);
 
-/* n connected ranks for n threads of this process; each is freed by fsdp_ctl_free. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err);
-
 /* Local. Accepts NULL. The other ranks see a rank that is gone. */
 FSDP_API void fsdp_ctl_free(fsdp_ctl *ctl);
 
 FSDP_API int fsdp_ctl_rank(const fsdp_ctl *ctl);
 FSDP_API int fsdp_ctl_size(const fsdp_ctl *ctl);
-
-/* True when all ranks share one address space: a pointer sent to another rank may be used there. */
-FSDP_API bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl);
 
 /* Local; the same on all ranks. How long any one call may wait for a rank that gives no sign of being
  * at work (default FSDP_CTL_DEADLINE_MS). */
@@ -62,14 +56,6 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_agree(fsdp_ctl *ctl, fsdp_status mine
 
 /* Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_barrier(fsdp_ctl *ctl, fsdp_error *err);
-
-/* Point to point; the sizes of both sides must be equal. A send may wait until the receiver has
- * room: at most FSDP_CTL_WINDOW bytes or one message are under way between two ranks. */
-enum { FSDP_CTL_WINDOW = 8 << 20 };
-FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_send(fsdp_ctl *ctl, int to, const void *data, size_t size,
-                                                fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size,
-                                                fsdp_error *err);
 
 /*
  * Runs body on n threads, each with its rank of a fresh group, and waits for all. Returns the

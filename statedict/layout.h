@@ -36,11 +36,8 @@ FSDP_API int fsdp_mesh_ndim(const fsdp_mesh *mesh);
 FSDP_API int64_t fsdp_mesh_dim_size(const fsdp_mesh *mesh, int dim);
 FSDP_API const char *fsdp_mesh_dim_name(const fsdp_mesh *mesh, int dim);
 FSDP_API int64_t fsdp_mesh_size(const fsdp_mesh *mesh);        /* ranks in the mesh */
-FSDP_API int fsdp_mesh_rank_at(const fsdp_mesh *mesh, int64_t position);
 /* False when the rank is not in the mesh. coord_out has room for ndim. */
 FSDP_API bool fsdp_mesh_coord(const fsdp_mesh *mesh, int rank, int64_t *coord_out);
-/* True when every rank of the mesh is its own position: 0, 1, 2, ... */
-FSDP_API bool fsdp_mesh_is_dense(const fsdp_mesh *mesh);
 FSDP_API bool fsdp_mesh_equal(const fsdp_mesh *a, const fsdp_mesh *b);
 
 /* --- placements ------------------------------------------------------------------------------- */
@@ -95,15 +92,6 @@ typedef struct fsdp_layout {
     int64_t flat_offset;                               /* ... and where this tensor begins in it */
 } fsdp_layout;
 
-/*
- * Checks a layout against a shape that fsdp_shape_check accepted: dims in range, Shard and
- * StridedShard as PyTorch allows them, at most FSDP_MAX_LAYOUT_BOXES boxes, each inside the shape,
- * not overlapping unless equal and on different ranks, and covering every element. Partial is
- * FSDP_ERR_USAGE, saying that it must be reduced first. The functions below expect a checked layout.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_layout_check(const fsdp_layout *layout, int ndim,
-                                                    const int64_t *shape, fsdp_error *err);
-
 /* How many boxes a rank holds: 0 when it is not in the mesh or its box is empty. */
 FSDP_API size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank);
 
@@ -115,17 +103,6 @@ FSDP_API void fsdp_layout_box(const fsdp_layout *layout, int ndim, const int64_t
  * DTensor has it). False when the rank is not in the mesh. */
 FSDP_API bool fsdp_layout_mesh_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
                                    fsdp_box *box_out);
-
-/* The highest rank that the layout names, plus one. */
-FSDP_API int fsdp_layout_world(const fsdp_layout *layout);
-
-/*
- * Copies of box `index` of a rank: the ranks that hold an equal box have a copy number each, 0 ..
- * copies - 1, row-major over the replicate dims of a mesh layout, in rank order for a box layout.
- * No copies and copy -1 when the rank has no such box (an empty one of a mesh layout counts).
- */
-FSDP_API int64_t fsdp_layout_copies(const fsdp_layout *layout, int rank, size_t index);
-FSDP_API int64_t fsdp_layout_copy(const fsdp_layout *layout, int rank, size_t index);
 
 #ifdef __cplusplus
 }

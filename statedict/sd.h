@@ -45,16 +45,6 @@ typedef struct fsdp_entry {
     size_t target;
 } fsdp_entry;
 
-/* A flat buffer (see fsdp_sd_add_flat). */
-typedef struct fsdp_flat {
-    const char *name;
-    size_t name_size;
-    fsdp_dtype dtype;
-    const fsdp_mesh *mesh;
-    int64_t count;             /* elements of the whole buffer with padding: a multiple of the mesh size */
-    void *data;                /* this rank's chunk */
-} fsdp_flat;
-
 typedef struct fsdp_sd fsdp_sd;
 
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err);
@@ -109,24 +99,14 @@ FSDP_API void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data);
 /* Replaces a value entry's value; takes *value over and leaves null (freed for other entries). */
 FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
 
-/* Notes how an entry's name is nested (see fsdp_entry); copied. FSDP_ERR_USAGE when the elements do not make
- * up the name. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path,
-                                                   size_t count, fsdp_error *err);
-
 /*
  * Gives every tensor entry without memory room for the boxes that `rank` holds of it. That memory
  * belongs to the state dict and is zeroed; fsdp_sd_free frees it.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err);
 
-FSDP_API size_t fsdp_sd_flat_count(const fsdp_sd *sd);
-FSDP_API const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index);
-
 /* Bytes of a whole tensor entry, and of the boxes that a rank holds of it. */
 FSDP_API int64_t fsdp_entry_bytes(const fsdp_entry *entry);
-/* The same of all tensors; aliases count nothing. */
-FSDP_API int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd);
 FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 
 /* --- model or optimizer? ---------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
 /* Boxes: counting, intersecting and cutting. See box.h. Nothing here allocates: planners call it in loops. */
+#include "base/data/box_internal.h"
 #include <fsdp/box.h>
 
 #include <inttypes.h>

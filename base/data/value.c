@@ -5,6 +5,7 @@
 #include <fsdp/value.h>
 
 #include "base/core/mem.h"
+#include "base/data/value_internal.h"
 #include "base/text.h"
 
 #include <string.h>

@@ -2,6 +2,7 @@
 #include "formats/dcp/dcp_fold.h"
 
 #include "base/data/name_path.h"
+#include "base/data/value_internal.h"
 #include "formats/target/container_table.h"
 #include "formats/target/nesting.h"
 

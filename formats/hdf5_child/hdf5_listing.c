@@ -5,6 +5,7 @@
  */
 #include "formats/hdf5_child/hdf5_listing.h"
 
+#include "base/data/box_internal.h"
 #include "formats/hdf5_child/hdf5_protocol.h"
 #include "base/data/name_table.h"
 #include "formats/hdf5/hdf5_link_name.h"

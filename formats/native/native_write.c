@@ -9,6 +9,7 @@
 #include "formats/hdf5/hdf5_link_name.h"
 #include "formats/native/native_write.h"
 
+#include "base/data/box_internal.h"
 #include "base/data/flow.h"
 #include "base/core/pool.h"
 

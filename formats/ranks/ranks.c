@@ -2,6 +2,8 @@
  * belong to. See ranks.h. */
 #include "formats/ranks/ranks.h"
 
+#include "base/data/box_internal.h"
+
 #include <string.h>
 
 #define MOST_WORK ((int64_t)1 << 31) /* steps: a few seconds */

@@ -3,6 +3,7 @@
  * placements, drops replicas, and fills the source with tensors and values. See ranks.h.
  */
 #include "formats/ranks/ranks.h"
+#include "base/data/value_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
  * tensor of ranks. See ranks.h.
  */
 #include "base/core/bytes.h"
+#include "base/data/box_internal.h"
 #include "formats/ranks/ranks.h"
 
 #include <stdlib.h>

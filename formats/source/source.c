@@ -2,6 +2,7 @@
  * The catalog of a foreign checkpoint, and the builder through which formats fill it. The
  * builder checks every name, shape and offset, so that the callers of the catalog need not.
  */
+#include "base/data/box_internal.h"
 #include "base/data/name_path.h"
 #include "formats/source/source_internal.h"
 

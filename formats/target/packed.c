@@ -4,6 +4,7 @@
  */
 #include "formats/target/packed_internal.h"
 
+#include "base/data/box_internal.h"
 #include "base/data/flow.h"
 #include "kernels/kernels.h"
 

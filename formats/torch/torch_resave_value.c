@@ -4,6 +4,7 @@
  * encoded by its class name only, as the value holds it.
  */
 #include "base/core/mem.h"
+#include "base/data/value_internal.h"
 #include "formats/torch/torch_resave.h"
 #include "kernels/kernels.h"
 

@@ -3,6 +3,7 @@
  * checks every size, stride and offset against the storage. See torch_internal.h.
  */
 #include "formats/torch/torch_internal.h"
+#include "base/data/box_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,6 +4,7 @@
  * asks for the communicators of all sets of ranks, in one order.
  */
 #include "runtime/group/group.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -19,6 +19,7 @@
 #include "base/core/clock.h"
 #include "base/core/mem.h"
 #include "runtime/comm_shared/shared_transports.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum { STACK_SIZE = 8 << 20, LATE_MS = 3000, FLUSH_MS = 1000 };
 

@@ -10,6 +10,7 @@
 
 #include "base/core/fnv.h"
 #include "base/core/mem.h"
+#include "statedict/sd/layout_internal.h"
 
 /* --- making one ------------------------------------------------------------------------------- */
 

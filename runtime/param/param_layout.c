@@ -4,6 +4,7 @@
  * shorter or empty. docs/runtime.md, "What a rank holds of a parameter".
  */
 #include "runtime/param/param.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,36 +1,16 @@
 /*
- * Parts of tensors on their way between boxes and ranks. A tensor goes piece by piece of its
- * row-major order through one buffer, however large it is.
+ * Moves parts of tensors between boxes and ranks. A tensor of any size goes through one buffer, in
+ * pieces of its row-major order.
  */
 #include "runtime/step/step.h"
 #include "runtime/state/state_internal.h"
 
 #include <string.h>
 
+#include "base/data/box_internal.h"
 #include "kernels/kernels.h"
 
 /* --- between boxes ---------------------------------------------------------------------------- */
-
-static void copy_shared(const fsdp_box *from, const void *data, const fsdp_box *to, void *to_data,
-                        size_t element)
-{
-    fsdp_box part;
-    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
-    int64_t to_offset = 0, from_offset = 0, size = (int64_t)element;
-    if (!fsdp_box_intersect(from, to, &part))
-        return;
-    fsdp_box_strides(to->ndim, to->len, to_strides);
-    fsdp_box_strides(from->ndim, from->len, from_strides);
-    for (int i = 0; i < part.ndim; i++) {
-        to_strides[i] *= size;
-        from_strides[i] *= size;
-        to_offset += (part.lo[i] - to->lo[i]) * to_strides[i];
-        from_offset += (part.lo[i] - from->lo[i]) * from_strides[i];
-    }
-    fsdp_kernels_get()->copy_box((char *)to_data + to_offset, to_strides,
-                                 (const char *)data + from_offset, from_strides, part.ndim,
-                                 part.len, element);
-}
 
 void fsdp_state_copy_range(const fsdp_state_range *from, const fsdp_box *to, void *to_data,
                            size_t element)
@@ -39,7 +19,7 @@ void fsdp_state_copy_range(const fsdp_state_range *from, const fsdp_box *to, voi
     const char *at = from->data;
     int n = fsdp_box_cut(&from->box, from->first, from->count, pieces);
     for (int i = 0; i < n; i++) {
-        copy_shared(&pieces[i], at, to, to_data, element);
+        fsdp_copy_shared(to, to_data, &pieces[i], at, element);
         at += (size_t)fsdp_box_count(&pieces[i]) * element;
     }
 }
@@ -61,7 +41,7 @@ void fsdp_state_copy_into(const fsdp_state_range *from, const fsdp_entry *to, in
 
 enum { BUFFER_BYTES = 16 << 20, PIECES = 256, ALIGNMENT = 64 };
 
-/* A part of a tensor that lies in the buffer, where from.data points. */
+/* A part of a tensor in the buffer, at from.data. */
 struct fsdp_state_piece {
     fsdp_state_range from;
     const fsdp_entry *to;
@@ -115,7 +95,7 @@ fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Elements that fit into the buffer now, after what is in it was sent if need be. */
+/* The number of elements that fit into the buffer, which is sent first if it is too full. */
 static fsdp_status make_room(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
                              int64_t *count_out, fsdp_error *err)
 {

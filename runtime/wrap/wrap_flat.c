@@ -1,9 +1,10 @@
 /*
- * The FSDP1 face: the parameters of a unit become one flat parameter, as PyTorch lays it out.
+ * The FSDP1 face: the parameters of a unit become one flat parameter, in PyTorch's layout.
  *
- * With use_orig_params every parameter begins at a multiple of 16 bytes (in the dtype that is computed in),
- * and the end is padded to a multiple of the ranks; without, they lie one behind the other. Padding is zero.
- * The engine cuts the 1-D tensor by its usual rule, which is FSDP1's: chunks of ceil(count / ranks).
+ * With use_orig_params every parameter begins at a multiple of 16 bytes (in the dtype of gathered
+ * parameters), and the end is padded to a multiple of the ranks; without, there are no gaps.
+ * Padding is zero. The engine cuts the 1-D tensor by its usual rule, which is FSDP1's: chunks of
+ * ceil(count / ranks).
  */
 #include "runtime/wrap/wrap_internal.h"
 
@@ -79,7 +80,7 @@ static int64_t round_up(int64_t count, int64_t multiple)
     return (count + multiple - 1) / multiple * multiple;
 }
 
-/* Elements that 16 bytes hold of what is computed in. */
+/* The number of elements in 16 bytes, in the dtype of gathered parameters. */
 static int64_t alignment_of(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat)
 {
     fsdp_dtype dtype = flat->opts.param_dtype;
@@ -122,8 +123,12 @@ static fsdp_status add_to_inner(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_erro
     fsdp_text_addf(&name, "%s%s_flat_param", flat->module, flat->module[0] ? "." : "");
     fsdp_status status = name.failed
                              ? fsdp_fail_memory(err, "a flat parameter")
-                             : fsdp_model_add_param(wrap->inner, name.data, flat->views[0]->dtype,
-                                                    1, &flat->count, &flat->param, err);
+                             : fsdp_model_add(wrap->inner,
+                                              &(fsdp_param_spec){.name = name.data,
+                                                                 .dtype = flat->views[0]->dtype,
+                                                                 .ndim = 1,
+                                                                 .shape = &flat->count},
+                                              &flat->param, err);
     fsdp_text_release(&name);
     if (status == FSDP_OK)
         flat->param->requires_grad = any_requires_grad(flat);

@@ -1,6 +1,6 @@
 /*
- * The FSDP1 face: communication hooks. A hook takes the place of a unit's reduce-scatter, or of its
- * all-reduce when nothing is cut, and of the division that goes with it: the engine only sums then.
+ * The FSDP1 face: communication hooks. A hook replaces a unit's reduce-scatter, or its all-reduce when
+ * nothing is cut, together with the division of the gradients.
  */
 #include "runtime/wrap/wrap_internal.h"
 
@@ -46,7 +46,7 @@ static fsdp_status check_hook(fsdp_wrap *wrap, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A plain sum is asked for, with no division around it; the hook makes the mean in its place. */
+/* Configures the unit for a plain sum without division, because the hook computes the mean. */
 static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
 {
     fsdp_custom_collective *scatter = fsdp_alloc(1, sizeof *scatter);
@@ -66,12 +66,12 @@ static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *context,
+fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *user,
                                          fsdp_error *err)
 {
     FSDP_TRY(check_hook(wrap, err));
     wrap->hook = hook;
-    wrap->hook_context = context;
+    wrap->hook_context = user;
     for (size_t i = 0; i < wrap->flat_count; i++)
         FSDP_TRY(install(wrap, wrap->flats[i].unit, err));
     return FSDP_OK;
@@ -116,16 +116,16 @@ static fsdp_status compress(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsd
     return status;
 }
 
-fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
+fsdp_status fsdp_wrap_fp16_compress_hook(void *user, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)context;
+    (void)user;
     return compress(comm, bucket, FSDP_F16, err);
 }
 
-fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
+fsdp_status fsdp_wrap_bf16_compress_hook(void *user, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)context;
+    (void)user;
     return compress(comm, bucket, FSDP_BF16, err);
 }

@@ -1,8 +1,9 @@
 /*
- * Reading boxes of an opened checkpoint: find the stored boxes that hold what is wanted, bring their
- * blocks (pipeline.c), alone or in shares with other workers. Load, diff and convert stand on this.
+ * Reads boxes of an opened native checkpoint: finds the stored boxes that overlap the wanted ones and
+ * gets their blocks (pipeline.c), alone or shared with other workers. Used by load, diff and convert.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
+#include "base/data/box_internal.h"
 
 #include <string.h>
 
@@ -50,7 +51,7 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint,
 typedef struct get_state {
     fsdp_checkpoint *checkpoint;
     const fsdp_read_request *request;
-    fsdp_read_target *near; /* the targets that meet the stored box at hand */
+    fsdp_read_target *near; /* the targets that overlap the current stored box */
 } get_state;
 
 #define NO_WORK (INT64_MAX / 2)
@@ -75,7 +76,7 @@ bool fsdp_work_counter_take(fsdp_work_counter *counter)
     return true;
 }
 
-/* None of the next `blocks` blocks is this worker's: step over them. */
+/* Skips the next `blocks` blocks if none of them is this worker's. */
 static bool pass_blocks(fsdp_work_counter *counter, int64_t blocks)
 {
     if (!counter || counter->at + blocks > counter->mine)
@@ -89,24 +90,20 @@ static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box 
 {
     const get_state *state = user;
     const fsdp_read_request *request = state->request;
-    const fsdp_stored_box *stored = NULL;
-    fsdp_shard_reader *reader = NULL;
+    fsdp_box_read read = {.block_reader = request->block_reader, .targets = state->near};
     fsdp_box shared;
-    size_t near = 0;
     for (size_t w = 0; w < request->count; w++)
         if (fsdp_box_intersect(&request->targets[w].box, box, &shared))
-            state->near[near++] = request->targets[w];
-    if (near == 0) /* between the targets: its file may not even be open */
+            state->near[read.target_count++] = request->targets[w];
+    if (read.target_count == 0) /* overlaps the hull, but no target: its file may not be open */
         return FSDP_OK;
     fsdp_promised_box promised = {request->entry, rank, part, box};
-    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, &promised, &stored, &reader, err));
-    if (pass_blocks(request->counter, stored->block_count))
+    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, &promised, &read.stored, &read.shard, err));
+    if (pass_blocks(request->counter, read.stored->block_count))
         return FSDP_OK;
-    for (int64_t block = 0; block < stored->block_count; block++)
-        if (fsdp_work_counter_take(request->counter) &&
-            fsdp_block_is_wanted(stored, block, state->near, near))
-            FSDP_TRY(fsdp_get_block(request->block_reader, reader, stored, block, state->near, near,
-                                    err));
+    for (int64_t block = 0; block < read.stored->block_count; block++)
+        if (fsdp_work_counter_take(request->counter) && fsdp_block_is_wanted(&read, block))
+            FSDP_TRY(fsdp_get_block(&read, block, err));
     return FSDP_OK;
 }
 
@@ -189,7 +186,7 @@ fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err)
     int64_t memory = stream->memory > 0 ? stream->memory : FSDP_MEMORY_DEFAULT;
     if (bytes == 0)
         return stream->visit(stream->user, stream->tensor, 0, 0, "", err);
-    /* less than a block at a time would read each block many times over */
+    /* smaller slabs would read each block several times */
     memory = memory > FSDP_BLOCK_BYTES ? memory : FSDP_BLOCK_BYTES;
     int64_t room = bytes < memory ? bytes : memory;
     char *data = fsdp_alloc_pages((size_t)room);

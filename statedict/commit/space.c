@@ -6,6 +6,7 @@
 
 #include "statedict/commit/commit_internal.h"
 #include "statedict/manifest/large_value.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /* The slabs of a conversion: read, cast, written and read back. See convert_job.h. */
 #include "statedict/convert/convert_job.h"
 
+#include "base/data/box_internal.h"
 #include "base/data/flow.h"
 #include "base/core/pool.h"
 #include "statedict/sd/layout_internal.h"

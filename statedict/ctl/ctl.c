@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/data/flow.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum {
     SOON_MS = 1000,

@@ -65,6 +65,21 @@ struct fsdp_ctl {
     unsigned char unexpected[FSDP_CTL_FRAME];       /* its bytes, when they are as many as those of a frame */
 };
 
+/* n connected ranks for n threads of this process; each is freed by fsdp_ctl_free. */
+FSDP_CHECKED fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err);
+
+/* True when all ranks share one address space: a pointer sent to another rank may be used there. */
+bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl);
+
+/* Point to point; the sizes of both sides must be equal. A send may wait until the receiver has
+ * room: at most FSDP_CTL_WINDOW bytes or one message are under way between two ranks. Exported for the
+ * test of the MPI back end. */
+enum { FSDP_CTL_WINDOW = 8 << 20 };
+FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_send(fsdp_ctl *ctl, int to, const void *data, size_t size,
+                                                fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size,
+                                                fsdp_error *err);
+
 /*
  * Collective, in one round: fsdp_ctl_agree on `mine`, and when every rank brings FSDP_OK the allgather or the
  * broadcast. A rank that fails takes part with any pointers; nothing is written to them then.

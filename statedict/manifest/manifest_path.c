@@ -3,6 +3,7 @@
 
 #include "base/core/mem.h"
 #include "base/data/name_path.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

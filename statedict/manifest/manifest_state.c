@@ -7,6 +7,7 @@
 #include "statedict/manifest/manifest_internal.h"
 
 #include "base/core/mem.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <string.h>
 

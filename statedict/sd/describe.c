@@ -6,6 +6,7 @@
 
 #include "base/core/mem.h"
 #include "statedict/ctl/ctl_backend.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -4,6 +4,7 @@
  * explicit boxes are checked in layout_boxes.c.
  */
 #include "statedict/sd/layout_internal.h"
+#include "base/data/box_internal.h"
 
 #include <inttypes.h>
 

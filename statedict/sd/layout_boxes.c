@@ -10,6 +10,7 @@
 #include "statedict/sd/layout_internal.h"
 
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -6,6 +6,7 @@
 #include <fsdp/sd.h>
 
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 #include "base/data/name_path.h"
 #include "base/data/name_table.h"
 #include "statedict/sd/layout_internal.h"

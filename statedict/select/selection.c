@@ -2,6 +2,7 @@
 #include "statedict/select/selection.h"
 
 #include "base/core/mem.h"
+#include "base/data/value_internal.h"
 #include "statedict/select/cast_rules.h"
 #include "statedict/select/expression.h"
 #include "statedict/sd/names.h"

@@ -1,6 +1,7 @@
 /* Files in memory, and what every source must stand: being read through. */
 #include "tests/fuzz/memory_file.h"
 
+#include "base/data/box_internal.h"
 #include "formats/source.h"
 
 #include <errno.h>

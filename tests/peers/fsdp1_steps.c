@@ -8,6 +8,7 @@
  * Each rank writes FOLDER/RANK, lines of four fields with tabs between them: what, name, shape, numbers.
  */
 #include "runtime/optim/optim_internal.h"
+#include "statedict/sd/layout_internal.h"
 #include "tests/support/nets/training.h"
 
 #include <stdio.h>

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "statedict/ctl/ctl_backend.h"
 #include "tests/support/rounds/ctl_rounds.h"
 #include "tests/support/ranks/rank_sockets.h"
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tests/support/rounds/ctl_rounds.h"
+#include "statedict/ctl/ctl_backend.h"
 
 static int failures;
 

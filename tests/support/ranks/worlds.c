@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "runtime/comm_shared/shared_transports.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "tests/support/ranks/world_processes.h"
 
 enum { MOST_RANKS = 128, DEADLINE_MS = 30000 };

@@ -1,6 +1,8 @@
 /* See ctl_rounds.h. All ranks draw the same numbers, so they make the same calls. */
 #include "tests/support/rounds/ctl_rounds.h"
 
+#include "statedict/ctl/ctl_backend.h"
+
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* Boxes against element-by-element models: small enough to try everything. */
+#include "base/data/box_internal.h"
 #include <fsdp/box.h>
 
 #include <criterion/criterion.h>

@@ -10,6 +10,7 @@
 #include "base/core/mem.h"
 #include "runtime/bootstrap/ctl_tcp.h"
 #include "runtime/bootstrap/rendezvous.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "statedict/ctl/ctl_frame.h"
 #include "tests/support/ranks/rank_sockets.h"
 

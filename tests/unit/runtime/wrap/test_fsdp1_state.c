@@ -3,6 +3,7 @@
  * another and to units.
  */
 #include "tests/unit/runtime/wrap/wrap_state_cases.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -246,8 +247,8 @@ static fsdp_status refuse_half(toy *net, state_case *what, fsdp_error *err)
     (void)what;
     FSDP_TRY(fsdp_sd_create(&sd, err));
     fsdp_status status =
-        fsdp_sd_add_tensor(sd, "layers.0.weight", 15, FSDP_F32, 2, fsdp_param_shape(net->weight[0]),
-                           &whole, (void *)zeros, err);
+        fsdp_sd_add_tensor(sd, "layers.0.weight", 15, FSDP_F32, 2,
+                           fsdp_param_describe(net->weight[0]).shape, &whole, (void *)zeros, err);
     if (status == FSDP_OK)
         status =
             expect_refused(set_model(net, sd, false, &why), &why, "missing: 'layers.0.bias'", err);
@@ -272,7 +273,7 @@ static fsdp_status look_at_buffer(toy *net, state_case *what, fsdp_error *err)
     const fsdp_root_load_opts load = {.state.part = FSDP_STATE_MODEL};
     uint16_t *kept = fsdp_param_data(fsdp_model_find(net->model, "count"));
     fsdp_sd *sd;
-    EXPECT(fsdp_param_data_dtype(fsdp_model_find(net->model, "count")) == FSDP_BF16);
+    EXPECT(fsdp_param_describe(fsdp_model_find(net->model, "count")).data_dtype == FSDP_BF16);
     *kept = 0x4040; /* 3 */
     FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
     const fsdp_entry *entry = find(sd, "model.count");

@@ -1,6 +1,7 @@
 /* The manifest: what goes in comes out bit for bit, and what was changed on the way is refused. */
 #include "statedict/manifest/manifest.h"
 
+#include "statedict/sd/layout_internal.h"
 #include "tests/support/disk/io_sim.h"
 #include "base/core/mem.h"
 #include "kernels/kernels.h"

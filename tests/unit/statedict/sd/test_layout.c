@@ -2,6 +2,7 @@
  * Layouts against a model that deals out elements one by one and knows no boxes: every element must
  * be held by exactly the ranks the model says.
  */
+#include "statedict/sd/layout_internal.h"
 #include <fsdp/layout.h>
 
 #include <criterion/criterion.h>

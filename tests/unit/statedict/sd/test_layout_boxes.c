@@ -1,4 +1,5 @@
 /* Layouts of explicit boxes: what is accepted is judged element by element. */
+#include "statedict/sd/layout_internal.h"
 #include <fsdp/layout.h>
 
 #include <criterion/criterion.h>

@@ -1,4 +1,5 @@
 /* Meshes: which rank sits where, and back. */
+#include "statedict/sd/layout_internal.h"
 #include <fsdp/layout.h>
 
 #include <criterion/criterion.h>
