@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { FORMS = 6, USUAL_SAMPLE = 25, PATH_ROOM = 200 };
+enum { FORMS = 6, USUAL_SAMPLE = 75, PATH_ROOM = 200 };
 
 typedef struct matrix {
     const char *name;
@@ -38,7 +38,7 @@ typedef struct job {
 
 static char folder[64];
 
-/* --- what a rank does --------------------------------------------------------------------------- */
+/* --- a rank ------------------------------------------------------------------------------------- */
 
 static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {

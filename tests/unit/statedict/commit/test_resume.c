@@ -141,7 +141,7 @@ static int64_t bytes_written(void)
     return bytes;
 }
 
-/* --- what is there ---------------------------------------------------------------------------- */
+/* --- state on the disk ------------------------------------------------------------------------ */
 
 static bool run_diff(const char *a, const char *b)
 {
@@ -181,7 +181,7 @@ static void remove_output(const char *name)
     cr_assert_eq(fsdp_io_mkdir(NULL, path_of(name), NULL), FSDP_OK);
 }
 
-/* --- killed and gone on with ------------------------------------------------------------------ */
+/* --- killed and resumed ----------------------------------------------------------------------- */
 
 static void resume_at(const char *what, fsdp_convert_opts opts, int64_t n)
 {
@@ -210,7 +210,7 @@ static void expect_saved(const char *what, fsdp_convert_opts opts, int64_t n, in
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s: %s", what, err.text);
     int64_t written = bytes_written() - before;
     cr_expect_lt(written, whole / 4, "%s: %" PRId64 " of %" PRId64, what, written, whole);
-    cr_expect(strstr(first_notice, "going on with"), "%s: %s", what, first_notice);
+    cr_expect(strstr(first_notice, "resuming"), "%s: %s", what, first_notice);
     cr_expect(strstr(kept_notice, "were not written again"), "%s: %s", what, kept_notice);
     expect_same(what, n);
 }
@@ -221,7 +221,7 @@ static void kill_and_resume(const char *what, fsdp_convert_opts opts)
     enum { PUBLISHING = 12 };
     int64_t before = bytes_written();
     int64_t calls = count_writes(opts), whole = bytes_written() - before;
-    const int64_t every = test_sample_at_most(3);
+    const int64_t every = test_sample_at_most(5);
     for (int64_t i = 1; i <= MOMENTS; i += every)
         resume_at(what, opts, calls * i / (MOMENTS + 1) + 1);
     for (int64_t n = calls - PUBLISHING; n <= calls; n += every)
@@ -321,7 +321,7 @@ Test(resume, needs_no_more_room_than_before_and_never_less_than_none)
     }
 }
 
-/* --- what is not gone on with ----------------------------------------------------------------- */
+/* --- stagings that are not resumed ------------------------------------------------------------ */
 
 Test(resume, of_another_plan_begins_anew)
 {
@@ -349,7 +349,7 @@ Test(resume, of_a_source_that_changed_begins_anew)
     expect_same("changed", calls / 2);
 }
 
-/* --- room ------------------------------------------------------------------------------------- */
+/* --- free space ------------------------------------------------------------------------------- */
 
 static int64_t bytes_needed(fsdp_convert_opts opts)
 {
@@ -404,7 +404,7 @@ Test(resume, room_that_a_dead_one_took_is_not_asked_for)
     expect_room("fsdp");
 }
 
-/* --- nothing to go on with -------------------------------------------------------------------- */
+/* --- nothing to resume ------------------------------------------------------------------------ */
 
 static int64_t count_reads(fsdp_convert_opts opts)
 {
@@ -457,7 +457,7 @@ Test(resume, writes_what_was_spoiled_meanwhile)
     spoil_result(staging, 900000);
     opts.resume = true;
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-    cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
+    cr_expect(strstr(first_notice, "resuming"), "%s", first_notice);
     expect_same("spoiled", calls);
 }
 
@@ -483,7 +483,7 @@ Test(resume, of_a_failure)
         }
         opts.io = NULL;
         cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-        cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
+        cr_expect(strstr(first_notice, "resuming"), "%s", first_notice);
         expect_same(formats[i], calls);
         remove_output("cut");
         remove_output("whole");
