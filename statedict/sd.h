@@ -53,19 +53,19 @@ FSDP_API void fsdp_sd_free(fsdp_sd *sd);               /* accepts NULL */
 /* name_size is strlen(name) for FSDP_NAME. */
 #define FSDP_NAME(text) (text), (sizeof "" text - 1)
 
-/* data: this rank's boxes, packed row-major, one after the other; NULL when it holds none (or when
- * the state dict only describes). */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
-                                                     fsdp_dtype dtype, int ndim, const int64_t *shape,
-                                                     const fsdp_layout *layout, void *data,
-                                                     fsdp_error *err);
+/* A tensor to add: the same on every rank, but for data. */
+typedef struct fsdp_tensor {
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    fsdp_layout layout;        /* {.mesh = mesh, .placement = {{FSDP_SHARD, 0}}} cuts dim 0 over a mesh */
+    void *data;                /* this rank's boxes, packed row-major, one after the other; NULL when it holds
+                                  none, or when the state dict only describes */
+} fsdp_tensor;
 
-/* A mesh layout in one call: placements has one per mesh dim. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_sharded(fsdp_sd *sd, const char *name, size_t name_size,
-                                                      fsdp_dtype dtype, int ndim, const int64_t *shape,
-                                                      const fsdp_mesh *mesh,
-                                                      const fsdp_placement *placements, void *data,
-                                                      fsdp_error *err);
+/* Adds a tensor: borrows its data and copies all else. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
+                                                     const fsdp_tensor *tensor, fsdp_error *err);
 
 /* A value; copied. Values are the same on all ranks. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
@@ -76,18 +76,21 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *nam
                                                     const char *target, size_t target_size,
                                                     fsdp_error *err);
 
-/*
- * A flat buffer as FSDP1 keeps it: `count` elements over all ranks of a mesh (a multiple of its
- * size), rank i of it holding chunk i in data. parts say which tensors lie in it and where; they
- * become tensor entries of the state dict, and what lies between them is padding. Parts must not
- * overlap. rank is the caller's; it says where in data a tensor's piece begins. The buffer's name
- * must differ from every entry's. Kind *local* stores the chunks as they are; the other kinds store
- * the tensors.
- */
+/* A flat buffer as FSDP1 keeps it: rank i of the mesh holds chunk i of it. */
+typedef struct fsdp_flat_buffer {
+    fsdp_dtype dtype;
+    const fsdp_mesh *mesh;
+    int rank;                  /* the caller's: it says where in data a tensor's piece begins */
+    int64_t count;             /* elements over all ranks with padding: a multiple of the mesh size */
+    const fsdp_flat_part *parts;   /* the tensors in it, not overlapping; between them is padding */
+    size_t part_count;
+    void *data;                /* this rank's chunk; borrowed */
+} fsdp_flat_buffer;
+
+/* Adds a flat buffer and a tensor entry for each of its parts. The buffer's name must differ from every
+ * entry's. Kind *local* stores the chunks as they are; the other kinds store the tensors. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size,
-                                                   fsdp_dtype dtype, const fsdp_mesh *mesh, int rank,
-                                                   int64_t count, const fsdp_flat_part *parts,
-                                                   size_t part_count, void *data, fsdp_error *err);
+                                                   const fsdp_flat_buffer *buffer, fsdp_error *err);
 
 FSDP_API size_t fsdp_sd_count(const fsdp_sd *sd);
 /* Borrowed until the next add or the free. NULL when there is no such number. */

@@ -12,12 +12,13 @@ enum { ROWS = 10, COLUMNS = 8 };
 static fsdp_status add_weights(fsdp_sd *sd, const fsdp_mesh *mesh, float *weight, float *bias,
                                fsdp_error *err)
 {
-    fsdp_placement rows = {.kind = FSDP_SHARD, .dim = 0}, whole = {.kind = FSDP_REPLICATE};
     int64_t shape[] = {ROWS, COLUMNS};
-    FSDP_TRY(fsdp_sd_add_sharded(sd, FSDP_NAME("model.fc.weight"), FSDP_F32, 2, shape, mesh, &rows,
-                                 weight, err));
-    FSDP_TRY(fsdp_sd_add_sharded(sd, FSDP_NAME("model.fc.bias"), FSDP_F32, 1, shape + 1, mesh,
-                                 &whole, bias, err));
+    fsdp_layout rows = {.mesh = mesh, .placement = {{.kind = FSDP_SHARD, .dim = 0}}};
+    fsdp_layout whole = {.mesh = mesh}; /* on every rank */
+    fsdp_tensor w = {.dtype = FSDP_F32, .ndim = 2, .shape = shape, .layout = rows, .data = weight};
+    fsdp_tensor b = {.dtype = FSDP_F32, .ndim = 1, .shape = shape + 1, .layout = whole, .data = bias};
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.fc.weight"), &w, err));
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.fc.bias"), &b, err));
     return fsdp_sd_add_alias(sd, FSDP_NAME("model.head.weight"), FSDP_NAME("model.fc.weight"), err);
 }
 

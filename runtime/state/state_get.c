@@ -52,8 +52,9 @@ static fsdp_status add_tensor(state_build *build, const fsdp_state_param *param,
     int rank = scope->root->world->rank;
     bool has_part = fsdp_layout_box_count(&tensor->layout, tensor->ndim, tensor->shape, rank) > 0;
     FSDP_TRY(fsdp_state_spell(&build->name, naming, param->names[0], err));
-    return fsdp_sd_add_tensor(build->sd, build->name.data, build->name.size, tensor->dtype,
-                              tensor->ndim, tensor->shape, &tensor->layout, has_part ? data : NULL,
+    return fsdp_sd_add_tensor(build->sd, build->name.data, build->name.size,
+                              &(fsdp_tensor){tensor->dtype, tensor->ndim, tensor->shape,
+                                             tensor->layout, has_part ? data : NULL},
                               err);
 }
 
@@ -154,8 +155,9 @@ fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
     const fsdp_entry *target = fsdp_sd_at(from, entry->target);
     switch (entry->kind) {
     case FSDP_ENTRY_TENSOR:
-        return fsdp_sd_add_tensor(sd, entry->name, entry->name_size, entry->dtype, entry->ndim,
-                                  entry->shape, layout, data, err);
+        return fsdp_sd_add_tensor(
+            sd, entry->name, entry->name_size,
+            &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, *layout, data}, err);
     case FSDP_ENTRY_VALUE:
         return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
     case FSDP_ENTRY_ALIAS: break;

@@ -418,8 +418,11 @@ static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_ten
                               const fsdp_mesh *mesh, fsdp_error *err)
 {
     const fsdp_placement whole = {.kind = FSDP_REPLICATE};
-    return fsdp_sd_add_sharded(checkpoint->manifest.sd, tensor->name, tensor->name_size,
-                               tensor->dtype, tensor->ndim, tensor->shape, mesh, &whole, NULL, err);
+    return fsdp_sd_add_tensor(
+        checkpoint->manifest.sd, tensor->name, tensor->name_size,
+        &(fsdp_tensor){
+            tensor->dtype, tensor->ndim, tensor->shape, {.mesh = mesh, .placement = {whole}}, NULL},
+        err);
 }
 
 static fsdp_status add_alias(fsdp_checkpoint *checkpoint, const fsdp_source_entry *entry,

@@ -61,8 +61,9 @@ static fsdp_status add_tensor(relayout_job *job, size_t i, size_t tensor, fsdp_e
     fsdp_layout layout = layout_for(job, shape);
     size_t size;
     const char *name = new_name(job, i, &size);
-    FSDP_TRY(fsdp_sd_add_tensor(job->sd, name, size, new_dtype(job, i, shape), shape->ndim,
-                                shape->shape, &layout, NULL, err));
+    FSDP_TRY(fsdp_sd_add_tensor(
+        job->sd, name, size,
+        &(fsdp_tensor){new_dtype(job, i, shape), shape->ndim, shape->shape, layout, NULL}, err));
     note_source(job, tensor);
     return FSDP_OK;
 }
@@ -112,8 +113,13 @@ static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part 
     if (name.failed)
         return fsdp_fail_memory(err, "a name");
     int64_t padded = (elements + ranks - 1) / ranks * ranks;
-    fsdp_status st = fsdp_sd_add_flat(job->sd, name.data, name.size, dtype, job->mesh, 0, padded,
-                                      parts, count, NULL, err);
+    fsdp_status st = fsdp_sd_add_flat(job->sd, name.data, name.size,
+                                      &(fsdp_flat_buffer){.dtype = dtype,
+                                                          .mesh = job->mesh,
+                                                          .count = padded,
+                                                          .parts = parts,
+                                                          .part_count = count},
+                                      err);
     fsdp_text_release(&name);
     FSDP_TRY(st);
     for (size_t k = 0; k < count; k++)

@@ -65,8 +65,10 @@ static fsdp_status add_tensor(state *st, const char *name, size_t name_size, fsd
     for (int64_t i = 0; i < fsdp_box_count(&box); i++)
         write_element(dtype, data + (size_t)i * size, first + i);
     st->memory[st->memory_count++] = data;
-    return fsdp_sd_add_sharded(st->sd, name, name_size, dtype, ndim, shape, st->mesh, &placement,
-                               data, err);
+    return fsdp_sd_add_tensor(
+        st->sd, name, name_size,
+        &(fsdp_tensor){dtype, ndim, shape, {.mesh = st->mesh, .placement = {placement}}, data},
+        err);
 }
 
 static fsdp_status add_layers(state *st, fsdp_error *err)

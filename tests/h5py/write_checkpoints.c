@@ -81,9 +81,13 @@ static fsdp_status add_samples(fsdp_sd *sd, int ranks, int rank, fsdp_error *err
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){ranks}, (const char *[]){"dp"}, NULL, &mesh, err));
     fsdp_status st = FSDP_OK;
     for (int i = 0; i < SAMPLES && st == FSDP_OK; i++)
-        st = fsdp_sd_add_sharded(sd, samples[i].name, strlen(samples[i].name), samples[i].dtype,
-                                 samples[i].ndim, samples[i].shape, mesh, &samples[i].placement,
-                                 NULL, err);
+        st = fsdp_sd_add_tensor(sd, samples[i].name, strlen(samples[i].name),
+                                &(fsdp_tensor){samples[i].dtype,
+                                               samples[i].ndim,
+                                               samples[i].shape,
+                                               {.mesh = mesh, .placement = {samples[i].placement}},
+                                               NULL},
+                                err);
     fsdp_mesh_free(mesh);
     FSDP_TRY(st);
     FSDP_TRY(fsdp_sd_add_alias(sd, FSDP_NAME("tied"), FSDP_NAME("rows.f32"), err));

@@ -67,8 +67,9 @@ static fsdp_status make_own(const toy *net, int64_t epoch, void *drawn, fsdp_sd 
     const fsdp_value value = fsdp_value_i64(epoch);
     FSDP_TRY(fsdp_sd_create(own_out, err));
     FSDP_TRY(fsdp_sd_add_value(*own_out, FSDP_NAME("data.epoch"), &value, err));
-    FSDP_TRY(fsdp_sd_add_sharded(*own_out, FSDP_NAME("data.drawn"), FSDP_I64, 2, shape, net->mesh,
-                                 &rows, drawn, err));
+    FSDP_TRY(fsdp_sd_add_tensor(
+        *own_out, FSDP_NAME("data.drawn"),
+        &(fsdp_tensor){FSDP_I64, 2, shape, {.mesh = net->mesh, .placement = {rows}}, drawn}, err));
     return fsdp_sd_add_alias(*own_out, FSDP_NAME("data.same"), FSDP_NAME("data.drawn"), err);
 }
 

@@ -277,9 +277,11 @@ static void save_blocks(bool compress)
     cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err),
                  FSDP_OK);
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
-    cr_assert_eq(
-        fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_F32, 2, shape, mesh, &whole, NULL, &err),
-        FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_tensor(
+                     sd, FSDP_NAME("w"),
+                     &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = mesh, .placement = {whole}}, NULL},
+                     &err),
+                 FSDP_OK);
     cr_assert_eq(fsdp_sd_allocate(sd, 0, &err), FSDP_OK);
     float *data = fsdp_sd_at(sd, 0)->data;
     for (int64_t i = 0; i < shape[0] * shape[1]; i++)

@@ -68,9 +68,12 @@ static fsdp_sd *make_state(int world, int rank)
                  FSDP_OK);
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
     for (int i = 0; i < NAMES; i++)
-        cr_assert_eq(fsdp_sd_add_sharded(sd, odd_names[i].data, odd_names[i].size, FSDP_I32, 1,
-                                         shape, mesh, &rows, NULL, &err),
-                     FSDP_OK, "%s", err.text);
+        cr_assert_eq(
+            fsdp_sd_add_tensor(
+                sd, odd_names[i].data, odd_names[i].size,
+                &(fsdp_tensor){FSDP_I32, 1, shape, {.mesh = mesh, .placement = {rows}}, NULL},
+                &err),
+            FSDP_OK, "%s", err.text);
     fsdp_value value = fsdp_value_i64(1);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("value\0/\n"), &value, &err), FSDP_OK, "%s",
                  err.text);

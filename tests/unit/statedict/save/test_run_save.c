@@ -504,8 +504,9 @@ static fsdp_status save_impatiently(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_ctl_set_deadline(ctl, DEADLINE_MS);
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){2}, (const char *[]){"dp"}, NULL, &mesh, err));
     FSDP_TRY(fsdp_sd_create(&sd, err));
-    fsdp_status st =
-        fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_U8, 1, shape, mesh, &placement, NULL, err);
+    fsdp_status st = fsdp_sd_add_tensor(
+        sd, FSDP_NAME("w"),
+        &(fsdp_tensor){FSDP_U8, 1, shape, {.mesh = mesh, .placement = {placement}}, NULL}, err);
     if (st == FSDP_OK)
         st = fsdp_sd_allocate(sd, fsdp_ctl_rank(ctl), err);
     if (st == FSDP_OK)

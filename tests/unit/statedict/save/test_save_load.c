@@ -61,9 +61,9 @@ static void add(state *s, const char *name, int ndim, const int64_t *shape,
     void *data = malloc((size_t)numel(ndim, shape) * 8 + 8);
     memset(data, 0x55, (size_t)numel(ndim, shape) * 8 + 8);
     s->memory[s->count++] = data;
-    cr_assert_eq(
-        fsdp_sd_add_tensor(s->sd, name, strlen(name), FSDP_I64, ndim, shape, &layout, data, &err),
-        FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_sd_add_tensor(s->sd, name, strlen(name),
+                                    &(fsdp_tensor){FSDP_I64, ndim, shape, layout, data}, &err),
+                 FSDP_OK, "%s", err.text);
     if (fill)
         visit_elements(fsdp_sd_at(s->sd, fsdp_sd_count(s->sd) - 1), rank, seed, true);
 }
@@ -460,9 +460,13 @@ static fsdp_sd *state_with_values(size_t size, bool filled)
     cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err),
                  FSDP_OK);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("bytes"), &bytes, &err), FSDP_OK);
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("tensor"), FSDP_F32, 1, (int64_t[]){5000}, mesh,
-                                     &whole, NULL, &err),
-                 FSDP_OK);
+    cr_assert_eq(
+        fsdp_sd_add_tensor(
+            sd, FSDP_NAME("tensor"),
+            &(fsdp_tensor){
+                FSDP_F32, 1, (int64_t[]){5000}, {.mesh = mesh, .placement = {whole}}, NULL},
+            &err),
+        FSDP_OK);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("list"), &list, &err), FSDP_OK);
     cr_assert_eq(fsdp_sd_allocate(sd, 0, &err), FSDP_OK);
     fsdp_mesh_free(mesh);
