@@ -16,8 +16,6 @@
 extern "C" {
 #endif
 
-struct fsdp_io;                /* private: tests put a faulty or simulated disk here */
-
 typedef enum fsdp_kind {
     FSDP_SHARDED = 0,          /* one file per rank, every box once */
     FSDP_FULL,                 /* one file, every tensor whole */
@@ -43,6 +41,17 @@ typedef struct fsdp_watch {
      * what progress says. */
     bool (*stopped)(void *user);
 } fsdp_watch;
+
+/* How files are reached, and how far they are trusted. Zero-initialised: the file system, not at all. */
+typedef struct fsdp_access {
+    bool follow_links;         /* a symbolic link in a checkpoint's directory is followed wherever it leads;
+                                  otherwise only within a Hugging Face cache, where snapshots/REVISION/NAME
+                                  leads to a file in blobs. Writing never goes through a link */
+    bool limits_only;          /* resource limits alone confine the child process that reads HDF5 files of
+                                  other programs; otherwise it may also make few system calls, and opening is
+                                  FSDP_ERR_REFUSED where the kernel cannot hold it to that */
+    void *disk;                /* NULL. Tests of the library put a disk here that fails */
+} fsdp_access;
 
 enum { FSDP_STEP_NONE = -1 };
 #define FSDP_MEMORY_DEFAULT ((int64_t)256 << 20)
@@ -71,7 +80,7 @@ typedef struct fsdp_save_opts {
     uint8_t run[16];           /* run uuid; all zero: derived from the state dict's description */
     const fsdp_retention *retain;  /* fsdp_run_save: NULL keeps everything */
     fsdp_watch watch;
-    struct fsdp_io *io;        /* NULL: the file system */
+    fsdp_access access;
 } fsdp_save_opts;
 
 /*
@@ -90,10 +99,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_k
 
 /* --- load ------------------------------------------------------------------------------------- */
 
-typedef enum fsdp_verify_mode {
-    FSDP_VERIFY_BLOCKS = 0,    /* every block that is touched is hashed before its data counts */
-    FSDP_VERIFY_OFF            /* exactly the wanted rows are read */
-} fsdp_verify_mode;
+typedef enum fsdp_check_mode {
+    FSDP_CHECK_BLOCKS = 0,     /* every block that is touched is hashed before its data counts */
+    FSDP_CHECK_OFF             /* exactly the wanted rows are read */
+} fsdp_check_mode;
 
 /* All names that did not match, also when that is why the load failed; filled by a load, freed by
  * fsdp_load_report_release. */
@@ -108,7 +117,7 @@ typedef struct fsdp_load_report {
 FSDP_API void fsdp_load_report_release(fsdp_load_report *report);
 
 typedef struct fsdp_load_opts {
-    fsdp_verify_mode verify;
+    fsdp_check_mode check;
     bool partial;              /* names may be missing or unexpected; otherwise that is an error, whose
                                   text has their numbers and the first names. Where that is not all of
                                   them, rank 0's watch.notice gets each one; the report has them all */
@@ -120,7 +129,7 @@ typedef struct fsdp_load_opts {
     int64_t memory;
     fsdp_load_report *report;  /* may be NULL */
     fsdp_watch watch;
-    struct fsdp_io *io;
+    fsdp_access access;
 } fsdp_load_opts;
 
 /*
@@ -158,7 +167,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ct
  * Local. The full state of a checkpoint (or of a run's newest good one), into memory or streamed
  * within opts->memory; opts NULL: defaults. Patterns select names (FSDP_ERR_USAGE when they leave
  * none of those that the checkpoint has); opts->cast has no meaning here, and a stream uses nothing of
- * opts but patterns, memory and io. Damaged data in a run's newest checkpoint: loading goes on to the
+ * opts but patterns, memory and access. Damaged data in a run's newest checkpoint: loading goes on to the
  * one before, as fsdp_sd_load does; a stream fails, since visit has seen part of it.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts,
@@ -190,23 +199,20 @@ typedef struct fsdp_checkpoint_file {
     int64_t box_count, block_count;    /* other programs' have no blocks: 0 */
 } fsdp_checkpoint_file;
 
-/* Opens a checkpoint (or the newest good one of a run directory) and checks manifest, file sizes and
- * shard indexes. io NULL: the file system. Afterwards reads may come from any thread. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
-                                                       fsdp_checkpoint **checkpoint_out, fsdp_error *err);
-FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);   /* accepts NULL */
-
-/* How a checkpoint is opened. Zero-initialised: as above. */
 typedef struct fsdp_open_opts {
     const char *format;        /* a name of fsdp_checkpoint_format_at, and no other is tried. NULL: the bytes
                                 * tell */
     const char *allow_missing; /* regex over names: what it matches may be incomplete, since files are not
                                 * there. NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
-    struct fsdp_io *io;
+    fsdp_access access;
 } fsdp_open_opts;
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open_with(const char *path, const fsdp_open_opts *opts,
-                                                            fsdp_checkpoint **checkpoint_out,
-                                                            fsdp_error *err);
+
+/* Opens a checkpoint (or the newest good one of a run directory) and checks manifest, file sizes and
+ * shard indexes. opts NULL: all zero. Afterwards reads may come from any thread. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
+                                                       fsdp_checkpoint **checkpoint_out, fsdp_error *err);
+FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);   /* accepts NULL */
+
 /* Formats that can be read, "fsdp" first; NULL behind the last. */
 FSDP_API const char *fsdp_checkpoint_format_at(size_t i);
 /* What is incomplete, and must not be read: converting leaves it out. */
@@ -229,7 +235,7 @@ FSDP_API bool fsdp_checkpoint_stored_box(const fsdp_checkpoint *checkpoint, size
 /* Any box of a tensor entry, packed row-major into data. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry,
                                                        const fsdp_box *box, void *data,
-                                                       fsdp_verify_mode verify, fsdp_error *err);
+                                                       fsdp_check_mode check, fsdp_error *err);
 
 /* A whole tensor entry, slab by slab within `memory` bytes; see fsdp_slab_visit. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry,
@@ -291,7 +297,7 @@ typedef struct fsdp_verify_opts {
     void (*finding)(void *user, const fsdp_finding *finding);
     void *finding_user;
     fsdp_watch watch;
-    struct fsdp_io *io;
+    fsdp_access access;
 } fsdp_verify_opts;
 
 typedef struct fsdp_verify_summary {

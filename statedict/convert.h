@@ -61,7 +61,10 @@ typedef struct fsdp_convert_opts {
     bool compress;
     int level;
     int64_t chunk_bytes;       /* compress: bytes of a chunk; 0: 1 MiB, or less where memory is short */
-    bool no_sync, no_view, no_verify, overwrite;
+    bool skip_fsync;           /* leave durability to the operating system */
+    bool skip_view;            /* no index.h5 */
+    bool skip_verify;          /* publish without reading back */
+    bool overwrite;            /* replace what is at the target */
     fsdp_select_opts select;
     fsdp_cast_report *cast;    /* filled in by a conversion that succeeds; may be NULL */
     const char *copy_from;     /* hf: a directory whose config.json, tokenizer, licences and the like are
@@ -77,7 +80,7 @@ typedef struct fsdp_convert_opts {
     bool direct;               /* files are read past the page cache where their file system can */
     const char *plan_hash;     /* NULL, or what is converted only if its plan has this hash */
     fsdp_watch watch;
-    struct fsdp_io *io;
+    fsdp_access access;
 } fsdp_convert_opts;
 
 enum { FSDP_CAST_PAIRS = 72 }; /* of two types that fsdp casts */
@@ -128,15 +131,6 @@ typedef struct fsdp_convert_plan {
 /* Frees the lists; what is left may be filled again. Also after a failure, and of a zero-initialised one. */
 FSDP_API void fsdp_convert_plan_release(fsdp_convert_plan *plan);
 
-/* HDF5 files of other programs are read by a child process; by default it may make few system calls. Where
- * the kernel cannot hold it to that, opening fails (FSDP_ERR_REFUSED) unless this was called before. */
-FSDP_API void fsdp_sandbox_by_limits_only(void);
-
-/* A symbolic link in a checkpoint's directory is followed only within a Hugging Face cache, where
- * snapshots/REVISION/NAME leads to a file in blobs; everywhere, and wherever it leads, after this was called.
- * What is written never goes through a link. */
-FSDP_API void fsdp_follow_links(void);
-
 /* Names of the formats that can be written, "fsdp" first; NULL behind the last. */
 FSDP_API const char *fsdp_convert_format(size_t i);
 /* The format that the suffix of a path asks for, "hf" for any other. */
@@ -155,14 +149,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from,
                                                                const fsdp_convert_opts *opts,
                                                                fsdp_convert_plan *plan_out, fsdp_error *err);
 
-/* `to` must not exist unless overwrite. It appears whole or not at all. Unless no_verify, what was
+/* `to` must not exist unless overwrite. It appears whole or not at all. Unless skip_verify, what was
  * written is read back and compared by hash before it is published. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
 
 /*
  * SHA-256 of every file of `to`, which was converted, in order of their names: as sha256sum prints them in
- * the directory that holds `to`. Reads them, with the threads, memory, io and rate of opts. name and digest
+ * the directory that holds `to`. Reads them, with the threads, memory, access and rate of opts. name and digest
  * are valid during the call.
  */
 typedef void (*fsdp_file_digest_visit)(void *user, const char *name, const uint8_t digest[32]);
@@ -189,7 +183,7 @@ typedef struct fsdp_convert_order {
 } fsdp_convert_order;
 
 /* FSDP_ERR_NOT_FOUND: not such a file. FSDP_ERR_DAMAGED: it is damaged, or of a newer version. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_open(const char *path, struct fsdp_io *io,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
                                                           fsdp_convert_order **order_out, fsdp_error *err);
 /* FSDP_ERR_DAMAGED when a source is not what it was, naming the file and what differs, or when the plan says
  * anything else than what would be done. Otherwise as fsdp_checkpoint_convert_plan. */

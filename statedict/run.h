@@ -42,15 +42,15 @@ typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_s
 
 /* Is the path a directory with a manifest of ours, damaged or not? Other programs have files of that name,
  * too: beside other files of a checkpoint it is ours, alone when it begins like ours. */
-FSDP_API bool fsdp_path_has_manifest(const char *path, struct fsdp_io *io);
+FSDP_API bool fsdp_path_has_manifest(const char *path, const fsdp_access *access);
 
 /* Is the path a directory that is no checkpoint itself and holds step directories? What is not there, or
  * no directory, is no run. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, struct fsdp_io *io, bool *is_run_out,
-                                                   fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, const fsdp_access *access,
+                                                   bool *is_run_out, fsdp_error *err);
 
 /* All directories of a run that follow our grammar, newest step first. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, const fsdp_access *access,
                                                 fsdp_run_steps *steps_out, fsdp_error *err);
 FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 
@@ -60,14 +60,14 @@ FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
  * of another machine did not answer (FSDP_ERR_IO).
  * *path_out is freed with fsdp_string_free. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
-                                                  const fsdp_watch *watch, struct fsdp_io *io,
+                                                  const fsdp_watch *watch, const fsdp_access *access,
                                                   char **path_out, fsdp_error *err);
 FSDP_API void fsdp_string_free(char *text);
 
 /* The checkpoint that opening a path takes: of a run its newest good one; what an overwrite that was
  * cut short set aside, told through watch.notice; else the path itself. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, struct fsdp_io *io,
-                                                          const fsdp_watch *watch, char **path_out,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
+                                                          const fsdp_access *access, char **path_out,
                                                           fsdp_error *err);
 
 typedef struct fsdp_retain_action {
@@ -76,18 +76,24 @@ typedef struct fsdp_retain_action {
     const char *reason;        /* "newest 3", "pinned", "every 5000", "interrupted save", ... */
 } fsdp_retain_action;
 
+typedef struct fsdp_retain_opts {
+    bool apply;                /* removes; otherwise the actions are only reported */
+    void (*report)(void *user, const fsdp_retain_action *action);  /* one call per directory; may be NULL */
+    void *report_user;
+    int threads;
+    int64_t memory;
+    fsdp_watch watch;          /* called while checkpoints are read, and before each removal; a call that is
+                                  stopped while they are read removed nothing */
+    fsdp_access access;
+} fsdp_retain_opts;
+
 /*
- * Applies a policy to a run and finishes interrupted deletes, overwrites and abandoned saves; what a
- * process that is at work stages is left alone. Never fewer than the newest two that verify stay.
- * dry_run: only reports. Takes the run's lease unless dry_run. watch (may be NULL) is told while checkpoints
- * are read, and before each removal; stopped while they are read, nothing was removed.
+ * Local. Applies a policy (NULL keeps every step) to a run and finishes interrupted deletes, overwrites and
+ * abandoned saves; a save that is under way is left alone. The newest two steps that verify always stay.
+ * opts NULL: all zero, which removes nothing; opts->apply takes the run's lease.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
-                                                  bool dry_run,
-                                                  void (*report)(void *user,
-                                                                 const fsdp_retain_action *action),
-                                                  void *user, const fsdp_watch *watch, struct fsdp_io *io,
-                                                  fsdp_error *err);
+                                                  const fsdp_retain_opts *opts, fsdp_error *err);
 
 #ifdef __cplusplus
 }

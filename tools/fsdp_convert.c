@@ -141,10 +141,10 @@ static fsdp_status plan_and_convert(convert_options *opts, const fsdp_checkpoint
 static fsdp_status take_order(convert_options *opts, fsdp_error *err)
 {
     const fsdp_convert_opts given = opts->convert;
-    FSDP_TRY(fsdp_convert_order_open(opts->apply, NULL, &opts->order, err));
+    FSDP_TRY(fsdp_convert_order_open(opts->apply, cli_access(), &opts->order, err));
     fsdp_convert_opts *convert = &opts->order->opts;
-    convert->no_verify = given.no_verify;
-    convert->no_sync = given.no_sync;
+    convert->skip_verify = given.skip_verify;
+    convert->skip_fsync = given.skip_fsync;
     convert->resume = given.resume;
     convert->direct = given.direct;
     convert->bytes_per_second = given.bytes_per_second;

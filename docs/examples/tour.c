@@ -166,7 +166,7 @@ static fsdp_status read_row(int64_t row, float *row_out, fsdp_error *err)
     fsdp_box box = {.ndim = 2, .lo = {row, 0}, .len = {1, COLUMNS}};
     fsdp_status st = at < 0 ? fsdp_fail(err, FSDP_ERR_NOT_FOUND, "no such tensor")
                             : fsdp_checkpoint_read(checkpoint, (size_t)at, &box, row_out,
-                                                   FSDP_VERIFY_BLOCKS, err);
+                                                   FSDP_CHECK_BLOCKS, err);
     fsdp_checkpoint_close(checkpoint);
     return st;
 }

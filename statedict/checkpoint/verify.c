@@ -458,7 +458,7 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     fsdp_verify_summary summary = {0};
     fsdp_error found = {0};
     verify_job job = {.opts = opts ? opts : &defaults, .reporting = ATOMIC_FLAG_INIT};
-    fsdp_io *io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    fsdp_io *io = fsdp_access_io(&job.opts->access);
     if (summary_out)
         *summary_out = summary;
     FSDP_TRY(fsdp_check_budget(job.opts->threads, job.opts->memory, err));

@@ -50,7 +50,7 @@ static const plan_option options[] = {
     {OPTION("compress", FLAG, compress)},
     {OPTION("level", INT, level), .most = LEVEL_MOST},
     {OPTION("chunk", BYTES, chunk_bytes), .most = CHUNK_MOST},
-    {OPTION("view", NOT, no_view)},
+    {OPTION("view", NOT, skip_view)},
     {OPTION("overwrite", FLAG, overwrite)},
     {OPTION("only", WORD, select.only), .words = parts},
     {OPTION("include", TEXT, select.include)},

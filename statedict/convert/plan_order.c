@@ -4,7 +4,7 @@
  */
 #include "statedict/convert/plan_text.h"
 
-#include "base/io/io.h"
+#include "statedict/sd/access.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -163,15 +163,16 @@ static fsdp_status read_plan(order_text *plan, const char *path, fsdp_error *err
     return walk(plan, err);
 }
 
-fsdp_status fsdp_convert_order_open(const char *path, fsdp_io *io, fsdp_convert_order **order_out,
-                                    fsdp_error *err)
+fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
+                                    fsdp_convert_order **order_out, fsdp_error *err)
 {
     order_text *plan = fsdp_alloc(1, sizeof *plan);
     if (!plan)
         return fsdp_fail_memory(err, path);
     plan->order.text = plan;
-    plan->io = io ? io : fsdp_io_posix();
-    plan->order.opts.io = io;
+    plan->io = fsdp_access_io(access);
+    if (access)
+        plan->order.opts.access = *access;
     fsdp_status st = read_plan(plan, path, err);
     if (st == FSDP_OK)
         *order_out = &plan->order;

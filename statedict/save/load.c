@@ -300,7 +300,7 @@ static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
 {
     load_job *job = user;
     target_list targets = {0};
-    fsdp_block_reader block_reader = {.verify = job->opts->verify};
+    fsdp_block_reader block_reader = {.check = job->opts->check};
     fsdp_work_counter counter;
     (void)worker;
     fsdp_work_counter_begin(&counter, &job->shared->next_block);
@@ -662,7 +662,7 @@ static fsdp_status run(load_job *job, const char *path, const fsdp_load_opts *op
     static const fsdp_load_opts defaults = {0};
     fsdp_error local = {0};
     job->opts = opts ? opts : &defaults;
-    job->io = job->opts->io ? job->opts->io : fsdp_io_posix();
+    job->io = fsdp_access_io(&job->opts->access);
     if (job->opts->report)
         *job->opts->report = (fsdp_load_report){0};
     fsdp_status st = load(job, path, err ? err : &local);

@@ -567,7 +567,7 @@ fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                     .opts = opts ? opts : &defaults,
                     .rank = fsdp_ctl_rank(ctl),
                     .world = fsdp_ctl_size(ctl)};
-    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    job.io = fsdp_access_io(&job.opts->access);
     job.watch = job.opts->watch;
     err = err ? err : &local;
     fsdp_status st = explain(&job, save(&job, dir, err), err);

@@ -372,7 +372,7 @@ static fsdp_status get_block(fsdp_block_reader *block_reader, fsdp_shard_reader 
 {
     if (stored->encoded)
         return get_encoded(block_reader, reader, stored, block, targets, count, err);
-    if (block_reader->verify == FSDP_VERIFY_OFF)
+    if (block_reader->check == FSDP_CHECK_OFF)
         return get_wanted_rows(block_reader, reader, stored, block, targets, count, err);
     return get_raw(block_reader, reader, stored, block, targets, count, err);
 }

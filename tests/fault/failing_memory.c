@@ -178,7 +178,7 @@ static fsdp_status open_and_read(const char *dir, fsdp_error *err)
     FSDP_TRY(fsdp_checkpoint_open(dir, NULL, &checkpoint, err));
     int64_t at = fsdp_sd_find(fsdp_checkpoint_sd(checkpoint), FSDP_NAME("scalar"));
     fsdp_status st =
-        fsdp_checkpoint_read(checkpoint, (size_t)at, &whole, scalar, FSDP_VERIFY_BLOCKS, err);
+        fsdp_checkpoint_read(checkpoint, (size_t)at, &whole, scalar, FSDP_CHECK_BLOCKS, err);
     fsdp_checkpoint_close(checkpoint);
     return st;
 }

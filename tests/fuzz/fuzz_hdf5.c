@@ -139,7 +139,7 @@ static void send_messages(int channel, const uint8_t **data, size_t *size)
 static void run_messages(const uint8_t *data, size_t size)
 {
     static unsigned char *shared;
-    const fsdp_h5_file_view view = {"fuzz", FILE_SIZE, bring, NULL};
+    const fsdp_h5_file_view view = {"fuzz", FILE_SIZE, bring, NULL, false};
     fsdp_h5_session *session = NULL;
     fsdp_text listing = {0};
     fsdp_error err = {0};

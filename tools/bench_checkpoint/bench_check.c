@@ -363,7 +363,8 @@ static fsdp_status check_goes_on(fsdp_checkpoint *checkpoint, const bench_option
 fsdp_status bench_check_goes_on(const bench_options *opts, const char *path, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
-    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    FSDP_TRY(
+        fsdp_checkpoint_open(path, &(fsdp_open_opts){.access = *cli_access()}, &checkpoint, err));
     fsdp_status st = check_goes_on(checkpoint, opts, err);
     fsdp_checkpoint_close(checkpoint);
     return st;

@@ -37,7 +37,8 @@ static fsdp_status time_plan(const char *path, bench_times *times, fsdp_error *e
 {
     fsdp_checkpoint *checkpoint = NULL;
     bench_clock began = bench_now();
-    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    FSDP_TRY(
+        fsdp_checkpoint_open(path, &(fsdp_open_opts){.access = *cli_access()}, &checkpoint, err));
     int64_t elements = plan_ranks(checkpoint);
     bench_add_time(times, &began);
     fsdp_checkpoint_close(checkpoint);

@@ -146,7 +146,8 @@ fsdp_status bench_prove_path(const char *path, uint64_t seed, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
     bench_proof proof = {.seed = seed};
-    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    FSDP_TRY(
+        fsdp_checkpoint_open(path, &(fsdp_open_opts){.access = *cli_access()}, &checkpoint, err));
     fsdp_status st = bench_prove(checkpoint, &proof, err);
     fsdp_checkpoint_close(checkpoint);
     return st;

@@ -176,6 +176,9 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
+/* --follow-links and --sandbox, for every call that opens something. */
+const fsdp_access *cli_access(void);
+
 /* Opens PATH, or the newest good checkpoint when it is a run directory. Skipped ones are named, and so is
  * what an interrupted overwrite set aside, when that is taken. */
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,

@@ -23,7 +23,7 @@ static bool holds(const char *directory, const char *name)
 bool cli_is_run(const char *path)
 {
     bool is_run = false;
-    return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
+    return fsdp_path_is_run(path, cli_access(), &is_run, NULL) == FSDP_OK && is_run;
 }
 
 static fsdp_status fail_inside(const char *path, const char *directory, fsdp_error *err)
@@ -84,7 +84,7 @@ fsdp_status cli_check_not_inside(const char *path, fsdp_error *err)
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || n == 0 || n >= PATH_MAX)
         return FSDP_OK;
     snprintf(directory, sizeof directory, "%.*s", n, slash ? path : ".");
-    if (fsdp_path_has_manifest(directory, NULL))
+    if (fsdp_path_has_manifest(directory, cli_access()))
         return fail_inside(path, directory, err);
     FSDP_TRY(check_dcp(path, name, directory, err));
     FSDP_TRY(check_beside_weights(path, name, directory, err));

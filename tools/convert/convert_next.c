@@ -185,7 +185,8 @@ static void add_regrouped(left_out *left)
     }
     if (candidates == 0 || left->failed)
         return;
-    left->failed = fsdp_checkpoint_open(left->opts->to, NULL, &result, NULL) != FSDP_OK;
+    fsdp_open_opts open = {.access = *cli_access()};
+    left->failed = fsdp_checkpoint_open(left->opts->to, &open, &result, NULL) != FSDP_OK;
     if (!left->failed && left->plan->renamed == 0)
         add_groups(left, fsdp_checkpoint_sd(result));
     else if (!left->failed)

@@ -155,7 +155,7 @@ static void choose_format(convert_options *opts)
 {
     fsdp_convert_opts *convert = &opts->convert;
     bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
-                convert->compress || convert->no_view;
+                convert->compress || convert->skip_view;
     const char *named = fsdp_convert_format_of(opts->to);
     if (convert->format) {
         if (strcmp(convert->format, "npz") == 0 && strcmp(named, "npy") == 0)
@@ -180,7 +180,7 @@ static void check_format(const convert_options *opts)
         cli_usage_error("--kind is for --to fsdp, not for %s", format);
     if (convert->compress && strcmp(format, "hdf5") != 0)
         cli_usage_error("--compress is for --to fsdp or hdf5, not for %s", format);
-    if (convert->no_view)
+    if (convert->skip_view)
         cli_usage_error("--no-view is for --to fsdp, not for %s", format);
     if (convert->max_shard_bytes > 0 && strcmp(format, "hf") != 0)
         cli_usage_error("--max-shard-size is for --to hf, not for %s", format);
@@ -282,6 +282,7 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
     convert->select.exclude = opts->common.exclude;
     convert->threads = opts->common.jobs;
     convert->memory = opts->common.memory;
+    convert->access = *cli_access();
 }
 
 static error_t parse_argument(convert_options *opts, char *arg, const struct argp_state *state)
@@ -356,10 +357,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         convert->compress = true;
         convert->level = cli_parse_compress(arg);
         return 0;
-    case KEY_NO_VERIFY: convert->no_verify = true; return 0;
+    case KEY_NO_VERIFY: convert->skip_verify = true; return 0;
     case KEY_OVERWRITE: convert->overwrite = true; return 0;
-    case KEY_NO_SYNC: convert->no_sync = true; return 0;
-    case KEY_NO_VIEW: convert->no_view = true; return 0;
+    case KEY_NO_SYNC: convert->skip_fsync = true; return 0;
+    case KEY_NO_VIEW: convert->skip_view = true; return 0;
     case KEY_PLAN_OUT: opts->plan_out = arg; return 0;
     case KEY_APPLY: opts->apply = arg; return 0;
     case KEY_RESUME: convert->resume = true; return 0;

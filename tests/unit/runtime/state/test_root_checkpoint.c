@@ -216,7 +216,7 @@ static fsdp_status load_once(toy *net, fsdp_error *err)
     int64_t step, drawn[] = {1, 2};
     char path[60];
     ops.open = count_open;
-    fsdp_root_load_opts load = {.load.io = &io, .step = &step};
+    fsdp_root_load_opts load = {.load.access.disk = &io, .step = &step};
     snprintf(path, sizeof path, "%s/once-%d", dir, fsdp_world_size(net->rank->world));
     FSDP_TRY(make_own(net, 1, drawn, &own, err));
     const fsdp_root_save_opts save = {.own = own};

@@ -302,7 +302,7 @@ static void look_at_blocks(int64_t damaged, int64_t block_rows)
                  err.text);
     for (int64_t block = 0; block * block_rows < ROWS; block++) {
         fsdp_box box = {.ndim = 2, .lo = {block * block_rows + 7}, .len = {2, 1024}};
-        fsdp_status st = fsdp_checkpoint_read(checkpoint, 0, &box, rows, FSDP_VERIFY_BLOCKS, &err);
+        fsdp_status st = fsdp_checkpoint_read(checkpoint, 0, &box, rows, FSDP_CHECK_BLOCKS, &err);
         cr_assert_eq(st, block == damaged ? FSDP_ERR_DAMAGED : FSDP_OK, "%s", err.text);
         if (block != damaged)
             continue;
@@ -410,7 +410,7 @@ Test(damage, a_shard_file_that_shrinks_while_it_is_open_is_damaged)
     fsdp_box whole = {.ndim = 2, .len = {46, 60}};
     for (int verify_mode = 0; verify_mode < 2; verify_mode++) {
         cr_assert_eq(
-            fsdp_checkpoint_read(checkpoint, 0, &whole, data, (fsdp_verify_mode)verify_mode, &err),
+            fsdp_checkpoint_read(checkpoint, 0, &whole, data, (fsdp_check_mode)verify_mode, &err),
             FSDP_ERR_DAMAGED);
         cr_assert_not_null(strstr(err.text, "shard-00001-of-00002.h5' ends at byte"), "%s",
                            err.text);
@@ -615,11 +615,11 @@ static void expect_unreadable(const char *part)
                             .user = name};
     cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
     fsdp_sd *sd = NULL;
-    fsdp_load_opts opts = {.io = io};
+    fsdp_load_opts opts = {.access.disk = io};
     cr_assert_eq(fsdp_load_full(spoil_path("c"), &opts, &sd, &err), FSDP_ERR_IO, "%s", err.text);
     cr_assert_eq(err.errnum, EACCES);
     cr_assert_not_null(strstr(err.text, part), "%s", err.text);
-    fsdp_verify_opts look = {.finding = keep_finding, .finding_user = &last, .io = io};
+    fsdp_verify_opts look = {.finding = keep_finding, .finding_user = &last, .access.disk = io};
     fsdp_status st = fsdp_checkpoint_verify(spoil_path("c"), &look, NULL, &err);
     cr_assert_eq(st, FSDP_ERR_IO, "%s", err.text);
     cr_assert_eq(last.unreadable, strcmp(part, "manifest.json") == 0 ? 0 : 1);

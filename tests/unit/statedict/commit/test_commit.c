@@ -699,9 +699,12 @@ Test(commit, retention_removes_markers_from_the_steps_that_stay)
     const fsdp_retention policy = {.keep_last = 2};
     save_and_die(sim, "/run/step-00000001", 1);
     save_and_die(sim, "/run/step-00000002", 2);
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, NULL, NULL, NULL, sim, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, &(fsdp_retain_opts){.access.disk = sim}, NULL),
+                 FSDP_OK);
     cr_assert(has_marker(sim, "/run/step-00000001"), "a dry run changes nothing");
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, sim, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy,
+                                 &(fsdp_retain_opts){.apply = true, .access.disk = sim}, NULL),
+                 FSDP_OK);
     cr_assert_not(has_marker(sim, "/run/step-00000001"));
     cr_assert_not(has_marker(sim, "/run/step-00000002"));
     cr_assert_eq(tiny_read(sim, "/run/step-00000001"), 1);
@@ -712,7 +715,7 @@ Test(commit, repair_removes_a_marker_and_says_so)
 {
     fsdp_io *sim = tiny_disk();
     fsdp_verify_summary summary;
-    fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA, .io = sim};
+    fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA, .access.disk = sim};
     fsdp_error err = {0};
     save_and_die(sim, "/run/c", 1);
     cr_assert_eq(fsdp_checkpoint_verify("/run/c", &opts, &summary, &err), FSDP_OK, "%s", err.text);

@@ -92,7 +92,7 @@ static void keep_notice(void *user, const char *text)
 static fsdp_convert_opts opts_for(const char *format)
 {
     return (fsdp_convert_opts){
-        .format = format, .threads = 1, .no_sync = true, .watch = {.notice = keep_notice}};
+        .format = format, .threads = 1, .skip_fsync = true, .watch = {.notice = keep_notice}};
 }
 
 static fsdp_status convert(const char *to, fsdp_convert_opts opts, fsdp_error *err)
@@ -277,7 +277,7 @@ Test(resume, of_dcp)
 Test(resume, of_dcp_unverified)
 {
     fsdp_convert_opts opts = opts_for("dcp");
-    opts.no_verify = true;
+    opts.skip_verify = true;
     kill_and_resume("dcp, not verified", opts);
 }
 
@@ -481,7 +481,7 @@ Test(resume, of_a_failure)
             fsdp_io_fault_free(opts.io);
             cr_expect_eq(names_in("cut"), round, "%s", formats[i]);
         }
-        opts.io = NULL;
+        opts.access.disk = NULL;
         cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
         cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
         expect_same(formats[i], calls);

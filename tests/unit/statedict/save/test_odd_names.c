@@ -177,7 +177,7 @@ Test(odd_names, every_kind_keeps_them_and_so_do_conversions)
             check_all(path);
             snprintf(to, sizeof to, "%s-b", path);
             fsdp_convert_opts convert = {
-                .kind = (fsdp_kind)((kind + 1) % 3), .compress = !compress, .no_sync = true};
+                .kind = (fsdp_kind)((kind + 1) % 3), .compress = !compress, .skip_fsync = true};
             cr_assert_eq(fsdp_checkpoint_convert(path, to, &convert, &err), FSDP_OK, "%s: %s", path,
                          err.text);
             check_all(to);

@@ -42,7 +42,7 @@ TestSuite(run_save, .init = set_up, .fini = tear_down);
 static fsdp_save_opts options(fsdp_io *io)
 {
     fsdp_save_opts opts = {0};
-    opts.io = io;
+    opts.access.disk = io;
     return opts;
 }
 
@@ -100,7 +100,9 @@ Test(run_save, a_negative_number_of_threads_or_bytes_of_memory_is_refused_everyw
 {
     must_save_step(1);
     fsdp_checkpoint *checkpoint;
-    cr_assert_eq(fsdp_checkpoint_open("/d/run", sim, &checkpoint, NULL), FSDP_OK);
+    cr_assert_eq(
+        fsdp_checkpoint_open("/d/run", &(fsdp_open_opts){.access.disk = sim}, &checkpoint, NULL),
+        FSDP_OK);
     for (int which = 0; which < 2; which++) {
         int threads = which ? 0 : -1;
         int64_t memory = which ? -1 : 0;
@@ -109,14 +111,14 @@ Test(run_save, a_negative_number_of_threads_or_bytes_of_memory_is_refused_everyw
         save.threads = threads;
         save.memory = memory;
         expect_usage(fsdp_sd_save(state.sd, self, "/d/c", &save, &err), &err);
-        fsdp_load_opts load = {.io = sim, .threads = threads, .memory = memory};
+        fsdp_load_opts load = {.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_sd_load(state.sd, self, "/d/run", &load, &err), &err);
         fsdp_sd *full;
         expect_usage(fsdp_load_full("/d/run", &load, &full, &err), &err);
         expect_usage(fsdp_stream_full("/d/run", &load, visit_nothing, NULL, &err), &err);
-        fsdp_verify_opts verify = {.io = sim, .threads = threads, .memory = memory};
+        fsdp_verify_opts verify = {.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_verify("/d/run/step-00000001", &verify, NULL, &err), &err);
-        fsdp_convert_opts convert = {.io = sim, .threads = threads, .memory = memory};
+        fsdp_convert_opts convert = {.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_convert("/d/run", "/d/c", &convert, &err), &err);
         fsdp_diff_opts diff = {.threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_diff(checkpoint, checkpoint, &diff, NULL, &err), &err);
@@ -285,7 +287,7 @@ Test(run_save, loading_a_run_does_not_pass_over_a_newer_format_version)
     cr_assert_eq(fsdp_io_write(file, path, start, sizeof start - 1, 0, NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_close(&file, path, NULL), FSDP_OK);
     fsdp_error err = {0};
-    fsdp_load_opts opts = {.io = sim};
+    fsdp_load_opts opts = {.access.disk = sim};
     cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run", &opts, &err), FSDP_ERR_REFUSED);
     cr_assert(strstr(err.text, "'/d/run/step-00000002' is of format version 9"), "%s", err.text);
     fsdp_sd *full;
@@ -311,7 +313,7 @@ Test(run_save, loading_a_run_does_not_pass_over_a_step_that_may_not_be_read)
                             .call = refuse_newest};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
     fsdp_error err = {0};
-    fsdp_load_opts opts = {.io = io};
+    fsdp_load_opts opts = {.access.disk = io};
     cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run", &opts, &err), FSDP_ERR_IO);
     cr_assert(strstr(err.text, "'/d/run/step-00000002/shard-"), "%s", err.text);
     fsdp_sd *full;
@@ -423,8 +425,9 @@ Test(run_save, a_plan_of_a_conversion_says_how_much_room_it_needs)
             fsdp_save_opts opts = options(disk);
             cr_assert_eq(fsdp_sd_save(state.sd, self, "/d/c", &opts, &err), FSDP_OK, "%s",
                          err.text);
-            fsdp_convert_opts convert = {
-                .format = format ? "fsdp" : "torch", .world = format ? 1000 : 0, .io = disk};
+            fsdp_convert_opts convert = {.format = format ? "fsdp" : "torch",
+                                         .world = format ? 1000 : 0,
+                                         .access.disk = disk};
             fsdp_convert_plan plan;
             fsdp_status st = fsdp_checkpoint_convert_plan("/d/c", "/d/e", &convert, &plan, &err);
             bool enough = plan.bytes_needed <= plan.free_bytes;

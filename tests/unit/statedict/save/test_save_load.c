@@ -151,7 +151,7 @@ static void remove_folder(void)
 TestSuite(save_load, .init = make_folder, .fini = remove_folder);
 
 static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int dim, int loaded,
-                       int to_dim, fsdp_verify_mode verify)
+                       int to_dim, fsdp_check_mode verify)
 {
     char path[128];
     fsdp_error err = {0};
@@ -178,12 +178,12 @@ Test(save_load, every_kind_comes_back_on_other_world_sizes_and_dims)
     for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
         for (int compress = 0; compress < 2; compress++) {
             /* each kind meets each world with one of the two, and both of them */
-            fsdp_verify_mode verify = (fsdp_verify_mode)((kind + compress) % 2);
+            fsdp_check_mode verify = (fsdp_check_mode)((kind + compress) % 2);
             round_trip((fsdp_kind)kind, compress, false, 4, 0, 3, 1, verify);
-            round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_verify_mode)!verify);
+            round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_check_mode)!verify);
             round_trip((fsdp_kind)kind, compress, false, 3, 1, 1, 0, verify);
         }
-    round_trip(FSDP_FULL, false, true, 4, 1, 2, 0, FSDP_VERIFY_BLOCKS);
+    round_trip(FSDP_FULL, false, true, 4, 1, 2, 0, FSDP_CHECK_BLOCKS);
 }
 
 Test(save_load, conversion_keeps_every_bit)
