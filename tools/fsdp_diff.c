@@ -499,7 +499,7 @@ static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const side
                            .threads = opts->common.jobs,
                            .memory = opts->common.memory,
                            .visit = keep_item,
-                           .visit_user = list,
+                           .visit_context = list,
                            .watch = cli_watch(&opts->common)};
     fsdp_status st = fsdp_checkpoint_diff(sides[0], sides[1], &diff, &summary, err);
     if (list->failed)

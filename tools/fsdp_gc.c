@@ -170,7 +170,7 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
     gc_report report = {.options = opts};
     fsdp_retain_opts retain = {.apply = opts->yes,
                                .report = on_action,
-                               .report_user = &report,
+                               .report_context = &report,
                                .watch = cli_watch(&opts->common)};
     FSDP_TRY(cli_check_not_checkpoint(opts->run, err));
     if (opts->common.json) {

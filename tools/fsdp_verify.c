@@ -278,7 +278,7 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
                              .threads = common->jobs,
                              .memory = common->memory,
                              .finding = on_finding,
-                             .finding_user = report,
+                             .finding_context = report,
                              .watch = cli_watch(common)};
     double began = cli_now();
     const verify_report before = *report;

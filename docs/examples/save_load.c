@@ -2,7 +2,7 @@
 #include <fsdp/fsdp.h>
 
 /* One rank: declares a 1000 x 64 tensor that is cut by rows, then saves or loads its part. */
-static fsdp_status rank_body(fsdp_ctl *ctl, void *save, fsdp_error *err)
+static fsdp_status rank_body(void *save, fsdp_ctl *ctl, fsdp_error *err)
 {
     int64_t ranks = fsdp_ctl_size(ctl), shape[] = {1000, 64};
     fsdp_placement rows = {.kind = FSDP_SHARD, .dim = 0};

@@ -82,7 +82,7 @@ static fsdp_status save_step(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t step, fsd
     return fsdp_run_save(sd, ctl, "run", step, &opts, err);
 }
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
     (void)user;
@@ -109,7 +109,7 @@ static fsdp_status load_newest(fsdp_sd *sd, fsdp_ctl *ctl, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
     (void)user;
@@ -122,7 +122,7 @@ static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 
 /* --- the full state on rank 0 -------------------------------------------------------------------- */
 
-static fsdp_status gather_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status gather_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
     fsdp_sd *full = NULL;

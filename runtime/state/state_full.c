@@ -77,7 +77,7 @@ static fsdp_status gather_part(fsdp_state_mover *mover, const fsdp_entry *live,
     const char *data = live->data;
     for (size_t i = 0; i < n; i++) {
         fsdp_box box;
-        fsdp_layout_box(&live->layout, live->ndim, live->shape, owner, i, &box);
+        fsdp_layout_box_at(&live->layout, live->ndim, live->shape, owner, i, &box);
         if (fsdp_layout_copy(&live->layout, owner, i) == 0)
             FSDP_TRY(fsdp_state_move(mover, owner, &box, data, full, err));
         if (owner == mover->root->world->rank)

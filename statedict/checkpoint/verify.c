@@ -43,7 +43,7 @@ static void emit(verify_job *job, const fsdp_finding *finding, int errnum)
         snprintf(job->reason, sizeof job->reason, "%s", finding->text);
     }
     if (job->opts->finding)
-        job->opts->finding(job->opts->finding_user, finding);
+        job->opts->finding(job->opts->finding_context, finding);
     atomic_flag_clear(&job->reporting);
 }
 
@@ -218,7 +218,7 @@ static void report_beside(verify_job *job, const char *file, fsdp_finding_kind k
     *(kind == FSDP_FINDING_FIXED ? &job->fixed : &job->warnings) += 1;
     if (job->opts->finding)
         job->opts->finding(
-            job->opts->finding_user,
+            job->opts->finding_context,
             &(fsdp_finding){.file = file, .tensor = "", .block = -1, .text = text, .kind = kind});
 }
 

@@ -140,6 +140,7 @@ fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
 {
     char *resolved = NULL;
     fsdp_checkpoint *checkpoint = NULL;
+    *checkpoint_out = NULL;
     const fsdp_access *access = opts ? &opts->access : NULL;
     FSDP_TRY(fsdp_checkpoint_resolve(path, NULL, access, &resolved, err));
     fsdp_status st =

@@ -270,7 +270,7 @@ static void report_verdict(const retention *retain, const char *name, bool remov
 {
     fsdp_retain_action action = {.name = name, .remove = remove, .reason = reason};
     if (retain->opts->report)
-        retain->opts->report(retain->opts->report_user, &action);
+        retain->opts->report(retain->opts->report_context, &action);
 }
 
 /* The path step-N of the step, also when its directory has a suffix. */
@@ -309,7 +309,7 @@ static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step 
 static fsdp_status check_stop(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
     fsdp_watch watch = fsdp_lease_keeper_watch(&retain->keeper);
-    if (watch.progress && watch.progress(watch.user, 0, 1, step->name) != 0)
+    if (watch.progress && watch.progress(watch.context, 0, 1, step->name) != 0)
         return fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped on request, before '%s' was removed",
                          step->name);
     return FSDP_OK;

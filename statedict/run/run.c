@@ -326,7 +326,7 @@ static void notify_skipped(const fsdp_watch *watch, const char *run, const char 
     if (!watch || !watch->notice)
         return;
     snprintf(text, sizeof text, "skipping '%s' of '%s': %s", name, run, reason);
-    watch->notice(watch->user, text);
+    watch->notice(watch->context, text);
 }
 
 /* Sends a notice about a step that an interrupted overwrite set aside. */

@@ -216,7 +216,7 @@ static fsdp_status add_targets(target_list *targets, const fsdp_entry *entry, in
         return fsdp_fail_memory(err, "a list of boxes");
     for (size_t part = 0; part < parts; part++) {
         fsdp_read_target *target = &targets->items[targets->count];
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &target->box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &target->box);
         fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &target->box);
         target->dtype = entry->dtype;
         target->data = data;
@@ -258,7 +258,7 @@ static fsdp_status open_files_of(const load_job *job, const fsdp_sd *sd, int ran
         size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box;
-            fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+            fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
             FSDP_TRY(
                 fsdp_checkpoint_locate(from, (size_t)job->source[i], &box, need_file, from, err));
         }

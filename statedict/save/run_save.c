@@ -88,7 +88,7 @@ static int report_to_ranks(void *user, int64_t done, int64_t total, const char *
     const fsdp_watch *watch = &job->opts.watch;
     if (job->thread == fsdp_thread_number())
         fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
-    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+    return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
 }
 
 /* Pins the step just saved: after a return to an earlier step it may be lower than others. */
@@ -98,7 +98,7 @@ static fsdp_status retain_others(run_job *job, fsdp_error *err)
     fsdp_retain_opts opts = {.apply = true,
                              .threads = job->opts.threads,
                              .memory = job->opts.memory,
-                             .watch = {.user = job, .progress = report_to_ranks},
+                             .watch = {.context = job, .progress = report_to_ranks},
                              .access.disk = job->io};
     if (!asked)
         return fsdp_run_retain_held(job->lease, job->run, NULL, &opts, err);

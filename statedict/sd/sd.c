@@ -475,7 +475,7 @@ int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
     size_t boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     for (size_t i = 0; i < boxes; i++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, i, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, i, &box);
         elements += fsdp_box_count(&box);
     }
     return elements * (int64_t)fsdp_dtype_size(entry->dtype);

@@ -249,7 +249,7 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
         in_flat ? fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&whole), rank) : 0;
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         int64_t count = fsdp_box_count(&box);
         if (stores(entry, owner, kind, rank, part)) {
             fsdp_flow_box("statedict/transfer/box_plan.c", "store", entry->name, entry->name_size,
@@ -579,7 +579,7 @@ static fsdp_status search_flat(stored_search *search, fsdp_error *err)
         size_t parts = fsdp_layout_box_count(layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box, shared;
-            fsdp_layout_box(layout, entry->ndim, entry->shape, rank, part, &box);
+            fsdp_layout_box_at(layout, entry->ndim, entry->shape, rank, part, &box);
             if (fsdp_box_intersect(&box, search->wanted, &shared))
                 FSDP_TRY(visit_hit(search, rank, part, &box, err));
         }

@@ -229,7 +229,7 @@ static fsdp_status save(state *st, fsdp_ctl *ctl, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status save_as_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_as_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state st = {.sample = user, .rank = fsdp_ctl_rank(ctl)};
     fsdp_status status = fsdp_ctl_agree(ctl, fill(&st, fsdp_ctl_size(ctl), err), err);

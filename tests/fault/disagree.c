@@ -77,7 +77,7 @@ static fsdp_status build_state(build *b, int rank, fsdp_error *err)
     return fsdp_sd_allocate(b->sd, rank, err);
 }
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     int rank = fsdp_ctl_rank(ctl);

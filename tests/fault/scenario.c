@@ -36,7 +36,7 @@ typedef struct save_work {
     fsdp_save_opts opts;
 } save_work;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     save_work *work = user;
     test_state state;

@@ -80,7 +80,7 @@ static int pause_before_call(void *user, fsdp_io_call call, const char *path)
     return 0;
 }
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;

@@ -141,7 +141,7 @@ typedef struct job {
     char path[100];
 } job;
 
-static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const job *own = user;
     float data[ROWS * COLUMNS] = {0};

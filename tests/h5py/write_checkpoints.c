@@ -63,7 +63,7 @@ static void fill_entry(const fsdp_entry *entry, int rank)
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         for (int64_t i = 0; i < fsdp_box_count(&box); i++, to += size) {
             int64_t left = i, lo[FSDP_MAX_DIMS] = {0};
             for (int d = box.ndim - 1; d >= 0; d--) {
@@ -104,7 +104,7 @@ typedef struct save_call {
     fsdp_save_opts opts;
 } save_call;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const save_call *call = user;
     fsdp_sd *sd = NULL;

@@ -40,7 +40,7 @@ static char folder[64];
 
 /* --- what a rank does --------------------------------------------------------------------------- */
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;
@@ -52,7 +52,7 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;

@@ -68,7 +68,7 @@ static int64_t visit_tensor(const fsdp_entry *entry, int rank, uint64_t seed, bo
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         differing += visit_box(entry, &box, key, data, fill);
         data += fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(entry->dtype);
     }

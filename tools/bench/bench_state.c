@@ -253,7 +253,7 @@ static fsdp_status visit_state(const fsdp_sd *sd, int rank, const bench_state_op
         size_t boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < boxes; part++) {
             fsdp_box box;
-            fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+            fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
             FSDP_TRY(visit_box(&walk, &box, err));
         }
     }

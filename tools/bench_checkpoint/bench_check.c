@@ -202,7 +202,7 @@ static fsdp_status show_progress(const slab_check *check, fsdp_error *err)
     const bench_proof *proof = check->job->proof;
     FSDP_TRY(cli_check_stop(err));
     if (check->reports && proof->watch && proof->watch->progress)
-        proof->watch->progress(proof->watch->user, atomic_load(&check->job->done), proof->bytes,
+        proof->watch->progress(proof->watch->context, atomic_load(&check->job->done), proof->bytes,
                                "check");
     return FSDP_OK;
 }
@@ -241,7 +241,7 @@ static void note_failure(prove_job *job, size_t entry)
 }
 
 /* Threads take entries in order, so every entry before a bad one is checked as well. */
-static fsdp_status prove_entries(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status prove_entries(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     prove_job *job = user;
     int thread = fsdp_ctl_rank(ctl);

@@ -143,7 +143,7 @@ static fsdp_status measure_row(load_rank *r, fsdp_error *err)
     return fsdp_ctl_agree(r->ctl, st, err);
 }
 
-static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     load_rank r = {.job = user, .ctl = ctl, .rank = fsdp_ctl_rank(ctl)};
     bench_state_opts state = {.world = r.job->kind->world,

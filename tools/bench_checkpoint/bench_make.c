@@ -213,7 +213,7 @@ static fsdp_status make_once(maker *m, fsdp_error *err)
     return fsdp_ctl_agree(m->ctl, st, err);
 }
 
-static fsdp_status make_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status make_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const make_job *job = user;
     maker m = {.job = job, .ctl = ctl};

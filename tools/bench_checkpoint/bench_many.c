@@ -26,7 +26,7 @@ static int64_t plan_ranks(const fsdp_checkpoint *checkpoint)
             fsdp_box box;
             size_t boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
             for (size_t part = 0; part < boxes; part++) {
-                fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+                fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
                 elements += fsdp_box_count(&box);
             }
         }

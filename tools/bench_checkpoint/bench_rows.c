@@ -120,7 +120,7 @@ typedef struct model_save {
     const char *path;
 } model_save;
 
-static fsdp_status save_model_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_model_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const model_save *job = user;
     fsdp_sd *sd = NULL;

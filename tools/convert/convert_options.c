@@ -100,18 +100,18 @@ static const cli_words words[] = {{"to", formats},
 
 static void list_words(void)
 {
-    for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format(i); i++)
-        formats[i] = fsdp_convert_format(i);
-    for (size_t i = 0; i + 1 < MOST_DTYPES && fsdp_castable(i); i++)
-        dtypes[i + 1] = fsdp_castable(i);
+    for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format_at(i); i++)
+        formats[i] = fsdp_convert_format_at(i);
+    for (size_t i = 0; i + 1 < MOST_DTYPES && fsdp_castable_at(i); i++)
+        dtypes[i + 1] = fsdp_castable_at(i);
     for (size_t i = 0; i < MOST_FORMATS && fsdp_checkpoint_format_at(i); i++)
         sources[i] = fsdp_checkpoint_format_at(i);
 }
 
 static void list_known(fsdp_text *known)
 {
-    for (size_t i = 0; fsdp_convert_format(i); i++)
-        fsdp_text_addf(known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format(i));
+    for (size_t i = 0; fsdp_convert_format_at(i); i++)
+        fsdp_text_addf(known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format_at(i));
 }
 
 _Noreturn static void refuse_format_of(const char *to, const char *suffix)
@@ -132,9 +132,9 @@ _Noreturn static void refuse_format(const char *text)
 
 static const char *parse_format(const char *text)
 {
-    for (size_t i = 0; fsdp_convert_format(i); i++)
-        if (strcmp(text, fsdp_convert_format(i)) == 0)
-            return fsdp_convert_format(i);
+    for (size_t i = 0; fsdp_convert_format_at(i); i++)
+        if (strcmp(text, fsdp_convert_format_at(i)) == 0)
+            return fsdp_convert_format_at(i);
     refuse_format(text);
 }
 

@@ -51,7 +51,7 @@ static bool visit(const fsdp_sd *sd, size_t i, int rank, bool fill)
     unsigned char *at = entry->data;
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         for (int64_t k = 0; k < fsdp_box_count(&box); k++) {
             int64_t left = k, lo[FSDP_MAX_DIMS] = {0};
             for (int d = box.ndim - 1; d >= 0; d--) {
@@ -272,7 +272,7 @@ typedef struct save_job {
     const char *path;
 } save_job;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const save_job *job = user;
     static const int64_t step = STEP;

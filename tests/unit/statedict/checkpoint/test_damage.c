@@ -38,7 +38,7 @@ static fsdp_status verify(const char *dir, last_finding *last, fsdp_verify_summa
     fsdp_error err = {0};
     *last = (last_finding){.block = -1};
     fsdp_verify_opts opts = {
-        .level = FSDP_VERIFY_DATA, .threads = 1, .finding = keep_finding, .finding_user = last};
+        .level = FSDP_VERIFY_DATA, .threads = 1, .finding = keep_finding, .finding_context = last};
     return fsdp_checkpoint_verify(spoil_path(dir), &opts, summary, &err);
 }
 
@@ -619,7 +619,7 @@ static void expect_unreadable(const char *part)
     cr_assert_eq(fsdp_load_full(spoil_path("c"), &opts, &sd, &err), FSDP_ERR_IO, "%s", err.text);
     cr_assert_eq(err.errnum, EACCES);
     cr_assert_not_null(strstr(err.text, part), "%s", err.text);
-    fsdp_verify_opts look = {.finding = keep_finding, .finding_user = &last, .access.disk = io};
+    fsdp_verify_opts look = {.finding = keep_finding, .finding_context = &last, .access.disk = io};
     fsdp_status st = fsdp_checkpoint_verify(spoil_path("c"), &look, NULL, &err);
     cr_assert_eq(st, FSDP_ERR_IO, "%s", err.text);
     cr_assert_eq(last.unreadable, strcmp(part, "manifest.json") == 0 ? 0 : 1);
@@ -669,7 +669,7 @@ static void expect_view_fault(const char *words)
     fsdp_error err = {0};
     last_finding last = {0};
     fsdp_verify_opts deep = {
-        .level = FSDP_VERIFY_DEEP, .finding = keep_finding, .finding_user = &last};
+        .level = FSDP_VERIFY_DEEP, .finding = keep_finding, .finding_context = &last};
     fsdp_status st = fsdp_checkpoint_verify(spoil_path("v"), &deep, NULL, &err);
     cr_assert_eq(st, words ? FSDP_DIFFERS : FSDP_OK, "%s", err.text);
     cr_assert(!words || (strcmp(last.file, "index.h5") == 0 && strstr(last.text, words)), "%s",

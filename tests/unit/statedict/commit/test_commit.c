@@ -284,15 +284,15 @@ Test(commit, long_work_on_a_step_refreshes_the_lease)
     fsdp_staging staging;
     fsdp_file_info before, after;
     int called = 0;
-    fsdp_watch callers = {.user = &called, .progress = count_progress};
+    fsdp_watch callers = {.context = &called, .progress = count_progress};
     cr_assert_eq(fsdp_staging_begin(io, STEP, true, false, NULL, NULL, &staging, NULL), FSDP_OK);
     fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
     staging.keeper.refresh_ms = 0; /* it is time */
-    cr_assert_eq(watch.progress(watch.user, 1, 2, "x"), 1);
+    cr_assert_eq(watch.progress(watch.context, 1, 2, "x"), 1);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &after), 0);
     cr_assert_neq(before.node, after.node);
-    cr_assert_eq(watch.progress(watch.user, 2, 2, "x"), 2);
+    cr_assert_eq(watch.progress(watch.context, 2, 2, "x"), 2);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
     cr_assert_eq(before.node, after.node, "not at every call");
     fsdp_staging_abandon(&staging, NULL);
@@ -306,12 +306,12 @@ Test(commit, long_work_on_a_step_stops_when_its_lease_is_lost)
     fsdp_staging staging;
     fsdp_error err = {0};
     int called = 0;
-    fsdp_watch callers = {.user = &called, .progress = count_progress};
+    fsdp_watch callers = {.context = &called, .progress = count_progress};
     cr_assert_eq(fsdp_staging_begin(io, STEP, true, false, NULL, NULL, &staging, NULL), FSDP_OK);
     fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
     cr_assert_eq(io->ops->unlink(io, "/run/.lock"), 0);
     staging.keeper.refresh_ms = 0;
-    cr_assert_neq(watch.progress(watch.user, 1, 2, "x"), 0);
+    cr_assert_neq(watch.progress(watch.context, 1, 2, "x"), 0);
     cr_assert_eq(called, 0);
     cr_assert_eq(fsdp_staging_judge(&staging, FSDP_ERR_CANCELLED, &err), FSDP_ERR_EXISTS);
     cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);

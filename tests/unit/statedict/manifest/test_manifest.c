@@ -210,8 +210,8 @@ static void check_entry(const fsdp_entry *a, const fsdp_entry *b)
         cr_assert_eq(n, fsdp_layout_box_count(&b->layout, b->ndim, b->shape, rank));
         for (size_t i = 0; i < n; i++) {
             fsdp_box box_a, box_b;
-            fsdp_layout_box(&a->layout, a->ndim, a->shape, rank, i, &box_a);
-            fsdp_layout_box(&b->layout, b->ndim, b->shape, rank, i, &box_b);
+            fsdp_layout_box_at(&a->layout, a->ndim, a->shape, rank, i, &box_a);
+            fsdp_layout_box_at(&b->layout, b->ndim, b->shape, rank, i, &box_b);
             cr_assert(fsdp_box_equal(&box_a, &box_b), "'%s' rank %d", a->name, rank);
         }
     }

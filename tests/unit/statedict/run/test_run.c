@@ -123,7 +123,7 @@ static void take_notice(void *user, const char *text)
 static void expect_latest(fsdp_io *io, int64_t step, int skipped, const char *words)
 {
     notices all = {.count = 0};
-    fsdp_watch watch = {.user = &all, .notice = take_notice};
+    fsdp_watch watch = {.context = &all, .notice = take_notice};
     fsdp_error err = {0};
     char *path;
     fsdp_status status =
@@ -266,7 +266,7 @@ static fsdp_status retain(fsdp_io *io, const fsdp_retention *policy, bool dry_ru
 {
     fsdp_retain_opts opts = {.apply = !dry_run,
                              .report = all ? take_action : NULL,
-                             .report_user = all,
+                             .report_context = all,
                              .access.disk = io};
     return fsdp_run_retain("/run", policy, &opts, err);
 }
@@ -442,12 +442,12 @@ static int stop_at(void *user, int64_t done, int64_t total, const char *what)
 static fsdp_status retain_and_stop(fsdp_io *io, bool dry_run, int at, report *all, fsdp_error *err)
 {
     stopping work = {.at = at};
-    fsdp_watch watch = {.user = &work, .progress = stop_at};
+    fsdp_watch watch = {.context = &work, .progress = stop_at};
     const fsdp_retention policy = {.keep_last = 2};
     fsdp_status st = fsdp_run_retain("/run", &policy,
                                      &(fsdp_retain_opts){.apply = !dry_run,
                                                          .report = take_action,
-                                                         .report_user = all,
+                                                         .report_context = all,
                                                          .watch = watch,
                                                          .access.disk = io},
                                      err);
@@ -527,7 +527,7 @@ Test(run, retention_is_stopped_while_it_reads_what_an_overwrite_made, .timeout =
     save_real_step(io, 10);
     cr_assert_eq(io->ops->rename(io, "/run/other", old, false), 0);
     stopping work = {.at = 1};
-    fsdp_watch watch = {.user = &work, .progress = stop_at};
+    fsdp_watch watch = {.context = &work, .progress = stop_at};
     cr_assert_eq(fsdp_run_retain(
                      "/run", NULL,
                      &(fsdp_retain_opts){.apply = true, .watch = watch, .access.disk = io}, &err),

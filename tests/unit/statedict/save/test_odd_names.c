@@ -89,7 +89,7 @@ static int32_t *elements(const fsdp_sd *sd, size_t i, int rank, fsdp_box *box)
     const fsdp_entry *entry = fsdp_sd_at(sd, i);
     *box = (fsdp_box){.ndim = 1};
     if (fsdp_layout_box_count(&entry->layout, 1, entry->shape, rank) > 0)
-        fsdp_layout_box(&entry->layout, 1, entry->shape, rank, 0, box);
+        fsdp_layout_box_at(&entry->layout, 1, entry->shape, rank, 0, box);
     return entry->data;
 }
 
@@ -98,7 +98,7 @@ typedef struct names_job {
     fsdp_save_opts opts;
 } names_job;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     names_job *job = user;
     fsdp_sd *sd = make_state(fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl));
@@ -113,7 +113,7 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     names_job *job = user;
     fsdp_sd *sd = make_state(fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl));

@@ -199,7 +199,7 @@ Test(run_save, a_save_waits_for_who_holds_the_run_for_a_moment, .timeout = 60)
         fsdp_lease *lease;
         fsdp_error err = {0};
         fsdp_save_opts opts = options(sim);
-        opts.watch = (fsdp_watch){.user = &lease, .progress = free_the_run};
+        opts.watch = (fsdp_watch){.context = &lease, .progress = free_the_run};
         cr_assert_eq(fsdp_lease_take(sim, "/d/run", &lease, NULL), FSDP_OK);
         fsdp_status st = outside ? fsdp_sd_save(state.sd, self, "/d/run/step-00000003", &opts, &err)
                                  : fsdp_run_save(state.sd, self, "/d/run", 2, &opts, &err);
@@ -214,7 +214,7 @@ Test(run_save, a_hint_that_cannot_be_written_does_not_keep_retention_from_its_wo
     fsdp_retention policy = {.keep_last = 2};
     fsdp_save_opts opts = options(sim);
     opts.retain = &policy;
-    opts.watch = (fsdp_watch){.user = &all, .notice = take_notice};
+    opts.watch = (fsdp_watch){.context = &all, .notice = take_notice};
     cr_assert_eq(fsdp_io_mkdir(sim, "/d/run", NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_mkdir(sim, "/d/run/latest", NULL), FSDP_OK);
     for (int64_t step = 1; step <= 3; step++) {
@@ -346,7 +346,7 @@ typedef struct saving {
     int64_t estimate;
 } saving;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     saving *work = user;
     test_state mine;
@@ -473,7 +473,7 @@ Test(run_save, a_file_system_in_memory_is_told_once_per_save)
         int told = 0;
         fsdp_error err = {0};
         fsdp_save_opts opts = options(&io);
-        opts.watch = (fsdp_watch){.user = &told, .notice = count_notice};
+        opts.watch = (fsdp_watch){.context = &told, .notice = count_notice};
         for (int n = 1; n <= 2; n++) {
             cr_assert_eq(fsdp_run_save(state.sd, self, run, 10 * in_memory + n, &opts, &err),
                          FSDP_OK, "%s", err.text);
@@ -497,7 +497,7 @@ static int slow_write(void *user, fsdp_io_call call, const char *path)
     return 0;
 }
 
-static fsdp_status save_impatiently(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_impatiently(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     fsdp_mesh *mesh;
     fsdp_sd *sd;

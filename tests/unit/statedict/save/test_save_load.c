@@ -34,7 +34,7 @@ static bool visit_elements(const fsdp_entry *entry, int rank, int64_t seed, bool
     int64_t *at = entry->data;
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         for (int64_t i = 0; i < fsdp_box_count(&box); i++) {
             int64_t left = i, lo[FSDP_MAX_DIMS] = {0};
             for (int d = box.ndim - 1; d >= 0; d--) {
@@ -105,7 +105,7 @@ typedef struct job {
     int dim;
 } job;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     state s;
@@ -115,7 +115,7 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     state s;
@@ -215,7 +215,7 @@ Test(save_load, conversion_keeps_every_bit)
 
 /* --- the full state on rank 0 ------------------------------------------------------------------------ */
 
-static fsdp_status gather_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status gather_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     state s;
@@ -303,7 +303,7 @@ static fsdp_sd *many_names(fsdp_error *err)
     return NULL;
 }
 
-static fsdp_status load_names(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_names(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const char *path = user;
     fsdp_load_report report;
@@ -312,7 +312,7 @@ static fsdp_status load_names(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_sd *sd = many_names(err);
     if (!sd)
         return err->status;
-    fsdp_load_opts opts = {.report = &report, .watch = {.user = counts, .notice = count_notice}};
+    fsdp_load_opts opts = {.report = &report, .watch = {.context = counts, .notice = count_notice}};
     fsdp_status st = fsdp_sd_load(sd, ctl, path, &opts, &found);
     bool told = strstr(found.text, "200 missing: 'not.there.0'") && strstr(found.text, " more") &&
                 strstr(found.text, "9 unexpected: 'even'") && strstr(found.text, "report");
@@ -520,7 +520,7 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
 
 /* --- what must not happen --------------------------------------------------------------------- */
 
-static fsdp_status save_differently(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_differently(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job own = *(job *)user;
     bool odd = fsdp_ctl_rank(ctl) == 2;
@@ -529,7 +529,7 @@ static fsdp_status save_differently(fsdp_ctl *ctl, void *user, fsdp_error *err)
     own.save.owners = odd && own.dim == 1 ? FSDP_OWNERS_LOWEST : FSDP_OWNERS_BALANCED;
     own.save.run[3] = odd && own.dim == 2 ? 1 : 2;
     own.dim = 0;
-    return save_rank(ctl, &own, err);
+    return save_rank(&own, ctl, err);
 }
 
 Test(save_load, ranks_that_save_with_different_options_are_told)
@@ -562,10 +562,10 @@ Test(save_load, a_directory_that_only_looks_like_a_checkpoint_is_not_overwritten
     cr_assert_eq(access(file, F_OK), 0, "the foreign file is gone");
 }
 
-static fsdp_status load_slowly(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_slowly(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     fsdp_ctl_set_deadline(ctl, 300);
-    return load_rank(ctl, user, err);
+    return load_rank(user, ctl, err);
 }
 
 static int stall(void *user, int64_t done, int64_t total, const char *what)
