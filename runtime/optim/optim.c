@@ -61,7 +61,7 @@ static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t s
 
 enum { REFRESH_AT_ONCE = 256 };
 
-/* Where a master still rounds to the parameter it stays: it knows more. */
+/* Keeps a master element that still rounds to the parameter's, because it is more precise. */
 static void refresh_some(float *master, const unsigned char *data, fsdp_dtype dtype, size_t n)
 {
     unsigned char rounded[REFRESH_AT_ONCE * sizeof(float)];
@@ -133,8 +133,8 @@ static size_t count_views(const fsdp_model *declared, const fsdp_param *flat)
     return n;
 }
 
-/* One run per declared parameter that is stepped, in the order of the flat one. Runs that this rank holds
- * nothing of are empty, so that all ranks count steps alike. */
+/* One run per declared parameter that is stepped, in the order of the flat one. Runs without elements on this
+ * rank are empty and stay, so that all ranks count steps alike. */
 static fsdp_status add_flat_state(fsdp_optim *optim, fsdp_param *flat,
                                   const fsdp_optim_group *groups, size_t n, fsdp_error *err)
 {
@@ -310,7 +310,7 @@ fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr, fsdp_e
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* What a stream needs to step one parameter. */
+/* Arguments of the work that steps one parameter on a stream. */
 typedef struct step_work {
     const fsdp_optim *optim;
     fsdp_optim_state *state;
@@ -320,7 +320,7 @@ typedef struct step_work {
     double lr, weight_decay;
 } step_work;
 
-/* Where a run begins in the shard, its gradient, a moment. */
+/* The begin of a run in the shard, its gradient or a moment. */
 static void *behind(const step_work *work, const void *data, fsdp_dtype dtype)
 {
     size_t offset = (size_t)work->first * fsdp_dtype_size(dtype);
@@ -407,7 +407,7 @@ static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *
     }
 }
 
-/* Every flat parameter has a state; runs say whether any of it is stepped. */
+/* Every flat parameter has a state; it is stepped if it has runs. */
 static bool is_due(const fsdp_optim_state *state)
 {
     return state->param->shard_grad && (!state->runs || state->run_count > 0);
@@ -422,7 +422,7 @@ bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group)
     return false;
 }
 
-/* Gradients of a group share blocks, which go when no other optimizer is still to step one of them. */
+/* Gradients of a group share blocks, which are freed when no other optimizer still needs one of them. */
 void fsdp_optim_drop_grads(fsdp_optim *optim)
 {
     const fsdp_root *root = optim->root;
@@ -434,7 +434,8 @@ void fsdp_optim_drop_grads(fsdp_optim *optim)
             fsdp_group_drop_grads(root->groups[i]);
 }
 
-/* What is gathered is the parameter of before the step: it goes, so that the next forward gathers anew. */
+/* Reshards first: gathered parameters have values from before the step, and the next forward
+ * must gather anew. */
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
     fsdp_context *context = optim->root->context;

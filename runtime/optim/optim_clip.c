@@ -1,7 +1,7 @@
 /*
- * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; a rank
- * whose part another one holds, too, counts nothing: so one number is summed over all ranks,
- * whatever the meshes.
+ * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; of the ranks
+ * that hold copies of the same rows, only the first counts them. So one number is summed over all ranks,
+ * for every mesh.
  */
 #include "runtime/optim/optim_internal.h"
 #include "runtime/step/step.h"
@@ -32,7 +32,7 @@ fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const
 
 /* --- the norm --------------------------------------------------------------------------------- */
 
-/* Does this rank come first among those that hold the same rows? */
+/* True when this rank is the first of those that hold these rows. */
 static bool is_first_holder(const fsdp_param *param)
 {
     return fsdp_layout_copy(&param->layout, param->model->world->rank, 0) == 0;

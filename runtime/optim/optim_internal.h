@@ -1,7 +1,7 @@
 /*
- * The inside of optimizers: state per parameter, in the order of the model. optim.c makes it and steps;
- * optim_clip.c measures gradients, optim_scaler.c scales losses; optim_state.c describes state to those who
- * save and load it (state_internal.h).
+ * Private interface of optimizers: state per parameter, in the order of the model. optim.c makes it and
+ * steps; optim_clip.c computes norms of gradients, optim_scaler.c scales losses; optim_state.c describes the
+ * state for saving and loading (state_internal.h).
  */
 #ifndef FSDP_OPTIM_INTERNAL_H
 #define FSDP_OPTIM_INTERNAL_H
@@ -15,7 +15,7 @@ typedef enum fsdp_optim_kind { FSDP_OPTIM_ADAMW, FSDP_OPTIM_SGD } fsdp_optim_kin
 enum { FSDP_MOMENTS = 2 };
 /* A part of a shard that is stepped with a group's hyper-parameters (a flat parameter has several). */
 typedef struct fsdp_optim_run {
-    const fsdp_param *view;            /* the parameter that lies there */
+    const fsdp_param *view;            /* the declared parameter */
     int64_t first, count;
     size_t group;
 } fsdp_optim_run;
@@ -28,7 +28,7 @@ typedef struct fsdp_optim_state {
     fsdp_dtype moment_dtype;
     float step;                        /* taken so far; a 0-d tensor in state dicts */
     void *moments[FSDP_MOMENTS];       /* NULL: the optimizer has no such moment */
-    float *master;                     /* NULL: the parameter is precise enough */
+    float *master;                     /* a copy in f32; NULL: the parameter is precise enough */
 } fsdp_optim_state;
 
 typedef struct fsdp_optim_params {     /* of a group */
@@ -48,23 +48,23 @@ struct fsdp_optim {
     struct fsdp_optim *next;           /* of the same root */
 };
 
-/* The first of the groups that matches; false: none does. */
+/* Finds the first group that matches a parameter; false: none does. */
 bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
                            size_t *group_out);
-/* The group that steps a declared parameter, which the state is of or which lies in its flat parameter;
+/* Finds the group that steps a declared parameter: the state's parameter, or one inside it if that is flat;
  * false: none does. */
 bool fsdp_optim_group_of(const fsdp_optim_state *state, const fsdp_param *param, size_t *group_out);
 /* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
-/* A master follows its parameter, which was changed by loading or by hand, element by element. */
+/* Sets a master from its parameter, which was changed by loading or by hand, element by element. */
 void fsdp_optim_refresh_master(fsdp_optim_state *state);
-/* The masters of this parameter in whatever optimizer; NULL: of all. */
+/* Sets the masters of this parameter in all optimizers; NULL: of all parameters. */
 void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param);
-/* Are there gradients that an optimizer of the root is to step? group: of it, or NULL. */
+/* True when gradients wait for an optimizer of the root; group: only those of the group, NULL: all. */
 bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group);
-/* The gradients of its parameters; those that another optimizer is to step stay. */
+/* Drops the gradients of its parameters, except those that wait for another optimizer. */
 void fsdp_optim_drop_grads(fsdp_optim *optim);
-/* fsdp_optim_describe_state of a state that is known. */
+/* fsdp_optim_describe_state for a state of the optimizer. */
 size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
                                 fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);
 

@@ -10,8 +10,8 @@ struct fsdp_scaler {
     double scale;
     int64_t good_steps;
     bool is_finite;
-    bool is_to_adapt;      /* to what was found, once all optimizers have stepped */
-    const fsdp_root *root; /* whose gradients of which backward were divided */
+    bool is_to_adapt;      /* the scale changes once all optimizers have stepped */
+    const fsdp_root *root; /* the root and the backward whose gradients were divided */
     uint64_t backwards;
 };
 
@@ -85,7 +85,7 @@ static fsdp_status unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err
     FSDP_TRY(fsdp_context_sync(root->context, err));
     double bad = unscale_local(scaler, root) ? 0 : 1;
     FSDP_TRY(fsdp_root_fold(root, &bad, FSDP_FOLD_MAX, "loss scaling", err));
-    if (scaler->is_to_adapt) /* not every optimizer stepped after the backward before */
+    if (scaler->is_to_adapt) /* an optimizer did not step after the last backward */
         adapt(scaler);
     scaler->is_finite = bad == 0;
     scaler->is_to_adapt = true;
@@ -132,7 +132,7 @@ double fsdp_schedule_constant(int64_t step, int64_t warmup)
     return step < warmup ? (double)(step + 1) / (double)warmup : 1;
 }
 
-/* How far between warm-up and the end, 0 to 1. */
+/* The progress between the end of the warm-up and the last step, 0 to 1. */
 static double progress(int64_t step, int64_t warmup, int64_t total)
 {
     if (step >= total || total <= warmup)

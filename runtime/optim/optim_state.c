@@ -1,5 +1,5 @@
-/* What an optimizer keeps for a parameter, as tensors. It is there since the optimizer was made, so that
- * nobody has to make a step to learn names and shapes. See optim.h. */
+/* The state of an optimizer as tensors. It exists since the optimizer was created, so that names and shapes
+ * are known before the first step. See optim.h. */
 #include "runtime/optim/optim_internal.h"
 
 static fsdp_optim_tensor tensor_of(const fsdp_param *param, const char *name, fsdp_dtype dtype,

@@ -1,4 +1,4 @@
-/* The first values of parameters: reproducible ones, the user's, or rank 0's. See root_init.h. */
+/* First values of parameters: reproducible ones, the caller's, or rank 0's. See root_init.h. */
 #include "runtime/state/state_internal.h"
 #include "runtime/step/step.h"
 
@@ -35,7 +35,7 @@ double fsdp_uniform(uint64_t seed, const char *name, uint64_t i)
 
 /* --- filling ---------------------------------------------------------------------------------- */
 
-/* Nobody reads the shards then, and no gathered parameters have what was in them. */
+/* Reshards everything and waits, so that no gather reads the shards or holds their old values. */
 static fsdp_status settle(fsdp_root *root, const char *what, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
@@ -44,13 +44,13 @@ static fsdp_status settle(fsdp_root *root, const char *what, fsdp_error *err)
     return fsdp_state_settle(root, err);
 }
 
-/* What fill is asked about: the declared parameter, unless it is kept in another dtype. */
+/* The parameter whose values fill makes: the declared one, unless it is stored in another dtype. */
 static fsdp_param *filled(fsdp_param *param)
 {
     return fsdp_state_is_cast(param) ? param->flat : param;
 }
 
-/* This rank's run of one that lies in a flat parameter, as boxes: they lie one behind the other. */
+/* Fills this rank's run of a parameter inside a flat one: consecutive boxes. */
 static fsdp_status fill_run(const fsdp_param *param, fsdp_param_fill fill, void *context,
                             fsdp_error *err)
 {
@@ -152,13 +152,13 @@ enum { SLAB_BYTES = 16 << 20 };
 
 typedef struct sync_work {
     fsdp_root *root;
-    fsdp_ordered_comm *ordered; /* of all ranks; NULL: this one is alone */
+    fsdp_ordered_comm *ordered; /* of all ranks; NULL: a world of one rank */
     fsdp_param_fill fill;
     void *context;
     void *slab;
 } sync_work;
 
-/* The part of a slab that this rank holds of a parameter in a flat one: boxes of its run. */
+/* Copies this rank's part of a slab of a parameter inside a flat one: boxes of its run. */
 static void take_run(const fsdp_param *param, const fsdp_state_range *slab)
 {
     const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
@@ -173,7 +173,7 @@ static void take_run(const fsdp_param *param, const fsdp_state_range *slab)
     }
 }
 
-/* The part of a slab that this rank holds goes to its place. */
+/* Copies this rank's part of a slab to its place. */
 static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
 {
     const fsdp_box own = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
@@ -206,7 +206,7 @@ static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsd
     return FSDP_OK;
 }
 
-/* Slab after slab of the row-major order; a 0-d tensor is one. */
+/* Broadcasts a parameter slab by slab in row-major order; a 0-d tensor is one slab. */
 static fsdp_status sync_param(sync_work *work, const fsdp_param *param, fsdp_error *err)
 {
     const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);

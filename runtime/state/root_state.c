@@ -1,7 +1,7 @@
 /*
- * Checkpoints of a root and its optimizer: the live dict (state_get.c) saved; a checkpoint matched as any
- * other dict (state_set.c), and loaded into the memory that is there (statedict/load_internal.h). See
- * state.h.
+ * Checkpoints of a root and its optimizers. Saving writes the live dict (state_get.c). Loading matches the
+ * checkpoint like any other dict (state_set.c) and reads it into the root's own memory
+ * (statedict/load_internal.h). See state.h.
  */
 #include "runtime/state/state_internal.h"
 
@@ -9,7 +9,7 @@
 
 #include <fsdp/run.h>
 
-/* Those that say how state gets from rank to rank in memory. */
+/* Refuses the options that move state between ranks in memory; checkpoints do not use them. */
 static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err)
 {
     const char *option = opts->full_state_dict        ? "full_state_dict"
@@ -26,7 +26,7 @@ static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err
 
 /* --- saving ----------------------------------------------------------------------------------- */
 
-/* Kind LOCAL stores flat buffers as they are, and replicas of them make none. */
+/* Kind LOCAL stores flat buffers as they are; replicated flat parameters are not one flat buffer. */
 static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
 {
     for (size_t i = 0; root->declared != root->model && i < root->unit_count; i++)
@@ -72,15 +72,15 @@ fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_sav
 
 /* --- loading ---------------------------------------------------------------------------------- */
 
-/* The live dict, matched by what a checkpoint says of itself, and wanted under the names that are there. */
+/* A load: the live dict, matched with a checkpoint's description, and loaded under the stored names. */
 typedef struct load_job {
     fsdp_root_load_opts opts;
     fsdp_state_scope scope;
     fsdp_sd *live, *wanted;
-    fsdp_state_match match; /* of the checkpoint that was tried last */
+    fsdp_state_match match; /* of the last checkpoint that was tried */
 } load_job;
 
-/* Numbers have memory of their own until it is known what they are. */
+/* Numbers are loaded into separate memory and converted later, because their stored type may differ. */
 static fsdp_status want_entry(load_job *job, size_t i, fsdp_error *err)
 {
     const fsdp_entry *live = fsdp_sd_at(job->live, i);
@@ -173,7 +173,7 @@ static fsdp_status prepare(load_job *job, fsdp_root *root, fsdp_error *err)
     return fsdp_state_build(&job->scope, false, &job->live, err);
 }
 
-/* Names are those of the match; the load knows the path and what was read. */
+/* Merges two reports: names come from the match, path and bytes from the load. */
 static void report_load(load_job *job, fsdp_load_report *loaded)
 {
     fsdp_load_report *report = job->opts.load.report;
@@ -191,7 +191,7 @@ static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_loa
 {
     const fsdp_load_hooks hooks = {.context = job, .want = want, .take = take};
     fsdp_load_opts opts = job->opts.load;
-    opts.partial = true; /* what is wanted was matched */
+    opts.partial = true; /* match_all has checked the names */
     opts.report = loaded;
     return fsdp_ctl_agree(ctl, fsdp_load_hooked(&hooks, ctl, path, &opts, err), err);
 }

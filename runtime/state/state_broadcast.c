@@ -1,8 +1,8 @@
 /*
- * Setting what only rank 0 has. First it tells everybody what that is: names, dtypes, shapes, values, and
- * the contents of 0-d tensors, as one text. Every rank matches that with its own live dict, and all see
- * that it fits before anything is touched. Then the tensors come one after the other through one bounded
- * buffer, of which each rank keeps its part. The mirror is state_full.c.
+ * Sets a dict that only rank 0 has. Rank 0 first broadcasts its description as one text: names, dtypes,
+ * shapes, values, and the contents of 0-d tensors. Every rank matches it with its own live dict, and all
+ * agree that it matches before anything changes. Then the tensors follow one after the other through one
+ * bounded buffer, of which each rank keeps its part. The inverse is state_full.c.
  */
 #include "runtime/state/state_internal.h"
 
@@ -56,7 +56,7 @@ static fsdp_status describe_all(const fsdp_sd *sd, fsdp_sd *described, fsdp_text
     return status;
 }
 
-/* The description as a manifest, and behind it what its values and 0-d tensors are. */
+/* Encodes the description as a manifest, followed by the bytes of large values and 0-d tensors. */
 static fsdp_status encode(const fsdp_sd *sd, fsdp_text *text, fsdp_text *bytes, fsdp_error *err)
 {
     fsdp_manifest_file none = {0};
@@ -74,7 +74,7 @@ static fsdp_status encode(const fsdp_sd *sd, fsdp_text *text, fsdp_text *bytes, 
 
 /* --- telling: all ranks ----------------------------------------------------------------------- */
 
-/* 0-d tensors and large values, in the order of the entries. */
+/* Points 0-d tensors and large values to their bytes, in the order of the entries. */
 static fsdp_status place_bytes(const fsdp_manifest *manifest, char *bytes, fsdp_error *err)
 {
     size_t next = 0;

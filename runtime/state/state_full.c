@@ -1,7 +1,8 @@
 /*
- * Whole values of a live dict: on every rank, one tensor after the other through one bounded buffer; or on
- * rank 0 only, streamed over the control plane. First all ranks see that they ask for the same, so that a
- * rank with another dict is an error that names it, and not a wait. The mirror is state_broadcast.c.
+ * Makes the tensors of a live dict whole: on every rank, one tensor after the other through one bounded
+ * buffer; or on rank 0 only, streamed over the control plane. All ranks first compare their requests, so
+ * that a rank with another dict causes an error that names it, not a timeout. The inverse is
+ * state_broadcast.c.
  */
 #include "runtime/state/state_internal.h"
 
@@ -13,7 +14,7 @@
 
 /* --- asking for the same ---------------------------------------------------------------------- */
 
-/* What a rank is about to do, as others see it. */
+/* A rank's request, as the ranks compare it. */
 typedef struct asked {
     char text[64];
 } asked;
@@ -47,7 +48,7 @@ fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live,
 
 /* --- every rank ------------------------------------------------------------------------------- */
 
-/* The same names, with memory for whole tensors. */
+/* Makes a dict with the live one's names and memory for whole tensors. */
 static fsdp_status make_whole(const fsdp_root *root, const fsdp_sd *live, fsdp_sd *full,
                               fsdp_error *err)
 {
@@ -69,7 +70,7 @@ static bool is_whole_everywhere(const fsdp_entry *entry, int rank)
            fsdp_layout_copies(&entry->layout, rank, 0) == fsdp_mesh_size(entry->layout.mesh);
 }
 
-/* What this owner alone, or before others, holds of a tensor. */
+/* Moves the boxes of a tensor of which `owner` holds the first copy. */
 static fsdp_status gather_part(fsdp_state_mover *mover, const fsdp_entry *live,
                                const fsdp_entry *full, int owner, fsdp_error *err)
 {
@@ -86,7 +87,7 @@ static fsdp_status gather_part(fsdp_state_mover *mover, const fsdp_entry *live,
     return FSDP_OK;
 }
 
-/* All that one rank owns, then the next: so small tensors share a broadcast. */
+/* Moves all tensors of one owner before the next owner's, so that small tensors share a broadcast. */
 static fsdp_status gather_from(fsdp_state_mover *mover, const fsdp_sd *live, const fsdp_sd *full,
                                int owner, fsdp_error *err)
 {
@@ -129,7 +130,7 @@ static fsdp_status gather_everywhere(const fsdp_state_scope *scope, const fsdp_s
 
 /* --- both ways -------------------------------------------------------------------------------- */
 
-/* The other ranks bring their parts, and get an empty dict. */
+/* Rank 0 gets the whole dict; the other ranks send their parts and get an empty one. */
 static fsdp_status gather_on_rank0(const fsdp_state_scope *scope, const fsdp_sd *live,
                                    fsdp_sd **full_out, fsdp_error *err)
 {

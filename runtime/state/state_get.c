@@ -1,6 +1,6 @@
 /*
- * Getting: a dict of the memory that this rank holds, without a copy or a word to other ranks; then, where
- * it was asked for, its values whole (state_full.c) or copied. The mirror is state_set.c.
+ * Gets a state dict: a dict of this rank's live memory, without copies or communication; then, if the
+ * options say so, whole (state_full.c) or copied. The inverse is state_set.c.
  */
 #include "runtime/state/state_internal.h"
 #include "runtime/step/step.h"
@@ -15,7 +15,7 @@ typedef struct state_build {
     const fsdp_state_scope *scope;
     fsdp_sd *sd;
     bool copies;   /* no tensor has memory yet */
-    bool has_cast; /* some have to be filled from what is kept in another dtype */
+    bool has_cast; /* some tensors are casts of stored ones, and must be filled */
     fsdp_text name;
 } state_build;
 
@@ -24,7 +24,7 @@ bool fsdp_state_is_cast(const fsdp_param *param)
     return param->flat && !param->flat->group && param->flat->dtype != param->dtype;
 }
 
-/* Whole on every rank: buffers, and parameters that units ignored. */
+/* Buffers and ignored parameters are whole on every rank. */
 static fsdp_layout layout_of(const fsdp_state_scope *scope, const fsdp_param *param)
 {
     if (param->mesh)
@@ -32,7 +32,7 @@ static fsdp_layout layout_of(const fsdp_state_scope *scope, const fsdp_param *pa
     return (fsdp_layout){.kind = FSDP_LAYOUT_MESH, .mesh = scope->root->unit->opts.mesh};
 }
 
-/* tensor: of the parameter, or of the flat one that it lies in; what of the naming is set here. */
+/* tensor: the parameter's, or that of the flat one that it lies in. Sets `what` of the naming. */
 static fsdp_status add_tensor(state_build *build, const fsdp_state_param *param,
                               const fsdp_state_naming *naming, const fsdp_optim_tensor *tensor,
                               fsdp_error *err)
@@ -105,7 +105,7 @@ static fsdp_status add_model(state_build *build, bool buffers, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Parameters that are kept in another dtype, in their own. */
+/* Casts parameters that are stored in another dtype to their declared one. */
 static fsdp_status fill_cast(state_build *build, fsdp_error *err)
 {
     const fsdp_state_scope *scope = build->scope;
@@ -224,7 +224,7 @@ fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
     return fsdp_context_sync(root->context, err);
 }
 
-/* The same entries, with this rank's parts in memory of the dict. */
+/* Copies the live dict: equal entries, with this rank's parts in memory of the new dict. */
 static fsdp_status get_copies(const fsdp_state_scope *scope, const fsdp_sd *live, fsdp_sd **sd_out,
                               fsdp_error *err)
 {

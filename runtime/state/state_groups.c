@@ -1,6 +1,6 @@
 /*
- * Hyper-parameters into state dicts: per parameter ("param_groups.<name>.lr") or as one list of a dict per
- * group ("param_groups", as Optimizer.state_dict() has it). The way back is state_groups_take.c.
+ * Puts hyper-parameters into state dicts: per parameter ("param_groups.<name>.lr") or as one list of a dict
+ * per group ("param_groups", as Optimizer.state_dict() has it). The inverse is state_groups_take.c.
  */
 #include "runtime/state/state_internal.h"
 #include "statedict/sd/layout_internal.h"

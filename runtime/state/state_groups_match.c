@@ -1,6 +1,6 @@
 /*
- * Which parameter a number in a state dict is, and which group here a group of it: groups are found again
- * by the parameters in them, wherever they stand. See state_groups.h.
+ * Matches numbers in a state dict with parameters, and its groups with those of the root's optimizers.
+ * Groups are found by their parameters, in any order. See state_groups.h.
  */
 #include "runtime/state/state_groups.h"
 
@@ -111,7 +111,7 @@ static bool has_members(const fsdp_state_scope *scope, size_t group)
     return false;
 }
 
-/* A group without parameters is the one here without: when there is one such on both sides. */
+/* A group without parameters matches one without, if each side has exactly one. */
 fsdp_status fsdp_state_find_empty_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
                                         fsdp_state_group *found_out, fsdp_error *err)
 {

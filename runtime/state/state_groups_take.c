@@ -1,7 +1,7 @@
 /*
- * Hyper-parameters out of state dicts, in every form that they are put down in: per parameter, as a list of
- * groups, or that list in pieces. All is checked before any of it is applied: two values for one group are an
- * error. The way there is state_groups.c.
+ * Takes hyper-parameters from state dicts, in every form: per parameter, as a list of groups, or that list in
+ * pieces. All are checked before any is applied; two values for one group are an error. The inverse is
+ * state_groups.c.
  */
 #include "runtime/state/state_groups.h"
 
@@ -135,7 +135,7 @@ static fsdp_status take_list(fsdp_state_groups *groups, const fsdp_entry *entry,
 
 /* --- taking: names ---------------------------------------------------------------------------- */
 
-/* "param_groups.<place>.params": PyTorch's checkpoints have the list of groups in pieces. */
+/* True for "param_groups.<place>.params": PyTorch's checkpoints have the list of groups in pieces. */
 static bool is_members(const fsdp_state_key *key, const fsdp_entry *entry)
 {
     return !key->param && key->what_size == 6 && memcmp(key->what, "params", 6) == 0 &&
@@ -183,7 +183,7 @@ static const char *behind_groups(const fsdp_state_groups *groups, const fsdp_ent
                              "param_groups", rest_out);
 }
 
-/* What is behind the dot of "param_groups."; NULL for other names. */
+/* The rest of a name after "param_groups."; NULL for other names. */
 static const char *behind_dot(const fsdp_state_groups *groups, const fsdp_entry *entry,
                               size_t *rest_out)
 {
@@ -194,7 +194,7 @@ static const char *behind_dot(const fsdp_state_groups *groups, const fsdp_entry 
     return name + 1;
 }
 
-/* First lists of members, since their numbers count for other names, too. */
+/* Takes lists of members first, because other names use their numbers. */
 static fsdp_status take_lists(fsdp_state_groups *groups, fsdp_error *err)
 {
     size_t rest;
@@ -222,7 +222,7 @@ static fsdp_status take_names(fsdp_state_groups *groups, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* The first parameter of a group that is wanted; NULL: none is. */
+/* The first selected parameter of a group; NULL: none is selected. */
 static const fsdp_state_param *first_member(const fsdp_state_scope *scope, const fsdp_optim *optim,
                                             size_t group, bool any_group)
 {

@@ -1,6 +1,6 @@
 /*
- * Parts of tensors on their way between boxes and ranks. A tensor goes piece by piece of its
- * row-major order through one buffer, however large it is.
+ * Moves parts of tensors between boxes and ranks. A tensor of any size goes through one buffer, in
+ * pieces of its row-major order.
  */
 #include "runtime/step/step.h"
 #include "runtime/state/state_internal.h"
@@ -62,7 +62,7 @@ void fsdp_state_copy_into(const fsdp_state_range *from, const fsdp_entry *to, in
 
 enum { BUFFER_BYTES = 16 << 20, PIECES = 256, ALIGNMENT = 64 };
 
-/* A part of a tensor that lies in the buffer, where from.data points. */
+/* A part of a tensor in the buffer, at from.data. */
 struct fsdp_state_piece {
     fsdp_state_range from;
     const fsdp_entry *to;
@@ -116,7 +116,7 @@ fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Elements that fit into the buffer now, after what is in it was sent if need be. */
+/* The number of elements that fit into the buffer, which is sent first if it is too full. */
 static fsdp_status make_room(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
                              int64_t *count_out, fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * Which parameters are in a state dict, what they are called there, and whose state a name is. Names are
- * the paths of the model, below the wanted submodules, as the caller renames them. See state_internal.h.
+ * Selects the parameters of a state dict, makes their names, and finds the parameter of a name. Names are
+ * those of the model, below the selected submodules, after the caller's renaming. See state_internal.h.
  */
 #include "runtime/state/state_internal.h"
 
@@ -17,7 +17,7 @@ fsdp_status fsdp_state_spell(fsdp_text *text, const fsdp_state_naming *naming, c
     return text->failed ? fsdp_fail_memory(err, name) : FSDP_OK;
 }
 
-/* The bytes of the name that are a submodule's prefix; negative when it is below none that is wanted. */
+/* The length of the submodule's prefix in the name; negative when it is below no selected one. */
 static int64_t prefix_of(const fsdp_state_opts *opts, const char *name)
 {
     if (!opts->submodules)
@@ -32,7 +32,7 @@ static int64_t prefix_of(const fsdp_state_opts *opts, const char *name)
     return -1;
 }
 
-/* What a name of the model is in the dict; NULL when it is not wanted. */
+/* The name in the dict for a name of the model; NULL when it is not selected. */
 static const char *spell(const fsdp_state_opts *opts, const char *name)
 {
     int64_t prefix = prefix_of(opts, name);
@@ -108,8 +108,7 @@ static fsdp_status add_state(fsdp_state_param *param, fsdp_optim *optim, fsdp_op
     return FSDP_OK;
 }
 
-/* Parameters of one flat parameter mostly follow each other, and so do states: the search goes on where it
- * ended. */
+/* Each search begins where the last one ended, because parameters and states mostly have the same order. */
 static fsdp_status add_optim(fsdp_state_scope *scope, fsdp_optim *optim, fsdp_error *err)
 {
     if (optim->root != scope->root)
@@ -128,7 +127,7 @@ static fsdp_status add_optim(fsdp_state_scope *scope, fsdp_optim *optim, fsdp_er
     return FSDP_OK;
 }
 
-/* The order in which they were made. */
+/* Lists the root's optimizers in the order of their creation. */
 static fsdp_status list_optims(fsdp_state_scope *scope, fsdp_error *err)
 {
     size_t n = 0;

@@ -1,4 +1,4 @@
-/* Numbers in state dicts, which one program keeps as values and another as 0-d tensors of some type. */
+/* Numbers in state dicts: programs store them as values or as 0-d tensors of any type. */
 #include "runtime/state/state_internal.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static bool is_integer(fsdp_dtype dtype)
     return dtype >= FSDP_I64 && dtype <= FSDP_BOOL;
 }
 
-/* Of any size; little-endian, as memory is. */
+/* Reads an integer of any size; little-endian, as memory is. */
 static double read_integer(const void *data, fsdp_dtype dtype)
 {
     uint64_t bits = 0;

@@ -1,6 +1,6 @@
 /*
- * The caller's own entries beside the state of a root: into what is saved, and out of what is loaded. See
- * state.h, "checkpoints"; root_state.c is where they go along.
+ * The caller's extra entries beside the state of a root: root_state.c saves and loads them with it. See
+ * state.h, "checkpoints".
  */
 #include "runtime/state/state_internal.h"
 #include "statedict/sd/layout_internal.h"
@@ -27,7 +27,7 @@ fsdp_status fsdp_state_save_own(const fsdp_sd *own, fsdp_sd *sd, fsdp_error *err
     return FSDP_OK;
 }
 
-/* Aliases need nothing: their target is loaded. */
+/* Aliases are skipped, because their target is loaded. */
 fsdp_status fsdp_state_want_own(fsdp_sd *own, const fsdp_sd *stored, int rank, fsdp_sd *wanted,
                                 fsdp_error *err)
 {
@@ -43,7 +43,7 @@ fsdp_status fsdp_state_want_own(fsdp_sd *own, const fsdp_sd *stored, int rank, f
     return FSDP_OK;
 }
 
-/* Tensors came into their memory. */
+/* Copies values only: tensors were loaded into their memory. */
 fsdp_status fsdp_state_take_own(fsdp_sd *own, const fsdp_sd *loaded, fsdp_error *err)
 {
     for (size_t i = 0; own && i < fsdp_sd_count(own); i++) {

@@ -1,7 +1,6 @@
 /*
- * Setting: a dict is matched with the live one that getting would give (state_get.c), by name; all of it is
- * checked; then everything is copied into the memory that is there. Whole tensors are cut here, or come
- * from rank 0 (state_broadcast.c).
+ * Sets a state dict: matches it by name with the live dict (state_get.c), checks all of it, and then copies
+ * everything into the live memory. Whole tensors are cut here, or come from rank 0 (state_broadcast.c).
  */
 #include "runtime/state/state_internal.h"
 
@@ -40,7 +39,7 @@ static bool sets_optims(const fsdp_state_scope *scope)
     return scope->optim_count > 0 && scope->opts.part != FSDP_STATE_MODEL;
 }
 
-/* Below the optimizers' prefix; otherwise below the model's, or the caller's own. */
+/* True for names below the optimizers' prefix; others are the model's or the caller's extra entries. */
 static bool is_optim_name(const fsdp_state_scope *scope, const fsdp_entry *entry)
 {
     const char *prefix = scope->opts.optim_prefix;
@@ -49,7 +48,7 @@ static bool is_optim_name(const fsdp_state_scope *scope, const fsdp_entry *entry
            fsdp_state_behind(entry->name, entry->name_size, prefix, "param_groups", &rest);
 }
 
-/* Optimizer state under another name of its parameter, or its number: where that is live, or -1. */
+/* Finds the live entry of optimizer state under another name of its parameter or its number; -1: none. */
 static fsdp_status find_state(const fsdp_state_match *match, const fsdp_entry *entry,
                               int64_t *at_out, fsdp_error *err)
 {
@@ -93,7 +92,7 @@ static fsdp_status note(fsdp_name_list *list, const fsdp_entry *entry, fsdp_erro
                : fsdp_fail_memory(err, "a list of names");
 }
 
-/* A name that nothing live has. */
+/* Handles a name that the live dict lacks. */
 static fsdp_status place_unknown(fsdp_state_match *match, const fsdp_entry *entry, fsdp_error *err)
 {
     const fsdp_state_scope *scope = match->scope;
@@ -113,12 +112,12 @@ static fsdp_status place_unknown(fsdp_state_match *match, const fsdp_entry *entr
     match->model_count++;
     const fsdp_state_param *param = fsdp_state_find(scope, name, rest);
     if (param && !fsdp_state_has(scope, param))
-        return FSDP_OK; /* frozen, and ignored */
+        return FSDP_OK; /* a frozen parameter, which is ignored */
     match->model_unexpected++;
     return note(&match->unexpected, entry, err);
 }
 
-/* The live entry's own name comes first, other names of it after that. */
+/* Finds the live entry of entry i: first by its name, then by other names of its parameter. */
 static fsdp_status place(fsdp_state_match *match, size_t i, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(match->sd, i);
@@ -137,7 +136,7 @@ static fsdp_status place(fsdp_state_match *match, size_t i, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* SGD and AdamW differ in their moments. */
+/* True for AdamW's `step`, recognised by the moments beside it. */
 static bool is_of_adamw(const fsdp_state_match *match, const fsdp_entry *step, size_t param_size)
 {
     fsdp_text moment = {0};
@@ -157,8 +156,8 @@ static bool ends_with(const fsdp_entry *entry, const char *end, size_t *before_o
     return true;
 }
 
-/* Of optimizer state, what PyTorch does not have: masters, which follow their parameter then, and the
- * steps of SGD, of which there was one at least where a momentum comes (finish_state). */
+/* True for optimizer state that PyTorch lacks: masters, which are then set from their parameter, and the
+ * steps of SGD, which are then 1 at least if there is a momentum (finish_state). */
 static bool may_be_missing(const fsdp_state_match *match, const fsdp_entry *live)
 {
     size_t param_size;
@@ -248,7 +247,7 @@ static bool is_same_layout(const fsdp_layout *a, const fsdp_layout *b)
            memcmp(a->placement, b->placement, sizeof a->placement) == 0;
 }
 
-/* On every rank, so that all ranks find the same. */
+/* Compares the layouts of all ranks, so that all ranks come to the same result. */
 static bool lies_the_same(const fsdp_entry *a, const fsdp_entry *b, int world)
 {
     if (is_same_layout(&a->layout, &b->layout))
@@ -269,8 +268,8 @@ static bool holds_whole(const fsdp_entry *entry, int rank)
     return fsdp_box_equal(&box, &whole);
 }
 
-/* A dict that was made elsewhere may name other ranks: an entry that is whole on all of them is whole where
- * its memory is. */
+/* A dict from another world may name other ranks: an entry that is whole on all of them is whole
+ * here, too. */
 static bool is_whole(const fsdp_entry *entry, int rank)
 {
     int ranks = fsdp_layout_world(&entry->layout);
@@ -375,7 +374,7 @@ static void copy_all(const fsdp_state_match *match)
             copy_tensor(fsdp_sd_at(match->live, i), fsdp_state_source(match, match->sd, i), rank);
 }
 
-/* The live entry of a parameter that something came for; -1: nothing did. */
+/* The live entry of a parameter if the dict sets it; else -1. */
 static fsdp_status find_set(const fsdp_state_match *match, const fsdp_state_param *param,
                             const fsdp_state_naming *naming, int64_t *at_out, fsdp_error *err)
 {
@@ -394,14 +393,14 @@ static fsdp_status find_state_set(const fsdp_state_match *match, const fsdp_stat
     return find_set(match, param, &naming, at_out, err);
 }
 
-/* The live entry of one that is kept in another dtype is a copy. */
+/* Casts to the stored dtype: the live entry of such a parameter is a copy. */
 static void take_cast(const fsdp_param *param, const fsdp_entry *live)
 {
     fsdp_cast(param->flat->shard, param->flat->dtype, live->data, param->dtype,
               (size_t)fsdp_shape_count(param->ndim, param->shape));
 }
 
-/* It has values if it came; a master that did not come follows it then. */
+/* Notes that a parameter which was set has values; a master that was not set is set from it. */
 static fsdp_status finish_param(const fsdp_state_match *match, const fsdp_state_param *param,
                                 fsdp_error *err)
 {
@@ -423,7 +422,7 @@ static fsdp_status finish_param(const fsdp_state_match *match, const fsdp_state_
     return FSDP_OK;
 }
 
-/* A momentum without a count of steps, as PyTorch's SGD has it, is not that of a first step. */
+/* A momentum without a count of steps, as in PyTorch's SGD, means that there was a step. */
 static fsdp_status count_step(const fsdp_state_match *match, const fsdp_state_param *param,
                               fsdp_error *err)
 {
@@ -450,7 +449,7 @@ static fsdp_status finish_state(const fsdp_state_match *match, fsdp_error *err)
 
 /* --- steps of flat parameters ------------------------------------------------------------------ */
 
-/* The first step that came for the parameters of a flat one. */
+/* The first step in the dict for the parameters of a flat one. */
 typedef struct first_step {
     const char *name;
     double step;

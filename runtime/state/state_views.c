@@ -1,7 +1,7 @@
 /*
- * Declared parameters that lie in flat ones (wrap.h), as tensors of a state dict: under their own names and
- * shapes, in the memory of the flat tensor. A flat tensor is the flat parameter or a tensor of its
- * optimizer's state. state_get.c adds everything else.
+ * Declared parameters inside flat ones (wrap.h) as tensors of a state dict: with their own names and shapes,
+ * in the memory of the flat tensor. A flat tensor is the flat parameter or a tensor of its optimizer's
+ * state. state_get.c adds everything else.
  */
 #include "runtime/state/state_internal.h"
 #include "base/data/box_internal.h"
@@ -48,7 +48,7 @@ static fsdp_status list_parts(const fsdp_state_view *view, fsdp_flat_part *parts
     return FSDP_OK;
 }
 
-/* All parameters of the flat one together: the layout says where each lies, in a few bytes. */
+/* Adds all parameters of the flat one as a flat buffer, whose layouts take a few bytes each. */
 static fsdp_status add_buffer(const fsdp_state_view *view, fsdp_text *name, fsdp_sd *sd,
                               fsdp_error *err)
 {
@@ -80,7 +80,7 @@ static fsdp_status add_buffer(const fsdp_state_view *view, fsdp_text *name, fsdp
 
 /* --- replicas --------------------------------------------------------------------------------- */
 
-/* The boxes of a parameter on every rank of the mesh: with replicas, no flat layout says it. */
+/* The boxes of a parameter on every rank of the mesh; a flat layout cannot describe replicas. */
 typedef struct box_list {
     fsdp_rank_box *items;
     size_t count, room;
@@ -140,6 +140,6 @@ fsdp_status fsdp_state_add_view(const fsdp_state_view *view, fsdp_text *name, fs
     if (group->replicate_size > 1)
         return add_boxes(view, name, sd, err);
     if (fsdp_sd_find(sd, name->data, name->size) >= 0)
-        return FSDP_OK; /* came with the first parameter of the flat one */
+        return FSDP_OK; /* added with the first parameter of the flat one */
     return add_buffer(view, name, sd, err);
 }

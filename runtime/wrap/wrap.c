@@ -1,4 +1,4 @@
-/* The FSDP1 face: a model is wrapped. See wrap.h, and wrap_internal.h for the other files. */
+/* The FSDP1 face: wraps a model. See wrap.h, and wrap_internal.h for the other files. */
 #include "runtime/wrap/wrap_internal.h"
 
 #include <string.h>
@@ -51,7 +51,7 @@ static fsdp_status check_unit(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
     return check_strategy(wrap, flat, err);
 }
 
-/* The ranks that a unit's parameters are cut for. */
+/* The number of ranks that a unit's parameters are cut for. */
 static int64_t shard_ranks(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat)
 {
     bool is_hybrid = fsdp_wrap_is_hybrid(flat->opts.strategy);
@@ -125,7 +125,7 @@ static fsdp_status add_flat(fsdp_wrap *wrap, const char *module, const fsdp_wrap
     return FSDP_OK;
 }
 
-/* Buffers, and what is ignored: the same in the inner model, whole on every rank. */
+/* Adds buffers and ignored parameters to the inner model, whole on every rank. */
 static fsdp_status add_whole(fsdp_wrap *wrap, fsdp_param *param, fsdp_error *err)
 {
     fsdp_dtype dtype = param->dtype;
@@ -189,7 +189,7 @@ static fsdp_status make_units(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, bool 
 
 /* --- wrapping --------------------------------------------------------------------------------- */
 
-/* Every rank looks at its own host. */
+/* Every rank checks its own host. */
 static fsdp_status check_hosts(const fsdp_world *world, fsdp_error *err)
 {
     if (fsdp_world_size(world) % fsdp_world_local_size(world) == 0)
@@ -198,7 +198,7 @@ static fsdp_status check_hosts(const fsdp_world *world, fsdp_error *err)
                      "hosts have different numbers of ranks: give a mesh of replicas and shards");
 }
 
-/* All ranks; for hybrid strategies, hosts x the ranks of a host. */
+/* Makes a mesh of all ranks; for hybrid strategies, of hosts x the ranks of a host. */
 static fsdp_status make_mesh(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_error *err)
 {
     fsdp_world *world = wrap->model->world;
@@ -225,7 +225,7 @@ static fsdp_status check_model(const fsdp_model *model, const fsdp_wrap_opts *op
     return fsdp_option_check_float("buffer_dtype", opts->buffer_dtype, err);
 }
 
-/* What can fail on one rank alone. */
+/* The part of wrapping that can fail on one rank alone. */
 static fsdp_status plan(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_error *err)
 {
     bool *ignored = fsdp_alloc(wrap->model->count, sizeof *ignored);
@@ -236,7 +236,7 @@ static fsdp_status plan(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_error 
     return status;
 }
 
-/* The caller's parameters show what they lie in. */
+/* Copies dtypes and shards of the flat parameters to the caller's parameters. */
 static void point_views(fsdp_wrap *wrap)
 {
     for (size_t i = 0; i < wrap->model->count; i++) {
@@ -285,7 +285,7 @@ fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts, fsdp
                              fsdp_error *err)
 {
     fsdp_wrap *wrap = fsdp_alloc(1, sizeof *wrap);
-    if (!wrap) /* the others wait to hear whether all can */
+    if (!wrap) /* the other ranks wait for this rank's status */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world),
                               fsdp_fail_memory(err, "a wrapped model"), err);
     wrap->model = model;
@@ -375,7 +375,7 @@ fsdp_status fsdp_wrap_check_idle(fsdp_wrap *wrap, const char *what, fsdp_error *
 
 /* --- settings --------------------------------------------------------------------------------- */
 
-/* Strategies that keep parameters from forward to backward keep them behind it, too. */
+/* Strategies that keep parameters from forward to backward also keep them after an accumulating backward. */
 fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating, fsdp_error *err)
 {
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_set_accumulating", err));

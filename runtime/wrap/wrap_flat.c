@@ -1,9 +1,10 @@
 /*
- * The FSDP1 face: the parameters of a unit become one flat parameter, as PyTorch lays it out.
+ * The FSDP1 face: the parameters of a unit become one flat parameter, in PyTorch's layout.
  *
- * With use_orig_params every parameter begins at a multiple of 16 bytes (in the dtype that is computed in),
- * and the end is padded to a multiple of the ranks; without, they lie one behind the other. Padding is zero.
- * The engine cuts the 1-D tensor by its usual rule, which is FSDP1's: chunks of ceil(count / ranks).
+ * With use_orig_params every parameter begins at a multiple of 16 bytes (in the dtype of gathered
+ * parameters), and the end is padded to a multiple of the ranks; without, there are no gaps.
+ * Padding is zero. The engine cuts the 1-D tensor by its usual rule, which is FSDP1's: chunks of
+ * ceil(count / ranks).
  */
 #include "runtime/wrap/wrap_internal.h"
 
@@ -79,7 +80,7 @@ static int64_t round_up(int64_t count, int64_t multiple)
     return (count + multiple - 1) / multiple * multiple;
 }
 
-/* Elements that 16 bytes hold of what is computed in. */
+/* The number of elements in 16 bytes, in the dtype of gathered parameters. */
 static int64_t alignment_of(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat)
 {
     fsdp_dtype dtype = flat->opts.param_dtype;

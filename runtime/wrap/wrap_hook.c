@@ -1,6 +1,6 @@
 /*
- * The FSDP1 face: communication hooks. A hook takes the place of a unit's reduce-scatter, or of its
- * all-reduce when nothing is cut, and of the division that goes with it: the engine only sums then.
+ * The FSDP1 face: communication hooks. A hook replaces a unit's reduce-scatter, or its all-reduce when
+ * nothing is cut, together with the division of the gradients.
  */
 #include "runtime/wrap/wrap_internal.h"
 
@@ -46,7 +46,7 @@ static fsdp_status check_hook(fsdp_wrap *wrap, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A plain sum is asked for, with no division around it; the hook makes the mean in its place. */
+/* Configures the unit for a plain sum without division, because the hook computes the mean. */
 static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
 {
     fsdp_custom_collective *scatter = fsdp_alloc(1, sizeof *scatter);

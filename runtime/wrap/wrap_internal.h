@@ -1,11 +1,11 @@
 /*
- * The inside of the FSDP1 face. The engine knows nothing of it but that a parameter may lie in another one.
+ * Private interface of the FSDP1 face. The engine knows of it only that a parameter may lie in another one.
  *
- *   wrap_tree.c     the modules that names make, and which of them a policy makes units
- *   wrap_flat.c     parameters become flat ones, in a model of the face's own; where everything lies
+ *   wrap_tree.c     the tree of modules from names; a policy chooses the units among them
+ *   wrap_flat.c     flat parameters: their layout, and the inner model that declares them
  *   wrap.c          wrapping: units, strategies, settings
  *   wrap_hook.c     communication hooks
- *   wrap_summon.c   whole parameters, and back
+ *   wrap_summon.c   whole parameters, and writing them back
  *   wrap_rekey.c    optimizer state by name or by position
  *
  * First values, optimizers, state dicts and checkpoints are the root's (state_internal.h), which finds the
@@ -21,7 +21,7 @@
 
 /* --- the tree (wrap_tree.c) ------------------------------------------------------------------ */
 
-/* A module that shall be a unit. */
+/* A module that becomes a unit. */
 typedef struct fsdp_wrap_wish {
     char *module;
     fsdp_wrap_unit_opts opts;
@@ -32,10 +32,10 @@ typedef struct fsdp_wrap_wishes {
     size_t count, room;
 } fsdp_wrap_wishes;
 
-/* One flag per parameter of the model. */
+/* Sets one flag per parameter of the model. */
 fsdp_status fsdp_wrap_list_ignored(const fsdp_model *model, const fsdp_wrap_opts *opts, bool *ignored_out,
                                  fsdp_error *err);
-/* Ignored parameters count for no policy. */
+/* Chooses the units by the policy; ignored parameters do not count. */
 fsdp_status fsdp_wrap_choose(const fsdp_model *model, const fsdp_wrap_opts *opts, const bool *ignored,
                            fsdp_wrap_wishes *wishes_out, fsdp_error *err);
 void fsdp_wrap_wishes_release(fsdp_wrap_wishes *wishes);
@@ -46,7 +46,7 @@ typedef struct fsdp_wrap_flat {
     char *module;
     fsdp_wrap_unit_opts opts;
     fsdp_unit *unit;
-    fsdp_param *param;                 /* of the inner model; NULL: nothing is in it */
+    fsdp_param *param;                 /* of the inner model; NULL: it is empty */
     fsdp_param **views;                /* the declared parameters in it, in order */
     size_t view_count;
     int64_t count;                     /* elements, with padding */
@@ -56,27 +56,27 @@ typedef struct fsdp_wrap_flat {
 
 struct fsdp_wrap {
     fsdp_model *model;                 /* the caller's */
-    fsdp_model *inner;                 /* flat parameters, and what stays whole */
-    fsdp_root *root;                   /* of the inner one */
+    fsdp_model *inner;                 /* flat parameters, and parameters and buffers that stay whole */
+    fsdp_root *root;                   /* of the inner model */
     const fsdp_mesh *mesh;
     fsdp_mesh *own_mesh;               /* or NULL */
     bool use_orig_params;
     fsdp_dtype buffer_dtype;
-    fsdp_wrap_flat *flats;               /* one per unit, in the order of their making, the root's last */
+    fsdp_wrap_flat *flats;               /* one per unit, in the order of creation, the root's last */
     size_t flat_count;
     fsdp_wrap_comm_hook hook;
     void *hook_context;
     fsdp_wrap_summon_opts summon;
 };
 
-/* Lays out what a flat parameter holds and declares it in the inner model; ranks: its padded size is a
- * multiple of them (use_orig_params). Takes the parameters below its module that lie nowhere yet. */
+/* Lays out a flat parameter of all parameters below its module that have no place yet, and declares it in the
+ * inner model. With use_orig_params its padded size is a multiple of ranks. */
 fsdp_status fsdp_wrap_flat_declare(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool *ignored, int64_t ranks,
                                  fsdp_error *err);
 void fsdp_wrap_flat_release(fsdp_wrap_flat *flat);
-const char *fsdp_wrap_flat_name(const fsdp_wrap_flat *flat);       /* its module, "root": before it has a unit
-                                                                    * */
-int64_t fsdp_wrap_count(const fsdp_param *param);        /* elements of the whole */
+/* The name of its module, or "root"; also before it has a unit. */
+const char *fsdp_wrap_flat_name(const fsdp_wrap_flat *flat);
+int64_t fsdp_wrap_count(const fsdp_param *param);        /* elements of the whole parameter */
 
 /* --- states ----------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /*
- * The FSDP1 face: optimizer state by name or by position. Names hold dots, and some are numbers: a key is the
- * longest known name that an entry begins with, else its first number.
+ * The FSDP1 face: changes optimizer state between names and positions. Names contain dots, and some are
+ * numbers: a key is the longest known name that an entry begins with, else its first number.
  */
 #include "runtime/wrap/wrap_internal.h"
 
@@ -15,7 +15,7 @@ static const char groups_name[] = "param_groups";
 
 typedef enum key_kind { KEY_NONE, KEY_NAME, KEY_ID } key_kind;
 
-/* How an entry's name begins behind "state.". */
+/* The parameter's key in an entry's name, after "state.". */
 typedef struct state_key {
     key_kind kind;
     size_t position;  /* in the input; SIZE_MAX: not among it */
@@ -37,7 +37,7 @@ static bool begins_with(const fsdp_entry *entry, size_t at, const char *text, si
     return entry->name_size >= at + size && memcmp(entry->name + at, text, size) == 0;
 }
 
-/* Longest first: "a" and "a.b" may both be names. */
+/* Tries the longest name first: "a" and "a.b" may both be names. */
 static state_key find_name(const rekey_work *work, const fsdp_entry *entry, size_t at)
 {
     state_key key = {.kind = KEY_NONE, .position = SIZE_MAX};
@@ -165,7 +165,7 @@ static int compare_keys(const void *a, const void *b)
     return order ? order : (x->as.bytes.size > size) - (y->as.bytes.size > size);
 }
 
-/* Keys that the input lacks go: those kept move to the front. */
+/* Removes keys that the input lacks; the kept ones move to the front. */
 static fsdp_status rekey_list(const rekey_work *work, fsdp_value *list, fsdp_error *err)
 {
     fsdp_value *items = list->as.list.items;

@@ -1,6 +1,6 @@
 /*
- * The FSDP1 face: whole parameters between steps, in the dtype they are stored in, and back: each rank keeps
- * of the changes what lies in its own chunk.
+ * The FSDP1 face: whole parameters between steps, in their stored dtype. Afterwards each rank writes the
+ * changes in its own chunk back.
  */
 #include "runtime/wrap/wrap_internal.h"
 
@@ -52,7 +52,8 @@ static bool is_whole(const fsdp_param *flat)
     return flat->group->shard_size == 1;
 }
 
-/* Collective in the flat parameter's group. own: this rank's part of a tensor that lies as it does. */
+/* Collective in the flat parameter's group. own: this rank's part of the parameter or of a tensor with its
+ * layout. */
 static fsdp_status gather_parts(const fsdp_param *flat, const void *own, void *whole,
                                 fsdp_error *err)
 {
@@ -72,7 +73,7 @@ static fsdp_status gather_parts(const fsdp_param *flat, const void *own, void *w
     return fsdp_comm_run(group->shard->comm, &call, err);
 }
 
-/* A rank that keeps nothing takes part. */
+/* A rank that keeps nothing takes part, too. */
 static fsdp_status gather(const fsdp_param *flat, const void *own, bool keeps, void **whole_out,
                           fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * The FSDP1 face: names of parameters make a tree of modules, and a policy says which of them are units. The
- * way of the tree is PyTorch's: children first; what an inner unit has taken counts no longer.
+ * The FSDP1 face: makes the tree of modules from names of parameters, and chooses units by a policy. As in
+ * PyTorch, children come first, and parameters of an inner unit no longer count in the outer one.
  */
 #include "runtime/wrap/wrap_internal.h"
 
@@ -11,12 +11,12 @@
 
 enum { NONE = 0, MOST_DEPTH = 256, MIN_ELEMENTS = 100000000 };
 
-/* Numbers of others; the root is 0, so 0 is none. */
+/* Links are numbers of nodes; the root is 0, so 0 means none. */
 typedef struct tree_node {
     char *name;
     size_t child, last_child, next;
     int64_t own;   /* elements of its own parameters that are not ignored */
-    int64_t below; /* and of those below it */
+    int64_t below; /* of its own parameters and those below it */
 } tree_node;
 
 typedef struct module_tree {
@@ -44,8 +44,8 @@ static bool is_named(const tree_node *node, const char *name, size_t size)
     return strlen(node->name) == size && memcmp(node->name, name, size) == 0;
 }
 
-/* The child that the first `size` bytes of a name say, which is made when it is new. Names come module by
- * module: usually it is the last one. */
+/* Finds or makes the child named by the first `size` bytes of a name. Names come module by module, so it is
+ * usually the last child. */
 static fsdp_status find_child(module_tree *tree, size_t parent, const char *name, size_t size,
                               size_t *child_out, fsdp_error *err)
 {
@@ -166,7 +166,7 @@ static bool matches_any(const char *name, const fsdp_wrap_policy *policy)
 
 /* --- what is ignored -------------------------------------------------------------------------- */
 
-/* Is the parameter in a module that NAMES wraps, below `outer`? */
+/* Tells whether the parameter is in a module that NAMES wraps, below `outer`. */
 static fsdp_status is_wrapped_below(const fsdp_param *param, const char *outer,
                                     const fsdp_wrap_policy *policy, bool *is_wrapped_out,
                                     fsdp_error *err)
@@ -219,7 +219,7 @@ static fsdp_status check_ignored_state(const fsdp_model *model, const char *name
     return refuse("parameter to be ignored", &nearest, err);
 }
 
-/* One that holds only buffers, or aliases, is there as well. */
+/* A module may hold only buffers or aliases. */
 static fsdp_status check_ignored_module(const fsdp_model *model, const char *module,
                                         fsdp_error *err)
 {
@@ -254,7 +254,7 @@ static int64_t min_elements(const fsdp_wrap_policy *policy)
     return policy->min_elements > 0 ? policy->min_elements : MIN_ELEMENTS;
 }
 
-/* Are the modules inside asked about? */
+/* True when the policy is also called for the modules inside. */
 static bool is_searched(const module_tree *tree, const fsdp_wrap_module *module)
 {
     const fsdp_wrap_policy *policy = &tree->opts->policy;
@@ -301,7 +301,7 @@ static fsdp_status add_wish(module_tree *tree, const char *name, const fsdp_wrap
     return FSDP_OK;
 }
 
-/* Children first. *wrapped_out: elements at or below the module that are in units now. */
+/* Wraps children first. *wrapped_out: elements at or below the module that are in units now. */
 static fsdp_status wrap(module_tree *tree, size_t at, int64_t *wrapped_out, fsdp_error *err)
 {
     int64_t inside = 0;
@@ -340,7 +340,7 @@ static fsdp_status wrap_all(module_tree *tree, fsdp_error *err)
 
 /* --- names that nothing has ------------------------------------------------------------------- */
 
-/* The root is no node that a policy is asked about. */
+/* A name must match a module other than the root, which no policy chooses. */
 static fsdp_status check_name(const module_tree *tree, const char *pattern, fsdp_error *err)
 {
     fsdp_nearest_name nearest = {.wanted = pattern};
@@ -365,8 +365,8 @@ static fsdp_status check_type(const module_tree *tree, const char *type, fsdp_er
     return refuse("module to be wrapped of type", &nearest, err);
 }
 
-/* With a typing error in them, modules would silently stay with the root. Types that are exceptions (of SIZE,
- * full_precision_types) may well be those of no module: the same list serves many models. */
+/* Checks names and types, because modules with a mistyped name would silently stay with the root. Types that
+ * are exceptions (of SIZE, full_precision_types) may match no module: one list may serve many models. */
 static fsdp_status check_policy(const module_tree *tree, fsdp_error *err)
 {
     const fsdp_wrap_policy *policy = &tree->opts->policy;

@@ -34,8 +34,8 @@ static void fill_info(fsdp_checkpoint *checkpoint)
         info->file_bytes += manifest->files[i].size;
 }
 
-/* Ranks cost memory in plans. The list of files bounds their number; in a full checkpoint the index
- * does, which has a head for every rank. */
+/* Plans need memory per rank, so the number of ranks is checked: against the list of files or, in a
+ * full checkpoint, against the size of the index, which has a head for every rank. */
 static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
     const fsdp_manifest *manifest = &checkpoint->manifest;
@@ -50,7 +50,7 @@ static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *er
 
 /* --- large values --- */
 
-/* The index, not the manifest, says how much memory the value takes. */
+/* The index, not the manifest, bounds the memory of the value. */
 static fsdp_status find_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value,
                                const fsdp_stored_box **stored_out, fsdp_error *err)
 {
@@ -137,8 +137,7 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     return load_stored_values(checkpoint, err);
 }
 
-/* --- a checkpoint of ours, as others are read
- * ---------------------------------------------------- */
+/* --- the table of native checkpoints ---------------------------------------------------------- */
 
 static void close_native(fsdp_checkpoint *checkpoint)
 {
@@ -205,7 +204,7 @@ static fsdp_status visit_file(const fsdp_checkpoint *checkpoint, int number, cha
     return st;
 }
 
-/* But for those that are not there (incomplete.h). */
+/* Visits all files except missing ones (incomplete.h). */
 static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
                              fsdp_error *err)
 {

@@ -19,7 +19,7 @@
 #include "statedict/sd/access.h"
 #include <fsdp/filter.h>
 
-/* What a conversion of a checkpoint must know before it reads; see fsdp_source_reading_limits. */
+/* Limits of reading that a conversion needs for its plan; see fsdp_source_reading_limits. */
 typedef struct fsdp_reading {
     int threads;               /* that may read at once */
     int64_t apart;             /* bytes that they may be apart together */
@@ -28,14 +28,15 @@ typedef struct fsdp_reading {
 
 struct fsdp_read_request;
 
-/* A file that is read, by its number as of fsdp_checkpoint_file_at, or -1: it describes the others. */
+/* Called for a file that is read: `number` as in fsdp_checkpoint_file_at, or -1 for a file that only
+ * describes others. */
 typedef fsdp_status (*fsdp_file_visit)(void *user, int number, const char *path, const fsdp_file_info *info,
                                        fsdp_error *err);
 typedef fsdp_status (*fsdp_number_visit)(void *user, int number, fsdp_error *err);
 
 /*
- * How an opened checkpoint is read: ours (checkpoint.c, get.c) or another program's (foreign.c). Every other
- * file reads checkpoints through the functions below, which call these. Entries are tensors.
+ * The functions that read an opened checkpoint: native (checkpoint.c, get.c) or another program's
+ * (foreign.c). Every other file calls the functions below, which call these. Entries are tensors.
  */
 typedef struct fsdp_checkpoint_ops {
     void (*close)(fsdp_checkpoint *checkpoint);
@@ -47,7 +48,7 @@ typedef struct fsdp_checkpoint_ops {
                           fsdp_number_visit visit, void *user, fsdp_error *err);
     const char *(*missing_at)(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out);
 
-    /* Ours only: files are opened before they are read, and an index may lack what the manifest declares. */
+    /* Native only: files are opened before they are read, and an index may lack boxes of the manifest. */
     fsdp_status (*need_file)(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
     fsdp_status (*require)(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
@@ -70,20 +71,20 @@ struct fsdp_checkpoint {
     const fsdp_checkpoint_ops *ops;
     fsdp_io *io;
     char *path;
-    bool is_one_file;          /* the path is a file of ours (one_file.h), not a directory */
-    fsdp_manifest manifest;    /* of another program's: what it amounts to, without files */
+    bool is_one_file;          /* the path is a native file (one_file.h), not a directory */
+    fsdp_manifest manifest;    /* another program's: an equivalent one, without files */
     int *owners;               /* per entry, repeated from the manifest's policy */
-    fsdp_shard_reader **readers;   /* ours, per file; NULL until needed */
+    fsdp_shard_reader **readers;   /* native, per file; NULL until needed */
     fsdp_checkpoint_info info;
     struct fsdp_source *source;    /* another program's (foreign.c) */
     size_t *source_tensor;     /* per entry: its tensor there */
-    fsdp_filter *may_lack;     /* while it is opened: names of what may be incomplete; NULL: nothing may */
+    fsdp_filter *may_lack;     /* during the opening: names that may be incomplete; NULL: none */
     bool *is_missing;          /* per entry: incomplete (incomplete.h); NULL: all are whole */
-    size_t missing_count;      /* of them, and of names of which nothing else is known */
-    int64_t *source_boxes;     /* per file of it that holds tensors or values: boxes of tensors */
+    size_t missing_count;      /* of them, and of missing names without entry */
+    int64_t *source_boxes;     /* per file of the source with tensors or values: boxes of tensors */
 };
 
-/* The path itself, no run; files of ours are opened when they are needed. opts NULL: defaults. */
+/* Opens the path itself, no run; native files are opened when they are needed. opts NULL: defaults. */
 fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
                                     fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 
@@ -99,7 +100,7 @@ fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_check
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
 fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err);
 
-/* The file that holds what a rank stored. */
+/* The file that holds the boxes of a rank. */
 int fsdp_checkpoint_file_of(const fsdp_checkpoint *checkpoint, int rank);
 
 /* A box that the manifest promises: the rank that stored it, as its box number `part` of the entry. */
@@ -109,7 +110,7 @@ typedef struct fsdp_promised_box {
     size_t part;
     const fsdp_box *box;
 } fsdp_promised_box;
-/* The same in the index, which must agree. Its file must be open. */
+/* The promised box as the index has it, which must agree. Its file must be open. */
 fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, const fsdp_promised_box *promised,
                                    const fsdp_stored_box **stored_out, fsdp_shard_reader **reader_out,
                                    fsdp_error *err);
@@ -121,13 +122,13 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, const fsdp
 typedef struct fsdp_work_counter {
     atomic_llong *next;        /* shared: the next number to draw */
     int64_t mine;              /* drawn by this worker */
-    int64_t at;                /* number of the block this worker looks at */
+    int64_t at;                /* number of this worker's current block */
 } fsdp_work_counter;
 
 void fsdp_work_counter_begin(fsdp_work_counter *counter, atomic_llong *next);
 /* True when the next item is this worker's; always with counter NULL. */
 bool fsdp_work_counter_take(fsdp_work_counter *counter);
-/* After a failure of a worker: no worker gets another item. */
+/* Stops all workers after a failure: none gets another item. */
 void fsdp_work_counter_stop(fsdp_work_counter *counter);
 
 /* A tensor that is given to visit in slabs. */
@@ -141,13 +142,13 @@ typedef struct fsdp_slab_stream {
 } fsdp_slab_stream;
 fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err);
 
-/* What is read of one entry. The files that hold it must be open. */
+/* A request to read boxes of one entry. The files that hold it must be open. */
 typedef struct fsdp_read_request {
     size_t entry;              /* a tensor */
     const fsdp_read_target *targets;
     size_t count;
     fsdp_block_reader *block_reader;   /* of the thread: several may read at once */
-    fsdp_work_counter *counter;        /* this worker fills its share; NULL: all of it */
+    fsdp_work_counter *counter;        /* shares the blocks among workers; NULL: one worker reads all */
 } fsdp_read_request;
 fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
                                 fsdp_error *err);
@@ -155,33 +156,33 @@ fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_req
 /* Checks, before memory is allocated for an entry, that its files hold what the manifest declares. */
 fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
-/* The table's entry of our own checkpoints. */
+/* The table's `get` of native checkpoints. */
 fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request, fsdp_error *err);
 
 /* --- files ------------------------------------------------------------------------------------ */
 
-/* All files that are there. */
+/* Visits all files that exist. */
 fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
                                       fsdp_error *err);
-/* The numbers of those that hold a part of a box, some perhaps more than once. */
+/* Visits the numbers of the files that hold a part of a box, some perhaps more than once. */
 fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
                                    fsdp_number_visit visit, void *user, fsdp_error *err);
-/* Is one of its files, or the checkpoint itself, in this directory? */
+/* True when one of its files, or the checkpoint itself, is in this directory. */
 bool fsdp_checkpoint_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);
-/* Would `path` lie in the directory that is the checkpoint? */
+/* True when `path` would lie in the checkpoint's directory. */
 bool fsdp_checkpoint_takes_in(const fsdp_checkpoint *checkpoint, const char *path);
-/* Is it one of its files? */
+/* True when the path is one of the checkpoint's files. */
 bool fsdp_checkpoint_reads(const fsdp_checkpoint *checkpoint, const char *path);
 
 /* --- conversions, before the first read --------------------------------------------------------- */
 
-/* Values that only their writer understands become torch.save files (fsdp_source_save_value), as far as those
- * fit into 64 MiB; what differs from rank to rank only where the target is_ours. */
+/* Makes torch.save files (fsdp_source_save_value) of values that only their writer understands, up to 64 MiB
+ * in all. Values that differ from rank to rank are kept only if the target is native (is_ours). */
 fsdp_status fsdp_checkpoint_carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err);
-/* How much memory unpacking may take; spools go beside `to`. */
+/* Limits the memory for unpacking; spools go beside `to`. */
 fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
                                        fsdp_error *err);
-/* What an entry, or what it is an alias of, will be read as: see fsdp_source_announce. */
+/* Announces how an entry, or the target of an alias, will be read: see fsdp_source_announce. */
 fsdp_status fsdp_checkpoint_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
                                      fsdp_error *err);
 fsdp_reading fsdp_checkpoint_reading(const fsdp_checkpoint *checkpoint);

@@ -1,4 +1,4 @@
-/* How opened checkpoints are read, ours or another program's: see checkpoint_internal.h. */
+/* Calls the table of an opened checkpoint, native or another program's: see checkpoint_internal.h. */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
 #include "base/core/mem.h"

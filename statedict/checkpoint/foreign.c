@@ -36,7 +36,7 @@ static int find_own_file(void *user, const char *name)
     return found->other;
 }
 
-/* Many programs have a file called manifest.json: alone it must begin like ours. */
+/* Many programs have a file called manifest.json: without shards it must begin as a native one. */
 static bool holds_own_files(fsdp_io *io, const char *directory)
 {
     own_files found = {0};
@@ -77,7 +77,7 @@ static const fsdp_source_tensor *tensor_of(const fsdp_checkpoint *checkpoint, si
     return fsdp_source_tensor_at(checkpoint->source, checkpoint->source_tensor[entry]);
 }
 
-/* Paths of files begin with the path of the checkpoint, unless it is that file. */
+/* The part of a file's path behind the path of the checkpoint, if the checkpoint is a directory. */
 static const char *within(const char *path, const char *file)
 {
     size_t size = strlen(path);
@@ -164,7 +164,7 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
     return st;
 }
 
-/* An HDF5 chunk may take all of it. Streams keep what they unpack, and slabs want their part, too. */
+/* An HDF5 chunk may take all of the memory; streams share it with the slabs. */
 static fsdp_status set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
                               fsdp_error *err)
 {
@@ -284,7 +284,7 @@ static int compare_chunks(const fsdp_source_chunk *a, const fsdp_source_chunk *b
     return order != 0 || !a->strides ? order : compare_numbers(a->strides, b->strides, ndim);
 }
 
-/* 0: they are read from the same bytes in the same way. */
+/* 0: both entries are read from the same bytes in the same way. */
 static int compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_t second)
 {
     const fsdp_source_tensor *a = tensor_of(checkpoint, first), *b = tensor_of(checkpoint, second);
@@ -297,7 +297,7 @@ static int compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_
     return order;
 }
 
-/* Elements that a format brings by itself have no place that could be compared. */
+/* Elements that a format produces by itself (no chunk) have no place to compare. */
 static bool has_place(const fsdp_checkpoint *checkpoint, size_t entry)
 {
     const fsdp_source_tensor *tensor = tensor_of(checkpoint, entry);
@@ -313,12 +313,12 @@ enum { BLOBS_MOST = 64 << 20 }; /* of all values together */
 
 typedef struct carrying {
     fsdp_checkpoint *checkpoint;
-    bool is_ours; /* the target */
+    bool is_ours; /* the target is native */
     size_t room;
     fsdp_text bytes;
 } carrying;
 
-/* What differs from rank to rank is a value of ours: no program of others knows it. */
+/* Values that differ from rank to rank are stored as {"per_rank": ...}, which no other program knows. */
 static bool is_carried(const carrying *work, const fsdp_entry *entry)
 {
     return entry->kind == FSDP_ENTRY_VALUE && fsdp_value_is_opaque(&entry->value) &&
@@ -423,7 +423,8 @@ static fsdp_status add_alias(fsdp_checkpoint *checkpoint, const fsdp_source_entr
                              tensor->name_size, err);
 }
 
-/* What has no path there is not nested. That is only worth noting where we would nest it. */
+/* An entry without a path in the source is not nested. The path is stored only for names that
+ * native checkpoints would nest by default. */
 static fsdp_status add_path(fsdp_checkpoint *checkpoint, size_t i, const fsdp_source_entry *entry,
                             fsdp_error *err)
 {
@@ -495,7 +496,7 @@ static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
     return count_boxes(checkpoint, err);
 }
 
-/* Some of what is missing has no entry. */
+/* Missing names may have no entry; those are only counted. */
 static fsdp_status mark_missing(fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
     const fsdp_source *source = checkpoint->source;

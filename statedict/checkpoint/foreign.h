@@ -1,19 +1,19 @@
-/* Checkpoints of other programs as opened checkpoints: listed, compared and converted like our own. */
+/* Checkpoints of other programs as opened checkpoints: listed, compared and converted like native ones. */
 #ifndef FSDP_FOREIGN_H
 #define FSDP_FOREIGN_H
 
 #include "statedict/checkpoint/checkpoint_internal.h"
 
-/* Is the path a file that is none of ours, or a directory without a file of ours? */
+/* True when the path is a file that is not native, or a directory without native files. */
 bool fsdp_path_is_foreign(fsdp_io *io, const char *path);
 
-/* Opens a path in whichever foreign format it is, or opts (NULL: defaults) say. Its state dict has every
- * tensor whole, on one rank. */
+/* Opens a path in the format that opts (NULL: defaults) name, or that its bytes show. The state dict has
+ * every tensor whole, on one rank. */
 fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
                               fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 
-/* As fsdp_checkpoint_verify, which calls it (verify_foreign.c): checksums where the format has some, and
- * every tensor read. */
+/* fsdp_checkpoint_verify for checkpoints of other programs (verify_foreign.c): compares the format's
+ * checksums, if it has any, and reads every tensor. */
 fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
                                 fsdp_verify_summary *summary_out, fsdp_error *err);
 

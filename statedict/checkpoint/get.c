@@ -1,6 +1,6 @@
 /*
- * Reading boxes of an opened checkpoint: find the stored boxes that hold what is wanted, bring their
- * blocks (pipeline.c), alone or in shares with other workers. Load, diff and convert stand on this.
+ * Reads boxes of an opened native checkpoint: finds the stored boxes that overlap the wanted ones and
+ * gets their blocks (pipeline.c), alone or shared with other workers. Used by load, diff and convert.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "base/data/box_internal.h"
@@ -51,7 +51,7 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint,
 typedef struct get_state {
     fsdp_checkpoint *checkpoint;
     const fsdp_read_request *request;
-    fsdp_read_target *near; /* the targets that meet the stored box at hand */
+    fsdp_read_target *near; /* the targets that overlap the current stored box */
 } get_state;
 
 #define NO_WORK (INT64_MAX / 2)
@@ -76,7 +76,7 @@ bool fsdp_work_counter_take(fsdp_work_counter *counter)
     return true;
 }
 
-/* None of the next `blocks` blocks is this worker's: step over them. */
+/* Skips the next `blocks` blocks if none of them is this worker's. */
 static bool pass_blocks(fsdp_work_counter *counter, int64_t blocks)
 {
     if (!counter || counter->at + blocks > counter->mine)
@@ -97,7 +97,7 @@ static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box 
     for (size_t w = 0; w < request->count; w++)
         if (fsdp_box_intersect(&request->targets[w].box, box, &shared))
             state->near[near++] = request->targets[w];
-    if (near == 0) /* between the targets: its file may not even be open */
+    if (near == 0) /* overlaps the hull, but no target: its file may not be open */
         return FSDP_OK;
     fsdp_promised_box promised = {request->entry, rank, part, box};
     FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, &promised, &stored, &reader, err));
@@ -190,7 +190,7 @@ fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err)
     int64_t memory = stream->memory > 0 ? stream->memory : FSDP_MEMORY_DEFAULT;
     if (bytes == 0)
         return stream->visit(stream->user, stream->tensor, 0, 0, "", err);
-    /* less than a block at a time would read each block many times over */
+    /* smaller slabs would read each block several times */
     memory = memory > FSDP_BLOCK_BYTES ? memory : FSDP_BLOCK_BYTES;
     int64_t room = bytes < memory ? bytes : memory;
     char *data = fsdp_alloc_pages((size_t)room);

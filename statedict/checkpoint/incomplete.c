@@ -1,4 +1,4 @@
-/* Checkpoints that are not whole: see incomplete.h. */
+/* Checkpoints with missing files: see incomplete.h. */
 #include "statedict/checkpoint/incomplete.h"
 
 #include "base/core/mem.h"
@@ -58,7 +58,7 @@ fsdp_status fsdp_incomplete_lose(fsdp_checkpoint *checkpoint, size_t number, int
 
 typedef struct lost_search {
     const fsdp_checkpoint *checkpoint;
-    int file; /* of a part, or -1 */
+    int file; /* that holds a part of the entry, or -1 */
 } lost_search;
 
 static fsdp_status find_lost(void *user, int file, fsdp_error *err)

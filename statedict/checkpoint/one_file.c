@@ -1,7 +1,7 @@
 /*
- * Checkpoints in one file: see one_file.h. The superblock of HDF5 says where HDF5's part ends, and
- * there the manifest begins; it ends with the file. Either end of the text tells that it is there,
- * so that one damaged byte does not make another program's file of it.
+ * Checkpoints in one file: see one_file.h. The superblock of HDF5 holds the end of HDF5's part. The
+ * manifest begins there and ends with the file. Either end of its text is enough to recognise it, so
+ * that a file with one damaged byte is not taken for another program's.
  */
 #include "statedict/checkpoint/one_file.h"
 
@@ -12,7 +12,7 @@
 
 /* The superblock, version 0, with numbers of 8 bytes and no base address. */
 enum { SUPERBLOCK = 48, VERSION_AT = 8, OFFSET_SIZE_AT = 13, LENGTH_SIZE_AT = 14, END_AT = 40 };
-enum { EDGE = 64 }; /* bytes looked at at either end of the text */
+enum { EDGE = 64 }; /* bytes compared at either end of the text */
 
 static const char signature[8] = "\211HDF\r\n\032\n";
 
@@ -20,7 +20,7 @@ typedef struct one_file {
     const char *path;
     fsdp_file *file;
     int64_t size;
-    int64_t text_at; /* where HDF5's part ends; -1: not to be told */
+    int64_t text_at; /* the end of HDF5's part; -1: unknown */
     bool is_hdf5;
 } one_file;
 
@@ -94,7 +94,7 @@ bool fsdp_is_one_file(fsdp_io *io, const char *path)
     if (open_one(io, path, FSDP_IO_READ, &one, NULL) != FSDP_OK)
         return false;
     fsdp_status st = look_at_edges(&one, &found, NULL);
-    (void)fsdp_io_close(&one.file, path, NULL); /* nothing was written that could be lost */
+    (void)fsdp_io_close(&one.file, path, NULL); /* opened for reading */
     return st == FSDP_OK && found;
 }
 

@@ -1,6 +1,6 @@
 /*
- * A checkpoint in one file: a full checkpoint's shard file with the manifest's text behind the end that
- * HDF5 knows. It is opened like a directory of ours, and by other programs as the HDF5 file it is.
+ * A checkpoint in one file: a full checkpoint's shard file with the manifest's text after HDF5's end-of-file
+ * address. This library opens it like a native directory, other programs as an HDF5 file.
  */
 #ifndef FSDP_ONE_FILE_H
 #define FSDP_ONE_FILE_H
@@ -10,7 +10,7 @@
 /* True when the path is such a file, damaged or not. False for one that cannot be read. */
 bool fsdp_is_one_file(fsdp_io *io, const char *path);
 
-/* As fsdp_manifest_read; the size of its only file is that of all the path holds. */
+/* As fsdp_manifest_read; the size in its only file record becomes that of the whole file. */
 fsdp_status fsdp_one_file_read(fsdp_io *io, const char *path, fsdp_manifest *manifest_out,
                                fsdp_error *err);
 

@@ -1,9 +1,9 @@
 /*
- * Is a checkpoint whole and undamaged? Quick: manifest, file sizes, shard indexes, and that they hold
+ * Verifies a native checkpoint. Quick: manifest, file sizes, shard indexes, and that they hold
  * every box that the manifest promises and no other. Data: every block against its hash. Deep: the
- * values (verify_values.c), and what other programs read: HDF5's structures and the view. Every fault is
- * reported; verifying goes on to find the others. The view alone can be written anew: everything in it
- * follows from the manifest.
+ * values (verify_values.c), and the parts for other programs: HDF5's structures and the view. Every
+ * fault is reported; verification goes on to find the others. Only the view can be repaired, because
+ * all of it follows from the manifest.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/commit/commit_internal.h"
@@ -22,12 +22,12 @@ typedef struct verify_job {
     const fsdp_verify_opts *opts;
     fsdp_checkpoint *checkpoint;
     bool is_one_file;
-    int file;          /* at hand */
+    int file;          /* being verified */
     atomic_llong next; /* box to take */
     atomic_llong blocks, bytes, findings;
     atomic_flag reporting; /* guards the callback and these two */
     int64_t unreadable;
-    int unreadable_errnum; /* of the first that was unreadable */
+    int unreadable_errnum; /* of the first unreadable file */
     char reason[FSDP_ERROR_TEXT];
     int64_t warnings, fixed;
     fsdp_meter meter;
@@ -53,7 +53,7 @@ static void report(verify_job *job, const char *file, const char *tensor, int64_
     emit(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
 }
 
-/* A disk or a permission that fails says nothing about the bytes behind it. */
+/* An error of the disk or of permissions is no finding: the bytes may be good. */
 static void report_failure(verify_job *job, const char *file, const char *tensor, int64_t block,
                            const fsdp_error *found)
 {
@@ -66,14 +66,14 @@ static void report_failure(verify_job *job, const char *file, const char *tensor
     emit(job, &finding, found->errnum);
 }
 
-/* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
+/* A failure that is a fact about the checkpoint is a finding; others (memory, a stop) end the work. */
 static bool is_fact(fsdp_status status)
 {
     return status == FSDP_ERR_DAMAGED || status == FSDP_ERR_NOT_FOUND ||
            status == FSDP_ERR_REFUSED || status == FSDP_ERR_IO;
 }
 
-/* What a finding says beside the path of the checkpoint: nothing where that is the file. */
+/* The file name of a finding, empty when the checkpoint is one file, since its path is known. */
 static void file_name(const verify_job *job, int number, char name[FSDP_SHARD_NAME_SIZE])
 {
     name[0] = '\0';
@@ -166,7 +166,7 @@ static fsdp_status open_files(verify_job *job, fsdp_error *err)
 typedef struct coverage {
     verify_job *job;
     size_t entry;
-    int64_t elements; /* stored, of the entry at hand */
+    int64_t elements; /* stored, of the current entry */
     int64_t boxes;    /* found, over all entries */
 } coverage;
 
@@ -195,7 +195,7 @@ static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *
     return FSDP_OK;
 }
 
-/* A checkpoint may do without a view. One that is there must show what the shards hold. */
+/* The view is optional; an existing one must equal the view that the manifest gives. */
 static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out, bool *same_out,
                               fsdp_error *err)
 {
@@ -211,7 +211,7 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
                            checkpoint->owners, same_out, err);
 }
 
-/* What is no damage, after the workers are done. */
+/* Reports a finding that is no damage; called after the workers are done. */
 static void report_beside(verify_job *job, const char *file, fsdp_finding_kind kind,
                           const char *text)
 {
@@ -248,7 +248,7 @@ static fsdp_status verify_structure(verify_job *job, int number, fsdp_error *err
         report_failure(job, file, "", -1, &found);
         return FSDP_OK;
     }
-    if (st == FSDP_ERR_REFUSED) { /* no walls on this system: the data was checked all the same */
+    if (st == FSDP_ERR_REFUSED) { /* no sandbox on this system; the data was checked nevertheless */
         report_beside(job, file, FSDP_FINDING_VALUE, found.text);
         return FSDP_OK;
     }
@@ -276,7 +276,8 @@ static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *e
     return FSDP_OK;
 }
 
-/* Who saves may leave the view out, and nothing notes that; one that is too large always is. */
+/* A missing view is no damage: a save may leave it out without recording that, and always leaves out
+ * one that is too large. */
 static fsdp_status report_view(verify_job *job, bool there, fsdp_error *err)
 {
     char text[FSDP_ERROR_TEXT];
@@ -297,7 +298,7 @@ static fsdp_status report_view(verify_job *job, bool there, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Data comes first: beside damage nothing is changed. */
+/* Runs after the data was verified: a damaged checkpoint is not repaired. */
 static fsdp_status verify_view(verify_job *job, fsdp_error *err)
 {
     fsdp_error found = {0};
@@ -322,7 +323,7 @@ static fsdp_status verify_view(verify_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Values are looked at in what is whole. */
+/* Values are only scanned when all data is whole. */
 static fsdp_status verify_values(verify_job *job, fsdp_error *err)
 {
     if (atomic_load(&job->findings) > 0)
@@ -410,7 +411,7 @@ static int64_t count_tensors(const fsdp_sd *sd)
     return count;
 }
 
-/* A checkpoint whose manifest is bad has that one finding. */
+/* A bad manifest is the only finding of its checkpoint. */
 static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error *found,
                                 fsdp_error *err)
 {
@@ -423,7 +424,7 @@ static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error 
     return FSDP_OK;
 }
 
-/* Damage is an answer, a file that nobody could read is none. */
+/* Damage is a result of the verification; an unreadable file is an error. */
 static fsdp_status judge(const char *path, const verify_job *job,
                          const fsdp_verify_summary *summary, fsdp_error *err)
 {

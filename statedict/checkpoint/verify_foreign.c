@@ -1,4 +1,4 @@
-/* Is a checkpoint of another program whole? See foreign.h; of ours it is verify.c. */
+/* Verifies checkpoints of other programs: see foreign.h. verify.c verifies native ones. */
 #include "statedict/checkpoint/foreign.h"
 
 #include "statedict/checkpoint/verify_values.h"
@@ -6,11 +6,11 @@
 typedef struct verify_job {
     const fsdp_verify_opts *opts;
     fsdp_verify_summary summary;
-    fsdp_stats stats; /* of the tensor at hand, when deep */
+    fsdp_stats stats; /* of the current tensor, when deep */
     fsdp_meter meter;
 } verify_job;
 
-/* Damage becomes a finding, what stops the work stays an error. */
+/* Damage is a finding; failures that stop the work stay errors. */
 static fsdp_status judge(verify_job *job, fsdp_status status, const fsdp_error *found,
                          const char *tensor, fsdp_error *err)
 {

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A moment is named as its parameter, with "model." before it or without. */
+/* A moment has the name of its parameter, with the prefix "model." or without. */
 enum { NAME_ROOM = 4096 };
 
 static void warn(const fsdp_verify_opts *opts, const fsdp_entry *entry, const char *what,
@@ -139,7 +139,7 @@ static bool cut_prefix(const fsdp_entry *entry, const char **rest_out, size_t *s
     return false;
 }
 
-/* The tensor, an alias followed; NULL when there is none. */
+/* The tensor of that name, or the one that an alias names; NULL when there is none. */
 static const fsdp_entry *find_tensor(const fsdp_sd *sd, const char *name, size_t size)
 {
     int64_t at = fsdp_sd_find(sd, name, size);
@@ -158,7 +158,7 @@ static const fsdp_entry *find_parameter(const fsdp_sd *sd, const char *fqn, size
     return found ? found : find_tensor(sd, fqn, size);
 }
 
-/* Both FQN and KEY may have dots: the longest FQN that is a tensor counts. */
+/* FQN and KEY may contain dots: takes the longest FQN that is a tensor. */
 static const fsdp_entry *find_owner(const fsdp_sd *sd, const char *rest, size_t size,
                                     size_t *key_out)
 {
@@ -200,7 +200,7 @@ static bool is_numbered(const char *rest, size_t size)
     return digits > 0 && digits < size && rest[digits] == '.';
 }
 
-/* Optimizer states may be saved on their own. */
+/* A checkpoint may hold optimizer states without a model. */
 static bool has_model(const fsdp_sd *sd)
 {
     const char *rest;

@@ -10,14 +10,15 @@
 /* Reads every floating tensor of a checkpoint whose files are all open and undamaged. */
 fsdp_status fsdp_values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts *opts, fsdp_meter *meter,
                              int64_t *warnings, fsdp_error *err);
-/* Bytes that fsdp_values_scan will read. */
+/* The number of bytes that fsdp_values_scan reads. */
 int64_t fsdp_values_bytes(const fsdp_sd *sd);
 
 /* Reports the stats of one tensor that has NaN or infinite numbers. */
 void fsdp_values_report(const fsdp_verify_opts *opts, const fsdp_entry *entry, const fsdp_stats *stats,
                       int64_t *warnings);
 
-/* Optimizer tensors optim.state.FQN.KEY (or optimizer.state.) whose FQN no tensor has, or another shape. */
+/* Reports optimizer tensors optim.state.FQN.KEY (or optimizer.state.) for whose FQN there is no tensor, or
+ * one of another shape. */
 void fsdp_values_match(const fsdp_sd *sd, const fsdp_verify_opts *opts, int64_t *warnings);
 
 #endif

@@ -48,13 +48,13 @@ fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners,
     return FSDP_OK;
 }
 
-/* HDF5 cannot show the others: their datasets in the shards are folded. */
+/* False for tensors with more dims than HDF5 has: their datasets in the shards are folded. */
 static bool can_show(const fsdp_entry *entry)
 {
     return entry->kind == FSDP_ENTRY_TENSOR && entry->ndim <= FSDP_DATASET_DIMS;
 }
 
-/* Where a stored box of a flat tensor lies in the rank's flat chunk. */
+/* Finds the place of a stored box of a flat tensor in the rank's flat chunk. */
 static void place_in_flat(const source_list *list, int rank, size_t part, fsdp_view_source *source)
 {
     const fsdp_entry *entry = list->entry;

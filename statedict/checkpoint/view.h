@@ -4,7 +4,7 @@
 
 #include "statedict/manifest/manifest.h"
 
-/* More mappings than this would make the view slower than it is useful. */
+/* With more mappings a view is too slow to be useful. */
 enum { FSDP_VIEW_MAPPINGS = 262144 };
 
 fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners, int64_t *count_out,
@@ -27,8 +27,8 @@ fsdp_status fsdp_view_write_as(fsdp_io *io, const char *path, const fsdp_manifes
 fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                             bool *same_out, fsdp_error *err);
 
-/* Puts a new DIR/index.h5 in the place of what is there, in one step that lasts. *written_out is false when
- * the view is left out (see fsdp_view_write) and nothing was changed. */
+/* Replaces DIR/index.h5 atomically and durably. *written_out is false when the view is left out (see
+ * fsdp_view_write) and nothing was changed. */
 fsdp_status fsdp_view_replace(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                               const fsdp_watch *watch, bool *written_out, fsdp_error *err);
 

@@ -2,9 +2,9 @@
  * Checks that a view has the bytes that its checkpoint would get now: writes it again into an
  * fsdp_io that stores nothing and compares every piece with the file. Also replaces it. See view.h.
  *
- * What is written comes from front to back, with two exceptions: the superblock comes last, and the
- * header of a tensor that has aliases gets their number once all are known. Until then it may
- * differ there; these places are kept, at most two for each alias.
+ * Pieces arrive from front to back, with two exceptions: the superblock comes last, and the
+ * header of a tensor with aliases gets their number once all are known. Until then the file may
+ * differ there; these places are kept as gaps, at most two for each alias.
  */
 #include "statedict/checkpoint/view.h"
 
@@ -15,18 +15,18 @@
 
 enum { PIECE_BYTES = 64 << 10 };
 
-/* Bytes that were not what stands in the file. */
+/* Bytes that differ from the file. */
 typedef struct gap {
     int64_t first, end;
-    bool closed; /* what was written there later is */
+    bool closed; /* a later write there equals the file */
 } gap;
 
 typedef struct comparison {
     fsdp_io io;
-    fsdp_file sink; /* what is written goes here */
+    fsdp_file sink; /* receives the writes */
     fsdp_file *file;
     const char *path;
-    int64_t size, end; /* of the file; behind all that was written */
+    int64_t size, end; /* of the file; of all writes so far */
     gap *gaps;         /* from front to back */
     size_t count, capacity, most, open;
     bool differs;
@@ -90,7 +90,7 @@ static void note_gaps(comparison *with, const char *written, const char *found, 
     }
 }
 
-/* The file, as far as it goes. */
+/* Compares up to the end of the file. */
 static void compare(comparison *with, const char *written, size_t size, int64_t offset, bool again)
 {
     char found[PIECE_BYTES];
@@ -140,7 +140,7 @@ static void init(comparison *with, const char *path, const fsdp_sd *sd)
     *with = (comparison){.io.ops = &io_ops, .sink.ops = &file_ops, .path = path};
     for (size_t i = 0; i < fsdp_sd_count(sd); i++)
         if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_ALIAS)
-            with->most += 2; /* of a number's four bytes some may agree */
+            with->most += 2; /* equal bytes within a number split its gap in two */
 }
 
 static fsdp_status open_file(comparison *with, fsdp_io *io, fsdp_error *err)
@@ -157,7 +157,7 @@ static fsdp_status run(comparison *with, const fsdp_manifest *manifest, const in
     fsdp_status status =
         fsdp_view_write_as(&with->io, with->path, manifest, owners, false, NULL, &written, err);
     if (with->status != FSDP_OK && err)
-        *err = with->err; /* why writing failed */
+        *err = with->err; /* the cause of the failed write */
     if (with->status != FSDP_OK)
         return with->status;
     *same_out = !with->differs && with->open == 0 && with->end == with->size;
@@ -200,7 +200,7 @@ fsdp_status fsdp_view_replace(fsdp_io *io, const char *dir, const fsdp_manifest 
     fsdp_status status = path && temporary ? FSDP_OK : fsdp_fail_memory(err, "a path");
     *written_out = false;
     if (status == FSDP_OK) {
-        (void)io->ops->unlink(io, temporary); /* of a repair that was killed */
+        (void)io->ops->unlink(io, temporary); /* left by a killed repair */
         status = fsdp_view_write_as(io, temporary, manifest, owners, true, watch, written_out, err);
         if (status == FSDP_OK && *written_out)
             status = replace(io, dir, temporary, path, err);

@@ -1,6 +1,6 @@
 /*
  * Files that an inference stack wants beside the weights (--copy-from): config.json, the tokenizer, licences.
- * docs/formats.md, "What is copied".
+ * docs/formats.md, "Copied files".
  *
  *   open (which files, under the rules that weights are read by)  ->  fit (against what is written: dtype,
  *   vocabulary, tied weights; edits of config.json)  ->  write (into the staging directory, with a record of

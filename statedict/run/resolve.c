@@ -1,6 +1,7 @@
 /*
- * Which checkpoint is meant: a path may be a checkpoint, a run directory (its newest good one), a
- * pattern of rank files, or the place of an overwrite that was cut short. Opening for everybody starts here.
+ * Resolves a path to a checkpoint. The path may be a checkpoint, a run directory (its newest good
+ * step), a pattern of rank files, or the destination of an interrupted overwrite. All opening of
+ * checkpoints starts here.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An overwrite that was cut between its two renames left no DIR: what it set aside is still good. */
+/* An overwrite that was killed between its two renames left no DIR, but the old one beside it. */
 static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out)
 {
     if (!fsdp_replaced_find(io, path, path_out))
@@ -70,7 +71,7 @@ static const fsdp_run_step *nearest(const fsdp_run_steps *steps, int64_t wanted,
     return found;
 }
 
-/* "; 'RUN' holds step-00000200 and step-00000300" behind what is known, where the path is beside steps. */
+/* Appends "; 'RUN' holds step-00000200 and step-00000300" to the error if the path is beside steps. */
 static void append_steps(const char *path, fsdp_io *io, fsdp_error *err)
 {
     char *own = NULL, *run = NULL;
@@ -92,7 +93,7 @@ static void append_steps(const char *path, fsdp_io *io, fsdp_error *err)
     fsdp_free(run);
 }
 
-/* Some of a model looks like a model. */
+/* Without a notice, a part of a model could be taken for the whole. */
 static void notify_part(const char *path, const fsdp_watch *watch)
 {
     const char *slash = strrchr(path, '/');

@@ -1,4 +1,4 @@
-/* Plans: see box_plan.h. Nothing here uses a file or another rank. */
+/* Plans: see box_plan.h. This file does no I/O and no communication. */
 #include "statedict/transfer/box_plan.h"
 
 #include "statedict/manifest/large_value.h"
@@ -17,12 +17,12 @@ typedef struct copy_load {
     int64_t copy;
 } copy_load;
 
-/* Tensors whose replicas may be traded against each other: same mesh, same replicate dims. */
+/* Tensors with the same mesh and replicate dims, whose bytes are balanced together. */
 typedef struct replica_group {
     const fsdp_mesh *mesh;
     unsigned dims; /* bit i: replicated over mesh dim i */
     int64_t copies;
-    copy_load *heap; /* the copy with the fewest bytes, of equals the lowest, is on top */
+    copy_load *heap; /* on top: the copy with the fewest bytes, among equals the lowest */
 } replica_group;
 
 typedef struct owner_item {
@@ -155,7 +155,7 @@ static bool stores(const fsdp_entry *entry, int owner, fsdp_kind kind, int rank,
 
 /* --- saving ----------------------------------------------------------------------------------- */
 
-/* Room in a plan is made for all entries at once; see count_plan. */
+/* The plan has room: count_plan allocated for all entries. */
 static fsdp_shard_dataset *add_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t part,
                                        int ndim, const int64_t *shape)
 {
@@ -205,7 +205,7 @@ static void plan_box_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size
     add_dataset(plan, entry, part, stored->ndim, stored->len);
 }
 
-/* Is a box of a row-major tensor one run of it: whole trailing dims, single leading indexes? */
+/* True when a box is one run of its row-major tensor: whole trailing dims, single leading indexes. */
 static bool is_one_run(const fsdp_box *box, const int64_t *shape)
 {
     int d = box->ndim - 1;
@@ -281,7 +281,7 @@ static fsdp_status plan_value(fsdp_save_plan *plan, const fsdp_entry *entry, siz
     if (st == FSDP_OK && (!shape || (rank == 0 && !data)))
         st = fsdp_fail_memory(err, "a value");
     if (st == FSDP_OK) {
-        fsdp_entry stored = *entry; /* seen as a tensor */
+        fsdp_entry stored = *entry; /* the value as a tensor */
         *shape = (int64_t)bytes.size;
         stored.dtype = FSDP_U8;
         fsdp_box box = fsdp_box_whole(1, shape);
@@ -300,7 +300,7 @@ typedef struct plan_size {
     size_t boxes, dims, datasets, links;
 } plan_size;
 
-/* At most; a box that another copy stores is counted, too. */
+/* An upper bound: counts also the boxes that another copy stores. */
 static plan_size measure_plan(const fsdp_sd *sd, fsdp_kind kind, int rank)
 {
     plan_size size = {.datasets = fsdp_sd_flat_count(sd)};
@@ -518,7 +518,7 @@ static fsdp_status visit_hit(const stored_search *search, int rank, size_t part,
     return search->visit(search->user, rank, part, box, err);
 }
 
-/* Follows only the chunks that reach into the wanted box, so the cost is the number of hits. */
+/* Follows only the chunks that overlap the wanted box, so the cost is the number of hits. */
 static fsdp_status search_mesh(stored_search *search, int depth, const fsdp_box *box,
                                fsdp_error *err)
 {

@@ -13,9 +13,9 @@
 #include <fsdp/sd.h>
 
 /*
- * The copy number that stores each tensor entry's boxes (fsdp_layout_copy), one per entry. Balanced:
- * within each group of tensors that have the same copies on the same mesh, the largest first, each
- * to the copy with the fewest bytes so far.
+ * Chooses, per tensor entry, the copy (fsdp_layout_copy) that stores its boxes. Balanced: within each group
+ * of tensors that have the same copies on the same mesh, from the largest to the smallest, each goes to the
+ * copy with the fewest bytes so far.
  */
 fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out, fsdp_error *err);
 
@@ -27,7 +27,7 @@ typedef struct fsdp_save_plan {
     size_t link_count;
     fsdp_shard_box *boxes;     /* sorted by (tensor, part) */
     size_t box_count;
-    int64_t *dims;             /* lo and len of each box, which point here */
+    int64_t *dims;             /* storage of lo and len of each box */
     size_t dim_count;
     const void **data;         /* per box: its bytes in the rank's memory, NULL in a description */
     int64_t bytes;
@@ -41,7 +41,7 @@ typedef struct fsdp_save_plan {
  */
 fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
                            fsdp_save_plan *plan_out, fsdp_error *err);
-/* About how many bytes such a plan and its writer take. */
+/* An estimate of the bytes of such a plan and its writer. */
 int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank);
 /* Number of a box in the plan; it must be there. */
 size_t fsdp_save_plan_find(const fsdp_save_plan *plan, size_t tensor, size_t part);

@@ -14,7 +14,7 @@
 
 /* --- put -------------------------------------------------------------------------------------- */
 
-/* Boxes are handed over in groups of this many bytes, so that progress and a stop are timely. */
+/* Boxes are written in groups of this many bytes, after each of which progress is reported. */
 enum { GROUP_BYTES = 64 << 20 };
 
 static fsdp_status put_group(fsdp_shard_writer *writer, const fsdp_save_plan *plan, size_t first,
@@ -123,8 +123,8 @@ static char *element_of(const fsdp_read_target *target, const int64_t *lo, size_
            fsdp_box_position(target->box.ndim, target->box.len, inside) * (int64_t)element_size;
 }
 
-/* Copies what a target shares with `box`, whose packed elements (of the wanted dtype) are at
- * data. */
+/* Copies to a target the elements that it shares with `box`; data holds the packed elements of the
+ * box in the wanted dtype. */
 static void place_box(const fsdp_read_target *target, const fsdp_box *box, const char *data)
 {
     fsdp_box shared;
@@ -142,13 +142,13 @@ static void place_box(const fsdp_read_target *target, const fsdp_box *box, const
 
 static fsdp_status need_cast_room(fsdp_block_reader *block_reader, fsdp_error *err)
 {
-    enum { WIDEST = 8 }; /* one byte may become eight */
+    enum { WIDEST = 8 }; /* a cast makes at most 8 bytes of one */
     if (!block_reader->cast && !(block_reader->cast = fsdp_alloc_pages(WIDEST * FSDP_PIECE_BYTES)))
         return fsdp_fail_memory(err, "casting");
     return FSDP_OK;
 }
 
-/* Elements [first, first + count) of a stored box are at data: place them in every target. */
+/* Places elements [first, first + count) of a stored box, which are at data, in every target. */
 static fsdp_status place_range(fsdp_block_reader *block_reader, const fsdp_stored_box *stored,
                                int64_t first, int64_t count, const char *data,
                                const fsdp_read_target *targets, size_t target_count,
@@ -206,7 +206,7 @@ static fsdp_status get_range(fsdp_block_reader *block_reader, fsdp_shard_reader 
     int64_t element_size = (int64_t)stored->element_size, step = FSDP_PIECE_BYTES / element_size;
     char *direct = target_count > 0 ? direct_target(stored, &targets[0]) : NULL;
     if (direct && !hashed && target_count == 1)
-        step = count; /* nothing looks at the bytes on their way */
+        step = count; /* no hash, no copy: pieces have no use */
     for (int64_t at = first; at < first + count; at += step) {
         int64_t n = first + count - at < step ? first + count - at : step;
         char *piece = direct ? direct + at * element_size : block_reader->piece;
@@ -266,7 +266,7 @@ static fsdp_status get_encoded(fsdp_block_reader *block_reader, fsdp_shard_reade
 
 /* --- without verification: exactly the wanted rows --- */
 
-/* What a target shares with a block, as boxes of the packed order. */
+/* The elements that a target shares with a block, as boxes of the packed order. */
 static int shared_boxes(const fsdp_stored_box *stored, int64_t block,
                         const fsdp_read_target *target, fsdp_box *shared)
 {
@@ -310,7 +310,7 @@ static int run_dims(const fsdp_stored_box *stored, const fsdp_box *shared,
     return dim < 0 ? 0 : dim;
 }
 
-/* One run, straight into the target; through a cast when the dtypes differ. */
+/* Reads one run straight into the target, or through a cast when the dtypes differ. */
 static fsdp_status get_run(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
                            const fsdp_stored_box *stored, const int64_t *lo, int64_t count,
                            const fsdp_read_target *target, fsdp_error *err)

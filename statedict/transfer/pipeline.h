@@ -1,7 +1,7 @@
 /*
- * The two verbs in the middle of save and load (step 5 of docs/flow_save.md and docs/flow_load.md):
- * put moves a rank's boxes from memory through hash and codec into its file; get moves stored blocks
- * through check and decode into the read targets.
+ * Put and get, the data path of save and load (step 5 of docs/flow_save.md and docs/flow_load.md): put moves
+ * a rank's boxes from memory through hash and codec into its file; get moves stored blocks through check and
+ * decode into the read targets.
  */
 #ifndef FSDP_PIPELINE_H
 #define FSDP_PIPELINE_H
@@ -15,14 +15,14 @@
 
 /* --- put --- */
 
-/* Writes the boxes of a plan that have data: all of a state dict with memory, the large values of a
- * description. */
+/* Writes the boxes of a plan that have data: all boxes of a state dict with memory, only the large values of
+ * a description. */
 fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
                           fsdp_error *err);
 
 /* --- get --- */
 
-/* A read target: a box of a tensor and where it goes, packed row-major in memory. */
+/* A read target: a box of a tensor, and the packed row-major memory for it. */
 typedef struct fsdp_read_target {
     fsdp_box box;
     fsdp_dtype dtype;
@@ -44,8 +44,8 @@ void fsdp_block_reader_release(fsdp_block_reader *block_reader);
 /* Checks two options of every operation: FSDP_ERR_USAGE when one is negative (0: the default). */
 fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err);
 
-/* How many workers with a block reader each fit into `memory` (0: the default): at most `threads` (0: the
- * cores), at least one. */
+/* The number of workers with a block reader each that fit into `memory` (0: the default): at most `threads`
+ * (0: the cores), at least one. */
 int fsdp_block_readers_within(int threads, int64_t memory, bool encoded);
 /* Bytes of one block reader's buffers. */
 int64_t fsdp_block_reader_bytes(bool encoded);
@@ -54,7 +54,7 @@ int64_t fsdp_block_reader_bytes(bool encoded);
 bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets,
                           size_t count);
 
-/* Reads one block and places its parts. The caller has kept only targets that meet the box. */
+/* Reads one block and places its parts. Every target must overlap the box. */
 fsdp_status fsdp_get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
                            const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets,
                            size_t count, fsdp_error *err);
@@ -63,7 +63,7 @@ fsdp_status fsdp_get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *r
 fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
                              const fsdp_stored_box *stored, int64_t block, fsdp_error *err);
 
-/* Fails for want of memory for the slab of each thread; names its size and the options that lower it. */
+/* Fails for lack of memory for the slab of each thread; names its size and the options that lower it. */
 fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err);
 
 #endif
