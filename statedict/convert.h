@@ -118,8 +118,8 @@ typedef struct fsdp_convert_plan {
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
     int64_t bytes_spooled;     /* packed bytes of the source that are read in another order than stored:
                                 * unpacked beside `to` meanwhile, in files without a name */
-    int64_t bytes_needed;      /* free bytes that the result needs: tensors (not when compressed), metadata and
-                                * a margin. 0 when the plan fails before */
+    int64_t bytes_needed;      /* free bytes that the result needs: tensors (not when compressed), metadata
+                                * and a margin. 0 when the plan fails before */
     int64_t cast_tensors;      /* tensors that get another dtype */
     fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* the first cast_pairs are filled in */
     int cast_pairs;

@@ -16,8 +16,8 @@
 enum { FSDP_HDF5_CPU_SECONDS = 60 };              /* of one request */
 #define FSDP_HDF5_MEMORY ((int64_t)1 << 30)       /* above the process's usage when the child began */
 
-/* In the child: closes every descriptor but *channel (whose number changes) and enters the sandbox: limits and
- * seccomp, or limits_only. FSDP_ERR_REFUSED where the kernel has no seccomp. */
+/* In the child: closes every descriptor but *channel (whose number changes) and enters the sandbox, which is
+ * limits and seccomp (FSDP_ERR_REFUSED where the kernel has none) or, with limits_only, limits alone. */
 fsdp_status fsdp_hdf5_sandbox_enter(int *channel, bool limits_only, fsdp_error *err);
 void fsdp_hdf5_sandbox_end(void) __attribute__((noreturn));
 

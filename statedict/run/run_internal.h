@@ -56,8 +56,8 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
 /* FSDP_ERR_USAGE for a policy that keeps too little. NULL keeps everything. */
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
 
-/* fsdp_run_retain, with opts->apply, for a caller that holds the lease of the run: refreshes it while steps are
- * read and before each removal, and removes nothing once it is lost. */
+/* fsdp_run_retain, with opts->apply, for a caller that holds the lease of the run: refreshes it while steps
+ * are read and before each removal, and removes nothing once it is lost. */
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  const fsdp_retain_opts *opts, fsdp_error *err);
 

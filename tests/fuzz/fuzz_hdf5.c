@@ -92,7 +92,7 @@ static void check_source(fsdp_source *source)
 
 static void run_listing(const uint8_t *data, size_t size)
 {
-    fsdp_io io = {&memory_ops};
+    fsdp_io io = {.ops = &memory_ops};
     fsdp_source *source = NULL;
     fsdp_h5_tensors tensors = {0};
     fsdp_error err = {0};

@@ -222,13 +222,6 @@ static const char *const sandbox_modes[] = {[BY_SECCOMP] = "seccomp", [BY_LIMITS
 const cli_words cli_shared_words[] = {
     {"kind", kinds}, {"progress", progress_modes}, {"sandbox", sandbox_modes}, {0}};
 
-static fsdp_access given_access;
-
-const fsdp_access *cli_access(void)
-{
-    return &given_access;
-}
-
 static error_t parse_work(int key, char *arg, struct argp_state *state)
 {
     cli_common *common = state->input;
@@ -239,9 +232,9 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
         common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, progress_modes);
         return 0;
     case KEY_SANDBOX:
-        given_access.limits_only = cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS;
+        cli_access()->limits_only = cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS;
         return 0;
-    case KEY_LINKS: given_access.follow_links = true; return 0;
+    case KEY_LINKS: cli_access()->follow_links = true; return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }

@@ -176,8 +176,8 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
-/* --follow-links and --sandbox, for every call that opens something. */
-const fsdp_access *cli_access(void);
+/* --follow-links and --sandbox: filled in as options are parsed, for every call that opens a path. */
+fsdp_access *cli_access(void);
 
 /* Opens PATH, or the newest good checkpoint when it is a run directory. Skipped ones are named, and so is
  * what an interrupted overwrite set aside, when that is taken. */

@@ -20,6 +20,12 @@ static bool holds(const char *directory, const char *name)
     return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
 }
 
+fsdp_access *cli_access(void)
+{
+    static fsdp_access given;
+    return &given;
+}
+
 bool cli_is_run(const char *path)
 {
     bool is_run = false;

@@ -124,7 +124,8 @@ static inline fsdp_sd *spoil_state(int world, int rank, int seed)
         const spoil_tensor *t = &spoil_tensors[i];
         fsdp_tensor tensor = {.dtype = t->dtype, .ndim = t->ndim, .shape = t->shape,
                               .layout = {.mesh = mesh, .placement = {t->placement}}};
-        cr_assert_eq(fsdp_sd_add_tensor(sd, t->name, strlen(t->name), &tensor, &err), FSDP_OK, "%s", err.text);
+        cr_assert_eq(fsdp_sd_add_tensor(sd, t->name, strlen(t->name), &tensor, &err), FSDP_OK,
+                     "%s", err.text);
     }
     fsdp_value value = fsdp_value_i64(seed);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("seed"), &value, &err), FSDP_OK);

@@ -154,7 +154,7 @@ Test(commit, a_staging_that_cannot_be_removed_is_told_with_the_reason_it_is_give
 {
     char dir[] = "/tmp/fsdp-commit-XXXXXX", path[64];
     fsdp_io_ops ops = *fsdp_io_posix()->ops;
-    fsdp_io io = {&ops};
+    fsdp_io io = {.ops = &ops};
     fsdp_staging staging;
     fsdp_error err = {0};
     ops.remove_tree = fail_to_remove;

@@ -151,12 +151,12 @@ static void remove_folder(void)
 TestSuite(save_load, .init = make_folder, .fini = remove_folder);
 
 static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int dim, int loaded,
-                       int to_dim, fsdp_check_mode verify)
+                       int to_dim, fsdp_check_mode check)
 {
     char path[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/%d%d%d-%d.%d-%d.%d-%d", folder, kind, compress, rank0, saved,
-             dim, loaded, to_dim, verify);
+             dim, loaded, to_dim, check);
     job j = {.path = path, .dim = dim};
     j.save.kind = kind;
     j.save.compress = compress;
@@ -164,7 +164,7 @@ static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int
     cr_assert_eq(fsdp_ctl_run_threads(saved, save_rank, &j, &err), FSDP_OK, "save %s: %s", path,
                  err.text);
     j.dim = to_dim;
-    j.load.verify = verify;
+    j.load.check = check;
     cr_assert_eq(fsdp_ctl_run_threads(loaded, load_rank, &j, &err), FSDP_OK, "load %s: %s", path,
                  err.text);
     fsdp_verify_summary summary;
@@ -178,10 +178,10 @@ Test(save_load, every_kind_comes_back_on_other_world_sizes_and_dims)
     for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
         for (int compress = 0; compress < 2; compress++) {
             /* each kind meets each world with one of the two, and both of them */
-            fsdp_check_mode verify = (fsdp_check_mode)((kind + compress) % 2);
-            round_trip((fsdp_kind)kind, compress, false, 4, 0, 3, 1, verify);
-            round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_check_mode)!verify);
-            round_trip((fsdp_kind)kind, compress, false, 3, 1, 1, 0, verify);
+            fsdp_check_mode check = (fsdp_check_mode)((kind + compress) % 2);
+            round_trip((fsdp_kind)kind, compress, false, 4, 0, 3, 1, check);
+            round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_check_mode)!check);
+            round_trip((fsdp_kind)kind, compress, false, 3, 1, 1, 0, check);
         }
     round_trip(FSDP_FULL, false, true, 4, 1, 2, 0, FSDP_CHECK_BLOCKS);
 }
