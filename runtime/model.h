@@ -20,44 +20,56 @@ extern "C" {
 typedef struct fsdp_model fsdp_model;
 typedef struct fsdp_param fsdp_param;
 
-/* Local. The world outlives the model. */
+/* Local. *model_out is the caller's; the world outlives it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out,
                                                     fsdp_error *err);
-/* Frees parameters, units and buffers; free the root first. Accepts NULL. */
+/* Local. Frees parameters, units and buffers; the root is freed before. Accepts NULL. */
 FSDP_API void fsdp_model_free(fsdp_model *model);
 
-/* Local. name: dotted, as in the module tree ("layers.0.weight"), used once. shape: global, 1 to 8 dims, each
- * at least 1. The parameter is the model's. param_out may be NULL. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_param(fsdp_model *model, const char *name, fsdp_dtype dtype,
-                                                       int ndim, const int64_t *shape, fsdp_param **param_out,
-                                                       fsdp_error *err);
-/* A further name of a parameter that modules share: an alias in state dicts. Units go by its own name: where
- * the other module is in another unit, that unit's hooks do not gather it. */
+/* A parameter, or a buffer, which is whole on every rank and never reduced. */
+typedef struct fsdp_param_spec {
+    const char *name;          /* dotted, as in the module tree ("layers.0.weight"), used once */
+    fsdp_dtype dtype;          /* of shards, optimizer state and state dicts */
+    int ndim;                  /* a parameter: 1 to 8, a buffer: 0 to 8 */
+    const int64_t *shape;      /* global; each dim of a parameter is at least 1 */
+    bool is_buffer;
+    bool is_transient;         /* a buffer that is not in state dicts */
+} fsdp_param_spec;
+/* Local. Copies `spec`. The parameter is the model's; param_out may be NULL. FSDP_ERR_USAGE, and no change,
+ * after the root was made. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add(fsdp_model *model, const fsdp_param_spec *spec,
+                                                 fsdp_param **param_out, fsdp_error *err);
+/* Local. A further name of a parameter that modules share: an alias in state dicts. Units go by its first
+ * name: where the other module is in another unit, that unit's hooks do not gather it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
                                                        fsdp_error *err);
-/* A buffer: whole on every rank, never reduced. Only persistent ones are in state dicts. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_buffer(fsdp_model *model, const char *name, fsdp_dtype dtype,
-                                                        int ndim, const int64_t *shape, bool is_persistent,
-                                                        fsdp_param **buffer_out, fsdp_error *err);
 
 FSDP_API size_t fsdp_model_count(const fsdp_model *model);     /* parameters and buffers, in order */
 FSDP_API fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i);
-/* Aliases, too; NULL when there is none. */
+/* By its name or an alias; NULL when there is none. */
 FSDP_API fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name);
 
 /* --- what a parameter is ---------------------------------------------------------------------- */
 
-FSDP_API const char *fsdp_param_name(const fsdp_param *param);
-FSDP_API size_t fsdp_param_alias_count(const fsdp_param *param);
-FSDP_API const char *fsdp_param_alias(const fsdp_param *param, size_t i);
-FSDP_API fsdp_dtype fsdp_param_dtype(const fsdp_param *param);         /* of shards, optimizer, state dicts */
-FSDP_API fsdp_dtype fsdp_param_data_dtype(const fsdp_param *param);    /* gathered */
-FSDP_API int fsdp_param_ndim(const fsdp_param *param);
-FSDP_API const int64_t *fsdp_param_shape(const fsdp_param *param);     /* global */
-FSDP_API bool fsdp_param_is_buffer(const fsdp_param *param);
-FSDP_API bool fsdp_param_requires_grad(const fsdp_param *param);
+FSDP_API const char *fsdp_param_name(const fsdp_param *param); /* the model's */
 
-/* The dtype of the parameter's gradient, before the root is made. Default: fsdp_param_data_dtype. */
+typedef struct fsdp_param_info {
+    const char *name;
+    fsdp_dtype dtype;                  /* of shards, optimizer state and state dicts */
+    fsdp_dtype data_dtype;             /* gathered */
+    int ndim;
+    const int64_t *shape;              /* global */
+    bool is_buffer;
+    bool requires_grad;
+    const char *const *aliases;
+    size_t alias_count;
+    const fsdp_layout *layout;         /* over the unit's mesh, as state dicts have it; NULL before the root
+                                        * was made */
+} fsdp_param_info;
+/* Local. A parameter as it is now; the pointers are the model's. */
+FSDP_API fsdp_param_info fsdp_param_describe(const fsdp_param *param);
+
+/* Local. The dtype of the parameter's gradient, before the root is made. Default: its data_dtype. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype,
                                                             fsdp_error *err);
 
@@ -68,9 +80,6 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, f
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                                                            fsdp_placement placement, fsdp_error *err);
-
-/* The layout over the unit's mesh, as state dicts have it; NULL before the root was made. */
-FSDP_API const fsdp_layout *fsdp_param_layout(const fsdp_param *param);
 
 /* Where one parameter is cut. */
 typedef struct fsdp_param_place {
@@ -85,10 +94,10 @@ typedef fsdp_status (*fsdp_grad_hook)(void *user, fsdp_param *param, fsdp_error 
 FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user);
 
 /*
- * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre`
- * fills `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the
- * padded shard; `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] +
- * r * stride bytes. Both on a stream's thread.
+ * Other bytes are gathered instead of a parameter's shard, such as narrow numbers and their scales. `pre`
+ * computes `count` inputs from the padded shard; their sizes are fixed when the extension is set, and equal
+ * on all ranks. `post` computes the parameter from the inputs of all ranks: input i of rank r lies at
+ * gathered[i] + r * stride bytes. Both run on a stream's thread.
  */
 typedef struct fsdp_extension {
     void *user;

@@ -15,34 +15,38 @@ extern "C" {
 
 typedef struct fsdp_optim fsdp_optim;
 
-/* Which parameters, and hyper-parameters of their own: the first group whose `match` says yes. */
+/* Parameters with hyper-parameters of their own: a parameter is of the first group whose `match` says yes. */
 typedef struct fsdp_optim_group {
     bool (*match)(void *user, const fsdp_param *param);        /* NULL: all */
     void *user;
-    double lr, weight_decay;
+    double lr;                 /* 0: the optimizer's */
+    double weight_decay;       /* as it stands: 0 is none, whatever the optimizer's is */
 } fsdp_optim_group;
 
+/* A 0 stands for the default that is named; a number too small to matter (1e-300) for none. Opts may be NULL:
+ * all defaults. */
 typedef struct fsdp_adamw_opts {
-    double lr, beta1, beta2, eps, weight_decay;        /* 1e-3, 0.9, 0.999, 1e-8, 0.01 */
+    double lr, beta1, beta2, eps;      /* 1e-3, 0.9, 0.999, 1e-8 */
+    double weight_decay;       /* 0: none. PyTorch's default is 0.01 */
     bool maximize;
-    bool master;               /* bf16 and f16 parameters: f32 weights beside them; default true */
-    fsdp_dtype moment_dtype;   /* NONE: f32 with master, else the parameter's */
+    bool step_in_param_dtype;  /* bf16 and f16 parameters have no f32 master beside them */
+    fsdp_dtype moment_dtype;   /* NONE: f32 where there is a master, else the parameter's */
     const fsdp_optim_group *groups;    /* NULL: one of all parameters. Copied */
     size_t group_count;
 } fsdp_adamw_opts;
-FSDP_API fsdp_adamw_opts fsdp_adamw_opts_default(void);
-/* Local. The root outlives the optimizer. Frozen parameters get no state. */
+/* Local. *optim_out is the caller's; the root outlives it. Frozen parameters get no state. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts,
                                                     fsdp_optim **optim_out, fsdp_error *err);
 
 typedef struct fsdp_sgd_opts {
-    double lr, momentum, dampening, weight_decay;      /* 1e-3, 0, 0, 0 */
-    bool nesterov, maximize, master;
+    double lr;                 /* 1e-3 */
+    double momentum, dampening, weight_decay;  /* 0: none */
+    bool nesterov, maximize;
+    bool step_in_param_dtype;
     fsdp_dtype moment_dtype;
     const fsdp_optim_group *groups;
     size_t group_count;
 } fsdp_sgd_opts;
-FSDP_API fsdp_sgd_opts fsdp_sgd_opts_default(void);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts,
                                                   fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
@@ -78,7 +82,7 @@ FSDP_API size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_pa
 /* --- gradients -------------------------------------------------------------------------------- */
 
 typedef struct fsdp_clip_opts {
-    double max_norm;           /* infinity: only measure */
+    double max_norm;           /* 0 or infinity: only measure */
     double norm_type;          /* default 2; infinity: the largest */
     bool error_if_nonfinite;
 } fsdp_clip_opts;
@@ -92,10 +96,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, cons
  * fsdp_optim_step. Whether any gradient is not finite is agreed by all ranks (collective). */
 typedef struct fsdp_scaler fsdp_scaler;
 typedef struct fsdp_scaler_opts {
-    double init_scale, growth_factor, backoff_factor;  /* 65536, 2, 0.5 */
-    int64_t growth_interval;                           /* 2000 */
+    double init_scale, growth_factor, backoff_factor;  /* 0: 65536, 2, 0.5 */
+    int64_t growth_interval;                           /* 0: 2000 */
 } fsdp_scaler_opts;
-FSDP_API fsdp_scaler_opts fsdp_scaler_opts_default(void);
+/* Local. opts NULL: all defaults. *scaler_out is the caller's. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out,
                                                      fsdp_error *err);
 FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);
@@ -110,11 +114,20 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_opt
 
 /* --- schedules: a factor for the learning rate of a step (0 is the first) ---------------------- */
 
-/* Up to `warmup` it rises in equal parts to 1, which step warmup - 1 has. Then it stays, or falls to `end`,
- * which step `total` and those behind it have. */
-FSDP_API double fsdp_schedule_constant(int64_t step, int64_t warmup);
-FSDP_API double fsdp_schedule_linear(int64_t step, int64_t warmup, int64_t total, double end);
-FSDP_API double fsdp_schedule_cosine(int64_t step, int64_t warmup, int64_t total, double end);
+typedef enum fsdp_schedule_kind {
+    FSDP_SCHEDULE_CONSTANT = 0,        /* stays at 1 */
+    FSDP_SCHEDULE_LINEAR,              /* falls to `end` in equal parts */
+    FSDP_SCHEDULE_COSINE               /* falls to `end` along half a cosine */
+} fsdp_schedule_kind;
+
+/* The factor rises in equal parts to 1, which step warmup - 1 has; then `kind` says. Step `total` and those
+ * behind it have `end`. */
+typedef struct fsdp_schedule {
+    fsdp_schedule_kind kind;
+    int64_t warmup, total;
+    double end;
+} fsdp_schedule;
+FSDP_API double fsdp_schedule_factor(const fsdp_schedule *schedule, int64_t step);
 
 #ifdef __cplusplus
 }

@@ -8,8 +8,8 @@
  * (pipeline stages).
  *
  * A call that comes at the wrong time is FSDP_ERR_USAGE and changes nothing. Any other failure stays the
- * root's: every later call returns it, and so do those of the other ranks, which are told. As all that is
- * made of a world, a root, its model, units and optimizers are used by one thread at a time.
+ * root's: every later call returns it, here and on the other ranks. A root, its model, units and optimizers
+ * are used by one thread at a time, as everything that is made of a world.
  */
 #ifndef FSDP_ROOT_H
 #define FSDP_ROOT_H
@@ -23,8 +23,8 @@ extern "C" {
 
 typedef struct fsdp_root fsdp_root;
 
-/* Collective. Makes the unit `root` of what no unit took, allocates all shards (zeroed), freezes the
- * structure. */
+/* Collective. Makes the unit `root` of the parameters that no unit has, allocates all shards (zeroed), and
+ * freezes the structure. *root_out is the caller's, and is freed before its model. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts,
                                                    fsdp_root **root_out, fsdp_error *err);
 FSDP_API void fsdp_root_free(fsdp_root *root); /* local; accepts NULL */
@@ -33,57 +33,59 @@ FSDP_API size_t fsdp_root_unit_count(const fsdp_root *root);
 FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i); /* root first, then by name order
                                                                          * of their parameters */
 
-/* Local. Units of both gather and reduce in one order, share buffers in flight, and count memory as one.
- * Before the first step, and before root has an optimizer. */
+/* Local, before the first step and before `root` has an optimizer. The units of both roots gather and reduce
+ * in one order, share buffers in flight, and count memory as one. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err);
 
 /* --- values ----------------------------------------------------------------------------------- */
 
 /*
- * Local. Shards are zero when the root is made, and a parameter that is never given values would be trained
- * from there. After this call all count as missing until they come: of all by the calls of root_init.h, of
- * each by itself by fsdp_root_set_state or a load (which may bring one after the other with not_strict), or
- * by asking for its fsdp_param_shard. While one is missing, begin_forward, gathers by hand, saving, and state
- * that is got as copies are FSDP_ERR_USAGE, and name those that are. Not for the FSDP1 face.
+ * Local. All values count as missing from now on: training from the zeros of a new root is refused. The
+ * calls of root_init.h bring all values; fsdp_root_set_state and loads bring those that they set (partial
+ * ones may follow each other); fsdp_param_shard counts as bringing its parameter's. While one is missing,
+ * begin_forward, gathers by hand, saving, and copies of state are FSDP_ERR_USAGE and name the missing ones.
+ * Not for the FSDP1 face.
  *
- * This is what a model on PyTorch's meta device is for. Nothing here needs one to save memory: a parameter
- * that was only declared has none, and fsdp_root_create gives it this rank's rows, never the whole.
+ * PyTorch uses the meta device for this. Declaring saves memory as well here: a declared parameter has no
+ * memory, and fsdp_root_create allocates this rank's rows, never the whole.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err);
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* As the hooks of units, collective in the groups of these: their ranks make the calls of a step alike. */
+/* Collective in the groups of the units: their ranks make the calls of a step in one order. begin_forward
+ * starts a step, end_forward completes units whose members did not all run, end_backward reduces what was not
+ * reduced yet and waits for all reductions. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err);
 
-/* Local. While true, forwards have no backward (torch.no_grad): their order is not noted, so that any number
- * of them may come one after the other, and pre_backward is FSDP_ERR_USAGE. Not inside a forward or
- * backward. */
+/* Local, outside a forward and backward. While true, forwards have no backward (torch.no_grad): any number of
+ * them may follow each other, and pre_backward is FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating,
                                                            fsdp_error *err);
 
-/* After an error of the user's own in mid-step: everything back to sharded, gradients of this step dropped
- * (those kept without sync and partial ones included). To wait for an end of backward that it dropped is
- * FSDP_ERR_USAGE, and so is a reset while another root on this context has one that was not waited for.
- * Collective when calls are under way. */
+/* Collective while a step is under way, else local. For an error of the program's own inside a step: every
+ * parameter is sharded again, and the gradients of the step are dropped, those kept without sync and partial
+ * ones included. FSDP_ERR_USAGE while another root on this context has a backward that was not waited for; so
+ * is a later wait for a backward that the reset dropped. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err);
 
-/* Local, and alike on all ranks, as the two below. Before backward. One that is not the last leaves its
- * reductions under way: the last one waits for all. Default true. */
+/* Local, before backward, with the same value on all ranks. A backward that is not the last leaves its
+ * reductions under way; the last one waits for all. Default true. */
 FSDP_API void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last);
-/* The next begin_forward lets gathers wait only for what was done on the compute stream until now (the
- * optimizer's step), not for all that comes until then. Once. */
+/* Local, on all ranks. The gathers of the next begin_forward, of that one only, wait for the work that the
+ * compute stream has now (the optimizer's step), not for work that is added later. */
 FSDP_API void fsdp_root_set_post_optim_event(fsdp_root *root);
 
 typedef struct fsdp_finalize_handle fsdp_finalize_handle;
-/* The caller ends backward by fsdp_root_finalize_backward; is_last_backward means nothing then. It cannot
- * change between the first backward of a step and the end of its last one. */
+/* Local, with the same value on all ranks. While true, the caller ends a backward by
+ * fsdp_root_finalize_backward, and is_last_backward has no effect. FSDP_ERR_USAGE between the first backward
+ * of a step and the end of its last one. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
                                                                              fsdp_error *err);
-/* Collective as end_backward, behind it or in its place. is_async: reductions go on, and fsdp_finalize_wait
- * comes before the optimizer's step and the next forward. *handle_out (may be NULL) stays the root's. */
+/* Collective as end_backward, after it or in its place. is_async: reductions go on, and fsdp_finalize_wait is
+ * called before the optimizer's step and the next forward. *handle_out (may be NULL) is the root's. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
                                                               fsdp_finalize_handle **handle_out,
                                                               fsdp_error *err);

@@ -12,7 +12,11 @@ extern "C" {
 #endif
 
 /* When the gathered parameters are given back; k >= 2: resharded to groups of k ranks after forward. */
-enum { FSDP_RESHARD_AUTO = -1, FSDP_RESHARD_NEVER = 0, FSDP_RESHARD_ALWAYS = 1 };
+enum {
+    FSDP_RESHARD_AUTO = 0,             /* always, but never for the root */
+    FSDP_RESHARD_ALWAYS = 1,
+    FSDP_RESHARD_NEVER = -1
+};
 
 /* Called with the reduced gradients of the unit, flat, in the reduce dtype, in place: after the all-reduce
  * (HSDP) or the reduce-scatter, before the last division. On the stream's thread. */

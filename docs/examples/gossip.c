@@ -13,11 +13,11 @@ enum { D = 8, ROWS = 4, STEPS = 50 };
 
 typedef struct gossip { int64_t round; } gossip;
 
-/* In round k rank r meets rank (k - r) mod n: the other one comes to the same result. */
-static fsdp_status meet(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
+/* In round k rank r averages with rank (k - r) mod n, which computes the same partner. */
+static fsdp_status average(void *user, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
     int n = fsdp_comm_size(comm), rank = fsdp_comm_rank(comm);
-    int partner = (int)((((gossip *)context)->round++ - rank) % n + n) % n;
+    int partner = (int)((((gossip *)user)->round++ - rank) % n + n) % n;
     float *mine = bucket->grad;
     float *theirs = malloc((size_t)bucket->count * sizeof *theirs);
     int64_t *counts = calloc((size_t)n, sizeof *counts);
@@ -66,13 +66,13 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
     (void)argc; (void)argv; (void)user;
 
     TRY(fsdp_model_create(world, &model, &err));
-    TRY(fsdp_model_add_param(model, "weight", FSDP_F32, 1, (int64_t[]){D}, &weight, &err));
+    fsdp_param_spec spec = {.name = "weight", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){D}};
+    TRY(fsdp_model_add(model, &spec, &weight, &err));
     const fsdp_wrap_opts opts = {.unit.strategy = FSDP_WRAP_NO_SHARD};
     TRY(fsdp_wrap_create(model, &opts, &wrap, &err));
-    TRY(fsdp_wrap_register_comm_hook(wrap, meet, &state, &err));
+    TRY(fsdp_wrap_register_comm_hook(wrap, average, &state, &err));
     fsdp_root *root = fsdp_wrap_root(wrap);
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
-    sgd.lr = 0.2;
+    fsdp_sgd_opts sgd = {.lr = 0.2};
     TRY(fsdp_sgd_create(root, &sgd, &optim, &err));
 
     fsdp_unit *unit = fsdp_wrap_unit(wrap, "");

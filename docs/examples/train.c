@@ -15,17 +15,18 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
 
     TRY(fsdp_world_mesh(world, 1, (int64_t[]){fsdp_world_size(world)}, (const char *[]){"dp"}, &mesh, &err));
     TRY(fsdp_model_create(world, &model, &err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(mesh);
+    fsdp_unit_opts opts = {.mesh = mesh};
     for (int i = 0; i < LAYERS; i++) {                     /* one unit per layer, named as in PyTorch */
         char name[32];
         snprintf(name, sizeof name, "layers.%d.weight", i);
-        TRY(fsdp_model_add_param(model, name, FSDP_F32, 2, (int64_t[]){D, D}, &w[i], &err));
+        fsdp_param_spec weight = {.name = name, .dtype = FSDP_F32, .ndim = 2, .shape = (int64_t[]){D, D}};
+        TRY(fsdp_model_add(model, &weight, &w[i], &err));
         snprintf(name, sizeof name, "layers.%d", i);
         TRY(fsdp_unit_create(model, name, &opts, &unit[i], &err));
     }
     TRY(fsdp_root_create(model, &opts, &root, &err));      /* takes what no unit took; freezes the structure */
     TRY(fsdp_root_init_uniform(root, 1, &err));            /* same values at any world size */
-    fsdp_adamw_opts adam = fsdp_adamw_opts_default();
+    fsdp_adamw_opts adam = {.weight_decay = 0.01};
     TRY(fsdp_adamw_create(root, &adam, &optim, &err));
 
     for (int step = 0; step < STEPS; step++) {

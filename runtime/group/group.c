@@ -58,8 +58,8 @@ static fsdp_status lay_out(fsdp_group *group, fsdp_error *err)
     for (size_t i = 0; i < group->count; i++) {
         const fsdp_param *param = group->params[i];
         FSDP_TRY(fsdp_param_lay_out(group->params[i], &group->roles, group->name, err));
-        bool is_alike = i == 0 || group->wire == param->data_dtype;
-        group->wire = is_alike && !param->extension ? param->data_dtype : FSDP_U8;
+        bool is_alike = i == 0 || group->gather_dtype == param->data_dtype;
+        group->gather_dtype = is_alike && !param->extension ? param->data_dtype : FSDP_U8;
     }
     return check_sizes(group, err);
 }

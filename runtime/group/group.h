@@ -81,7 +81,7 @@ struct fsdp_group {
     int shard_size, shard_rank, replicate_size, again_size, again_rank;
     int *ranks;                        /* room for connecting, where no rank may fail alone */
 
-    fsdp_dtype wire;                   /* of gathers: U8 when data dtypes are mixed */
+    fsdp_dtype gather_dtype;           /* of gathers: U8 when data dtypes are mixed */
     fsdp_block *shards;                /* the padded shards of all */
 
     fsdp_group_state state;

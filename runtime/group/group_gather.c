@@ -118,10 +118,10 @@ static fsdp_collective call_of(const fsdp_group *group, const gather_side *side)
     unsigned char *all = group->gather.block->data;
     size_t bytes = all_input_bytes(group, side->parts);
     return (fsdp_collective){.kind = FSDP_ALL_GATHER,
-                             .dtype = group->wire,
+                             .dtype = group->gather_dtype,
                              .in = all + (size_t)side->rank * bytes,
                              .out = all,
-                             .count = (int64_t)(bytes / fsdp_dtype_size(group->wire)),
+                             .count = (int64_t)(bytes / fsdp_dtype_size(group->gather_dtype)),
                              .unit = group->name};
 }
 

@@ -7,21 +7,6 @@
 
 #include "base/core/mem.h"
 
-fsdp_adamw_opts fsdp_adamw_opts_default(void)
-{
-    return (fsdp_adamw_opts){.lr = 1e-3,
-                             .beta1 = 0.9,
-                             .beta2 = 0.999,
-                             .eps = 1e-8,
-                             .weight_decay = 0.01,
-                             .master = true};
-}
-
-fsdp_sgd_opts fsdp_sgd_opts_default(void)
-{
-    return (fsdp_sgd_opts){.lr = 1e-3, .master = true};
-}
-
 /* --- what state there is ---------------------------------------------------------------------- */
 
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment)
@@ -34,8 +19,9 @@ const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment)
 
 static bool needs_master(const fsdp_optim *optim, const fsdp_param *param)
 {
-    bool wanted = optim->kind == FSDP_OPTIM_ADAMW ? optim->adamw.master : optim->sgd.master;
-    return wanted && param->dtype != FSDP_F32 && param->dtype != FSDP_F64;
+    bool as_stored = optim->kind == FSDP_OPTIM_ADAMW ? optim->adamw.step_in_param_dtype
+                                                     : optim->sgd.step_in_param_dtype;
+    return !as_stored && param->dtype != FSDP_F32 && param->dtype != FSDP_F64;
 }
 
 static fsdp_dtype moment_dtype_of(const fsdp_optim *optim, const fsdp_param *param)
@@ -170,17 +156,25 @@ bool fsdp_optim_group_of(const fsdp_optim_state *state, const fsdp_param *param,
     return !state->runs;
 }
 
+/* 0 stands for the default. */
+static double or_default(double given, double usual)
+{
+    return given == 0 ? usual : given;
+}
+
 static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_t n,
                         fsdp_error *err)
 {
     const fsdp_model *model = optim->root->model;
+    double lr = optim->kind == FSDP_OPTIM_ADAMW ? optim->adamw.lr : optim->sgd.lr;
     optim->groups = fsdp_alloc(n, sizeof *optim->groups);
     optim->states = fsdp_alloc(model->count, sizeof *optim->states);
     if (!optim->groups || !optim->states)
         return fsdp_fail_memory(err, "an optimizer");
     optim->group_count = n;
     for (size_t i = 0; i < n; i++)
-        optim->groups[i] = (fsdp_optim_params){groups[i].lr, groups[i].weight_decay};
+        optim->groups[i] =
+            (fsdp_optim_params){or_default(groups[i].lr, lr), groups[i].weight_decay};
     for (size_t i = 0; i < model->count; i++) {
         fsdp_param *param = model->params[i];
         size_t group = 0;
@@ -231,36 +225,43 @@ static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_op
 
 /* --- the two kinds ---------------------------------------------------------------------------- */
 
-fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts, fsdp_optim **optim_out,
+fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *given, fsdp_optim **optim_out,
                               fsdp_error *err)
 {
-    const fsdp_optim kind = {.kind = FSDP_OPTIM_ADAMW, .adamw = *opts};
-    const fsdp_optim_group all = {.lr = opts->lr, .weight_decay = opts->weight_decay};
-    FSDP_TRY(check_number(opts->lr, true, "lr", err));
-    FSDP_TRY(check_number(opts->beta1, false, "beta1", err));
-    FSDP_TRY(check_number(opts->beta2, false, "beta2", err));
-    FSDP_TRY(check_number(opts->eps, true, "eps", err));
-    FSDP_TRY(check_number(opts->weight_decay, true, "weight_decay", err));
-    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts->moment_dtype, err));
-    return create(root, &kind, opts->groups ? opts->groups : &all,
-                  opts->groups ? opts->group_count : 1, optim_out, err);
+    fsdp_adamw_opts opts = given ? *given : (fsdp_adamw_opts){0};
+    opts.lr = or_default(opts.lr, 1e-3);
+    opts.beta1 = or_default(opts.beta1, 0.9);
+    opts.beta2 = or_default(opts.beta2, 0.999);
+    opts.eps = or_default(opts.eps, 1e-8);
+    FSDP_TRY(check_number(opts.lr, true, "lr", err));
+    FSDP_TRY(check_number(opts.beta1, false, "beta1", err));
+    FSDP_TRY(check_number(opts.beta2, false, "beta2", err));
+    FSDP_TRY(check_number(opts.eps, true, "eps", err));
+    FSDP_TRY(check_number(opts.weight_decay, true, "weight_decay", err));
+    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts.moment_dtype, err));
+    const fsdp_optim kind = {.kind = FSDP_OPTIM_ADAMW, .adamw = opts};
+    const fsdp_optim_group all = {.lr = opts.lr, .weight_decay = opts.weight_decay};
+    return create(root, &kind, opts.groups ? opts.groups : &all, opts.groups ? opts.group_count : 1,
+                  optim_out, err);
 }
 
-fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts, fsdp_optim **optim_out,
+fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *given, fsdp_optim **optim_out,
                             fsdp_error *err)
 {
-    const fsdp_optim kind = {.kind = FSDP_OPTIM_SGD, .sgd = *opts};
-    const fsdp_optim_group all = {.lr = opts->lr, .weight_decay = opts->weight_decay};
-    FSDP_TRY(check_number(opts->lr, true, "lr", err));
-    FSDP_TRY(check_number(opts->momentum, true, "momentum", err));
-    FSDP_TRY(check_number(opts->weight_decay, true, "weight_decay", err));
-    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts->moment_dtype, err));
-    if (!isfinite(opts->dampening))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "dampening cannot be %g", opts->dampening);
-    if (opts->nesterov && (opts->momentum == 0 || opts->dampening != 0))
+    fsdp_sgd_opts opts = given ? *given : (fsdp_sgd_opts){0};
+    opts.lr = or_default(opts.lr, 1e-3);
+    FSDP_TRY(check_number(opts.lr, true, "lr", err));
+    FSDP_TRY(check_number(opts.momentum, true, "momentum", err));
+    FSDP_TRY(check_number(opts.weight_decay, true, "weight_decay", err));
+    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts.moment_dtype, err));
+    if (!isfinite(opts.dampening))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "dampening cannot be %g", opts.dampening);
+    if (opts.nesterov && (opts.momentum == 0 || opts.dampening != 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "nesterov needs a momentum and no dampening");
-    return create(root, &kind, opts->groups ? opts->groups : &all,
-                  opts->groups ? opts->group_count : 1, optim_out, err);
+    const fsdp_optim kind = {.kind = FSDP_OPTIM_SGD, .sgd = opts};
+    const fsdp_optim_group all = {.lr = opts.lr, .weight_decay = opts.weight_decay};
+    return create(root, &kind, opts.groups ? opts.groups : &all, opts.groups ? opts.group_count : 1,
+                  optim_out, err);
 }
 
 static void unlink_from_root(const fsdp_optim *optim)

@@ -91,6 +91,8 @@ fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts
     FSDP_TRY(fsdp_root_ready(root, err));
     if (given.norm_type == 0)
         given.norm_type = 2;
+    if (given.max_norm == 0)
+        given.max_norm = INFINITY;
     if (!(given.norm_type > 0) || !(given.max_norm >= 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "gradients cannot be clipped to %g in the norm %g",
                          given.max_norm, given.norm_type);

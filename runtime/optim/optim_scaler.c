@@ -15,17 +15,22 @@ struct fsdp_scaler {
     uint64_t backwards;
 };
 
-fsdp_scaler_opts fsdp_scaler_opts_default(void)
+static fsdp_scaler_opts with_defaults(const fsdp_scaler_opts *given)
 {
-    return (fsdp_scaler_opts){
-        .init_scale = 65536, .growth_factor = 2, .backoff_factor = 0.5, .growth_interval = 2000};
+    fsdp_scaler_opts opts = given ? *given : (fsdp_scaler_opts){0};
+    opts.init_scale = opts.init_scale == 0 ? 65536 : opts.init_scale;
+    opts.growth_factor = opts.growth_factor == 0 ? 2 : opts.growth_factor;
+    opts.backoff_factor = opts.backoff_factor == 0 ? 0.5 : opts.backoff_factor;
+    opts.growth_interval = opts.growth_interval == 0 ? 2000 : opts.growth_interval;
+    return opts;
 }
 
-fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out,
+fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *given, fsdp_scaler **scaler_out,
                                fsdp_error *err)
 {
-    bool fits = opts->init_scale > 0 && opts->growth_factor > 1 && opts->backoff_factor > 0 &&
-                opts->backoff_factor < 1 && opts->growth_interval > 0;
+    const fsdp_scaler_opts opts = with_defaults(given);
+    bool fits = opts.init_scale > 0 && opts.growth_factor > 1 && opts.backoff_factor > 0 &&
+                opts.backoff_factor < 1 && opts.growth_interval > 0;
     if (!fits)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
@@ -33,8 +38,8 @@ fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scale
     fsdp_scaler *scaler = fsdp_alloc(1, sizeof *scaler);
     if (!scaler)
         return fsdp_fail_memory(err, "a scaler");
-    scaler->opts = *opts;
-    scaler->scale = opts->init_scale;
+    scaler->opts = opts;
+    scaler->scale = opts.init_scale;
     *scaler_out = scaler;
     return FSDP_OK;
 }
@@ -127,29 +132,23 @@ fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipp
 
 /* --- schedules -------------------------------------------------------------------------------- */
 
-double fsdp_schedule_constant(int64_t step, int64_t warmup)
-{
-    return step < warmup ? (double)(step + 1) / (double)warmup : 1;
-}
-
 /* The progress between the end of the warm-up and the last step, 0 to 1. */
-static double progress(int64_t step, int64_t warmup, int64_t total)
+static double progress(const fsdp_schedule *schedule, int64_t step)
 {
-    if (step >= total || total <= warmup)
+    if (step >= schedule->total || schedule->total <= schedule->warmup)
         return 1;
-    return (double)(step - warmup) / (double)(total - warmup);
+    return (double)(step - schedule->warmup) / (double)(schedule->total - schedule->warmup);
 }
 
-double fsdp_schedule_linear(int64_t step, int64_t warmup, int64_t total, double end)
+double fsdp_schedule_factor(const fsdp_schedule *schedule, int64_t step)
 {
-    if (step < warmup)
-        return fsdp_schedule_constant(step, warmup);
-    return 1 + (end - 1) * progress(step, warmup, total);
-}
-
-double fsdp_schedule_cosine(int64_t step, int64_t warmup, int64_t total, double end)
-{
-    if (step < warmup)
-        return fsdp_schedule_constant(step, warmup);
-    return end + (1 - end) * (1 + cos(3.14159265358979323846 * progress(step, warmup, total))) / 2;
+    const double pi = 3.14159265358979323846;
+    if (step < schedule->warmup)
+        return (double)(step + 1) / (double)schedule->warmup;
+    double rest = 1 - progress(schedule, step);
+    if (schedule->kind == FSDP_SCHEDULE_CONSTANT)
+        return 1;
+    if (schedule->kind == FSDP_SCHEDULE_COSINE)
+        rest = (1 - cos(pi * rest)) / 2;
+    return schedule->end + (1 - schedule->end) * rest;
 }

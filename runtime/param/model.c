@@ -100,76 +100,63 @@ static fsdp_status check_name(const fsdp_model *model, const char *name, fsdp_er
     return FSDP_OK;
 }
 
-static fsdp_status check_declaration(const fsdp_model *model, const char *name, fsdp_dtype dtype,
-                                     int ndim, const int64_t *shape, fsdp_error *err)
+static fsdp_status check_param_shape(const fsdp_param_spec *spec, fsdp_error *err)
 {
-    FSDP_TRY(check_name(model, name, err));
-    if (fsdp_dtype_size(dtype) == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no dtype that is known", name);
-    if (ndim > FSDP_PARAM_DIMS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are possible", name,
-                         ndim, FSDP_PARAM_DIMS);
-    fsdp_status status = fsdp_shape_check(ndim, shape, fsdp_dtype_size(dtype), err);
-    if (status != FSDP_OK)
-        fsdp_error_prefix(err, "'%s'", name);
-    return status;
-}
-
-static fsdp_status add(fsdp_model *model, const char *name, fsdp_dtype dtype, int ndim,
-                       const int64_t *shape, fsdp_param **param_out, fsdp_error *err)
-{
-    FSDP_TRY(check_declaration(model, name, dtype, ndim, shape, err));
-    if (!fsdp_grow(&model->params, &model->room, model->count + 1, sizeof(fsdp_param *)))
-        return fsdp_fail_memory(err, name);
-    fsdp_param *param = fsdp_alloc(1, sizeof *param);
-    char *copy = param ? fsdp_strndup(name, strlen(name)) : NULL;
-    if (!copy) {
-        fsdp_free(param);
-        return fsdp_fail_memory(err, name);
-    }
-    *param = (fsdp_param){.model = model,
-                          .name = copy,
-                          .dtype = dtype,
-                          .data_dtype = dtype,
-                          .ndim = ndim,
-                          .requires_grad = fsdp_dtype_describe(dtype)->is_float};
-    if (ndim > 0)
-        memcpy(param->shape, shape, (size_t)ndim * sizeof *shape);
-    model->params[model->count++] = param;
-    *param_out = param;
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_model_add_param(fsdp_model *model, const char *name, fsdp_dtype dtype, int ndim,
-                                 const int64_t *shape, fsdp_param **param_out, fsdp_error *err)
-{
-    fsdp_param *param;
-    if (ndim < 1)
+    if (spec->ndim < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has no dims and cannot be cut: give it the shape [1], or make it a "
                          "buffer",
-                         name);
-    for (int i = 0; i < ndim && i < FSDP_PARAM_DIMS; i++)
-        if (shape[i] < 1)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no elements: its dim %d is %lld", name,
-                             i, (long long)shape[i]);
-    FSDP_TRY(add(model, name, dtype, ndim, shape, &param, err));
-    if (param_out)
-        *param_out = param;
+                         spec->name);
+    for (int i = 0; i < spec->ndim; i++)
+        if (spec->shape[i] < 1)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no elements: its dim %d is %lld",
+                             spec->name, i, (long long)spec->shape[i]);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_model_add_buffer(fsdp_model *model, const char *name, fsdp_dtype dtype, int ndim,
-                                  const int64_t *shape, bool is_persistent, fsdp_param **buffer_out,
-                                  fsdp_error *err)
+static fsdp_status check_spec(const fsdp_model *model, const fsdp_param_spec *spec, fsdp_error *err)
 {
-    fsdp_param *param;
-    FSDP_TRY(add(model, name, dtype, ndim, shape, &param, err));
-    param->is_buffer = true;
-    param->is_persistent = is_persistent;
-    param->requires_grad = false;
-    if (buffer_out)
-        *buffer_out = param;
+    size_t size = fsdp_dtype_size(spec->dtype);
+    FSDP_TRY(check_name(model, spec->name, err));
+    if (size == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no dtype that is known", spec->name);
+    if (spec->ndim > FSDP_PARAM_DIMS)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are possible",
+                         spec->name, spec->ndim, FSDP_PARAM_DIMS);
+    if (!spec->is_buffer)
+        FSDP_TRY(check_param_shape(spec, err));
+    fsdp_status status = fsdp_shape_check(spec->ndim, spec->shape, size, err);
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "'%s'", spec->name);
+    return status;
+}
+
+fsdp_status fsdp_model_add(fsdp_model *model, const fsdp_param_spec *spec, fsdp_param **param_out,
+                           fsdp_error *err)
+{
+    FSDP_TRY(check_spec(model, spec, err));
+    if (!fsdp_grow(&model->params, &model->room, model->count + 1, sizeof(fsdp_param *)))
+        return fsdp_fail_memory(err, spec->name);
+    fsdp_param *param = fsdp_alloc(1, sizeof *param);
+    char *copy = param ? fsdp_strndup(spec->name, strlen(spec->name)) : NULL;
+    if (!copy) {
+        fsdp_free(param);
+        return fsdp_fail_memory(err, spec->name);
+    }
+    bool is_float = fsdp_dtype_describe(spec->dtype)->is_float;
+    *param = (fsdp_param){.model = model,
+                          .name = copy,
+                          .dtype = spec->dtype,
+                          .data_dtype = spec->dtype,
+                          .ndim = spec->ndim,
+                          .is_buffer = spec->is_buffer,
+                          .is_persistent = spec->is_buffer && !spec->is_transient,
+                          .requires_grad = !spec->is_buffer && is_float};
+    if (spec->ndim > 0)
+        memcpy(param->shape, spec->shape, (size_t)spec->ndim * sizeof *spec->shape);
+    model->params[model->count++] = param;
+    if (param_out)
+        *param_out = param;
     return FSDP_OK;
 }
 
@@ -195,50 +182,19 @@ const char *fsdp_param_name(const fsdp_param *param)
     return param->name;
 }
 
-size_t fsdp_param_alias_count(const fsdp_param *param)
-{
-    return param->alias_count;
-}
-
-const char *fsdp_param_alias(const fsdp_param *param, size_t i)
-{
-    return i < param->alias_count ? param->aliases[i] : NULL;
-}
-
-fsdp_dtype fsdp_param_dtype(const fsdp_param *param)
-{
-    return param->dtype;
-}
-
-fsdp_dtype fsdp_param_data_dtype(const fsdp_param *param)
+fsdp_param_info fsdp_param_describe(const fsdp_param *param)
 {
     bool is_summoned = param->flat && param->flat->summoned;
-    return is_summoned ? param->dtype : param->data_dtype;
-}
-
-int fsdp_param_ndim(const fsdp_param *param)
-{
-    return param->ndim;
-}
-
-const int64_t *fsdp_param_shape(const fsdp_param *param)
-{
-    return param->shape;
-}
-
-bool fsdp_param_is_buffer(const fsdp_param *param)
-{
-    return param->is_buffer;
-}
-
-bool fsdp_param_requires_grad(const fsdp_param *param)
-{
-    return param->requires_grad;
-}
-
-const fsdp_layout *fsdp_param_layout(const fsdp_param *param)
-{
-    return param->mesh ? &param->layout : NULL;
+    return (fsdp_param_info){.name = param->name,
+                             .dtype = param->dtype,
+                             .data_dtype = is_summoned ? param->dtype : param->data_dtype,
+                             .ndim = param->ndim,
+                             .shape = param->shape,
+                             .is_buffer = param->is_buffer,
+                             .requires_grad = param->requires_grad,
+                             .aliases = (const char *const *)param->aliases,
+                             .alias_count = param->alias_count,
+                             .layout = param->mesh ? &param->layout : NULL};
 }
 
 /* --- settings --------------------------------------------------------------------------------- */

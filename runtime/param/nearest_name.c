@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "runtime/param/param.h"
+
 static int least(int a, int b)
 {
     return a < b ? a : b;
@@ -47,16 +49,14 @@ static void offer_modules_of(fsdp_nearest_name *nearest, const char *name)
 
 void fsdp_nearest_name_offer_param(fsdp_nearest_name *nearest, const fsdp_param *param)
 {
-    const char *name = fsdp_param_name(param);
-    fsdp_nearest_name_offer(nearest, name, strlen(name));
-    for (size_t i = 0; (name = fsdp_param_alias(param, i)) != NULL; i++)
-        fsdp_nearest_name_offer(nearest, name, strlen(name));
+    fsdp_nearest_name_offer(nearest, param->name, strlen(param->name));
+    for (size_t i = 0; i < param->alias_count; i++)
+        fsdp_nearest_name_offer(nearest, param->aliases[i], strlen(param->aliases[i]));
 }
 
 void fsdp_nearest_name_offer_modules(fsdp_nearest_name *nearest, const fsdp_param *param)
 {
-    const char *name = fsdp_param_name(param);
-    offer_modules_of(nearest, name);
-    for (size_t i = 0; (name = fsdp_param_alias(param, i)) != NULL; i++)
-        offer_modules_of(nearest, name);
+    offer_modules_of(nearest, param->name);
+    for (size_t i = 0; i < param->alias_count; i++)
+        offer_modules_of(nearest, param->aliases[i]);
 }

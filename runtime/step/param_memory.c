@@ -42,7 +42,7 @@ static void *refuse(fsdp_param *param, const char *what, const char *when)
     return NULL;
 }
 
-fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err)
+fsdp_status fsdp_param_error(const fsdp_param *param, fsdp_error *err)
 {
     fsdp_root *root = param->model->root;
     if (!root)

@@ -30,6 +30,12 @@ typedef enum fsdp_prefetch_time {
     FSDP_PREFETCH_NEVER
 } fsdp_prefetch_time;
 
+/* Units that a hook gathers ahead; owned. */
+typedef struct fsdp_unit_list {
+    fsdp_unit **units;
+    size_t count;
+} fsdp_unit_list;
+
 struct fsdp_unit {
     fsdp_model *model;
     fsdp_root *root;                   /* NULL before it was made */
@@ -48,8 +54,7 @@ struct fsdp_unit {
 
     bool is_async;                     /* gathers run on the compute stream */
     int max_inputs;                    /* of reductions in flight */
-    fsdp_unit **forward_prefetch, **backward_prefetch;
-    size_t forward_prefetch_count, backward_prefetch_count;
+    fsdp_unit_list forward_prefetch, backward_prefetch;
     fsdp_prefetch_time backward_prefetch_time;
     bool prefetches_next;              /* the unit that followed in the first forward is gathered ahead */
     bool was_seen;                     /* it had a forward */

@@ -7,14 +7,6 @@
 #include "runtime/param/nearest_name.h"
 #include "base/text.h"
 
-fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)
-{
-    return (fsdp_unit_opts){.mesh = mesh,
-                            .reshard_after_forward = FSDP_RESHARD_AUTO,
-                            .cast_forward_inputs = true,
-                            .pin = true};
-}
-
 /* --- which parameters ------------------------------------------------------------------------- */
 
 static bool belongs(const fsdp_unit *unit, const fsdp_param *param)
@@ -199,7 +191,7 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' comes too late: the root was made", first);
     if (!opts->mesh)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no mesh", first);
-    if (opts->reshard_after_forward < FSDP_RESHARD_AUTO)
+    if (opts->reshard_after_forward < FSDP_RESHARD_NEVER)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit '%s': reshard_after_forward is %d; it is AUTO, NEVER, ALWAYS or a "
                          "number of ranks",
@@ -302,8 +294,8 @@ void fsdp_unit_free(fsdp_unit *unit)
     fsdp_free(unit->shard_dims);
     fsdp_free(unit->replicate_dims);
     fsdp_free(unit->params);
-    fsdp_free(unit->forward_prefetch);
-    fsdp_free(unit->backward_prefetch);
+    fsdp_free(unit->forward_prefetch.units);
+    fsdp_free(unit->backward_prefetch.units);
     fsdp_free(unit->settings.custom_gather);
     fsdp_free(unit->settings.custom_reduce);
     fsdp_free(unit->settings.custom_all_reduce);
@@ -323,7 +315,7 @@ size_t fsdp_unit_param_count(const fsdp_unit *unit)
     return unit->param_count;
 }
 
-fsdp_param *fsdp_unit_param(const fsdp_unit *unit, size_t i)
+fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i)
 {
     return i < unit->param_count ? unit->params[i] : NULL;
 }
@@ -331,7 +323,7 @@ fsdp_param *fsdp_unit_param(const fsdp_unit *unit, size_t i)
 fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
 {
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
-    bool casts = unit->opts.cast_forward_inputs && unit->opts.param_dtype != FSDP_DTYPE_NONE;
+    bool casts = !unit->opts.keep_input_dtype && unit->opts.param_dtype != FSDP_DTYPE_NONE;
     return casts && info && info->is_float ? unit->opts.param_dtype : dtype;
 }
 

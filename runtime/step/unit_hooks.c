@@ -27,14 +27,15 @@ static fsdp_status prefetch(fsdp_group *group, fsdp_phase phase, fsdp_error *err
 }
 
 /* The groups of each unit in the order in which the pass needs them. */
-static fsdp_status prefetch_units(fsdp_unit *const *units, size_t n, fsdp_phase phase,
-                                  fsdp_error *err)
+static fsdp_status prefetch_units(const fsdp_unit_list *list, fsdp_phase phase, fsdp_error *err)
 {
-    for (size_t i = 0; i < n; i++)
-        for (size_t g = 0; g < units[i]->group_count; g++) {
-            size_t at = phase == FSDP_FORWARD ? g : units[i]->group_count - 1 - g;
-            FSDP_TRY(prefetch(&units[i]->groups[at], phase, err));
+    for (size_t i = 0; i < list->count; i++) {
+        fsdp_unit *unit = list->units[i];
+        for (size_t g = 0; g < unit->group_count; g++) {
+            size_t at = phase == FSDP_FORWARD ? g : unit->group_count - 1 - g;
+            FSDP_TRY(prefetch(&unit->groups[at], phase, err));
         }
+    }
     return FSDP_OK;
 }
 
@@ -82,9 +83,9 @@ static fsdp_status note_first_forward(fsdp_unit *unit, fsdp_error *err)
         return FSDP_OK;
     unit->was_seen = true;
     unit->root->last_seen = unit;
-    if (!before || !before->prefetches_next || before->forward_prefetch_count > 0)
+    if (!before || !before->prefetches_next || before->forward_prefetch.count > 0)
         return FSDP_OK;
-    return fsdp_unit_set_modules_to_forward_prefetch(before, &unit, 1, err);
+    return fsdp_unit_set_prefetch(before, FSDP_HOOK_PRE_FORWARD, &unit, 1, err);
 }
 
 static fsdp_status note_forward(fsdp_group *group, fsdp_error *err)
@@ -144,8 +145,7 @@ static fsdp_status pre_forward(fsdp_unit *unit, fsdp_error *err)
         unit->groups[i].phase = FSDP_FORWARD;
         FSDP_TRY(gather_now(&unit->groups[i], err));
     }
-    FSDP_TRY(
-        prefetch_units(unit->forward_prefetch, unit->forward_prefetch_count, FSDP_FORWARD, err));
+    FSDP_TRY(prefetch_units(&unit->forward_prefetch, FSDP_FORWARD, err));
     return fsdp_context_sync(context_of(unit), err);
 }
 
@@ -172,10 +172,9 @@ static fsdp_status pre_backward(fsdp_unit *unit, fsdp_error *err)
         unit->groups[i].phase = FSDP_PRE_BACKWARD;
         FSDP_TRY(gather_now(&unit->groups[i], err));
     }
-    if (unit->backward_prefetch_count == 0)
+    if (unit->backward_prefetch.count == 0)
         FSDP_TRY(prefetch_previous(unit, err));
-    FSDP_TRY(prefetch_units(unit->backward_prefetch, unit->backward_prefetch_count,
-                            FSDP_PRE_BACKWARD, err));
+    FSDP_TRY(prefetch_units(&unit->backward_prefetch, FSDP_PRE_BACKWARD, err));
     return fsdp_context_sync(context_of(unit), err);
 }
 
@@ -315,49 +314,63 @@ static bool tick_off(bool *expected, size_t *count, size_t member)
     return *count == 0;
 }
 
-static fsdp_status pre_forward_member(fsdp_unit *unit, fsdp_error *err)
+static fsdp_status pre_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
 {
-    if (unit->to_run_count > 0)
-        return begin(unit, "pre_forward", FORWARD_PASS, err);
-    FSDP_TRY(fsdp_unit_pre_forward(unit, err));
-    expect_all(unit->to_run, &unit->to_run_count, unit->member_count);
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
-{
-    FSDP_TRY(check_member(unit, member, err));
-    if (unit->member_count == 1 || is_computed_again(unit))
-        return fsdp_unit_pre_forward(unit, err);
-    FSDP_TRY(pre_forward_member(unit, err));
+    if (unit->to_run_count > 0) {
+        FSDP_TRY(begin(unit, "pre_forward", FORWARD_PASS, err));
+    } else {
+        FSDP_TRY(fsdp_unit_pre_forward(unit, err));
+        expect_all(unit->to_run, &unit->to_run_count, unit->member_count);
+    }
     unit->has_run[member] = true;
     return FSDP_OK;
 }
 
-fsdp_status fsdp_unit_post_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
+static fsdp_status post_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
 {
-    FSDP_TRY(check_member(unit, member, err));
-    if (unit->member_count == 1 || is_computed_again(unit))
-        return fsdp_unit_post_forward(unit, err);
     if (!tick_off(unit->to_run, &unit->to_run_count, member))
         return begin(unit, "post_forward", FORWARD_PASS, err);
     return fsdp_unit_post_forward(unit, err);
 }
 
-fsdp_status fsdp_unit_pre_backward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
+static fsdp_status pre_backward_member(fsdp_unit *unit, fsdp_error *err)
 {
-    FSDP_TRY(check_member(unit, member, err));
-    if (unit->member_count > 1 && unit->to_return_count == 0)
+    if (unit->to_return_count == 0)
         expect_those_that_ran(unit);
     return fsdp_unit_pre_backward(unit, err);
 }
 
-fsdp_status fsdp_unit_post_backward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
+static fsdp_status post_backward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
 {
-    FSDP_TRY(check_member(unit, member, err));
-    if (unit->member_count > 1 && !tick_off(unit->to_return, &unit->to_return_count, member))
+    if (!tick_off(unit->to_return, &unit->to_return_count, member))
         return begin(unit, "post_backward", BACKWARD_PASS, err);
     return fsdp_unit_post_backward(unit, err);
+}
+
+static fsdp_status hook_of_all(fsdp_unit *unit, fsdp_hook hook, fsdp_error *err)
+{
+    switch (hook) {
+    case FSDP_HOOK_PRE_FORWARD: return fsdp_unit_pre_forward(unit, err);
+    case FSDP_HOOK_POST_FORWARD: return fsdp_unit_post_forward(unit, err);
+    case FSDP_HOOK_PRE_BACKWARD: return fsdp_unit_pre_backward(unit, err);
+    case FSDP_HOOK_POST_BACKWARD: return fsdp_unit_post_backward(unit, err);
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s has no hook %d", unit->name, (int)hook);
+}
+
+fsdp_status fsdp_unit_member_hook(fsdp_unit *unit, size_t member, fsdp_hook hook, fsdp_error *err)
+{
+    FSDP_TRY(check_member(unit, member, err));
+    bool is_forward = hook == FSDP_HOOK_PRE_FORWARD || hook == FSDP_HOOK_POST_FORWARD;
+    if (unit->member_count == 1 || (is_forward && is_computed_again(unit)))
+        return hook_of_all(unit, hook, err);
+    switch (hook) {
+    case FSDP_HOOK_PRE_FORWARD: return pre_forward_member(unit, member, err);
+    case FSDP_HOOK_POST_FORWARD: return post_forward_member(unit, member, err);
+    case FSDP_HOOK_PRE_BACKWARD: return pre_backward_member(unit, err);
+    case FSDP_HOOK_POST_BACKWARD: return post_backward_member(unit, member, err);
+    }
+    return hook_of_all(unit, hook, err);
 }
 
 /* --- by hand ---------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* Setters of units, named as PyTorch's. See unit.h. */
+/* Settings and plug-ins of units, named as PyTorch's. See unit.h. */
 #include "runtime/step/step_internal.h"
 
 #include <math.h>
@@ -40,63 +40,84 @@ static fsdp_unit *next_unit(unit_range *range)
     return NULL;
 }
 
-void fsdp_unit_set_requires_gradient_sync(fsdp_unit *unit, bool sync, bool recurse)
+/* Inside a step, collectives under way use the buffers and the communicator that would change. */
+static fsdp_status check_outside(const fsdp_unit *unit, const char *what, fsdp_error *err)
 {
-    unit_range range = {.outer = unit, .recurse = recurse};
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->settings.reduces = at->settings.all_reduces = sync;
+    const fsdp_root *root = unit->root;
+    if (!root || (!root->is_in_forward && !root->is_in_backward))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: %s cannot change inside a forward or backward",
+                     unit->name, what);
 }
 
-void fsdp_unit_set_requires_all_reduce(fsdp_unit *unit, bool all_reduce, bool recurse)
+static fsdp_status check_comm_memory(const fsdp_unit *unit, bool from_comm, fsdp_error *err)
 {
-    unit_range range = {.outer = unit, .recurse = recurse};
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->settings.all_reduces = all_reduce;
+    FSDP_TRY(check_outside(unit, "where the memory of collectives comes from", err));
+    if (from_comm && (unit->settings.custom_gather || unit->settings.custom_reduce))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit %s has a custom collective, which brings its own memory",
+                         unit->name);
+    return FSDP_OK;
 }
 
-void fsdp_unit_set_reshard_after_forward(fsdp_unit *unit, bool reshard, bool recurse)
+static fsdp_status check_setting(const fsdp_unit *unit, fsdp_unit_setting setting, int value,
+                                 fsdp_error *err)
 {
-    unit_range range = {.outer = unit, .recurse = recurse};
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->settings.reshard_after_forward = reshard ? FSDP_RESHARD_ALWAYS : FSDP_RESHARD_NEVER;
+    if (setting == FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS && value < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit %s: at least one reduce-scatter input is in flight, not %d",
+                         unit->name, value);
+    if (setting == FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP)
+        return check_outside(unit, "the group that reduces", err);
+    if (setting == FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP)
+        return check_comm_memory(unit, value, err);
+    return FSDP_OK;
 }
 
-void fsdp_unit_set_reshard_after_backward(fsdp_unit *unit, bool reshard, bool recurse)
+static fsdp_status separate_reduce(fsdp_unit *unit, bool is_separate, fsdp_error *err)
 {
-    unit_range range = {.outer = unit, .recurse = recurse};
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->settings.reshards_after_backward = reshard;
+    unit->settings.is_separate = is_separate;
+    for (size_t g = 0; g < unit->group_count; g++)
+        FSDP_TRY(fsdp_group_separate_reduce(&unit->groups[g], err));
+    return FSDP_OK;
 }
 
-void fsdp_unit_set_unshard_in_backward(fsdp_unit *unit, bool unshard)
+static fsdp_status set(fsdp_unit *unit, fsdp_unit_setting setting, int value, fsdp_error *err)
 {
-    unit->settings.unshards_in_backward = unshard;
+    fsdp_group_settings *settings = &unit->settings;
+    bool on = value != 0;
+    switch (setting) {
+    case FSDP_UNIT_REQUIRES_GRADIENT_SYNC:
+        settings->reduces = settings->all_reduces = on;
+        return FSDP_OK;
+    case FSDP_UNIT_REQUIRES_ALL_REDUCE: settings->all_reduces = on; return FSDP_OK;
+    case FSDP_UNIT_RESHARD_AFTER_FORWARD:
+        settings->reshard_after_forward = on ? FSDP_RESHARD_ALWAYS : FSDP_RESHARD_NEVER;
+        return FSDP_OK;
+    case FSDP_UNIT_RESHARD_AFTER_BACKWARD: settings->reshards_after_backward = on; return FSDP_OK;
+    case FSDP_UNIT_UNSHARD_IN_BACKWARD: settings->unshards_in_backward = on; return FSDP_OK;
+    case FSDP_UNIT_KEEP_UNSHARDED_STORAGE: settings->keeps_storage = on; return FSDP_OK;
+    case FSDP_UNIT_UNSHARD_ASYNC_OP: unit->is_async = on; return FSDP_OK;
+    case FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS: settings->forces_sum = on; return FSDP_OK;
+    case FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS: settings->reduces_unused = on; return FSDP_OK;
+    case FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS: unit->max_inputs = value; return FSDP_OK;
+    case FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP: return separate_reduce(unit, on, err);
+    case FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP:
+        settings->takes_comm_memory = on;
+        return FSDP_OK;
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s has no setting %d", unit->name, (int)setting);
 }
 
-void fsdp_unit_set_keep_unsharded_storage(fsdp_unit *unit, bool keep, bool recurse)
+fsdp_status fsdp_unit_set(fsdp_unit *unit, fsdp_unit_setting setting, int value, bool recurse,
+                          fsdp_error *err)
 {
-    unit_range range = {.outer = unit, .recurse = recurse};
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->settings.keeps_storage = keep;
-}
-
-void fsdp_unit_set_unshard_async_op(fsdp_unit *unit, bool is_async, bool recurse)
-{
-    unit_range range = {.outer = unit, .recurse = recurse};
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->is_async = is_async;
-}
-
-void fsdp_unit_set_force_sum_reduction_for_comms(fsdp_unit *unit, bool force)
-{
-    unit->settings.forces_sum = force;
-}
-
-void fsdp_unit_set_reduce_scatter_unused_params(fsdp_unit *unit, bool all, bool recurse)
-{
-    unit_range range = {.outer = unit, .recurse = recurse};
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->settings.reduces_unused = all;
+    unit_range checked = {.outer = unit, .recurse = recurse}, changed = checked;
+    for (const fsdp_unit *at; (at = next_unit(&checked)) != NULL;)
+        FSDP_TRY(check_setting(at, setting, value, err));
+    for (fsdp_unit *at; (at = next_unit(&changed)) != NULL;)
+        FSDP_TRY(set(at, setting, value, err));
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor, fsdp_error *err)
@@ -109,74 +130,37 @@ fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor,
     return FSDP_OK;
 }
 
-fsdp_status fsdp_unit_set_reduce_scatter_max_input_buffers(fsdp_unit *unit, int n, bool recurse,
-                                                           fsdp_error *err)
-{
-    unit_range range = {.outer = unit, .recurse = recurse};
-    if (n < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: at least one reduce-scatter input is in flight, not %d",
-                         unit->name, n);
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->max_inputs = n;
-    return FSDP_OK;
-}
-
 /* --- prefetch --------------------------------------------------------------------------------- */
 
-static fsdp_status set_list(fsdp_unit *unit, fsdp_unit *const *units, size_t n, fsdp_unit ***list,
-                            size_t *count, fsdp_error *err)
+static fsdp_status set_list(fsdp_unit *unit, fsdp_unit *const *units, size_t n,
+                            fsdp_unit_list *list, fsdp_error *err)
 {
     for (size_t i = 0; i < n; i++)
         if (units[i]->model != unit->model)
             return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s cannot prefetch %s of another model",
                              unit->name, units[i]->name);
-    fsdp_unit **copy = fsdp_realloc(*list, n + 1, sizeof **list);
+    fsdp_unit **copy = fsdp_realloc(list->units, n + 1, sizeof *copy);
     if (!copy)
         return fsdp_fail_memory(err, "a list of units");
     if (n > 0)
         memcpy(copy, units, n * sizeof *copy);
-    *list = copy;
-    *count = n;
+    *list = (fsdp_unit_list){copy, n};
     return FSDP_OK;
 }
 
-fsdp_status fsdp_unit_set_modules_to_forward_prefetch(fsdp_unit *unit, fsdp_unit *const *units,
-                                                      size_t n, fsdp_error *err)
+fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, fsdp_hook hook, fsdp_unit *const *units,
+                                   size_t n, fsdp_error *err)
 {
-    return set_list(unit, units, n, &unit->forward_prefetch, &unit->forward_prefetch_count, err);
+    if (hook == FSDP_HOOK_PRE_FORWARD)
+        return set_list(unit, units, n, &unit->forward_prefetch, err);
+    if (hook == FSDP_HOOK_PRE_BACKWARD)
+        return set_list(unit, units, n, &unit->backward_prefetch, err);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "unit %s: units are gathered ahead by pre_forward or pre_backward only",
+                     unit->name);
 }
 
-fsdp_status fsdp_unit_set_modules_to_backward_prefetch(fsdp_unit *unit, fsdp_unit *const *units,
-                                                       size_t n, fsdp_error *err)
-{
-    return set_list(unit, units, n, &unit->backward_prefetch, &unit->backward_prefetch_count, err);
-}
-
-/* --- communication ---------------------------------------------------------------------------- */
-
-/* Inside a step, collectives under way use the buffers and the communicator that would change. */
-static fsdp_status check_outside(const fsdp_unit *unit, const char *what, fsdp_error *err)
-{
-    const fsdp_root *root = unit->root;
-    if (!root || (!root->is_in_forward && !root->is_in_backward))
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: %s cannot change inside a forward or backward",
-                     unit->name, what);
-}
-
-fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool separate,
-                                                        bool recurse, fsdp_error *err)
-{
-    unit_range range = {.outer = unit, .recurse = recurse};
-    FSDP_TRY(check_outside(unit, "the group that reduces", err));
-    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;) {
-        at->settings.is_separate = separate;
-        for (size_t g = 0; g < at->group_count; g++)
-            FSDP_TRY(fsdp_group_separate_reduce(&at->groups[g], err));
-    }
-    return FSDP_OK;
-}
+/* --- plug-ins --------------------------------------------------------------------------------- */
 
 static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *custom,
                               fsdp_custom_collective **slot, fsdp_error *err)
@@ -197,37 +181,19 @@ static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *cus
     return FSDP_OK;
 }
 
-fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit, const fsdp_custom_collective *custom,
-                                            fsdp_error *err)
+fsdp_status fsdp_unit_set_custom_collective(fsdp_unit *unit, fsdp_collective_kind kind,
+                                            const fsdp_custom_collective *custom, fsdp_error *err)
 {
-    return set_custom(unit, custom, &unit->settings.custom_gather, err);
+    if (kind == FSDP_ALL_GATHER)
+        return set_custom(unit, custom, &unit->settings.custom_gather, err);
+    if (kind == FSDP_REDUCE_SCATTER)
+        return set_custom(unit, custom, &unit->settings.custom_reduce, err);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "unit %s: only all-gather and reduce-scatter can be replaced", unit->name);
 }
 
-fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit *unit,
-                                                const fsdp_custom_collective *custom,
-                                                fsdp_error *err)
+void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *user)
 {
-    return set_custom(unit, custom, &unit->settings.custom_reduce, err);
-}
-
-fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit *unit,
-                                                                      bool from_comm,
-                                                                      fsdp_error *err)
-{
-    FSDP_TRY(check_outside(unit, "where the memory of collectives comes from", err));
-    if (from_comm && (unit->settings.custom_gather || unit->settings.custom_reduce))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s has a custom collective, which brings its own memory",
-                         unit->name);
-    unit->settings.takes_comm_memory = from_comm;
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *user,
-                                          fsdp_error *err)
-{
-    (void)err;
     unit->settings.all_reduce_hook = hook;
     unit->settings.all_reduce_hook_user = user;
-    return FSDP_OK;
 }

@@ -68,7 +68,7 @@ static fsdp_status join_dims(const fsdp_wrap *wrap, fsdp_text *dims, fsdp_error 
 static fsdp_unit_opts opts_of(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
                               const char *all_dims)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(wrap->mesh);
+    fsdp_unit_opts opts = {.mesh = wrap->mesh};
     fsdp_wrap_strategy strategy = flat->opts.strategy;
     bool replicates = strategy == FSDP_WRAP_NO_SHARD;
     if (!fsdp_wrap_is_hybrid(strategy)) {
@@ -131,15 +131,23 @@ static fsdp_status add_whole(fsdp_wrap *wrap, fsdp_param *param, fsdp_error *err
     fsdp_dtype dtype = param->dtype;
     fsdp_param *inner;
     if (!param->is_buffer) {
-        FSDP_TRY(fsdp_model_add_param(wrap->inner, param->name, dtype, param->ndim, param->shape,
-                                      &inner, err));
+        FSDP_TRY(fsdp_model_add(
+            wrap->inner,
+            &(fsdp_param_spec){
+                .name = param->name, .dtype = dtype, .ndim = param->ndim, .shape = param->shape},
+            &inner, err));
         inner->is_ignored = true;
     } else {
         bool is_cast =
             wrap->buffer_dtype != FSDP_DTYPE_NONE && fsdp_dtype_describe(dtype)->is_float;
-        FSDP_TRY(fsdp_model_add_buffer(wrap->inner, param->name,
-                                       is_cast ? wrap->buffer_dtype : dtype, param->ndim,
-                                       param->shape, param->is_persistent, &inner, err));
+        FSDP_TRY(fsdp_model_add(wrap->inner,
+                                &(fsdp_param_spec){.name = param->name,
+                                                   .dtype = is_cast ? wrap->buffer_dtype : dtype,
+                                                   .ndim = param->ndim,
+                                                   .shape = param->shape,
+                                                   .is_buffer = true,
+                                                   .is_transient = !param->is_persistent},
+                                &inner, err));
     }
     inner->requires_grad = false;
     param->flat = inner;
@@ -382,8 +390,9 @@ fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating, fs
     for (size_t i = 0; i < wrap->flat_count; i++) {
         const fsdp_wrap_flat *flat = &wrap->flats[i];
         bool keeps = is_accumulating && !reshards_after_forward(flat->opts.strategy);
-        fsdp_unit_set_requires_gradient_sync(flat->unit, !is_accumulating, false);
-        fsdp_unit_set_reshard_after_backward(flat->unit, !keeps, false);
+        FSDP_TRY(fsdp_unit_set(flat->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, !is_accumulating,
+                               false, err));
+        FSDP_TRY(fsdp_unit_set(flat->unit, FSDP_UNIT_RESHARD_AFTER_BACKWARD, !keeps, false, err));
     }
     return FSDP_OK;
 }

@@ -123,8 +123,12 @@ static fsdp_status add_to_inner(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_erro
     fsdp_text_addf(&name, "%s%s_flat_param", flat->module, flat->module[0] ? "." : "");
     fsdp_status status = name.failed
                              ? fsdp_fail_memory(err, "a flat parameter")
-                             : fsdp_model_add_param(wrap->inner, name.data, flat->views[0]->dtype,
-                                                    1, &flat->count, &flat->param, err);
+                             : fsdp_model_add(wrap->inner,
+                                              &(fsdp_param_spec){.name = name.data,
+                                                                 .dtype = flat->views[0]->dtype,
+                                                                 .ndim = 1,
+                                                                 .shape = &flat->count},
+                                              &flat->param, err);
     fsdp_text_release(&name);
     if (status == FSDP_OK)
         flat->param->requires_grad = any_requires_grad(flat);

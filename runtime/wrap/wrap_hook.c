@@ -66,12 +66,12 @@ static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *context,
+fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *user,
                                          fsdp_error *err)
 {
     FSDP_TRY(check_hook(wrap, err));
     wrap->hook = hook;
-    wrap->hook_context = context;
+    wrap->hook_context = user;
     for (size_t i = 0; i < wrap->flat_count; i++)
         FSDP_TRY(install(wrap, wrap->flats[i].unit, err));
     return FSDP_OK;
@@ -116,16 +116,16 @@ static fsdp_status compress(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsd
     return status;
 }
 
-fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
+fsdp_status fsdp_wrap_fp16_compress_hook(void *user, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)context;
+    (void)user;
     return compress(comm, bucket, FSDP_F16, err);
 }
 
-fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
+fsdp_status fsdp_wrap_bf16_compress_hook(void *user, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)context;
+    (void)user;
     return compress(comm, bucket, FSDP_BF16, err);
 }

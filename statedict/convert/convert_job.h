@@ -11,7 +11,7 @@
  *
  * A *slab* is a run of a tensor's row-major order. The boxes of the target cut it into *pieces*, each a run
  * of its box, so that nothing is written twice and the blocks of the source are read once for all boxes that
- * they meet. Memory is bounded by the slabs at work (--mem), whatever the checkpoint's size.
+ * they overlap. Memory is bounded by the slabs at work (--mem), whatever the checkpoint's size.
  *
  * A source is an opened checkpoint (checkpoint_internal.h). A target is one of the tables below: a native
  * directory, a native checkpoint in one file, or a format of another program (formats/target.h).

@@ -499,7 +499,7 @@ static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
 
 /*
  * Verifies the steps before the lease is taken, so that a job that saves does not wait for reads. A
- * failure is ignored here: the pass under the lease meets it again and reports it.
+ * failure is ignored here: the pass under the lease repeats and reports it.
  */
 static fsdp_status read_ahead(const char *run, const fsdp_retention *policy,
                               const fsdp_retain_opts *opts, fsdp_error *err)

@@ -93,7 +93,8 @@ static void visit_slab(gather_job *job, int64_t first, int64_t count)
         job->failed = job->visit(job->user, job->entry, first, count, job->slab, job->err);
 }
 
-static fsdp_status meet(gather_job *job, int64_t bytes, fsdp_error *err)
+/* Ranks stay within ROUND_BYTES of each other. */
+static fsdp_status barrier_after(gather_job *job, int64_t bytes, fsdp_error *err)
 {
     job->since_round += bytes;
     if (job->since_round < ROUND_BYTES)
@@ -114,7 +115,7 @@ static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
                                &job->slab_box)) {
             FSDP_TRY(fsdp_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
             visit_slab(job, first, slabs.next - first);
-            FSDP_TRY(meet(job, (slabs.next - first) * size, err));
+            FSDP_TRY(barrier_after(job, (slabs.next - first) * size, err));
             first = slabs.next;
         }
     return FSDP_OK;

@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct seat {
+typedef struct mesh_member {
     int rank;
     int position;
-} seat;
+} mesh_member;
 
 struct fsdp_mesh {
     int ndim;
@@ -22,8 +22,8 @@ struct fsdp_mesh {
     char names[FSDP_MAX_MESH_DIMS][FSDP_MAX_MESH_NAME + 1];
     int64_t size;
     int world;
-    int *ranks;  /* by position; NULL when dense */
-    seat *seats; /* by rank; NULL when dense */
+    int *ranks;           /* by position; NULL when dense */
+    mesh_member *by_rank; /* NULL when dense */
 };
 
 /* --- creating --------------------------------------------------------------------------------- */
@@ -86,9 +86,9 @@ static fsdp_status set_shape(fsdp_mesh *mesh, int ndim, const int64_t *shape, fs
     return FSDP_OK;
 }
 
-static int compare_seats(const void *left, const void *right)
+static int compare_ranks(const void *left, const void *right)
 {
-    const seat *a = left, *b = right;
+    const mesh_member *a = left, *b = right;
     return (a->rank > b->rank) - (a->rank < b->rank);
 }
 
@@ -107,23 +107,23 @@ static fsdp_status set_ranks(fsdp_mesh *mesh, const int *ranks, fsdp_error *err)
         return FSDP_OK;
     size_t n = (size_t)mesh->size;
     mesh->ranks = fsdp_alloc(n, sizeof *mesh->ranks);
-    mesh->seats = fsdp_alloc(n, sizeof *mesh->seats);
-    if (!mesh->ranks || !mesh->seats)
+    mesh->by_rank = fsdp_alloc(n, sizeof *mesh->by_rank);
+    if (!mesh->ranks || !mesh->by_rank)
         return fsdp_fail_memory(err, "a mesh");
     memcpy(mesh->ranks, ranks, n * sizeof *ranks);
     for (size_t i = 0; i < n; i++)
-        mesh->seats[i] = (seat){.rank = ranks[i], .position = (int)i};
-    qsort(mesh->seats, n, sizeof *mesh->seats, compare_seats);
-    if (mesh->seats[0].rank < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", mesh->seats[0].rank);
+        mesh->by_rank[i] = (mesh_member){.rank = ranks[i], .position = (int)i};
+    qsort(mesh->by_rank, n, sizeof *mesh->by_rank, compare_ranks);
+    if (mesh->by_rank[0].rank < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", mesh->by_rank[0].rank);
     for (size_t i = 1; i < n; i++) {
-        if (mesh->seats[i].rank == mesh->seats[i - 1].rank)
+        if (mesh->by_rank[i].rank == mesh->by_rank[i - 1].rank)
             return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d twice",
-                             mesh->seats[i].rank);
+                             mesh->by_rank[i].rank);
     }
-    if (mesh->seats[n - 1].rank == INT_MAX)
+    if (mesh->by_rank[n - 1].rank == INT_MAX)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", INT_MAX);
-    mesh->world = mesh->seats[n - 1].rank + 1;
+    mesh->world = mesh->by_rank[n - 1].rank + 1;
     return FSDP_OK;
 }
 
@@ -152,7 +152,7 @@ void fsdp_mesh_free(fsdp_mesh *mesh)
     if (!mesh)
         return;
     fsdp_free(mesh->ranks);
-    fsdp_free(mesh->seats);
+    fsdp_free(mesh->by_rank);
     fsdp_free(mesh);
 }
 
@@ -208,12 +208,12 @@ int64_t fsdp_mesh_position(const fsdp_mesh *mesh, int rank)
     int64_t lo = 0, hi = mesh->size;
     while (lo < hi) {
         int64_t middle = lo + (hi - lo) / 2;
-        if (mesh->seats[middle].rank < rank)
+        if (mesh->by_rank[middle].rank < rank)
             lo = middle + 1;
         else
             hi = middle;
     }
-    return lo < mesh->size && mesh->seats[lo].rank == rank ? mesh->seats[lo].position : -1;
+    return lo < mesh->size && mesh->by_rank[lo].rank == rank ? mesh->by_rank[lo].position : -1;
 }
 
 bool fsdp_mesh_coord(const fsdp_mesh *mesh, int rank, int64_t *coord_out)

@@ -248,8 +248,8 @@ static fsdp_status run_step(toy *net, const step_fault *fault, fsdp_error *err)
 {
     FSDP_TRY(mlp_add_adamw(net, err));
     for (int i = 0; i < LAYERS; i++)
-        FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[i],
-                                                                           fault->from_comm, err));
+        FSDP_TRY(fsdp_unit_set(net->unit[i], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP,
+                               fault->from_comm, false, err));
     FSDP_TRY(forward(net, fault, err));
     FSDP_TRY(backward(net, fault, err));
     FSDP_TRY(check_grads(net, err));

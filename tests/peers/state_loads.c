@@ -16,7 +16,9 @@ static fsdp_status declare(toy *net, fsdp_error *err)
     FSDP_TRY(net_add(net, "layers.1.bias", 1, (int64_t[]){3}, &bias, err));
     FSDP_TRY(fsdp_param_set_requires_grad(bias, false, err));
     FSDP_TRY(fsdp_model_add_alias(net->model, "head.weight", embed, err));
-    FSDP_TRY(fsdp_model_add_buffer(net->model, "count", FSDP_I64, 0, NULL, true, NULL, err));
+    FSDP_TRY(fsdp_model_add(
+        net->model, &(fsdp_param_spec){.name = "count", .dtype = FSDP_I64, .is_buffer = true}, NULL,
+        err));
     FSDP_TRY(net_unit(net, "layers.0", err));
     return net_unit(net, "layers.1", err);
 }

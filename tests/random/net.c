@@ -28,16 +28,25 @@ static fsdp_status declare(random_net *net, fsdp_error *err)
 {
     for (int i = 0; i < net->c->param_count; i++) {
         const case_param *param = &net->c->params[i];
-        FSDP_TRY(fsdp_model_add_param(net->toy.model, param->name, param->dtype, param->ndim,
-                                      param->shape, &net->params[i], err));
+        FSDP_TRY(fsdp_model_add(net->toy.model,
+                                &(fsdp_param_spec){.name = param->name,
+                                                   .dtype = param->dtype,
+                                                   .ndim = param->ndim,
+                                                   .shape = param->shape},
+                                &net->params[i], err));
         if (param->has_alias)
             FSDP_TRY(add_alias(net, i, err));
         FSDP_TRY(fsdp_param_set_requires_grad(net->params[i], !param->is_frozen, err));
         if (param->grad_dtype)
             FSDP_TRY(fsdp_param_set_grad_dtype(net->params[i], param->grad_dtype, err));
     }
-    return fsdp_model_add_buffer(net->toy.model, "stat", FSDP_F32, 1, (int64_t[]){5}, true, NULL,
-                                 err);
+    return fsdp_model_add(net->toy.model,
+                          &(fsdp_param_spec){.name = "stat",
+                                             .dtype = FSDP_F32,
+                                             .ndim = 1,
+                                             .shape = (int64_t[]){5},
+                                             .is_buffer = true},
+                          NULL, err);
 }
 
 /* --- units -------------------------------------------------------------------------------------- */
@@ -55,8 +64,7 @@ static void place_param(void *user, const fsdp_param *param, fsdp_param_place *p
 
 static fsdp_unit_opts opts_of(random_net *net, const case_unit *unit)
 {
-    fsdp_unit_opts opts =
-        fsdp_unit_opts_default(net->toy.other_mesh ? net->toy.other_mesh : net->toy.mesh);
+    fsdp_unit_opts opts = {.mesh = net->toy.other_mesh ? net->toy.other_mesh : net->toy.mesh};
     opts.user = net;
     opts.placement = place_param;
     if (unit->cut == CUT_ALL && net->toy.other_mesh) {
@@ -116,7 +124,7 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
     opts.use_orig_params = c->uses_orig;
     opts.unlimited_gathers = c->is_unlimited;
     opts.policy = (fsdp_wrap_policy){
-        .kind = FSDP_POLICY_CUSTOM, .context = (void *)(uintptr_t)c, .wants = wants_module};
+        .kind = FSDP_POLICY_CUSTOM, .user = (void *)(uintptr_t)c, .wants = wants_module};
     for (int i = 1; i < c->unit_count; i++)
         names[i - 1] = c->units[i].name;
     if (c->wraps_by_name)
@@ -136,13 +144,13 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
 
 static fsdp_status make_optim(random_net *net, fsdp_error *err)
 {
-    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_adamw_opts adamw = {.weight_decay = 0.01};
+    fsdp_sgd_opts sgd = {0};
     adamw.lr = 0.01;
     sgd.lr = 0.05;
     sgd.momentum = net->c->momentum;
     sgd.weight_decay = 0.01;
-    adamw.master = sgd.master = net->c->has_master;
+    adamw.step_in_param_dtype = sgd.step_in_param_dtype = !net->c->has_master;
     if (net->c->is_adamw)
         return fsdp_adamw_create(net->toy.root, &adamw, &net->toy.optim, err);
     return fsdp_sgd_create(net->toy.root, &sgd, &net->toy.optim, err);
@@ -169,25 +177,29 @@ static fsdp_status tune_prefetch(random_net *net, int i, fsdp_error *err)
     for (int d = 0; d < 2; d++)
         for (int k = 0; k < unit->ahead_count[d]; k++)
             ahead[d][k] = net->units[unit->ahead[d][k]];
-    FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->units[i], ahead[0],
-                                                       (size_t)unit->ahead_count[0], err));
-    return fsdp_unit_set_modules_to_backward_prefetch(net->units[i], ahead[1],
-                                                      (size_t)unit->ahead_count[1], err);
+    FSDP_TRY(fsdp_unit_set_prefetch(net->units[i], FSDP_HOOK_PRE_FORWARD, ahead[0],
+                                    (size_t)unit->ahead_count[0], err));
+    return fsdp_unit_set_prefetch(net->units[i], FSDP_HOOK_PRE_BACKWARD, ahead[1],
+                                  (size_t)unit->ahead_count[1], err);
 }
 
 static fsdp_status tune_unit_of(random_net *net, int i, fsdp_error *err)
 {
     const case_unit *unit = &net->c->units[i];
     fsdp_unit *u = net->units[i];
-    fsdp_unit_set_force_sum_reduction_for_comms(u, unit->forces_sum);
-    fsdp_unit_set_reduce_scatter_unused_params(u, unit->takes_unused, false);
-    fsdp_unit_set_keep_unsharded_storage(u, unit->keeps_storage, false);
-    fsdp_unit_set_unshard_async_op(u, unit->gathers_async, false);
-    fsdp_unit_set_unshard_in_backward(u, !unit->stays_sharded_in_backward);
-    FSDP_TRY(fsdp_unit_set_separate_reduce_scatter_group(u, unit->has_separate_comm, false, err));
+    FSDP_TRY(
+        fsdp_unit_set(u, FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS, unit->forces_sum, false, err));
+    FSDP_TRY(
+        fsdp_unit_set(u, FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS, unit->takes_unused, false, err));
+    FSDP_TRY(fsdp_unit_set(u, FSDP_UNIT_KEEP_UNSHARDED_STORAGE, unit->keeps_storage, false, err));
+    FSDP_TRY(fsdp_unit_set(u, FSDP_UNIT_UNSHARD_ASYNC_OP, unit->gathers_async, false, err));
+    FSDP_TRY(fsdp_unit_set(u, FSDP_UNIT_UNSHARD_IN_BACKWARD, !unit->stays_sharded_in_backward,
+                           false, err));
+    FSDP_TRY(fsdp_unit_set(u, FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP, unit->has_separate_comm,
+                           false, err));
     if (unit->input_buffers)
-        FSDP_TRY(
-            fsdp_unit_set_reduce_scatter_max_input_buffers(u, unit->input_buffers, false, err));
+        FSDP_TRY(fsdp_unit_set(u, FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, unit->input_buffers,
+                               false, err));
     return tune_prefetch(net, i, err);
 }
 
@@ -211,7 +223,8 @@ fsdp_status net_choose_pools(random_net *net, net_pools pools, random_dice *dice
         bool on = pools == POOLS_MIXED ? dice_hits(dice, 50) : pools == POOLS_ON;
         if (pools == POOLS_MIXED && dice_hits(dice, 50))
             continue;
-        FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->units[i], on, err));
+        FSDP_TRY(fsdp_unit_set(net->units[i], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, on,
+                               false, err));
     }
     return FSDP_OK;
 }

@@ -30,11 +30,13 @@ static fsdp_status set_sync(trainer *t, sync_mode mode, bool is_last, fsdp_error
     for (int i = 0; i < t->c->unit_count; i++) {
         fsdp_unit *unit = t->net->units[i];
         if (t->c->units[i].reshards_last || t->c->units[i].reshards_never)
-            fsdp_unit_set_reshard_after_backward(unit, is_last && !t->c->units[i].reshards_never,
-                                                 false);
-        fsdp_unit_set_requires_gradient_sync(unit, mode != SYNC_NONE, false);
+            FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_RESHARD_AFTER_BACKWARD,
+                                   is_last && !t->c->units[i].reshards_never, false, err));
+        FSDP_TRY(
+            fsdp_unit_set(unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, mode != SYNC_NONE, false, err));
         if (mode != SYNC_NONE)
-            fsdp_unit_set_requires_all_reduce(unit, mode == SYNC_ALL, false);
+            FSDP_TRY(
+                fsdp_unit_set(unit, FSDP_UNIT_REQUIRES_ALL_REDUCE, mode == SYNC_ALL, false, err));
     }
     fsdp_root_set_is_last_backward(t->net->toy.root, is_said_last);
     return FSDP_OK;
@@ -56,7 +58,7 @@ static fsdp_status pre_forward(trainer *t, const trainer_visit *visit, fsdp_erro
 {
     fsdp_unit *unit = t->net->units[visit->unit];
     return t->c->units[visit->unit].is_list
-               ? fsdp_unit_pre_forward_member(unit, (size_t)visit->layer, err)
+               ? fsdp_unit_member_hook(unit, (size_t)visit->layer, FSDP_HOOK_PRE_FORWARD, err)
                : fsdp_unit_pre_forward(unit, err);
 }
 
@@ -64,7 +66,7 @@ static fsdp_status post_forward(trainer *t, const trainer_visit *visit, fsdp_err
 {
     fsdp_unit *unit = t->net->units[visit->unit];
     return t->c->units[visit->unit].is_list
-               ? fsdp_unit_post_forward_member(unit, (size_t)visit->layer, err)
+               ? fsdp_unit_member_hook(unit, (size_t)visit->layer, FSDP_HOOK_POST_FORWARD, err)
                : fsdp_unit_post_forward(unit, err);
 }
 
@@ -155,9 +157,9 @@ static fsdp_status backward_inner(trainer *t, int inner, fsdp_error *err)
 static fsdp_status backward_list(trainer *t, const trainer_visit *visit, fsdp_error *err)
 {
     fsdp_unit *unit = t->net->units[visit->unit];
-    FSDP_TRY(fsdp_unit_pre_backward_member(unit, (size_t)visit->layer, err));
+    FSDP_TRY(fsdp_unit_member_hook(unit, (size_t)visit->layer, FSDP_HOOK_PRE_BACKWARD, err));
     FSDP_TRY(trainer_give_grads(t, visit->unit, err));
-    return fsdp_unit_post_backward_member(unit, (size_t)visit->layer, err);
+    return fsdp_unit_member_hook(unit, (size_t)visit->layer, FSDP_HOOK_POST_BACKWARD, err);
 }
 
 /* may_end_late: end_backward does what is left out. */

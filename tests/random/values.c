@@ -32,7 +32,7 @@ static double tolerance_of(fsdp_dtype dtype)
     return dtype == FSDP_F64 ? 1e-6 : 2e-6;
 }
 
-static void tell_wrong(trainer *t, int i, const char *what)
+static void report_wrong(trainer *t, int i, const char *what)
 {
     if (t->wrong++ < 5)
         printf("wrong: rank %d, step %d, microbatch %d, %s of %s: %s\n", t->rank, t->step,
@@ -59,7 +59,7 @@ static fsdp_status compare_with_shard(trainer *t, int i, const char *data, fsdp_
         is_same &= memcmp(cast + size * (size_t)e,
                           data + size * (size_t)offset_of(t, param, &box, e), size) == 0;
     if (!is_same)
-        tell_wrong(t, i, "what is gathered is not what the shard holds");
+        report_wrong(t, i, "what is gathered is not what the shard holds");
     free(cast);
     return FSDP_OK;
 }
@@ -70,10 +70,10 @@ static fsdp_status see_param(trainer *t, int i, fsdp_error *err)
     const size_t count = (size_t)t->c->params[i].count;
     const char *data = fsdp_param_data(param);
     if (!data) {
-        FSDP_TRY(fsdp_param_complaint(param, err));
+        FSDP_TRY(fsdp_param_error(param, err));
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' is not gathered", fsdp_param_name(param));
     }
-    fsdp_dtype dtype = fsdp_param_data_dtype(param);
+    fsdp_dtype dtype = fsdp_param_describe(param).data_dtype;
     if (t->as_rank == t->rank)
         t->forward_hash = hash_bytes(t->forward_hash, data, count * fsdp_dtype_size(dtype));
     fsdp_cast(t->grads[i].data, FSDP_F64, data, dtype, count);
@@ -115,11 +115,11 @@ static fsdp_status add_grad(trainer *t, int i, const void *grad, bool is_raw, fs
     const size_t count = (size_t)t->c->params[i].count;
     void *own = is_raw ? fsdp_param_grad_raw(param) : fsdp_param_grad(param);
     if (!own) {
-        FSDP_TRY(fsdp_param_complaint(param, err));
+        FSDP_TRY(fsdp_param_error(param, err));
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' has no gradient", fsdp_param_name(param));
     }
     fsdp_dtype dtype = t->c->params[i].grad_dtype;
-    dtype = dtype ? dtype : fsdp_param_data_dtype(param);
+    dtype = dtype ? dtype : fsdp_param_describe(param).data_dtype;
     if (is_raw) {
         memcpy(own, grad, count * fsdp_dtype_size(dtype));
         return FSDP_OK;
@@ -164,7 +164,7 @@ static fsdp_status give_param(trainer *t, int i, fsdp_error *err)
     bool is_raw = (seed >> 20) % 100 < 15 && !t->grads[i].is_touched;
     t->grads[i].is_touched = true;
     fsdp_dtype dtype =
-        param->grad_dtype ? param->grad_dtype : fsdp_param_data_dtype(t->net->params[i]);
+        param->grad_dtype ? param->grad_dtype : fsdp_param_describe(t->net->params[i]).data_dtype;
     void *grad = malloc((size_t)param->count * fsdp_dtype_size(dtype));
     double *values = malloc((size_t)param->count * sizeof *values);
     fsdp_status status = FSDP_OK;
@@ -197,7 +197,7 @@ fsdp_status trainer_give_grads(trainer *t, int unit, fsdp_error *err)
 static double tolerance_of_param(const trainer *t, int i)
 {
     const case_param *param = &t->c->params[i];
-    fsdp_dtype data = fsdp_param_data_dtype(t->net->params[i]);
+    fsdp_dtype data = fsdp_param_describe(t->net->params[i]).data_dtype;
     double most = tolerance_of(case_reduce_dtype(t->c, param));
     most = fmax(most, tolerance_of(param->dtype));
     if (t->c->hook)
@@ -223,7 +223,7 @@ static void check_grad(trainer *t, int i)
     const char *grad = fsdp_param_shard_grad(t->net->params[i]);
     const int64_t count = fsdp_box_count(&box);
     if (!grad && count > 0 && t->grads[i].is_given)
-        tell_wrong(t, i, "no gradient was reduced");
+        report_wrong(t, i, "no gradient was reduced");
     for (int64_t e = 0; grad && e < count; e++) {
         char what[96];
         double got;
@@ -234,7 +234,7 @@ static void check_grad(trainer *t, int i)
         if (fabs(got - want) <= relative * t->grads[i].size[at] / divide + least)
             continue;
         snprintf(what, sizeof what, "gradient %lld is %g, not %g", (long long)at, got, want);
-        tell_wrong(t, i, what);
+        report_wrong(t, i, what);
         return;
     }
 }

@@ -68,8 +68,8 @@ static fsdp_status run_custom(void *user, fsdp_comm *comm, const fsdp_collective
 static fsdp_status set_pools(toy *net, bool from_comm, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++)
-        FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[i], from_comm,
-                                                                           err));
+        FSDP_TRY(fsdp_unit_set(net->unit[i], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP,
+                               from_comm, false, err));
     return FSDP_OK;
 }
 
@@ -86,15 +86,15 @@ static fsdp_status step_with_custom(toy *net, fsdp_world *world, fsdp_error *err
     int calls = 0;
     const fsdp_custom_collective custom = {.user = &calls, .run = run_custom};
     fsdp_error found = {0};
-    FSDP_TRY(fsdp_unit_set_custom_all_gather(net->unit[0], &custom, err));
+    FSDP_TRY(fsdp_unit_set_custom_collective(net->unit[0], FSDP_ALL_GATHER, &custom, err));
     FSDP_TRY(step_both(net, world, err));
     if (calls != (net->plan->opts.reshard_after_forward == FSDP_RESHARD_NEVER ? 1 : 2))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "%d calls of the custom collective", calls);
-    if (fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[0], true, &found) !=
-            FSDP_ERR_USAGE ||
+    if (fsdp_unit_set(net->unit[0], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true, false,
+                      &found) != FSDP_ERR_USAGE ||
         !strstr(found.text, "custom collective"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "then '%.200s'", found.text);
-    return fsdp_unit_set_custom_all_gather(net->unit[0], NULL, err);
+    return fsdp_unit_set_custom_collective(net->unit[0], FSDP_ALL_GATHER, NULL, err);
 }
 
 static fsdp_status run_steps(toy *net, fsdp_world *world, fsdp_error *err)

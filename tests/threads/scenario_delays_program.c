@@ -129,7 +129,7 @@ static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, i
     FSDP_TRY(mlp_replica_backward(replica, rank->world, net, microbatch, &gathered, err));
     for (int i = 0; i < LAYERS; i++)
         mlp_replica_divide(replica, i, RANKS);
-    mlp_values_round(&replica->grads, fsdp_param_dtype(net->weight[0]));
+    mlp_values_round(&replica->grads, fsdp_param_describe(net->weight[0]).dtype);
     FSDP_TRY(forward_and_backward(net, microbatch, &loss, err));
     if (loss != replica->loss)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "step %d: loss %.17g, not %.17g", step, loss,

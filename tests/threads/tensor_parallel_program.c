@@ -146,7 +146,7 @@ static fsdp_status train(world_rank *rank, toy *net, fsdp_error *err)
     const parallel_case *what = rank->user;
     int64_t tensor_ranks = what->plan.mesh_shape[what->plan.mesh_ndim - 1];
     int64_t data_rank = fsdp_world_rank(rank->world) / tensor_ranks;
-    fsdp_sgd_opts opts = fsdp_sgd_opts_default();
+    fsdp_sgd_opts opts = {0};
     opts.lr = rate;
     FSDP_TRY(toy_add_sgd(net, &opts, err));
     for (int step = 0; step < STEPS; step++) {

@@ -55,7 +55,7 @@ static void add_param(ledger *book, unit_bytes *unit, int which, fsdp_param *par
 {
     const step_options *opts = book->model->opts;
     int64_t shards = shards_of(book->model),
-            data = (int64_t)fsdp_dtype_size(fsdp_param_data_dtype(param));
+            data = (int64_t)fsdp_dtype_size(fsdp_param_describe(param).data_dtype);
     fsdp_dtype reduce = opts->reduce_dtype != FSDP_DTYPE_NONE ? opts->reduce_dtype : FSDP_F32;
     int64_t reduced = (int64_t)fsdp_dtype_size(reduce);
     fsdp_box box;

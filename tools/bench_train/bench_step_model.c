@@ -52,7 +52,7 @@ static fsdp_status make_mesh(step_model *model, fsdp_error *err)
 static fsdp_unit_opts unit_opts_of(const step_model *model)
 {
     const step_options *opts = model->opts;
-    fsdp_unit_opts unit = fsdp_unit_opts_default(model->mesh);
+    fsdp_unit_opts unit = {.mesh = model->mesh};
     unit.shard_dims = "dp";
     unit.replicate_dims = opts->replicas > 1 ? "rep" : "";
     unit.reshard_after_forward = opts->reshard;
@@ -81,16 +81,24 @@ static fsdp_status add_layer(step_model *model, int number, fsdp_error *err)
     const int64_t shape[2] = {outputs_of(model->opts, number), model->opts->width};
     layer->cut = cut_of(model->opts, number);
     snprintf(name, sizeof name, "layers.%d.weight", number);
-    FSDP_TRY(fsdp_model_add_param(model->model, name, FSDP_F32, 2, shape, &layer->weight, err));
+    FSDP_TRY(fsdp_model_add(
+        model->model,
+        &(fsdp_param_spec){.name = name, .dtype = FSDP_F32, .ndim = 2, .shape = shape},
+        &layer->weight, err));
     snprintf(name, sizeof name, "layers.%d.bias", number);
-    FSDP_TRY(fsdp_model_add_param(model->model, name, FSDP_F32, 1, shape, &layer->bias, err));
+    FSDP_TRY(fsdp_model_add(
+        model->model,
+        &(fsdp_param_spec){.name = name, .dtype = FSDP_F32, .ndim = 1, .shape = shape},
+        &layer->bias, err));
     FSDP_TRY(place_parts(layer, err));
     snprintf(name, sizeof name, "layers.%d", number);
     FSDP_TRY(fsdp_unit_create(model->model, name, &opts, &layer->unit, err));
     if (model->opts->divide > 0)
         FSDP_TRY(fsdp_unit_set_gradient_divide_factor(layer->unit, model->opts->divide, err));
-    fsdp_unit_set_force_sum_reduction_for_comms(layer->unit, model->opts->force_sum);
-    return fsdp_unit_set_allocate_memory_from_process_group_for_comm(layer->unit, true, err);
+    FSDP_TRY(fsdp_unit_set(layer->unit, FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS,
+                           model->opts->force_sum, false, err));
+    return fsdp_unit_set(layer->unit, FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true, false,
+                         err);
 }
 
 /* The units before or behind a layer, nearest first. */
@@ -114,10 +122,10 @@ static fsdp_status set_prefetch(step_model *model, fsdp_error *err)
     for (int i = 0; i < opts->layers && st == FSDP_OK; i++) {
         fsdp_unit *unit = model->layers[i].unit;
         size_t n = list_neighbours(model, i, 1, opts->prefetch_forward, units);
-        st = fsdp_unit_set_modules_to_forward_prefetch(unit, units, n, err);
+        st = fsdp_unit_set_prefetch(unit, FSDP_HOOK_PRE_FORWARD, units, n, err);
         n = list_neighbours(model, i, -1, opts->prefetch_backward, units);
         if (st == FSDP_OK)
-            st = fsdp_unit_set_modules_to_backward_prefetch(unit, units, n, err);
+            st = fsdp_unit_set_prefetch(unit, FSDP_HOOK_PRE_BACKWARD, units, n, err);
     }
     free(units);
     return st;
@@ -125,8 +133,8 @@ static fsdp_status set_prefetch(step_model *model, fsdp_error *err)
 
 static fsdp_status make_optimizer(step_model *model, fsdp_error *err)
 {
-    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_adamw_opts adamw = {.weight_decay = 0.01};
+    fsdp_sgd_opts sgd = {0};
     adamw.lr = sgd.lr = model->opts->lr;
     return model->opts->optim == STEP_SGD
                ? fsdp_sgd_create(model->root, &sgd, &model->optim, err)
@@ -150,7 +158,7 @@ static int64_t widest(const step_options *opts)
 
 static bool is_f32(const step_model *model)
 {
-    return fsdp_param_data_dtype(model->layers[0].weight) == FSDP_F32;
+    return fsdp_param_describe(model->layers[0].weight).data_dtype == FSDP_F32;
 }
 
 static fsdp_status make_room(step_model *model, fsdp_error *err)
@@ -265,7 +273,7 @@ static fsdp_status add_parts(const step_model *model, float *data, int64_t count
 /* A gathered parameter in f32; `room` where it has another dtype. */
 static const float *read_param(fsdp_param *param, float *room)
 {
-    fsdp_dtype dtype = fsdp_param_data_dtype(param);
+    fsdp_dtype dtype = fsdp_param_describe(param).data_dtype;
     const void *data = fsdp_param_data(param);
     fsdp_box box;
     if (!data || dtype == FSDP_F32)
@@ -282,7 +290,7 @@ static fsdp_status multiply(step_model *model, const step_layer *layer, const fl
     const float *bias = read_param(layer->bias, model->wide_bias);
     bool is_part = layer->cut == STEP_ROWS;
     if (!weight || !bias)
-        return fsdp_param_complaint(layer->weight, err);
+        return fsdp_param_error(layer->weight, err);
     FSDP_TRY(fsdp_linear_forward(model->scratch, layer->size, x, weight, is_part ? NULL : bias,
                                  layer->y, err));
     if (!is_part)
@@ -327,11 +335,11 @@ static fsdp_status give_grads(step_model *model, const step_layer *layer, const 
 {
     void *weight = fsdp_param_grad_raw(layer->weight), *bias = fsdp_param_grad_raw(layer->bias);
     if (!weight || !bias)
-        return fsdp_param_complaint(layer->weight, err);
+        return fsdp_param_error(layer->weight, err);
     if (!model->wide_grad)
         return fsdp_linear_grad_weight(model->scratch, layer->size, x, model->dy, weight, bias,
                                        err);
-    fsdp_dtype dtype = fsdp_param_data_dtype(layer->weight);
+    fsdp_dtype dtype = fsdp_param_describe(layer->weight).data_dtype;
     FSDP_TRY(fsdp_linear_grad_weight(model->scratch, layer->size, x, model->dy, model->wide_grad,
                                      model->wide_bias, err));
     fsdp_cast(weight, dtype, model->wide_grad, FSDP_F32,
@@ -347,7 +355,7 @@ static fsdp_status give_input_grad(step_model *model, const step_layer *layer, c
     int64_t count = layer->size.rows * layer->size.in;
     const float *weight = read_param(layer->weight, model->wide_weight);
     if (!weight)
-        return fsdp_param_complaint(layer->weight, err);
+        return fsdp_param_error(layer->weight, err);
     FSDP_TRY(
         fsdp_linear_grad_input(model->scratch, layer->size, model->dy, weight, model->dx, err));
     if (layer->cut == STEP_COLUMNS)
@@ -376,7 +384,8 @@ static fsdp_status backward(step_model *model, fsdp_error *err)
 fsdp_status step_model_run(step_model *model, bool is_last, double *loss_out, fsdp_error *err)
 {
     for (int i = 0; i < model->opts->layers; i++)
-        fsdp_unit_set_requires_gradient_sync(model->layers[i].unit, is_last, false);
+        FSDP_TRY(fsdp_unit_set(model->layers[i].unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, is_last,
+                               false, err));
     FSDP_TRY(forward(model, err));
     *loss_out = find_loss(model);
     return backward(model, err);

@@ -40,11 +40,15 @@ static fsdp_status prepare(unshard_job *job, fsdp_error *err)
                              (const char *[]){"dp"}, &job->mesh, err));
     job->comm = fsdp_world_comm(job->world, job->mesh, 0, 0);
     FSDP_TRY(fsdp_model_create(job->world, &job->model, err));
-    fsdp_unit_opts unit = fsdp_unit_opts_default(job->mesh);
+    fsdp_unit_opts unit = {.mesh = job->mesh};
     for (int i = 0; i < PARAMS; i++) {
         fsdp_param *param;
-        FSDP_TRY(fsdp_model_add_param(job->model, params[i].name, FSDP_F32, params[i].ndim,
-                                      params[i].shape, &param, err));
+        FSDP_TRY(fsdp_model_add(job->model,
+                                &(fsdp_param_spec){.name = params[i].name,
+                                                   .dtype = FSDP_F32,
+                                                   .ndim = params[i].ndim,
+                                                   .shape = params[i].shape},
+                                &param, err));
         job->bytes += sizeof(float) *
                       (size_t)(params[i].shape[0] * (params[i].ndim > 1 ? params[i].shape[1] : 1));
     }

@@ -18,7 +18,7 @@ mlp_plan mlp_plan_default(int layers, int64_t ranks)
                      .mesh_ndim = 1,
                      .mesh_shape = {ranks},
                      .mesh_names = {"dp"},
-                     .opts = fsdp_unit_opts_default(NULL),
+                     .opts = (fsdp_unit_opts){0},
                      .root_reshard = FSDP_RESHARD_AUTO};
     for (int i = 0; i < layers; i++) {
         plan.widths[i] = widths[i];
@@ -56,9 +56,13 @@ static fsdp_status declare_layer(toy *net, int i, fsdp_error *err)
     const int64_t shape[] = {plan->widths[i + 1], plan->widths[i]};
     name_layer(plan, i, prefix);
     snprintf(name, sizeof name, "%s.weight", prefix);
-    FSDP_TRY(fsdp_model_add_param(net->model, name, dtype, 2, shape, &net->weight[i], err));
+    FSDP_TRY(fsdp_model_add(
+        net->model, &(fsdp_param_spec){.name = name, .dtype = dtype, .ndim = 2, .shape = shape},
+        &net->weight[i], err));
     snprintf(name, sizeof name, "%s.bias", prefix);
-    FSDP_TRY(fsdp_model_add_param(net->model, name, dtype, 1, shape, &net->bias[i], err));
+    FSDP_TRY(fsdp_model_add(
+        net->model, &(fsdp_param_spec){.name = name, .dtype = dtype, .ndim = 1, .shape = shape},
+        &net->bias[i], err));
     return plan->tensor_dim ? place_layer(net, i, err) : FSDP_OK;
 }
 
@@ -72,7 +76,9 @@ fsdp_status mlp_declare(toy *net, fsdp_error *err)
         FSDP_TRY(declare_layer(net, net->layers, err));
     if (!plan->has_root_bias)
         return FSDP_OK;
-    FSDP_TRY(fsdp_model_add_param(net->model, "bias", FSDP_F32, 1, &out, &net->own, err));
+    FSDP_TRY(fsdp_model_add(
+        net->model, &(fsdp_param_spec){.name = "bias", .dtype = FSDP_F32, .ndim = 1, .shape = &out},
+        &net->own, err));
     net->bias[net->layers++] = net->own;
     return FSDP_OK;
 }
@@ -128,7 +134,7 @@ fsdp_status mlp_create(toy *net, fsdp_world *world, const mlp_plan *plan, fsdp_e
 
 fsdp_status mlp_add_adamw(toy *net, fsdp_error *err)
 {
-    const fsdp_adamw_opts opts = fsdp_adamw_opts_default();
+    const fsdp_adamw_opts opts = {.weight_decay = 0.01};
     return toy_add_adamw(net, &opts, err);
 }
 
@@ -316,7 +322,8 @@ double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint
 
 void mlp_plain_adamw(mlp_values *values, const mlp_values *grads, mlp_moments *moments)
 {
-    const fsdp_adamw_opts opts = fsdp_adamw_opts_default();
+    const fsdp_adamw_opts opts = {
+        .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
     float *value = (float *)values, *first = (float *)&moments->first,
           *second = (float *)&moments->second;
     const float *grad = (const float *)grads;
@@ -353,7 +360,7 @@ fsdp_status mlp_replica_backward(mlp_replica *replica, fsdp_world *world, const 
 {
     replica->loss = mlp_plain_microbatch(net->plan, gathered ? gathered : &replica->values,
                                          microbatch, &replica->grads);
-    mlp_values_round(&replica->grads, fsdp_param_data_dtype(net->weight[0]));
+    mlp_values_round(&replica->grads, fsdp_param_describe(net->weight[0]).data_dtype);
     return add_up(&replica->grads, world, net->mesh, err);
 }
 

@@ -16,7 +16,8 @@
 static inline fsdp_status net_add(toy *net, const char *name, int ndim, const int64_t *shape,
                                   fsdp_param **param_out, fsdp_error *err)
 {
-    return fsdp_model_add_param(net->model, name, FSDP_F32, ndim, shape, param_out, err);
+    const fsdp_param_spec spec = {.name = name, .dtype = FSDP_F32, .ndim = ndim, .shape = shape};
+    return fsdp_model_add(net->model, &spec, param_out, err);
 }
 
 static inline fsdp_status net_unit(toy *net, const char *prefix, fsdp_error *err)
@@ -36,10 +37,14 @@ static inline fsdp_status declare_net(toy *net, fsdp_error *err)
     FSDP_TRY(net_add(net, "norm.scale", 1, (int64_t[]){7}, &scale, err));
     FSDP_TRY(fsdp_model_add_alias(net->model, "head.weight", embed, err));
     FSDP_TRY(fsdp_param_set_requires_grad(scale, false, err));
-    FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.mean", FSDP_F32, 1, (int64_t[]){2}, true, NULL, err));
-    FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.count", FSDP_I64, 0, NULL, true, NULL, err));
-    FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.scratch", FSDP_F32, 1, (int64_t[]){2}, false, NULL,
-                                   err));
+    const int64_t two[] = {2};
+    const fsdp_param_spec buffers[] = {
+        {.name = "norm.mean", .dtype = FSDP_F32, .ndim = 1, .shape = two, .is_buffer = true},
+        {.name = "norm.count", .dtype = FSDP_I64, .is_buffer = true},
+        {.name = "norm.scratch", .dtype = FSDP_F32, .ndim = 1, .shape = two, .is_buffer = true,
+         .is_transient = true}};
+    for (int i = 0; i < 3; i++)
+        FSDP_TRY(fsdp_model_add(net->model, &buffers[i], NULL, err));
     FSDP_TRY(net_unit(net, "layers.0", err));
     return net_unit(net, "layers.1", err);
 }
@@ -58,7 +63,7 @@ static inline bool net_is_no_bias(void *user, const fsdp_param *param)
 static inline fsdp_status net_adamw(toy *net, fsdp_optim **optim_out, fsdp_error *err)
 {
     const fsdp_optim_group groups[] = {{net_is_no_bias, NULL, 0.25, 0.5}, {net_is_bias, NULL, 0.125, 0}};
-    fsdp_adamw_opts opts = fsdp_adamw_opts_default();
+    fsdp_adamw_opts opts = {.weight_decay = 0.01};
     opts.groups = groups;
     opts.group_count = 2;
     return fsdp_adamw_create(net->root, &opts, optim_out, err);
@@ -102,8 +107,8 @@ static inline fsdp_status net_give_grads(fsdp_unit *unit, fsdp_error *err)
 {
     FSDP_TRY(fsdp_unit_pre_backward(unit, err));
     for (size_t i = 0; i < fsdp_unit_param_count(unit); i++) {
-        fsdp_param *param = fsdp_unit_param(unit, i);
-        float *grad = fsdp_param_requires_grad(param) ? fsdp_param_grad_raw(param) : NULL;
+        fsdp_param *param = fsdp_unit_param_at(unit, i);
+        float *grad = fsdp_param_describe(param).requires_grad ? fsdp_param_grad_raw(param) : NULL;
         for (int64_t e = 0; grad && e < fsdp_param_count(param); e++)
             grad[e] = (float)(e + 1) * 0.5f;
     }

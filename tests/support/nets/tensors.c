@@ -16,7 +16,7 @@ static size_t count_of(const fsdp_param *param)
 const float *tensor_values(fsdp_param *param, float *scratch)
 {
     const void *data = fsdp_param_data(param);
-    fsdp_dtype dtype = fsdp_param_data_dtype(param);
+    fsdp_dtype dtype = fsdp_param_describe(param).data_dtype;
     if (!data || dtype == FSDP_F32)
         return data;
     fsdp_cast(scratch, FSDP_F32, data, dtype, count_of(param));
@@ -28,7 +28,7 @@ fsdp_status tensor_give_grad(fsdp_param *param, const float *grad, fsdp_error *e
     void *to = fsdp_param_grad_raw(param);
     if (!to)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' has no gradient", fsdp_param_name(param));
-    fsdp_cast(to, fsdp_param_data_dtype(param), grad, FSDP_F32, count_of(param));
+    fsdp_cast(to, fsdp_param_describe(param).data_dtype, grad, FSDP_F32, count_of(param));
     return FSDP_OK;
 }
 
@@ -60,7 +60,9 @@ fsdp_status tensor_number(void *user, const fsdp_param *param, const fsdp_box *b
     if (fsdp_box_count(box) == 0)
         return FSDP_OK;
     do
-        *to++ = (float)fsdp_box_position(fsdp_param_ndim(param), fsdp_param_shape(param), at) + 1;
+        *to++ = (float)fsdp_box_position(fsdp_param_describe(param).ndim,
+                                         fsdp_param_describe(param).shape, at) +
+                1;
     while (next_element(box, at));
     return FSDP_OK;
 }
@@ -68,7 +70,7 @@ fsdp_status tensor_number(void *user, const fsdp_param *param, const fsdp_box *b
 static float value_at(const fsdp_param *param, const void *data, int64_t i)
 {
     float value;
-    fsdp_dtype dtype = fsdp_param_dtype(param);
+    fsdp_dtype dtype = fsdp_param_describe(param).dtype;
     fsdp_cast(&value, FSDP_F32, (const char *)data + (size_t)i * fsdp_dtype_size(dtype), dtype, 1);
     return value;
 }
@@ -91,7 +93,7 @@ static fsdp_status expect_rows(fsdp_param *param, const void *data, const char *
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' has no %s", fsdp_param_name(param), what);
     memcpy(at, box.lo, sizeof at);
     do {
-        int64_t place = fsdp_box_position(box.ndim, fsdp_param_shape(param), at);
+        int64_t place = fsdp_box_position(box.ndim, fsdp_param_describe(param).shape, at);
         float value = value_at(param, data, i++);
         if (!is_equal(value, whole[place], tolerance))
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s', %s, element %lld: %.9g, not %.9g",
@@ -123,7 +125,7 @@ static void keep_rows(fsdp_param *param, const void *data, float *whole)
         return;
     memcpy(at, box.lo, sizeof at);
     do {
-        float *to = &whole[fsdp_box_position(box.ndim, fsdp_param_shape(param), at)];
+        float *to = &whole[fsdp_box_position(box.ndim, fsdp_param_describe(param).shape, at)];
         *to = data ? value_at(param, data, i++) : 0;
     } while (next_element(&box, at));
 }

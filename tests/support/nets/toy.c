@@ -9,7 +9,7 @@
 static fsdp_status begin_model(toy *net, fsdp_world *world, fsdp_error *err)
 {
     net->world = world;
-    net->opts = fsdp_unit_opts_default(net->mesh);
+    net->opts = (fsdp_unit_opts){.mesh = net->mesh};
     return fsdp_model_create(world, &net->model, err);
 }
 
@@ -37,10 +37,8 @@ fsdp_status toy_begin(toy *net, world_rank *rank, const toy_case *what, fsdp_err
     *net = (toy){.rank = rank, .user = what->user};
     FSDP_TRY(
         toy_begin_in(net, rank->world, what->mesh_ndim, what->mesh_shape, what->mesh_names, err));
-    if (opts->mesh || opts->shard_dims || opts->placement || opts->cast_forward_inputs) {
-        net->opts = *opts;
-        net->opts.mesh = net->mesh;
-    }
+    net->opts = *opts;
+    net->opts.mesh = net->mesh;
     return FSDP_OK;
 }
 
@@ -62,8 +60,10 @@ fsdp_status toy_add_weights(toy *net, int layers, int ndim, const int64_t *shape
     for (net->layers = 0; net->layers < layers; net->layers++) {
         char name[16];
         snprintf(name, sizeof name, "L%d.w", net->layers);
-        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, ndim, shape,
-                                      &net->weight[net->layers], err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){.name = name, .dtype = FSDP_F32, .ndim = ndim, .shape = shape},
+            &net->weight[net->layers], err));
     }
     return FSDP_OK;
 }
@@ -102,11 +102,12 @@ fsdp_status toy_forward_layer(toy *net, int i, toy_layer_body body, fsdp_error *
         return FSDP_OK;
     }
     if (has_hooks(net, i))
-        FSDP_TRY(fsdp_unit_pre_forward_member(net->unit[i], net->member[i], err));
+        FSDP_TRY(fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_PRE_FORWARD, err));
     if (body)
         FSDP_TRY(body(net, i, err));
-    return has_hooks(net, i) ? fsdp_unit_post_forward_member(net->unit[i], net->member[i], err)
-                             : FSDP_OK;
+    return has_hooks(net, i)
+               ? fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_POST_FORWARD, err)
+               : FSDP_OK;
 }
 
 fsdp_status toy_forward(toy *net, toy_layer_body body, fsdp_error *err)
@@ -126,11 +127,12 @@ fsdp_status toy_backward_layer(toy *net, int i, toy_layer_body body, fsdp_error 
     if (net->is_skipped[i])
         return FSDP_OK;
     if (has_hooks(net, i))
-        FSDP_TRY(fsdp_unit_pre_backward_member(net->unit[i], net->member[i], err));
+        FSDP_TRY(fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_PRE_BACKWARD, err));
     if (body)
         FSDP_TRY(body(net, i, err));
-    return has_hooks(net, i) ? fsdp_unit_post_backward_member(net->unit[i], net->member[i], err)
-                             : FSDP_OK;
+    return has_hooks(net, i)
+               ? fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_POST_BACKWARD, err)
+               : FSDP_OK;
 }
 
 fsdp_status toy_backward_layers(toy *net, toy_layer_body body, fsdp_error *err)
@@ -151,14 +153,14 @@ fsdp_status toy_backward(toy *net, toy_layer_body body, fsdp_error *err)
 fsdp_status toy_touch_grad(toy *net, int layer, fsdp_error *err)
 {
     return fsdp_param_grad(net->weight[layer]) ? FSDP_OK
-                                               : fsdp_param_complaint(net->weight[layer], err);
+                                               : fsdp_param_error(net->weight[layer], err);
 }
 
 fsdp_status toy_add_ones(toy *net, int layer, fsdp_error *err)
 {
     float *grad = fsdp_param_grad(net->weight[layer]);
     if (!grad)
-        return fsdp_param_complaint(net->weight[layer], err);
+        return fsdp_param_error(net->weight[layer], err);
     for (int64_t i = 0; i < fsdp_param_count(net->weight[layer]); i++)
         grad[i] += 1;
     return FSDP_OK;

@@ -36,21 +36,25 @@ static fsdp_status begin(toy *net, fsdp_world *world, const net_setup *setup, fs
 static fsdp_status declare(toy *net, fsdp_error *err)
 {
     FSDP_TRY(mlp_declare(net, err));
-    return fsdp_model_add_buffer(net->model, "count", FSDP_F32, 0, NULL, true, NULL, err);
+    return fsdp_model_add(net->model,
+                          &(fsdp_param_spec){.name = "count", .dtype = FSDP_F32, .is_buffer = true},
+                          NULL, err);
 }
 
 static fsdp_status set_units(toy *net, const net_units *units, fsdp_error *err)
 {
     for (int i = 0; i < NET_LAYERS; i++) {
-        fsdp_unit_set_keep_unsharded_storage(net->unit[i], units->keeps, false);
-        fsdp_unit_set_unshard_async_op(net->unit[i], units->is_async, false);
+        FSDP_TRY(fsdp_unit_set(net->unit[i], FSDP_UNIT_KEEP_UNSHARDED_STORAGE, units->keeps, false,
+                               err));
+        FSDP_TRY(
+            fsdp_unit_set(net->unit[i], FSDP_UNIT_UNSHARD_ASYNC_OP, units->is_async, false, err));
     }
     return tune_row(net->unit, NET_LAYERS, &units->tuning, err);
 }
 
 static fsdp_status wrap_plain(toy *net, const net_units *units, fsdp_error *err)
 {
-    const fsdp_unit_opts usual = fsdp_unit_opts_default(net->mesh);
+    const fsdp_unit_opts usual = {.mesh = net->mesh};
     fsdp_unit_opts opts = usual;
     if (units) {
         opts.reshard_after_forward = units->reshard;
@@ -78,8 +82,8 @@ static fsdp_status wrap(toy *net, const net_setup *setup, fsdp_error *err)
 {
     fsdp_wrap_opts opts = setup->wrap;
     opts.mesh = net->mesh;
-    opts.policy = (fsdp_wrap_policy){
-        .kind = FSDP_POLICY_CUSTOM, .context = (void *)setup, .wants = wants_layer};
+    opts.policy =
+        (fsdp_wrap_policy){.kind = FSDP_POLICY_CUSTOM, .user = (void *)setup, .wants = wants_layer};
     FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
     net->root = fsdp_wrap_root(net->wrap);
     for (int i = 0; i < NET_LAYERS; i++)
@@ -91,8 +95,8 @@ static fsdp_status wrap(toy *net, const net_setup *setup, fsdp_error *err)
 
 static fsdp_status make_optim(toy *net, const net_setup *setup, fsdp_error *err)
 {
-    fsdp_adamw_opts adam = fsdp_adamw_opts_default();
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_adamw_opts adam = {.weight_decay = 0.01};
+    fsdp_sgd_opts sgd = {0};
     sgd.lr = 0.05;
     sgd.momentum = 0.9;
     adam.groups = sgd.groups = setup->groups;
@@ -124,7 +128,8 @@ static fsdp_status set_accumulating(toy *net, bool is_accumulating, fsdp_error *
 {
     if (net->wrap)
         return fsdp_wrap_set_accumulating(net->wrap, is_accumulating, err);
-    fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), !is_accumulating, true);
+    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC,
+                           !is_accumulating, true, err));
     fsdp_root_set_is_last_backward(net->root, !is_accumulating);
     return FSDP_OK;
 }

@@ -30,8 +30,11 @@ static fsdp_status declare(transformer_net *net, const char *prefix, const trans
     for (int i = 0; i < count; i++) {
         char name[64];
         snprintf(name, sizeof name, "%s%s", prefix, list[i].name);
-        FSDP_TRY(fsdp_model_add_param(net->toy.model, name, dtype, list[i].ndim, list[i].shape,
-                                      &params[i], err));
+        FSDP_TRY(fsdp_model_add(
+            net->toy.model,
+            &(fsdp_param_spec){
+                .name = name, .dtype = dtype, .ndim = list[i].ndim, .shape = list[i].shape},
+            &params[i], err));
     }
     return FSDP_OK;
 }
@@ -87,8 +90,8 @@ static fsdp_status set_modes(transformer_net *net, fsdp_error *err)
 
 static fsdp_status add_optimizer(transformer_net *net, fsdp_error *err)
 {
-    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_adamw_opts adamw = {.weight_decay = 0.01};
+    fsdp_sgd_opts sgd = {0};
     adamw.lr = 0.01;
     sgd.lr = 0.05;
     sgd.momentum = 0.9;
@@ -217,7 +220,8 @@ static fsdp_status for_all(const transformer_net *net, look_at_param look, float
     for (size_t i = 0; i < fsdp_model_count(net->toy.model); i++) {
         fsdp_param *param = fsdp_model_at(net->toy.model, i);
         FSDP_TRY(look(param, elements, tolerance, err));
-        elements += fsdp_shape_count(fsdp_param_ndim(param), fsdp_param_shape(param));
+        elements +=
+            fsdp_shape_count(fsdp_param_describe(param).ndim, fsdp_param_describe(param).shape);
     }
     return FSDP_OK;
 }
@@ -261,7 +265,8 @@ static fsdp_status train_step_alone(transformer_net *net, const alone_run *run, 
 {
     for (int m = 0; m < run->microbatches; m++) {
         bool is_last = m == run->microbatches - 1;
-        fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->toy.root), is_last, true);
+        FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->toy.root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC,
+                               is_last, true, err));
         fsdp_root_set_is_last_backward(net->toy.root, is_last);
         FSDP_TRY(run_microbatch(net, step, m, &run->record->losses[step][m], err));
     }

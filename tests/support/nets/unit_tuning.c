@@ -5,10 +5,12 @@ enum { MOST_AHEAD = 8 };
 
 fsdp_status tune_unit(fsdp_unit *unit, const unit_tuning *tuning, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(unit, tuning->inputs, false, err));
-    FSDP_TRY(
-        fsdp_unit_set_allocate_memory_from_process_group_for_comm(unit, tuning->from_comm, err));
-    return fsdp_unit_set_separate_reduce_scatter_group(unit, tuning->separate, false, err);
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, tuning->inputs, false,
+                           err));
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, tuning->from_comm,
+                           false, err));
+    return fsdp_unit_set(unit, FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP, tuning->separate, false,
+                         err);
 }
 
 static fsdp_status prefetch_neighbours(fsdp_unit *const *units, int n, int at, int most,
@@ -22,8 +24,8 @@ static fsdp_status prefetch_neighbours(fsdp_unit *const *units, int n, int at, i
         if (at - d >= 0)
             behind[n_behind++] = units[at - d];
     }
-    FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(units[at], ahead, n_ahead, err));
-    return fsdp_unit_set_modules_to_backward_prefetch(units[at], behind, n_behind, err);
+    FSDP_TRY(fsdp_unit_set_prefetch(units[at], FSDP_HOOK_PRE_FORWARD, ahead, n_ahead, err));
+    return fsdp_unit_set_prefetch(units[at], FSDP_HOOK_PRE_BACKWARD, behind, n_behind, err);
 }
 
 fsdp_status tune_row(fsdp_unit *const *units, int n, const unit_tuning *tuning, fsdp_error *err)

@@ -162,7 +162,7 @@ typedef struct telling {
     fsdp_text text;
 } telling;
 
-static fsdp_status tell_name(void *user, size_t entry, fsdp_error *err)
+static fsdp_status emit_name(void *user, size_t entry, fsdp_error *err)
 {
     telling *told = user;
     (void)err;
@@ -183,7 +183,7 @@ Test(nesting, a_long_list_in_any_order_is_told_in_its_own)
     shuffle(&all);
     cr_assert_str_neq(all.entries[0].name, "list.0");
     telling told = {.all = &all};
-    cr_assert_eq(torch_emit_tree(&pickler, all.entries, all.count, tell_name, &told, &err),
+    cr_assert_eq(torch_emit_tree(&pickler, all.entries, all.count, emit_name, &told, &err),
                  FSDP_OK);
     cr_expect(told.text.size == expected.size &&
               memcmp(told.text.data, expected.data, expected.size) == 0);

@@ -86,7 +86,7 @@ static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)
 {
     bool is_first = fsdp_world_rank(net->root->world) == 0;
     fsdp_unshard_handle *handle;
-    FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], &net->unit[1], 1, err));
+    FSDP_TRY(fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_PRE_FORWARD, &net->unit[1], 1, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
@@ -108,7 +108,8 @@ static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)
 static fsdp_status train(toy *net, bool gathers_again, fsdp_error *err)
 {
     fsdp_unshard_handle *handle;
-    fsdp_unit_set_reshard_after_backward(net->unit[1], gathers_again, false);
+    FSDP_TRY(
+        fsdp_unit_set(net->unit[1], FSDP_UNIT_RESHARD_AFTER_BACKWARD, gathers_again, false, err));
     FSDP_TRY(forward(net, err));
     FSDP_TRY(toy_backward_layer(net, 1, toy_add_ones, err));
     FSDP_TRY(fsdp_root_end_backward(net->root, err));
@@ -119,7 +120,7 @@ static fsdp_status train(toy *net, bool gathers_again, fsdp_error *err)
 
 static fsdp_status step_and_gather(toy *net, bool gathers_again, fsdp_error *err)
 {
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_sgd_opts sgd = {0};
     sgd.lr = 1;
     FSDP_TRY(toy_add_sgd(net, &sgd, err));
     FSDP_TRY(train(net, gathers_again, err));

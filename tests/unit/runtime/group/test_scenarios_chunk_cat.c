@@ -69,17 +69,20 @@ static fsdp_status build(packed_unit *packed, world_rank *rank, fsdp_error *err)
     for (int i = 0; i < what->count; i++) {
         char name[16];
         snprintf(name, sizeof name, "u.%d", i);
-        FSDP_TRY(fsdp_model_add_param(packed->model, name, what->params[i].dtype,
-                                      what->params[i].ndim, what->params[i].shape,
-                                      &packed->params[i], err));
+        FSDP_TRY(fsdp_model_add(packed->model,
+                                &(fsdp_param_spec){.name = name,
+                                                   .dtype = what->params[i].dtype,
+                                                   .ndim = what->params[i].ndim,
+                                                   .shape = what->params[i].shape},
+                                &packed->params[i], err));
     }
-    fsdp_unit_opts opts = fsdp_unit_opts_default(packed->mesh);
+    fsdp_unit_opts opts = {.mesh = packed->mesh};
     opts.user = packed;
     opts.placement = place;
     opts.reduce_dtype = what->reduce_dtype;
     FSDP_TRY(fsdp_unit_create(packed->model, "u", &opts, &packed->unit, err));
     FSDP_TRY(fsdp_root_create(packed->model, &opts, &packed->root, err));
-    return fsdp_unit_set_custom_reduce_scatter(packed->unit, &keep, err);
+    return fsdp_unit_set_custom_collective(packed->unit, FSDP_REDUCE_SCATTER, &keep, err);
 }
 
 /* Numbers that are rounded in the narrow dtypes. */
@@ -168,9 +171,9 @@ static fsdp_status reduce_and_compare(packed_unit *packed, fsdp_error *err)
     FSDP_TRY(fsdp_unit_post_forward(packed->unit, err));
     FSDP_TRY(fsdp_root_end_forward(packed->root, err));
     if (packed->what->keeps) {
-        fsdp_unit_set_requires_gradient_sync(packed->unit, false, false);
+        FSDP_TRY(fsdp_unit_set(packed->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, false, false, err));
         FSDP_TRY(backward(packed, err));
-        fsdp_unit_set_requires_gradient_sync(packed->unit, true, false);
+        FSDP_TRY(fsdp_unit_set(packed->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, true, false, err));
     }
     FSDP_TRY(backward(packed, err));
     if (!packed->input)

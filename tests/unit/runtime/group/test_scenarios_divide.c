@@ -120,12 +120,16 @@ static fsdp_status build_alone(alone_net *net, world_rank *rank, fsdp_error *err
     FSDP_TRY(fsdp_world_mesh(rank->world, what->mesh_ndim, (const int64_t[]){1, 1},
                              (const char *[]){"rep", "dp"}, &net->mesh, err));
     FSDP_TRY(fsdp_model_create(rank->world, &net->model, err));
-    FSDP_TRY(fsdp_model_add_param(net->model, "L.w", FSDP_F32, 2, what->shape, &net->weight, err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){.name = "L.w", .dtype = FSDP_F32, .ndim = 2, .shape = what->shape},
+        &net->weight, err));
+    fsdp_unit_opts opts = {.mesh = net->mesh};
     opts.reduce_dtype = what->reduce_dtype;
     FSDP_TRY(fsdp_unit_create(net->model, "L", &opts, &net->unit, err));
     FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
-    fsdp_unit_set_force_sum_reduction_for_comms(net->unit, what->forces_sum);
+    FSDP_TRY(fsdp_unit_set(net->unit, FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS, what->forces_sum,
+                           false, err));
     return what->factor > 0 ? fsdp_unit_set_gradient_divide_factor(net->unit, what->factor, err)
                             : FSDP_OK;
 }
@@ -232,9 +236,11 @@ static fsdp_status reduce_three_ways(toy *net, const traced_case *what, fsdp_tex
                                      fsdp_error *err)
 {
     FSDP_TRY(expect_reductions(net, seen, what->usual, err));
-    fsdp_unit_set_force_sum_reduction_for_comms(net->unit[0], true);
+    FSDP_TRY(
+        fsdp_unit_set(net->unit[0], FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS, true, false, err));
     FSDP_TRY(expect_reductions(net, seen, what->forced, err));
-    fsdp_unit_set_force_sum_reduction_for_comms(net->unit[0], false);
+    FSDP_TRY(
+        fsdp_unit_set(net->unit[0], FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS, false, false, err));
     FSDP_TRY(fsdp_unit_set_gradient_divide_factor(net->unit[0], 3, err));
     return expect_reductions(net, seen, what->divided, err);
 }

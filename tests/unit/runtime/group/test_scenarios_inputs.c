@@ -42,8 +42,8 @@ static fsdp_status train(toy *net, world_rank *rank, fsdp_error *err)
     FSDP_TRY(mlp_add_adamw(net, err));
     for (int i = 0; i < LAYERS; i++)
         if (what->inputs[i] > 0) {
-            FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(net->unit[i], what->inputs[i],
-                                                                    false, err));
+            FSDP_TRY(fsdp_unit_set(net->unit[i], FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS,
+                                   what->inputs[i], false, err));
             most = what->inputs[i] > most ? what->inputs[i] : most;
         }
     for (int step = 0; step < STEPS; step++) {
@@ -118,7 +118,7 @@ static fsdp_status ask_for_none(world_rank *rank, fsdp_error *err)
     fsdp_error found = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status =
-        fsdp_unit_set_reduce_scatter_max_input_buffers(net.unit[0], 0, false, &found);
+        fsdp_unit_set(net.unit[0], FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, 0, false, &found);
     toy_free(&net);
     if (status != FSDP_ERR_USAGE || !strstr(found.text, "at least one"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "status %d: %s", (int)status, found.text);
@@ -140,8 +140,8 @@ static fsdp_status ask_for_fewer(world_rank *rank, fsdp_error *err)
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status = FSDP_OK;
     for (int i = 0; i < 4 && status == FSDP_OK; i++) {
-        status =
-            fsdp_unit_set_reduce_scatter_max_input_buffers(net.unit[0], numbers[i], false, err);
+        status = fsdp_unit_set(net.unit[0], FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, numbers[i],
+                               false, err);
         if (status == FSDP_OK)
             status = mlp_microbatch(&net, 0, &loss, err);
         if (status == FSDP_OK && net.root->context->max_inputs != numbers[i])

@@ -37,9 +37,15 @@ static fsdp_status build_experts(toy *net, int reshard, fsdp_error *err)
     for (net->layers = 0; net->layers < UNITS; net->layers++) {
         char prefix[] = {(char)('0' + net->layers), '\0'}, name[16];
         snprintf(name, sizeof name, "%s.dense", prefix);
-        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 1, (int64_t[]){5}, NULL, err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){.name = name, .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){5}},
+            NULL, err));
         snprintf(name, sizeof name, "%s.expert", prefix);
-        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 1, (int64_t[]){3}, NULL, err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){.name = name, .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){3}},
+            NULL, err));
         FSDP_TRY(fsdp_unit_create(net->model, prefix, &net->opts, &net->unit[net->layers], err));
     }
     FSDP_TRY(fsdp_root_create(net->model, &net->opts, &net->root, err));
@@ -97,9 +103,15 @@ static const char *const members[] = {"norm", "head", "unused"};
 static fsdp_status build_members(toy *net, fsdp_error *err)
 {
     for (int i = 0; i < 3; i++)
-        FSDP_TRY(fsdp_model_add_param(net->model, members[i], FSDP_F32, 1, (int64_t[]){RANKS},
-                                      &net->weight[i], err));
-    FSDP_TRY(fsdp_model_add_param(net->model, "own", FSDP_F32, 1, (int64_t[]){3}, NULL, err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){
+                .name = members[i], .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){RANKS}},
+            &net->weight[i], err));
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){.name = "own", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){3}},
+        NULL, err));
     FSDP_TRY(fsdp_unit_create_list(net->model, members, 3, &net->opts, &net->unit[0], err));
     return fsdp_root_create(net->model, &net->opts, &net->root, err);
 }
@@ -108,17 +120,17 @@ static fsdp_status run_members(toy *net, const size_t *which, size_t n, fsdp_err
 {
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     for (size_t i = 0; i < n; i++) {
-        FSDP_TRY(fsdp_unit_pre_forward_member(net->unit[0], which[i], err));
-        FSDP_TRY(fsdp_unit_post_forward_member(net->unit[0], which[i], err));
+        FSDP_TRY(fsdp_unit_member_hook(net->unit[0], which[i], FSDP_HOOK_PRE_FORWARD, err));
+        FSDP_TRY(fsdp_unit_member_hook(net->unit[0], which[i], FSDP_HOOK_POST_FORWARD, err));
     }
     return fsdp_root_end_forward(net->root, err);
 }
 
 static fsdp_status return_member(toy *net, int member, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_backward_member(net->unit[0], (size_t)member, err));
+    FSDP_TRY(fsdp_unit_member_hook(net->unit[0], (size_t)member, FSDP_HOOK_PRE_BACKWARD, err));
     FSDP_TRY(toy_add_ones(net, member, err));
-    return fsdp_unit_post_backward_member(net->unit[0], (size_t)member, err);
+    return fsdp_unit_member_hook(net->unit[0], (size_t)member, FSDP_HOOK_POST_BACKWARD, err);
 }
 
 /* A loss in three pieces: each is a call of the head, and reduces by itself. */
@@ -176,7 +188,7 @@ static fsdp_status leave_it_to_the_end(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build_members(net, err));
     FSDP_TRY(run_members(net, (size_t[]){0, 2}, 2, err));
-    FSDP_TRY(fsdp_unit_pre_backward_member(net->unit[0], 0, err));
+    FSDP_TRY(fsdp_unit_member_hook(net->unit[0], 0, FSDP_HOOK_PRE_BACKWARD, err));
     EXPECT(fsdp_param_grad(net->weight[0]));
     forget_events(net->rank);
     FSDP_TRY(fsdp_root_end_backward(net->root, err));

@@ -109,9 +109,10 @@ static fsdp_status set_lenders(layers *net, bool takes_back, fsdp_error *err)
                                          .alloc = lend,
                                          .dealloc = takes_back ? take_back : NULL,
                                          .run = run_with_loans};
-        FSDP_TRY(fsdp_unit_set_custom_all_gather(net->toy.unit[i], &custom, err));
+        FSDP_TRY(fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_ALL_GATHER, &custom, err));
         custom.user = &net->reductions[i];
-        FSDP_TRY(fsdp_unit_set_custom_reduce_scatter(net->toy.unit[i], &custom, err));
+        FSDP_TRY(
+            fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_REDUCE_SCATTER, &custom, err));
     }
     return FSDP_OK;
 }
@@ -160,7 +161,7 @@ static fsdp_status train(toy *net, const layers *lenders, fsdp_error *err)
 
 static fsdp_status train_with_sgd(toy *net, const layers *lenders, fsdp_error *err)
 {
-    fsdp_sgd_opts opts = fsdp_sgd_opts_default();
+    fsdp_sgd_opts opts = {0};
     opts.lr = 1;
     FSDP_TRY(toy_add_sgd(net, &opts, err));
     return train(net, lenders, err);
@@ -261,8 +262,8 @@ Test(unit_lenders, buffers_that_nobody_takes_back_are_used_again_all_the_same)
 static fsdp_status unset_lenders(layers *net, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
-        FSDP_TRY(fsdp_unit_set_custom_all_gather(net->toy.unit[i], NULL, err));
-        FSDP_TRY(fsdp_unit_set_custom_reduce_scatter(net->toy.unit[i], NULL, err));
+        FSDP_TRY(fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_ALL_GATHER, NULL, err));
+        FSDP_TRY(fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_REDUCE_SCATTER, NULL, err));
     }
     return FSDP_OK;
 }

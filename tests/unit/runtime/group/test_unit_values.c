@@ -109,8 +109,9 @@ static fsdp_status add(one_unit *one, fsdp_dtype dtype, int ndim, const int64_t 
 {
     char name[16];
     snprintf(name, sizeof name, "u.%d", one->count);
-    return fsdp_model_add_param(one->model, name, dtype, ndim, shape, &one->params[one->count++],
-                                err);
+    return fsdp_model_add(
+        one->model, &(fsdp_param_spec){.name = name, .dtype = dtype, .ndim = ndim, .shape = shape},
+        &one->params[one->count++], err);
 }
 
 /* --- gathers ---------------------------------------------------------------------------------- */
@@ -118,7 +119,9 @@ static fsdp_status add(one_unit *one, fsdp_dtype dtype, int ndim, const int64_t 
 /* Every element is its own number. */
 static float number_at(const fsdp_param *param, const int64_t *at)
 {
-    return (float)fsdp_box_position(fsdp_param_ndim(param), fsdp_param_shape(param), at) + 1;
+    return (float)fsdp_box_position(fsdp_param_describe(param).ndim,
+                                    fsdp_param_describe(param).shape, at) +
+           1;
 }
 
 static fsdp_status check_gathered(fsdp_param *param, fsdp_error *err)
@@ -187,7 +190,7 @@ static fsdp_status declare_sizes(one_unit *one, fsdp_error *err)
 Test(unit_values, every_size_is_gathered_on_every_mesh)
 {
     for (int reshard = 1; reshard <= 2; reshard++) {
-        fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+        fsdp_unit_opts opts = (fsdp_unit_opts){0};
         opts.reshard_after_forward = reshard;
         for (int64_t ranks = 1; ranks <= 5; ranks++)
             if (reshard == 1 || ranks % 2 == 0)
@@ -219,7 +222,7 @@ static fsdp_status declare_tensor_parallel(one_unit *one, fsdp_error *err)
 
 Test(unit_values, tensor_parallel_parameters_are_gathered_to_this_ranks_part)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     opts.shard_dims = "dp";
     opts.replicate_dims = "";
     for (int64_t dp = 1; dp <= 4; dp++)
@@ -233,7 +236,7 @@ Test(unit_values, tensor_parallel_parameters_are_gathered_to_this_ranks_part)
 
 static void expect_synced(world_body run)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     for (int64_t ranks = 1; ranks <= 4; ranks++)
         expect_run(run, (unit_case){1, {ranks}, {"dp"}, opts, declare_sizes, gather_synced, NULL});
     opts.shard_dims = "dp";
@@ -256,7 +259,7 @@ Test(unit_values, rank_0_is_rank_0_in_whatever_place_of_the_mesh)
 static void cut_dim_one(void *user, const fsdp_param *param, fsdp_param_place *place)
 {
     (void)user;
-    place->dim = fsdp_param_ndim(param) > 1 ? -1 : 0;
+    place->dim = fsdp_param_describe(param).ndim > 1 ? -1 : 0;
 }
 
 static fsdp_status declare_even(one_unit *one, fsdp_error *err)
@@ -268,7 +271,7 @@ static fsdp_status declare_even(one_unit *one, fsdp_error *err)
 
 Test(unit_values, parameters_are_cut_along_other_dims)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     opts.placement = cut_dim_one;
     for (int64_t ranks = 1; ranks <= 4; ranks *= 2)
         expect_case((unit_case){1, {ranks}, {"dp"}, opts, declare_even, gather_everywhere, NULL});
@@ -290,7 +293,7 @@ static fsdp_status expect_uneven_error(world_rank *rank, fsdp_error *err)
 
 Test(unit_values, other_dims_must_divide_evenly)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     opts.placement = cut_dim_one;
     unit_case what = {1, {3}, {"dp"}, opts, declare_even, NULL, NULL};
     fsdp_error err = {0};
@@ -370,9 +373,11 @@ static fsdp_status reduce(world_rank *rank, one_unit *one, fsdp_error *err)
     int ranks = fsdp_world_size(rank->world);
     if (divide->factor > 0)
         FSDP_TRY(fsdp_unit_set_gradient_divide_factor(one->unit, divide->factor, err));
-    fsdp_unit_set_force_sum_reduction_for_comms(one->unit, divide->force_sum);
+    FSDP_TRY(fsdp_unit_set(one->unit, FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS, divide->force_sum,
+                           false, err));
     for (int step = 0; step <= divide->steps; step++) {
-        fsdp_unit_set_requires_gradient_sync(one->unit, step == divide->steps, false);
+        FSDP_TRY(fsdp_unit_set(one->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, step == divide->steps,
+                               false, err));
         FSDP_TRY(give_grads(one, err));
     }
     return check_shard_grads(one, divide->factor > 0 ? divide->factor : ranks, divide->steps + 1,
@@ -395,7 +400,7 @@ Test(unit_values, gradients_are_divided_exactly_once)
             for (size_t d = 0; d < 4; d++)
                 for (int kind = 0; kind < 4; kind++) {
                     divide_case divide = {factors[f], kind % 2 == 1, kind / 2};
-                    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+                    fsdp_unit_opts opts = (fsdp_unit_opts){0};
                     opts.reduce_dtype = reduce_dtypes[d];
                     expect_case(
                         (unit_case){1, {ranks}, {"dp"}, opts, declare_few, reduce, &divide});
@@ -411,7 +416,7 @@ Test(unit_values, gradients_are_reduced_over_replicas_and_shards)
             expect_case((unit_case){2,
                                     {shapes[i][0], shapes[i][1]},
                                     {"rep", "dp"},
-                                    fsdp_unit_opts_default(NULL),
+                                    (fsdp_unit_opts){0},
                                     declare_few,
                                     reduce,
                                     &divide});
@@ -428,16 +433,14 @@ static fsdp_status declare_mixed(one_unit *one, fsdp_error *err)
 Test(unit_values, gradients_of_several_dtypes_are_reduced_in_the_wider)
 {
     divide_case divide = {0, false, 1};
-    expect_case(
-        (unit_case){1, {2}, {"dp"}, fsdp_unit_opts_default(NULL), declare_mixed, reduce, &divide});
-    expect_case(
-        (unit_case){1, {4}, {"dp"}, fsdp_unit_opts_default(NULL), declare_mixed, reduce, &divide});
+    expect_case((unit_case){1, {2}, {"dp"}, (fsdp_unit_opts){0}, declare_mixed, reduce, &divide});
+    expect_case((unit_case){1, {4}, {"dp"}, (fsdp_unit_opts){0}, declare_mixed, reduce, &divide});
 }
 
 Test(unit_values, gradients_are_reduced_along_other_dims)
 {
     divide_case divide = {0, false, 0};
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     opts.shard_dims = "";
     opts.replicate_dims = "dp";
     expect_case((unit_case){1, {3}, {"dp"}, opts, declare_few, reduce, &divide});
@@ -459,10 +462,10 @@ static fsdp_status change_partial(world_rank *rank, one_unit *one, fsdp_error *e
 {
     static const float expected[] = {1, 4, 3};
     (void)rank;
-    fsdp_unit_set_requires_all_reduce(one->unit, false, false);
+    FSDP_TRY(fsdp_unit_set(one->unit, FSDP_UNIT_REQUIRES_ALL_REDUCE, false, false, err));
     FSDP_TRY(give_one(one, 0, err));
     FSDP_TRY(give_one(one, 1, err));
-    fsdp_unit_set_requires_all_reduce(one->unit, true, false);
+    FSDP_TRY(fsdp_unit_set(one->unit, FSDP_UNIT_REQUIRES_ALL_REDUCE, true, false, err));
     FSDP_TRY(fsdp_unit_pre_backward(one->unit, err));
     for (int which = 1; which < 3; which++) {
         float *grad = fsdp_param_grad(one->params[which]);
@@ -486,7 +489,7 @@ static fsdp_status change_partial(world_rank *rank, one_unit *one, fsdp_error *e
 Test(unit_values, partial_reductions_are_packed_anew_when_gradients_change)
 {
     expect_case((unit_case){
-        2, {2, 2}, {"rep", "dp"}, fsdp_unit_opts_default(NULL), declare_few, change_partial, NULL});
+        2, {2, 2}, {"rep", "dp"}, (fsdp_unit_opts){0}, declare_few, change_partial, NULL});
 }
 
 /* The backward that adds up over the replicas has no gradients of its own, or is not run at all. */
@@ -494,9 +497,9 @@ static fsdp_status end_partial(world_rank *rank, one_unit *one, fsdp_error *err)
 {
     (void)rank;
     for (int is_run = 0; is_run < 2; is_run++) {
-        fsdp_unit_set_requires_all_reduce(one->unit, false, false);
+        FSDP_TRY(fsdp_unit_set(one->unit, FSDP_UNIT_REQUIRES_ALL_REDUCE, false, false, err));
         FSDP_TRY(give_one(one, 1, err));
-        fsdp_unit_set_requires_all_reduce(one->unit, true, false);
+        FSDP_TRY(fsdp_unit_set(one->unit, FSDP_UNIT_REQUIRES_ALL_REDUCE, true, false, err));
         if (is_run)
             FSDP_TRY(fsdp_unit_pre_backward(one->unit, err));
         FSDP_TRY(fsdp_root_end_backward(one->root, err));
@@ -511,8 +514,8 @@ static fsdp_status end_partial(world_rank *rank, one_unit *one, fsdp_error *err)
 
 Test(unit_values, partial_reductions_end_also_without_new_gradients)
 {
-    expect_case((unit_case){
-        2, {2, 2}, {"rep", "dp"}, fsdp_unit_opts_default(NULL), declare_few, end_partial, NULL});
+    expect_case(
+        (unit_case){2, {2, 2}, {"rep", "dp"}, (fsdp_unit_opts){0}, declare_few, end_partial, NULL});
 }
 
 /* --- errors and memory ------------------------------------------------------------------------ */
@@ -531,8 +534,7 @@ static fsdp_status ask_too_early(world_rank *rank, one_unit *one, fsdp_error *er
 
 Test(unit_values, a_pointer_asked_for_too_early_is_the_error_of_the_next_call)
 {
-    expect_case((unit_case){
-        1, {2}, {"dp"}, fsdp_unit_opts_default(NULL), declare_few, ask_too_early, NULL});
+    expect_case((unit_case){1, {2}, {"dp"}, (fsdp_unit_opts){0}, declare_few, ask_too_early, NULL});
 }
 
 static fsdp_status expect_bytes(const one_unit *one, fsdp_memory_class class, int64_t bytes,
@@ -578,8 +580,7 @@ static fsdp_status count_memory(world_rank *rank, one_unit *one, fsdp_error *err
 
 Test(unit_values, memory_is_counted_by_class)
 {
-    expect_case(
-        (unit_case){1, {2}, {"dp"}, fsdp_unit_opts_default(NULL), declare_few, count_memory, NULL});
+    expect_case((unit_case){1, {2}, {"dp"}, (fsdp_unit_opts){0}, declare_few, count_memory, NULL});
 }
 
 /* --- values that anybody can compute ---------------------------------------------------------- */

@@ -8,9 +8,12 @@ enum { ROWS = 300, COLUMNS = 3, MOST = ROWS * COLUMNS };
 
 static fsdp_status declare(toy *net, fsdp_error *err)
 {
-    const fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
-    FSDP_TRY(fsdp_model_add_param(net->model, "w", FSDP_BF16, 2, (int64_t[]){ROWS, COLUMNS},
-                                  &net->own, err));
+    const fsdp_adamw_opts adamw = {.weight_decay = 0.01};
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){
+            .name = "w", .dtype = FSDP_BF16, .ndim = 2, .shape = (int64_t[]){ROWS, COLUMNS}},
+        &net->own, err));
     FSDP_TRY(fsdp_root_create(net->model, &net->opts, &net->root, err));
     return toy_add_adamw(net, &adamw, err);
 }
@@ -21,7 +24,7 @@ static fsdp_status fill_with(void *user, const fsdp_param *param, const fsdp_box
     const float *value = user;
     (void)err;
     for (int64_t i = 0; i < fsdp_box_count(box); i++)
-        fsdp_cast((char *)data + 2 * i, fsdp_param_dtype(param), value, FSDP_F32, 1);
+        fsdp_cast((char *)data + 2 * i, fsdp_param_describe(param).dtype, value, FSDP_F32, 1);
     return FSDP_OK;
 }
 

@@ -13,7 +13,7 @@ static fsdp_status make_two(toy *net, two_optims *two, fsdp_error *err)
 {
     const fsdp_optim_group weights = {net_is_no_bias, NULL, 0.25, 0.5};
     const fsdp_optim_group biases = {net_is_bias, NULL, 0.125, 0};
-    fsdp_adamw_opts opts = fsdp_adamw_opts_default();
+    fsdp_adamw_opts opts = {.weight_decay = 0.01};
     opts.group_count = 1;
     opts.groups = &weights;
     FSDP_TRY(fsdp_adamw_create(net->root, &opts, &two->weights, err));
@@ -87,7 +87,7 @@ Test(optim, two_optimizers_step_as_two_groups_of_one)
 static float *first_bias(toy *net, float *grad_out)
 {
     for (size_t i = 0; i < fsdp_unit_param_count(net->unit[0]); i++) {
-        fsdp_param *param = fsdp_unit_param(net->unit[0], i);
+        fsdp_param *param = fsdp_unit_param_at(net->unit[0], i);
         fsdp_box box;
         float *own = fsdp_param_shard(param, &box);
         if (!net_is_bias(NULL, param) || fsdp_box_count(&box) == 0)
@@ -121,8 +121,8 @@ static fsdp_status with_scaled_pair(toy *net, scaled_body body, fsdp_error *err)
     two_optims two = {0};
     const fsdp_optim_group weights = {net_is_no_bias, NULL, 0.5, 0};
     const fsdp_optim_group biases = {net_is_bias, NULL, 0.5, 0};
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
-    fsdp_scaler_opts opts = fsdp_scaler_opts_default();
+    fsdp_sgd_opts sgd = {0};
+    fsdp_scaler_opts opts = {0};
     opts.init_scale = 4;
     opts.growth_interval = 2;
     sgd.group_count = 1;
@@ -155,7 +155,7 @@ static fsdp_status skip_both(toy *net, two_optims *two, fsdp_error *err)
     FSDP_TRY(net_forward(net, err));
     FSDP_TRY(net_backward(net, err));
     for (size_t i = 0; i < fsdp_unit_param_count(net->unit[0]); i++) {
-        fsdp_param *weight = fsdp_unit_param(net->unit[0], i);
+        fsdp_param *weight = fsdp_unit_param_at(net->unit[0], i);
         fsdp_box box;
         (void)fsdp_param_shard(weight, &box);
         if (!net_is_bias(NULL, weight) && fsdp_box_count(&box) > 0)
@@ -171,7 +171,7 @@ static fsdp_status skip_both(toy *net, two_optims *two, fsdp_error *err)
 static fsdp_status step_infinite(toy *net, fsdp_error *err)
 {
     two_optims two = {0};
-    const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
+    const fsdp_scaler_opts opts = {0};
     fsdp_status status = make_two(net, &two, err);
     if (status == FSDP_OK)
         status = fsdp_scaler_create(&opts, &two.scaler, err);
@@ -184,6 +184,37 @@ static fsdp_status step_infinite(toy *net, fsdp_error *err)
 Test(optim, an_infinity_of_one_optimizer_skips_the_other_too)
 {
     expect_net(step_infinite, NULL);
+}
+
+static fsdp_status make_by_default(toy *net, fsdp_error *err)
+{
+    const fsdp_optim_group half = {.match = net_is_bias}, rest = {.lr = 0.5};
+    const fsdp_optim_group groups[] = {half, rest};
+    const fsdp_adamw_opts grouped = {.lr = 0.25, .groups = groups, .group_count = 2};
+    fsdp_optim *adamw = NULL, *sgd = NULL, *of_groups = NULL;
+    fsdp_scaler *scaler = NULL;
+    fsdp_status status = fsdp_adamw_create(net->root, NULL, &adamw, err);
+    if (status == FSDP_OK)
+        status = fsdp_sgd_create(net->root, NULL, &sgd, err);
+    if (status == FSDP_OK)
+        status = fsdp_adamw_create(net->root, &grouped, &of_groups, err);
+    if (status == FSDP_OK)
+        status = fsdp_scaler_create(NULL, &scaler, err);
+    bool fits = status == FSDP_OK && fsdp_optim_lr(adamw, 0) == 1e-3 &&
+                fsdp_optim_lr(sgd, 0) == 1e-3 && fsdp_optim_lr(of_groups, 0) == 0.25 &&
+                fsdp_optim_lr(of_groups, 1) == 0.5 && fsdp_scaler_scale(scaler) == 65536;
+    fsdp_scaler_free(scaler);
+    fsdp_optim_free(of_groups);
+    fsdp_optim_free(sgd);
+    fsdp_optim_free(adamw);
+    FSDP_TRY(status);
+    EXPECT(fits);
+    return FSDP_OK;
+}
+
+Test(optim, options_that_are_zero_or_absent_are_the_defaults)
+{
+    expect_net(make_by_default, NULL);
 }
 
 /* The other optimizer's turn comes with a later backward. */

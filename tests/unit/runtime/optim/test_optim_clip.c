@@ -51,8 +51,8 @@ static double expected_norm(double p)
 static fsdp_status add_units(mixed_net *net, fsdp_error *err)
 {
     fsdp_unit *unit;
-    fsdp_unit_opts over_dp = fsdp_unit_opts_default(net->square), copied = over_dp;
-    const fsdp_unit_opts over_all = fsdp_unit_opts_default(net->line);
+    fsdp_unit_opts over_dp = (fsdp_unit_opts){.mesh = net->square}, copied = over_dp;
+    const fsdp_unit_opts over_all = {.mesh = net->line};
     over_dp.shard_dims = "dp";
     over_dp.replicate_dims = "";
     copied.shard_dims = "";
@@ -75,8 +75,11 @@ static fsdp_status build(mixed_net *net, fsdp_world *world, fsdp_error *err)
         fsdp_world_mesh(world, 1, (int64_t[]){RANKS}, (const char *[]){"all"}, &net->line, err));
     FSDP_TRY(fsdp_model_create(world, &net->model, err));
     for (int i = 0; i < PARAMS; i++)
-        FSDP_TRY(fsdp_model_add_param(net->model, declared[i].name, FSDP_F32, 2, declared[i].shape,
-                                      &net->params[i], err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){
+                .name = declared[i].name, .dtype = FSDP_F32, .ndim = 2, .shape = declared[i].shape},
+            &net->params[i], err));
     return add_units(net, err);
 }
 
@@ -227,37 +230,39 @@ Test(optim_clip, norms_that_mean_nothing_are_refused)
 
 /* --- schedules -------------------------------------------------------------------------------- */
 
-static void expect_near(double found, double wanted)
+static void expect_factor(fsdp_schedule schedule, int64_t step, double wanted)
 {
-    cr_assert(fabs(found - wanted) < 1e-12, "%.17g, not %.17g", found, wanted);
+    double found = fsdp_schedule_factor(&schedule, step);
+    cr_assert(fabs(found - wanted) < 1e-12, "step %d: %.17g, not %.17g", (int)step, found, wanted);
 }
 
 Test(optim_clip, schedules_warm_up_fall_and_end)
 {
     static const double warm[] = {0.25, 0.5, 0.75, 1};
     for (int step = 0; step < 4; step++) {
-        expect_near(fsdp_schedule_constant(step, 4), warm[step]);
-        expect_near(fsdp_schedule_linear(step, 4, 12, 0.5), warm[step]);
-        expect_near(fsdp_schedule_cosine(step, 4, 12, 0.5), warm[step]);
+        expect_factor((fsdp_schedule){.warmup = 4}, step, warm[step]);
+        expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 4, 12, 0.5}, step, warm[step]);
+        expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 4, 12, 0.5}, step, warm[step]);
     }
-    expect_near(fsdp_schedule_constant(1000, 4), 1);
-    expect_near(fsdp_schedule_linear(4, 4, 12, 0.5), 1);
-    expect_near(fsdp_schedule_linear(8, 4, 12, 0.5), 0.75);
-    expect_near(fsdp_schedule_linear(12, 4, 12, 0.5), 0.5);
-    expect_near(fsdp_schedule_linear(1000, 4, 12, 0.5), 0.5);
-    expect_near(fsdp_schedule_cosine(4, 4, 12, 0.5), 1);
-    expect_near(fsdp_schedule_cosine(6, 4, 12, 0), (1 + sqrt(0.5)) / 2);
-    expect_near(fsdp_schedule_cosine(8, 4, 12, 0.5), 0.75);
-    expect_near(fsdp_schedule_cosine(12, 4, 12, 0.5), 0.5);
-    expect_near(fsdp_schedule_cosine(1000, 4, 12, 0.5), 0.5);
+    expect_factor((fsdp_schedule){.warmup = 4}, 1000, 1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 4, 12, 0.5}, 4, 1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 4, 12, 0.5}, 8, 0.75);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 4, 12, 0.5}, 12, 0.5);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 4, 12, 0.5}, 1000, 0.5);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 4, 12, 0.5}, 4, 1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 4, 12, 0}, 6, (1 + sqrt(0.5)) / 2);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 4, 12, 0.5}, 8, 0.75);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 4, 12, 0.5}, 12, 0.5);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 4, 12, 0.5}, 1000, 0.5);
 }
 
 Test(optim_clip, schedules_without_warm_up_or_length_are_numbers)
 {
-    expect_near(fsdp_schedule_constant(0, 0), 1);
-    expect_near(fsdp_schedule_linear(0, 0, 10, 0), 1);
-    expect_near(fsdp_schedule_cosine(0, 0, 10, 0), 1);
-    expect_near(fsdp_schedule_linear(0, 0, 0, 0.1), 0.1);
-    expect_near(fsdp_schedule_cosine(5, 5, 5, 0.1), 0.1);
-    expect_near(fsdp_schedule_linear(7, 10, 5, 0.1), 0.8); /* a warm-up longer than all */
+    expect_factor((fsdp_schedule){.warmup = 0}, 0, 1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 0, 10, 0}, 0, 1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 0, 10, 0}, 0, 1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 0, 0, 0.1}, 0, 0.1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_COSINE, 5, 5, 0.1}, 5, 0.1);
+    expect_factor((fsdp_schedule){FSDP_SCHEDULE_LINEAR, 10, 5, 0.1}, 7,
+                  0.8); /* a warm-up longer than all */
 }

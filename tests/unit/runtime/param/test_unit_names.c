@@ -9,11 +9,19 @@ static fsdp_status declare(toy *net, fsdp_error *err)
 {
     static const char *const names[] = {"layers.0.weight", "layers.1.weight"};
     for (int i = 0; i < 2; i++)
-        FSDP_TRY(fsdp_model_add_param(net->model, names[i], FSDP_F32, 1, (int64_t[]){4},
-                                      &net->weight[i], err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){
+                .name = names[i], .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){4}},
+            &net->weight[i], err));
     FSDP_TRY(fsdp_model_add_alias(net->model, "head.weight", net->weight[1], err));
-    return fsdp_model_add_buffer(net->model, "norm.mean", FSDP_F32, 1, (int64_t[]){4}, true, NULL,
-                                 err);
+    return fsdp_model_add(net->model,
+                          &(fsdp_param_spec){.name = "norm.mean",
+                                             .dtype = FSDP_F32,
+                                             .ndim = 1,
+                                             .shape = (int64_t[]){4},
+                                             .is_buffer = true},
+                          NULL, err);
 }
 
 static void expect_ok(int ranks, toy_body body)
@@ -92,20 +100,20 @@ static fsdp_status ask_too_early(toy *net, fsdp_error *err)
 {
     FSDP_TRY(declare(net, err));
     EXPECT(!fsdp_param_data(net->weight[0]));
-    EXPECT_REFUSAL(fsdp_param_complaint(net->weight[0], why),
+    EXPECT_REFUSAL(fsdp_param_error(net->weight[0], why),
                    "'layers.0.weight' has no memory: fsdp_root_create");
     FSDP_TRY(make_root(net, err));
-    FSDP_TRY(fsdp_param_complaint(net->weight[0], err));
+    FSDP_TRY(fsdp_param_error(net->weight[0], err));
     EXPECT(!fsdp_param_data(net->weight[0]) && !fsdp_param_data(net->weight[1]));
-    EXPECT_REFUSAL(fsdp_param_complaint(net->weight[0], why),
+    EXPECT_REFUSAL(fsdp_param_error(net->weight[0], why),
                    "the data of 'layers.0.weight' was asked for while unit root is sharded");
     /* told, and so it is not the next call's */
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     EXPECT(!fsdp_param_grad(net->weight[1]));
     EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "the gradient of 'layers.1.weight'");
-    FSDP_TRY(fsdp_param_complaint(net->weight[1], err));
+    FSDP_TRY(fsdp_param_error(net->weight[1], err));
     EXPECT(!fsdp_param_shard_grad(net->weight[1])); /* there is none, which is no mistake */
-    FSDP_TRY(fsdp_param_complaint(net->weight[1], err));
+    FSDP_TRY(fsdp_param_error(net->weight[1], err));
     return fsdp_root_end_forward(net->root, err);
 }
 
@@ -122,7 +130,7 @@ static fsdp_status ask_wrapped(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_wrap_create(net->model, &opts, &wrap, err));
     bool is_null = !fsdp_param_data(net->weight[0]);
     fsdp_error why = {0};
-    fsdp_status status = fsdp_param_complaint(net->weight[0], &why);
+    fsdp_status status = fsdp_param_error(net->weight[0], &why);
     fsdp_wrap_free(wrap);
     EXPECT(is_null && status == FSDP_ERR_USAGE && strstr(why.text, "is sharded"));
     return FSDP_OK;
@@ -168,7 +176,7 @@ static fsdp_status cast_in_vain(toy *net, fsdp_error *err)
     net->opts.ignore = ignores_first;
     FSDP_TRY(make_root(net, err));
     EXPECT(fsdp_unit_param_count(fsdp_root_unit(net->root)) == 1);
-    EXPECT(fsdp_param_data_dtype(net->weight[0]) == FSDP_F32);
+    EXPECT(fsdp_param_describe(net->weight[0]).data_dtype == FSDP_F32);
     return FSDP_OK;
 }
 

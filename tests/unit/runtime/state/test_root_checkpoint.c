@@ -323,8 +323,12 @@ Test(root_checkpoint, a_report_names_what_is_missing_and_partial_loads_go_on)
 
 static fsdp_status declare_typed(toy *net, fsdp_error *err)
 {
-    return fsdp_model_add_param(net->model, "w", *(const fsdp_dtype *)net->user, 1, (int64_t[]){5},
-                                NULL, err);
+    return fsdp_model_add(net->model,
+                          &(fsdp_param_spec){.name = "w",
+                                             .dtype = *(const fsdp_dtype *)net->user,
+                                             .ndim = 1,
+                                             .shape = (int64_t[]){5}},
+                          NULL, err);
 }
 
 static fsdp_status save_bare(toy *net, fsdp_error *err)

@@ -62,7 +62,7 @@ static fsdp_status expect_live(toy *net, const fsdp_sd *sd, fsdp_error *err)
         fsdp_box box;
         void *shard = fsdp_param_shard(param, &box);
         EXPECT(strcmp(entry->name, fsdp_param_name(param)) == 0);
-        EXPECT(entry->ndim == 2 && memcmp(entry->shape, fsdp_param_shape(param), 16) == 0);
+        EXPECT(entry->ndim == 2 && memcmp(entry->shape, fsdp_param_describe(param).shape, 16) == 0);
         EXPECT(fsdp_entry_local_bytes(entry, rank) == 4 * fsdp_box_count(&box));
         EXPECT(fsdp_box_count(&box) > 0 ? entry->data == shard : !entry->data && rank > 0);
     }
@@ -109,7 +109,7 @@ Test(state_dict, a_dict_is_the_live_shards_and_loads_in_place)
 
 static void cut_largest_dim(void *user, const fsdp_param *param, fsdp_param_place *place)
 {
-    const int64_t *shape = fsdp_param_shape(param);
+    const int64_t *shape = fsdp_param_describe(param).shape;
     (void)user;
     place->dim = shape[1] > shape[0];
 }
@@ -117,7 +117,7 @@ static void cut_largest_dim(void *user, const fsdp_param *param, fsdp_param_plac
 Test(state_dict, a_dict_cut_along_the_largest_dim_is_live_and_loads_in_place)
 {
     const int64_t dim = 16;
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     opts.placement = cut_largest_dim;
     expect_net_on("cpu", (toy_case){1, {4}, {"dp"}, declare_mlp, save_and_load, &dim, opts});
     expect_net_on("cpu",
@@ -145,7 +145,7 @@ static fsdp_status get_while_gathered(toy *net, fsdp_error *err)
 
 Test(state_dict, getting_reshards_what_is_gathered_without_a_collective)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     opts.reshard_after_forward = FSDP_RESHARD_NEVER;
     for (int64_t ranks = 1; ranks <= 4; ranks++)
         expect_net_on("cpu-async",
@@ -253,7 +253,7 @@ Test(state_dict, tensors_load_one_by_one)
 static fsdp_status declare_linears(toy *net, fsdp_error *err)
 {
     net->opts.offload = true;
-    net->opts.pin = *(const bool *)net->user;
+    net->opts.pageable = *(const bool *)net->user;
     for (int i = 0; i < 2; i++) {
         char name[16];
         snprintf(name, sizeof name, "%d.weight", i);
@@ -413,7 +413,7 @@ static fsdp_status compare_with_plain(toy *net, fsdp_error *err)
 
 Test(state_dict, tensor_parallel_parameters_are_whole_tensors_in_a_full_dict)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    fsdp_unit_opts opts = (fsdp_unit_opts){0};
     opts.shard_dims = "dp";
     opts.replicate_dims = "";
     for (int64_t dim = 4; dim <= 10; dim += 2) {

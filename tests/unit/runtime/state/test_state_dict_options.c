@@ -118,9 +118,9 @@ static fsdp_status rename_names(toy *net, fsdp_error *err)
 {
     char room[100];
     const fsdp_state_opts opts = {
-        .part = FSDP_STATE_MODEL, .model_prefix = "m/", .rename = drop_last, .context = room};
+        .part = FSDP_STATE_MODEL, .model_prefix = "m/", .rename = drop_last, .user = room};
     const fsdp_state_opts both = {
-        .model_prefix = "", .optim_prefix = "", .rename = drop_last, .context = room};
+        .model_prefix = "", .optim_prefix = "", .rename = drop_last, .user = room};
     FSDP_TRY(expect_names(net, &opts,
                           "m/embed.weight m/head.weight m/layers.0.weigh_ m/layers.0.bia_ "
                           "m/layers.1.weigh_ m/layers.1.bia_ m/norm.scale m/norm.mean m/norm.count",
@@ -426,11 +426,11 @@ static fsdp_status set_diverged(toy *net, fsdp_error *err)
         fsdp_sd *sd = NULL;
         FSDP_TRY(fsdp_sd_create(&sd, err));
         for (int i = first; i < first + 2; i++)
-            FSDP_TRY(fsdp_sd_add_tensor(sd, names[i], strlen(names[i]),
-                                        &(fsdp_tensor){FSDP_F32, 2, fsdp_param_shape(embed),
-                                                       *fsdp_param_layout(embed),
-                                                       i == 1 ? embeds : heads},
-                                        err));
+            FSDP_TRY(fsdp_sd_add_tensor(
+                sd, names[i], strlen(names[i]),
+                &(fsdp_tensor){FSDP_F32, 2, fsdp_param_describe(embed).shape,
+                               *fsdp_param_describe(embed).layout, i == 1 ? embeds : heads},
+                err));
         FSDP_TRY(net_spoil(net, err));
         FSDP_TRY(net_set(net, &opts, sd, err));
         const float *data = fsdp_param_shard(fsdp_model_find(net->model, "embed.weight"), &box);
@@ -495,7 +495,7 @@ static const char *without_steps(const char *name, char *out, size_t room)
 
 static fsdp_status set_momentum_without_steps(toy *net, fsdp_error *err)
 {
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_sgd_opts sgd = {0};
     fsdp_optim *optim;
     const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .optims = &optim, .optim_count = 1};
     fsdp_state_opts copied = opts;
@@ -652,7 +652,8 @@ static fsdp_status refuse_inside_step(toy *net, fsdp_error *err)
     FSDP_TRY(net_backward(net, err));
     FSDP_TRY(net_get(net, NULL, &other, err)); /* nothing changes any more */
     EXPECT_REFUSAL(net_set(net, NULL, sd, why), "make the step, or drop them");
-    fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), false, true);
+    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC, false, true,
+                           err));
     FSDP_TRY(fsdp_optim_step(net->optim, err));
     FSDP_TRY(net_set(net, NULL, sd, err));
     FSDP_TRY(net_forward(net, err));
@@ -763,8 +764,8 @@ static fsdp_status merge_optims(toy *net, fsdp_error *err)
 {
     const fsdp_optim_group biases = {net_is_bias, NULL, 0.125, 0},
                            others = {net_is_no_bias, NULL, 0.5, 0};
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
-    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
+    fsdp_sgd_opts sgd = {0};
+    fsdp_adamw_opts adamw = {.weight_decay = 0.01};
     fsdp_optim *optims[2];
     fsdp_sd *nested = NULL, *flat = NULL;
     sgd.groups = &biases;
@@ -814,7 +815,7 @@ static fsdp_status match_empty_groups(toy *net, fsdp_error *err)
 {
     const fsdp_optim_group groups[] = {
         {is_nothing, NULL, 0.5, 0}, {NULL, NULL, 0.25, 0}, {is_nothing, NULL, 0.125, 0}};
-    fsdp_adamw_opts opts = fsdp_adamw_opts_default();
+    fsdp_adamw_opts opts = {.weight_decay = 0.01};
     fsdp_optim *one, *two;
     const fsdp_state_opts of_one = {
         .part = FSDP_STATE_OPTIM, .optims = &one, .optim_count = 1, .nested_optim = true};
@@ -856,7 +857,8 @@ static fsdp_status describe(toy *net, fsdp_error *err)
     EXPECT(strcmp(tensors[0].name, "step") == 0 && tensors[0].ndim == 0);
     EXPECT(strcmp(tensors[2].name, "exp_avg_sq") == 0 && tensors[2].dtype == FSDP_F32);
     EXPECT(tensors[2].ndim == 2 && tensors[2].shape[0] == 5);
-    EXPECT(memcmp(&tensors[2].layout, fsdp_param_layout(weight), sizeof tensors[2].layout) == 0);
+    EXPECT(memcmp(&tensors[2].layout, fsdp_param_describe(weight).layout,
+                  sizeof tensors[2].layout) == 0);
     const fsdp_param *frozen = fsdp_model_find(net->model, "norm.scale");
     EXPECT(fsdp_optim_describe_state(net->optim, frozen, tensors) == 0);
     return FSDP_OK;

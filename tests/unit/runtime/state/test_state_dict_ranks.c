@@ -381,7 +381,10 @@ Test(state_dict_ranks, a_checkpoint_of_another_program_loads_on_any_mesh)
 
 static fsdp_status declare_half(toy *net, fsdp_error *err)
 {
-    return fsdp_model_add_param(net->model, "w", FSDP_BF16, 1, (int64_t[]){5}, NULL, err);
+    return fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){.name = "w", .dtype = FSDP_BF16, .ndim = 1, .shape = (int64_t[]){5}},
+        NULL, err);
 }
 
 static fsdp_status one_half(void *user, const fsdp_param *param, const fsdp_box *box, void *data,

@@ -28,14 +28,17 @@ static fsdp_status build(small_net *net, const world_rank *rank, fsdp_error *err
     int64_t size = fsdp_world_size(rank->world), rows = what->in_shape && is_other ? 5 : 4;
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net->mesh, err));
     FSDP_TRY(fsdp_model_create(rank->world, &net->model, err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    fsdp_unit_opts opts = {.mesh = net->mesh};
     if (what->in_dtype && is_other)
         opts.reduce_dtype = FSDP_BF16;
     for (int i = 0; i < 2; i++) {
         fsdp_param *weight;
         char name[] = {names[i][0], '.', 'w', '\0'};
-        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 2, (int64_t[]){rows, 2}, &weight,
-                                      err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){
+                .name = name, .dtype = FSDP_F32, .ndim = 2, .shape = (int64_t[]){rows, 2}},
+            &weight, err));
         FSDP_TRY(fsdp_unit_create(net->model, names[i], &opts, &net->unit[i], err));
     }
     return fsdp_root_create(net->model, &opts, &net->root, err);
@@ -120,7 +123,7 @@ Test(root_check, another_order_is_told_where_backward_is_ended_by_hand)
 
 static fsdp_status create(fsdp_model *model, const fsdp_mesh *mesh, bool is_flat, fsdp_error *err)
 {
-    const fsdp_unit_opts opts = fsdp_unit_opts_default(mesh);
+    const fsdp_unit_opts opts = {.mesh = mesh};
     const fsdp_wrap_opts flat_opts = {.mesh = mesh};
     fsdp_wrap *wrap = NULL;
     fsdp_root *root = NULL;
@@ -145,7 +148,11 @@ static fsdp_status create_in_shortage(world_rank *rank, fsdp_error *err)
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &mesh, err));
     fsdp_status status = fsdp_model_create(rank->world, &model, err);
     if (status == FSDP_OK)
-        status = fsdp_model_add_param(model, "w", FSDP_F32, 2, (int64_t[]){4, 2}, NULL, err);
+        status = fsdp_model_add(
+            model,
+            &(fsdp_param_spec){
+                .name = "w", .dtype = FSDP_F32, .ndim = 2, .shape = (int64_t[]){4, 2}},
+            NULL, err);
     if (status == FSDP_OK)
         status = fsdp_ctl_barrier(fsdp_world_ctl(rank->world), err);
     if (status == FSDP_OK && fsdp_world_rank(rank->world) == 0)

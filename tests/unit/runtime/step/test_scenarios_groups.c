@@ -23,8 +23,8 @@ static fsdp_status begin_backward_early(toy *net, fsdp_error *err)
     if (!net->plan->is_skipped[1])
         return FSDP_OK;
     FSDP_TRY(fsdp_unit_pre_backward(fsdp_root_unit(net->root), err));
-    FSDP_TRY(fsdp_unit_pre_backward_member(net->unit[2], 0, err));
-    return fsdp_unit_pre_backward_member(net->unit[0], 0, err);
+    FSDP_TRY(fsdp_unit_member_hook(net->unit[2], 0, FSDP_HOOK_PRE_BACKWARD, err));
+    return fsdp_unit_member_hook(net->unit[0], 0, FSDP_HOOK_PRE_BACKWARD, err);
 }
 
 /* One step of both; what differs is the failure. */
@@ -78,7 +78,7 @@ static fsdp_status train_groups(world_rank *rank, fsdp_error *err)
     mlp_replica replica = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     mlp_values_init(&plan, &replica.values);
-    fsdp_unit_set_reshard_after_forward(net.unit[9], false, false);
+    FSDP_TRY(fsdp_unit_set(net.unit[9], FSDP_UNIT_RESHARD_AFTER_FORWARD, false, false, err));
     fsdp_status status = mlp_add_adamw(&net, err);
     for (int step = 0; step < STEPS && status == FSDP_OK; step++)
         status = step_both(&net, &replica, rank, step, groups_forward, groups_backward, err);

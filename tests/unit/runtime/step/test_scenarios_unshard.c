@@ -69,7 +69,7 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
 static fsdp_status prefetch_what_is_done(toy *net, world_rank *rank, fsdp_error *err)
 {
     (void)rank;
-    return fsdp_unit_set_modules_to_backward_prefetch(net->unit[0], &net->unit[1], 1, err);
+    return fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_PRE_BACKWARD, &net->unit[1], 1, err);
 }
 
 static fsdp_status usual_step(toy *net, world_rank *rank, uint64_t microbatch, double *loss_out,

@@ -49,7 +49,7 @@ static fsdp_status number(void *user, const fsdp_param *param, const fsdp_box *b
     while (wide->params[which] != param)
         which++;
     int64_t first = fsdp_box_count(box) > 0
-                        ? fsdp_box_position(box->ndim, fsdp_param_shape(param), box->lo)
+                        ? fsdp_box_position(box->ndim, fsdp_param_describe(param).shape, box->lo)
                         : 0;
     for (int64_t i = 0; i < fsdp_box_count(box); i++)
         ((float *)data)[i] = number_at(which, first + i);
@@ -65,16 +65,20 @@ static fsdp_status build(wide_unit *wide, world_rank *rank, fsdp_error *err)
     for (size_t i = 0; i < COUNT; i++) {
         char name[16];
         snprintf(name, sizeof name, "u.%zu", i);
-        FSDP_TRY(fsdp_model_add_param(wide->model, name, FSDP_F32, shapes[i][1] > 0 ? 2 : 1,
-                                      shapes[i], &wide->params[i], err));
+        FSDP_TRY(fsdp_model_add(wide->model,
+                                &(fsdp_param_spec){.name = name,
+                                                   .dtype = FSDP_F32,
+                                                   .ndim = shapes[i][1] > 0 ? 2 : 1,
+                                                   .shape = shapes[i]},
+                                &wide->params[i], err));
     }
-    fsdp_unit_opts opts = fsdp_unit_opts_default(wide->mesh);
+    fsdp_unit_opts opts = {.mesh = wide->mesh};
     opts.reshard_after_forward = what->reshard;
     opts.reduce_dtype = what->reduce_dtype;
     FSDP_TRY(fsdp_unit_create(wide->model, "u", &opts, &wide->unit, err));
-    FSDP_TRY(
-        fsdp_unit_set_separate_reduce_scatter_group(wide->unit, what->is_separate, false, err));
-    fsdp_unit_set_unshard_async_op(wide->unit, what->is_async, false);
+    FSDP_TRY(fsdp_unit_set(wide->unit, FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP, what->is_separate,
+                           false, err));
+    FSDP_TRY(fsdp_unit_set(wide->unit, FSDP_UNIT_UNSHARD_ASYNC_OP, what->is_async, false, err));
     FSDP_TRY(fsdp_root_create(wide->model, &opts, &wide->root, err));
     return fsdp_root_init(wide->root, number, wide, err);
 }

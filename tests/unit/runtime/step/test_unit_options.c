@@ -9,11 +9,18 @@ enum { ROWS = 5, COLUMNS = 2 }; /* of weights; biases have ROWS */
 /* One unit "layer" of a weight and a bias; the body makes it. */
 static fsdp_status declare(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_model_add_param(net->model, "layer.weight", FSDP_F32, 2,
-                                  (int64_t[]){ROWS, COLUMNS}, &net->weight[0], err));
+    FSDP_TRY(fsdp_model_add(net->model,
+                            &(fsdp_param_spec){.name = "layer.weight",
+                                               .dtype = FSDP_F32,
+                                               .ndim = 2,
+                                               .shape = (int64_t[]){ROWS, COLUMNS}},
+                            &net->weight[0], err));
     net->layers = 1;
-    return fsdp_model_add_param(net->model, "layer.bias", FSDP_F32, 1, (int64_t[]){ROWS},
-                                &net->bias[0], err);
+    return fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){
+            .name = "layer.bias", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){ROWS}},
+        &net->bias[0], err);
 }
 
 static void expect_on_line(int64_t ranks, toy_body body)
@@ -122,7 +129,7 @@ static fsdp_status freeze(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_unit_pre_backward(net->unit[0], err));
     FSDP_TRY(expect_gathered(net, err));
     EXPECT(!fsdp_param_grad(net->bias[0]));
-    EXPECT_REFUSAL(fsdp_param_complaint(net->bias[0], why), "it is frozen");
+    EXPECT_REFUSAL(fsdp_param_error(net->bias[0], why), "it is frozen");
     EXPECT_REFUSAL(fsdp_param_set_requires_grad(net->bias[0], true, why), "inside a step");
     FSDP_TRY(backward(net, net->weight[0], NULL, 3, err));
     FSDP_TRY(expect_grad(net->weight[0], 3, err));
@@ -143,7 +150,7 @@ static fsdp_status use_different_ones(toy *net, fsdp_error *err)
 {
     bool is_first = fsdp_world_rank(net->rank->world) == 0;
     FSDP_TRY(build(net, err));
-    fsdp_unit_set_reduce_scatter_unused_params(net->unit[0], true, false);
+    FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS, true, false, err));
     FSDP_TRY(forward(net, err));
     FSDP_TRY(
         backward(net, is_first ? net->weight[0] : NULL, is_first ? NULL : net->bias[0], 3, err));
@@ -176,11 +183,11 @@ Test(unit_options, otherwise_all_ranks_learn_of_it)
 static fsdp_status keep_and_leave(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build(net, err));
-    fsdp_unit_set_requires_gradient_sync(net->unit[0], false, true);
+    FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_REQUIRES_GRADIENT_SYNC, false, true, err));
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, net->weight[0], NULL, 3, err));
     EXPECT(!fsdp_param_shard_grad(net->weight[0]) && count_events(net->rank, "RS") == 0);
-    fsdp_unit_set_requires_gradient_sync(net->unit[0], true, true);
+    FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_REQUIRES_GRADIENT_SYNC, true, true, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_root_end_forward(net->root, err));
     FSDP_TRY(fsdp_root_end_backward(net->root, err));
@@ -198,11 +205,11 @@ Test(unit_options, what_was_kept_is_reduced_without_the_unit)
 static fsdp_status leave_sharded_in_backward(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build(net, err));
-    fsdp_unit_set_unshard_in_backward(net->unit[0], false);
+    FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_UNSHARD_IN_BACKWARD, false, false, err));
     FSDP_TRY(forward(net, err));
     FSDP_TRY(fsdp_unit_pre_backward(net->unit[0], err));
     EXPECT(!fsdp_param_data(net->weight[0]));
-    EXPECT_REFUSAL(fsdp_param_complaint(net->weight[0], why), "while unit layer is sharded");
+    EXPECT_REFUSAL(fsdp_param_error(net->weight[0], why), "while unit layer is sharded");
     FSDP_TRY(backward(net, net->weight[0], net->bias[0], 3, err));
     EXPECT(count_events(net->rank, "AG") == 1 && count_events(net->rank, "RS") == 1);
     return expect_grad(net->weight[0], 3, err);
@@ -216,7 +223,7 @@ Test(unit_options, a_unit_that_backward_does_not_need_is_not_gathered_there)
 static fsdp_status keep_storage(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build(net, err));
-    fsdp_unit_set_keep_unsharded_storage(net->unit[0], true, false);
+    FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_KEEP_UNSHARDED_STORAGE, true, false, err));
     FSDP_TRY(fsdp_unit_unshard(net->unit[0], false, NULL, err));
     const void *weight = fsdp_param_data(net->weight[0]), *bias = fsdp_param_data(net->bias[0]);
     FSDP_TRY(fsdp_unit_reshard(net->unit[0], err));
@@ -227,7 +234,7 @@ static fsdp_status keep_storage(toy *net, fsdp_error *err)
         EXPECT(fsdp_param_data(net->weight[0]) == weight && fsdp_param_data(net->bias[0]) == bias);
         FSDP_TRY(backward(net, net->weight[0], NULL, 3, err));
     }
-    fsdp_unit_set_keep_unsharded_storage(net->unit[0], false, false);
+    FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_KEEP_UNSHARDED_STORAGE, false, false, err));
     FSDP_TRY(forward(net, err));
     EXPECT(fsdp_root_memory(net->root).now[FSDP_MEMORY_UNSHARDED] == 0);
     fsdp_root_reset_peak(net->root);
@@ -399,8 +406,9 @@ static fsdp_status hook_sum(toy *net, fsdp_error *err)
 {
     seen_sum seen = {0};
     FSDP_TRY(build(net, err));
-    fsdp_unit_set_force_sum_reduction_for_comms(net->unit[0], true);
-    FSDP_TRY(fsdp_unit_set_all_reduce_hook(net->unit[0], add_a_half, &seen, err));
+    FSDP_TRY(
+        fsdp_unit_set(net->unit[0], FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS, true, false, err));
+    fsdp_unit_set_all_reduce_hook(net->unit[0], add_a_half, &seen);
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, net->weight[0], net->bias[0], 3, err));
     int64_t ranks = fsdp_world_size(net->rank->world);
@@ -408,7 +416,7 @@ static fsdp_status hook_sum(toy *net, fsdp_error *err)
     EXPECT(seen.calls == 1 && seen.dtype == FSDP_F32 && seen.count == rows * (COLUMNS + 1));
     EXPECT(seen.first == 3 * (float)ranks || fsdp_world_rank(net->rank->world) > 0);
     FSDP_TRY(expect_grad(net->weight[0], (3 * (float)ranks + 0.5f) / (float)ranks, err));
-    FSDP_TRY(fsdp_unit_set_all_reduce_hook(net->unit[0], NULL, NULL, err));
+    fsdp_unit_set_all_reduce_hook(net->unit[0], NULL, NULL);
     fsdp_root_zero_grad(net->root);
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, net->weight[0], net->bias[0], 3, err));
@@ -428,7 +436,7 @@ static fsdp_status finalize_partial(toy *net, fsdp_error *err)
     FSDP_TRY(build(net, err));
     FSDP_TRY(fsdp_root_set_manual_backward_finalization(net->root, true, err));
     for (int step = 0; step < 2; step++) {
-        fsdp_unit_set_requires_all_reduce(net->unit[0], step == 1, false);
+        FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_REQUIRES_ALL_REDUCE, step == 1, false, err));
         FSDP_TRY(forward(net, err));
         FSDP_TRY(backward(net, net->weight[0], step == 1 ? net->bias[0] : NULL, 3, err));
         FSDP_TRY(fsdp_root_finalize_backward(net->root, false, NULL, err));
@@ -455,7 +463,7 @@ static fsdp_status give_wide_grads(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     const uint16_t *data = fsdp_param_data(net->weight[0]);
-    EXPECT(fsdp_param_data_dtype(net->weight[0]) == FSDP_BF16 && data[0] == 0x4000);
+    EXPECT(fsdp_param_describe(net->weight[0]).data_dtype == FSDP_BF16 && data[0] == 0x4000);
     FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
     FSDP_TRY(fsdp_root_end_forward(net->root, err));
     FSDP_TRY(backward(net, net->weight[0], NULL, fine, err));
@@ -491,7 +499,7 @@ static fsdp_status ask_for_activations(toy *net, fsdp_error *err)
 static fsdp_status leave_inputs(toy *net, fsdp_error *err)
 {
     net->opts.param_dtype = FSDP_BF16;
-    net->opts.cast_forward_inputs = false;
+    net->opts.keep_input_dtype = true;
     FSDP_TRY(build(net, err));
     EXPECT(fsdp_unit_input_dtype(net->unit[0], FSDP_F32) == FSDP_F32);
     EXPECT(fsdp_unit_output_dtype(net->unit[0], FSDP_F32) == FSDP_F32);

@@ -26,8 +26,10 @@ static fsdp_status add_inner(layers_net *net, int i, fsdp_error *err)
 {
     char name[24];
     snprintf(name, sizeof name, "L%d.w1.w", i);
-    FSDP_TRY(fsdp_model_add_param(net->toy.model, name, FSDP_F32, 2, (int64_t[]){3, 2},
-                                  &net->inner_weight[i], err));
+    FSDP_TRY(fsdp_model_add(
+        net->toy.model,
+        &(fsdp_param_spec){.name = name, .dtype = FSDP_F32, .ndim = 2, .shape = (int64_t[]){3, 2}},
+        &net->inner_weight[i], err));
     name[5] = '\0';
     return fsdp_unit_create(net->toy.model, name, &net->toy.opts, &net->inner[i], err);
 }
@@ -41,8 +43,11 @@ static fsdp_status build(layers_net *net, world_rank *rank, const scenario *what
     base->runs_root = true;
     base->opts.reshard_after_forward = what->reshard;
     if (what->root_has_weight)
-        FSDP_TRY(
-            fsdp_model_add_param(base->model, "own", FSDP_F32, 1, (int64_t[]){3}, &base->own, err));
+        FSDP_TRY(fsdp_model_add(
+            base->model,
+            &(fsdp_param_spec){
+                .name = "own", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){3}},
+            &base->own, err));
     for (int i = 0; i < what->layers && what->has_inner; i++)
         FSDP_TRY(add_inner(net, i, err));
     FSDP_TRY(toy_add_weights(base, what->layers, 2, (int64_t[]){3, 2}, err));
@@ -182,7 +187,8 @@ Test(unit_order, what_was_resharded_by_hand_is_gathered_in_backward)
 static fsdp_status flip(world_rank *rank, layers_net *net, bool to, bool recurse, int gathers,
                         fsdp_error *err)
 {
-    fsdp_unit_set_reshard_after_forward(fsdp_root_unit(net->toy.root), to, recurse);
+    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->toy.root), FSDP_UNIT_RESHARD_AFTER_FORWARD, to,
+                           recurse, err));
     rank->notes_collectives = true;
     FSDP_TRY(forward(net, err));
     forget_events(rank);
@@ -382,7 +388,7 @@ static fsdp_status prefetch_forward(layers_net *net, int depth, fsdp_error *err)
         fsdp_unit *next[MOST_LAYERS];
         for (int d = 1; d <= depth && i + d < net->toy.layers; d++)
             next[n++] = net->toy.unit[i + d];
-        FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->toy.unit[i], next, n, err));
+        FSDP_TRY(fsdp_unit_set_prefetch(net->toy.unit[i], FSDP_HOOK_PRE_FORWARD, next, n, err));
     }
     return FSDP_OK;
 }
@@ -417,7 +423,7 @@ static fsdp_status prefetch_backward(layers_net *net, int depth, fsdp_error *err
         fsdp_unit *before[MOST_LAYERS];
         for (int d = 1; d <= depth && i - d >= 0; d++)
             before[n++] = net->toy.unit[i - d];
-        FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(net->toy.unit[i], before, n, err));
+        FSDP_TRY(fsdp_unit_set_prefetch(net->toy.unit[i], FSDP_HOOK_PRE_BACKWARD, before, n, err));
     }
     return FSDP_OK;
 }
@@ -458,8 +464,9 @@ static fsdp_status expect_nothing_gathered(const layers_net *net, fsdp_error *er
 static fsdp_status prefetch_nested(world_rank *rank, layers_net *net, fsdp_error *err)
 {
     for (int i = 1; i < net->toy.layers; i++)
-        FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(
-            net->toy.unit[i], (fsdp_unit *[]){net->toy.unit[i - 1], net->inner[i - 1]}, 2, err));
+        FSDP_TRY(fsdp_unit_set_prefetch(net->toy.unit[i], FSDP_HOOK_PRE_BACKWARD,
+                                        (fsdp_unit *[]){net->toy.unit[i - 1], net->inner[i - 1]}, 2,
+                                        err));
     for (int step = 0; step < 2; step++) {
         FSDP_TRY(forward(net, err));
         FSDP_TRY(expect_events(rank,

@@ -43,10 +43,10 @@ static mlp_plan plan_of(const reset_case *what)
 
 static fsdp_status stop_in_forward(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], &net->unit[1], 1, err));
+    FSDP_TRY(fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_PRE_FORWARD, &net->unit[1], 1, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
-    return fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], NULL, 0, err);
+    return fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_PRE_FORWARD, NULL, 0, err);
 }
 
 /* One layer was reduced, the next is gathered ahead and has a gradient half made. */
@@ -61,11 +61,11 @@ static fsdp_status stop_in_backward(toy *net, fsdp_error *err)
 static fsdp_status stop_with_sums(toy *net, bool are_partial, fsdp_error *err)
 {
     fsdp_unit *top = fsdp_root_unit(net->root);
-    fsdp_unit_set_requires_all_reduce(top, !are_partial, true);
+    FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_ALL_REDUCE, !are_partial, true, err));
     if (!are_partial)
-        fsdp_unit_set_requires_gradient_sync(top, false, true);
+        FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, false, true, err));
     FSDP_TRY(mlp_backward(net, err));
-    fsdp_unit_set_requires_gradient_sync(top, true, true);
+    FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, true, true, err));
     return FSDP_OK;
 }
 
@@ -166,7 +166,8 @@ static fsdp_status get_state_over_gather(world_rank *rank, fsdp_error *err)
     fsdp_sd *sd = NULL;
     toy net;
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
-    fsdp_unit_set_reshard_after_backward(fsdp_root_unit(net.root), false, true);
+    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net.root), FSDP_UNIT_RESHARD_AFTER_BACKWARD, false, true,
+                           err));
     fsdp_root_set_is_last_backward(net.root, false);
     fsdp_status status = mlp_forward(&net, 99, err);
     if (status == FSDP_OK)

@@ -78,7 +78,7 @@ static fsdp_status backward(toy *of, fsdp_error *err)
 
 static fsdp_status add_sgd(toy *of, fsdp_error *err)
 {
-    fsdp_sgd_opts opts = fsdp_sgd_opts_default();
+    fsdp_sgd_opts opts = {0};
     opts.lr = 1;
     return toy_add_sgd(of, &opts, err);
 }
@@ -269,7 +269,7 @@ static fsdp_status step_early(toy *of, fsdp_scaler *scaler, fsdp_error *err)
 static fsdp_status run_early(pair *two, fsdp_error *err)
 {
     fsdp_scaler *scaler = NULL;
-    const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
+    const fsdp_scaler_opts opts = {0};
     FSDP_TRY(add_sgd(&two->first, err));
     fsdp_status status = fsdp_scaler_create(&opts, &scaler, err);
     if (status == FSDP_OK)
@@ -303,12 +303,13 @@ static fsdp_status leave_all_reduce(pair *two, fsdp_error *err)
 {
     toy *of = &two->first;
     for (int i = 0; i < LAYERS; i++)
-        FSDP_TRY(fsdp_unit_set_all_reduce_hook(of->unit[i], slow_hook, NULL, err));
+        fsdp_unit_set_all_reduce_hook(of->unit[i], slow_hook, NULL);
     fsdp_root_set_is_last_backward(of->root, false);
     FSDP_TRY(forward(of, err));
     FSDP_TRY(backward(of, err));
     fsdp_root_set_is_last_backward(of->root, true);
-    fsdp_unit_set_requires_all_reduce(fsdp_root_unit(of->root), false, true);
+    FSDP_TRY(
+        fsdp_unit_set(fsdp_root_unit(of->root), FSDP_UNIT_REQUIRES_ALL_REDUCE, false, true, err));
     FSDP_TRY(forward(of, err));
     FSDP_TRY(backward(of, err));
     for (int i = 0; i < LAYERS; i++) {
@@ -338,7 +339,10 @@ static fsdp_status create_twice(toy *net, fsdp_error *err)
     fsdp_box box;
     fsdp_error why = {0};
     fsdp_unit_opts uneven = net->opts;
-    FSDP_TRY(fsdp_model_add_param(net->model, "w", FSDP_F32, 2, (int64_t[]){4, 3}, &weight, err));
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){.name = "w", .dtype = FSDP_F32, .ndim = 2, .shape = (int64_t[]){4, 3}},
+        &weight, err));
     uneven.placement = along_an_uneven_dim;
     uneven.param_dtype = FSDP_BF16;
     FSDP_TRY(expect(fsdp_root_create(net->model, &uneven, &net->root, &why) != FSDP_OK,
@@ -403,13 +407,14 @@ static fsdp_status step_first(pair *two, fsdp_error *err)
 static fsdp_status follow_wishes(pair *two, toy *third, fsdp_error *err)
 {
     fsdp_unit *greedy = two->second.unit[0];
-    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(third->unit[1], 2, false, err));
+    FSDP_TRY(
+        fsdp_unit_set(third->unit[1], FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, 2, false, err));
     FSDP_TRY(fsdp_root_share_context(third->root, two->first.root, err));
-    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(greedy, 5, false, err));
+    FSDP_TRY(fsdp_unit_set(greedy, FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, 5, false, err));
     FSDP_TRY(fsdp_root_share_context(two->second.root, two->first.root, err));
     FSDP_TRY(step_first(two, err));
     FSDP_TRY(expect_inputs(two, 5, err));
-    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(greedy, 3, false, err));
+    FSDP_TRY(fsdp_unit_set(greedy, FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, 3, false, err));
     FSDP_TRY(step_first(two, err));
     FSDP_TRY(expect_inputs(two, 3, err));
     toy_free(&two->second);

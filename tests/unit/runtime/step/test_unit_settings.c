@@ -47,23 +47,26 @@ static fsdp_dtype dtype_by_name(void *user, const fsdp_param *param)
 static fsdp_status ask_for_dtypes(toy *net, fsdp_error *err)
 {
     static const fsdp_dtype expected[] = {FSDP_BF16, FSDP_F32, FSDP_BF16};
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    fsdp_unit_opts opts = {.mesh = net->mesh};
     opts.param_dtype = FSDP_BF16;
     opts.param_dtype_of = dtype_by_name;
     for (int i = 0; i < 4; i++) {
         const char name[] = {(char)('a' + i), '\0'};
         fsdp_param *param;
         fsdp_unit *unit;
-        FSDP_TRY(
-            fsdp_model_add_param(net->model, name, FSDP_F32, 1, (int64_t[]){ROWS}, &param, err));
+        FSDP_TRY(fsdp_model_add(
+            net->model,
+            &(fsdp_param_spec){
+                .name = name, .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){ROWS}},
+            &param, err));
         if (i == 3) {
             EXPECT_REFUSAL(fsdp_unit_create(net->model, name, &opts, &unit, why),
                            "param_dtype_of gives f16 for 'd'");
             break;
         }
         FSDP_TRY(fsdp_unit_create(net->model, name, &opts, &unit, err));
-        EXPECT(fsdp_param_data_dtype(param) == expected[i]);
-        EXPECT(fsdp_param_dtype(param) == FSDP_F32);
+        EXPECT(fsdp_param_describe(param).data_dtype == expected[i]);
+        EXPECT(fsdp_param_describe(param).dtype == FSDP_F32);
         EXPECT(fsdp_unit_input_dtype(unit, FSDP_F32) == FSDP_BF16); /* inputs go by the unit's */
     }
     return FSDP_OK;
@@ -77,7 +80,7 @@ Test(unit_settings, dtypes_of_parameters_are_the_units_or_their_own)
 /* The unit says so, not the root much later. */
 static fsdp_status reshard_to_three(toy *net, fsdp_error *err)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    fsdp_unit_opts opts = {.mesh = net->mesh};
     opts.reshard_after_forward = 3;
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
                    "unit L0: reshard_after_forward is 3, which does not divide the 2 ranks");
@@ -107,14 +110,14 @@ static bool ignore_last(void *user, const fsdp_param *param)
 
 static fsdp_status ignore_one(toy *net, fsdp_error *err)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    fsdp_unit_opts opts = {.mesh = net->mesh};
     opts.ignore = ignore_last;
     FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
     fsdp_box box;
     EXPECT(fsdp_param_shard(net->weight[1], &box) == fsdp_param_data(net->weight[1]));
     EXPECT(box.len[0] == ROWS);
     EXPECT(!fsdp_param_grad(net->weight[1]));
-    EXPECT_REFUSAL(fsdp_param_complaint(net->weight[1], why),
+    EXPECT_REFUSAL(fsdp_param_error(net->weight[1], why),
                    "units ignore it, so its gradient is the caller's");
     return FSDP_OK;
 }
@@ -129,21 +132,27 @@ Test(unit_settings, the_gradient_of_an_ignored_parameter_is_the_callers)
 static fsdp_status contradict_before(toy *net, fsdp_error *err)
 {
     const char *const twice[] = {"L0", "L1", "L0"};
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    fsdp_unit_opts opts = {.mesh = net->mesh};
     EXPECT_REFUSAL(fsdp_unit_create_list(net->model, twice, 3, &opts, &net->unit[0], why),
                    "has the member 'L0' twice");
     EXPECT_REFUSAL(fsdp_unit_create_list(net->model, twice, 0, &opts, &net->unit[0], why),
                    "at least one member");
-    EXPECT_REFUSAL(fsdp_model_add_param(net->model, "scalar", FSDP_F32, 0, NULL, NULL, why),
+    EXPECT_REFUSAL(fsdp_model_add(net->model,
+                                  &(fsdp_param_spec){.name = "scalar", .dtype = FSDP_F32}, NULL,
+                                  why),
                    "'scalar' has no dims and cannot be cut");
-    EXPECT_REFUSAL(fsdp_model_add_param(net->model, "L0.w", FSDP_F32, 1, (int64_t[]){1}, NULL, why),
-                   "there are two parameters 'L0.w'");
+    EXPECT_REFUSAL(
+        fsdp_model_add(net->model,
+                       &(fsdp_param_spec){
+                           .name = "L0.w", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){1}},
+                       NULL, why),
+        "there are two parameters 'L0.w'");
     opts.shard_dims = opts.replicate_dims = "dp";
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
                    "a mesh dim both shards and replicates");
-    opts = fsdp_unit_opts_default(NULL);
+    opts = (fsdp_unit_opts){0};
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why), "has no mesh");
-    opts = fsdp_unit_opts_default(net->mesh);
+    opts = (fsdp_unit_opts){.mesh = net->mesh};
     opts.reshard_after_forward = -2;
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
                    "reshard_after_forward is -2");
@@ -154,30 +163,44 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
 {
     const fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
     const fsdp_custom_collective custom = {0};
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    fsdp_unit_opts opts = {.mesh = net->mesh};
     fsdp_root *root = NULL;
     fsdp_unit *unit;
     EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &root, why), "has a root already");
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "comes too late");
-    EXPECT_REFUSAL(fsdp_model_add_param(net->model, "late", FSDP_F32, 1, (int64_t[]){1}, NULL, why),
-                   "'late' comes too late");
+    EXPECT_REFUSAL(
+        fsdp_model_add(net->model,
+                       &(fsdp_param_spec){
+                           .name = "late", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){1}},
+                       NULL, why),
+        "'late' comes too late");
     EXPECT_REFUSAL(fsdp_param_set_placement(net->weight[0], "tp", whole, why),
                    "a placement is set before the unit is made");
     EXPECT_REFUSAL(fsdp_unit_set_gradient_divide_factor(net->unit[0], 0, why), "not 0");
-    EXPECT_REFUSAL(fsdp_unit_set_reduce_scatter_max_input_buffers(net->unit[0], 0, true, why),
-                   "not 0");
+    EXPECT_REFUSAL(
+        fsdp_unit_set(net->unit[0], FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, 0, true, why),
+        "not 0");
+    EXPECT_REFUSAL(fsdp_unit_set(net->unit[0], (fsdp_unit_setting)100, 1, true, why),
+                   "has no setting 100");
+    EXPECT_REFUSAL(fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_POST_FORWARD, NULL, 0, why),
+                   "by pre_forward or pre_backward only");
+    EXPECT_REFUSAL(fsdp_unit_set_custom_collective(net->unit[0], FSDP_BROADCAST, NULL, why),
+                   "only all-gather and reduce-scatter");
+    EXPECT_REFUSAL(fsdp_unit_member_hook(net->unit[0], 1, FSDP_HOOK_PRE_FORWARD, why),
+                   "there is no member 1");
     EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "came without begin_forward");
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     EXPECT_REFUSAL(fsdp_root_begin_forward(net->root, why), "came twice without end_forward");
     FSDP_TRY(fsdp_root_end_forward(net->root, err));
     EXPECT_REFUSAL(fsdp_root_finalize_backward(net->root, false, NULL, why),
                    "needs fsdp_root_set_manual_backward_finalization");
-    FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[0], true, err));
-    FSDP_TRY(fsdp_unit_set_custom_all_gather(net->unit[0], &custom, err));
+    FSDP_TRY(fsdp_unit_set(net->unit[0], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true, false,
+                           err));
+    FSDP_TRY(fsdp_unit_set_custom_collective(net->unit[0], FSDP_ALL_GATHER, &custom, err));
     EXPECT_REFUSAL(
-        fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[0], true, why),
+        fsdp_unit_set(net->unit[0], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true, false, why),
         "which brings its own memory");
-    return fsdp_unit_set_custom_all_gather(net->unit[0], NULL, err);
+    return fsdp_unit_set_custom_collective(net->unit[0], FSDP_ALL_GATHER, NULL, err);
 }
 
 static fsdp_status contradict(toy *net, fsdp_error *err)
@@ -201,7 +224,7 @@ static fsdp_status reshard_parts(toy *net, fsdp_error *err)
     fsdp_mesh *mesh;
     FSDP_TRY(fsdp_world_mesh(net->rank->world, 2, (int64_t[]){RANKS, 2},
                              (const char *[]){"dp", "tp"}, &mesh, err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(mesh);
+    fsdp_unit_opts opts = {.mesh = mesh};
     opts.shard_dims = "dp";
     opts.reshard_after_forward = 2;
     fsdp_error why = {0};
@@ -221,27 +244,30 @@ Test(unit_settings, no_number_of_ranks_beside_tensor_parallelism)
 /* Everything that is only looked at by what comes next, back and forth. */
 static fsdp_status flip_all(fsdp_unit *unit, bool to, fsdp_error *err)
 {
-    fsdp_unit_set_reshard_after_forward(unit, to, true);
-    fsdp_unit_set_reshard_after_backward(unit, to, true);
-    fsdp_unit_set_keep_unsharded_storage(unit, !to, true);
-    fsdp_unit_set_unshard_async_op(unit, !to, true);
-    fsdp_unit_set_force_sum_reduction_for_comms(unit, !to);
-    fsdp_unit_set_reduce_scatter_unused_params(unit, !to, true);
-    fsdp_unit_set_requires_all_reduce(unit, to, true);
-    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(unit, to ? 1 : 2, true, err));
-    FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(unit, &unit, to ? 0 : 1, err));
-    return fsdp_unit_set_modules_to_forward_prefetch(unit, &unit, to ? 0 : 1, err);
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_RESHARD_AFTER_FORWARD, to, true, err));
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_RESHARD_AFTER_BACKWARD, to, true, err));
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_KEEP_UNSHARDED_STORAGE, !to, true, err));
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_UNSHARD_ASYNC_OP, !to, true, err));
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS, !to, false, err));
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS, !to, true, err));
+    FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_REQUIRES_ALL_REDUCE, to, true, err));
+    FSDP_TRY(
+        fsdp_unit_set(unit, FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, to ? 1 : 2, true, err));
+    FSDP_TRY(fsdp_unit_set_prefetch(unit, FSDP_HOOK_PRE_BACKWARD, &unit, to ? 0 : 1, err));
+    return fsdp_unit_set_prefetch(unit, FSDP_HOOK_PRE_FORWARD, &unit, to ? 0 : 1, err);
 }
 
 static fsdp_status refuse_inside(fsdp_unit *unit, fsdp_error *err)
 {
     const fsdp_custom_collective none = {0};
     const char inside[] = "cannot change inside a forward or backward";
-    EXPECT_REFUSAL(fsdp_unit_set_separate_reduce_scatter_group(unit, true, false, why), inside);
-    EXPECT_REFUSAL(fsdp_unit_set_custom_all_gather(unit, &none, why), inside);
-    EXPECT_REFUSAL(fsdp_unit_set_custom_reduce_scatter(unit, &none, why), inside);
-    EXPECT_REFUSAL(fsdp_unit_set_allocate_memory_from_process_group_for_comm(unit, true, why),
+    EXPECT_REFUSAL(fsdp_unit_set(unit, FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP, true, false, why),
                    inside);
+    EXPECT_REFUSAL(fsdp_unit_set_custom_collective(unit, FSDP_ALL_GATHER, &none, why), inside);
+    EXPECT_REFUSAL(fsdp_unit_set_custom_collective(unit, FSDP_REDUCE_SCATTER, &none, why), inside);
+    EXPECT_REFUSAL(
+        fsdp_unit_set(unit, FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true, false, why),
+        inside);
     return FSDP_OK;
 }
 
@@ -278,7 +304,7 @@ static fsdp_status change_in_steps(toy *net, fsdp_error *err)
         FSDP_TRY(expect_grad(net->weight[1], 1, err));
         fsdp_root_zero_grad(net->root);
     }
-    return fsdp_unit_set_separate_reduce_scatter_group(top, true, true, err);
+    return fsdp_unit_set(top, FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP, true, true, err);
 }
 
 Test(unit_settings, setters_inside_a_step_are_gone_by_or_refused)
@@ -292,13 +318,13 @@ static fsdp_status change_group_over_kept(toy *net, fsdp_error *err)
     FSDP_TRY(toy_wrap(net, err));
     fsdp_unit *top = fsdp_root_unit(net->root);
     for (int i = 0; i < LAYERS; i++)
-        FSDP_TRY(
-            fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[i], true, err));
-    fsdp_unit_set_requires_gradient_sync(top, false, true);
+        FSDP_TRY(fsdp_unit_set(net->unit[i], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true,
+                               false, err));
+    FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, false, true, err));
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, err));
-    FSDP_TRY(fsdp_unit_set_separate_reduce_scatter_group(top, true, true, err));
-    fsdp_unit_set_requires_gradient_sync(top, true, true);
+    FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP, true, true, err));
+    FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, true, true, err));
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, err));
     return expect_grad(net->weight[0], 2, err);
@@ -315,7 +341,7 @@ static fsdp_status come_twice(toy *net, fsdp_error *err)
 {
     FSDP_TRY(toy_wrap(net, err));
     net->rank->notes_collectives = true;
-    FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], &net->unit[1], 1, err));
+    FSDP_TRY(fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_PRE_FORWARD, &net->unit[1], 1, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));

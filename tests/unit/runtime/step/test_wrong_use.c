@@ -11,7 +11,10 @@ static void expect_ok(int ranks, toy_body body)
 
 static fsdp_status add_weight(toy *net, fsdp_dtype dtype, fsdp_param **param_out, fsdp_error *err)
 {
-    return fsdp_model_add_param(net->model, "w", dtype, 2, (int64_t[]){4, 3}, param_out, err);
+    return fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){.name = "w", .dtype = dtype, .ndim = 2, .shape = (int64_t[]){4, 3}},
+        param_out, err);
 }
 
 static fsdp_status make_root(toy *net, fsdp_error *err)
@@ -53,11 +56,11 @@ static fsdp_status give_dtypes(toy *net, fsdp_error *err)
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "w", &opts[2], NULL, why),
                    "output_dtype cannot be");
     FSDP_TRY(make_root(net, err));
-    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
+    fsdp_adamw_opts adamw = {.weight_decay = 0.01};
     adamw.moment_dtype = FSDP_I32;
     EXPECT_REFUSAL(fsdp_adamw_create(net->root, &adamw, &net->optim, why),
                    "moment_dtype cannot be i32");
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_sgd_opts sgd = {0};
     sgd.moment_dtype = FSDP_U8;
     EXPECT_REFUSAL(fsdp_sgd_create(net->root, &sgd, &net->optim, why), "moment_dtype cannot be u8");
     return FSDP_OK;
@@ -122,14 +125,14 @@ static fsdp_status give_numbers(toy *net, fsdp_error *err)
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
     FSDP_TRY(make_root(net, err));
     fsdp_optim_group group = {.lr = NAN};
-    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
+    fsdp_adamw_opts adamw = {.weight_decay = 0.01};
     adamw.groups = &group;
     adamw.group_count = 1;
     EXPECT_REFUSAL(fsdp_adamw_create(net->root, &adamw, &net->optim, why), "lr cannot be nan");
     group = (fsdp_optim_group){.lr = 1, .weight_decay = -1};
     EXPECT_REFUSAL(fsdp_adamw_create(net->root, &adamw, &net->optim, why),
                    "weight_decay cannot be -1");
-    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_sgd_opts sgd = {0};
     sgd.dampening = INFINITY;
     EXPECT_REFUSAL(fsdp_sgd_create(net->root, &sgd, &net->optim, why), "dampening cannot be inf");
     sgd.dampening = 0;
@@ -156,9 +159,16 @@ static fsdp_status declare_many(toy *net, bool are_buffers, fsdp_error *err)
     for (int i = 0; i < 32; i++) {
         const char name[] = {(char)('A' + i), '\0'};
         if (are_buffers)
-            FSDP_TRY(fsdp_model_add_buffer(net->model, name, FSDP_U8, 1, &size, true, NULL, err));
+            FSDP_TRY(fsdp_model_add(
+                net->model,
+                &(fsdp_param_spec){
+                    .name = name, .dtype = FSDP_U8, .ndim = 1, .shape = &size, .is_buffer = true},
+                NULL, err));
         else
-            FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_U8, 1, &size, NULL, err));
+            FSDP_TRY(fsdp_model_add(
+                net->model,
+                &(fsdp_param_spec){.name = name, .dtype = FSDP_U8, .ndim = 1, .shape = &size}, NULL,
+                err));
     }
     return FSDP_OK;
 }
@@ -219,7 +229,7 @@ Test(wrong_use, all_ranks_learn_that_hosts_differ)
 
 static fsdp_status unscale_inside(toy *net, fsdp_error *err)
 {
-    const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
+    const fsdp_scaler_opts opts = {0};
     fsdp_scaler *scaler;
     fsdp_param *weight;
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
@@ -262,14 +272,17 @@ static fsdp_status customise_two_groups(toy *net, fsdp_error *err)
     fsdp_param *weight;
     fsdp_unit *unit;
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
-    FSDP_TRY(fsdp_model_add_param(net->model, "b", FSDP_F32, 1, (int64_t[]){2}, &weight, err));
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){.name = "b", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){2}},
+        &weight, err));
     FSDP_TRY(fsdp_world_mesh(net->world, 1, (int64_t[]){1}, (const char *[]){"x"}, &net->other_mesh,
                              err));
     net->opts.placement = place_by_name;
     net->opts.user = net;
     FSDP_TRY(
         fsdp_unit_create_list(net->model, (const char *[]){"w", "b"}, 2, &net->opts, &unit, err));
-    FSDP_TRY(fsdp_unit_set_custom_all_gather(unit, &custom, err));
+    FSDP_TRY(fsdp_unit_set_custom_collective(unit, FSDP_ALL_GATHER, &custom, err));
     EXPECT_REFUSAL(make_root(net, why), "has 2 groups of parameters");
     return FSDP_OK;
 }

@@ -141,7 +141,7 @@ static fsdp_status prefetch_all(world_rank *rank, fsdp_error *err)
     FSDP_TRY(net_build(&net, rank->world, setup, err));
     fsdp_unit *ahead[] = {net.unit[0], net.unit[1], net.unit[2]};
     fsdp_unit *root = fsdp_root_unit(net.root);
-    fsdp_status status = fsdp_unit_set_modules_to_forward_prefetch(root, ahead, 3, err);
+    fsdp_status status = fsdp_unit_set_prefetch(root, FSDP_HOOK_PRE_FORWARD, ahead, 3, err);
     if (status == FSDP_OK)
         status = fsdp_root_begin_forward(net.root, err);
     if (status == FSDP_OK)
@@ -487,7 +487,7 @@ Test(fsdp1, groups_are_of_declared_parameters)
 
 static fsdp_status find_infinity(world_rank *rank, fsdp_error *err)
 {
-    const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
+    const fsdp_scaler_opts opts = {.init_scale = 1024};
     fsdp_scaler *scaler = NULL;
     toy net;
     double loss;
@@ -522,7 +522,8 @@ static fsdp_status look_at_dtypes(world_rank *rank, fsdp_error *err)
     fsdp_error why = {0};
     toy net;
     fsdp_status status = net_build(&net, rank->world, rank->user, err);
-    bool is_narrow = status == FSDP_OK && fsdp_param_data_dtype(net.bias[0]) == FSDP_BF16 &&
+    bool is_narrow = status == FSDP_OK &&
+                     fsdp_param_describe(net.bias[0]).data_dtype == FSDP_BF16 &&
                      net.unit[0]->opts.reduce_dtype == FSDP_BF16;
     bool is_aligned = status == FSDP_OK && fsdp_wrap_place_of(net.bias[0]).offset == 40; /* of 35 */
     void *early = status == FSDP_OK ? fsdp_param_data(net.bias[0]) : NULL;

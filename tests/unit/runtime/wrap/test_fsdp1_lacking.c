@@ -75,11 +75,14 @@ typedef struct bf16_net {
 static fsdp_status build_bf16(bf16_net *net, fsdp_world *world, fsdp_error *err)
 {
     const fsdp_wrap_opts opts = {0};
-    const fsdp_adamw_opts adam = fsdp_adamw_opts_default();
+    const fsdp_adamw_opts adam = {.weight_decay = 0.01};
     fsdp_param *param;
     FSDP_TRY(fsdp_model_create(world, &net->model, err));
-    FSDP_TRY(
-        fsdp_model_add_param(net->model, "weight", FSDP_BF16, 2, (int64_t[]){3, 5}, &param, err));
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){
+            .name = "weight", .dtype = FSDP_BF16, .ndim = 2, .shape = (int64_t[]){3, 5}},
+        &param, err));
     FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
     FSDP_TRY(fsdp_root_init_uniform(fsdp_wrap_root(net->wrap), 1, err));
     return fsdp_adamw_create(fsdp_wrap_root(net->wrap), &adam, &net->optim, err);

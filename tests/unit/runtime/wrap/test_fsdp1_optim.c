@@ -458,7 +458,7 @@ static fsdp_status step_in_turn(toy *net, fsdp_optim *other, fsdp_error *err)
 static fsdp_status step_with_two(toy *net, state_case *what, fsdp_error *err)
 {
     static const fsdp_optim_group elsewhere = {.match = is_elsewhere, .lr = 0.01};
-    fsdp_adamw_opts opts = fsdp_adamw_opts_default();
+    fsdp_adamw_opts opts = {.weight_decay = 0.01};
     fsdp_optim *other = NULL;
     (void)what;
     opts.groups = &elsewhere;

@@ -246,9 +246,11 @@ static fsdp_status refuse_half(toy *net, state_case *what, fsdp_error *err)
     fsdp_sd *sd;
     (void)what;
     FSDP_TRY(fsdp_sd_create(&sd, err));
-    fsdp_status status = fsdp_sd_add_tensor(
-        sd, "layers.0.weight", 15,
-        &(fsdp_tensor){FSDP_F32, 2, fsdp_param_shape(net->weight[0]), whole, (void *)zeros}, err);
+    fsdp_status status =
+        fsdp_sd_add_tensor(sd, "layers.0.weight", 15,
+                           &(fsdp_tensor){FSDP_F32, 2, fsdp_param_describe(net->weight[0]).shape,
+                                          whole, (void *)zeros},
+                           err);
     if (status == FSDP_OK)
         status =
             expect_refused(set_model(net, sd, false, &why), &why, "missing: 'layers.0.bias'", err);
@@ -273,7 +275,7 @@ static fsdp_status look_at_buffer(toy *net, state_case *what, fsdp_error *err)
     const fsdp_root_load_opts load = {.state.part = FSDP_STATE_MODEL};
     uint16_t *kept = fsdp_param_data(fsdp_model_find(net->model, "count"));
     fsdp_sd *sd;
-    EXPECT(fsdp_param_data_dtype(fsdp_model_find(net->model, "count")) == FSDP_BF16);
+    EXPECT(fsdp_param_describe(fsdp_model_find(net->model, "count")).data_dtype == FSDP_BF16);
     *kept = 0x4040; /* 3 */
     FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
     const fsdp_entry *entry = find(sd, "model.count");

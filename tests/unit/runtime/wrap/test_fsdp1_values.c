@@ -55,7 +55,8 @@ static fsdp_status number(void *user, const fsdp_param *param, const fsdp_box *b
     (void)err;
     memcpy(at, box->lo, sizeof at);
     for (int64_t n = fsdp_box_count(box); n > 0; n--) {
-        int64_t place = fsdp_box_position(fsdp_param_ndim(param), fsdp_param_shape(param), at);
+        int64_t place = fsdp_box_position(fsdp_param_describe(param).ndim,
+                                          fsdp_param_describe(param).shape, at);
         *values++ = (float)(place + 1) * *(const float *)user;
         for (int i = box->ndim - 1; i >= 0 && ++at[i] == box->lo[i] + box->len[i]; i--)
             at[i] = box->lo[i];
@@ -65,7 +66,8 @@ static fsdp_status number(void *user, const fsdp_param *param, const fsdp_box *b
 
 static int64_t elements(const fsdp_param *param)
 {
-    const fsdp_box whole = fsdp_box_whole(fsdp_param_ndim(param), fsdp_param_shape(param));
+    const fsdp_box whole =
+        fsdp_box_whole(fsdp_param_describe(param).ndim, fsdp_param_describe(param).shape);
     return fsdp_box_count(&whole);
 }
 
@@ -117,8 +119,9 @@ static fsdp_status number_or_fail(void *user, const fsdp_param *param, const fsd
 {
     if (!user)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "asked on another rank than 0");
-    if (fsdp_param_is_buffer(param)) {
-        memset(data, 0, (size_t)fsdp_box_count(box) * fsdp_dtype_size(fsdp_param_dtype(param)));
+    if (fsdp_param_describe(param).is_buffer) {
+        memset(data, 0,
+               (size_t)fsdp_box_count(box) * fsdp_dtype_size(fsdp_param_describe(param).dtype));
         return FSDP_OK;
     }
     return number(user, param, box, data, err);

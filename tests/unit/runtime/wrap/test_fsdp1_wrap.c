@@ -17,9 +17,18 @@ typedef struct abc_case {
 
 static fsdp_status declare_abc(fsdp_model *model, fsdp_param **abc, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_model_add_param(model, "a", FSDP_F32, 2, (int64_t[]){3, 2}, &abc[0], err));
-    FSDP_TRY(fsdp_model_add_param(model, "b", FSDP_F32, 1, (int64_t[]){3}, &abc[1], err));
-    return fsdp_model_add_param(model, "c", FSDP_F32, 1, (int64_t[]){5}, &abc[2], err);
+    FSDP_TRY(fsdp_model_add(
+        model,
+        &(fsdp_param_spec){.name = "a", .dtype = FSDP_F32, .ndim = 2, .shape = (int64_t[]){3, 2}},
+        &abc[0], err));
+    FSDP_TRY(fsdp_model_add(
+        model,
+        &(fsdp_param_spec){.name = "b", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){3}},
+        &abc[1], err));
+    return fsdp_model_add(
+        model,
+        &(fsdp_param_spec){.name = "c", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){5}},
+        &abc[2], err);
 }
 
 static fsdp_status check_abc(world_rank *rank, fsdp_model *model, fsdp_wrap **wrap, fsdp_error *err)
@@ -33,7 +42,7 @@ static fsdp_status check_abc(world_rank *rank, fsdp_model *model, fsdp_wrap **wr
     FSDP_TRY(fsdp_wrap_create(model, &opts, wrap, err));
     fsdp_param *flat = fsdp_wrap_flat_param(*wrap, fsdp_wrap_unit(*wrap, ""));
     EXPECT(strcmp(fsdp_param_name(flat), "_flat_param") == 0);
-    EXPECT(fsdp_param_shape(flat)[0] == what->count);
+    EXPECT(fsdp_param_describe(flat).shape[0] == what->count);
     for (int i = 0; i < 3; i++) {
         const int64_t *expected = what->runs[fsdp_world_rank(rank->world)][i];
         const fsdp_wrap_place place = fsdp_wrap_place_of(abc[i]);
@@ -118,7 +127,11 @@ static fsdp_status declare_tree(fsdp_model *model, fsdp_error *err)
                                         "layers.1.attn.k.weight", "layers.1.norm.weight",
                                         "layers.1.mlp.weight",    "head.weight"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        FSDP_TRY(fsdp_model_add_param(model, names[i], FSDP_F32, 1, (int64_t[]){10}, NULL, err));
+        FSDP_TRY(fsdp_model_add(
+            model,
+            &(fsdp_param_spec){
+                .name = names[i], .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){10}},
+            NULL, err));
     return FSDP_OK;
 }
 
@@ -267,8 +280,14 @@ static fsdp_status try_wrap(world_rank *rank, fsdp_model *model, fsdp_mesh **mes
     fsdp_wrap *wrap;
     fsdp_error why = {0};
     fsdp_wrap_opts opts = what->opts;
-    FSDP_TRY(fsdp_model_add_param(model, "a", FSDP_F32, 1, (int64_t[]){4}, NULL, err));
-    FSDP_TRY(fsdp_model_add_param(model, "b", what->dtype, 1, (int64_t[]){4}, &b, err));
+    FSDP_TRY(fsdp_model_add(
+        model,
+        &(fsdp_param_spec){.name = "a", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){4}},
+        NULL, err));
+    FSDP_TRY(fsdp_model_add(
+        model,
+        &(fsdp_param_spec){.name = "b", .dtype = what->dtype, .ndim = 1, .shape = (int64_t[]){4}},
+        &b, err));
     if (what->freezes)
         FSDP_TRY(fsdp_param_set_requires_grad(b, false, err));
     if (what->grad_dtype != FSDP_DTYPE_NONE)
@@ -439,7 +458,7 @@ static fsdp_status compare_abc(fsdp_wrap *wrap, fsdp_param *const *abc, fsdp_err
 static fsdp_status freeze_b(fsdp_model *model, fsdp_wrap **wrap, fsdp_optim **optim,
                             fsdp_error *err)
 {
-    const fsdp_adamw_opts adam = fsdp_adamw_opts_default();
+    const fsdp_adamw_opts adam = {.weight_decay = 0.01};
     const fsdp_state_opts state = {.part = FSDP_STATE_OPTIM, .optim_prefix = ""};
     fsdp_wrap_opts opts = {0};
     fsdp_param *abc[3];

@@ -217,7 +217,7 @@ static const index_lie encoded_lies[] = {
 };
 
 /* Both files of the checkpoint are put back afterwards. */
-static void tell_lies(bool compress, const index_lie *lies, size_t count)
+static void plant_lies(bool compress, const index_lie *lies, size_t count)
 {
     spoil_save("c", FSDP_SHARDED, compress, 4, 1);
     const char *shard = spoil_shard("c", 0, SPOIL_WORLD), *manifest = spoil_manifest("c");
@@ -248,12 +248,12 @@ static void tell_lies(bool compress, const index_lie *lies, size_t count)
 
 Test(hostile, an_index_that_lies_about_raw_boxes_is_refused)
 {
-    tell_lies(false, raw_lies, sizeof raw_lies / sizeof raw_lies[0]);
+    plant_lies(false, raw_lies, sizeof raw_lies / sizeof raw_lies[0]);
 }
 
 Test(hostile, an_index_that_lies_about_encoded_boxes_is_refused)
 {
-    tell_lies(true, encoded_lies, sizeof encoded_lies / sizeof encoded_lies[0]);
+    plant_lies(true, encoded_lies, sizeof encoded_lies / sizeof encoded_lies[0]);
 }
 
 /* An index that is sound by itself, but not the one that the manifest speaks of. */
