@@ -73,7 +73,10 @@ typedef struct fsdp_target_entry {
 
 fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number);
 
+typedef struct fsdp_target_format fsdp_target_format;
+
 typedef struct fsdp_target_opts {
+    const fsdp_target_format *format;
     fsdp_io *io;
     const char *path;          /* a file to create, or an existing empty directory */
     const fsdp_target_entry *entries;  /* borrowed until finish or discard */
@@ -96,15 +99,21 @@ typedef struct fsdp_target_place {
     int64_t offset;
 } fsdp_target_place;
 
+/* Elements [first, first + count) of the row-major order of one box of a tensor entry. */
+typedef struct fsdp_target_piece {
+    size_t entry, box;
+    int64_t first, count;
+    const void *data;
+} fsdp_target_piece;
+
 typedef struct fsdp_target_ops {
     /* Computes the files and bytes that create and write would make. io and path are not used. */
     fsdp_status (*measure)(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
                            fsdp_error *err);
     fsdp_status (*create)(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err);
-    /* Writes elements [first, first + count) of the row-major order of one box of a tensor entry. Every
-     * element is written once, in any order, by any thread, also for entries that are the same as others. */
-    fsdp_status (*write)(fsdp_target *target, size_t entry, size_t box, int64_t first, int64_t count,
-                         const void *data, fsdp_error *err);
+    /* Every element is written once, in any order, by any thread, also for entries that are the same as
+     * others. */
+    fsdp_status (*write)(fsdp_target *target, const fsdp_target_piece *piece, fsdp_error *err);
     /* Writes trailers and checksums, syncs if requested, closes and frees; it frees after a failure, too. */
     fsdp_status (*finish)(fsdp_target *target, fsdp_error *err);
     /* Closes and frees. The caller removes the files. */
@@ -115,13 +124,14 @@ typedef struct fsdp_target_ops {
                          fsdp_error *err);
 } fsdp_target_ops;
 
-typedef struct fsdp_target_format {
+struct fsdp_target_format {
     fsdp_limits limits;
     /* True for names that files of such a directory have: an overwrite deletes these and no others. NULL
      * for formats of one file. */
     bool (*owns)(const char *name);
     const fsdp_target_ops *ops;    /* NULL: a native file, which fsdp_checkpoint_save writes */
-} fsdp_target_format;
+    const struct fsdp_packed_format *packed;   /* for the ops of packed formats */
+};
 
 /* The format that --to calls by this name; NULL when there is none. */
 const fsdp_target_format *fsdp_target_find(const char *name);

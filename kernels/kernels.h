@@ -45,12 +45,6 @@ typedef struct fsdp_kernels {
                    fsdp_on_overflow overflow);
     /* Adds what happened to count values (fewer than 2^32) of types whose values f32 holds. */
     void (*measure)(fsdp_cast_measure *sum, const float *before, const float *after, size_t count);
-    /*
-     * Copies an n-d box of elements of element_size bytes. Strides are in bytes per dim, on both
-     * sides; neighbouring dims that are dense on both sides are merged into long runs.
-     */
-    void (*copy_box)(void *to, const int64_t *to_strides, const void *from, const int64_t *from_strides,
-                     int ndim, const int64_t *len, size_t element_size);
     /* memcpy past the caches, for copies too large to be read again from them. */
     void (*copy_large)(void *to, const void *from, size_t size);
     /* HDF5's byte shuffle: byte i of every element together. size is a multiple of element_size. */
@@ -65,14 +59,39 @@ const fsdp_kernels *fsdp_kernels_get(void);
 /* Every table this processor can run, the plain C one first; for tests. */
 size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room);
 
+/* --- boxes --- */
+
+/* An n-d box of elements, with strides in bytes per dim on both sides. */
+typedef struct fsdp_strided_copy {
+    void *to;
+    const int64_t *to_strides;
+    const void *from;
+    const int64_t *from_strides;
+    int ndim;
+    const int64_t *len;
+    size_t element_size;
+} fsdp_strided_copy;
+/* Neighbouring dims that are dense on both sides are merged into long runs. */
+void fsdp_copy_box(const fsdp_strided_copy *copy);
+/* Copies the elements that two boxes of a tensor share, each of which is packed row-major in memory. */
+void fsdp_copy_shared(const fsdp_box *to_box, void *to, const fsdp_box *from_box, const void *from,
+                      size_t element_size);
+
 /*
  * --- casts that are counted ---
  * Casts like fsdp_kernels.cast and adds the effects to the tally. Returns count; with FSDP_OVERFLOW_FAIL the
  * index of the first value that does not fit, which is *misfit_out then; no value after it is cast.
  * `to` and `from` may share memory: where `to` begins at or before `from`, and ends no later than it.
  */
-size_t fsdp_cast_measured(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
-                          fsdp_on_overflow overflow, fsdp_cast_tally *tally, double *misfit_out);
+typedef struct fsdp_counted_cast {
+    void *to;
+    fsdp_dtype to_type;
+    const void *from;
+    fsdp_dtype from_type;
+    size_t count;
+    fsdp_on_overflow overflow;
+} fsdp_counted_cast;
+size_t fsdp_cast_measured(const fsdp_counted_cast *job, fsdp_cast_tally *tally, double *misfit_out);
 void fsdp_cast_tally_add(fsdp_cast_tally *sum, const fsdp_cast_tally *more);
 
 /* --- streaming hash: same result as hash over all the pieces --- */
@@ -98,11 +117,18 @@ typedef struct fsdp_codec fsdp_codec;
 fsdp_status fsdp_codec_create(int level, fsdp_codec **codec_out, fsdp_error *err);
 void fsdp_codec_free(fsdp_codec *codec);          /* accepts NULL */
 size_t fsdp_codec_bound(size_t size);
-/* to has room for fsdp_codec_bound(size). element_size 1: no shuffle. */
-fsdp_status fsdp_codec_encode(fsdp_codec *codec, const void *from, size_t size, size_t element_size,
-                              void *to, size_t room, size_t *size_out, fsdp_error *err);
-/* The frame must hold exactly size bytes, and nothing may follow it: else FSDP_ERR_DAMAGED. */
-fsdp_status fsdp_codec_decode(fsdp_codec *codec, const void *from, size_t from_size, size_t element_size,
-                              void *to, size_t size, fsdp_error *err);
+/* One call's memory. element_size 1: no shuffle. */
+typedef struct fsdp_coding {
+    const void *from;
+    size_t from_size;
+    void *to;
+    size_t to_size;
+    size_t element_size;
+} fsdp_coding;
+/* to_size is at least fsdp_codec_bound(from_size); size_out: the bytes of the frame. */
+fsdp_status fsdp_codec_encode(fsdp_codec *codec, const fsdp_coding *coding, size_t *size_out,
+                              fsdp_error *err);
+/* The frame must hold exactly to_size bytes, and nothing may follow it: else FSDP_ERR_DAMAGED. */
+fsdp_status fsdp_codec_decode(fsdp_codec *codec, const fsdp_coding *coding, fsdp_error *err);
 
 #endif

@@ -24,19 +24,18 @@ void fsdp_linear_scratch_free(fsdp_linear_scratch *scratch);  /* accepts NULL */
 
 typedef struct fsdp_linear_size { int64_t rows, in, out; } fsdp_linear_size;
 
-/* y = x W^T + bias. bias may be NULL. */
+/* y = x W^T */
 FSDP_CHECKED fsdp_status fsdp_linear_forward(fsdp_linear_scratch *scratch, fsdp_linear_size size,
-                                                      const float *x, const float *weight, const float *bias,
-                                                      float *y, fsdp_error *err);
+                                             const float *x, const float *weight, float *y, fsdp_error *err);
 void fsdp_linear_add_bias(float *y, const float *bias, int64_t rows, int64_t out);
 /* dx = dy W */
-FSDP_CHECKED fsdp_status fsdp_linear_grad_input(fsdp_linear_scratch *scratch, fsdp_linear_size size,
-                                                         const float *dy, const float *weight, float *dx,
-                                                         fsdp_error *err);
-/* dweight = dy^T x, and dbias the sums of dy's columns in the order of rows; either may be NULL. */
-FSDP_CHECKED fsdp_status fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, fsdp_linear_size size,
-                                                          const float *x, const float *dy, float *dweight,
-                                                          float *dbias, fsdp_error *err);
+void fsdp_linear_grad_input(fsdp_linear_scratch *scratch, fsdp_linear_size size, const float *dy,
+                            const float *weight, float *dx);
+/* dweight = dy^T x */
+void fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, fsdp_linear_size size, const float *x,
+                             const float *dy, float *dweight);
+/* dbias: the sums of dy's columns, in the order of rows. */
+void fsdp_linear_grad_bias(float *dbias, const float *dy, int64_t rows, int64_t out);
 
 /* fsdp_relu: x = max(x, 0) in place. fsdp_relu_grad: dx = 0 where its result y is 0. */
 void fsdp_relu(float *x, int64_t count);

@@ -29,9 +29,15 @@ enum {
 };
 
 /* C, m x n with rows c_row elements apart, becomes the product of A, m x k, and B, k x n. C overlaps
- * neither. scratch: FSDP_MATRIX_ROWS x _INNER + _SPARE and _INNER x _COLUMNS elements. */
-void fsdp_matrix_multiply(float *c, int64_t c_row, fsdp_matrix a, fsdp_matrix b, int64_t m, int64_t n,
-                          int64_t k, const fsdp_matrix_scratch *scratch);
+ * neither. */
+typedef struct fsdp_matrix_product {
+    float *c;
+    int64_t c_row;
+    fsdp_matrix a, b;
+    int64_t m, n, k;
+} fsdp_matrix_product;
+/* scratch: FSDP_MATRIX_ROWS x _INNER + _SPARE and _INNER x _COLUMNS elements. */
+void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_scratch *scratch);
 
 /* to[j * to_row + i] = from[i * from_row + j] */
 void fsdp_matrix_transpose(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,

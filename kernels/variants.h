@@ -33,9 +33,6 @@ fsdp_crc32_add *fsdp_crc32_add_get(void);
 size_t fsdp_cast_c(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                    size_t count, fsdp_on_overflow overflow);
 void fsdp_measure_c(fsdp_cast_measure *sum, const float *before, const float *after, size_t count);
-void fsdp_copy_box_c(void *to, const int64_t *to_strides, const void *from,
-                     const int64_t *from_strides, int ndim, const int64_t *len,
-                     size_t element_size);
 void fsdp_copy_large_c(void *to, const void *from, size_t size);
 void fsdp_shuffle_c(void *to, const void *from, size_t size, size_t element_size);
 void fsdp_unshuffle_c(void *to, const void *from, size_t size, size_t element_size);

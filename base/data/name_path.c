@@ -115,13 +115,12 @@ bool fsdp_path_is_default(const char *name, size_t size, const int32_t *path, si
 /* --- after renaming --------------------------------------------------------------------------- */
 
 /* Elements at the beginning that both names have, each with the dot behind it. */
-static size_t same_first(const char *old, const int32_t *path, size_t count, const char *name,
-                         size_t size, size_t *bytes_out)
+static size_t same_first(const fsdp_path *old, const char *name, size_t size, size_t *bytes_out)
 {
     size_t at = 0, i = 0;
-    for (; i + 1 < count; i++) {
-        size_t end = at + fsdp_path_bytes(path[i]) + 1;
-        if (end > size || memcmp(old + at, name + at, end - at) != 0)
+    for (; i + 1 < old->count; i++) {
+        size_t end = at + fsdp_path_bytes(old->elements[i]) + 1;
+        if (end > size || memcmp(old->name + at, name + at, end - at) != 0)
             break;
         at = end;
     }
@@ -129,34 +128,34 @@ static size_t same_first(const char *old, const int32_t *path, size_t count, con
     return i;
 }
 
-/* Elements at the end, each with the dot before it; at most `most`, within the last `room` bytes. */
-static size_t same_last(const char *old_end, const int32_t *path, size_t count, size_t most,
-                        const char *name_end, size_t room, size_t *bytes_out)
+/* At most `most` elements at the end of both `old` and `rest`, each with the dot before it. */
+static size_t same_last(const fsdp_path *old, size_t most, const char *rest, size_t size,
+                        size_t *bytes_out)
 {
     size_t at = 0, n = 0;
     for (; n < most; n++) {
-        size_t bytes = fsdp_path_bytes(path[count - 1 - n]) + 1;
-        if (bytes > room - at || memcmp(old_end - at - bytes, name_end - at - bytes, bytes) != 0)
+        size_t end = at + fsdp_path_bytes(old->elements[old->count - 1 - n]) + 1;
+        if (end > size ||
+            memcmp(old->name + old->name_size - end, rest + size - end, end - at) != 0)
             break;
-        at += bytes;
+        at = end;
     }
     *bytes_out = at;
     return n;
 }
 
-size_t fsdp_path_rename(const char *old, size_t old_size, const int32_t *path, size_t count,
-                        const char *name, size_t size, int32_t *path_out)
+size_t fsdp_path_rename(const fsdp_path *old, const char *name, size_t size, int32_t *path_out)
 {
     size_t first_bytes, last_bytes;
-    if (old_size == size && memcmp(old, name, size) == 0) {
-        memcpy(path_out, path, count * sizeof *path);
-        return count;
+    if (old->name_size == size && memcmp(old->name, name, size) == 0) {
+        memcpy(path_out, old->elements, old->count * sizeof *path_out);
+        return old->count;
     }
-    size_t first = same_first(old, path, count, name, size, &first_bytes);
-    size_t last = same_last(old + old_size, path, count, count - first - 1, name + size,
-                            size - first_bytes, &last_bytes);
-    memcpy(path_out, path, first * sizeof *path);
+    size_t first = same_first(old, name, size, &first_bytes);
+    size_t last =
+        same_last(old, old->count - first - 1, name + first_bytes, size - first_bytes, &last_bytes);
+    memcpy(path_out, old->elements, first * sizeof *path_out);
     path_out[first] = (int32_t)(size - first_bytes - last_bytes);
-    memcpy(path_out + first + 1, path + count - last, last * sizeof *path);
+    memcpy(path_out + first + 1, old->elements + old->count - last, last * sizeof *path_out);
     return first + 1 + last;
 }

@@ -31,9 +31,15 @@ bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t c
 size_t fsdp_path_default(const char *name, size_t size, int32_t path_out[FSDP_PATH_DEFAULT_MOST]);
 bool fsdp_path_is_default(const char *name, size_t size, const int32_t *path, size_t count);
 
+typedef struct fsdp_path {
+    const char *name;
+    size_t name_size;
+    const int32_t *elements;
+    size_t count;
+} fsdp_path;
+
 /* The path of a renamed entry: elements at the beginning and end that both names share stay elements, the
  * text between them is one element. path_out has room for count + 1; returns its count. */
-size_t fsdp_path_rename(const char *old, size_t old_size, const int32_t *path, size_t count,
-                        const char *name, size_t size, int32_t *path_out);
+size_t fsdp_path_rename(const fsdp_path *old, const char *name, size_t size, int32_t *path_out);
 
 #endif

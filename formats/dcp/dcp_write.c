@@ -419,13 +419,12 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
     return st;
 }
 
-static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t first,
-                         int64_t count, const void *data, fsdp_error *err)
+static fsdp_status write(fsdp_target *target, const fsdp_target_piece *piece, fsdp_error *err)
 {
-    entry = target->plan.fold.number[entry];
+    size_t entry = target->plan.fold.number[piece->entry];
     size_t size = fsdp_dtype_size(target->plan.entries[entry].dtype);
-    item_piece piece = {data, (size_t)count * size, first * (int64_t)size};
-    return count > 0 ? write_piece(target, entry, box, &piece, err) : FSDP_OK;
+    item_piece bytes = {piece->data, (size_t)piece->count * size, piece->first * (int64_t)size};
+    return piece->count > 0 ? write_piece(target, entry, piece->box, &bytes, err) : FSDP_OK;
 }
 
 /* --- finish ----------------------------------------------------------------------------------- */

@@ -30,15 +30,14 @@ static fsdp_status add_entry(fsdp_target *target, const fsdp_target_entry *entry
     return fsdp_packed_add_tensor(target->packed, &tensor, number_out, err);
 }
 
-static fsdp_status declare(fsdp_target *target, const fsdp_packed_format *format,
-                           const fsdp_target_opts *opts, fsdp_error *err)
+static fsdp_status declare(fsdp_target *target, const fsdp_target_opts *opts, fsdp_error *err)
 {
     fsdp_packed_opts packed = {opts->io, opts->max_file_bytes, opts->sync};
     target->numbers = fsdp_alloc(opts->entry_count, sizeof *target->numbers);
     if (!target->numbers)
         return fsdp_fail_memory(err, "a conversion");
-    FSDP_TRY(
-        fsdp_packed_create(format, &packed, opts->path ? opts->path : "", &target->packed, err));
+    FSDP_TRY(fsdp_packed_create(opts->format->packed, &packed, opts->path ? opts->path : "",
+                                &target->packed, err));
     for (size_t i = 0; i < opts->entry_count; i++)
         FSDP_TRY(add_entry(target, &opts->entries[i], &target->numbers[i], err));
     for (size_t i = 0; i < opts->tie_count; i++)
@@ -47,28 +46,14 @@ static fsdp_status declare(fsdp_target *target, const fsdp_packed_format *format
     return opts->copied ? fsdp_packed_set_copied(target->packed, opts->copied, err) : FSDP_OK;
 }
 
-static fsdp_status create_declared(const fsdp_packed_format *format, const fsdp_target_opts *opts,
-                                   fsdp_target **target_out, fsdp_error *err)
+static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err)
 {
     fsdp_target *target = fsdp_alloc(1, sizeof *target);
     if (!target)
         return fsdp_fail_memory(err, "a conversion");
-    fsdp_status st = declare(target, format, opts, err);
-    if (st != FSDP_OK) {
-        fsdp_packed_discard(target->packed);
-        release(target);
-        return st;
-    }
-    *target_out = target;
-    return FSDP_OK;
-}
-
-static fsdp_status create(const fsdp_packed_format *format, const fsdp_target_opts *opts,
-                          fsdp_target **target_out, fsdp_error *err)
-{
-    fsdp_target *target = NULL;
-    FSDP_TRY(create_declared(format, opts, &target, err));
-    fsdp_status st = fsdp_packed_lay_out(target->packed, err);
+    fsdp_status st = declare(target, opts, err);
+    if (st == FSDP_OK)
+        st = fsdp_packed_lay_out(target->packed, err);
     if (st != FSDP_OK) {
         fsdp_packed_discard(target->packed);
         release(target);
@@ -79,25 +64,26 @@ static fsdp_status create(const fsdp_packed_format *format, const fsdp_target_op
 }
 
 /* Lays the target out without creating files. */
-static fsdp_status measure(const fsdp_packed_format *format, const fsdp_target_opts *opts,
-                           int64_t *files_out, int64_t *bytes_out, fsdp_error *err)
+static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                           fsdp_error *err)
 {
     fsdp_target_opts dry = *opts;
     fsdp_target *target = NULL;
     dry.io = fsdp_io_dry();
     dry.sync = false;
-    FSDP_TRY(create(format, &dry, &target, err));
+    FSDP_TRY(create(&dry, &target, err));
     fsdp_packed_total(target->packed, files_out, bytes_out);
     fsdp_packed_discard(target->packed);
     release(target);
     return FSDP_OK;
 }
 
-static fsdp_status write_elements(fsdp_target *target, size_t entry, size_t box, int64_t first,
-                                  int64_t count, const void *data, fsdp_error *err)
+/* The only box of an entry is the whole tensor. */
+static fsdp_status write_elements(fsdp_target *target, const fsdp_target_piece *piece,
+                                  fsdp_error *err)
 {
-    (void)box; /* the box is the whole tensor */
-    return fsdp_packed_write(target->packed, target->numbers[entry], first, count, data, err);
+    return fsdp_packed_write(target->packed, target->numbers[piece->entry], piece->first,
+                             piece->count, piece->data, err);
 }
 
 static fsdp_status finish(fsdp_target *target, fsdp_error *err)
@@ -128,53 +114,7 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
 
 /* --- one table entry per format --------------------------------------------------------------- */
 
-static fsdp_status measure_safetensors(const fsdp_target_opts *opts, int64_t *files_out,
-                                       int64_t *bytes_out, fsdp_error *err)
-{
-    return measure(&fsdp_packed_safetensors, opts, files_out, bytes_out, err);
-}
-
-static fsdp_status create_safetensors(const fsdp_target_opts *opts, fsdp_target **target_out,
-                                      fsdp_error *err)
-{
-    return create(&fsdp_packed_safetensors, opts, target_out, err);
-}
-
-static fsdp_status measure_hf(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
-                              fsdp_error *err)
-{
-    return measure(&fsdp_packed_hf, opts, files_out, bytes_out, err);
-}
-
-static fsdp_status create_hf(const fsdp_target_opts *opts, fsdp_target **target_out,
-                             fsdp_error *err)
-{
-    return create(&fsdp_packed_hf, opts, target_out, err);
-}
-
-static fsdp_status measure_npz(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
-                               fsdp_error *err)
-{
-    return measure(&fsdp_packed_npz, opts, files_out, bytes_out, err);
-}
-
-static fsdp_status create_npz(const fsdp_target_opts *opts, fsdp_target **target_out,
-                              fsdp_error *err)
-{
-    return create(&fsdp_packed_npz, opts, target_out, err);
-}
-
-static fsdp_status measure_npy(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
-                               fsdp_error *err)
-{
-    return measure(&fsdp_packed_npy, opts, files_out, bytes_out, err);
-}
-
-static fsdp_status create_npy(const fsdp_target_opts *opts, fsdp_target **target_out,
-                              fsdp_error *err)
-{
-    return create(&fsdp_packed_npy, opts, target_out, err);
-}
+static const fsdp_target_ops packed_ops = {measure, create, write_elements, finish, discard, place};
 
 static bool hf_owns(const char *name)
 {
@@ -187,15 +127,6 @@ static bool hf_owns(const char *name)
     snprintf(same, sizeof same, "model-%05d-of-%05d.safetensors", number, count);
     return strcmp(name, same) == 0;
 }
-
-static const fsdp_target_ops safetensors_ops = {
-    measure_safetensors, create_safetensors, write_elements, finish, discard, place};
-static const fsdp_target_ops hf_ops = {measure_hf, create_hf, write_elements,
-                                       finish,     discard,   place};
-static const fsdp_target_ops npz_ops = {measure_npz, create_npz, write_elements,
-                                        finish,      discard,    place};
-static const fsdp_target_ops npy_ops = {measure_npy, create_npy, write_elements,
-                                        finish,      discard,    place};
 
 static bool safetensors_holds(fsdp_dtype dtype)
 {
@@ -217,15 +148,20 @@ const fsdp_target_format fsdp_safetensors_target = {.limits = {.format = "safete
                                                                .model_only = true,
                                                                .holds_dtype = safetensors_holds,
                                                                .notes_tie = safetensors_notes},
-                                                    .ops = &safetensors_ops};
+                                                    .ops = &packed_ops,
+                                                    .packed = &fsdp_packed_safetensors};
 const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                                       .is_directory = true,
                                                       .model_only = true,
                                                       .holds_dtype = safetensors_holds,
                                                       .notes_tie = safetensors_notes},
                                            .owns = hf_owns,
-                                           .ops = &hf_ops};
+                                           .ops = &packed_ops,
+                                           .packed = &fsdp_packed_hf};
 const fsdp_target_format fsdp_npz_target = {.limits = {.format = "npz", .holds_dtype = npz_holds},
-                                            .ops = &npz_ops};
+                                            .ops = &packed_ops,
+                                            .packed = &fsdp_packed_npz};
 const fsdp_target_format fsdp_npy_target = {
-    .limits = {.format = "npy", .nameless = true, .holds_dtype = npz_holds}, .ops = &npy_ops};
+    .limits = {.format = "npy", .nameless = true, .holds_dtype = npz_holds},
+    .ops = &packed_ops,
+    .packed = &fsdp_packed_npy};

@@ -78,8 +78,14 @@ static hid_t text_in_memory(hid_t type)
     return H5I_INVALID_HID;
 }
 
-static fsdp_status put_piece(fsdp_h5_child *child, hid_t dataset, hid_t type, hid_t space,
-                             const fsdp_box *piece, char **texts, fsdp_error *err)
+/* A dataset of text that is put piece by piece. */
+typedef struct text_dataset {
+    hid_t dataset, memory_type, space;
+    char **texts; /* of a piece */
+} text_dataset;
+
+static fsdp_status put_piece(fsdp_h5_child *child, const text_dataset *from, const fsdp_box *piece,
+                             fsdp_error *err)
 {
     hsize_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
     for (int d = 0; d < piece->ndim; d++) {
@@ -87,16 +93,17 @@ static fsdp_status put_piece(fsdp_h5_child *child, hid_t dataset, hid_t type, hi
         len[d] = (hsize_t)piece->len[d];
     }
     size_t count = (size_t)fsdp_box_count(piece);
-    memset(texts, 0, count * sizeof *texts);
+    memset(from->texts, 0, count * sizeof *from->texts);
     hid_t memory = H5Screate_simple(piece->ndim, len, NULL);
     bool ok = memory >= 0 &&
               (piece->ndim == 0 ||
-               H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
-              H5Dread(dataset, type, memory, space, H5P_DEFAULT, texts) >= 0;
+               H5Sselect_hyperslab(from->space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
+              H5Dread(from->dataset, from->memory_type, memory, from->space, H5P_DEFAULT,
+                      from->texts) >= 0;
     fsdp_status status = ok ? FSDP_OK : fsdp_h5_child_fail(err, "cannot read it");
     if (ok) {
-        put_texts(child, texts, count);
-        H5Dvlen_reclaim(type, memory, H5P_DEFAULT, texts);
+        put_texts(child, from->texts, count);
+        H5Dvlen_reclaim(from->memory_type, memory, H5P_DEFAULT, from->texts);
     }
     H5Sclose(memory);
     return status;
@@ -111,18 +118,21 @@ static fsdp_status put_text_dataset(fsdp_h5_child *child, hid_t dataset, hid_t t
         return fsdp_fail(err, FSDP_ERR_REFUSED, "it is %lld strings in a file of %lld bytes",
                          (long long)count, (long long)child->file_size);
     put_shape(child, 's', whole);
-    char **texts = fsdp_alloc(AT_ONCE, sizeof *texts);
-    hid_t memory = text_in_memory(type);
-    fsdp_status status = texts && memory >= 0 ? FSDP_OK : fsdp_fail_memory(err, "text");
+    text_dataset from = {.dataset = dataset,
+                         .memory_type = text_in_memory(type),
+                         .space = space,
+                         .texts = fsdp_alloc(AT_ONCE, sizeof *from.texts)};
+    fsdp_status status =
+        from.texts && from.memory_type >= 0 ? FSDP_OK : fsdp_fail_memory(err, "text");
     for (int64_t first = 0; status == FSDP_OK && first < count; first += AT_ONCE) {
         fsdp_box pieces[FSDP_BOX_PIECES];
         int64_t n = count - first < AT_ONCE ? count - first : AT_ONCE;
         int piece_count = fsdp_box_cut(whole, first, n, pieces);
         for (int i = 0; status == FSDP_OK && i < piece_count; i++)
-            status = put_piece(child, dataset, memory, space, &pieces[i], texts, err);
+            status = put_piece(child, &from, &pieces[i], err);
     }
-    H5Tclose(memory);
-    fsdp_free(texts);
+    H5Tclose(from.memory_type);
+    fsdp_free(from.texts);
     return status;
 }
 

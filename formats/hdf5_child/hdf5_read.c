@@ -92,25 +92,14 @@ static void choose_cell(cell_walk *walk)
 
 static fsdp_status fetch_piece(const cell_walk *walk, const fsdp_box *piece)
 {
-    int64_t to[FSDP_MAX_DIMS], from[FSDP_MAX_DIMS];
-    const fsdp_box *box = walk->box;
-    int64_t size = (int64_t)walk->element_size, offset = 0;
     const fsdp_h5_request request = {.dataset = walk->stored->dataset,
                                      .box = piece,
-                                     .size = (size_t)(fsdp_box_count(piece) * size),
+                                     .size = (size_t)fsdp_box_count(piece) * walk->element_size,
                                      .chunk = walk->stored->chunk_bytes,
                                      .cache =
                                          fsdp_source_memory(walk->state->source) / CACHE_SHARE};
     FSDP_TRY(fsdp_h5_session_read(walk->state->session, &request, walk->piece, walk->err));
-    fsdp_box_strides(box->ndim, box->len, to);
-    fsdp_box_strides(box->ndim, piece->len, from);
-    for (int dim = 0; dim < box->ndim; dim++) {
-        offset += (piece->lo[dim] - box->lo[dim]) * to[dim] * size;
-        to[dim] *= size;
-        from[dim] *= size;
-    }
-    fsdp_kernels_get()->copy_box(walk->data + offset, to, walk->piece, from, box->ndim, piece->len,
-                                 walk->element_size);
+    fsdp_copy_shared(walk->box, walk->data, piece, walk->piece, walk->element_size);
     return FSDP_OK;
 }
 

@@ -137,25 +137,17 @@ static fsdp_status take_failure(fsdp_h5_session *session, const fsdp_h5_message 
                      fsdp_printable_message(reason, size, text, sizeof text));
 }
 
-/*
- * Handles one message: serves NEED, appends a PART, reports FAILED. *is_done_out is true after
- * DONE; *size_out is then its size, at most FSDP_H5_REPLY_ROOM.
- */
+/* Serves NEED, reports FAILED; accepts PART and `last`, of at most FSDP_H5_REPLY_ROOM bytes. */
 static fsdp_status take_message(fsdp_h5_session *session, const fsdp_h5_message *message,
-                                fsdp_h5_message_kind last, size_t *size_out, bool *is_part_out,
-                                bool *is_done_out, fsdp_error *err)
+                                fsdp_h5_message_kind last, fsdp_error *err)
 {
-    *is_done_out = *is_part_out = false;
     if (message->kind == FSDP_H5_NEED)
         return bring_bytes(session, message, err);
     if (message->size < 0 || message->size > FSDP_H5_REPLY_ROOM)
         return fail_child(session, "speaks nonsense", err);
-    *size_out = (size_t)message->size;
     if (message->kind == FSDP_H5_FAILED)
         return take_failure(session, message, err);
-    *is_done_out = message->kind == (uint32_t)last;
-    *is_part_out = message->kind == FSDP_H5_PART;
-    if (!*is_done_out && !*is_part_out)
+    if (message->kind != (uint32_t)last && message->kind != FSDP_H5_PART)
         return fail_child(session, "speaks nonsense", err);
     return FSDP_OK;
 }
@@ -186,9 +178,11 @@ static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_message_kind last,
     int64_t left_ms = session->deadline_ms;
     for (;;) {
         fsdp_h5_message message;
-        bool is_part, is_done;
         FSDP_TRY(await(session, &left_ms, &message, err));
-        FSDP_TRY(take_message(session, &message, last, size_out, &is_part, &is_done, err));
+        FSDP_TRY(take_message(session, &message, last, err));
+        bool is_done = message.kind == (uint32_t)last, is_part = message.kind == FSDP_H5_PART;
+        if (is_part || is_done)
+            *size_out = (size_t)message.size;
         if (is_part || (is_done && taker->listing))
             FSDP_TRY(take_part(session, taker, *size_out, err));
         if (is_done)

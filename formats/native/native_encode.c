@@ -114,8 +114,9 @@ static fsdp_status encode_block(void *user, fsdp_error *err)
     const void *chunk = padded_chunk(slot, size, whole);
     if (!chunk)
         return fsdp_fail_memory(err, "a padded chunk");
-    return fsdp_codec_encode(slot->codec, chunk, whole, state->element_size, slot->frame,
-                             slot->room, &slot->size, err);
+    return fsdp_codec_encode(
+        slot->codec, &(fsdp_coding){chunk, whole, slot->frame, slot->room, state->element_size},
+        &slot->size, err);
 }
 
 static fsdp_status store_block(encode_slot *slot, fsdp_error *err)

@@ -449,8 +449,9 @@ fsdp_status fsdp_shard_decode(fsdp_shard_reader *reader, const fsdp_stored_box *
         return fsdp_fail_memory(err, "a decoded block");
     FSDP_TRY(fsdp_io_read(reader->file, reader->path, decoder->frame, (size_t)frame->size,
                           frame->offset, err));
-    fsdp_status st = fsdp_codec_decode(decoder->codec, decoder->frame, (size_t)frame->size,
-                                       box->element_size, decoder->chunk, whole, NULL);
+    fsdp_coding coding = {decoder->frame, (size_t)frame->size, decoder->chunk, whole,
+                          box->element_size};
+    fsdp_status st = fsdp_codec_decode(decoder->codec, &coding, NULL);
     if (st == FSDP_ERR_DAMAGED)
         return fsdp_block_damaged(reader, box, block, err);
     fsdp_flow("formats/native/native_read.c", "block %lld: frame decoded", (long long)block);

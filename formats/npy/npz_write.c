@@ -69,23 +69,23 @@ static void add_header(fsdp_text *out, const fsdp_packed_tensor *what)
 
 /* --- the archive ------------------------------------------------------------------------------ */
 
-/* The bytes in front of a tensor's data, for a local header at `header`: the local header and
- * the array's. */
-static fsdp_status make_head(const fsdp_packed *target, const target_tensor *tensor, int64_t header,
-                             uint32_t crc, fsdp_text *head, fsdp_zip_member *member,
-                             fsdp_error *err)
+/* The bytes in front of a tensor's data: the member's local header, which is at member->header, and
+ * the array's. member->crc is that of the data before and that of the whole member after. */
+static fsdp_status make_head(const fsdp_packed *target, const target_tensor *tensor,
+                             fsdp_text *head, fsdp_zip_member *member, fsdp_error *err)
 {
     fsdp_text own = {0}, name = {0};
     add_header(&own, &tensor->what);
     fsdp_text_add(&name, tensor->stored_name, tensor->stored_name_size);
     fsdp_text_add(&name, ".npy", SUFFIX);
-    *member = (fsdp_zip_member){.name = name.data, .name_size = name.size, .header = header};
+    member->name = name.data;
+    member->name_size = name.size;
     fsdp_status status = own.failed || name.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
     if (status == FSDP_OK && fsdp_add_overflow(tensor->size, (int64_t)own.size, &member->size))
         status = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
     if (status == FSDP_OK) {
         uint32_t own_crc = fsdp_crc32(0, own.data, own.size);
-        member->crc = fsdp_crc32_join(own_crc, crc, (uint64_t)tensor->size);
+        member->crc = fsdp_crc32_join(own_crc, member->crc, (uint64_t)tensor->size);
         head->size = 0;
         fsdp_zip_emit_local(head, member, ALIGNMENT);
         fsdp_text_add(head, own.data, own.size);
@@ -106,8 +106,8 @@ static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_er
     int64_t at = 0;
     for (size_t i = 0; i < target->tensor_count && status == FSDP_OK; i++) {
         target_tensor *tensor = &target->tensors[i];
-        fsdp_zip_member member;
-        status = make_head(target, tensor, at, 0, &head, &member, err);
+        fsdp_zip_member member = {.header = at};
+        status = make_head(target, tensor, &head, &member, err);
         tensor->offset = at + (int64_t)head.size;
         tensor->file = 0;
         if (status == FSDP_OK && fsdp_add_overflow(tensor->offset, tensor->size, &at))
@@ -159,8 +159,8 @@ static fsdp_status put_members(fsdp_packed *target, fsdp_text *head, fsdp_text *
     int64_t at = 0;
     for (size_t i = 0; i < target->tensor_count; i++) {
         const target_tensor *tensor = &target->tensors[i];
-        fsdp_zip_member member;
-        FSDP_TRY(make_head(target, tensor, at, fsdp_packed_crc(tensor), head, &member, err));
+        fsdp_zip_member member = {.header = at, .crc = fsdp_packed_crc(tensor)};
+        FSDP_TRY(make_head(target, tensor, head, &member, err));
         FSDP_TRY(fsdp_packed_put(target, 0, head->data, head->size, at, err));
         at = tensor->offset + tensor->size;
         member.name = head->data + FSDP_ZIP_NAME_AT;

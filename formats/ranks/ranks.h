@@ -204,14 +204,11 @@ fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dty
 
 /* --- ranks_dist.c, ranks_plain.c, ranks_flat.c: functions of a torch_visitor, user is the rank_files --- */
 
-fsdp_status rank_files_distributed(void *user, torch_archive *archive, const char *name, size_t name_size,
-                                 const torch_wrapper *wrapper, fsdp_error *err);
-fsdp_status rank_files_tensor(void *user, torch_archive *archive, const char *name, size_t name_size,
-                            torch_tensor *tensor, fsdp_error *err);
-fsdp_status rank_files_value(void *user, const torch_archive *archive, fsdp_node node, const char *name,
-                           size_t name_size, fsdp_value *value, fsdp_error *err);
-fsdp_status rank_files_object(void *user, torch_archive *archive, const char *name, size_t name_size,
-                            fsdp_node node, bool *taken_out, fsdp_error *err);
+fsdp_status rank_files_distributed(void *user, const torch_item *found, const torch_wrapper *wrapper,
+                                   fsdp_error *err);
+fsdp_status rank_files_tensor(void *user, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
+fsdp_status rank_files_value(void *user, const torch_item *found, fsdp_value *value, fsdp_error *err);
+fsdp_status rank_files_object(void *user, const torch_item *found, bool *taken_out, fsdp_error *err);
 void rank_items_release(rank_entry *entry);
 
 /* --- ranks_compare.c --- */

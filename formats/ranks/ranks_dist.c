@@ -290,9 +290,12 @@ static fsdp_status check_fit(const torch_archive *archive, const rank_entry *ent
                      "has a local piece of another shape than its placements give this rank", err);
 }
 
-static fsdp_status add_dtensor(rank_files *set, torch_archive *archive, const char *name,
-                               size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
+static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
+                               const torch_wrapper *wrapper, fsdp_error *err)
 {
+    torch_archive *archive = found->archive;
+    const char *name = found->name;
+    size_t name_size = found->name_size;
     fsdp_node spec = torch_state_attribute(archive, wrapper->state, "_spec");
     fsdp_node local = torch_state_attribute(archive, wrapper->state, "_local_tensor");
     fsdp_dtype dtype = dtype_of(archive, item(archive, wrapper->args, 1));
@@ -432,9 +435,12 @@ static fsdp_status add_shard(rank_files *set, const torch_archive *archive, rank
                                 err);
 }
 
-static fsdp_status add_sharded(rank_files *set, torch_archive *archive, const char *name,
-                               size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
+static fsdp_status add_sharded(rank_files *set, const torch_item *found,
+                               const torch_wrapper *wrapper, fsdp_error *err)
 {
+    torch_archive *archive = found->archive;
+    const char *name = found->name;
+    size_t name_size = found->name_size;
     fsdp_node shards = item(archive, wrapper->state, 0);
     fsdp_node metadata = item(archive, wrapper->state, 1);
     fsdp_node list = torch_attribute(archive, metadata, "shards_metadata");
@@ -455,10 +461,9 @@ static fsdp_status add_sharded(rank_files *set, torch_archive *archive, const ch
     return FSDP_OK;
 }
 
-fsdp_status rank_files_distributed(void *user, torch_archive *archive, const char *name,
-                                   size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
+fsdp_status rank_files_distributed(void *user, const torch_item *found,
+                                   const torch_wrapper *wrapper, fsdp_error *err)
 {
-    return wrapper->known == FSDP_KNOWN_DTENSOR
-               ? add_dtensor(user, archive, name, name_size, wrapper, err)
-               : add_sharded(user, archive, name, name_size, wrapper, err);
+    return wrapper->known == FSDP_KNOWN_DTENSOR ? add_dtensor(user, found, wrapper, err)
+                                                : add_sharded(user, found, wrapper, err);
 }

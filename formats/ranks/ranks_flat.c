@@ -93,21 +93,21 @@ static fsdp_status read_param(rank_files *set, const torch_archive *archive, con
     return is_good ? FSDP_OK : bad_metadata(archive, err);
 }
 
-fsdp_status rank_files_object(void *user, torch_archive *archive, const char *name,
-                              size_t name_size, fsdp_node node, bool *taken_out, fsdp_error *err)
+fsdp_status rank_files_object(void *user, const torch_item *found, bool *taken_out, fsdp_error *err)
 {
     rank_files *set = user;
+    torch_archive *archive = found->archive;
     columns from = {0};
-    *taken_out = strcmp(torch_class_name(archive, node), "FlatParamShardMetadata") == 0;
+    *taken_out = strcmp(torch_class_name(archive, found->node), "FlatParamShardMetadata") == 0;
     if (!*taken_out)
         return FSDP_OK;
-    FSDP_TRY(read_columns(archive, node, &from, err));
+    FSDP_TRY(read_columns(archive, found->node, &from, err));
     size_t count = node_at(archive, from.names)->kind == FSDP_NODE_TUPLE
                        ? node_at(archive, from.names)->count
                        : 0;
     rank_flat flat = {.rank = set->rank,
-                      .name = fsdp_arena_strndup(&set->arena, name, name_size),
-                      .name_size = name_size,
+                      .name = fsdp_arena_strndup(&set->arena, found->name, found->name_size),
+                      .name_size = found->name_size,
                       .params = fsdp_arena_alloc(&set->arena, count, sizeof *flat.params),
                       .param_count = count};
     if (!flat.name || !flat.params ||
@@ -125,8 +125,10 @@ fsdp_status rank_files_object(void *user, torch_archive *archive, const char *na
 typedef struct flat_unit {
     const rank_flat *flats; /* of all ranks */
     size_t count;
-    fsdp_text place, unit; /* each with a trailing dot unless empty */
-    size_t entry;          /* of the flat tensor; 0: none */
+    fsdp_text place, unit; /* each with a trailing dot unless empty, as ROOT */
+    const char *root;
+    size_t root_size;
+    size_t entry; /* of the flat tensor; 0: none */
 } flat_unit;
 
 static int compare_flats(const void *a, const void *b)
@@ -182,12 +184,11 @@ static size_t find_entry(const rank_files *set, const fsdp_text *name)
     return number ? (size_t)*number : 0;
 }
 
-static void spell(fsdp_text *out, const flat_unit *unit, const char *root, size_t root_size,
-                  const char *last, size_t last_size)
+static void spell(fsdp_text *out, const flat_unit *unit, const char *last, size_t last_size)
 {
     out->size = 0;
     fsdp_text_add(out, unit->place.data ? unit->place.data : "", unit->place.size);
-    fsdp_text_add(out, root, root_size);
+    fsdp_text_add(out, unit->root, unit->root_size);
     fsdp_text_add(out, unit->unit.data ? unit->unit.data : "", unit->unit.size);
     fsdp_text_add(out, last, last_size);
 }
@@ -199,7 +200,9 @@ static bool try_root(const rank_files *set, flat_unit *units, size_t count, cons
     fsdp_text name = {0};
     bool is_found = true;
     for (size_t i = 0; i < count && is_found; i++) {
-        spell(&name, &units[i], root, root_size, flat_name, sizeof flat_name - 1);
+        units[i].root = root;
+        units[i].root_size = root_size;
+        spell(&name, &units[i], flat_name, sizeof flat_name - 1);
         units[i].entry = find_entry(set, &name);
         is_found = units[i].entry != 0 && set->entries[units[i].entry].is_spread &&
                    set->entries[units[i].entry].ndim == 1;
@@ -208,10 +211,10 @@ static bool try_root(const rank_files *set, flat_unit *units, size_t count, cons
     return is_found;
 }
 
-/* Finds the shortest root below which all units have a flat tensor. */
-static bool find_root(const rank_files *set, flat_unit *units, size_t count, const char **root_out,
-                      size_t *size_out)
+/* Finds the shortest root below which all units have a flat tensor; false without one. */
+static bool find_root(const rank_files *set, flat_unit *units, size_t count)
 {
+    const char *shortest = "";
     size_t place = units[0].place.size, unit = units[0].unit.size, best = SIZE_MAX;
     const size_t last = sizeof flat_name - 1;
     for (size_t i = 1; i < set->entry_count; i++) {
@@ -226,10 +229,9 @@ static bool find_root(const rank_files *set, flat_unit *units, size_t count, con
         if (!is_candidate || !try_root(set, units, count, text, root))
             continue;
         best = root;
-        *root_out = text;
-        *size_out = root;
+        shortest = text;
     }
-    return best != SIZE_MAX && try_root(set, units, count, *root_out, *size_out);
+    return best != SIZE_MAX && try_root(set, units, count, shortest, best);
 }
 
 /* --- offsets of parameters ------------------------------------------------------------------------- */
@@ -239,11 +241,6 @@ typedef struct placed_param {
     const rank_flat_param *param;
     int64_t begin;
 } placed_param;
-
-typedef struct flat_layout {
-    placed_param *params;
-    size_t count, room;
-} flat_layout;
 
 /* The range of a rank in the flat tensor. */
 static const fsdp_source_chunk *range_of(const rank_entry *flat, int rank)
@@ -260,6 +257,14 @@ typedef struct ranged_flat {
     const fsdp_source_chunk *range;
 } ranged_flat;
 
+/* A unit's flat tensor: its ranks in the order of their ranges, and its parameters. */
+typedef struct flat_layout {
+    ranged_flat *ranks;
+    size_t rank_count;
+    placed_param *params;
+    size_t count, room;
+} flat_layout;
+
 static int compare_ranges(const void *a, const void *b)
 {
     const ranged_flat *x = a, *y = b;
@@ -267,20 +272,19 @@ static int compare_ranges(const void *a, const void *b)
 }
 
 /* Sorts the metadata of ranks with elements by their ranges. */
-static fsdp_status sort_ranges(const rank_entry *entry, const flat_unit *unit, ranged_flat **out,
-                               size_t *count_out, fsdp_error *err)
+static fsdp_status sort_ranges(const rank_entry *entry, const flat_unit *unit, flat_layout *layout,
+                               fsdp_error *err)
 {
-    *count_out = 0;
-    *out = fsdp_alloc(unit->count, sizeof **out);
-    if (!*out)
+    layout->ranks = fsdp_alloc(unit->count, sizeof *layout->ranks);
+    if (!layout->ranks)
         return fsdp_fail_memory(err, "flat parameters");
     for (size_t i = 0; i < unit->count; i++) {
         const fsdp_source_chunk *range = range_of(entry, unit->flats[i].rank);
         if (range)
-            (*out)[(*count_out)++] = (ranged_flat){&unit->flats[i], range};
+            layout->ranks[layout->rank_count++] = (ranged_flat){&unit->flats[i], range};
     }
-    if (*count_out > 0)
-        qsort(*out, *count_out, sizeof **out, compare_ranges);
+    if (layout->rank_count > 0)
+        qsort(layout->ranks, layout->rank_count, sizeof *layout->ranks, compare_ranges);
     return FSDP_OK;
 }
 
@@ -292,10 +296,10 @@ static bool same_param(const rank_flat_param *a, const rank_flat_param *b)
 }
 
 /* Lists the parameters in order: the last one of a rank may continue on the next. */
-static fsdp_status list_params(const ranged_flat *ranged, size_t count, flat_layout *layout,
-                               fsdp_error *err)
+static fsdp_status list_params(flat_layout *layout, fsdp_error *err)
 {
-    for (size_t i = 0; i < count; i++) {
+    const ranged_flat *ranged = layout->ranks;
+    for (size_t i = 0; i < layout->rank_count; i++) {
         if (i > 0 && ranged[i].range->lo[0] == ranged[i - 1].range->lo[0])
             continue; /* a replica */
         for (size_t p = 0; p < ranged[i].flat->param_count; p++) {
@@ -350,25 +354,24 @@ static bool range_fits(const flat_layout *layout, const ranged_flat *ranged)
     return number == ranged->flat->param_count;
 }
 
-static bool try_alignment(flat_layout *layout, int64_t align, const rank_entry *entry,
-                          const ranged_flat *ranged, size_t count)
+static bool try_alignment(flat_layout *layout, int64_t align, const rank_entry *entry)
 {
+    const ranged_flat *ranged = layout->ranks;
     int64_t largest = 0;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < layout->rank_count; i++)
         largest = ranged[i].range->len[0] > largest ? ranged[i].range->len[0] : largest;
     bool fits = place_params(layout, align, entry->shape[0], largest);
-    for (size_t i = 0; i < count && fits; i++)
+    for (size_t i = 0; i < layout->rank_count && fits; i++)
         fits = range_fits(layout, &ranged[i]);
     return fits;
 }
 
-static fsdp_status find_begins(const rank_entry *entry, const ranged_flat *ranged, size_t count,
-                               flat_layout *layout, fsdp_error *err)
+static fsdp_status find_begins(const rank_entry *entry, flat_layout *layout, fsdp_error *err)
 {
     int64_t usual = ALIGNMENT / (int64_t)fsdp_dtype_size(entry->dtype);
     int64_t tries[] = {1, usual, 2, 4, 8, 16};
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++)
-        if (tries[i] > 0 && try_alignment(layout, tries[i], entry, ranged, count))
+        if (tries[i] > 0 && try_alignment(layout, tries[i], entry))
             return FSDP_OK;
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
@@ -439,9 +442,10 @@ static fsdp_status add_piece(const flat_piece *piece, fsdp_error *err)
 }
 
 static fsdp_status add_pieces(rank_files *set, size_t number, const placed_param *placed,
-                              const ranged_flat *ranged, size_t count, fsdp_error *err)
+                              const flat_layout *layout, fsdp_error *err)
 {
-    for (size_t i = 0; i < count; i++)
+    const ranged_flat *ranged = layout->ranks;
+    for (size_t i = 0; i < layout->rank_count; i++)
         for (size_t p = 0; p < ranged[i].flat->param_count; p++) {
             const rank_flat_param *param = &ranged[i].flat->params[p];
             flat_piece piece = {set,
@@ -464,16 +468,15 @@ static void hide_pieces(rank_files *set, const fsdp_text *name)
         set->entries[number].is_hidden = true;
 }
 
-static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit, const char *root,
-                                   size_t root_size, const flat_layout *layout,
-                                   const ranged_flat *ranged, size_t count, fsdp_error *err)
+static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit,
+                                   const flat_layout *layout, fsdp_error *err)
 {
     fsdp_text name = {0};
     fsdp_status st = FSDP_OK;
     for (size_t i = 0; i < layout->count && st == FSDP_OK; i++) {
         const placed_param *placed = &layout->params[i];
         size_t number;
-        spell(&name, unit, root, root_size, placed->param->name, placed->param->name_size);
+        spell(&name, unit, placed->param->name, placed->param->name_size);
         if (name.failed) {
             st = fsdp_fail_memory(err, "a name");
             break;
@@ -484,44 +487,42 @@ static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit, const
             st = rank_files_spread(set, &set->entries[number], set->entries[unit->entry].dtype,
                                    placed->param->ndim, placed->param->shape, err);
         if (st == FSDP_OK)
-            st = add_pieces(set, number, placed, ranged, count, err);
+            st = add_pieces(set, number, placed, layout, err);
     }
     set->entries[unit->entry].is_hidden = true;
     fsdp_text_release(&name);
     return st;
 }
 
-static fsdp_status take_unit(rank_files *set, const flat_unit *unit, const char *root,
-                             size_t root_size, fsdp_error *err)
+static fsdp_status take_unit(rank_files *set, const flat_unit *unit, fsdp_error *err)
 {
     const rank_entry *entry = &set->entries[unit->entry];
     flat_layout layout = {0};
-    ranged_flat *ranged = NULL;
-    size_t count = 0;
-    fsdp_status st = sort_ranges(entry, unit, &ranged, &count, err);
+    fsdp_status st = sort_ranges(entry, unit, &layout, err);
     if (st == FSDP_OK)
-        st = list_params(ranged, count, &layout, err);
-    for (size_t i = 0; i < count && st == FSDP_OK; i++)
-        st = rank_files_spend(set, layout.count * (ranged[i].flat->param_count + 1) + count, err);
+        st = list_params(&layout, err);
+    for (size_t i = 0; i < layout.rank_count && st == FSDP_OK; i++) {
+        size_t work = layout.count * (layout.ranks[i].flat->param_count + 1);
+        st = rank_files_spend(set, work + layout.rank_count, err);
+    }
     if (st == FSDP_OK)
-        st = find_begins(entry, ranged, count, &layout, err);
+        st = find_begins(entry, &layout, err);
     if (st == FSDP_OK)
-        st = take_unit_apart(set, unit, root, root_size, &layout, ranged, count, err);
+        st = take_unit_apart(set, unit, &layout, err);
     fsdp_free(layout.params);
-    fsdp_free(ranged);
+    fsdp_free(layout.ranks);
     return st;
 }
 
 /* Removes ROOT from the names of its entries: PLACE.ROOT.x becomes PLACE.x. */
-static fsdp_status strip_root(rank_files *set, const flat_unit *unit, const char *root,
-                              size_t root_size, fsdp_error *err)
+static fsdp_status strip_root(rank_files *set, const flat_unit *unit, fsdp_error *err)
 {
-    size_t place = unit->place.size;
+    size_t place = unit->place.size, root_size = unit->root_size;
     for (size_t i = 1; root_size > 0 && i < set->entry_count; i++) {
         rank_entry *entry = &set->entries[i];
         if (entry->name_size < place + root_size ||
             (place > 0 && memcmp(entry->name, unit->place.data, place) != 0) ||
-            memcmp(entry->name + place, root, root_size) != 0)
+            memcmp(entry->name + place, unit->root, root_size) != 0)
             continue;
         char *name = fsdp_arena_alloc(&set->arena, entry->name_size - root_size + 1, 1);
         if (!name)
@@ -545,8 +546,9 @@ static fsdp_status list_objects(rank_files *set, const flat_unit *units, size_t 
             fsdp_value value = {0};
             set->rank = units[i].flats[f].rank;
             FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, class, sizeof class - 1, err));
-            fsdp_status st = rank_files_value(set, NULL, 0, units[i].flats[f].name,
-                                              units[i].flats[f].name_size, &value, err);
+            torch_item named = {.name = units[i].flats[f].name,
+                                .name_size = units[i].flats[f].name_size};
+            fsdp_status st = rank_files_value(set, &named, &value, err);
             fsdp_value_release(&value);
             FSDP_TRY(st);
         }
@@ -557,16 +559,11 @@ static fsdp_status list_objects(rank_files *set, const flat_unit *units, size_t 
 static fsdp_status take_units(rank_files *set, flat_unit *units, size_t count, bool are_named,
                               fsdp_error *err)
 {
-    const char *root = "";
-    size_t root_size = 0;
-    if (!are_named || !find_root(set, units, count, &root, &root_size))
+    if (!are_named || !find_root(set, units, count))
         return list_objects(set, units, count, err);
-    root = fsdp_arena_strndup(&set->arena, root, root_size);
-    if (!root)
-        return fsdp_fail_memory(err, "a name");
     for (size_t i = 0; i < count; i++)
-        FSDP_TRY(take_unit(set, &units[i], root, root_size, err));
-    return strip_root(set, &units[0], root, root_size, err);
+        FSDP_TRY(take_unit(set, &units[i], err));
+    return strip_root(set, &units[0], err);
 }
 
 static bool same_place(const flat_unit *a, const flat_unit *b)

@@ -51,14 +51,13 @@ static fsdp_status check_work(rank_files *set, const torch_tensor *tensor, fsdp_
                            set->where);
 }
 
-fsdp_status rank_files_tensor(void *user, torch_archive *archive, const char *name,
-                              size_t name_size, torch_tensor *tensor, fsdp_error *err)
+fsdp_status rank_files_tensor(void *user, const torch_item *found, torch_tensor *tensor,
+                              fsdp_error *err)
 {
     rank_files *set = user;
     rank_entry *entry;
     rank_item *item;
-    (void)archive;
-    FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
+    FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     item->is_tensor = true;
     const rank_item *first = &entry->items[0];
@@ -100,18 +99,18 @@ static bool is_same(const rank_item *first, const rank_item *item, const fsdp_va
            memcmp(&first->stored, &item->stored, sizeof first->stored) == 0;
 }
 
-fsdp_status rank_files_value(void *user, const torch_archive *archive, fsdp_node node,
-                             const char *name, size_t name_size, fsdp_value *value, fsdp_error *err)
+fsdp_status rank_files_value(void *user, const torch_item *found, fsdp_value *value,
+                             fsdp_error *err)
 {
     rank_files *set = user;
     rank_entry *entry;
     rank_item *item;
-    if (name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
+    if (found->name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
         return FSDP_OK; /* a rank without the entry */
-    FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
+    FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     const rank_item *first = &entry->items[0];
-    FSDP_TRY(hash_stored(archive, node, value, &item->stored, err));
+    FSDP_TRY(hash_stored(found->archive, found->node, value, &item->stored, err));
     item->is_same = is_same(first, item, value);
     if (item->is_same)
         return FSDP_OK;

@@ -106,15 +106,19 @@ static bool is_usual_key(const char *key, size_t size)
     return size == 6 && memcmp(key, "format", 6) == 0;
 }
 
-static fsdp_status add_tied(fsdp_source *source, const fsdp_safetensors *header, const char *key,
-                            size_t key_size, const char *kept, size_t kept_size, fsdp_error *err)
+/* Reads the value of `key` and adds the key as another name of the tensor that it names. */
+static fsdp_status add_tied(fsdp_source *source, const fsdp_safetensors *header, fsdp_json *json,
+                            const fsdp_text *key, fsdp_error *err)
 {
+    const char *kept, *name = key->size ? key->data : "";
+    size_t kept_size;
+    FSDP_TRY(fsdp_json_string(json, &kept, &kept_size, err));
     const uint64_t *found = fsdp_name_table_find(&header->names, kept, kept_size);
     const fsdp_safetensors_entry *entry = found ? &header->entries[*found] : NULL;
-    if (!entry || !entry->is_added || is_usual_key(key, key_size) ||
-        fsdp_source_has(source, key, key_size))
+    if (!entry || !entry->is_added || is_usual_key(name, key->size) ||
+        fsdp_source_has(source, name, key->size))
         return FSDP_OK;
-    return fsdp_source_add_alias(source, key, key_size, entry->tensor, err);
+    return fsdp_source_add_alias(source, name, key->size, entry->tensor, err);
 }
 
 /* Adds tied names. A writer that ties tensors stores one name and records the others in the
@@ -130,17 +134,15 @@ static fsdp_status add_all_tied(fsdp_source *source, const fsdp_safetensors *hea
     fsdp_json_init(&json, header->metadata.data, header->metadata.size, fsdp_source_path(source));
     fsdp_status st = fsdp_json_enter_object(&json, err);
     for (bool more = true; st == FSDP_OK;) {
-        const char *name, *kept;
-        size_t name_size, kept_size;
+        const char *name;
+        size_t name_size;
         st = fsdp_json_next_key(&json, &name, &name_size, &more, err);
         if (st != FSDP_OK || !more)
             break;
         key.size = 0;
         fsdp_text_add(&key, name, name_size);
         st = key.failed ? fsdp_fail_memory(err, "metadata")
-                        : fsdp_json_string(&json, &kept, &kept_size, err);
-        if (st == FSDP_OK)
-            st = add_tied(source, header, key.size ? key.data : "", key.size, kept, kept_size, err);
+                        : add_tied(source, header, &json, &key, err);
     }
     fsdp_text_release(&key);
     fsdp_json_release(&json);

@@ -72,8 +72,8 @@ static fsdp_status read_span(const strided_part *part, int dim, int64_t count, i
     len[dim] = count;
     int64_t size = part->span[dim + 1] + (count - 1) * part->from[dim];
     FSDP_TRY(read_bytes(part, part->reader->buf, size, offset, err));
-    fsdp_kernels_get()->copy_box(place, part->to + dim, part->reader->buf, part->from + dim,
-                                 part->ndim - dim, len + dim, part->element_size);
+    fsdp_copy_box(&(fsdp_strided_copy){place, part->to + dim, part->reader->buf, part->from + dim,
+                                       part->ndim - dim, len + dim, part->element_size});
     return FSDP_OK;
 }
 
@@ -303,17 +303,26 @@ static fsdp_status read_part(strided_part *part, fsdp_error *err)
     return status;
 }
 
-static fsdp_status read_chunk(fsdp_source *source, const fsdp_source_tensor *tensor,
-                              const fsdp_source_chunk *chunk, const fsdp_box *box, void *data,
-                              fsdp_source_reader *reader, fsdp_error *err)
+/* A box of a tensor that goes to packed memory. */
+typedef struct box_read {
+    fsdp_source *source;
+    fsdp_source_reader *reader;
+    const fsdp_source_tensor *tensor;
+    const fsdp_box *box;
+    void *data;
+} box_read;
+
+static fsdp_status read_chunk(const box_read *read, const fsdp_source_chunk *chunk, fsdp_error *err)
 {
+    fsdp_source *source = read->source;
+    const fsdp_source_tensor *tensor = read->tensor;
     fsdp_source_chunk placed = *chunk;
     int64_t strides[FSDP_MAX_DIMS];
     fsdp_box own = {.ndim = tensor->ndim}, shared;
     size_t dims = (size_t)tensor->ndim * sizeof(int64_t);
     memcpy(own.lo, chunk->lo, dims);
     memcpy(own.len, chunk->len, dims);
-    if (!fsdp_box_intersect(&own, box, &shared))
+    if (!fsdp_box_intersect(&own, read->box, &shared))
         return FSDP_OK;
     if (chunk->file < 0 && chunk->stream < 0) {
         size_t number = (size_t)(tensor - source->tensors);
@@ -321,10 +330,10 @@ static fsdp_status read_chunk(fsdp_source *source, const fsdp_source_tensor *ten
         chunk = &placed;
     }
     strided_part part = {.source = source,
-                         .reader = reader,
+                         .reader = read->reader,
                          .chunk = chunk,
                          .element_size = fsdp_dtype_size(tensor->dtype)};
-    describe_part(&part, &shared, box, data);
+    describe_part(&part, &shared, read->box, read->data);
     fsdp_flow_box("formats/source/source_read.c", "read", tensor->name, tensor->name_size, &shared);
     fsdp_status status = read_part(&part, err);
     if (status != FSDP_OK) {
@@ -333,7 +342,7 @@ static fsdp_status read_chunk(fsdp_source *source, const fsdp_source_tensor *ten
         return status;
     }
     if (chunk->fix)
-        fix_part(data, &shared, box, tensor->dtype, chunk->fix);
+        fix_part(read->data, &shared, read->box, tensor->dtype, chunk->fix);
     return FSDP_OK;
 }
 
@@ -376,11 +385,12 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t number, const fsdp_box 
     if (source->ops.read && !source->ops.place && is_own_storage(tensor))
         return source->ops.read(source->state, number, box, data, err);
     FSDP_TRY(fsdp_reader_prepare(reader, err));
+    box_read read = {source, reader, tensor, box, data};
     for (size_t i = first_chunk(tensor, order, box); i < tensor->chunk_count; i++) {
         const fsdp_source_chunk *chunk = &tensor->chunks[i];
         if (tensor->ndim > 0 && chunk->lo[order->dim] >= box->lo[order->dim] + box->len[order->dim])
             break;
-        FSDP_TRY(read_chunk(source, tensor, chunk, box, data, reader, err));
+        FSDP_TRY(read_chunk(&read, chunk, err));
     }
     return FSDP_OK;
 }

@@ -113,13 +113,18 @@ static const char *name_of(const walk *at)
     return at->name.data ? at->name.data : "";
 }
 
+static torch_item item_of(const walk *at, fsdp_node node)
+{
+    return (torch_item){at->archive, name_of(at), at->name.size, node};
+}
+
 static fsdp_status add_value(walk *at, fsdp_node node, fsdp_value *value)
 {
     const torch_visitor *visitor = at->visitor;
-    fsdp_status st = visitor ? visitor->value(visitor->user, at->archive, node, name_of(at),
-                                              at->name.size, value, at->err)
-                             : fsdp_source_add_value(at->archive->source, name_of(at),
-                                                     at->name.size, value, NULL, at->err);
+    torch_item item = item_of(at, node);
+    fsdp_status st = visitor ? visitor->value(visitor->user, &item, value, at->err)
+                             : fsdp_source_add_value(at->archive->source, item.name, item.name_size,
+                                                     value, NULL, at->err);
     fsdp_value_release(value);
     return st;
 }
@@ -135,10 +140,10 @@ static fsdp_status leaf(walk *at, fsdp_node node)
 static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
 {
     const torch_visitor *visitor = at->visitor;
+    torch_item item = item_of(at, 0);
     size_t number;
-    fsdp_status st = visitor ? visitor->tensor(visitor->user, at->archive, name_of(at),
-                                               at->name.size, tensor, at->err)
-                             : torch_tensor_add(at->archive, name_of(at), at->name.size, tensor,
+    fsdp_status st = visitor ? visitor->tensor(visitor->user, &item, tensor, at->err)
+                             : torch_tensor_add(at->archive, item.name, item.name_size, tensor,
                                                 &number, at->err);
     torch_tensor_release(tensor);
     return st;
@@ -331,9 +336,9 @@ static fsdp_status go_into_object(walk *at, fsdp_node node)
     const fsdp_pickle *pickle = &at->archive->pickle;
     const fsdp_pickle_node *object = node_at(at->archive, node);
     bool is_taken = false;
-    if (at->visitor)
-        FSDP_TRY(at->visitor->object(at->visitor->user, at->archive, name_of(at), at->name.size,
-                                     node, &is_taken, at->err));
+    torch_item item = item_of(at, node);
+    if (at->visitor && at->visitor->object)
+        FSDP_TRY(at->visitor->object(at->visitor->user, &item, &is_taken, at->err));
     if (is_taken)
         return FSDP_OK;
     FSDP_TRY(class_leaf(at, node));
@@ -351,11 +356,11 @@ static fsdp_status go_into_wrapper(walk *at, fsdp_node node)
     torch_wrapper wrapper;
     torch_kind kind;
     FSDP_TRY(torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err));
+    torch_item item = item_of(at, node);
     if (wrapper.known == FSDP_KNOWN_DTENSOR || wrapper.known == FSDP_KNOWN_SHARDED_TENSOR)
         return at->visitor
-                   ? at->visitor->distributed(at->visitor->user, at->archive, name_of(at),
-                                              at->name.size, &wrapper, at->err)
-                   : torch_dist_add(at->archive, name_of(at), at->name.size, &wrapper, at->err);
+                   ? at->visitor->distributed(at->visitor->user, &item, &wrapper, at->err)
+                   : torch_dist_add(at->archive, item.name, item.name_size, &wrapper, at->err);
     FSDP_TRY(class_leaf(at, wrapper.type != 0 ? wrapper.type : node));
     return go_into_state(at, wrapper.state);
 }

@@ -138,49 +138,28 @@ static fsdp_status note_opaque(torch_state *state, const torch_archive *archive,
 
 /* --- visitor ------------------------------------------------------------------------------------ */
 
-typedef struct finding {
-    torch_state *state;
-    const torch_archive *archive;
-} finding;
-
-static fsdp_status take_tensor(void *user, torch_archive *archive, const char *name,
-                               size_t name_size, torch_tensor *tensor, fsdp_error *err)
+static fsdp_status take_tensor(void *user, const torch_item *item, torch_tensor *tensor,
+                               fsdp_error *err)
 {
     size_t number;
     (void)user;
-    return torch_tensor_add(archive, name, name_size, tensor, &number, err);
+    return torch_tensor_add(item->archive, item->name, item->name_size, tensor, &number, err);
 }
 
-static fsdp_status take_distributed(void *user, torch_archive *archive, const char *name,
-                                    size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
+static fsdp_status take_distributed(void *user, const torch_item *item,
+                                    const torch_wrapper *wrapper, fsdp_error *err)
 {
     (void)user;
-    return torch_dist_add(archive, name, name_size, wrapper, err);
+    return torch_dist_add(item->archive, item->name, item->name_size, wrapper, err);
 }
 
-static fsdp_status take_object(void *user, torch_archive *archive, const char *name,
-                               size_t name_size, fsdp_node node, bool *taken_out, fsdp_error *err)
-{
-    (void)user;
-    (void)archive;
-    (void)name;
-    (void)name_size;
-    (void)node;
-    (void)err;
-    *taken_out = false;
-    return FSDP_OK;
-}
-
-static fsdp_status take_value(void *user, const torch_archive *archive, fsdp_node node,
-                              const char *name, size_t name_size, fsdp_value *value,
+static fsdp_status take_value(void *user, const torch_item *item, fsdp_value *value,
                               fsdp_error *err)
 {
-    const finding *found = user;
-    (void)archive;
-    (void)node;
+    torch_state *state = user;
     if (fsdp_value_is_opaque(value) && !is_cycle(value))
-        FSDP_TRY(note_opaque(found->state, found->archive, err));
-    return fsdp_source_add_value(found->state->source, name, name_size, value, NULL, err);
+        FSDP_TRY(note_opaque(state, item->archive, err));
+    return fsdp_source_add_value(state->source, item->name, item->name_size, value, NULL, err);
 }
 
 /* --- opening and closing ------------------------------------------------------------------------ */
@@ -237,12 +216,8 @@ fsdp_status torch_file_open(const torch_opening *opening, torch_archive *archive
 
 static fsdp_status walk(torch_state *state, torch_archive *archive, fsdp_error *err)
 {
-    finding found = {state, archive};
-    const torch_visitor visitor = {.user = &found,
-                                   .tensor = take_tensor,
-                                   .distributed = take_distributed,
-                                   .object = take_object,
-                                   .value = take_value};
+    const torch_visitor visitor = {
+        .user = state, .tensor = take_tensor, .distributed = take_distributed, .value = take_value};
     return torch_walk(archive, &visitor, err);
 }
 

@@ -2,7 +2,6 @@
  * Persistent ids: resolves the storages that a torch pickle refers to, and keeps the arrays that
  * were decoded into memory. See torch_internal.h.
  */
-#include "base/data/box_internal.h"
 #include "formats/torch/torch_internal.h"
 #include "kernels/kernels.h"
 
@@ -159,20 +158,9 @@ fsdp_status torch_memory_read(const torch_memory *memory, const fsdp_source *sou
                                                            sizeof *array, compare_arrays);
     if (!array)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor %zu is not in memory", tensor);
-    const fsdp_source_tensor *whole = fsdp_source_tensor_at(source, tensor);
-    int64_t from[FSDP_MAX_DIMS], to[FSDP_MAX_DIMS];
-    size_t element = fsdp_dtype_size(whole->dtype);
-    if (fsdp_box_count(box) == 0)
-        return FSDP_OK;
-    fsdp_box_strides(whole->ndim, whole->shape, from);
-    fsdp_box_strides(whole->ndim, box->len, to);
-    for (int dim = 0; dim < whole->ndim; dim++) {
-        from[dim] *= (int64_t)element;
-        to[dim] *= (int64_t)element;
-    }
-    const char *first =
-        array->data + fsdp_box_position(whole->ndim, whole->shape, box->lo) * (int64_t)element;
-    fsdp_kernels_get()->copy_box(data, to, first, from, whole->ndim, box->len, element);
+    const fsdp_source_tensor *described = fsdp_source_tensor_at(source, tensor);
+    fsdp_box whole = fsdp_box_whole(described->ndim, described->shape);
+    fsdp_copy_shared(box, data, &whole, array->data, fsdp_dtype_size(described->dtype));
     return FSDP_OK;
 }
 

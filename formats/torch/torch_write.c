@@ -167,23 +167,23 @@ static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out
     return st;
 }
 
-static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t first,
-                         int64_t count, const void *data, fsdp_error *err)
+/* The only box of an entry is the whole tensor. */
+static fsdp_status write(fsdp_target *target, const fsdp_target_piece *elements, fsdp_error *err)
 {
-    size_t number = target->storage_of[first_name(target, entry)] - 1;
+    size_t entry = elements->entry, number = target->storage_of[first_name(target, entry)] - 1;
     int64_t element = (int64_t)fsdp_dtype_size(target->opts.entries[entry].dtype);
+    int64_t end = elements->first + elements->count;
     fsdp_zip_record *record = &target->records[TORCH_LEADING + number];
     torch_part *part = &target->parts[number];
-    torch_piece piece = {.data = data,
-                         .size = (size_t)(count * element),
-                         .offset = record->data + first * element,
+    torch_piece piece = {.data = elements->data,
+                         .size = (size_t)(elements->count * element),
+                         .offset = record->data + elements->first * element,
                          .end = record->data + record->size};
-    (void)box; /* the box is the whole tensor */
-    if (count == 0 || first_name(target, entry) != entry)
+    if (elements->count == 0 || first_name(target, entry) != entry)
         return FSDP_OK;
-    if (first == 0)
+    if (elements->first == 0)
         fsdp_zip_add_header(&piece.before, record);
-    if (torch_part_take(part, data, piece.size, record->size - (first + count) * element)) {
+    if (torch_part_take(part, piece.data, piece.size, record->size - end * element)) {
         record->crc = atomic_load(&part->crc);
         fsdp_zip_add_trailer(&piece.behind, record);
     }

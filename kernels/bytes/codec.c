@@ -205,18 +205,19 @@ static size_t encode_behind_noise(fsdp_codec *codec, const uint8_t *shuffled, si
 
 /* --- encode, decode --------------------------------------------------------------------------- */
 
-fsdp_status fsdp_codec_encode(fsdp_codec *codec, const void *from, size_t size, size_t element_size,
-                              void *to, size_t room, size_t *size_out, fsdp_error *err)
+fsdp_status fsdp_codec_encode(fsdp_codec *codec, const fsdp_coding *coding, size_t *size_out,
+                              fsdp_error *err)
 {
-    FSDP_TRY(check_elements(size, element_size, err));
-    const void *packed = from;
-    size_t noise = 0;
-    if (element_size > 1) {
+    const void *packed = coding->from;
+    void *to = coding->to;
+    size_t size = coding->from_size, room = coding->to_size, noise = 0;
+    FSDP_TRY(check_elements(size, coding->element_size, err));
+    if (coding->element_size > 1) {
         FSDP_TRY(reserve_scratch(codec, size, err));
-        fsdp_kernels_get()->shuffle(codec->scratch, from, size, element_size);
+        fsdp_kernels_get()->shuffle(codec->scratch, coding->from, size, coding->element_size);
         packed = codec->scratch;
         if (codec->skips_noise)
-            noise = leading_noise(packed, size, element_size);
+            noise = leading_noise(packed, size, coding->element_size);
     }
     size_t made = noise > 0 ? encode_behind_noise(codec, packed, size, noise, to, room)
                             : ZSTD_compress2(codec->encoder, to, room, packed, size);
@@ -273,15 +274,16 @@ static fsdp_status decompress(fsdp_codec *codec, const void *from, size_t from_s
     return FSDP_OK;
 }
 
-fsdp_status fsdp_codec_decode(fsdp_codec *codec, const void *from, size_t from_size,
-                              size_t element_size, void *to, size_t size, fsdp_error *err)
+fsdp_status fsdp_codec_decode(fsdp_codec *codec, const fsdp_coding *coding, fsdp_error *err)
 {
-    FSDP_TRY(check_elements(size, element_size, err));
-    if (element_size == 1)
-        return decompress(codec, from, from_size, to, size, err);
+    const void *from = coding->from;
+    size_t from_size = coding->from_size, size = coding->to_size;
+    FSDP_TRY(check_elements(size, coding->element_size, err));
+    if (coding->element_size == 1)
+        return decompress(codec, from, from_size, coding->to, size, err);
     FSDP_TRY(check_frame(from, from_size, size, err));
     FSDP_TRY(reserve_scratch(codec, size, err));
     FSDP_TRY(decompress(codec, from, from_size, codec->scratch, size, err));
-    fsdp_kernels_get()->unshuffle(to, codec->scratch, size, element_size);
+    fsdp_kernels_get()->unshuffle(coding->to, codec->scratch, size, coding->element_size);
     return FSDP_OK;
 }

@@ -3,6 +3,7 @@
  * sides are merged first, so that a row-contiguous box becomes few memcpy calls; what remains is
  * an odometer over rows of equal units (a dense run, or one element where nothing is dense).
  */
+#include "base/data/box_internal.h"
 #include "kernels/variants.h"
 
 #include <stdbool.h>
@@ -25,10 +26,11 @@ static bool is_dense(const copy_plan *plan, int64_t to_stride, int64_t from_stri
 }
 
 /* Builds the merged dims from the innermost outwards, innermost at index 0. */
-static void merge_dims(copy_plan *plan, const int64_t *to_strides, const int64_t *from_strides,
-                       int ndim, const int64_t *len)
+static void merge_dims(copy_plan *plan, const fsdp_strided_copy *copy)
 {
-    for (int dim = ndim - 1; dim >= 0; dim--) {
+    const int64_t *to_strides = copy->to_strides, *from_strides = copy->from_strides;
+    const int64_t *len = copy->len;
+    for (int dim = copy->ndim - 1; dim >= 0; dim--) {
         if (len[dim] == 1)
             continue;
         if (plan->ndim > 0 && is_dense(plan, to_strides[dim], from_strides[dim])) {
@@ -93,22 +95,48 @@ static bool step(const copy_plan *plan, int64_t *index, int64_t *to_at, int64_t 
     return false;
 }
 
-void fsdp_copy_box_c(void *to, const int64_t *to_strides, const void *from,
-                     const int64_t *from_strides, int ndim, const int64_t *len, size_t element_size)
+void fsdp_copy_box(const fsdp_strided_copy *copy)
 {
-    for (int dim = 0; dim < ndim; dim++) {
-        if (len[dim] == 0)
+    for (int dim = 0; dim < copy->ndim; dim++) {
+        if (copy->len[dim] == 0)
             return;
     }
-    copy_plan plan = {.unit = element_size};
-    merge_dims(&plan, to_strides, from_strides, ndim, len);
+    copy_plan plan = {.unit = copy->element_size};
+    merge_dims(&plan, copy);
     absorb_dense_rows(&plan);
 
     int64_t index[FSDP_MAX_DIMS] = {0};
     int64_t to_at = 0, from_at = 0;
     do {
-        copy_rows((uint8_t *)to + to_at, (const uint8_t *)from + from_at, &plan);
+        copy_rows((uint8_t *)copy->to + to_at, (const uint8_t *)copy->from + from_at, &plan);
     } while (step(&plan, index, &to_at, &from_at));
+}
+
+/* Byte strides of a packed box; returns the offset of an element. */
+static int64_t packed_strides(const fsdp_box *box, const int64_t *lo, size_t element_size,
+                              int64_t *strides)
+{
+    int64_t offset = 0;
+    fsdp_box_strides(box->ndim, box->len, strides);
+    for (int dim = 0; dim < box->ndim; dim++) {
+        strides[dim] *= (int64_t)element_size;
+        offset += (lo[dim] - box->lo[dim]) * strides[dim];
+    }
+    return offset;
+}
+
+void fsdp_copy_shared(const fsdp_box *to_box, void *to, const fsdp_box *from_box, const void *from,
+                      size_t element_size)
+{
+    fsdp_box shared;
+    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
+    if (!fsdp_box_intersect(to_box, from_box, &shared))
+        return;
+    int64_t to_offset = packed_strides(to_box, shared.lo, element_size, to_strides);
+    int64_t from_offset = packed_strides(from_box, shared.lo, element_size, from_strides);
+    fsdp_copy_box(&(fsdp_strided_copy){(uint8_t *)to + to_offset, to_strides,
+                                       (const uint8_t *)from + from_offset, from_strides,
+                                       shared.ndim, shared.len, element_size});
 }
 
 void fsdp_copy_large_c(void *to, const void *from, size_t size)

@@ -164,49 +164,45 @@ static void measure_codes(fsdp_dtype to_type, fsdp_dtype from_type, const uint64
     }
 }
 
-static size_t cast_codes(void *to, fsdp_dtype to_type, const uint8_t *from, fsdp_dtype from_type,
-                         size_t count, fsdp_on_overflow overflow, fsdp_cast_tally *tally,
-                         double *misfit_out)
+static size_t cast_codes(const fsdp_counted_cast *job, fsdp_cast_tally *tally, double *misfit_out)
 {
     uint8_t room[CODE_BLOCK];
     uint64_t times[CODES] = {0};
-    for (size_t first = 0; first < count; first += CODE_BLOCK) {
-        size_t n = count - first < CODE_BLOCK ? count - first : CODE_BLOCK;
-        block work = {to_type, from_type, room, (char *)to + first * fsdp_dtype_size(to_type),
-                      n,       0};
-        memcpy(room, from + first, n);
+    size_t to_size = fsdp_dtype_size(job->to_type);
+    for (size_t first = 0; first < job->count; first += CODE_BLOCK) {
+        size_t n = job->count - first < CODE_BLOCK ? job->count - first : CODE_BLOCK;
+        block work = {job->to_type, job->from_type, room, (char *)job->to + first * to_size, n, 0};
+        memcpy(room, (const char *)job->from + first, n);
         for (size_t i = 0; i < n; i++)
             times[room[i]]++;
-        if (cast(work.to, to_type, room, from_type, n, overflow) > 0 &&
-            overflow == FSDP_OVERFLOW_FAIL)
+        if (cast(work.to, job->to_type, room, job->from_type, n, job->overflow) > 0 &&
+            job->overflow == FSDP_OVERFLOW_FAIL)
             return first + find_misfit(&work, misfit_out);
     }
-    measure_codes(to_type, from_type, times, overflow, tally);
-    return count;
+    measure_codes(job->to_type, job->from_type, times, job->overflow, tally);
+    return job->count;
 }
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-size_t fsdp_cast_measured(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
-                          size_t count, fsdp_on_overflow overflow, fsdp_cast_tally *tally,
-                          double *misfit_out)
+size_t fsdp_cast_measured(const fsdp_counted_cast *job, fsdp_cast_tally *tally, double *misfit_out)
 {
-    size_t to_size = fsdp_dtype_size(to_type), from_size = fsdp_dtype_size(from_type);
+    size_t to_size = fsdp_dtype_size(job->to_type), from_size = fsdp_dtype_size(job->from_type);
     double room[BLOCK]; /* a copy: `to` may lie over `from` */
-    if (from_size == 1 && count > BLOCK)
-        return cast_codes(to, to_type, from, from_type, count, overflow, tally, misfit_out);
-    for (size_t first = 0; first < count; first += BLOCK) {
-        block work = {.to_type = to_type,
-                      .from_type = from_type,
+    if (from_size == 1 && job->count > BLOCK)
+        return cast_codes(job, tally, misfit_out);
+    for (size_t first = 0; first < job->count; first += BLOCK) {
+        block work = {.to_type = job->to_type,
+                      .from_type = job->from_type,
                       .from = room,
-                      .to = (char *)to + first * to_size,
-                      .count = count - first < BLOCK ? count - first : BLOCK};
-        memcpy(room, (const char *)from + first * from_size, work.count * from_size);
-        cast_block(&work, overflow, tally);
-        if (work.misfits > 0 && overflow == FSDP_OVERFLOW_FAIL)
+                      .to = (char *)job->to + first * to_size,
+                      .count = job->count - first < BLOCK ? job->count - first : BLOCK};
+        memcpy(room, (const char *)job->from + first * from_size, work.count * from_size);
+        cast_block(&work, job->overflow, tally);
+        if (work.misfits > 0 && job->overflow == FSDP_OVERFLOW_FAIL)
             return first + find_misfit(&work, misfit_out);
     }
-    return count;
+    return job->count;
 }
 
 void fsdp_cast_tally_add(fsdp_cast_tally *sum, const fsdp_cast_tally *more)

@@ -79,40 +79,54 @@ void fsdp_linear_add_bias(float *y, const float *bias, int64_t rows, int64_t out
 
 /* y^T = W x^T: the weight, the larger one, is read where it lies. */
 fsdp_status fsdp_linear_forward(fsdp_linear_scratch *scratch, fsdp_linear_size size, const float *x,
-                                const float *weight, const float *bias, float *y, fsdp_error *err)
+                                const float *weight, float *y, fsdp_error *err)
 {
     FSDP_TRY(need_turned(scratch, size.out, size.rows, err));
-    fsdp_matrix_multiply(scratch->turned, size.rows, rows_of(weight, size.in),
-                         turn(rows_of(x, size.in)), size.out, size.rows, size.in, &scratch->blocks);
+    fsdp_matrix_product product = {.c = scratch->turned,
+                                   .c_row = size.rows,
+                                   .a = rows_of(weight, size.in),
+                                   .b = turn(rows_of(x, size.in)),
+                                   .m = size.out,
+                                   .n = size.rows,
+                                   .k = size.in};
+    fsdp_matrix_multiply(&product, &scratch->blocks);
     fsdp_matrix_transpose(y, size.out, scratch->turned, size.rows, size.out, size.rows);
-    if (bias)
-        fsdp_linear_add_bias(y, bias, size.rows, size.out);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_linear_grad_input(fsdp_linear_scratch *scratch, fsdp_linear_size size,
-                                   const float *dy, const float *weight, float *dx, fsdp_error *err)
+void fsdp_linear_grad_input(fsdp_linear_scratch *scratch, fsdp_linear_size size, const float *dy,
+                            const float *weight, float *dx)
 {
-    (void)err;
-    fsdp_matrix_multiply(dx, size.in, rows_of(dy, size.out), rows_of(weight, size.in), size.rows,
-                         size.in, size.out, &scratch->blocks);
-    return FSDP_OK;
+    fsdp_matrix_product product = {.c = dx,
+                                   .c_row = size.in,
+                                   .a = rows_of(dy, size.out),
+                                   .b = rows_of(weight, size.in),
+                                   .m = size.rows,
+                                   .n = size.in,
+                                   .k = size.out};
+    fsdp_matrix_multiply(&product, &scratch->blocks);
 }
 
-fsdp_status fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, fsdp_linear_size size,
-                                    const float *x, const float *dy, float *dweight, float *dbias,
-                                    fsdp_error *err)
+void fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, fsdp_linear_size size, const float *x,
+                             const float *dy, float *dweight)
 {
-    (void)err;
-    if (dweight)
-        fsdp_matrix_multiply(dweight, size.in, turn(rows_of(dy, size.out)), rows_of(x, size.in),
-                             size.out, size.in, size.rows, &scratch->blocks);
-    for (int64_t o = 0; dbias && o < size.out; o++)
+    fsdp_matrix_product product = {.c = dweight,
+                                   .c_row = size.in,
+                                   .a = turn(rows_of(dy, size.out)),
+                                   .b = rows_of(x, size.in),
+                                   .m = size.out,
+                                   .n = size.in,
+                                   .k = size.rows};
+    fsdp_matrix_multiply(&product, &scratch->blocks);
+}
+
+void fsdp_linear_grad_bias(float *dbias, const float *dy, int64_t rows, int64_t out)
+{
+    for (int64_t o = 0; o < out; o++)
         dbias[o] = 0;
-    for (int64_t r = 0; dbias && r < size.rows; r++)
-        for (int64_t o = 0; o < size.out; o++)
-            dbias[o] += dy[r * size.out + o];
-    return FSDP_OK;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t o = 0; o < out; o++)
+            dbias[o] += dy[r * out + o];
 }
 
 /* --- between layers --------------------------------------------------------------------------- */

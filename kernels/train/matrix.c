@@ -182,23 +182,24 @@ static int64_t width_for(int64_t k)
     return FSDP_MATRIX_INNER * FSDP_MATRIX_COLUMNS / inner / TILE_COLUMNS * TILE_COLUMNS;
 }
 
-void fsdp_matrix_multiply(float *c, int64_t c_row, fsdp_matrix a, fsdp_matrix b, int64_t m,
-                          int64_t n, int64_t k, const fsdp_matrix_scratch *scratch)
+void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_scratch *scratch)
 {
-    for (int64_t i = 0; i < m && k == 0; i++)
-        memset(c + i * c_row, 0, (size_t)n * sizeof *c);
+    float *c = product->c;
+    int64_t n = product->n, k = product->k;
+    for (int64_t i = 0; i < product->m && k == 0; i++)
+        memset(c + i * product->c_row, 0, (size_t)n * sizeof *c);
     int64_t width = width_for(k);
     for (int64_t j = 0; j < n; j += width) {
         int64_t columns = smaller(n - j, width);
         for (int64_t p = 0; p < k; p += FSDP_MATRIX_INNER) {
             block work = {.variant = fsdp_matrix_variant_get(),
                           .c = c + j,
-                          .c_row = c_row,
+                          .c_row = product->c_row,
                           .k = smaller(k - p, FSDP_MATRIX_INNER),
-                          .a = part_of(a, 0, p),
+                          .a = part_of(product->a, 0, p),
                           .adds = p > 0};
-            pack_b(scratch->b, part_of(b, p, j), work.k, columns);
-            multiply_block(work, m, columns, scratch);
+            pack_b(scratch->b, part_of(product->b, p, j), work.k, columns);
+            multiply_block(work, product->m, columns, scratch);
         }
     }
 }

@@ -33,14 +33,19 @@ bool fsdp_tensor_is_finite(const void *data, fsdp_dtype dtype, size_t count);
 
 typedef enum fsdp_fold { FSDP_FOLD_SUM, FSDP_FOLD_MAX } fsdp_fold;
 
+typedef struct fsdp_reduction {
+    fsdp_fold fold;            /* MAX: NaN wins */
+    double multiply;           /* each source by this, when it is not 1 */
+    double divide;             /* the result by this, when it is not 1 */
+} fsdp_reduction;
+
 /*
- * to[i] = from[0][i] + from[1][i] + ... in that order, each times `multiply` when that is not 1, the result
- * divided by `divide` when that is not 1, rounded once to dtype. f32, bf16 and f16 in f32; f64 in f64;
- * integers in their own type, wrapping, without multiply and divide; n >= 1. MAX: NaN wins. to may be one of
- * from. Calls over pieces of a tensor give the bits of one call over the whole.
+ * to[i] = from[0][i] + from[1][i] + ... in that order, rounded once to dtype. f32, bf16 and f16 in f32; f64
+ * in f64; integers in their own type, wrapping, without multiply and divide; n >= 1. to may be one of from.
+ * Calls over pieces of a tensor give the bits of one call over the whole.
  */
 void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count,
-                      fsdp_fold fold, double multiply, double divide);
+                      fsdp_reduction how);
 bool fsdp_tensor_can_fold(fsdp_dtype dtype);
 
 /* --- norms ------------------------------------------------------------------------------------ */

@@ -7,7 +7,8 @@ void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype 
                      size_t count)
 {
     if (to_type == FSDP_BF16 && from_type == FSDP_BF16) { /* which fold adds in one loop */
-        fsdp_tensor_fold(to, (const void *[]){to, from}, 2, to_type, count, FSDP_FOLD_SUM, 1, 1);
+        const fsdp_reduction sum = {FSDP_FOLD_SUM, 1, 1};
+        fsdp_tensor_fold(to, (const void *[]){to, from}, 2, to_type, count, sum);
         return;
     }
     fsdp_real real = fsdp_real_of(from_type == FSDP_F64 ? from_type : to_type);

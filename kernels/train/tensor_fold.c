@@ -14,8 +14,7 @@ typedef struct fold_job {
     fsdp_real real;
     const void *const *from;
     int n;
-    fsdp_fold fold;
-    double multiply, divide;
+    fsdp_reduction how;
     double factor; /* 1 / divide if that is exact, so that the product is the quotient; else 1 */
 } fold_job;
 
@@ -30,10 +29,10 @@ static const void *read_source(const fold_job *job, int source, size_t first, si
                                fsdp_room *room)
 {
     const void *data = fsdp_element_const(job->from[source], job->dtype, first);
-    if (job->multiply == 1)
+    if (job->how.multiply == 1)
         return fsdp_real_read(job->real, data, job->dtype, count, room);
     fsdp_real_load(job->real, data, job->dtype, count, room);
-    job->real.loops->multiply(room, count, job->multiply);
+    job->real.loops->multiply(room, count, job->how.multiply);
     return room;
 }
 
@@ -60,7 +59,7 @@ static void raise_block(const fold_job *job, size_t first, size_t count, void *t
     fsdp_room largest;
     fsdp_real_load(job->real, fsdp_element_const(job->from[0], job->dtype, first), job->dtype,
                    count, &largest);
-    job->real.loops->multiply(&largest, count, job->multiply);
+    job->real.loops->multiply(&largest, count, job->how.multiply);
     for (int source = 1; source < job->n; source++) {
         fsdp_room room;
         job->real.loops->raise(&largest, read_source(job, source, first, count, &room), count);
@@ -74,12 +73,12 @@ static void fold_block(const fold_job *job, size_t first, size_t count, void *to
     fsdp_room room;
     bool fits = fsdp_real_fits(job->real, to, job->dtype);
     void *numbers = fits ? to : &room;
-    if (job->fold == FSDP_FOLD_MAX)
+    if (job->how.fold == FSDP_FOLD_MAX)
         raise_block(job, first, count, numbers);
     else
         sum_block(job, first, count, numbers);
-    if (job->divide * job->factor != 1)
-        job->real.loops->divide(numbers, count, job->divide);
+    if (job->how.divide * job->factor != 1)
+        job->real.loops->divide(numbers, count, job->how.divide);
     fsdp_real_store(job->real, numbers, to, job->dtype, count);
 }
 
@@ -89,15 +88,16 @@ static bool is_short_bf16(const fold_job *job, const void *to)
     uintptr_t bits = (uintptr_t)to;
     for (int i = 0; i < job->n; i++)
         bits |= (uintptr_t)job->from[i];
-    return job->dtype == FSDP_BF16 && job->n <= FSDP_LOOP_SOURCES && job->fold == FSDP_FOLD_SUM &&
-           job->multiply == 1 && job->divide * job->factor == 1 && bits % sizeof(uint16_t) == 0;
+    return job->dtype == FSDP_BF16 && job->n <= FSDP_LOOP_SOURCES &&
+           job->how.fold == FSDP_FOLD_SUM && job->how.multiply == 1 &&
+           job->how.divide * job->factor == 1 && bits % sizeof(uint16_t) == 0;
 }
 
 void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count,
-                      fsdp_fold fold, double multiply, double divide)
+                      fsdp_reduction how)
 {
     if (fsdp_integer_can_fold(dtype)) {
-        fsdp_integer_fold(to, from, n, dtype, count, fold);
+        fsdp_integer_fold(to, from, n, dtype, count, how.fold);
         return;
     }
     const fold_job job = {
@@ -105,10 +105,8 @@ void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype
         .real = fsdp_real_of(dtype),
         .from = from,
         .n = n,
-        .fold = fold,
-        .multiply = multiply,
-        .divide = divide,
-        .factor = exact_reciprocal(divide),
+        .how = how,
+        .factor = exact_reciprocal(how.divide),
     };
     if (is_short_bf16(&job, to)) {
         job.real.loops->sum_bf16(to, from, n, count, job.factor);

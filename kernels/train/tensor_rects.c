@@ -29,14 +29,15 @@ void fsdp_tensor_copy(void *to, const void *from, size_t size, size_t together)
 
 /* --- one rectangle ---------------------------------------------------------------------------- */
 
-static void copy_rows(void *to, int64_t to_pitch, const void *from, int64_t from_pitch,
-                      int64_t rows, int64_t width, fsdp_dtype dtype)
+/* Both sides have one dtype. */
+static void copy_rows(const fsdp_rect *rect)
 {
-    int64_t size = (int64_t)fsdp_dtype_size(dtype);
-    const int64_t to_strides[2] = {to_pitch * size, size};
-    const int64_t from_strides[2] = {from_pitch * size, size};
-    const int64_t len[2] = {rows, width};
-    fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, 2, len, (size_t)size);
+    int64_t size = (int64_t)fsdp_dtype_size(rect->to_type);
+    const int64_t to_strides[2] = {rect->to_pitch * size, size};
+    const int64_t from_strides[2] = {rect->from_pitch * size, size};
+    const int64_t len[2] = {rect->rows, rect->width};
+    fsdp_copy_box(
+        &(fsdp_strided_copy){rect->to, to_strides, rect->from, from_strides, 2, len, (size_t)size});
 }
 
 static void copy_long_rows(const fsdp_rect *rect)
@@ -72,12 +73,18 @@ static void cast_short_rows(const fsdp_rect *rect)
     int64_t most = PACK_BYTES / (int64_t)sizeof(double) / rect->width;
     for (int64_t first = 0; first < rect->rows; first += most) {
         int64_t rows = rect->rows - first < most ? rect->rows - first : most;
-        const void *from =
+        fsdp_rect pack = *rect, unpack = *rect;
+        pack.rows = unpack.rows = rows;
+        pack.from =
             fsdp_element_const(rect->from, rect->from_type, (size_t)(first * rect->from_pitch));
-        void *to = fsdp_element(rect->to, rect->to_type, (size_t)(first * rect->to_pitch));
-        copy_rows(packed, rect->width, from, rect->from_pitch, rows, rect->width, rect->from_type);
+        pack.to = packed;
+        pack.to_type = rect->from_type;
+        unpack.from = done;
+        unpack.to = fsdp_element(rect->to, rect->to_type, (size_t)(first * rect->to_pitch));
+        pack.to_pitch = unpack.from_pitch = rect->width;
+        copy_rows(&pack);
         cast(done, rect->to_type, packed, rect->from_type, rows * rect->width);
-        copy_rows(to, rect->to_pitch, done, rect->width, rows, rect->width, rect->to_type);
+        copy_rows(&unpack);
     }
 }
 
@@ -116,8 +123,7 @@ static void copy_rect(const fsdp_rect *rect, bool is_large)
     else if (rect->rows == 1)
         memcpy(rect->to, rect->from, row_bytes(rect));
     else
-        copy_rows(rect->to, rect->to_pitch, rect->from, rect->from_pitch, rect->rows, rect->width,
-                  rect->to_type);
+        copy_rows(rect);
 }
 
 /* --- lists ------------------------------------------------------------------------------------ */

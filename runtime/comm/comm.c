@@ -191,8 +191,8 @@ static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
     if (call->kind == FSDP_BROADCAST || count == 0)
         return FSDP_OK;
     if (fsdp_comm_reduces((uint32_t)call->kind) && call->op == FSDP_REDUCE_PREMUL_SUM)
-        fsdp_tensor_fold(call->out, &call->in, 1, call->dtype, (size_t)count, FSDP_FOLD_SUM,
-                         call->factor, 1);
+        fsdp_tensor_fold(call->out, &call->in, 1, call->dtype, (size_t)count,
+                         fsdp_comm_reduction(call, 1));
     else if (call->in != call->out)
         memcpy(call->out, call->in, (size_t)count * fsdp_dtype_size(call->dtype));
     return FSDP_OK;

@@ -8,6 +8,7 @@
 #ifndef FSDP_COMM_BACKEND_H
 #define FSDP_COMM_BACKEND_H
 
+#include "kernels/train/tensor.h"
 #include <fsdp/comm.h>
 #include <fsdp/ctl.h>
 #include <stdatomic.h>
@@ -92,6 +93,8 @@ fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, 
 /* The size of one rank's part in all_gather and reduce_scatter, and its offset, in elements. */
 int64_t fsdp_comm_part(const fsdp_collective *call, int rank);
 int64_t fsdp_comm_place(const fsdp_collective *call, int rank);
+/* The arithmetic of a call with an op, among `size` ranks. */
+fsdp_reduction fsdp_comm_reduction(const fsdp_collective *call, int size);
 /* For views that follow addresses of other ranks: true when the memory is still readable, also after the
  * owner has failed. */
 bool fsdp_comm_sees(const fsdp_comm *comm, int member, const void *data, size_t size);

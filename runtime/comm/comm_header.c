@@ -42,6 +42,15 @@ int64_t fsdp_comm_part(const fsdp_collective *call, int rank)
     return call->counts ? call->counts[rank] : call->count;
 }
 
+fsdp_reduction fsdp_comm_reduction(const fsdp_collective *call, int size)
+{
+    return (fsdp_reduction){
+        .fold = call->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
+        .multiply = call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 1,
+        .divide = call->op == FSDP_REDUCE_AVG ? size : 1,
+    };
+}
+
 int64_t fsdp_comm_place(const fsdp_collective *call, int rank)
 {
     int64_t sum = 0;

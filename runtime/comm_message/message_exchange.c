@@ -144,9 +144,7 @@ static void add_up(progress *now, uint64_t row)
     group->sources[group->rank] = exchange->own + at;
     fsdp_tensor_fold(exchange->to + at, group->sources, group->size, call->dtype,
                      piece_size(group, exchange->to_size, row) / fsdp_dtype_size(call->dtype),
-                     call->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
-                     call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 1,
-                     call->op == FSDP_REDUCE_AVG ? group->size : 1);
+                     fsdp_comm_reduction(call, group->size));
 }
 
 /* An in-place reduction overwrites the source of this row for the others: the row is staged

@@ -119,15 +119,12 @@ static void fold(const shared_move *move, uint64_t at, uint64_t at_in_window, ui
 {
     shared_group *group = move->group;
     const fsdp_collective *call = move->call;
-    fsdp_fold how = call->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM;
-    double multiply = call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 1;
-    double divide = call->op == FSDP_REDUCE_AVG ? group->size : 1;
+    fsdp_reduction how = fsdp_comm_reduction(call, group->size);
     for (int i = 0; i < group->size; i++)
         group->sources[i] = source(move, i, at, at_in_window, step);
     while (size > 0) {
         uint64_t part = size < HEARTBEAT_BYTES ? size : HEARTBEAT_BYTES;
-        fsdp_tensor_fold(to, group->sources, group->size, call->dtype, part / move->element, how,
-                         multiply, divide);
+        fsdp_tensor_fold(to, group->sources, group->size, call->dtype, part / move->element, how);
         to += part;
         size -= part;
         for (int i = 0; i < group->size; i++)

@@ -111,12 +111,10 @@ static void add_up_part(addition *work, size_t i, const void *const *tables)
         work->sources[rank] = source_at(work, i, rank, tables[rank], skip, size);
         work->lacks_one |= !work->sources[rank];
     }
+    const fsdp_collective call = {.op = work->divide->scatter_op, .factor = work->divide->premul};
     if (size > 0 && !work->lacks_one)
         fsdp_tensor_fold(to, work->sources, group->shard_size, work->reduced->dtype, size / element,
-                         FSDP_FOLD_SUM,
-                         work->divide->scatter_op == FSDP_REDUCE_PREMUL_SUM ? work->divide->premul
-                                                                            : 1,
-                         work->divide->scatter_op == FSDP_REDUCE_AVG ? group->shard_size : 1);
+                         fsdp_comm_reduction(&call, group->shard_size));
     memset(to + size, 0, (size_t)part->count * element - size);
 }
 

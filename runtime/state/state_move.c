@@ -12,27 +12,6 @@
 
 /* --- between boxes ---------------------------------------------------------------------------- */
 
-static void copy_shared(const fsdp_box *from, const void *data, const fsdp_box *to, void *to_data,
-                        size_t element)
-{
-    fsdp_box part;
-    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
-    int64_t to_offset = 0, from_offset = 0, size = (int64_t)element;
-    if (!fsdp_box_intersect(from, to, &part))
-        return;
-    fsdp_box_strides(to->ndim, to->len, to_strides);
-    fsdp_box_strides(from->ndim, from->len, from_strides);
-    for (int i = 0; i < part.ndim; i++) {
-        to_strides[i] *= size;
-        from_strides[i] *= size;
-        to_offset += (part.lo[i] - to->lo[i]) * to_strides[i];
-        from_offset += (part.lo[i] - from->lo[i]) * from_strides[i];
-    }
-    fsdp_kernels_get()->copy_box((char *)to_data + to_offset, to_strides,
-                                 (const char *)data + from_offset, from_strides, part.ndim,
-                                 part.len, element);
-}
-
 void fsdp_state_copy_range(const fsdp_state_range *from, const fsdp_box *to, void *to_data,
                            size_t element)
 {
@@ -40,7 +19,7 @@ void fsdp_state_copy_range(const fsdp_state_range *from, const fsdp_box *to, voi
     const char *at = from->data;
     int n = fsdp_box_cut(&from->box, from->first, from->count, pieces);
     for (int i = 0; i < n; i++) {
-        copy_shared(&pieces[i], at, to, to_data, element);
+        fsdp_copy_shared(to, to_data, &pieces[i], at, element);
         at += (size_t)fsdp_box_count(&pieces[i]) * element;
     }
 }

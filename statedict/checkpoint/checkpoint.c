@@ -72,9 +72,10 @@ static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_bo
 {
     fsdp_read_target target = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
     fsdp_block_reader block_reader = {0};
+    fsdp_box_read read = {&block_reader, checkpoint->readers[0], stored, &target, 1};
     fsdp_status st = FSDP_OK;
     for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
-        st = fsdp_get_block(&block_reader, checkpoint->readers[0], stored, block, &target, 1, err);
+        st = fsdp_get_block(&read, block, err);
     fsdp_block_reader_release(&block_reader);
     return st;
 }

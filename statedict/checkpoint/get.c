@@ -90,24 +90,20 @@ static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box 
 {
     const get_state *state = user;
     const fsdp_read_request *request = state->request;
-    const fsdp_stored_box *stored = NULL;
-    fsdp_shard_reader *reader = NULL;
+    fsdp_box_read read = {.block_reader = request->block_reader, .targets = state->near};
     fsdp_box shared;
-    size_t near = 0;
     for (size_t w = 0; w < request->count; w++)
         if (fsdp_box_intersect(&request->targets[w].box, box, &shared))
-            state->near[near++] = request->targets[w];
-    if (near == 0) /* overlaps the hull, but no target: its file may not be open */
+            state->near[read.target_count++] = request->targets[w];
+    if (read.target_count == 0) /* overlaps the hull, but no target: its file may not be open */
         return FSDP_OK;
     fsdp_promised_box promised = {request->entry, rank, part, box};
-    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, &promised, &stored, &reader, err));
-    if (pass_blocks(request->counter, stored->block_count))
+    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, &promised, &read.stored, &read.shard, err));
+    if (pass_blocks(request->counter, read.stored->block_count))
         return FSDP_OK;
-    for (int64_t block = 0; block < stored->block_count; block++)
-        if (fsdp_work_counter_take(request->counter) &&
-            fsdp_block_is_wanted(stored, block, state->near, near))
-            FSDP_TRY(fsdp_get_block(request->block_reader, reader, stored, block, state->near, near,
-                                    err));
+    for (int64_t block = 0; block < read.stored->block_count; block++)
+        if (fsdp_work_counter_take(request->counter) && fsdp_block_is_wanted(&read, block))
+            FSDP_TRY(fsdp_get_block(&read, block, err));
     return FSDP_OK;
 }
 

@@ -66,14 +66,15 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 
 static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection, fsdp_error *err)
 {
-    const fsdp_mesh *mesh = job->mesh ? job->mesh : job->opts.mesh;
+    fsdp_relayout_opts opts = {.kind = job->kind,
+                               .mesh = job->mesh ? job->mesh : job->opts.mesh,
+                               .shard_dim = job->opts.shard_dim};
     fsdp_tie_rules rules = {.opts = &job->opts,
                             .limits = job->limits,
                             .config = job->copies.config.tied,
                             .to = job->to};
     FSDP_TRY(fsdp_ties_drop(job->from, &rules, selection, &job->ties, err));
-    FSDP_TRY(fsdp_relayout(job->from->manifest.sd, job->kind, mesh, job->opts.shard_dim, selection,
-                           &job->sd, &job->source, err));
+    FSDP_TRY(fsdp_relayout(job->from->manifest.sd, &opts, selection, &job->sd, &job->source, err));
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");

@@ -171,7 +171,8 @@ static convert_room room(const convert_job *job)
 static fsdp_target_opts target_opts(const convert_job *job)
 {
     const foreign_files *files = job->files;
-    return (fsdp_target_opts){.io = job->reuse ? job->reuse : job->io,
+    return (fsdp_target_opts){.format = job->format,
+                              .io = job->reuse ? job->reuse : job->io,
                               .path = job->place.path,
                               .entries = files->entries,
                               .entry_count = fsdp_sd_count(job->sd),
@@ -309,8 +310,9 @@ static size_t box_of(const convert_job *job, const convert_piece *piece)
 static fsdp_status write(convert_job *job, const convert_piece *piece, fsdp_error *err)
 {
     const foreign_files *files = job->files;
-    return job->format->ops->write(files->target, piece->entry, box_of(job, piece), piece->first,
-                                   piece->count, piece->data, err);
+    fsdp_target_piece elements = {piece->entry, box_of(job, piece), piece->first, piece->count,
+                                  piece->data};
+    return job->format->ops->write(files->target, &elements, err);
 }
 
 static fsdp_status locate(const convert_job *job, const convert_piece *piece,

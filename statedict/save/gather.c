@@ -48,23 +48,6 @@ static const char *local_memory(const gather_job *job, size_t part)
     return data;
 }
 
-static void copy_between(const gather_job *job, char *to, const fsdp_box *to_box, const char *from,
-                         const fsdp_box *from_box, const fsdp_box *what)
-{
-    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
-    int64_t size = (int64_t)fsdp_dtype_size(job->entry->dtype);
-    fsdp_box_strides(to_box->ndim, to_box->len, to_strides);
-    fsdp_box_strides(from_box->ndim, from_box->len, from_strides);
-    for (int d = 0; d < what->ndim; d++) {
-        to_strides[d] *= size;
-        from_strides[d] *= size;
-        to += (what->lo[d] - to_box->lo[d]) * to_strides[d];
-        from += (what->lo[d] - from_box->lo[d]) * from_strides[d];
-    }
-    fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, what->ndim, what->len,
-                                 (size_t)size);
-}
-
 /* Moves the part of the slab that one rank stores to the slab of rank 0. */
 static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box *box,
                                fsdp_error *err)
@@ -74,15 +57,16 @@ static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box
     int local = fsdp_ctl_rank(job->ctl);
     if ((local != 0 && local != rank) || !fsdp_box_intersect(box, &job->slab_box, &shared))
         return FSDP_OK;
-    size_t size = (size_t)fsdp_box_count(&shared) * fsdp_dtype_size(job->entry->dtype);
+    size_t element = fsdp_dtype_size(job->entry->dtype);
+    size_t size = (size_t)fsdp_box_count(&shared) * element;
     if (local == 0 && rank == 0) {
-        copy_between(job, job->slab, &job->slab_box, local_memory(job, part), box, &shared);
+        fsdp_copy_shared(&job->slab_box, job->slab, box, local_memory(job, part), element);
     } else if (local == rank) {
-        copy_between(job, job->message, &shared, local_memory(job, part), box, &shared);
+        fsdp_copy_shared(&shared, job->message, box, local_memory(job, part), element);
         return fsdp_ctl_send(job->ctl, 0, job->message, size, err);
     } else {
         FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, job->message, size, err));
-        copy_between(job, job->slab, &job->slab_box, job->message, &shared, &shared);
+        fsdp_copy_shared(&job->slab_box, job->slab, &shared, job->message, element);
     }
     return FSDP_OK;
 }

@@ -55,8 +55,13 @@ fsdp_status fsdp_recast(const fsdp_recast_box *box, fsdp_on_overflow on_overflow
     if (box->from == box->to)
         return FSDP_OK;
     size_t more = fsdp_recast_size(box->from, box->to) - fsdp_dtype_size(box->from);
-    size_t done = fsdp_cast_measured(box->source - (size_t)count * more, box->to, box->source,
-                                     box->from, (size_t)count, on_overflow, tally, &misfit);
+    fsdp_counted_cast cast = {box->source - (size_t)count * more,
+                              box->to,
+                              box->source,
+                              box->from,
+                              (size_t)count,
+                              on_overflow};
+    size_t done = fsdp_cast_measured(&cast, tally, &misfit);
     return done == (size_t)count ? FSDP_OK : fail_misfit(box, (int64_t)done, misfit, err);
 }
 

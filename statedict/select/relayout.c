@@ -9,9 +9,7 @@
 
 typedef struct relayout_job {
     const fsdp_sd *from;
-    fsdp_kind kind;
-    const fsdp_mesh *mesh;
-    int shard_dim;
+    fsdp_relayout_opts opts;
     const fsdp_selection *selection;
     fsdp_sd *sd;
     size_t *source;
@@ -39,11 +37,13 @@ static fsdp_dtype new_dtype(const relayout_job *job, size_t i, const fsdp_entry 
 
 static fsdp_layout layout_for(const relayout_job *job, const fsdp_entry *entry)
 {
-    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = job->mesh};
-    for (int i = 0; i < fsdp_mesh_ndim(job->mesh); i++) {
-        bool copies = entry->ndim == 0 || strncmp(fsdp_mesh_dim_name(job->mesh, i), "rep", 3) == 0;
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = job->opts.mesh};
+    for (int i = 0; i < fsdp_mesh_ndim(job->opts.mesh); i++) {
+        bool copies =
+            entry->ndim == 0 || strncmp(fsdp_mesh_dim_name(job->opts.mesh, i), "rep", 3) == 0;
         layout.placement[i].kind = copies ? FSDP_REPLICATE : FSDP_SHARD;
-        layout.placement[i].dim = copies || job->shard_dim >= entry->ndim ? 0 : job->shard_dim;
+        layout.placement[i].dim =
+            copies || job->opts.shard_dim >= entry->ndim ? 0 : job->opts.shard_dim;
     }
     return layout;
 }
@@ -101,64 +101,72 @@ static fsdp_status add_entries(relayout_job *job, bool with_tensors, fsdp_error 
 
 /* --- local: a flat buffer per dtype --- */
 
-static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts,
-                            size_t *numbers, size_t count, int64_t elements, fsdp_error *err)
+typedef struct flat_buffer {
+    fsdp_flat_part *parts; /* room for all tensors */
+    size_t *numbers;       /* per part: its entry */
+    size_t count;
+    int64_t elements;
+} flat_buffer;
+
+static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, const flat_buffer *flat,
+                            fsdp_error *err)
 {
     fsdp_text name = {0};
-    int64_t ranks = fsdp_mesh_size(job->mesh);
+    int64_t ranks = fsdp_mesh_size(job->opts.mesh);
     size_t first = fsdp_sd_count(job->sd);
     fsdp_text_addf(&name, "flat.%s", fsdp_dtype_name(dtype));
     while (!name.failed && fsdp_sd_find(job->from, name.data, name.size) >= 0)
         fsdp_text_add(&name, "_", 1);
     if (name.failed)
         return fsdp_fail_memory(err, "a name");
-    int64_t padded = (elements + ranks - 1) / ranks * ranks;
+    int64_t padded = (flat->elements + ranks - 1) / ranks * ranks;
     fsdp_status st = fsdp_sd_add_flat(job->sd, name.data, name.size,
                                       &(fsdp_flat_buffer){.dtype = dtype,
-                                                          .mesh = job->mesh,
+                                                          .mesh = job->opts.mesh,
                                                           .count = padded,
-                                                          .parts = parts,
-                                                          .part_count = count},
+                                                          .parts = flat->parts,
+                                                          .part_count = flat->count},
                                       err);
     fsdp_text_release(&name);
     FSDP_TRY(st);
-    for (size_t k = 0; k < count; k++)
-        job->source[first + k] = numbers[k];
+    for (size_t k = 0; k < flat->count; k++)
+        job->source[first + k] = flat->numbers[k];
     return FSDP_OK;
 }
 
-static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts,
-                                size_t *numbers, fsdp_error *err)
+static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, flat_buffer *flat,
+                                fsdp_error *err)
 {
-    size_t count = 0;
-    int64_t elements = 0;
+    flat->count = 0;
+    flat->elements = 0;
     for (size_t i = 0; i < fsdp_sd_count(job->from); i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->from, i);
         if (entry->kind != FSDP_ENTRY_TENSOR || !is_selected(job, i) ||
             new_dtype(job, i, entry) != dtype)
             continue;
         fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-        numbers[count] = i;
-        parts[count].name = new_name(job, i, &parts[count].name_size);
-        parts[count].ndim = entry->ndim;
-        parts[count].shape = entry->shape;
-        parts[count++].offset = elements;
-        if (fsdp_add_overflow(elements, fsdp_box_count(&whole), &elements))
+        flat->numbers[flat->count] = i;
+        fsdp_flat_part *part = &flat->parts[flat->count++];
+        part->name = new_name(job, i, &part->name_size);
+        part->ndim = entry->ndim;
+        part->shape = entry->shape;
+        part->offset = flat->elements;
+        if (fsdp_add_overflow(flat->elements, fsdp_box_count(&whole), &flat->elements))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "the tensors are too many for one flat buffer");
     }
-    return count > 0 ? add_flat(job, dtype, parts, numbers, count, elements, err) : FSDP_OK;
+    return flat->count > 0 ? add_flat(job, dtype, flat, err) : FSDP_OK;
 }
 
 static fsdp_status add_flats(relayout_job *job, fsdp_error *err)
 {
     size_t n = fsdp_sd_count(job->from);
-    fsdp_flat_part *parts = fsdp_alloc(n, sizeof *parts);
-    size_t *numbers = fsdp_alloc(n, sizeof *numbers);
-    fsdp_status st = parts && numbers ? FSDP_OK : fsdp_fail_memory(err, "flat buffers");
+    flat_buffer flat = {.parts = fsdp_alloc(n, sizeof *flat.parts),
+                        .numbers = fsdp_alloc(n, sizeof *flat.numbers)};
+    fsdp_status st = flat.parts && flat.numbers ? FSDP_OK : fsdp_fail_memory(err, "flat buffers");
     for (int dtype = 1; dtype < FSDP_DTYPE_COUNT && st == FSDP_OK; dtype++)
-        st = collect_flat(job, (fsdp_dtype)dtype, parts, numbers, err);
-    fsdp_free(parts);
-    fsdp_free(numbers);
+        st = collect_flat(job, (fsdp_dtype)dtype, &flat, err);
+    fsdp_free(flat.parts);
+    fsdp_free(flat.numbers);
     return st;
 }
 
@@ -168,16 +176,18 @@ static fsdp_status keep_path(relayout_job *job, size_t i, int32_t *room, fsdp_er
 {
     const fsdp_entry *entry = fsdp_sd_at(job->from, i);
     int32_t usual[FSDP_PATH_DEFAULT_MOST];
-    const int32_t *path = entry->path ? entry->path : usual;
-    size_t size, count = entry->path_count;
+    size_t size;
+    fsdp_path old = {entry->name, entry->name_size, entry->path, entry->path_count};
     const char *name = new_name(job, i, &size);
     bool is_renamed = size != entry->name_size || memcmp(name, entry->name, size) != 0;
     if (!entry->path && !is_renamed)
         return FSDP_OK;
-    if (!entry->path)
-        count = fsdp_path_default(entry->name, entry->name_size, usual);
+    if (!entry->path) {
+        old.elements = usual;
+        old.count = fsdp_path_default(entry->name, entry->name_size, usual);
+    }
     int64_t found = fsdp_sd_find(job->sd, name, size);
-    count = fsdp_path_rename(entry->name, entry->name_size, path, count, name, size, room);
+    size_t count = fsdp_path_rename(&old, name, size, room);
     return found < 0 ? FSDP_OK : fsdp_sd_set_path(job->sd, (size_t)found, room, count, err);
 }
 
@@ -200,18 +210,17 @@ static fsdp_status relayout(relayout_job *job, fsdp_error *err)
     if (!job->source)
         return fsdp_fail_memory(err, "a layout");
     FSDP_TRY(fsdp_sd_create(&job->sd, err));
-    if (job->kind == FSDP_LOCAL)
+    if (job->opts.kind == FSDP_LOCAL)
         FSDP_TRY(add_flats(job, err));
-    FSDP_TRY(add_entries(job, job->kind != FSDP_LOCAL, err));
+    FSDP_TRY(add_entries(job, job->opts.kind != FSDP_LOCAL, err));
     return keep_paths(job, err);
 }
 
-fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
+fsdp_status fsdp_relayout(const fsdp_sd *from, const fsdp_relayout_opts *opts,
                           const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err)
 {
-    relayout_job job = {
-        .from = from, .kind = kind, .mesh = mesh, .shard_dim = shard_dim, .selection = selection};
+    relayout_job job = {.from = from, .opts = *opts, .selection = selection};
     fsdp_status st = relayout(&job, err);
     if (st != FSDP_OK) {
         fsdp_sd_free(job.sd);
@@ -239,7 +248,8 @@ fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_selection *selec
     fsdp_mesh *one = NULL;
     size_t *source = NULL;
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &one, err));
-    fsdp_status st = fsdp_relayout(from, FSDP_FULL, one, 0, selection, sd_out, &source, err);
+    fsdp_relayout_opts opts = {.kind = FSDP_FULL, .mesh = one};
+    fsdp_status st = fsdp_relayout(from, &opts, selection, sd_out, &source, err);
     fsdp_mesh_free(one);
     fsdp_free(source);
     return st;

@@ -6,6 +6,12 @@
 #include "statedict/select/selection.h"
 #include <fsdp/checkpoint.h>
 
+typedef struct fsdp_relayout_opts {
+    fsdp_kind kind;
+    const fsdp_mesh *mesh;
+    int shard_dim;
+} fsdp_relayout_opts;
+
 /*
  * A new description (no memory) of the selected entries of `from`. Sharded and full: every mesh dim cuts the
  * tensor dim `shard_dim` (dim 0 of tensors with fewer dims), but a mesh dim whose name begins with "rep"
@@ -13,7 +19,7 @@
  * mesh. selection NULL: all entries with their names. An alias whose target is not selected becomes the
  * tensor. source_out: per new entry the number of the old one; the caller frees it.
  */
-fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
+fsdp_status fsdp_relayout(const fsdp_sd *from, const fsdp_relayout_opts *opts,
                           const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err);
 

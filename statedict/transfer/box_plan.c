@@ -145,29 +145,28 @@ fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *o
     return st;
 }
 
-/* True when the rank stores its box `part` of the entry. In a local checkpoint every rank does. */
-static bool stores(const fsdp_entry *entry, int owner, fsdp_kind kind, int rank, size_t part)
+/* True when the rank stores its box `part` of a tensor. In a local checkpoint every rank does. */
+static bool stores(const fsdp_plan_input *input, size_t tensor, size_t part)
 {
-    if (kind == FSDP_LOCAL)
+    if (input->kind == FSDP_LOCAL)
         return true;
-    return fsdp_layout_copy(&entry->layout, rank, part) == owner;
+    const fsdp_layout *layout = &fsdp_sd_at(input->sd, tensor)->layout;
+    return fsdp_layout_copy(layout, input->rank, part) == input->owners[tensor];
 }
 
 /* --- saving ----------------------------------------------------------------------------------- */
 
-/* The plan has room: count_plan allocated for all entries. */
-static fsdp_shard_dataset *add_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t part,
-                                       int ndim, const int64_t *shape)
+/* The plan has room: make_room allocated for all entries. */
+static void add_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t part, int ndim,
+                        const int64_t *shape)
 {
-    fsdp_shard_dataset *dataset = &plan->datasets[plan->dataset_count++];
-    *dataset = (fsdp_shard_dataset){.name = entry->name,
-                                    .name_size = entry->name_size,
-                                    .part = (unsigned)part,
-                                    .dtype = entry->dtype,
-                                    .ndim = ndim,
-                                    .shape = shape,
-                                    .offset = -1};
-    return dataset;
+    plan->datasets[plan->dataset_count++] = (fsdp_shard_dataset){.name = entry->name,
+                                                                 .name_size = entry->name_size,
+                                                                 .part = (unsigned)part,
+                                                                 .dtype = entry->dtype,
+                                                                 .ndim = ndim,
+                                                                 .shape = shape,
+                                                                 .offset = -1};
 }
 
 static const int64_t *keep_dims(fsdp_save_plan *plan, int ndim, const int64_t *numbers)
@@ -194,17 +193,6 @@ static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, si
     return stored;
 }
 
-/* Plans a dataset that holds one box. */
-static void plan_box_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
-                             size_t part, const fsdp_box *box, const char *data)
-{
-    fsdp_shard_box *stored = add_box(plan, entry, tensor, part, box, data);
-    stored->dataset = (uint32_t)plan->dataset_count;
-    stored->packed = true;
-    stored->first = 0;
-    add_dataset(plan, entry, part, stored->ndim, stored->len);
-}
-
 /* True when a box is one run of its row-major tensor: whole trailing dims, single leading indexes. */
 static bool is_one_run(const fsdp_box *box, const int64_t *shape)
 {
@@ -217,49 +205,46 @@ static bool is_one_run(const fsdp_box *box, const int64_t *shape)
     return true;
 }
 
-/* A box inside the dataset of its whole tensor, which is number `dataset`. */
-static void plan_inside_tensor(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
-                               size_t part, const fsdp_box *box, const char *data, size_t dataset)
+/* Flat buffers are stored as such: their chunk is one dataset. */
+static bool keeps_flats(const fsdp_plan_input *input)
 {
-    fsdp_shard_box *stored = add_box(plan, entry, tensor, part, box, data);
-    stored->dataset = (uint32_t)dataset;
-    stored->packed = is_one_run(box, entry->shape);
-    stored->first = fsdp_box_position(entry->ndim, entry->shape, box->lo);
+    return input->kind == FSDP_LOCAL && !input->encode;
 }
 
-/* A box inside the flat chunk that holds it. */
-static void plan_inside_flat(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
-                             size_t part, const fsdp_box *box, const char *data, int64_t first)
+/*
+ * A box lies in the dataset of the flat chunk that holds it, in that of the whole tensor (full), or
+ * alone in one.
+ */
+static void plan_tensor(const fsdp_plan_input *input, size_t tensor, const size_t *dataset_of,
+                        fsdp_save_plan *plan)
 {
-    fsdp_shard_box *stored = add_box(plan, entry, tensor, part, box, data);
-    stored->dataset = (uint32_t)entry->flat;
-    stored->packed = true;
-    stored->first = first;
-}
-
-static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor, fsdp_kind kind,
-                       bool flats, int owner, int rank, size_t dataset)
-{
+    const fsdp_entry *entry = fsdp_sd_at(input->sd, tensor);
     size_t element_size = fsdp_dtype_size(entry->dtype);
-    size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+    size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, input->rank);
     const char *data = entry->data;
-    bool in_flat = flats && entry->flat >= 0;
-    fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+    bool in_flat = keeps_flats(input) && entry->flat >= 0;
+    fsdp_box box = fsdp_box_whole(entry->ndim, entry->shape);
     int64_t flat_first =
-        in_flat ? fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&whole), rank) : 0;
+        in_flat ? fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&box), input->rank) : 0;
     for (size_t part = 0; part < parts; part++) {
-        fsdp_box box;
-        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, input->rank, part, &box);
         int64_t count = fsdp_box_count(&box);
-        if (stores(entry, owner, kind, rank, part)) {
+        if (stores(input, tensor, part)) {
             fsdp_flow_box("statedict/transfer/box_plan.c", "store", entry->name, entry->name_size,
                           &box);
-            if (in_flat)
-                plan_inside_flat(plan, entry, tensor, part, &box, data, flat_first);
-            else if (kind == FSDP_FULL)
-                plan_inside_tensor(plan, entry, tensor, part, &box, data, dataset);
-            else
-                plan_box_dataset(plan, entry, tensor, part, &box, data);
+            fsdp_shard_box *stored = add_box(plan, entry, tensor, part, &box, data);
+            stored->packed = true;
+            if (in_flat) {
+                stored->dataset = (uint32_t)entry->flat;
+                stored->first = flat_first;
+            } else if (dataset_of) {
+                stored->dataset = (uint32_t)dataset_of[tensor];
+                stored->packed = is_one_run(&box, entry->shape);
+                stored->first = fsdp_box_position(entry->ndim, entry->shape, box.lo);
+            } else {
+                stored->dataset = (uint32_t)plan->dataset_count;
+                add_dataset(plan, entry, part, stored->ndim, stored->len);
+            }
         }
         flat_first += count;
         data = data ? data + (size_t)count * element_size : NULL;
@@ -267,10 +252,12 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
 }
 
 /* A value too large for the manifest is a u8 dataset that rank 0 stores. */
-static fsdp_status plan_value(fsdp_save_plan *plan, const fsdp_entry *entry, size_t number,
-                              fsdp_kind kind, int rank, fsdp_error *err)
+static fsdp_status plan_value(const fsdp_plan_input *input, size_t number, fsdp_save_plan *plan,
+                              fsdp_error *err)
 {
-    if (!fsdp_value_is_large(&entry->value) || (rank != 0 && kind != FSDP_FULL))
+    const fsdp_entry *entry = fsdp_sd_at(input->sd, number);
+    int rank = input->rank;
+    if (!fsdp_value_is_large(&entry->value) || (rank != 0 && input->kind != FSDP_FULL))
         return FSDP_OK;
     fsdp_text bytes = {0};
     fsdp_status st = fsdp_value_pack(&entry->value, &bytes, err);
@@ -329,10 +316,9 @@ int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank)
            fsdp_shard_writer_room(size.boxes);
 }
 
-static fsdp_status make_room(const fsdp_sd *sd, fsdp_kind kind, int rank, fsdp_save_plan *plan,
-                             fsdp_error *err)
+static fsdp_status make_room(const fsdp_plan_input *input, fsdp_save_plan *plan, fsdp_error *err)
 {
-    plan_size size = measure_plan(sd, kind, rank);
+    plan_size size = measure_plan(input->sd, input->kind, input->rank);
     plan->boxes = fsdp_alloc(size.boxes, sizeof *plan->boxes);
     plan->dims = fsdp_alloc(size.dims, sizeof *plan->dims);
     plan->data = fsdp_alloc(size.boxes, sizeof *plan->data);
@@ -392,32 +378,29 @@ static fsdp_status plan_full_datasets(const fsdp_sd *sd, fsdp_save_plan *plan,
     return FSDP_OK;
 }
 
-static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners,
-                             int rank, fsdp_save_plan *plan, fsdp_error *err)
+static fsdp_status plan_save(const fsdp_plan_input *input, fsdp_save_plan *plan, fsdp_error *err)
 {
+    const fsdp_sd *sd = input->sd;
     size_t *dataset_of = NULL;
-    bool flats = kind == FSDP_LOCAL && !encode;
-    FSDP_TRY(make_room(sd, kind, rank, plan, err));
-    if (flats)
-        FSDP_TRY(plan_flats(sd, rank, plan, err));
-    if (kind == FSDP_FULL)
+    FSDP_TRY(make_room(input, plan, err));
+    if (keeps_flats(input))
+        FSDP_TRY(plan_flats(sd, input->rank, plan, err));
+    if (input->kind == FSDP_FULL)
         FSDP_TRY(plan_full_datasets(sd, plan, &dataset_of, err));
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        if (entry->kind == FSDP_ENTRY_TENSOR)
-            plan_entry(plan, entry, i, kind, flats, owners[i], rank,
-                       dataset_of ? dataset_of[i] : 0);
-        else if (entry->kind == FSDP_ENTRY_VALUE)
-            FSDP_TRY(plan_value(plan, entry, i, kind, rank, err));
+        fsdp_entry_kind kind = fsdp_sd_at(sd, i)->kind;
+        if (kind == FSDP_ENTRY_TENSOR)
+            plan_tensor(input, i, dataset_of, plan);
+        else if (kind == FSDP_ENTRY_VALUE)
+            FSDP_TRY(plan_value(input, i, plan, err));
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners,
-                           int rank, fsdp_save_plan *plan_out, fsdp_error *err)
+fsdp_status fsdp_plan_save(const fsdp_plan_input *input, fsdp_save_plan *plan_out, fsdp_error *err)
 {
     fsdp_save_plan plan = {0};
-    fsdp_status st = plan_save(sd, kind, encode, owners, rank, &plan, err);
+    fsdp_status st = plan_save(input, &plan, err);
     if (st != FSDP_OK)
         fsdp_save_plan_release(&plan);
     *plan_out = plan;
@@ -429,11 +412,12 @@ fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind, fsdp_owner_p
 {
     fsdp_save_plan plan = {0};
     int *chosen = fsdp_alloc(fsdp_sd_count(sd), sizeof *chosen);
+    fsdp_plan_input input = {.sd = sd, .kind = kind, .owners = chosen, .rank = rank};
     if (!chosen)
         return fsdp_fail_memory(err, "a save plan");
     fsdp_status st = fsdp_plan_owners(sd, owners, chosen, err);
     if (st == FSDP_OK)
-        st = fsdp_plan_save(sd, kind, false, chosen, rank, &plan, err);
+        st = fsdp_plan_save(&input, &plan, err);
     *bytes_out = plan.bytes;
     fsdp_save_plan_release(&plan);
     fsdp_free(chosen);

@@ -34,13 +34,20 @@ typedef struct fsdp_save_plan {
     fsdp_arena arena;
 } fsdp_save_plan;
 
+typedef struct fsdp_plan_input {
+    const fsdp_sd *sd;
+    fsdp_kind kind;
+    bool encode;               /* blocks are compressed */
+    const int *owners;         /* fsdp_plan_owners; of no use in a local checkpoint */
+    int rank;
+} fsdp_plan_input;
+
 /*
  * The plan of one rank. Sharded: a dataset per box. Local: a dataset per flat chunk and per other
  * box; encoded, when a chunk of the file must lie in one box, a dataset per box throughout. Full: a
  * dataset per tensor, the same list on every rank, and inside them the boxes that this rank stores.
  */
-fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
-                           fsdp_save_plan *plan_out, fsdp_error *err);
+fsdp_status fsdp_plan_save(const fsdp_plan_input *input, fsdp_save_plan *plan_out, fsdp_error *err);
 /* An estimate of the bytes of such a plan and its writer. */
 int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank);
 /* Number of a box in the plan; it must be there. */

@@ -107,13 +107,6 @@ static fsdp_status make_ready(fsdp_block_reader *block_reader, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void byte_strides(int ndim, const int64_t *len, size_t element_size, int64_t *strides)
-{
-    fsdp_box_strides(ndim, len, strides);
-    for (int d = 0; d < ndim; d++)
-        strides[d] *= (int64_t)element_size;
-}
-
 static char *element_of(const fsdp_read_target *target, const int64_t *lo, size_t element_size)
 {
     int64_t inside[FSDP_MAX_DIMS];
@@ -121,23 +114,6 @@ static char *element_of(const fsdp_read_target *target, const int64_t *lo, size_
         inside[d] = lo[d] - target->box.lo[d];
     return target->data +
            fsdp_box_position(target->box.ndim, target->box.len, inside) * (int64_t)element_size;
-}
-
-/* Copies to a target the elements that it shares with `box`; data holds the packed elements of the
- * box in the wanted dtype. */
-static void place_box(const fsdp_read_target *target, const fsdp_box *box, const char *data)
-{
-    fsdp_box shared;
-    if (!fsdp_box_intersect(&target->box, box, &shared))
-        return;
-    size_t element_size = fsdp_dtype_size(target->dtype);
-    int64_t from_strides[FSDP_MAX_DIMS], to_strides[FSDP_MAX_DIMS];
-    byte_strides(box->ndim, box->len, element_size, from_strides);
-    byte_strides(box->ndim, target->box.len, element_size, to_strides);
-    for (int d = 0; d < box->ndim; d++)
-        data += (shared.lo[d] - box->lo[d]) * from_strides[d];
-    fsdp_kernels_get()->copy_box(element_of(target, shared.lo, element_size), to_strides, data,
-                                 from_strides, box->ndim, shared.len, element_size);
 }
 
 static fsdp_status need_cast_room(fsdp_block_reader *block_reader, fsdp_error *err)
@@ -148,29 +124,29 @@ static fsdp_status need_cast_room(fsdp_block_reader *block_reader, fsdp_error *e
     return FSDP_OK;
 }
 
-/* Places elements [first, first + count) of a stored box, which are at data, in every target. */
-static fsdp_status place_range(fsdp_block_reader *block_reader, const fsdp_stored_box *stored,
-                               int64_t first, int64_t count, const char *data,
-                               const fsdp_read_target *targets, size_t target_count,
-                               fsdp_error *err)
+/* Places elements [first, first + count) of the stored box, which are at data, in every target. */
+static fsdp_status place_range(const fsdp_box_read *read, int64_t first, int64_t count,
+                               const char *data, fsdp_error *err)
 {
+    const fsdp_stored_box *stored = read->stored;
     fsdp_box pieces[FSDP_BOX_PIECES], whole = fsdp_stored_box_box(stored);
     int piece_count = fsdp_box_cut(&whole, first, count, pieces);
-    for (size_t w = 0; w < target_count; w++) {
-        size_t element_size = fsdp_dtype_size(targets[w].dtype);
+    for (size_t w = 0; w < read->target_count; w++) {
+        const fsdp_read_target *target = &read->targets[w];
+        size_t element_size = fsdp_dtype_size(target->dtype);
         const char *at = data;
-        if (targets[w].dtype != stored->dtype) {
-            FSDP_TRY(need_cast_room(block_reader, err));
-            size_t lost =
-                fsdp_kernels_get()->cast(block_reader->cast, targets[w].dtype, data, stored->dtype,
-                                         (size_t)count, FSDP_OVERFLOW_FAIL);
+        if (target->dtype != stored->dtype) {
+            FSDP_TRY(need_cast_room(read->block_reader, err));
+            char *cast = read->block_reader->cast;
+            size_t lost = fsdp_kernels_get()->cast(cast, target->dtype, data, stored->dtype,
+                                                   (size_t)count, FSDP_OVERFLOW_FAIL);
             if (lost > 0)
                 return fsdp_fail(err, FSDP_ERR_USAGE, "%zu values do not fit in %s", lost,
-                                 fsdp_dtype_name(targets[w].dtype));
-            at = block_reader->cast;
+                                 fsdp_dtype_name(target->dtype));
+            at = cast;
         }
         for (int p = 0; p < piece_count; p++) {
-            place_box(&targets[w], &pieces[p], at);
+            fsdp_copy_shared(&target->box, target->data, &pieces[p], at, element_size);
             at += fsdp_box_count(&pieces[p]) * (int64_t)element_size;
         }
     }
@@ -198,68 +174,67 @@ static char *direct_target(const fsdp_stored_box *stored, const fsdp_read_target
 }
 
 /* A range of a block in pieces: read, hash, place. */
-static fsdp_status get_range(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                             const fsdp_stored_box *stored, int64_t first, int64_t count,
-                             bool hashed, const fsdp_read_target *targets, size_t target_count,
+static fsdp_status get_range(const fsdp_box_read *read, int64_t first, int64_t count, bool hashed,
                              fsdp_error *err)
 {
+    fsdp_block_reader *block_reader = read->block_reader;
+    const fsdp_stored_box *stored = read->stored;
     int64_t element_size = (int64_t)stored->element_size, step = FSDP_PIECE_BYTES / element_size;
-    char *direct = target_count > 0 ? direct_target(stored, &targets[0]) : NULL;
-    if (direct && !hashed && target_count == 1)
-        step = count; /* no hash, no copy: pieces have no use */
+    fsdp_box_read others = *read; /* the targets that the bytes are copied to */
+    char *direct = read->target_count > 0 ? direct_target(stored, &read->targets[0]) : NULL;
+    if (direct) {
+        others.targets++;
+        others.target_count--;
+        if (!hashed && others.target_count == 0)
+            step = count; /* no hash, no copy: pieces have no use */
+    }
     for (int64_t at = first; at < first + count; at += step) {
         int64_t n = first + count - at < step ? first + count - at : step;
         char *piece = direct ? direct + at * element_size : block_reader->piece;
-        FSDP_TRY(fsdp_shard_read(reader, stored, at, n, piece, err));
+        FSDP_TRY(fsdp_shard_read(read->shard, stored, at, n, piece, err));
         if (hashed)
             fsdp_hasher_add(block_reader->hasher, piece, (size_t)(n * element_size));
-        const fsdp_read_target *others = direct ? targets + 1 : targets; /* NULL: only checking */
-        size_t other_count = direct ? target_count - 1 : target_count;
-        FSDP_TRY(place_range(block_reader, stored, at, n, piece, others, other_count, err));
+        FSDP_TRY(place_range(&others, at, n, piece, err));
     }
     block_reader->bytes_read += count * element_size;
     return FSDP_OK;
 }
 
-static fsdp_status compare_hash(fsdp_block_reader *block_reader, const fsdp_shard_reader *reader,
-                                const fsdp_stored_box *stored, int64_t block, fsdp_error *err)
+static fsdp_status compare_hash(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
-    fsdp_hash hash = fsdp_hasher_value(block_reader->hasher);
-    if (memcmp(&hash, &stored->hashes[block], sizeof hash) != 0)
-        return fsdp_block_damaged(reader, stored, block, err);
+    fsdp_hash hash = fsdp_hasher_value(read->block_reader->hasher);
+    if (memcmp(&hash, &read->stored->hashes[block], sizeof hash) != 0)
+        return fsdp_block_damaged(read->shard, read->stored, block, err);
     return FSDP_OK;
 }
 
-static fsdp_status get_raw(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                           const fsdp_stored_box *stored, int64_t block,
-                           const fsdp_read_target *targets, size_t count, fsdp_error *err)
+static fsdp_status get_raw(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
     int64_t first, elements;
-    fsdp_block_range(stored, block, &first, &elements);
-    fsdp_hasher_reset(block_reader->hasher);
-    FSDP_TRY(get_range(block_reader, reader, stored, first, elements, true, targets, count, err));
-    return compare_hash(block_reader, reader, stored, block, err);
+    fsdp_block_range(read->stored, block, &first, &elements);
+    fsdp_hasher_reset(read->block_reader->hasher);
+    FSDP_TRY(get_range(read, first, elements, true, err));
+    return compare_hash(read, block, err);
 }
 
 /* Frames are decoded as a whole, so checking them costs little and is always done. */
-static fsdp_status get_encoded(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                               const fsdp_stored_box *stored, int64_t block,
-                               const fsdp_read_target *targets, size_t count, fsdp_error *err)
+static fsdp_status get_encoded(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
+    fsdp_block_reader *block_reader = read->block_reader;
+    const fsdp_stored_box *stored = read->stored;
     const void *data = NULL;
     int64_t first, elements;
     fsdp_block_range(stored, block, &first, &elements);
-    FSDP_TRY(fsdp_shard_decode(reader, stored, block, &block_reader->decoder, &data, err));
+    FSDP_TRY(fsdp_shard_decode(read->shard, stored, block, &block_reader->decoder, &data, err));
     block_reader->bytes_read += stored->frames[block].size;
     fsdp_hasher_reset(block_reader->hasher);
     fsdp_hasher_add(block_reader->hasher, data, (size_t)elements * stored->element_size);
-    FSDP_TRY(compare_hash(block_reader, reader, stored, block, err));
+    FSDP_TRY(compare_hash(read, block, err));
     int64_t step = FSDP_PIECE_BYTES / (int64_t)stored->element_size;
     for (int64_t at = 0; at < elements; at += step) {
         int64_t n = elements - at < step ? elements - at : step;
-        FSDP_TRY(place_range(block_reader, stored, first + at, n,
-                             (const char *)data + (size_t)at * stored->element_size, targets, count,
-                             err));
+        const char *piece = (const char *)data + (size_t)at * stored->element_size;
+        FSDP_TRY(place_range(read, first + at, n, piece, err));
     }
     return FSDP_OK;
 }
@@ -290,11 +265,10 @@ static int64_t wanted_elements(const fsdp_stored_box *stored, int64_t block,
     return total;
 }
 
-bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block,
-                          const fsdp_read_target *targets, size_t count)
+bool fsdp_block_is_wanted(const fsdp_box_read *read, int64_t block)
 {
-    for (size_t w = 0; w < count; w++)
-        if (wanted_elements(stored, block, &targets[w]) > 0)
+    for (size_t w = 0; w < read->target_count; w++)
+        if (wanted_elements(read->stored, block, &read->targets[w]) > 0)
             return true;
     return false;
 }
@@ -310,27 +284,26 @@ static int run_dims(const fsdp_stored_box *stored, const fsdp_box *shared,
     return dim < 0 ? 0 : dim;
 }
 
-/* Reads one run straight into the target, or through a cast when the dtypes differ. */
-static fsdp_status get_run(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                           const fsdp_stored_box *stored, const int64_t *lo, int64_t count,
-                           const fsdp_read_target *target, fsdp_error *err)
+/* Reads one run straight into the only target, or through a cast when the dtypes differ. */
+static fsdp_status get_run(const fsdp_box_read *read, const int64_t *lo, int64_t count,
+                           fsdp_error *err)
 {
+    const fsdp_stored_box *stored = read->stored;
+    const fsdp_read_target *target = read->targets;
     int64_t inside[FSDP_MAX_DIMS];
     for (int d = 0; d < stored->ndim; d++)
         inside[d] = lo[d] - stored->lo[d];
     int64_t first = fsdp_box_position(stored->ndim, stored->len, inside);
     if (target->dtype != stored->dtype)
-        return get_range(block_reader, reader, stored, first, count, false, target, 1, err);
-    block_reader->bytes_read += count * (int64_t)stored->element_size;
-    return fsdp_shard_read(reader, stored, first, count,
+        return get_range(read, first, count, false, err);
+    read->block_reader->bytes_read += count * (int64_t)stored->element_size;
+    return fsdp_shard_read(read->shard, stored, first, count,
                            element_of(target, lo, stored->element_size), err);
 }
 
-static fsdp_status get_rows(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                            const fsdp_stored_box *stored, const fsdp_box *shared,
-                            const fsdp_read_target *target, fsdp_error *err)
+static fsdp_status get_rows(const fsdp_box_read *read, const fsdp_box *shared, fsdp_error *err)
 {
-    int outer = run_dims(stored, shared, target);
+    int outer = run_dims(read->stored, shared, read->targets);
     int64_t rows = 1, lo[FSDP_MAX_DIMS];
     for (int d = 0; d < outer; d++)
         rows *= shared->len[d];
@@ -342,58 +315,55 @@ static fsdp_status get_rows(fsdp_block_reader *block_reader, fsdp_shard_reader *
             lo[d] += left % shared->len[d];
             left /= shared->len[d];
         }
-        FSDP_TRY(get_run(block_reader, reader, stored, lo, run, target, err));
+        FSDP_TRY(get_run(read, lo, run, err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status get_wanted_rows(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                                   const fsdp_stored_box *stored, int64_t block,
-                                   const fsdp_read_target *targets, size_t count, fsdp_error *err)
+static fsdp_status get_wanted_rows(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
     int64_t first, elements, wanted = 0;
-    fsdp_block_range(stored, block, &first, &elements);
-    for (size_t w = 0; w < count; w++)
-        wanted += wanted_elements(stored, block, &targets[w]);
+    fsdp_block_range(read->stored, block, &first, &elements);
+    for (size_t w = 0; w < read->target_count; w++)
+        wanted += wanted_elements(read->stored, block, &read->targets[w]);
     if (wanted >= elements)
-        return get_range(block_reader, reader, stored, first, elements, false, targets, count, err);
-    for (size_t w = 0; w < count; w++) {
+        return get_range(read, first, elements, false, err);
+    fsdp_box_read one = *read; /* into one target after the other */
+    one.target_count = 1;
+    for (size_t w = 0; w < read->target_count; w++) {
         fsdp_box shared[FSDP_BOX_PIECES];
-        int found = shared_boxes(stored, block, &targets[w], shared);
+        one.targets = &read->targets[w];
+        int found = shared_boxes(read->stored, block, one.targets, shared);
         for (int i = 0; i < found; i++)
-            FSDP_TRY(get_rows(block_reader, reader, stored, &shared[i], &targets[w], err));
+            FSDP_TRY(get_rows(&one, &shared[i], err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                             const fsdp_stored_box *stored, int64_t block,
-                             const fsdp_read_target *targets, size_t count, fsdp_error *err)
+static fsdp_status get_block(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
-    if (stored->encoded)
-        return get_encoded(block_reader, reader, stored, block, targets, count, err);
-    if (block_reader->check == FSDP_CHECK_OFF)
-        return get_wanted_rows(block_reader, reader, stored, block, targets, count, err);
-    return get_raw(block_reader, reader, stored, block, targets, count, err);
+    if (read->stored->encoded)
+        return get_encoded(read, block, err);
+    if (read->block_reader->check == FSDP_CHECK_OFF)
+        return get_wanted_rows(read, block, err);
+    return get_raw(read, block, err);
 }
 
-fsdp_status fsdp_get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                           const fsdp_stored_box *stored, int64_t block,
-                           const fsdp_read_target *targets, size_t count, fsdp_error *err)
+fsdp_status fsdp_get_block(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
-    FSDP_TRY(make_ready(block_reader, err));
-    FSDP_TRY(get_block(block_reader, reader, stored, block, targets, count, err));
+    FSDP_TRY(make_ready(read->block_reader, err));
+    FSDP_TRY(get_block(read, block, err));
     fsdp_flow("statedict/transfer/pipeline.c", "block %lld of '%.*s': checked and placed",
-              (long long)block, (int)stored->name_size, stored->name);
+              (long long)block, (int)read->stored->name_size, read->stored->name);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
+fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *shard,
                              const fsdp_stored_box *stored, int64_t block, fsdp_error *err)
 {
+    fsdp_box_read read = {.block_reader = block_reader, .shard = shard, .stored = stored};
     FSDP_TRY(make_ready(block_reader, err));
-    return stored->encoded ? get_encoded(block_reader, reader, stored, block, NULL, 0, err)
-                           : get_raw(block_reader, reader, stored, block, NULL, 0, err);
+    return stored->encoded ? get_encoded(&read, block, err) : get_raw(&read, block, err);
 }
 
 fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err)

@@ -50,17 +50,23 @@ int fsdp_block_readers_within(int threads, int64_t memory, bool encoded);
 /* Bytes of one block reader's buffers. */
 int64_t fsdp_block_reader_bytes(bool encoded);
 
+/* A stored box, the shard it lies in, and the targets that share elements with it. */
+typedef struct fsdp_box_read {
+    fsdp_block_reader *block_reader;
+    fsdp_shard_reader *shard;
+    const fsdp_stored_box *stored;
+    const fsdp_read_target *targets;
+    size_t target_count;
+} fsdp_box_read;
+
 /* True when some target shares an element with the block. */
-bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets,
-                          size_t count);
+bool fsdp_block_is_wanted(const fsdp_box_read *read, int64_t block);
 
 /* Reads one block and places its parts. Every target must overlap the box. */
-fsdp_status fsdp_get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                           const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets,
-                           size_t count, fsdp_error *err);
+fsdp_status fsdp_get_block(const fsdp_box_read *read, int64_t block, fsdp_error *err);
 
 /* Hashes one block and places nothing. */
-fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
+fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *shard,
                              const fsdp_stored_box *stored, int64_t block, fsdp_error *err);
 
 /* Fails for lack of memory for the slab of each thread; names its size and the options that lower it. */

@@ -120,7 +120,9 @@ static void write_compressed(const char *dir)
         for (int64_t i = 0; i < CHUNK * COLUMNS && row * COLUMNS + i < ROWS * COLUMNS; i++)
             data[i] = (float)(row * COLUMNS + i);
         const int64_t coord[2] = {row, 0};
-        check(fsdp_codec_encode(codec, data, CHUNK_BYTES, 4, frame, room, &frame_size, &err), &err);
+        check(fsdp_codec_encode(codec, &(fsdp_coding){data, CHUNK_BYTES, frame, room, 4},
+                                &frame_size, &err),
+              &err);
         check(
             fsdp_h5_write_chunk(file, &(fsdp_h5_chunk){0, coord, frame, frame_size}, &offset, &err),
             &err);

@@ -68,7 +68,8 @@ static void run_copy_box(const setup *bench, job *work)
     int64_t stride = work->row + work->gap;
     int64_t strides[2] = {stride, (int64_t)work->element_size};
     int64_t len[2] = {(int64_t)bench->size / stride, work->row / (int64_t)work->element_size};
-    bench->kernels->copy_box(bench->to, strides, bench->from, strides, 2, len, work->element_size);
+    fsdp_copy_box(
+        &(fsdp_strided_copy){bench->to, strides, bench->from, strides, 2, len, work->element_size});
 }
 
 static void run_pack_rows(const setup *bench, job *work)
@@ -77,8 +78,8 @@ static void run_pack_rows(const setup *bench, job *work)
     int64_t from_strides[2] = {stride, (int64_t)work->element_size};
     int64_t to_strides[2] = {work->row, (int64_t)work->element_size};
     int64_t len[2] = {(int64_t)bench->size / stride, work->row / (int64_t)work->element_size};
-    bench->kernels->copy_box(bench->to, to_strides, bench->from, from_strides, 2, len,
-                             work->element_size);
+    fsdp_copy_box(&(fsdp_strided_copy){bench->to, to_strides, bench->from, from_strides, 2, len,
+                                       work->element_size});
 }
 
 static void run_shuffle(const setup *bench, job *work)
@@ -121,9 +122,13 @@ static void run_cast_measured(const setup *bench, job *work)
     fsdp_cast_tally tally = {0};
     double misfit;
     size_t from = fsdp_dtype_size(work->from_type), to = fsdp_dtype_size(work->to_type);
-    (void)fsdp_cast_measured(bench->to, work->to_type, bench->from, work->from_type,
-                             bench->size / (from > to ? from : to), FSDP_OVERFLOW_INF, &tally,
-                             &misfit);
+    fsdp_counted_cast cast = {bench->to,
+                              work->to_type,
+                              bench->from,
+                              work->from_type,
+                              bench->size / (from > to ? from : to),
+                              FSDP_OVERFLOW_INF};
+    (void)fsdp_cast_measured(&cast, &tally, &misfit);
 }
 
 enum { BLOCK = 1 << 20 };
@@ -133,8 +138,9 @@ static void run_encode(const setup *bench, job *work)
     for (size_t i = 0; i < 64 && (i + 1) * BLOCK <= bench->size; i++) {
         size_t room = fsdp_codec_bound(BLOCK);
         fsdp_error err = {0};
-        if (fsdp_codec_encode(work->codec, bench->from + i * BLOCK, BLOCK, work->element_size,
-                              work->frames + i * room, room, &work->frame_size[i], &err) != FSDP_OK)
+        fsdp_coding coding = {bench->from + i * BLOCK, BLOCK, work->frames + i * room, room,
+                              work->element_size};
+        if (fsdp_codec_encode(work->codec, &coding, &work->frame_size[i], &err) != FSDP_OK)
             exit(fsdp_error_report(&err));
     }
 }
@@ -143,9 +149,9 @@ static void run_decode(const setup *bench, job *work)
 {
     for (size_t i = 0; i < 64 && (i + 1) * BLOCK <= bench->size; i++) {
         fsdp_error err = {0};
-        if (fsdp_codec_decode(work->codec, work->frames + i * fsdp_codec_bound(BLOCK),
-                              work->frame_size[i], work->element_size, bench->to + i * BLOCK, BLOCK,
-                              &err) != FSDP_OK)
+        fsdp_coding coding = {work->frames + i * fsdp_codec_bound(BLOCK), work->frame_size[i],
+                              bench->to + i * BLOCK, BLOCK, work->element_size};
+        if (fsdp_codec_decode(work->codec, &coding, &err) != FSDP_OK)
             exit(fsdp_error_report(&err));
     }
 }

@@ -22,18 +22,19 @@ typedef fsdp_status product(const linear_job *job);
 
 static fsdp_status forward(const linear_job *job)
 {
-    return fsdp_linear_forward(job->scratch, job->size, job->x, job->weight, NULL, job->y, NULL);
+    return fsdp_linear_forward(job->scratch, job->size, job->x, job->weight, job->y, NULL);
 }
 
 static fsdp_status grad_input(const linear_job *job)
 {
-    return fsdp_linear_grad_input(job->scratch, job->size, job->y, job->weight, job->x, NULL);
+    fsdp_linear_grad_input(job->scratch, job->size, job->y, job->weight, job->x);
+    return FSDP_OK;
 }
 
 static fsdp_status grad_weight(const linear_job *job)
 {
-    return fsdp_linear_grad_weight(job->scratch, job->size, job->x, job->y, job->dweight, NULL,
-                                   NULL);
+    fsdp_linear_grad_weight(job->scratch, job->size, job->x, job->y, job->dweight);
+    return FSDP_OK;
 }
 
 static double seconds_now(void)

@@ -72,7 +72,8 @@ static void report(const char *what, tensor_job *job, run_once *run, int repeats
 static void run_fold(tensor_job *job)
 {
     fsdp_tensor_fold(job->to, (const void *const *)job->from, job->sources, job->dtype,
-                     job->size / fsdp_dtype_size(job->dtype), FSDP_FOLD_SUM, 1, job->sources);
+                     job->size / fsdp_dtype_size(job->dtype),
+                     (fsdp_reduction){FSDP_FOLD_SUM, 1, job->sources});
 }
 
 static void run_add(tensor_job *job)

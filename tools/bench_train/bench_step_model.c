@@ -288,14 +288,11 @@ static fsdp_status multiply(step_model *model, const step_layer *layer, const fl
 {
     const float *weight = read_param(layer->weight, model->wide_weight);
     const float *bias = read_param(layer->bias, model->wide_bias);
-    bool is_part = layer->cut == STEP_ROWS;
     if (!weight || !bias)
         return fsdp_param_error(layer->weight, err);
-    FSDP_TRY(fsdp_linear_forward(model->scratch, layer->size, x, weight, is_part ? NULL : bias,
-                                 layer->y, err));
-    if (!is_part)
-        return FSDP_OK;
-    FSDP_TRY(add_parts(model, layer->y, layer->size.rows * layer->size.out, err));
+    FSDP_TRY(fsdp_linear_forward(model->scratch, layer->size, x, weight, layer->y, err));
+    if (layer->cut == STEP_ROWS)
+        FSDP_TRY(add_parts(model, layer->y, layer->size.rows * layer->size.out, err));
     fsdp_linear_add_bias(layer->y, bias, layer->size.rows, layer->size.out);
     return FSDP_OK;
 }
@@ -336,12 +333,13 @@ static fsdp_status give_grads(step_model *model, const step_layer *layer, const 
     void *weight = fsdp_param_grad_raw(layer->weight), *bias = fsdp_param_grad_raw(layer->bias);
     if (!weight || !bias)
         return fsdp_param_error(layer->weight, err);
+    float *dweight = model->wide_grad ? model->wide_grad : weight;
+    float *dbias = model->wide_grad ? model->wide_bias : bias;
+    fsdp_linear_grad_weight(model->scratch, layer->size, x, model->dy, dweight);
+    fsdp_linear_grad_bias(dbias, model->dy, layer->size.rows, layer->size.out);
     if (!model->wide_grad)
-        return fsdp_linear_grad_weight(model->scratch, layer->size, x, model->dy, weight, bias,
-                                       err);
+        return FSDP_OK;
     fsdp_dtype dtype = fsdp_param_describe(layer->weight).data_dtype;
-    FSDP_TRY(fsdp_linear_grad_weight(model->scratch, layer->size, x, model->dy, model->wide_grad,
-                                     model->wide_bias, err));
     fsdp_cast(weight, dtype, model->wide_grad, FSDP_F32,
               (size_t)(layer->size.out * layer->size.in));
     fsdp_cast(bias, dtype, model->wide_bias, FSDP_F32, (size_t)layer->size.out);
@@ -356,8 +354,7 @@ static fsdp_status give_input_grad(step_model *model, const step_layer *layer, c
     const float *weight = read_param(layer->weight, model->wide_weight);
     if (!weight)
         return fsdp_param_error(layer->weight, err);
-    FSDP_TRY(
-        fsdp_linear_grad_input(model->scratch, layer->size, model->dy, weight, model->dx, err));
+    fsdp_linear_grad_input(model->scratch, layer->size, model->dy, weight, model->dx);
     if (layer->cut == STEP_COLUMNS)
         FSDP_TRY(add_parts(model, model->dx, count, err));
     fsdp_relu_grad(model->dx, x, count);

@@ -155,10 +155,10 @@ static void expect_reduced(const one_case *now, unsigned char **inputs, unsigned
     const void *from[256];
     for (int i = 0; i < now->n; i++)
         from[i] = inputs[i] + (size_t)first * now->element;
-    fsdp_tensor_fold(out, from, now->n, test->dtype, (size_t)output_count(now),
-                     test->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
-                     test->op == FSDP_REDUCE_PREMUL_SUM ? test->factor : 1,
-                     test->op == FSDP_REDUCE_AVG ? now->n : 1);
+    fsdp_reduction how = {test->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
+                          test->op == FSDP_REDUCE_PREMUL_SUM ? test->factor : 1,
+                          test->op == FSDP_REDUCE_AVG ? now->n : 1};
+    fsdp_tensor_fold(out, from, now->n, test->dtype, (size_t)output_count(now), how);
 }
 
 static void expect_moved(const one_case *now, unsigned char **inputs, unsigned char *out)

@@ -84,7 +84,8 @@ static void renamed(const char *old, const char *name, const int32_t *path, size
 {
     int32_t got[8];
     cr_assert(fits(old, path, count));
-    size_t n = fsdp_path_rename(old, strlen(old), path, count, name, strlen(name), got);
+    fsdp_path from = {old, strlen(old), path, count};
+    size_t n = fsdp_path_rename(&from, name, strlen(name), got);
     const char *text = spell(name, got, n);
     cr_assert_str_eq(text, expected);
 }

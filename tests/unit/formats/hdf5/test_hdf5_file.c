@@ -211,7 +211,8 @@ static fsdp_status write_compressed(fsdp_io *io, const char *path, int64_t frame
     for (int i = 0; i < 2 * CHUNKS && status == FSDP_OK; i++) {
         const int64_t coord[2] = {i / 2 * CHUNK_ROWS, 0};
         fill_chunk(i / 2, data);
-        status = fsdp_codec_encode(codec, data, CHUNK_BYTES, 4, frame, sizeof frame, &size, err);
+        status = fsdp_codec_encode(codec, &(fsdp_coding){data, CHUNK_BYTES, frame, sizeof frame, 4},
+                                   &size, err);
         if (status == FSDP_OK)
             status = fsdp_h5_write_chunk(file, &(fsdp_h5_chunk){(size_t)i % 2, coord, frame, size},
                                          &frames_out[i % 2][i / 2], err);

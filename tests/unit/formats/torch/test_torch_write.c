@@ -73,8 +73,10 @@ static fsdp_status write_some(void *user, size_t worker, fsdp_error *err)
         fsdp_box box = fsdp_target_box_at(work->entry, b);
         const int32_t *from = elements + box.lo[0] * COLUMNS;
         for (int64_t i = fsdp_box_count(&box) - 1; i >= 0; i--)
-            if ((size_t)i % 4 == worker)
-                FSDP_TRY(work->ops->write(work->target, 1, b, i, 1, &from[i], err));
+            if ((size_t)i % 4 == worker) {
+                fsdp_target_piece piece = {1, b, i, 1, &from[i]};
+                FSDP_TRY(work->ops->write(work->target, &piece, err));
+            }
     }
     return FSDP_OK;
 }
@@ -177,7 +179,8 @@ Test(torch_write, what_is_not_complete_does_not_end)
         opts.path = format->limits.is_directory ? directory : path;
         declare(entries, &value, format->limits.sharded);
         cr_assert_eq(format->ops->create(&opts, &target, &err), FSDP_OK, "%s", err.text);
-        cr_assert_eq(format->ops->write(target, 1, 0, 1, 9, elements + 1, &err), FSDP_OK);
+        fsdp_target_piece piece = {1, 0, 1, 9, elements + 1};
+        cr_assert_eq(format->ops->write(target, &piece, &err), FSDP_OK);
         cr_assert_eq(format->ops->finish(target, &err), FSDP_ERR_INTERNAL);
         cr_assert_neq(fsdp_io_exists(fsdp_io_posix(), path), format->limits.is_directory);
         cr_assert_eq(unlink(path), format->limits.is_directory ? -1 : 0);

@@ -29,8 +29,8 @@ static size_t encode(fsdp_codec *codec, const void *from, size_t size, size_t el
 {
     fsdp_error err = {0};
     size_t made = 0;
-    fsdp_status status =
-        fsdp_codec_encode(codec, from, size, element_size, to, fsdp_codec_bound(size), &made, &err);
+    fsdp_status status = fsdp_codec_encode(
+        codec, &(fsdp_coding){from, size, to, fsdp_codec_bound(size), element_size}, &made, &err);
     cr_assert_eq(status, FSDP_OK, "%s", err.text);
     cr_assert_leq(made, fsdp_codec_bound(size));
     return made;
@@ -51,7 +51,8 @@ Test(kernels_codec, everything_comes_back_at_every_level_and_element_size)
             size_t made = encode(codec, values, size, element_size, frame);
             fsdp_error err = {0};
             memset(back, 0xa5, size);
-            cr_assert_eq(fsdp_codec_decode(codec, frame, made, element_size, back, size, &err),
+            cr_assert_eq(fsdp_codec_decode(
+                             codec, &(fsdp_coding){frame, made, back, size, element_size}, &err),
                          FSDP_OK, "%s", err.text);
             cr_assert_arr_eq(back, values, size);
         }
@@ -87,8 +88,9 @@ Test(kernels_codec, floats_with_noise_in_their_low_bytes_come_back)
         cr_assert(counts[i / 3] < 65536 || made < size - counts[i / 3] / 2, "%zu of %zu", made,
                   size);
         memset(back, 0xa5, size);
-        cr_assert_eq(fsdp_codec_decode(codec, frame, made, element_size, back, size, &err), FSDP_OK,
-                     "%s", err.text);
+        cr_assert_eq(
+            fsdp_codec_decode(codec, &(fsdp_coding){frame, made, back, size, element_size}, &err),
+            FSDP_OK, "%s", err.text);
         cr_assert_arr_eq(back, values, size);
     }
     fsdp_codec_free(codec);
@@ -136,7 +138,7 @@ static void expect_damaged(fsdp_codec *codec, const void *frame, size_t frame_si
     fsdp_error err = {0};
     memset(back, 0xa5, sizeof back);
     fsdp_status status =
-        fsdp_codec_decode(codec, frame, frame_size, element_size, back, size, &err);
+        fsdp_codec_decode(codec, &(fsdp_coding){frame, frame_size, back, size, element_size}, &err);
     cr_assert_eq(status, FSDP_ERR_DAMAGED, "%s", err.text);
     cr_assert_eq(err.status, FSDP_ERR_DAMAGED);
     cr_assert_neq(err.text[0], 0);
@@ -225,8 +227,8 @@ Test(kernels_codec, flipped_bits_never_write_out_of_bounds_and_are_mostly_told)
         fsdp_error err = {0};
         memcpy(flipped, sample->frame, sample->frame_size);
         flipped[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        fsdp_status status =
-            fsdp_codec_decode(sample->codec, flipped, sample->frame_size, 4, back, 4000, &err);
+        fsdp_status status = fsdp_codec_decode(
+            sample->codec, &(fsdp_coding){flipped, sample->frame_size, back, 4000, 4}, &err);
         cr_assert(status == FSDP_OK || status == FSDP_ERR_DAMAGED, "%s", err.text);
         told += status == FSDP_ERR_DAMAGED;
         free(flipped);
@@ -243,12 +245,15 @@ Test(kernels_codec, a_good_frame_decodes_after_damaged_ones)
     float back[1000];
     fsdp_error err = {0};
     sample->frame[sample->frame_size / 2] ^= 0x55;
-    cr_assert_neq(fsdp_codec_decode(sample->codec, sample->frame, sample->frame_size - 1, 4, back,
-                                    sizeof back, &err),
+    cr_assert_neq(fsdp_codec_decode(
+                      sample->codec,
+                      &(fsdp_coding){sample->frame, sample->frame_size - 1, back, sizeof back, 4},
+                      &err),
                   FSDP_OK);
     sample->frame[sample->frame_size / 2] ^= 0x55;
-    cr_assert_eq(fsdp_codec_decode(sample->codec, sample->frame, sample->frame_size, 4, back,
-                                   sizeof back, &err),
+    cr_assert_eq(fsdp_codec_decode(
+                     sample->codec,
+                     &(fsdp_coding){sample->frame, sample->frame_size, back, sizeof back, 4}, &err),
                  FSDP_OK, "%s", err.text);
     cr_assert_arr_eq(back, sample->values, sizeof back);
     fsdp_codec_free(sample->codec);
@@ -264,9 +269,12 @@ Test(kernels_codec, wrong_levels_and_sizes_are_usage_errors)
     cr_assert_eq(fsdp_codec_create(20, &codec, &err), FSDP_ERR_USAGE);
     cr_assert_null(codec);
     codec = codec_of(1);
-    cr_assert_eq(fsdp_codec_encode(codec, bytes, 7, 4, bytes, 64, &made, &err), FSDP_ERR_USAGE);
-    cr_assert_eq(fsdp_codec_decode(codec, bytes, 7, 4, bytes, 7, &err), FSDP_ERR_USAGE);
-    cr_assert_eq(fsdp_codec_decode(codec, bytes, 7, 0, bytes, 7, &err), FSDP_ERR_USAGE);
+    cr_assert_eq(fsdp_codec_encode(codec, &(fsdp_coding){bytes, 7, bytes, 64, 4}, &made, &err),
+                 FSDP_ERR_USAGE);
+    cr_assert_eq(fsdp_codec_decode(codec, &(fsdp_coding){bytes, 7, bytes, 7, 4}, &err),
+                 FSDP_ERR_USAGE);
+    cr_assert_eq(fsdp_codec_decode(codec, &(fsdp_coding){bytes, 7, bytes, 7, 0}, &err),
+                 FSDP_ERR_USAGE);
     fsdp_codec_free(codec);
     fsdp_codec_free(NULL);
 }
@@ -284,9 +292,10 @@ Test(kernels_codec, every_failed_allocation_is_an_error_and_frees_all)
         fsdp_mem_fail_after(n, false);
         fsdp_status status = fsdp_codec_create(1, &codec, &err);
         if (status == FSDP_OK)
-            status = fsdp_codec_encode(codec, values, SIZE, 4, frame, sizeof frame, &made, &err);
+            status = fsdp_codec_encode(codec, &(fsdp_coding){values, SIZE, frame, sizeof frame, 4},
+                                       &made, &err);
         if (status == FSDP_OK)
-            status = fsdp_codec_decode(codec, frame, made, 4, back, SIZE, &err);
+            status = fsdp_codec_decode(codec, &(fsdp_coding){frame, made, back, SIZE, 4}, &err);
         fsdp_mem_fail_after(-1, false);
         fsdp_codec_free(codec);
         if (status == FSDP_OK) {

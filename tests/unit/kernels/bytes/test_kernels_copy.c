@@ -40,7 +40,7 @@ static void swap_dims(int64_t *strides, int64_t *other_strides, int64_t *len, in
     }
 }
 
-static void copy_one_random_box(const fsdp_kernels *kernels, const uint8_t *from)
+static void copy_one_random_box(const uint8_t *from)
 {
     static const size_t sizes[] = {1, 2, 3, 4, 6, 8, 16};
     static uint8_t to[ARENA], expected[ARENA];
@@ -58,21 +58,19 @@ static void copy_one_random_box(const fsdp_kernels *kernels, const uint8_t *from
     size_t shift = (size_t)(rand() % 9);
     const uint8_t *source = from + rand() % 9;
     copy_by_element(expected + shift, to_strides, source, from_strides, ndim, len, size);
-    kernels->copy_box(to + shift, to_strides, source, from_strides, ndim, len, size);
-    cr_assert_arr_eq(to, expected, sizeof to, "%s: %d dims of %zu bytes", kernels->name, ndim,
-                     size);
+    fsdp_copy_box(
+        &(fsdp_strided_copy){to + shift, to_strides, source, from_strides, ndim, len, size});
+    cr_assert_arr_eq(to, expected, sizeof to, "%d dims of %zu bytes", ndim, size);
 }
 
 Test(kernels_copy, random_boxes_equal_the_copy_by_element)
 {
-    const fsdp_kernels *tables[8];
-    size_t count = fsdp_kernels_all(tables, 8);
     static uint8_t from[ARENA];
     srand(3);
     for (size_t i = 0; i < sizeof from; i++)
         from[i] = (uint8_t)rand();
     for (int i = 0; i < 6000; i++)
-        copy_one_random_box(tables[(size_t)i % count], from);
+        copy_one_random_box(from);
 }
 
 Test(kernels_copy, negative_and_zero_strides_are_followed)
@@ -80,7 +78,7 @@ Test(kernels_copy, negative_and_zero_strides_are_followed)
     const int32_t from[4] = {1, 2, 3, 4};
     int32_t to[8] = {0};
     const int64_t to_strides[2] = {16, 4}, from_strides[2] = {0, -4}, len[2] = {2, 4};
-    fsdp_kernels_get()->copy_box(to, to_strides, from + 3, from_strides, 2, len, 4);
+    fsdp_copy_box(&(fsdp_strided_copy){to, to_strides, from + 3, from_strides, 2, len, 4});
     const int32_t expected[8] = {4, 3, 2, 1, 4, 3, 2, 1};
     cr_assert_arr_eq(to, expected, sizeof to);
 }
@@ -89,7 +87,7 @@ Test(kernels_copy, a_scalar_is_one_element)
 {
     const double from = 1.5;
     double to = 0;
-    fsdp_kernels_get()->copy_box(&to, NULL, &from, NULL, 0, NULL, sizeof to);
+    fsdp_copy_box(&(fsdp_strided_copy){&to, NULL, &from, NULL, 0, NULL, sizeof to});
     cr_assert_eq(to, 1.5);
 }
 
@@ -106,7 +104,7 @@ Test(kernels_copy, all_dims_of_the_largest_rank_are_walked)
         to_strides[dim] = 2 << dim / APART;
         from_strides[dim] = 2 << (7 - dim / APART);
     }
-    fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, FSDP_MAX_DIMS, len, 2);
+    fsdp_copy_box(&(fsdp_strided_copy){to, to_strides, from, from_strides, FSDP_MAX_DIMS, len, 2});
     cr_assert_eq(to[1], 128);
     cr_assert_eq(to[128], 1);
     cr_assert_eq(to[0x0f], 0xf0);
@@ -117,7 +115,7 @@ Test(kernels_copy, an_empty_box_touches_nothing)
 {
     const int64_t strides[2] = {8, 1}, len[2] = {3, 0};
     uint8_t to = 7;
-    fsdp_kernels_get()->copy_box(&to, strides, NULL, strides, 2, len, 1);
+    fsdp_copy_box(&(fsdp_strided_copy){&to, strides, NULL, strides, 2, len, 1});
     cr_assert_eq(to, 7);
 }
 

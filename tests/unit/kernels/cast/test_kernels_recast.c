@@ -53,7 +53,8 @@ static void check(fsdp_dtype to, fsdp_dtype from, const void *codes, size_t coun
     for (size_t i = 0; i < count; i++)
         model_element(to, from, (const uint8_t *)codes + i * fsdp_dtype_size(from), overflow,
                       &model, expected + i * size);
-    cr_assert_eq(fsdp_cast_measured(made, to, codes, from, count, overflow, &tally, &misfit),
+    cr_assert_eq(fsdp_cast_measured(&(fsdp_counted_cast){made, to, codes, from, count, overflow},
+                                    &tally, &misfit),
                  count);
     const char *a = fsdp_dtype_name(from), *b = fsdp_dtype_name(to);
     cr_assert_arr_eq(made, expected, count * size, "%s to %s", a, b);
@@ -113,8 +114,9 @@ Test(kernels_recast, a_code_far_behind_that_does_not_fit_is_named)
     double misfit = 0;
     codes[50000] = 0x7b; /* 57344 */
     codes[50001] = 0xfb;
-    cr_assert_eq(fsdp_cast_measured(made, FSDP_F8_E4M3FN, codes, FSDP_F8_E5M2, 70000,
-                                    FSDP_OVERFLOW_FAIL, &tally, &misfit),
+    cr_assert_eq(fsdp_cast_measured(&(fsdp_counted_cast){made, FSDP_F8_E4M3FN, codes, FSDP_F8_E5M2,
+                                                         70000, FSDP_OVERFLOW_FAIL},
+                                    &tally, &misfit),
                  50000);
     cr_assert_eq(misfit, 57344);
 }
@@ -205,7 +207,8 @@ static void check_in_place(fsdp_dtype to, fsdp_dtype from, size_t count)
     for (size_t i = 0; i < count * from_size; i++)
         apart[i] = source[i] = (uint8_t)(i * i * 7 + i / 256);
     fsdp_kernels_get()->cast(made, to, apart, from, count, FSDP_OVERFLOW_CLAMP);
-    fsdp_cast_measured(room, to, source, from, count, FSDP_OVERFLOW_CLAMP, &tally, &misfit);
+    fsdp_cast_measured(&(fsdp_counted_cast){room, to, source, from, count, FSDP_OVERFLOW_CLAMP},
+                       &tally, &misfit);
     cr_assert_arr_eq(room, made, count * to_size, "%s to %s", fsdp_dtype_name(from),
                      fsdp_dtype_name(to));
     free(room);
@@ -231,14 +234,16 @@ Test(kernels_recast, the_first_value_that_does_not_fit_is_named)
     values[8] = NAN;
     values[4097] = -65520;
     values[4098] = 1e9F;
-    cr_assert_eq(fsdp_cast_measured(made, FSDP_F16, values, FSDP_F32, 5000, FSDP_OVERFLOW_FAIL,
+    cr_assert_eq(fsdp_cast_measured(&(fsdp_counted_cast){made, FSDP_F16, values, FSDP_F32, 5000,
+                                                         FSDP_OVERFLOW_FAIL},
                                     &tally, &misfit),
                  4097);
     cr_assert_eq(misfit, -65520);
     values[4097] = -65519;
     values[4098] = 0;
     tally = (fsdp_cast_tally){0};
-    cr_assert_eq(fsdp_cast_measured(made, FSDP_F16, values, FSDP_F32, 5000, FSDP_OVERFLOW_FAIL,
+    cr_assert_eq(fsdp_cast_measured(&(fsdp_counted_cast){made, FSDP_F16, values, FSDP_F32, 5000,
+                                                         FSDP_OVERFLOW_FAIL},
                                     &tally, &misfit),
                  5000);
     cr_assert_eq(tally.overflows, 0);

@@ -164,7 +164,7 @@ static void check_fold(fsdp_dtype dtype, int n, size_t count, size_t shift, int 
     model_fold(expected + shift, from, n, dtype, count, fold, multiply, divide);
     uint8_t *to = in_place < 0 ? result : sources[in_place];
     memset(to + shift + bytes, GUARD, 64);
-    fsdp_tensor_fold(to + shift, from, n, dtype, count, fold, multiply, divide);
+    fsdp_tensor_fold(to + shift, from, n, dtype, count, (fsdp_reduction){fold, multiply, divide});
     cr_assert_arr_eq(to + shift, expected + shift, bytes + 64,
                      "%d of %zu %s at %zu, times %g, by %g", n, count, fsdp_dtype_name(dtype),
                      shift, multiply, divide);
@@ -220,14 +220,14 @@ Test(tensor, a_fold_cut_into_pieces_has_the_same_bits)
             from[k] = sources[k];
             fill(sources[k], folded[type], MOST);
         }
-        fsdp_tensor_fold(expected, from, 5, folded[type], MOST, FSDP_FOLD_SUM, 1, divide);
+        fsdp_reduction how = {FSDP_FOLD_SUM, 1, divide};
+        fsdp_tensor_fold(expected, from, 5, folded[type], MOST, how);
         for (size_t first = 0, n; first < MOST; first += n) {
             const void *part[5];
             n = piece_size(first, MOST);
             for (int k = 0; k < 5; k++)
                 part[k] = sources[k] + first * size;
-            fsdp_tensor_fold(result + first * size, part, 5, folded[type], n, FSDP_FOLD_SUM, 1,
-                             divide);
+            fsdp_tensor_fold(result + first * size, part, 5, folded[type], n, how);
         }
         cr_assert_arr_eq(result, expected, MOST * size);
     }
@@ -238,8 +238,9 @@ Test(tensor, which_nan_came_first_does_not_show)
     const uint32_t one[2] = {0x7fc00001, 0xffc12345}, other[2] = {0xffc12345, 0x7f800001};
     const uint32_t the_nan[2] = {0x7fc00000, 0x7fc00000};
     uint32_t forth[2], back[2];
-    fsdp_tensor_fold(forth, (const void *[]){one, other}, 2, FSDP_F32, 2, FSDP_FOLD_SUM, 1, 1);
-    fsdp_tensor_fold(back, (const void *[]){other, one}, 2, FSDP_F32, 2, FSDP_FOLD_SUM, 1, 1);
+    const fsdp_reduction sum = {FSDP_FOLD_SUM, 1, 1};
+    fsdp_tensor_fold(forth, (const void *[]){one, other}, 2, FSDP_F32, 2, sum);
+    fsdp_tensor_fold(back, (const void *[]){other, one}, 2, FSDP_F32, 2, sum);
     cr_assert_arr_eq(forth, the_nan, sizeof the_nan);
     cr_assert_arr_eq(back, the_nan, sizeof the_nan);
 }

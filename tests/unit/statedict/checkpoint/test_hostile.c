@@ -319,8 +319,10 @@ Test(hostile, a_frame_that_many_blocks_share_is_refused)
     char *zeros = calloc(1, FSDP_BLOCK_BYTES), *frame = malloc(fsdp_codec_bound(FSDP_BLOCK_BYTES));
     size_t frame_size;
     cr_assert_eq(fsdp_codec_create(3, &codec, &err), FSDP_OK);
-    cr_assert_eq(fsdp_codec_encode(codec, zeros, FSDP_BLOCK_BYTES, 1, frame,
-                                   fsdp_codec_bound(FSDP_BLOCK_BYTES), &frame_size, &err),
+    cr_assert_eq(fsdp_codec_encode(codec,
+                                   &(fsdp_coding){zeros, FSDP_BLOCK_BYTES, frame,
+                                                  fsdp_codec_bound(FSDP_BLOCK_BYTES), 1},
+                                   &frame_size, &err),
                  FSDP_OK);
     cr_assert_lt(frame_size, (size_t)FRAME_ROOM);
     fsdp_text file = {0};
@@ -377,7 +379,9 @@ Test(hostile, a_frame_that_holds_too_much_is_not_decoded)
     size_t size, room = fsdp_codec_bound(LARGE);
     char *zeros = calloc(1, LARGE), *frame = malloc(room);
     cr_assert_eq(fsdp_codec_create(3, &codec, &err), FSDP_OK);
-    cr_assert_eq(fsdp_codec_encode(codec, zeros, LARGE, 1, frame, room, &size, &err), FSDP_OK);
+    cr_assert_eq(
+        fsdp_codec_encode(codec, &(fsdp_coding){zeros, LARGE, frame, room, 1}, &size, &err),
+        FSDP_OK);
     spoil_save("c", FSDP_SHARDED, true, 4, 1);
     const char *shard = spoil_shard("c", 0, 2);
     spoil_bytes bytes = spoil_read(shard);

@@ -59,7 +59,8 @@ static void check_stored_once(const fsdp_sd *sd, fsdp_kind kind, fsdp_owner_poli
     cr_assert_eq(fsdp_plan_owners(sd, policy, &owner, NULL), FSDP_OK);
     for (int rank = 0; rank < world; rank++) {
         fsdp_save_plan plan;
-        cr_assert_eq(fsdp_plan_save(sd, kind, false, &owner, rank, &plan, NULL), FSDP_OK);
+        fsdp_plan_input input = {sd, kind, false, &owner, rank};
+        cr_assert_eq(fsdp_plan_save(&input, &plan, NULL), FSDP_OK);
         for (size_t i = 0; i < plan.box_count; i++) {
             fsdp_box box = fsdp_shard_box_box(&plan.boxes[i]);
             mark(marks, entry->shape, &box);
@@ -169,7 +170,8 @@ Test(plan, replicas_are_written_once_by_ranks_with_about_equal_bytes)
     cr_assert_eq(fsdp_plan_owners(sd, FSDP_OWNERS_BALANCED, owners, NULL), FSDP_OK);
     for (int rank = 0; rank < WORLD; rank++) {
         fsdp_save_plan plan;
-        cr_assert_eq(fsdp_plan_save(sd, FSDP_SHARDED, false, owners, rank, &plan, NULL), FSDP_OK);
+        fsdp_plan_input input = {sd, FSDP_SHARDED, false, owners, rank};
+        cr_assert_eq(fsdp_plan_save(&input, &plan, NULL), FSDP_OK);
         least = plan.bytes < least ? plan.bytes : least;
         most = plan.bytes > most ? plan.bytes : most;
         total -= plan.bytes;
@@ -237,7 +239,8 @@ Test(plan, local_checkpoints_keep_every_copy)
     add(sd, "w", 1, (int64_t[]){10}, mesh, &whole);
     for (int rank = 0; rank < 3; rank++) {
         fsdp_save_plan plan;
-        cr_assert_eq(fsdp_plan_save(sd, FSDP_LOCAL, false, &owner, rank, &plan, NULL), FSDP_OK);
+        fsdp_plan_input input = {sd, FSDP_LOCAL, false, &owner, rank};
+        cr_assert_eq(fsdp_plan_save(&input, &plan, NULL), FSDP_OK);
         cr_assert_eq(plan.box_count, 1);
         fsdp_save_plan_release(&plan);
     }
