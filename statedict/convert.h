@@ -56,9 +56,8 @@ typedef enum fsdp_tied {
 } fsdp_tied;
 
 typedef struct fsdp_convert_opts {
-    const char *from_format;   /* as fsdp_open_opts.format */
-    const char *allow_missing; /* as fsdp_open_opts.allow_missing */
     const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz", "npy" */
+    fsdp_open_opts open;       /* of the source; access holds for the target, too */
     int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;
     int world;                 /* ranks of the result; 0: 1 for full, else the source's */
@@ -85,7 +84,6 @@ typedef struct fsdp_convert_opts {
     bool direct;               /* reads files past the page cache where their file system can */
     const char *plan_hash;     /* NULL, or the hash that the plan must have (FSDP_ERR_DAMAGED) */
     fsdp_watch watch;
-    fsdp_access access;
 } fsdp_convert_opts;
 
 enum { FSDP_CAST_PAIRS = 72 }; /* of two types that fsdp casts */

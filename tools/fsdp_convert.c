@@ -162,7 +162,7 @@ static void name_allow_missing(const convert_options *opts, fsdp_error *err)
     static const char end[] = "is missing";
     size_t size = strlen(err->text), n = sizeof end - 1;
     fsdp_error found = *err;
-    if (!opts->convert.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
+    if (!opts->convert.open.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
         fsdp_fail(err, found.status, "%s; --allow-missing REGEX takes what is whole", found.text);
 }
 
@@ -173,9 +173,8 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
         FSDP_TRY(take_order(opts, err));
     opts->convert.watch = cli_watch(&opts->common);
     opts->convert.cast = &opts->cast;
-    fsdp_open_opts open = {.format = opts->convert.from_format,
-                           .allow_missing = opts->convert.allow_missing};
-    fsdp_status st = cli_open_with(opts->from, &open, &opts->convert.watch, &opts->source, err);
+    fsdp_status st = cli_open_checkpoint(opts->from, &opts->convert.open, &opts->convert.watch,
+                                         &opts->source, err);
     if (st != FSDP_OK) {
         name_allow_missing(opts, err);
         return st;

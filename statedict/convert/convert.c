@@ -16,7 +16,7 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
 {
     *job = (convert_job){.target = &fsdp_directory_target, .to = to};
     job->opts = opts ? *opts : (fsdp_convert_opts){0};
-    job->io = fsdp_access_io(&job->opts.access);
+    job->io = fsdp_access_io(&job->opts.open.access);
     job->kind = job->opts.kind;
     FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
     if (!job->opts.format || strcmp(job->opts.format, "fsdp") == 0)
@@ -188,7 +188,7 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
     static const fsdp_convert_opts defaults = {0};
     fsdp_text text = {0};
     opts = opts ? opts : &defaults;
-    fsdp_io *io = fsdp_access_io(&opts->access);
+    fsdp_io *io = fsdp_access_io(&opts->open.access);
     fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
     if (st == FSDP_OK)
         st = fsdp_io_replace_file(io, path, text.data, text.size, err);

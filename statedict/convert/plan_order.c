@@ -170,7 +170,7 @@ fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
         return fsdp_fail_memory(err, path);
     plan->io = fsdp_access_io(access);
     if (access)
-        plan->order.opts.access = *access;
+        plan->order.opts.open.access = *access;
     fsdp_status st = read_plan(plan, path, err);
     if (st == FSDP_OK)
         *order_out = &plan->order;

@@ -34,7 +34,7 @@ static fsdp_status convert(void *user, bench_child_result *result, fsdp_error *e
 {
     const reshard_job *job = user;
     fsdp_convert_opts convert = {.kind = FSDP_SHARDED,
-                                 .access = *cli_access(),
+                                 .open.access = *cli_access(),
                                  .world = TO,
                                  .skip_verify = job->skip_verify,
                                  .threads = job->opts->common.jobs,

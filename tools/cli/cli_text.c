@@ -195,14 +195,9 @@ static fsdp_status open_checkpoint(const char *path, const fsdp_open_opts *opts,
     return st;
 }
 
-fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch,
-                                fsdp_checkpoint **checkpoint_out, fsdp_error *err)
-{
-    return open_checkpoint(path, NULL, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
-}
-
-fsdp_status cli_open_with(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
-                          fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+fsdp_status cli_open_checkpoint(const char *path, const fsdp_open_opts *opts,
+                                const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
+                                fsdp_error *err)
 {
     return open_checkpoint(path, opts, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
 }

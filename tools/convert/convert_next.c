@@ -248,7 +248,7 @@ static bool can_map(const fsdp_select_opts *select)
  * values that a cast did not fit differ; an .npy has no name to compare by. */
 static bool can_compare(const convert_options *opts)
 {
-    return !opts->convert.from_format && strcmp(opts->convert.format, "npy") != 0 &&
+    return !opts->convert.open.format && strcmp(opts->convert.format, "npy") != 0 &&
            opts->cast.overflows == 0 && fsdp_checkpoint_missing_count(opts->source) == 0 &&
            can_map(&opts->convert.select);
 }

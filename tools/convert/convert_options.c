@@ -282,7 +282,7 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
     convert->select.exclude = opts->common.exclude;
     convert->threads = opts->common.jobs;
     convert->memory = opts->common.memory;
-    convert->access = *cli_access();
+    convert->open.access = *cli_access();
 }
 
 static error_t parse_argument(convert_options *opts, char *arg, const struct argp_state *state)
@@ -321,9 +321,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         convert->select.dtype_rules = opts->dtype_rules;
         return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
-    case KEY_FROM: convert->from_format = sources[cli_parse_word("--from", arg, sources)]; return 0;
-    case KEY_ALLOW_MISSING: convert->allow_missing = arg; return 0;
-    case KEY_STRICT: convert->allow_missing = NULL; return 0;
+    case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
+    case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
+    case KEY_STRICT: convert->open.allow_missing = NULL; return 0;
     case KEY_COPY_FROM: convert->copy_from = arg; return 0;
     case KEY_COPY_CODE: convert->copy_code = true; return 0;
     case KEY_TIED: convert->tied = (fsdp_tied)cli_parse_word("--tied", arg, ties); return 0;

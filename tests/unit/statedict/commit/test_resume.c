@@ -111,7 +111,7 @@ static void convert_and_die(fsdp_convert_opts opts, int64_t n)
         fsdp_io *io = NULL;
         if (fsdp_io_fault_create(NULL, &plan, &io, NULL) != FSDP_OK)
             _exit(1);
-        opts.access.disk = io;
+        opts.open.access.disk = io;
         _exit(convert("cut/out", opts, NULL) == FSDP_OK ? 2 : 3);
     }
     cr_assert(child > 0 && waitpid(child, &status, 0) == child);
@@ -125,7 +125,7 @@ static int64_t count_writes(fsdp_convert_opts opts)
     fsdp_fault_plan plan = {.calls = FSDP_CALLS_WRITES};
     fsdp_io *io = NULL;
     cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
-    opts.access.disk = io;
+    opts.open.access.disk = io;
     cr_assert_eq(convert("whole/out", opts, &err), FSDP_OK, "%s", err.text);
     int64_t calls = fsdp_io_fault_calls(io);
     fsdp_io_fault_free(io);
@@ -416,7 +416,7 @@ static int64_t count_reads(fsdp_convert_opts opts)
     fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PREAD};
     fsdp_io *io = NULL;
     cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
-    opts.access.disk = io;
+    opts.open.access.disk = io;
     cr_assert_eq(convert("whole/out", opts, &err), FSDP_OK, "%s", err.text);
     int64_t calls = fsdp_io_fault_calls(io);
     fsdp_io_fault_free(io);
@@ -484,12 +484,12 @@ Test(resume, of_a_failure)
             opts.resume = round == 1;
             fsdp_io *io = NULL;
             cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
-            opts.access.disk = io;
+            opts.open.access.disk = io;
             cr_assert_eq(convert("cut/out", opts, &err), FSDP_ERR_NO_SPACE, "%s", err.text);
             fsdp_io_fault_free(io);
             cr_expect_eq(names_in("cut"), round, "%s", formats[i]);
         }
-        opts.access.disk = NULL;
+        opts.open.access.disk = NULL;
         cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
         cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
         expect_same(formats[i], calls);
@@ -524,7 +524,7 @@ Test(resume, never_takes_a_job_that_lives)
                                 .user = &pipes[1]};
         fsdp_io *io = NULL;
         if (fsdp_io_fault_create(NULL, &plan, &io, NULL) == FSDP_OK) {
-            opts.access.disk = io;
+            opts.open.access.disk = io;
             (void)!convert("cut/out", opts, NULL);
         }
         _exit(1);

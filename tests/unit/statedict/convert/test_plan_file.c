@@ -199,7 +199,7 @@ Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
                                  .user = &reason};
         fsdp_io *io = NULL;
         cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
-        opts.access.disk = io;
+        opts.open.access.disk = io;
         cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"),
                                                          path_of("out"), &opts, path_of("plan"),
                                                          &err),
@@ -209,7 +209,7 @@ Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
                   err.text);
         fsdp_io_fault_free(io);
     }
-    opts.access.disk = NULL;
+    opts.open.access.disk = NULL;
     cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
                                                      &opts, path_of("source.safetensors/plan"),
                                                      &err),
@@ -241,14 +241,14 @@ Test(plan_file, the_source_is_opened_once)
         fsdp_convert_plan plan;
         fsdp_io *io = NULL;
         cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
-        opts.access.disk = io;
+        opts.open.access.disk = io;
         cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("out"),
                                                   &opts, &plan, &err),
                      FSDP_OK, "%s", err.text);
         fsdp_io_fault_free(io);
         fault.user = &with_file;
         cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
-        opts.access.disk = io;
+        opts.open.access.disk = io;
         write_plan(&opts, "plan");
         fsdp_io_fault_free(io);
         cr_expect_gt(plain, 0);

@@ -118,7 +118,7 @@ Test(run_save, a_negative_number_of_threads_or_bytes_of_memory_is_refused_everyw
         expect_usage(fsdp_stream_full("/d/run", &load, visit_nothing, NULL, &err), &err);
         fsdp_verify_opts verify = {.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_verify("/d/run/step-00000001", &verify, NULL, &err), &err);
-        fsdp_convert_opts convert = {.access.disk = sim, .threads = threads, .memory = memory};
+        fsdp_convert_opts convert = {.open.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_convert("/d/run", "/d/c", &convert, &err), &err);
         fsdp_diff_opts diff = {.threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_diff(checkpoint, checkpoint, &diff, NULL, &err), &err);
@@ -427,7 +427,7 @@ Test(run_save, a_plan_of_a_conversion_says_how_much_room_it_needs)
                          err.text);
             fsdp_convert_opts convert = {.format = format ? "fsdp" : "torch",
                                          .world = format ? 1000 : 0,
-                                         .access.disk = disk};
+                                         .open.access.disk = disk};
             fsdp_convert_plan plan;
             fsdp_status st = fsdp_checkpoint_convert_plan("/d/c", "/d/e", &convert, &plan, &err);
             bool enough = plan.bytes_needed <= plan.free_bytes;
