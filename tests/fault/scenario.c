@@ -113,7 +113,7 @@ static fsdp_status convert(const scenario *s, fsdp_io *io, const char *root, fsd
                               .compress = s->compress,
                               .overwrite = true,
                               .threads = 1 + s->world % 2,
-                              .access.disk = io};
+                              .open.access.disk = io};
     return fsdp_checkpoint_convert(in(root, "from", from), in(root, "to", to), &opts, err);
 }
 
