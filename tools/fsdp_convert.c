@@ -20,7 +20,7 @@ static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint
 {
     fsdp_text text = {0};
     if (opts->common.json) {
-        convert_add_json(&text, opts, info, plan, 0, NULL, failure);
+        convert_add_json(&text, opts, info, plan, &(convert_outcome){.failure = failure});
     } else if (!opts->common.quiet) {
         convert_add_plan(&text, opts, info, plan);
         if (!failure && opts->convert.overwrite && access(opts->to, F_OK) == 0)
@@ -69,7 +69,8 @@ static fsdp_status digest_files(convert_options *opts, fsdp_text *text, fsdp_err
 static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *info,
                            const fsdp_convert_plan *plan, fsdp_error *err)
 {
-    fsdp_text text = {0}, digests = {0};
+    fsdp_text text = {0};
+    convert_outcome outcome = {0};
     double began = cli_now();
     if (opts->verbose && !opts->common.json) {
         convert_add_plan(&text, opts, info, plan);
@@ -80,17 +81,18 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         convert_report_tied(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
-    double seconds = cli_now() - began;
-    fsdp_status st = digest_files(opts, &digests, err);
+    outcome.seconds = cli_now() - began;
+    fsdp_status st = digest_files(opts, &outcome.digests, err);
+    outcome.failure = st == FSDP_OK ? NULL : err;
     cli_progress_clear();
     if (opts->common.json)
-        convert_add_json(&text, opts, info, plan, seconds, &digests, st == FSDP_OK ? NULL : err);
+        convert_add_json(&text, opts, info, plan, &outcome);
     else if (!opts->common.quiet)
-        convert_add_done(&text, opts, info, plan, seconds);
-    if (!opts->common.json && digests.size > 0)
-        fsdp_text_add(&text, digests.data, digests.size);
-    text.failed = text.failed || digests.failed;
-    fsdp_text_release(&digests);
+        convert_add_done(&text, opts, info, plan, outcome.seconds);
+    if (!opts->common.json && outcome.digests.size > 0)
+        fsdp_text_add(&text, outcome.digests.data, outcome.digests.size);
+    text.failed = text.failed || outcome.digests.failed;
+    fsdp_text_release(&outcome.digests);
     fsdp_status put = cli_put_all(&text);
     return st == FSDP_OK ? put : st;
 }

@@ -11,6 +11,7 @@
 #include "base/core/mem.h"
 #include "base/data/name_path.h"
 #include "formats/target/nesting.h"
+#include "formats/torch/torch_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,19 @@ typedef struct metadata_memo {
     uint32_t layout, memory_format;
     nesting nesting;
 } metadata_memo;
+
+/* --- items ------------------------------------------------------------------------------------ */
+
+bool dcp_has_elements(const fsdp_target_entry *entry)
+{
+    return torch_bytes_of(entry->dtype, entry->ndim, entry->shape) > 0;
+}
+
+fsdp_box dcp_item_box(const fsdp_target_entry *entry, size_t number)
+{
+    return dcp_has_elements(entry) ? fsdp_target_box_at(entry, number)
+                                   : fsdp_box_whole(entry->ndim, entry->shape);
+}
 
 /* --- shapes of a pickle ----------------------------------------------------------------------- */
 

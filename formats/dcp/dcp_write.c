@@ -66,20 +66,9 @@ static void add_behind(fsdp_text *text, box_archive *archive, uint32_t crc)
 
 /* --- planning --------------------------------------------------------------------------------- */
 
-static bool has_elements(const fsdp_target_entry *entry)
-{
-    return torch_bytes_of(entry->dtype, entry->ndim, entry->shape) > 0;
-}
-
-fsdp_box dcp_item_box(const fsdp_target_entry *entry, size_t number)
-{
-    return has_elements(entry) ? fsdp_target_box_at(entry, number)
-                               : fsdp_box_whole(entry->ndim, entry->shape);
-}
-
 static size_t count_items(const fsdp_target_entry *entry)
 {
-    return entry->value || !has_elements(entry) ? 1 : entry->box_count;
+    return entry->value || !dcp_has_elements(entry) ? 1 : entry->box_count;
 }
 
 static fsdp_status place_item(dcp_plan *plan, dcp_written *item, int rank, int64_t size,
@@ -138,7 +127,7 @@ static fsdp_status place_boxes(dcp_plan *plan, size_t i, box_archive *archive, f
 {
     const fsdp_target_entry *entry = &plan->entries[i];
     FSDP_TRY(check_boxes(plan, entry, err));
-    bool stored = !has_elements(entry); /* stored as a whole although it has no elements */
+    bool stored = !dcp_has_elements(entry); /* stored as a whole although it has no elements */
     for (size_t item = plan->first[i]; item < plan->first[i + 1]; item++) {
         size_t number = item - plan->first[i];
         fsdp_box box = dcp_item_box(entry, number);
@@ -438,7 +427,7 @@ static fsdp_status complete_items(const fsdp_target *target, fsdp_error *err)
             if (atomic_load(&target->plan.items[item].part.left) != 0)
                 return torch_blame_entry(
                     entry, fsdp_fail(err, FSDP_ERR_INTERNAL, "an item is not complete"), err);
-        if (!entry->value && !has_elements(entry))
+        if (!entry->value && !dcp_has_elements(entry))
             FSDP_TRY(write_piece(target, i, 0, &nothing, err));
     }
     return FSDP_OK;

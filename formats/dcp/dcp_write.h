@@ -26,6 +26,7 @@ typedef struct dcp_plan {
     fsdp_pickler metadata;
 } dcp_plan;
 
+bool dcp_has_elements(const fsdp_target_entry *entry);
 /* The box of an entry's n-th item. A tensor without elements, which may have no boxes, is stored as a
  * whole. */
 fsdp_box dcp_item_box(const fsdp_target_entry *entry, size_t number);

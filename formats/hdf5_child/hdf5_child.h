@@ -1,7 +1,7 @@
 /*
- * The state of the child process, shared by hdf5_child.c (requests), hdf5_child_vfd.c (the file as libhdf5
- * sees it), hdf5_child_list.c (groups and links), hdf5_child_object.c (datasets and attributes) and
- * hdf5_child_type.c (types).
+ * The state of the child process, shared by hdf5_child.c (requests), hdf5_child_reply.c (answers),
+ * hdf5_child_vfd.c (the file as libhdf5 sees it), hdf5_child_list.c (groups and links), hdf5_child_object.c
+ * (datasets and attributes) and hdf5_child_type.c (types).
  */
 #ifndef FSDP_HDF5_CHILD_H
 #define FSDP_HDF5_CHILD_H
@@ -32,11 +32,12 @@ typedef struct fsdp_h5_child {
     size_t open_number;
 } fsdp_h5_child;
 
-/* --- hdf5_child.c --- */
+/* --- hdf5_child_reply.c --- */
 
 void fsdp_h5_send(const fsdp_h5_child *child, fsdp_h5_message_kind kind, int64_t number, int64_t size);
 /* Ends the process when the parent has closed the channel. */
 void fsdp_h5_receive(const fsdp_h5_child *child, fsdp_h5_message *message_out);
+void fsdp_h5_send_failure(const fsdp_h5_child *child, fsdp_status status, const fsdp_error *err);
 
 /* Adds bytes to the listing, which goes to the parent in parts. */
 void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size);

@@ -28,11 +28,6 @@ fsdp_box fsdp_shard_box_box(const fsdp_shard_box *box)
 
 /* --- set-up ----------------------------------------------------------------------------------- */
 
-const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box)
-{
-    return &w->datasets[w->boxes[box].dataset];
-}
-
 static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
 {
     const fsdp_shard_box *box = &w->boxes[i];
@@ -56,12 +51,6 @@ static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
     if (!state->hashes || (state->encode && !state->frames))
         return fsdp_fail_memory(err, "block hashes");
     return FSDP_OK;
-}
-
-void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait)
-{
-    if (w->alive)
-        w->alive(w->alive_user, long_wait);
 }
 
 int64_t fsdp_shard_writer_room(size_t box_count)
@@ -224,21 +213,6 @@ fsdp_status fsdp_shard_join(const fsdp_shard_opts *opts, const fsdp_shard_datase
 }
 
 /* --- raw boxes -------------------------------------------------------------------------------- */
-
-void fsdp_writer_strides(const fsdp_shard_writer *w, size_t i, int64_t *strides_out)
-{
-    const fsdp_shard_box *box = &w->boxes[i];
-    const fsdp_shard_dataset *dataset = fsdp_writer_dataset(w, i);
-    fsdp_box_strides(box->ndim, box->packed ? box->len : dataset->shape, strides_out);
-    for (int d = 0; d < box->ndim; d++)
-        strides_out[d] *= (int64_t)w->states[i].element_size;
-}
-
-int64_t fsdp_writer_offset(const fsdp_shard_writer *w, size_t i)
-{
-    return fsdp_writer_dataset(w, i)->offset +
-           w->boxes[i].first * (int64_t)w->states[i].element_size;
-}
 
 static fsdp_status write_strided(fsdp_shard_writer *w, size_t i, int64_t first, int64_t count,
                                  const char *data, fsdp_error *err)

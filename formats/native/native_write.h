@@ -6,6 +6,7 @@
 #define FSDP_NATIVE_WRITE_H
 
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 #include "formats/hdf5/hdf5_file.h"
 #include "formats/native/native_index.h"
 
@@ -45,12 +46,31 @@ struct fsdp_shard_writer {
 };
 
 /* Reports progress; see fsdp_shard_opts. */
-void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait);
+static inline void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait)
+{
+    if (w->alive)
+        w->alive(w->alive_user, long_wait);
+}
 
-const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box);
-/* The offset of a raw box in the file, and its byte strides there. */
-int64_t fsdp_writer_offset(const fsdp_shard_writer *w, size_t box);
-void fsdp_writer_strides(const fsdp_shard_writer *w, size_t box, int64_t *strides_out);
+static inline const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box)
+{
+    return &w->datasets[w->boxes[box].dataset];
+}
+
+/* The offset of a raw box in the file. */
+static inline int64_t fsdp_writer_offset(const fsdp_shard_writer *w, size_t box)
+{
+    return fsdp_writer_dataset(w, box)->offset + w->boxes[box].first * (int64_t)w->states[box].element_size;
+}
+
+/* Its byte strides there. */
+static inline void fsdp_writer_strides(const fsdp_shard_writer *w, size_t box, int64_t *strides_out)
+{
+    const fsdp_shard_box *it = &w->boxes[box];
+    fsdp_box_strides(it->ndim, it->packed ? it->len : fsdp_writer_dataset(w, box)->shape, strides_out);
+    for (int d = 0; d < it->ndim; d++)
+        strides_out[d] *= (int64_t)w->states[box].element_size;
+}
 
 /* Writes the index, syncs and closes the file. */
 fsdp_status fsdp_writer_close(fsdp_shard_writer *w, fsdp_file_record *record_out, fsdp_error *err);

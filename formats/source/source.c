@@ -319,15 +319,6 @@ fsdp_status fsdp_source_add_alias(fsdp_source *source, const char *name, size_t 
 
 /* --- chunks ----------------------------------------------------------------------------------- */
 
-const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t room)
-{
-    if (tensor->is_inner)
-        snprintf(out, room, "inside a value");
-    else
-        fsdp_printable(tensor->name, tensor->name_size, out, room);
-    return out;
-}
-
 static fsdp_status fail_chunk(const fsdp_source *source, const fsdp_source_tensor *tensor,
                               const fsdp_source_chunk *chunk, const char *what, fsdp_error *err)
 {

@@ -24,6 +24,15 @@ const char *fsdp_box_text(int ndim, const int64_t *lo, const int64_t *len, char 
     return out;
 }
 
+const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t room)
+{
+    if (tensor->is_inner)
+        snprintf(out, room, "inside a value");
+    else
+        fsdp_printable(tensor->name, tensor->name_size, out, room);
+    return out;
+}
+
 static int64_t volume(int ndim, const int64_t *len)
 {
     int64_t count = 1;

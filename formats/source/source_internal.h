@@ -108,6 +108,9 @@ const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t
 
 /* --- source_stream.c --- */
 
+enum { FSDP_READER_BYTES = 1 << 20 };
+/* Allocates the reader's buffer unless it has one. */
+fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err);
 int64_t fsdp_packed_stored(const packed_stream *stream);
 int64_t fsdp_packed_size(const packed_stream *stream);
 /* Bytes of memory for decoding: the whole stream, or a ring of its last bytes. */
@@ -120,10 +123,5 @@ void fsdp_packed_free(packed_stream *stream);   /* the struct belongs to the are
 fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_error *err);
 fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check, fsdp_source_reader *reader,
                            fsdp_error *err);
-
-/* --- source_read.c --- */
-
-enum { FSDP_READER_BYTES = 1 << 20 };
-fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err);
 
 #endif

@@ -24,17 +24,6 @@ void fsdp_source_reader_release(fsdp_source_reader *reader)
     *reader = (fsdp_source_reader){0};
 }
 
-fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err)
-{
-    if (reader->buf)
-        return FSDP_OK;
-    reader->buf = fsdp_alloc_pages(FSDP_READER_BYTES);
-    if (!reader->buf)
-        return fsdp_fail_memory(err, "a reader's buffer");
-    reader->size = FSDP_READER_BYTES;
-    return FSDP_OK;
-}
-
 /* --- from a file to memory -------------------------------------------------------------------- */
 
 /* The part of a chunk to read. Strides are in bytes; those of the file are positive and falling. */

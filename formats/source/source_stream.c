@@ -39,6 +39,17 @@ struct packed_stream {
     char *spool_path; /* for messages: the file has no name any more */
 };
 
+fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err)
+{
+    if (reader->buf)
+        return FSDP_OK;
+    reader->buf = fsdp_alloc_pages(FSDP_READER_BYTES);
+    if (!reader->buf)
+        return fsdp_fail_memory(err, "a reader's buffer");
+    reader->size = FSDP_READER_BYTES;
+    return FSDP_OK;
+}
+
 int64_t fsdp_source_stream_size(const fsdp_source *source, int stream)
 {
     return source->streams[stream]->where.size;

@@ -81,16 +81,6 @@ const int *fsdp_comm_ranks(const fsdp_comm *comm)
     return comm->ranks;
 }
 
-const char *fsdp_comm_backend(const fsdp_comm *comm)
-{
-    return comm->transport->ops->name;
-}
-
-unsigned fsdp_comm_abilities(const fsdp_comm *comm)
-{
-    return comm->transport->ops->abilities;
-}
-
 void *fsdp_comm_alloc(fsdp_comm *comm, size_t size)
 {
     fsdp_transport *transport = comm->transport;

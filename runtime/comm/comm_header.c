@@ -12,6 +12,16 @@
 
 enum { DESCRIPTION = 200 };
 
+const char *fsdp_comm_backend(const fsdp_comm *comm)
+{
+    return comm->transport->ops->name;
+}
+
+unsigned fsdp_comm_abilities(const fsdp_comm *comm)
+{
+    return comm->transport->ops->abilities;
+}
+
 const char *fsdp_comm_kind_name(uint32_t kind)
 {
     static const char *const names[] = {"?",          "all_gather", "reduce_scatter",

@@ -12,6 +12,12 @@
 #include "statedict/manifest/manifest.h"
 #include "statedict/sd/layout_internal.h"
 
+const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live)
+{
+    const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)match->source[live]);
+    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
+}
+
 /* --- telling: rank 0 -------------------------------------------------------------------------- */
 
 static fsdp_status check_whole(const fsdp_entry *entry, fsdp_error *err)

@@ -12,6 +12,26 @@
 #include "statedict/sd/describe.h"
 #include "statedict/sd/layout_internal.h"
 
+/* --- entries ---------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
+                                 const fsdp_layout *layout, void *data, fsdp_sd *sd,
+                                 fsdp_error *err)
+{
+    const fsdp_entry *target = fsdp_sd_at(from, entry->target);
+    switch (entry->kind) {
+    case FSDP_ENTRY_TENSOR:
+        return fsdp_sd_add_tensor(
+            sd, entry->name, entry->name_size,
+            &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, *layout, data}, err);
+    case FSDP_ENTRY_VALUE:
+        return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
+    case FSDP_ENTRY_ALIAS: break;
+    }
+    return fsdp_sd_add_alias(sd, entry->name, entry->name_size, target->name, target->name_size,
+                             err);
+}
+
 /* --- asking for the same ---------------------------------------------------------------------- */
 
 /* A rank's request, as the ranks compare it. */

@@ -148,24 +148,6 @@ static fsdp_status add_optims(state_build *build, fsdp_error *err)
 
 /* --- entries of other dicts ------------------------------------------------------------------- */
 
-fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
-                                 const fsdp_layout *layout, void *data, fsdp_sd *sd,
-                                 fsdp_error *err)
-{
-    const fsdp_entry *target = fsdp_sd_at(from, entry->target);
-    switch (entry->kind) {
-    case FSDP_ENTRY_TENSOR:
-        return fsdp_sd_add_tensor(
-            sd, entry->name, entry->name_size,
-            &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, *layout, data}, err);
-    case FSDP_ENTRY_VALUE:
-        return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
-    case FSDP_ENTRY_ALIAS: break;
-    }
-    return fsdp_sd_add_alias(sd, entry->name, entry->name_size, target->name, target->name_size,
-                             err);
-}
-
 /* --- the live dict ---------------------------------------------------------------------------- */
 
 static fsdp_status add_all(state_build *build, fsdp_error *err)

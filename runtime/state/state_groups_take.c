@@ -29,11 +29,10 @@ static fsdp_state_taken *place_of(const fsdp_state_groups *groups, const fsdp_op
     return &groups->taken[(before + (is_shared ? 0 : group)) * FSDP_STATE_HYPERS + which];
 }
 
-static fsdp_status keep(fsdp_state_groups *groups, fsdp_optim *optim, size_t group, size_t which,
-                        const fsdp_state_hyper *hyper, const fsdp_entry *entry,
-                        const fsdp_value *value, fsdp_error *err)
+/* Keeps a value of a hyper-parameter; another value before it is an error. */
+static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
+                        const fsdp_entry *entry, const fsdp_value *value, fsdp_error *err)
 {
-    fsdp_state_taken *taken = place_of(groups, optim, group, which, hyper->is_shared);
     double numbers[2];
     if (!read_numbers(hyper, value, numbers))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' is %s", hyper->name, entry->name,
@@ -48,19 +47,18 @@ static fsdp_status keep(fsdp_state_groups *groups, fsdp_optim *optim, size_t gro
     return FSDP_OK;
 }
 
-/* *known_out: the optimizer has such a hyper-parameter. */
-static fsdp_status take(fsdp_state_groups *groups, fsdp_optim *optim, size_t group,
-                        const char *what, size_t what_size, const fsdp_entry *entry,
-                        const fsdp_value *value, bool *known_out, fsdp_error *err)
+/* The place of a group's hyper-parameter of that name; NULL: the optimizer has none. */
+static fsdp_state_taken *find_hyper(const fsdp_state_groups *groups, const fsdp_state_group *live,
+                                    const char *what, size_t size, fsdp_state_hyper *hyper_out)
 {
     fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(optim, group, hypers);
-    *known_out = true;
+    size_t n = fsdp_state_list_hypers(live->optim, live->group, hypers);
     for (size_t i = 0; i < n; i++)
-        if (strlen(hypers[i].name) == what_size && memcmp(hypers[i].name, what, what_size) == 0)
-            return keep(groups, optim, group, i, &hypers[i], entry, value, err);
-    *known_out = false;
-    return FSDP_OK;
+        if (strlen(hypers[i].name) == size && memcmp(hypers[i].name, what, size) == 0) {
+            *hyper_out = hypers[i];
+            return place_of(groups, live->optim, live->group, i, hypers[i].is_shared);
+        }
+    return NULL;
 }
 
 /* --- taking: lists ---------------------------------------------------------------------------- */
@@ -98,15 +96,15 @@ static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry
     if (!live.optim)
         return note_unexpected_group(groups, entry, position, NULL, err);
     for (size_t i = 0; i + 1 < dict->as.list.count; i += 2) {
-        const fsdp_value *key = &dict->as.list.items[i];
-        bool is_known = false;
-        if (&dict->as.list.items[i + 1] == members)
+        const fsdp_value *key = &dict->as.list.items[i], *value = key + 1;
+        fsdp_state_hyper hyper;
+        fsdp_state_taken *taken = NULL;
+        if (value == members)
             continue;
         if (key->kind == FSDP_VALUE_STRING)
-            FSDP_TRY(take(groups, live.optim, live.group, key->as.bytes.data, key->as.bytes.size,
-                          entry, &dict->as.list.items[i + 1], &is_known, err));
-        if (!is_known)
-            FSDP_TRY(note_unexpected_group(groups, entry, position, key, err));
+            taken = find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size, &hyper);
+        FSDP_TRY(taken ? keep(taken, &hyper, entry, value, err)
+                       : note_unexpected_group(groups, entry, position, key, err));
     }
     return FSDP_OK;
 }
@@ -153,8 +151,8 @@ static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry,
     fsdp_state_key key;
     fsdp_state_group live = {0};
     fsdp_value value = {0};
+    fsdp_state_hyper hyper;
     double number;
-    bool is_known = false;
     if (!fsdp_state_split(groups->scope, rest, size, &key))
         return note_unexpected(groups, entry->name, entry->name_size, err);
     if (is_members(&key, entry) || is_piece_of_members(&key))
@@ -169,9 +167,9 @@ static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry,
         value = entry->value;
     else if (fsdp_state_number(entry, &number))
         value = fsdp_value_f64(number);
-    FSDP_TRY(take(groups, live.optim, live.group, key.what, key.what_size, entry, &value, &is_known,
-                  err));
-    return is_known ? FSDP_OK : note_unexpected(groups, entry->name, entry->name_size, err);
+    fsdp_state_taken *taken = find_hyper(groups, &live, key.what, key.what_size, &hyper);
+    return taken ? keep(taken, &hyper, entry, &value, err)
+                 : note_unexpected(groups, entry->name, entry->name_size, err);
 }
 
 /* --- taking: all ------------------------------------------------------------------------------ */

@@ -219,12 +219,6 @@ static fsdp_status check_names(const fsdp_state_match *match, fsdp_error *err)
 
 /* --- tensors ---------------------------------------------------------------------------------- */
 
-const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live)
-{
-    const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)match->source[live]);
-    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
-}
-
 static bool rank_holds_same(const fsdp_entry *a, const fsdp_entry *b, int rank)
 {
     size_t n = fsdp_layout_box_count(&a->layout, a->ndim, a->shape, rank);

@@ -207,8 +207,8 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
     *same_out = true;
     if (!*there_out)
         return FSDP_OK;
-    return fsdp_view_check(checkpoint->io, checkpoint->path, &checkpoint->manifest,
-                           checkpoint->owners, same_out, err);
+    fsdp_view_opts view = {checkpoint->io, &checkpoint->manifest, checkpoint->owners, false, NULL};
+    return fsdp_view_check(&view, checkpoint->path, same_out, err);
 }
 
 /* Reports a finding that is no damage; called after the workers are done. */
@@ -268,8 +268,9 @@ static fsdp_status verify_structures(verify_job *job, fsdp_error *err)
 static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *err)
 {
     const fsdp_checkpoint *checkpoint = job->checkpoint;
-    FSDP_TRY(fsdp_view_replace(checkpoint->io, checkpoint->path, &checkpoint->manifest,
-                               checkpoint->owners, &job->opts->watch, written_out, err));
+    fsdp_view_opts view = {checkpoint->io, &checkpoint->manifest, checkpoint->owners, true,
+                           &job->opts->watch};
+    FSDP_TRY(fsdp_view_replace(&view, checkpoint->path, written_out, err));
     if (!*written_out)
         return FSDP_OK;
     report_fixed(job, FSDP_VIEW_NAME, "the view was written again");

@@ -134,51 +134,48 @@ static fsdp_status add_entries(fsdp_view *view, const fsdp_manifest *manifest, c
     return FSDP_OK;
 }
 
-static fsdp_status write_view(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
-                              const int *owners, bool sync, fsdp_error *err)
+static fsdp_status write_view(const fsdp_view_opts *opts, const char *path, fsdp_error *err)
 {
     fsdp_view *view = NULL;
-    source_list list = {.manifest = manifest};
-    FSDP_TRY(fsdp_view_create(io, path, &view, err));
-    fsdp_status st = add_entries(view, manifest, owners, &list, err);
+    source_list list = {.manifest = opts->manifest};
+    FSDP_TRY(fsdp_view_create(opts->io, path, &view, err));
+    fsdp_status st = add_entries(view, opts->manifest, opts->owners, &list, err);
     fsdp_free(list.items);
     fsdp_free(list.files);
     if (st != FSDP_OK) {
         fsdp_view_discard(view);
         return st;
     }
-    return fsdp_view_finish(view, sync, err);
+    return fsdp_view_finish(view, opts->sync, err);
 }
 
-fsdp_status fsdp_view_write_as(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
-                               const int *owners, bool sync, const fsdp_watch *watch,
-                               bool *written_out, fsdp_error *err)
+fsdp_status fsdp_view_write_as(const fsdp_view_opts *opts, const char *path, bool *written_out,
+                               fsdp_error *err)
 {
     int64_t mappings;
     *written_out = false;
     fsdp_flow("statedict/checkpoint/view.c", "view '%s'", path);
-    FSDP_TRY(fsdp_view_mappings(manifest, owners, &mappings, err));
+    FSDP_TRY(fsdp_view_mappings(opts->manifest, opts->owners, &mappings, err));
     if (mappings > FSDP_VIEW_MAPPINGS) {
-        fsdp_notice(watch,
+        fsdp_notice(opts->watch,
                     "no " FSDP_VIEW_NAME
                     ": it would need %lld mappings, more than %d; convert to kind "
                     "full for other programs",
                     (long long)mappings, FSDP_VIEW_MAPPINGS);
         return FSDP_OK;
     }
-    FSDP_TRY(write_view(io, path, manifest, owners, sync, err));
+    FSDP_TRY(write_view(opts, path, err));
     *written_out = true;
     return FSDP_OK;
 }
 
-fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
-                            const int *owners, bool sync, const fsdp_watch *watch, fsdp_error *err)
+fsdp_status fsdp_view_write(const fsdp_view_opts *opts, const char *dir, fsdp_error *err)
 {
     bool written;
     char *path = fsdp_path_join(dir, FSDP_VIEW_NAME);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_status st = fsdp_view_write_as(io, path, manifest, owners, sync, watch, &written, err);
+    fsdp_status st = fsdp_view_write_as(opts, path, &written, err);
     fsdp_free(path);
     return st;
 }

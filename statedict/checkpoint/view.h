@@ -10,26 +10,31 @@ enum { FSDP_VIEW_MAPPINGS = 262144 };
 fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners, int64_t *count_out,
                                fsdp_error *err);
 
+typedef struct fsdp_view_opts {
+    fsdp_io *io;
+    const fsdp_manifest *manifest;
+    const int *owners;         /* fsdp_plan_owners */
+    bool sync;
+    const fsdp_watch *watch;   /* gets a notice when the view is left out; may be NULL */
+} fsdp_view_opts;
+
 /*
  * Writes DIR/index.h5 for the kinds sharded and local. Left out, with a notice, above
- * FSDP_VIEW_MAPPINGS. owners as in fsdp_plan_owners.
+ * FSDP_VIEW_MAPPINGS.
  */
-fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
-                            bool sync, const fsdp_watch *watch, fsdp_error *err);
+fsdp_status fsdp_view_write(const fsdp_view_opts *opts, const char *dir, fsdp_error *err);
 
 /* Like fsdp_view_write, into any new file. *written_out is false when the view was left out. */
-fsdp_status fsdp_view_write_as(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
-                               const int *owners, bool sync, const fsdp_watch *watch, bool *written_out,
+fsdp_status fsdp_view_write_as(const fsdp_view_opts *opts, const char *path, bool *written_out,
                                fsdp_error *err);
 
 /* *same_out is true when DIR/index.h5, which must exist, has the bytes that fsdp_view_write would write.
  * Neither file is in memory as a whole. */
-fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
-                            bool *same_out, fsdp_error *err);
+fsdp_status fsdp_view_check(const fsdp_view_opts *opts, const char *dir, bool *same_out, fsdp_error *err);
 
-/* Replaces DIR/index.h5 atomically and durably. *written_out is false when the view is left out (see
- * fsdp_view_write) and nothing was changed. */
-fsdp_status fsdp_view_replace(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
-                              const fsdp_watch *watch, bool *written_out, fsdp_error *err);
+/* Puts a new DIR/index.h5 in the place of what is there, in one step that lasts. *written_out is false when
+ * the view is left out (see fsdp_view_write) and nothing was changed. */
+fsdp_status fsdp_view_replace(const fsdp_view_opts *opts, const char *dir, bool *written_out,
+                              fsdp_error *err);
 
 #endif

@@ -150,32 +150,32 @@ static fsdp_status open_file(comparison *with, fsdp_io *io, fsdp_error *err)
     return result < 0 ? fsdp_fail_errno(err, -result, "cannot look at '%s'", with->path) : FSDP_OK;
 }
 
-static fsdp_status run(comparison *with, const fsdp_manifest *manifest, const int *owners,
-                       bool *same_out, fsdp_error *err)
+static fsdp_status run(comparison *with, const fsdp_view_opts *opts, bool *same_out,
+                       fsdp_error *err)
 {
     bool written;
-    fsdp_status status =
-        fsdp_view_write_as(&with->io, with->path, manifest, owners, false, NULL, &written, err);
+    fsdp_view_opts into = {&with->io, opts->manifest, opts->owners, false, NULL};
+    fsdp_status status = fsdp_view_write_as(&into, with->path, &written, err);
     if (with->status != FSDP_OK && err)
-        *err = with->err; /* the cause of the failed write */
+        *err = with->err; /* why writing failed */
     if (with->status != FSDP_OK)
         return with->status;
     *same_out = !with->differs && with->open == 0 && with->end == with->size;
     return status;
 }
 
-fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
-                            const int *owners, bool *same_out, fsdp_error *err)
+fsdp_status fsdp_view_check(const fsdp_view_opts *opts, const char *dir, bool *same_out,
+                            fsdp_error *err)
 {
     comparison with;
     char *path = fsdp_path_join(dir, FSDP_VIEW_NAME);
     *same_out = false;
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    init(&with, path, manifest->sd);
-    fsdp_status status = open_file(&with, io, err);
+    init(&with, path, opts->manifest->sd);
+    fsdp_status status = open_file(&with, opts->io, err);
     if (status == FSDP_OK)
-        status = run(&with, manifest, owners, same_out, err);
+        status = run(&with, opts, same_out, err);
     (void)fsdp_io_close(&with.file, path, NULL); /* only read */
     fsdp_free(with.gaps);
     fsdp_free(path);
@@ -191,17 +191,19 @@ static fsdp_status replace(fsdp_io *io, const char *dir, const char *temporary, 
     return fsdp_io_sync_dir(io, dir, err);
 }
 
-fsdp_status fsdp_view_replace(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
-                              const int *owners, const fsdp_watch *watch, bool *written_out,
+fsdp_status fsdp_view_replace(const fsdp_view_opts *opts, const char *dir, bool *written_out,
                               fsdp_error *err)
 {
+    fsdp_io *io = opts->io;
+    fsdp_view_opts synced = *opts;
     char *path = fsdp_path_join(dir, FSDP_VIEW_NAME);
     char *temporary = fsdp_path_join(dir, FSDP_VIEW_TEMPORARY);
     fsdp_status status = path && temporary ? FSDP_OK : fsdp_fail_memory(err, "a path");
+    synced.sync = true;
     *written_out = false;
     if (status == FSDP_OK) {
-        (void)io->ops->unlink(io, temporary); /* left by a killed repair */
-        status = fsdp_view_write_as(io, temporary, manifest, owners, true, watch, written_out, err);
+        (void)io->ops->unlink(io, temporary); /* of a repair that was killed */
+        status = fsdp_view_write_as(&synced, temporary, written_out, err);
         if (status == FSDP_OK && *written_out)
             status = replace(io, dir, temporary, path, err);
         if (status != FSDP_OK)

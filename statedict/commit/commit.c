@@ -16,24 +16,6 @@
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
-/* Renames `path` to NAME.deleting-UUID, so that a half of it is recognised, then removes it. */
-fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
-                           fsdp_error *err)
-{
-    char *aside;
-    FSDP_TRY(fsdp_beside_name(name, FSDP_SUFFIX_DELETING, &aside, err));
-    fsdp_status status = FSDP_OK;
-    int result = io->ops->rename(io, path, aside, true);
-    if (fsdp_moves_needed(result))
-        status = fsdp_moves_delete(io, path, aside, err);
-    else if (result < 0)
-        status = fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", path, aside);
-    else if ((status = fsdp_io_sync_dir(io, parent, err)) == FSDP_OK)
-        status = fsdp_io_remove_tree(io, aside, err);
-    fsdp_free(aside);
-    return status;
-}
-
 static fsdp_status enter_run(fsdp_staging *staging, const fsdp_watch *watch, fsdp_error *err)
 {
     int64_t step;
@@ -69,38 +51,20 @@ static fsdp_status prepare(fsdp_staging *staging, const char *dir, const char *h
     return FSDP_OK;
 }
 
-static fsdp_status begin(fsdp_staging *staging, const char *dir, bool held, const char *hash,
-                         const fsdp_watch *watch, fsdp_error *err)
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, const fsdp_staging_opts *opts,
+                               fsdp_staging *staging_out, fsdp_error *err)
 {
+    fsdp_staging *staging = staging_out;
+    *staging = (fsdp_staging){
+        .io = io ? io : fsdp_io_posix(), .durable = opts->durable, .overwrite = opts->overwrite};
     fsdp_status status = fsdp_path_split(dir, &staging->target, &staging->parent, err);
-    if (status == FSDP_OK && !held)
-        status = enter_run(staging, watch, err);
+    if (status == FSDP_OK && !opts->has_lease)
+        status = enter_run(staging, opts->watch, err);
     if (status == FSDP_OK)
-        status = prepare(staging, dir, hash, err);
+        status = prepare(staging, dir, opts->hash, err);
     if (status != FSDP_OK)
         fsdp_staging_release(staging);
     return status;
-}
-
-static fsdp_staging new_staging(fsdp_io *io, bool durable, bool overwrite)
-{
-    return (fsdp_staging){
-        .io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
-}
-
-fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                                    fsdp_staging *staging_out, fsdp_error *err)
-{
-    *staging_out = new_staging(io, durable, overwrite);
-    return begin(staging_out, dir, true, NULL, NULL, err);
-}
-
-fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                               const char *hash, const fsdp_watch *watch, fsdp_staging *staging_out,
-                               fsdp_error *err)
-{
-    *staging_out = new_staging(io, durable, overwrite);
-    return begin(staging_out, dir, false, hash, watch, err);
 }
 
 /* --- at work ---------------------------------------------------------------------------------- */

@@ -51,14 +51,22 @@ typedef struct fsdp_staging {
     bool has_notes;            /* it holds a .resume, which is not published */
 } fsdp_staging;
 
+typedef struct fsdp_staging_opts {
+    bool durable;
+    bool overwrite;
+    bool has_lease;            /* the caller holds the lease of the run */
+    const char *hash;          /* of a conversion's plan: begin reuses the staging directory that a dead
+                                * conversion with that plan left. NULL: always a new one */
+    const fsdp_watch *watch;   /* its progress is called during a wait for another job's lease; may be NULL */
+} fsdp_staging_opts;
+
 /*
  * FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not. A DIR with
- * the name of a step makes its parent a run: begin takes the lease of the run, release gives it back. watch
- * (may be NULL) reports progress during a wait for another job's lease. hash: of a conversion's plan; begin
- * reuses the staging directory that a dead conversion with that plan left. NULL: always a new one.
+ * the name of a step makes its parent a run: begin takes the lease of the run, release gives it back.
+ * io NULL: fsdp_io_posix.
  */
-fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite, const char *hash,
-                               const fsdp_watch *watch, fsdp_staging *staging_out, fsdp_error *err);
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, const fsdp_staging_opts *opts,
+                               fsdp_staging *staging_out, fsdp_error *err);
 /* For long work: calls the caller's watch, and its progress refreshes the lease. Valid until release. */
 fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch);
 /* Returns the status that the work failed with, or FSDP_ERR_EXISTS when the lost lease stopped it. */

@@ -54,8 +54,4 @@ fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, f
  */
 fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err);
 
-/* For tests that hold the run's lease themselves: fsdp_staging_begin without taking it. */
-fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                                    fsdp_staging *staging_out, fsdp_error *err);
-
 #endif

@@ -185,3 +185,23 @@ fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err)
     FSDP_TRY(fsdp_io_remove_tree(io, dir, err));
     return sync_parent(io, dir, err);
 }
+
+/* --- deleting in any way --- */
+
+/* Renames `path` to NAME.deleting-UUID, so that a half of it is recognised, then removes it. */
+fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
+                           fsdp_error *err)
+{
+    char *aside;
+    FSDP_TRY(fsdp_beside_name(name, FSDP_SUFFIX_DELETING, &aside, err));
+    fsdp_status status = FSDP_OK;
+    int result = io->ops->rename(io, path, aside, true);
+    if (fsdp_moves_needed(result))
+        status = fsdp_moves_delete(io, path, aside, err);
+    else if (result < 0)
+        status = fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", path, aside);
+    else if ((status = fsdp_io_sync_dir(io, parent, err)) == FSDP_OK)
+        status = fsdp_io_remove_tree(io, aside, err);
+    fsdp_free(aside);
+    return status;
+}

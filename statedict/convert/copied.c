@@ -316,7 +316,8 @@ static const char *common_dtype(const fsdp_target_entry *entries, const bool *is
 static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const char *dtype,
                         bool with_code, fsdp_error *err)
 {
-    char *text = NULL, was[32];
+    char *text = NULL;
+    fsdp_edited_config edited = {0};
     size_t size;
     fsdp_config_edits edits = {.dtype = strcmp(file->name, "config.json") == 0 ? dtype : NULL,
                                .no_code = !with_code};
@@ -324,13 +325,13 @@ static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const
         return FSDP_OK;
     fsdp_status st = read_whole(copies, file, &text, &size, err);
     if (st == FSDP_OK)
-        st = fsdp_model_config_edit(text, size, path_of(copies, file), &edits, &file->text, was,
-                                    err);
+        st = fsdp_model_config_edit(text, size, path_of(copies, file), &edits, &edited, err);
+    file->text = edited.text;
     fsdp_free(text);
     FSDP_TRY(st);
     file->is_edited = file->text.size > 0;
-    if (was[0])
-        snprintf(file->change, sizeof file->change, "dtype %s -> %s", was, dtype);
+    if (edited.was[0])
+        snprintf(file->change, sizeof file->change, "dtype %s -> %s", edited.was, dtype);
     return FSDP_OK;
 }
 

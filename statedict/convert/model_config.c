@@ -239,14 +239,14 @@ fsdp_status fsdp_model_config_read(const char *text, size_t size, const char *pa
 }
 
 fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,
-                                   const fsdp_config_edits *edits, fsdp_text *out, char was_out[32],
+                                   const fsdp_config_edits *edits, fsdp_edited_config *out,
                                    fsdp_error *err)
 {
     config_walk walk = {.edits = edits};
     fsdp_status st = walk_text(&walk, text, size, path, err);
     if (st == FSDP_OK)
-        st = apply_cuts(&walk, out, err);
-    memcpy(was_out, walk.was, sizeof walk.was);
+        st = apply_cuts(&walk, &out->text, err);
+    memcpy(out->was, walk.was, sizeof walk.was);
     fsdp_json_release(&walk.json);
     fsdp_free(walk.cuts);
     return st;

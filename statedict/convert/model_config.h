@@ -24,10 +24,12 @@ typedef struct fsdp_config_edits {
     bool no_code;              /* without "auto_map", wherever it stands */
 } fsdp_config_edits;
 
-/* out: the text, edited, and empty when nothing is to be edited. was_out: the first dtype that was another
- * one, "" when none was. */
+typedef struct fsdp_edited_config {
+    fsdp_text text;            /* empty when nothing is to be edited; the caller releases it */
+    char was[32];              /* the first dtype that was another one, "" when none was */
+} fsdp_edited_config;
 fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,
-                                   const fsdp_config_edits *edits, fsdp_text *out, char was_out[32],
+                                   const fsdp_config_edits *edits, fsdp_edited_config *out,
                                    fsdp_error *err);
 
 #endif

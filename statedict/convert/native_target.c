@@ -281,8 +281,11 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     const fsdp_convert_opts *opts = &job->opts;
     native_files *files = job->files;
     fsdp_staging *staging = &job->staging;
-    FSDP_TRY(fsdp_staging_begin(job->io, job->to, !opts->skip_fsync, opts->overwrite,
-                                opts->resume ? job->hash : NULL, &opts->watch, staging, err));
+    fsdp_staging_opts how = {.durable = !opts->skip_fsync,
+                             .overwrite = opts->overwrite,
+                             .hash = opts->resume ? job->hash : NULL,
+                             .watch = &opts->watch};
+    FSDP_TRY(fsdp_staging_begin(job->io, job->to, &how, staging, err));
     fsdp_resume_begin(&files->notes, job->io, staging->path, job->hash, job->file_count,
                       staging->is_taken_up);
     staging->has_notes = true;

@@ -117,20 +117,18 @@ void fsdp_diff_merge(fsdp_diff_found *into, const fsdp_diff_found *found)
     into->max_rel = max_rel;
 }
 
-static void note(fsdp_diff_found *found, const fsdp_diff_rule *rule, int64_t at,
-                 const uint8_t *from, const uint8_t *to, double apart, double rel)
-{
-    fsdp_diff_found one = {.differing = 1, .at = at, .max_abs = apart, .max_rel = rel};
-    memcpy(one.from, from, fsdp_dtype_size(rule->a));
-    memcpy(one.to, to, fsdp_dtype_size(rule->b));
-    fsdp_diff_merge(found, &one);
-}
+/* What data is compared as: `rule` is of the components, complex elements have two. */
+typedef struct component_rule {
+    fsdp_diff_rule rule;
+    int per_element;
+} component_rule;
 
 /* A block in which something differs by its bits. first is a component's number. */
-static void compare_block(const fsdp_diff_rule *rule, const uint8_t *a, const uint8_t *b,
-                          int64_t first, size_t count, int per_element, fsdp_diff_found *found)
+static void compare_block(const component_rule *parts, const uint8_t *a, const uint8_t *b,
+                          int64_t first, size_t count, fsdp_diff_found *found)
 {
     double wide_a[BLOCK], wide_b[BLOCK];
+    const fsdp_diff_rule *rule = &parts->rule;
     size_t size_a = fsdp_dtype_size(rule->a), size_b = fsdp_dtype_size(rule->b);
     int64_t last = -1; /* a complex element counts once */
     widen(rule->a, a, count, wide_a);
@@ -141,10 +139,15 @@ static void compare_block(const fsdp_diff_rule *rule, const uint8_t *a, const ui
         double apart = distance(rule->a, a, b, wide_a[i], wide_b[i]);
         if (is_close(rule, a, b, wide_a[i], wide_b[i], apart))
             continue;
-        int64_t at = (first + (int64_t)i) / per_element;
-        note(found, rule, at, a, b, apart, relative(apart, wide_a[i], wide_b[i]));
-        found->differing -= at == last;
-        last = at;
+        fsdp_diff_found one = {.differing = 1,
+                               .at = (first + (int64_t)i) / parts->per_element,
+                               .max_abs = apart,
+                               .max_rel = relative(apart, wide_a[i], wide_b[i])};
+        memcpy(one.from, a, size_a);
+        memcpy(one.to, b, size_b);
+        fsdp_diff_merge(found, &one);
+        found->differing -= one.at == last;
+        last = one.at;
     }
 }
 
@@ -152,18 +155,18 @@ void fsdp_diff_data(const fsdp_diff_rule *rule, const void *a, const void *b, in
                     int64_t count, fsdp_diff_found *found)
 {
     const uint8_t *from = a, *to = b;
-    int per_element;
-    fsdp_diff_rule parts = *rule;
-    parts.a = component_of(rule->a, &per_element);
-    parts.b = component_of(rule->b, &per_element);
-    size_t size_a = fsdp_dtype_size(parts.a), size_b = fsdp_dtype_size(parts.b);
-    int64_t total = count * per_element;
-    if (parts.a == parts.b && memcmp(a, b, (size_t)total * size_a) == 0)
+    component_rule parts = {.rule = *rule};
+    parts.rule.a = component_of(rule->a, &parts.per_element);
+    parts.rule.b = component_of(rule->b, &parts.per_element);
+    bool same_type = parts.rule.a == parts.rule.b;
+    size_t size_a = fsdp_dtype_size(parts.rule.a), size_b = fsdp_dtype_size(parts.rule.b);
+    int64_t total = count * parts.per_element;
+    if (same_type && memcmp(a, b, (size_t)total * size_a) == 0)
         return;
     for (int64_t done = 0; done < total; done += BLOCK) {
         size_t n = total - done < BLOCK ? (size_t)(total - done) : BLOCK;
-        if (parts.a != parts.b || memcmp(from, to, n * size_a) != 0)
-            compare_block(&parts, from, to, first * per_element + done, n, per_element, found);
+        if (!same_type || memcmp(from, to, n * size_a) != 0)
+            compare_block(&parts, from, to, first * parts.per_element + done, n, found);
         from += n * size_a;
         to += n * size_b;
     }

@@ -202,13 +202,18 @@ static fsdp_status take_records(fsdp_state_reader *reader,
     }
 }
 
-/* An object with known keys: `take` is called for each that is there; unknown ones are skipped. */
-static fsdp_status take_members(fsdp_state_reader *reader, const char *const *keys, int n,
-                                fsdp_status (*take)(fsdp_state_reader *reader, void *record,
-                                                    int which, fsdp_error *err),
-                                void *record, uint64_t *seen_out, fsdp_error *err)
+/* A kind of object: its keys, and the function that reads the value of one of them. */
+typedef struct record_kind {
+    const char *const *keys;
+    int count;
+    fsdp_status (*take)(fsdp_state_reader *reader, void *record, int which, fsdp_error *err);
+} record_kind;
+
+/* Reads an object; unknown keys are skipped. */
+static fsdp_status take_members(fsdp_state_reader *reader, const record_kind *kind, void *record,
+                                uint64_t *seen_out, fsdp_error *err)
 {
-    fsdp_json_members members = {.names = keys, .count = n};
+    fsdp_json_members members = {.names = kind->keys, .count = kind->count};
     int which;
     FSDP_TRY(fsdp_json_enter_object(reader->json, err));
     for (;;) {
@@ -216,7 +221,7 @@ static fsdp_status take_members(fsdp_state_reader *reader, const char *const *ke
         *seen_out = members.seen;
         if (which < 0)
             return FSDP_OK;
-        FSDP_TRY(take(reader, record, which, err));
+        FSDP_TRY(kind->take(reader, record, which, err));
     }
 }
 
@@ -317,9 +322,10 @@ static fsdp_status create_mesh(fsdp_state_reader *reader, const mesh_record *mes
 static fsdp_status take_mesh(fsdp_state_reader *reader, fsdp_error *err)
 {
     static const char *const keys[MESH_KEYS] = {"names", "shape", "ranks"};
+    static const record_kind kind = {keys, MESH_KEYS, take_mesh_member};
     mesh_record mesh = {0};
     uint64_t seen;
-    fsdp_status status = take_members(reader, keys, MESH_KEYS, take_mesh_member, &mesh, &seen, err);
+    fsdp_status status = take_members(reader, &kind, &mesh, &seen, err);
     if (status == FSDP_OK)
         status = create_mesh(reader, &mesh, seen, err);
     fsdp_free(mesh.ranks);
@@ -359,9 +365,10 @@ static fsdp_status take_flat_member(fsdp_state_reader *reader, void *record, int
 static fsdp_status take_flat(fsdp_state_reader *reader, fsdp_error *err)
 {
     static const char *const keys[FLAT_KEYS] = {"name", "dtype", "mesh", "count"};
+    static const record_kind kind = {keys, FLAT_KEYS, take_flat_member};
     flat_record flat = {0};
     uint64_t seen;
-    FSDP_TRY(take_members(reader, keys, FLAT_KEYS, take_flat_member, &flat, &seen, err));
+    FSDP_TRY(take_members(reader, &kind, &flat, &seen, err));
     if (seen != (1 << FLAT_KEYS) - 1)
         return fsdp_json_fail(reader->json, err,
                               "a flat buffer without name, dtype, mesh or count");
@@ -649,14 +656,14 @@ static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
     static const char *const keys[ENTRY_KEYS] = {"name",       "dtype",  "shape", "mesh",
                                                  "placements", "boxes",  "flat",  "value",
                                                  "alias",      "stored", "path"};
+    static const record_kind kind = {keys, ENTRY_KEYS, take_entry_member};
     enum {
         IN_FLAT = 1 << ENTRY_NAME | 1 << ENTRY_SHAPE | 1 << ENTRY_FLAT,
         PATH = 1 << ENTRY_PATH,
         NAMED_PATH = PATH | 1 << ENTRY_NAME
     };
     entry_record *entry = &reader->entry;
-    fsdp_status status =
-        take_members(reader, keys, ENTRY_KEYS, take_entry_member, entry, &entry->seen, err);
+    fsdp_status status = take_members(reader, &kind, entry, &entry->seen, err);
     if (status == FSDP_OK && (entry->seen & NAMED_PATH) == NAMED_PATH)
         status = fsdp_path_list_add(&reader->paths, reader->json, entry->name.data,
                                     entry->name.size, err);

@@ -323,7 +323,7 @@ static void notify_skipped(const fsdp_watch *watch, const char *run, const char 
                            const char *reason)
 {
     char text[FSDP_ERROR_TEXT + 300];
-    if (!watch || !watch->notice)
+    if (!watch->notice)
         return;
     snprintf(text, sizeof text, "skipping '%s' of '%s': %s", name, run, reason);
     watch->notice(watch->context, text);
@@ -343,20 +343,18 @@ static void notify_set_aside(const fsdp_watch *watch, const char *run, const fsd
     fsdp_free(path);
 }
 
-static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_verify_level level,
-                             const fsdp_watch *watch, fsdp_io *io, char **path_out, fsdp_error *err)
+static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps,
+                             const fsdp_verify_opts *opts, char **path_out, fsdp_error *err)
 {
     size_t skipped = 0;
-    fsdp_verify_opts opts = {.level = level, .access.disk = io};
-    if (watch)
-        opts.watch = *watch;
+    fsdp_io *io = fsdp_access_io(&opts->access);
     for (size_t i = 0; i < steps->count; i++) {
         const fsdp_run_step *step = &steps->items[i];
-        notify_set_aside(watch, run, step, io);
+        notify_set_aside(&opts->watch, run, step, io);
         if (step->state != FSDP_STEP_GOOD)
             continue;
         fsdp_error reason = {0};
-        fsdp_status status = fsdp_run_check(run, step, &opts, &reason);
+        fsdp_status status = fsdp_run_check(run, step, opts, &reason);
         if (status == FSDP_OK) {
             *path_out = fsdp_path_join(run, step->name);
             return *path_out ? FSDP_OK : fsdp_fail_memory(err, run);
@@ -367,7 +365,7 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
             return status;
         }
         FSDP_TRY(refuse_newer_step(run, step, io, err));
-        notify_skipped(watch, run, step->name, reason.text);
+        notify_skipped(&opts->watch, run, step->name, reason.text);
         skipped++;
     }
     if (skipped == 0)
@@ -379,11 +377,14 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
 fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level, const fsdp_watch *watch,
                             const fsdp_access *access, char **path_out, fsdp_error *err)
 {
-    *path_out = NULL;
-    fsdp_io *io = fsdp_access_io(access);
     fsdp_run_steps steps;
+    fsdp_io *io = fsdp_access_io(access);
+    fsdp_verify_opts opts = {.level = level, .access.disk = io};
+    if (watch)
+        opts.watch = *watch;
+    *path_out = NULL;
     FSDP_TRY(fsdp_run_scan(run, io, &steps, err));
-    fsdp_status status = newest_of(run, &steps, level, watch, io, path_out, err);
+    fsdp_status status = newest_of(run, &steps, &opts, path_out, err);
     fsdp_run_steps_release(&steps);
     return status;
 }

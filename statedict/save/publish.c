@@ -10,9 +10,10 @@ static fsdp_status write_all(const fsdp_publication *publication, const fsdp_man
     fsdp_staging *staging = publication->staging;
     fsdp_text text = {0};
     fsdp_status st = FSDP_OK;
+    fsdp_view_opts view = {staging->io, manifest, publication->owners, staging->durable,
+                           publication->watch};
     if (manifest->kind != FSDP_FULL && publication->with_view)
-        st = fsdp_view_write(staging->io, staging->path, manifest, publication->owners,
-                             staging->durable, publication->watch, err);
+        st = fsdp_view_write(&view, staging->path, err);
     if (st == FSDP_OK)
         st = fsdp_manifest_encode(manifest, &text, err);
     if (st == FSDP_OK)

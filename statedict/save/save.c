@@ -142,8 +142,9 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
     FSDP_TRY(fsdp_name_check_step(dir, fsdp_save_step(job->opts), err));
     const fsdp_save_opts *opts = job->opts;
     fsdp_watch watch = {.context = job, .progress = report_run_wait, .notice = pass_notice};
-    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->skip_fsync, opts->overwrite, NULL, &watch,
-                                &job->staging, err));
+    fsdp_staging_opts how = {
+        .durable = !opts->skip_fsync, .overwrite = opts->overwrite, .watch = &watch};
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, &how, &job->staging, err));
     job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
     if (strlen(job->staging.path) >= sizeof job->staged)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);

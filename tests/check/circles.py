@@ -12,21 +12,12 @@ from uses import uses
 # Files of a circle by name, and why it is there. A circle that is gone must leave the list.
 ALLOWED = {
     # a pair, or more, that is one object
-    "hdf5_child.c hdf5_child_list.c hdf5_child_object.c hdf5_child_vfd.c":
-        "one process that reads HDF5: its loop, its answers, its file driver",
     "dcp_metadata.c dcp_read.c": "a DCP directory: what there is, and bytes",
-    "dcp_metadata_write.c dcp_write.c": "a DCP directory that is written: the mirror",
     "hdf5_library.c hdf5_types.c": "libhdf5's lock, and the types that are made under it",
-    "native_encode.c native_index_write.c native_write.c": "one shard writer",
     "pickle.c pickle_arguments.c pickle_nodes.c pickle_policy.c pickle_text.c": "one pickle machine",
-    "source.c source_complete.c source_read.c source_stream.c": "one source",
     "torch_numpy.c torch_tensor.c": "rebuilders of one table",
-    "comm.c comm_async.c comm_check.c": "one communicator: its calls, its queue, its checks",
-    "state_broadcast.c state_set.c": "setting from one rank: the text of names, and matching it",
-    "state_full.c state_get.c": "one dict that is got",
-    "commit.c leftovers.c": "one staging directory",
+    "comm.c comm_async.c": "one communicator: its calls, its queue",
     "cli.c cli_complete.c cli_rules.c": "one command line, whose errors name the file that an option is from",
-    "cli_log.c progress.c": "messages on standard error, and the log that copies them",
 }
 
 

@@ -294,9 +294,11 @@ fsdp_status bench_settle(const char *dir, fsdp_error *err);
 /* The memory of a state dict's tensors, one after the other, into a new file. */
 fsdp_status bench_write_plain(const fsdp_sd *sd, int rank, const char *path, int64_t piece, bool sync,
                               fsdp_error *err);
-/* Bytes from `first` on of files that are thought of as one, into that memory, until it is full. */
-fsdp_status bench_read_plain(const fsdp_sd *sd, int rank, char *const *paths, int path_count,
-                             int64_t first, int64_t piece, fsdp_error *err);
+/* Files that are thought of as one, from byte `first` on. */
+typedef struct bench_file_row { char *const *paths; int count; int64_t first; } bench_file_row;
+/* Into that memory, until it is full. */
+fsdp_status bench_read_plain(const fsdp_sd *sd, int rank, const bench_file_row *from, int64_t piece,
+                             fsdp_error *err);
 /* cp -r, then fsync of every file and directory of the copy. */
 fsdp_status bench_copy_plain(const char *from, const char *to, fsdp_error *err);
 /* Runs a program and takes what it prints (at most room - 1 bytes); argv ends with NULL. */

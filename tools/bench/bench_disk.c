@@ -229,11 +229,11 @@ static fsdp_status read_memory(const fsdp_sd *sd, int rank, file_row *row, int64
     return FSDP_OK;
 }
 
-fsdp_status bench_read_plain(const fsdp_sd *sd, int rank, char *const *paths, int path_count,
-                             int64_t first, int64_t piece, fsdp_error *err)
+fsdp_status bench_read_plain(const fsdp_sd *sd, int rank, const bench_file_row *from, int64_t piece,
+                             fsdp_error *err)
 {
-    file_row row = {.paths = paths, .count = path_count, .file = -1};
-    fsdp_status st = skip_to(&row, first, err);
+    file_row row = {.paths = from->paths, .count = from->count, .file = -1};
+    fsdp_status st = skip_to(&row, from->first, err);
     if (st == FSDP_OK)
         st = read_memory(sd, rank, &row, piece, err);
     if (row.file >= 0)

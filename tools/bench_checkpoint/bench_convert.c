@@ -18,12 +18,14 @@
 
 enum { SAVED_BY = 4, FROM = 8, MOST_ARGUMENTS = 16, PEAK_FACTOR = 8 };
 
+enum { OPTIONS = 5 };
+
 /* One case: source, target, options. make_source makes a source when the first case needs it. */
 typedef struct convert_case {
     const char *work, *source, *result;
-    const char *options[5]; /* of fsdp-convert, ended by NULL; the first NULL: fsdp-ls */
-    double copy_goal;       /* 0: no row beside cp */
-    const char *task;       /* of the peer; NULL: no row beside it */
+    const char *options[OPTIONS]; /* of fsdp-convert, ended by NULL; the first NULL: fsdp-ls */
+    double copy_goal;             /* 0: no row beside cp */
+    const char *task;             /* of the peer; NULL: no row beside it */
     double peer_goal;
     bool once; /* the peer needs minutes */
 } convert_case;
@@ -96,8 +98,7 @@ static fsdp_status run(convert_job *job, command *line, bench_times *times, int6
 
 /* fsdp-convert FROM TO with options that end with NULL. */
 static fsdp_status convert(convert_job *job, const char *from, const char *to,
-                           const char *const *options, bool verify, bench_times *times,
-                           fsdp_error *err)
+                           const char *const *options, bench_times *times, fsdp_error *err)
 {
     char tool[BENCH_PATH], memory[32], threads[16];
     command line = {0};
@@ -115,8 +116,6 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to,
     add_word(&line, threads);
     add_word(&line, "--no-sync");
     add_word(&line, "--quiet");
-    if (!verify)
-        add_word(&line, "--no-verify");
     return run(job, &line, times, &job->peak_kib, err);
 }
 
@@ -181,11 +180,11 @@ static fsdp_status make_source(convert_job *job, fsdp_error *err)
         return FSDP_OK;
     FSDP_TRY(make_native(job, native, world, is_many ? 0 : job->opts->size, err));
     if (is_many)
-        return convert(job, native, job->from, tensors_to_dcp, true, NULL, err);
+        return convert(job, native, job->from, tensors_to_dcp, NULL, err);
     if (strncmp(name, "dcp", 3) == 0)
-        return convert(job, native, job->from, to_dcp, true, NULL, err);
+        return convert(job, native, job->from, to_dcp, NULL, err);
     if (strcmp(name, "torch.pt") == 0)
-        return convert(job, native, job->from, to_torch, true, NULL, err);
+        return convert(job, native, job->from, to_torch, NULL, err);
     if (strcmp(name, "columns") == 0)
         return ask_peer(job, "make-columns", native, job->from, NULL, err);
     return FSDP_OK;
@@ -202,7 +201,12 @@ static fsdp_status run_ours(convert_job *job, bool verify, bench_times *times, f
     command line = {0};
     char tool[BENCH_PATH];
     if (job->kind->options[0]) {
-        FSDP_TRY(convert(job, job->from, job->to, job->kind->options, verify, times, err));
+        const char *options[OPTIONS + 1] = {NULL};
+        size_t count = 0;
+        for (; job->kind->options[count]; count++)
+            options[count] = job->kind->options[count];
+        options[count] = verify ? NULL : "--no-verify";
+        FSDP_TRY(convert(job, job->from, job->to, options, times, err));
         return bench_remove(job->to, err);
     }
     bench_path(tool, job->tools, "fsdp-ls");
@@ -252,11 +256,9 @@ static fsdp_status run_round(convert_job *job, convert_times *times, int round, 
 
 /* goal 0: none. */
 static fsdp_status print_row(const convert_job *job, const char *suffix, const bench_times *ours,
-                             const bench_times *against, const char *what, double goal,
-                             fsdp_error *err)
+                             const bench_times *against, const char *what, double goal)
 {
     bench_row row = {.ours = ours, .plain = against, .peak_kib = job->peak_kib, .met = true};
-    (void)err;
     snprintf(row.work, sizeof row.work, "%s%s", job->kind->work, suffix);
     snprintf(row.against, sizeof row.against, "%s", what);
     if (goal > 0)
@@ -266,21 +268,20 @@ static fsdp_status print_row(const convert_job *job, const char *suffix, const b
     return bench_print_row(job->opts, &row);
 }
 
-static fsdp_status print_rows(const convert_job *job, const convert_times *times, fsdp_error *err)
+static fsdp_status print_rows(const convert_job *job, const convert_times *times)
 {
     const convert_case *kind = job->kind;
     if (kind->copy_goal > 0) {
-        FSDP_TRY(print_row(job, "", &times->fast, &times->copy, "cp --reflink=never",
-                           kind->copy_goal, err));
-        FSDP_TRY(print_row(job, "-verified", &times->verified, &times->copy, "cp --reflink=never",
-                           0, err));
+        FSDP_TRY(
+            print_row(job, "", &times->fast, &times->copy, "cp --reflink=never", kind->copy_goal));
+        FSDP_TRY(
+            print_row(job, "-verified", &times->verified, &times->copy, "cp --reflink=never", 0));
     }
     if (!kind->task)
         return FSDP_OK;
     if (times->peer.count > 0)
-        return print_row(job, "-peer", &times->verified, &times->peer, kind->task, kind->peer_goal,
-                         err);
-    return print_row(job, "-peer", &times->verified, NULL, "no peer: --peer PROGRAM", 0, err);
+        return print_row(job, "-peer", &times->verified, &times->peer, kind->task, kind->peer_goal);
+    return print_row(job, "-peer", &times->verified, NULL, "no peer: --peer PROGRAM", 0);
 }
 
 static fsdp_status measure_case(convert_job *job, const convert_case *kind, fsdp_error *err)
@@ -296,7 +297,7 @@ static fsdp_status measure_case(convert_job *job, const convert_case *kind, fsdp
     FSDP_TRY(run_round(job, &warm_up, -1, err));
     for (int round = 0; round < job->opts->rounds; round++)
         FSDP_TRY(run_round(job, &times, round, err));
-    return print_rows(job, &times, err);
+    return print_rows(job, &times);
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -317,9 +318,9 @@ static fsdp_status measure_peak(convert_job *job, fsdp_error *err)
     bench_path(columns, job->dir, "columns-peak");
     bench_path(job->to, job->dir, "to-hf");
     FSDP_TRY(make_native(job, native, SAVED_BY, job->opts->size * PEAK_FACTOR, err));
-    FSDP_TRY(convert(job, native, columns, to_columns, true, &times, err));
+    FSDP_TRY(convert(job, native, columns, to_columns, &times, err));
     FSDP_TRY(bench_remove(native, err));
-    FSDP_TRY(convert(job, columns, job->to, to_hf, true, &times, err));
+    FSDP_TRY(convert(job, columns, job->to, to_hf, &times, err));
     bench_row row = {.work = "peak", .ours = &times, .peak_kib = job->peak_kib};
     row.met = row.peak_kib <= limit_kib;
     snprintf(row.goal, sizeof row.goal, "peak <= %" PRId64 " KiB", limit_kib);

@@ -87,10 +87,10 @@ static int64_t local_bytes(const fsdp_sd *sd, int rank)
 static fsdp_status read_plain(void *user, int64_t piece, fsdp_error *err)
 {
     const load_rank *r = user;
-    int64_t first = 0;
+    bench_file_row files = {.paths = r->job->files, .count = SAVED_BY};
     for (int rank = 0; rank < r->rank; rank++)
-        first += local_bytes(r->sd, rank);
-    return bench_read_plain(r->sd, r->rank, r->job->files, SAVED_BY, first, piece, err);
+        files.first += local_bytes(r->sd, rank);
+    return bench_read_plain(r->sd, r->rank, &files, piece, err);
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */

@@ -112,13 +112,13 @@ fsdp_status cli_check_stop(fsdp_error *err);
 /* Progress and notices on standard error; progress stops the call when a signal came. */
 fsdp_watch cli_watch(const cli_common *common);
 
-/* Removes the progress line before other output. */
-void cli_progress_clear(void);
+/* --- messages and the log (cli_log.c) --------------------------------------------------------- */
 
 /* "WORD  text" on standard error, with the word in colour on a terminal. */
 void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
-
-/* --- the log (cli_log.c) ---------------------------------------------------------------------- */
+/* A progress line stands on the terminal: the next output removes it first. */
+void cli_progress_drawn(void);
+void cli_progress_clear(void);
 
 /* A path that is worked on: no log may lie there. Borrowed. */
 void cli_log_keep_out(const char *path);

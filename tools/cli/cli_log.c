@@ -1,12 +1,14 @@
 /*
- * The log of a tool (--log FILE): a copy of its standard error. A line begins with the time and is one write,
- * so that several programs may share a file.
+ * Messages on standard error, and the log of a tool (--log FILE), which is a copy of them. A line of the log
+ * begins with the time and is one write, so that several programs may share a file.
  */
 #include "tools/cli/cli.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -184,4 +186,50 @@ fsdp_status cli_log_open(const char *path, const char *version, int argc, char *
         cli_log("begin", command.data);
     fsdp_text_release(&command);
     return FSDP_OK;
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+enum { MESSAGE_BYTES = 5000 };
+
+static bool has_colors(int fd)
+{
+    const char *terminal = getenv("TERM");
+    const char *no_color = getenv("NO_COLOR");
+    return isatty(fd) && !(no_color && no_color[0]) && !(terminal && strcmp(terminal, "dumb") == 0);
+}
+
+bool cli_colors_out(void)
+{
+    return has_colors(STDOUT_FILENO);
+}
+
+static bool is_progress_drawn;
+
+void cli_progress_drawn(void)
+{
+    is_progress_drawn = true;
+}
+
+void cli_progress_clear(void)
+{
+    if (is_progress_drawn)
+        fputs("\r\033[K", stderr);
+    is_progress_drawn = false;
+}
+
+void cli_say(const char *word, const char *format, ...)
+{
+    va_list args;
+    cli_progress_clear();
+    bool colors = has_colors(STDERR_FILENO);
+    const char *color = strcmp(word, "bad") == 0 ? "\033[31m" : "\033[33m";
+    fprintf(stderr, "%s%-5s%s ", colors ? color : "", word, colors ? "\033[0m" : "");
+    char text[MESSAGE_BYTES], printable[4 * MESSAGE_BYTES]; /* a byte becomes at most \xHH */
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "%s\n",
+            fsdp_printable_message(text, strlen(text), printable, sizeof printable));
+    cli_log(word, text);
 }

@@ -1,41 +1,25 @@
 /*
- * Progress and messages on standard error: one line that is redrawn on a terminal, a line every ten
+ * Progress on standard error: one line that is redrawn on a terminal, a line every ten
  * seconds elsewhere, JSON lines with --progress json. Workers report one at a time; a process shows the
  * progress of one call at a time.
  */
 #include "tools/cli/cli.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { BAR_MOST = 32, BAR_LEAST = 12, LINE = 512, SAID = 5000 };
+enum { BAR_MOST = 32, BAR_LEAST = 12, LINE = 512 };
 static const double DRAW_EVERY = 0.1, JSON_EVERY = 1, LINE_EVERY = 10;
 
 static struct {
     cli_progress_mode mode;
     bool quiet;
-    bool drawn;                 /* a line stands on the terminal and must go */
     double began, told, logged; /* began 0: nothing has been reported yet */
     int64_t done;
 } shown;
-
-static bool has_colors(int file)
-{
-    const char *terminal = getenv("TERM");
-    const char *no_color = getenv("NO_COLOR");
-    return isatty(file) && !(no_color && no_color[0]) &&
-           !(terminal && strcmp(terminal, "dumb") == 0);
-}
-
-bool cli_colors_out(void)
-{
-    return has_colors(STDOUT_FILENO);
-}
 
 static int terminal_width(void)
 {
@@ -76,7 +60,7 @@ static void draw(int64_t done, int64_t total, const char *what)
     if (width > size + 4)
         fprintf(stderr, " %.*s", width - size - 4, line);
     fflush(stderr);
-    shown.drawn = true;
+    cli_progress_drawn();
 }
 
 static void write_json(int64_t done, int64_t total, const char *what)
@@ -162,27 +146,4 @@ fsdp_watch cli_watch(const cli_common *common)
     shown.mode = common->progress;
     shown.quiet = common->quiet;
     return (fsdp_watch){.progress = on_progress, .notice = on_notice, .stopped = on_wait};
-}
-
-void cli_progress_clear(void)
-{
-    if (shown.drawn)
-        fputs("\r\033[K", stderr);
-    shown.drawn = false;
-}
-
-void cli_say(const char *word, const char *format, ...)
-{
-    va_list args;
-    cli_progress_clear();
-    bool colors = has_colors(STDERR_FILENO);
-    const char *color = strcmp(word, "bad") == 0 ? "\033[31m" : "\033[33m";
-    fprintf(stderr, "%s%-5s%s ", colors ? color : "", word, colors ? "\033[0m" : "");
-    char text[SAID], printable[4 * SAID]; /* a byte becomes at most \xHH */
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    fprintf(stderr, "%s\n",
-            fsdp_printable_message(text, strlen(text), printable, sizeof printable));
-    cli_log(word, text);
 }

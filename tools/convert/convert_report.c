@@ -110,7 +110,7 @@ void convert_add_plan(fsdp_text *text, const convert_options *opts,
 
 void convert_add_json(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
-                      double seconds, const fsdp_text *digests, const fsdp_error *failure)
+                      const convert_outcome *outcome)
 {
     fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
     fsdp_text_add_json_string(text, info->path, strlen(info->path));
@@ -143,12 +143,13 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
         fsdp_text_addf(text, "\"written\": false");
     else
         fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f",
-                       opts->convert.skip_verify ? "false" : "true", seconds);
-    if (digests && digests->size > 0)
-        fsdp_text_addf(text, ",\n \"sha256\": {%.*s}", (int)digests->size, digests->data);
-    if (failure) {
+                       opts->convert.skip_verify ? "false" : "true", outcome->seconds);
+    if (outcome->digests.size > 0)
+        fsdp_text_addf(text, ",\n \"sha256\": {%.*s}", (int)outcome->digests.size,
+                       outcome->digests.data);
+    if (outcome->failure) {
         fsdp_text_addf(text, ", ");
-        cli_add_json_error(text, failure->status, failure);
+        cli_add_json_error(text, outcome->failure->status, outcome->failure);
     }
     fsdp_text_addf(text, "}\n");
 }

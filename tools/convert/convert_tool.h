@@ -37,10 +37,13 @@ void convert_options_release(convert_options *opts);
 
 void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
                       const fsdp_convert_plan *plan);
-/* failure: what stops it, or NULL; digests: from convert_add_digest, or NULL. */
+typedef struct convert_outcome {
+    double seconds;            /* of the conversion */
+    fsdp_text digests;         /* from convert_add_digest */
+    const fsdp_error *failure; /* NULL: none */
+} convert_outcome;
 void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                      const fsdp_convert_plan *plan, double seconds, const fsdp_text *digests,
-                      const fsdp_error *failure);
+                      const fsdp_convert_plan *plan, const convert_outcome *outcome);
 /* A line as of sha256sum, or a member of the object "sha256". */
 void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32]);
 /* "3 of 148 tensors have no dim 7 and are cut along dim 0" */

@@ -74,21 +74,25 @@ static void forget(described *d)
     fsdp_free(d->owners);
 }
 
+static fsdp_view_opts view_of(const described *d)
+{
+    return (fsdp_view_opts){.io = fsdp_io_posix(), .manifest = &d->manifest, .owners = d->owners};
+}
+
 static void write_view(const described *d)
 {
     fsdp_error err = {0};
+    fsdp_view_opts opts = view_of(d);
     unlink(view_path);
-    cr_assert_eq(
-        fsdp_view_write(fsdp_io_posix(), folder, &d->manifest, d->owners, false, NULL, &err),
-        FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_view_write(&opts, folder, &err), FSDP_OK, "%s", err.text);
 }
 
 static bool is_same(const described *d)
 {
     bool same = false;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_view_check(fsdp_io_posix(), folder, &d->manifest, d->owners, &same, &err),
-                 FSDP_OK, "%s", err.text);
+    fsdp_view_opts opts = view_of(d);
+    cr_assert_eq(fsdp_view_check(&opts, folder, &same, &err), FSDP_OK, "%s", err.text);
     return same;
 }
 
@@ -171,9 +175,8 @@ Test(view_check, a_new_view_takes_the_place_of_any)
     int file = open(temporary, O_RDWR | O_CREAT, 0600); /* of a repair that was killed */
     close(file);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(fsdp_view_replace(fsdp_io_posix(), folder, &d.manifest, d.owners,
-                                       &(fsdp_watch){0}, &written, &err),
-                     FSDP_OK, "%s", err.text);
+        fsdp_view_opts opts = view_of(&d);
+        cr_assert_eq(fsdp_view_replace(&opts, folder, &written, &err), FSDP_OK, "%s", err.text);
         cr_assert(written);
         cr_assert(is_same(&d));
         cr_assert_eq(truncate(view_path, 7), 0);
@@ -205,9 +208,8 @@ Test(view_check, a_large_view_is_not_held_in_memory)
     cr_assert(is_same(&d));
     cr_assert_lt(peak_bytes() - before, MOST, "checking takes %" PRId64 " bytes more than writing",
                  peak_bytes() - before);
-    cr_assert_eq(fsdp_view_replace(fsdp_io_posix(), folder, &d.manifest, d.owners, &(fsdp_watch){0},
-                                   &written, NULL),
-                 FSDP_OK);
+    fsdp_view_opts opts = view_of(&d);
+    cr_assert_eq(fsdp_view_replace(&opts, folder, &written, NULL), FSDP_OK);
     cr_assert_lt(peak_bytes() - before, MOST);
     forget(&d);
 }

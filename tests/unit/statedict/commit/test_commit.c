@@ -114,8 +114,10 @@ static void expect_refusal(fsdp_io *io, const char *dir, bool overwrite, fsdp_st
 {
     fsdp_staging staging;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_staging_begin(io, dir, true, overwrite, NULL, NULL, &staging, &err), status,
-                 "%s: %s", dir, err.text);
+    cr_assert_eq(fsdp_staging_begin(io, dir,
+                                    &(fsdp_staging_opts){.durable = true, .overwrite = overwrite},
+                                    &staging, &err),
+                 status, "%s: %s", dir, err.text);
     cr_assert(strstr(err.text, words), "%s", err.text);
     cr_assert_null(staging.path);
     fsdp_staging_abandon(&staging, NULL);
@@ -160,7 +162,9 @@ Test(commit, a_staging_that_cannot_be_removed_is_told_with_the_reason_it_is_give
     ops.remove_tree = fail_to_remove;
     cr_assert_not_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/c", dir);
-    cr_assert_eq(fsdp_staging_begin(&io, path, true, false, NULL, NULL, &staging, &err), FSDP_OK);
+    cr_assert_eq(
+        fsdp_staging_begin(&io, path, &(fsdp_staging_opts){.durable = true}, &staging, &err),
+        FSDP_OK);
     fsdp_fail_errno(&err, ENOSPC, "cannot write 'x'");
     fsdp_staging_abandon(&staging, &err);
     fsdp_staging_release(&staging);
@@ -176,7 +180,8 @@ static fsdp_status publish_nothing(fsdp_io *io, const char *dir, int64_t step)
 {
     fsdp_staging staging;
     fsdp_text text = {0};
-    FSDP_TRY(fsdp_staging_begin(io, dir, true, true, NULL, NULL, &staging, NULL));
+    FSDP_TRY(fsdp_staging_begin(io, dir, &(fsdp_staging_opts){.durable = true, .overwrite = true},
+                                &staging, NULL));
     cr_assert_eq(tiny_manifest(step, &text, NULL), FSDP_OK);
     fsdp_status status = fsdp_staging_publish(&staging, text.data, text.size, NULL);
     fsdp_staging_abandon(&staging, NULL);
@@ -248,8 +253,9 @@ Test(commit, a_step_is_staged_under_the_lease_of_its_run)
 {
     fsdp_io *io = tiny_disk();
     fsdp_staging staging;
-    cr_assert_eq(fsdp_staging_begin(io, STEP "/", true, false, NULL, NULL, &staging, NULL),
-                 FSDP_OK);
+    cr_assert_eq(
+        fsdp_staging_begin(io, STEP "/", &(fsdp_staging_opts){.durable = true}, &staging, NULL),
+        FSDP_OK);
     cr_assert(fsdp_lease_is_held(io, "/run"));
     expect_refusal(io, "/run/step-00000006", false, FSDP_ERR_EXISTS, "in use by process");
     tiny_must_save(io, "/run/other", 1, false);
@@ -264,7 +270,9 @@ Test(commit, a_step_whose_lease_is_lost_is_not_published)
     fsdp_io *io = tiny_disk();
     fsdp_staging staging;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_staging_begin(io, STEP, true, false, NULL, NULL, &staging, NULL), FSDP_OK);
+    cr_assert_eq(
+        fsdp_staging_begin(io, STEP, &(fsdp_staging_opts){.durable = true}, &staging, NULL),
+        FSDP_OK);
     cr_assert_eq(io->ops->unlink(io, "/run/.lock"), 0);
     cr_assert_eq(tiny_save_staged(&staging, 5, &err), FSDP_ERR_EXISTS);
     cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);
@@ -285,7 +293,9 @@ Test(commit, long_work_on_a_step_refreshes_the_lease)
     fsdp_file_info before, after;
     int called = 0;
     fsdp_watch callers = {.context = &called, .progress = count_progress};
-    cr_assert_eq(fsdp_staging_begin(io, STEP, true, false, NULL, NULL, &staging, NULL), FSDP_OK);
+    cr_assert_eq(
+        fsdp_staging_begin(io, STEP, &(fsdp_staging_opts){.durable = true}, &staging, NULL),
+        FSDP_OK);
     fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
     staging.keeper.refresh_ms = 0; /* it is time */
@@ -307,7 +317,9 @@ Test(commit, long_work_on_a_step_stops_when_its_lease_is_lost)
     fsdp_error err = {0};
     int called = 0;
     fsdp_watch callers = {.context = &called, .progress = count_progress};
-    cr_assert_eq(fsdp_staging_begin(io, STEP, true, false, NULL, NULL, &staging, NULL), FSDP_OK);
+    cr_assert_eq(
+        fsdp_staging_begin(io, STEP, &(fsdp_staging_opts){.durable = true}, &staging, NULL),
+        FSDP_OK);
     fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
     cr_assert_eq(io->ops->unlink(io, "/run/.lock"), 0);
     staging.keeper.refresh_ms = 0;
@@ -346,8 +358,9 @@ Test(commit, an_abandoned_staging_leaves_nothing)
 {
     fsdp_io *io = tiny_disk();
     fsdp_staging staging;
-    cr_assert_eq(fsdp_staging_begin(io, "/run/c", true, false, NULL, NULL, &staging, NULL),
-                 FSDP_OK);
+    cr_assert_eq(
+        fsdp_staging_begin(io, "/run/c", &(fsdp_staging_opts){.durable = true}, &staging, NULL),
+        FSDP_OK);
     cr_assert_eq(tiny_write_shard(io, staging.path, 1, NULL), FSDP_OK);
     cr_assert_eq(names_in(io, "/run"), 1);
     fsdp_staging_abandon(&staging, NULL);
@@ -362,7 +375,8 @@ Test(commit, an_abandoned_staging_leaves_nothing)
 static fsdp_status begin_again(fsdp_io *io, const char *dir)
 {
     fsdp_staging staging;
-    fsdp_status status = fsdp_staging_begin(io, dir, true, true, NULL, NULL, &staging, NULL);
+    fsdp_status status = fsdp_staging_begin(
+        io, dir, &(fsdp_staging_opts){.durable = true, .overwrite = true}, &staging, NULL);
     if (status == FSDP_OK)
         fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
@@ -378,7 +392,8 @@ static pid_t stage_in_child(const char *path)
     if (child == 0) {
         fsdp_staging staging;
         bool ok =
-            fsdp_staging_begin(NULL, path, true, true, NULL, NULL, &staging, NULL) == FSDP_OK &&
+            fsdp_staging_begin(NULL, path, &(fsdp_staging_opts){.durable = true, .overwrite = true},
+                               &staging, NULL) == FSDP_OK &&
             tiny_write_shard(fsdp_io_posix(), staging.path, 1, NULL) == FSDP_OK;
         (void)!write(told[1], ok ? "y" : "n", 1);
         for (;;)
@@ -417,8 +432,9 @@ static void leave_staging(fsdp_io *io, const char *marker)
 {
     fsdp_staging staging;
     char path[200];
-    cr_assert_eq(fsdp_staging_begin(io, "/run/c", true, false, NULL, NULL, &staging, NULL),
-                 FSDP_OK);
+    cr_assert_eq(
+        fsdp_staging_begin(io, "/run/c", &(fsdp_staging_opts){.durable = true}, &staging, NULL),
+        FSDP_OK);
     snprintf(path, sizeof path, "%s/" FSDP_MARKER_SAVING, staging.path);
     fsdp_staging_release(&staging);
     fsdp_file *file;
@@ -484,9 +500,9 @@ Test(commit, of_two_publishers_the_first_wins)
         fsdp_staging staging[2];
         fsdp_status status[2];
         for (int i = 0; i < 2; i++) {
-            cr_assert_eq(
-                fsdp_staging_begin(io, "/run/c", true, false, NULL, NULL, &staging[i], NULL),
-                FSDP_OK);
+            cr_assert_eq(fsdp_staging_begin(io, "/run/c", &(fsdp_staging_opts){.durable = true},
+                                            &staging[i], NULL),
+                         FSDP_OK);
             cr_assert_eq(tiny_write_shard(io, staging[i].path, i, NULL), FSDP_OK);
         }
         for (int i = 0; i < 2; i++) {
@@ -519,7 +535,7 @@ Test(commit, without_durability_nothing_is_synced)
     fsdp_staging staging;
     fsdp_text text = {0};
     cr_assert_eq(tiny_manifest(1, &text, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_staging_begin(io, "/run/c", false, false, NULL, NULL, &staging, NULL),
+    cr_assert_eq(fsdp_staging_begin(io, "/run/c", &(fsdp_staging_opts){0}, &staging, NULL),
                  FSDP_OK);
     cr_assert_eq(tiny_write_shard(sim, staging.path, 1, NULL), FSDP_OK);
     cr_assert_eq(fsdp_staging_publish(&staging, text.data, text.size, NULL), FSDP_OK);

@@ -78,7 +78,8 @@ static inline fsdp_status tiny_save(fsdp_io *io, const char *dir, int64_t step, 
                                     fsdp_error *err)
 {
     fsdp_staging staging;
-    FSDP_TRY(fsdp_staging_begin(io, dir, true, overwrite, NULL, NULL, &staging, err));
+    fsdp_staging_opts opts = {.durable = true, .overwrite = overwrite};
+    FSDP_TRY(fsdp_staging_begin(io, dir, &opts, &staging, err));
     return tiny_save_staged(&staging, step, err);
 }
 
@@ -86,7 +87,8 @@ static inline fsdp_status tiny_save(fsdp_io *io, const char *dir, int64_t step, 
 static inline fsdp_status tiny_save_held(fsdp_io *io, const char *dir, int64_t step, fsdp_error *err)
 {
     fsdp_staging staging;
-    FSDP_TRY(fsdp_staging_begin_held(io, dir, true, false, &staging, err));
+    fsdp_staging_opts opts = {.durable = true, .has_lease = true};
+    FSDP_TRY(fsdp_staging_begin(io, dir, &opts, &staging, err));
     return tiny_save_staged(&staging, step, err);
 }
 

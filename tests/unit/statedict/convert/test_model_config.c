@@ -11,16 +11,15 @@
 static void expect_edit(const char *text, const char *dtype, bool no_code, const char *expected)
 {
     fsdp_config_edits edits = {.dtype = dtype, .no_code = no_code};
-    fsdp_text out = {0};
-    char was[32];
+    fsdp_edited_config out = {0};
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_model_config_edit(text, strlen(text), "c", &edits, &out, was, &err), FSDP_OK,
-                 "%s", err.text);
+    cr_assert_eq(fsdp_model_config_edit(text, strlen(text), "c", &edits, &out, &err), FSDP_OK, "%s",
+                 err.text);
     if (expected)
-        cr_expect_str_eq(out.data ? out.data : "", expected);
+        cr_expect_str_eq(out.text.data ? out.text.data : "", expected);
     else
-        cr_expect_eq(out.size, 0, "%s became %s", text, out.data);
-    fsdp_text_release(&out);
+        cr_expect_eq(out.text.size, 0, "%s became %s", text, out.text.data);
+    fsdp_text_release(&out.text);
 }
 
 static fsdp_status read(const char *text, fsdp_model_config *config)
@@ -77,21 +76,23 @@ Test(model_config, what_is_left_can_be_read)
     static const char *const members[] = {"\"a\":1", "\"auto_map\":{\"b\":[1,2]}",
                                           "\"c\": {\"auto_map\":0}", "\"auto_map\": 1 "};
     for (int code = 0; code < 256; code++) {
-        fsdp_text text = {0}, out = {0};
+        fsdp_text text = {0};
+        fsdp_edited_config out = {0};
         const fsdp_config_edits edits = {.no_code = true};
         fsdp_model_config config;
-        char was[32];
         for (int i = 0; i < 4; i++)
             fsdp_text_addf(&text, "%s%s", i > 0 ? " ,\n" : "{", members[code >> 2 * i & 3]);
         fsdp_text_addf(&text, "}");
-        cr_assert_eq(fsdp_model_config_edit(text.data, text.size, "c", &edits, &out, was, NULL),
+        cr_assert_eq(fsdp_model_config_edit(text.data, text.size, "c", &edits, &out, NULL),
                      FSDP_OK);
-        if (out.size > 0) {
-            cr_expect_eq(read(out.data, &config), FSDP_OK, "%s became %s", text.data, out.data);
-            cr_expect_null(strstr(out.data, "auto_map"), "%s became %s", text.data, out.data);
+        if (out.text.size > 0) {
+            cr_expect_eq(read(out.text.data, &config), FSDP_OK, "%s became %s", text.data,
+                         out.text.data);
+            cr_expect_null(strstr(out.text.data, "auto_map"), "%s became %s", text.data,
+                           out.text.data);
         }
         fsdp_text_release(&text);
-        fsdp_text_release(&out);
+        fsdp_text_release(&out.text);
     }
 }
 
@@ -133,21 +134,20 @@ Test(model_config, what_is_no_object_is_damaged)
 
 Test(model_config, a_large_text_is_edited_in_place)
 {
-    fsdp_text text = {0}, out = {0};
+    fsdp_text text = {0};
+    fsdp_edited_config out = {0};
     const fsdp_config_edits edits = {.dtype = "float16", .no_code = true};
-    char was[32];
     fsdp_text_addf(&text, "{");
     for (int i = 0; i < 100000; i++)
         fsdp_text_addf(&text, "\"label%d\": \"x\", ", i);
     size_t before = text.size;
     fsdp_text_addf(&text, "\"dtype\": \"a-dtype-of-a-name-that-is-longer-than-its-room\"}");
-    cr_assert_eq(fsdp_model_config_edit(text.data, text.size, "c", &edits, &out, was, NULL),
-                 FSDP_OK);
-    cr_expect_eq(memcmp(text.data, out.data, before), 0);
-    cr_expect_str_eq(out.data + before, "\"dtype\": \"float16\"}");
-    cr_expect(strlen(was) > 0 && strlen(was) < sizeof was);
+    cr_assert_eq(fsdp_model_config_edit(text.data, text.size, "c", &edits, &out, NULL), FSDP_OK);
+    cr_expect_eq(memcmp(text.data, out.text.data, before), 0);
+    cr_expect_str_eq(out.text.data + before, "\"dtype\": \"float16\"}");
+    cr_expect(strlen(out.was) > 0 && strlen(out.was) < sizeof out.was);
     fsdp_text_release(&text);
-    fsdp_text_release(&out);
+    fsdp_text_release(&out.text);
 }
 
 /* --- beside it: names ------------------------------------------------------------------------- */

@@ -579,7 +579,10 @@ Test(run, retention_leaves_a_staging_alone_as_long_as_its_maker_lives)
     fsdp_io *io = tiny_disk();
     fsdp_staging alive;
     save_steps(io, (int64_t[]){10}, 1);
-    cr_assert_eq(fsdp_staging_begin_held(io, step_path(20), true, false, &alive, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_staging_begin(io, step_path(20),
+                                    &(fsdp_staging_opts){.durable = true, .has_lease = true},
+                                    &alive, NULL),
+                 FSDP_OK);
     report dry = {{0}}, real = {{0}};
     cr_assert_eq(retain(io, NULL, true, &dry, NULL), FSDP_OK);
     cr_assert_eq(retain(io, NULL, false, &real, NULL), FSDP_OK);
@@ -588,7 +591,10 @@ Test(run, retention_leaves_a_staging_alone_as_long_as_its_maker_lives)
     cr_assert_str_eq(dry.text, real.text);
     cr_assert_eq(tiny_save_staged(&alive, 20, NULL), FSDP_OK);
     expect_good(io, "20 10");
-    cr_assert_eq(fsdp_staging_begin_held(io, step_path(30), true, false, &alive, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_staging_begin(io, step_path(30),
+                                    &(fsdp_staging_opts){.durable = true, .has_lease = true},
+                                    &alive, NULL),
+                 FSDP_OK);
     char *path = alive.path;
     alive.path = NULL;
     fsdp_staging_release(&alive); /* as the end of its process does */
