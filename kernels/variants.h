@@ -20,6 +20,7 @@ typedef struct fsdp_hash_stream {
     fsdp_hash (*value)(const void *state);
 } fsdp_hash_stream;
 
+extern const uint32_t fsdp_sha256_constants[64];   /* of SHA-256's rounds, aligned to 16 bytes */
 /* Runs whole 64-byte blocks through the SHA-256 state. */
 typedef void fsdp_sha256_blocks(uint32_t state[8], const uint8_t *data, size_t blocks);
 

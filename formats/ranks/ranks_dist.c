@@ -6,16 +6,6 @@
 
 #include <string.h>
 
-static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
-{
-    return fsdp_pickle_at(&archive->pickle, node);
-}
-
-static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
-{
-    return fsdp_pickle_element(&archive->pickle, tuple, number);
-}
-
 static fsdp_status bad_piece(const torch_archive *archive, const char *name, size_t name_size,
                              const char *why, fsdp_error *err)
 {
@@ -58,7 +48,7 @@ static bool fits(const torch_tensor *piece, int ndim, const int64_t *len)
 
 static fsdp_dtype dtype_of(const torch_archive *archive, fsdp_node node)
 {
-    const fsdp_pickle_node *name = node_at(archive, node);
+    const fsdp_pickle_node *name = torch_node(archive, node);
     bool is_dtype = name->kind == FSDP_NODE_GLOBAL && name->known == FSDP_KNOWN_TORCH_DTYPE;
     return is_dtype ? (fsdp_dtype)name->count : FSDP_DTYPE_NONE;
 }
@@ -106,7 +96,7 @@ static fsdp_node argument(const torch_archive *archive, fsdp_node object, const 
 {
     fsdp_node found = torch_attribute(archive, object, name);
     return found != 0 ? found
-                      : fsdp_pickle_argument(&archive->pickle, node_at(archive, object), number);
+                      : fsdp_pickle_argument(&archive->pickle, torch_node(archive, object), number);
 }
 
 static fsdp_status read_placement(const torch_archive *archive, fsdp_node node, int ndim,
@@ -146,8 +136,8 @@ static fsdp_status read_entry(const torch_archive *archive, fsdp_node entry, ran
     fsdp_node list = argument(archive, entry, "mesh_dims", 1);
     bool is_good =
         fsdp_pickle_int(&archive->pickle, argument(archive, entry, "tensor_dim", 0), &dim);
-    for (size_t i = 0; is_good && item(archive, list, i) != 0; i++) {
-        is_good = fsdp_pickle_int(&archive->pickle, item(archive, list, i), &mesh_dim) &&
+    for (size_t i = 0; is_good && torch_element(archive, list, i) != 0; i++) {
+        is_good = fsdp_pickle_int(&archive->pickle, torch_element(archive, list, i), &mesh_dim) &&
                   mesh_dim >= 0 && mesh_dim < layout->mesh_ndim && !used[mesh_dim] &&
                   layout->placements[mesh_dim].kind == RANK_SHARD &&
                   layout->placements[mesh_dim].dim == dim;
@@ -168,12 +158,12 @@ static fsdp_status read_order(const torch_archive *archive, fsdp_node spec, rank
     fsdp_node order = torch_attribute(archive, spec, "shard_order");
     bool used[RANK_MESH_DIMS] = {false};
     rank_layout_order(layout);
-    if (layout->has_strided || node_at(archive, order)->kind != FSDP_NODE_TUPLE)
+    if (layout->has_strided || torch_node(archive, order)->kind != FSDP_NODE_TUPLE)
         return FSDP_OK;
     int shards = layout->order_count;
     layout->order_count = 0;
-    for (size_t i = 0; item(archive, order, i) != 0; i++)
-        FSDP_TRY(read_entry(archive, item(archive, order, i), layout, used, err));
+    for (size_t i = 0; torch_element(archive, order, i) != 0; i++)
+        FSDP_TRY(read_entry(archive, torch_element(archive, order, i), layout, used, err));
     return layout->order_count == shards
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_DAMAGED,
@@ -185,13 +175,13 @@ static fsdp_status read_layout(const torch_archive *archive, fsdp_node spec, int
                                rank_layout *layout, fsdp_error *err)
 {
     fsdp_node placements = torch_attribute(archive, spec, "placements");
-    const fsdp_pickle_node *list = node_at(archive, placements);
+    const fsdp_pickle_node *list = torch_node(archive, placements);
     bool is_list = list->kind == FSDP_NODE_TUPLE || list->kind == FSDP_NODE_LIST;
     if (!is_list || list->count != (uint32_t)layout->mesh_ndim)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "%s: a tensor does not have one placement per mesh dim", archive->where);
     for (int i = 0; i < layout->mesh_ndim; i++)
-        FSDP_TRY(read_placement(archive, item(archive, placements, (size_t)i), ndim,
+        FSDP_TRY(read_placement(archive, torch_element(archive, placements, (size_t)i), ndim,
                                 &layout->placements[i], err));
     return read_order(archive, spec, layout, err);
 }
@@ -298,7 +288,7 @@ static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
     size_t name_size = found->name_size;
     fsdp_node spec = torch_state_attribute(archive, wrapper->state, "_spec");
     fsdp_node local = torch_state_attribute(archive, wrapper->state, "_local_tensor");
-    fsdp_dtype dtype = dtype_of(archive, item(archive, wrapper->args, 1));
+    fsdp_dtype dtype = dtype_of(archive, torch_element(archive, wrapper->args, 1));
     const struct seen_mesh *seen;
     torch_tensor piece;
     rank_entry *entry;
@@ -306,8 +296,8 @@ static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
     int64_t shape[FSDP_MAX_DIMS];
     FSDP_TRY(torch_dist_check_partial(archive, name, name_size, wrapper, err));
     FSDP_TRY(find_mesh(set, archive, torch_attribute(archive, spec, "mesh"), &seen, err));
-    FSDP_TRY(
-        torch_read_sizes(archive, item(archive, wrapper->args, 2), "sizes", &ndim, shape, err));
+    FSDP_TRY(torch_read_sizes(archive, torch_element(archive, wrapper->args, 2), "sizes", &ndim,
+                              shape, err));
     FSDP_TRY(read_piece(archive, local, name, name_size, &piece, err));
     if (dtype == FSDP_DTYPE_NONE)
         return bad_piece(archive, name, name_size, "has no dtype that is known", err);
@@ -352,7 +342,7 @@ static fsdp_status join_world(rank_files *set, int64_t world, fsdp_error *err)
 static fsdp_status check_group(rank_files *set, const torch_archive *archive, fsdp_node state,
                                fsdp_error *err)
 {
-    fsdp_node group = item(archive, state, 2);
+    fsdp_node group = torch_element(archive, state, 2);
     int64_t rank, world;
     if (fsdp_pickle_int(&archive->pickle, torch_attribute(archive, group, "global_rank"), &rank) &&
         rank != set->rank)
@@ -404,12 +394,13 @@ static fsdp_status compare_listed(rank_files *set, const torch_archive *archive,
 static fsdp_status check_listed(rank_files *set, const torch_archive *archive, fsdp_node list,
                                 const shard_box *box, bool *listed_out, fsdp_error *err)
 {
-    fsdp_node usual = item(archive, list, (size_t)set->rank);
+    fsdp_node usual = torch_element(archive, list, (size_t)set->rank);
     *listed_out = false;
     if (usual != 0)
         FSDP_TRY(compare_listed(set, archive, usual, box, listed_out, err));
-    for (size_t i = 0; item(archive, list, i) != 0 && !*listed_out; i++)
-        FSDP_TRY(compare_listed(set, archive, item(archive, list, i), box, listed_out, err));
+    for (size_t i = 0; torch_element(archive, list, i) != 0 && !*listed_out; i++)
+        FSDP_TRY(
+            compare_listed(set, archive, torch_element(archive, list, i), box, listed_out, err));
     return FSDP_OK;
 }
 
@@ -441,23 +432,23 @@ static fsdp_status add_sharded(rank_files *set, const torch_item *found,
     torch_archive *archive = found->archive;
     const char *name = found->name;
     size_t name_size = found->name_size;
-    fsdp_node shards = item(archive, wrapper->state, 0);
-    fsdp_node metadata = item(archive, wrapper->state, 1);
+    fsdp_node shards = torch_element(archive, wrapper->state, 0);
+    fsdp_node metadata = torch_element(archive, wrapper->state, 1);
     fsdp_node list = torch_attribute(archive, metadata, "shards_metadata");
-    fsdp_dtype dtype = dtype_of(archive, item(archive, wrapper->args, 1));
+    fsdp_dtype dtype = dtype_of(archive, torch_element(archive, wrapper->args, 1));
     rank_entry *entry;
     int ndim;
     int64_t shape[FSDP_MAX_DIMS];
     FSDP_TRY(check_group(set, archive, wrapper->state, err));
     FSDP_TRY(torch_read_sizes(archive, torch_attribute(archive, metadata, "size"), "sizes", &ndim,
                               shape, err));
-    if (dtype == FSDP_DTYPE_NONE || node_at(archive, shards)->kind != FSDP_NODE_LIST)
+    if (dtype == FSDP_DTYPE_NONE || torch_node(archive, shards)->kind != FSDP_NODE_LIST)
         return bad_piece(archive, name, name_size, "has no dtype, or no list of shards", err);
     FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
     FSDP_TRY(rank_files_spread(set, entry, dtype, ndim, shape, err));
     entry->readings[RANK_LEFT_TO_RIGHT].fails = true;
-    for (size_t i = 0; item(archive, shards, i) != 0; i++)
-        FSDP_TRY(add_shard(set, archive, entry, item(archive, shards, i), list, err));
+    for (size_t i = 0; torch_element(archive, shards, i) != 0; i++)
+        FSDP_TRY(add_shard(set, archive, entry, torch_element(archive, shards, i), list, err));
     return FSDP_OK;
 }
 

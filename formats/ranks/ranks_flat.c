@@ -14,16 +14,6 @@ static const char flat_name[] = "_flat_param";
 static const char metadata_name[] = "shard_metadata";
 enum { ALIGNMENT = 16 };
 
-static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
-{
-    return fsdp_pickle_at(&archive->pickle, node);
-}
-
-static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
-{
-    return fsdp_pickle_element(&archive->pickle, tuple, number);
-}
-
 /* --- reading ------------------------------------------------------------------------------------- */
 
 /* The columns of FlatParamShardMetadata; older versions have four of them. */
@@ -40,31 +30,32 @@ static fsdp_status bad_metadata(const torch_archive *archive, fsdp_error *err)
 static fsdp_status read_columns(const torch_archive *archive, fsdp_node node, columns *out,
                                 fsdp_error *err)
 {
-    const fsdp_pickle_node *call = node_at(archive, node);
+    const fsdp_pickle_node *call = torch_node(archive, node);
     fsdp_node args = call->as.call->args;
-    uint32_t count = node_at(archive, args)->count;
+    uint32_t count = torch_node(archive, args)->count;
     bool is_old = count == 4;
-    if (node_at(archive, args)->kind != FSDP_NODE_TUPLE || (count != 4 && count != 6))
+    if (torch_node(archive, args)->kind != FSDP_NODE_TUPLE || (count != 4 && count != 6))
         return bad_metadata(archive, err);
-    *out = (columns){.names = item(archive, args, 0),
-                     .shapes = item(archive, args, 1),
-                     .strides = is_old ? 0 : item(archive, args, 2),
-                     .contiguous = is_old ? 0 : item(archive, args, 3),
-                     .counts = item(archive, args, is_old ? 2 : 4),
-                     .ranges = item(archive, args, is_old ? 3 : 5)};
+    *out = (columns){.names = torch_element(archive, args, 0),
+                     .shapes = torch_element(archive, args, 1),
+                     .strides = is_old ? 0 : torch_element(archive, args, 2),
+                     .contiguous = is_old ? 0 : torch_element(archive, args, 3),
+                     .counts = torch_element(archive, args, is_old ? 2 : 4),
+                     .ranges = torch_element(archive, args, is_old ? 3 : 5)};
     return FSDP_OK;
 }
 
 static fsdp_status read_strides(const torch_archive *archive, const columns *from, size_t number,
                                 rank_flat_param *param, fsdp_error *err)
 {
-    const fsdp_pickle_node *contiguous = node_at(archive, item(archive, from->contiguous, number));
+    const fsdp_pickle_node *contiguous =
+        torch_node(archive, torch_element(archive, from->contiguous, number));
     int count;
     param->has_strides = contiguous->kind == FSDP_NODE_BOOL && !contiguous->as.i64;
     if (!param->has_strides)
         return FSDP_OK;
-    FSDP_TRY(torch_read_sizes(archive, item(archive, from->strides, number), "strides", &count,
-                              param->strides, err));
+    FSDP_TRY(torch_read_sizes(archive, torch_element(archive, from->strides, number), "strides",
+                              &count, param->strides, err));
     return count == param->ndim ? FSDP_OK : bad_metadata(archive, err);
 }
 
@@ -72,24 +63,25 @@ static fsdp_status read_param(rank_files *set, const torch_archive *archive, con
                               size_t number, rank_flat_param *param, fsdp_error *err)
 {
     const fsdp_pickle *pickle = &archive->pickle;
-    const fsdp_pickle_node *name = node_at(archive, item(archive, from->names, number));
-    fsdp_node range = item(archive, from->ranges, number);
+    const fsdp_pickle_node *name = torch_node(archive, torch_element(archive, from->names, number));
+    fsdp_node range = torch_element(archive, from->ranges, number);
     if (name->kind != FSDP_NODE_STR)
         return bad_metadata(archive, err);
     param->name = fsdp_arena_strndup(&set->arena, name->as.text, name->count);
     param->name_size = name->count;
     if (!param->name)
         return fsdp_fail_memory(err, "a parameter");
-    FSDP_TRY(torch_read_sizes(archive, item(archive, from->shapes, number), "sizes", &param->ndim,
-                              param->shape, err));
+    FSDP_TRY(torch_read_sizes(archive, torch_element(archive, from->shapes, number), "sizes",
+                              &param->ndim, param->shape, err));
     FSDP_TRY(torch_check_shape(archive, param->ndim, param->shape, FSDP_U8, err));
     FSDP_TRY(read_strides(archive, from, number, param, err));
     fsdp_box box = fsdp_box_whole(param->ndim, param->shape);
-    bool is_good = fsdp_pickle_int(pickle, item(archive, from->counts, number), &param->count) &&
-                   fsdp_pickle_int(pickle, item(archive, range, 0), &param->first) &&
-                   fsdp_pickle_int(pickle, item(archive, range, 1), &param->last) &&
-                   param->count == fsdp_box_count(&box) && param->first >= 0 &&
-                   param->first <= param->last && param->last < param->count;
+    bool is_good =
+        fsdp_pickle_int(pickle, torch_element(archive, from->counts, number), &param->count) &&
+        fsdp_pickle_int(pickle, torch_element(archive, range, 0), &param->first) &&
+        fsdp_pickle_int(pickle, torch_element(archive, range, 1), &param->last) &&
+        param->count == fsdp_box_count(&box) && param->first >= 0 && param->first <= param->last &&
+        param->last < param->count;
     return is_good ? FSDP_OK : bad_metadata(archive, err);
 }
 
@@ -102,8 +94,8 @@ fsdp_status rank_files_object(void *user, const torch_item *found, bool *taken_o
     if (!*taken_out)
         return FSDP_OK;
     FSDP_TRY(read_columns(archive, found->node, &from, err));
-    size_t count = node_at(archive, from.names)->kind == FSDP_NODE_TUPLE
-                       ? node_at(archive, from.names)->count
+    size_t count = torch_node(archive, from.names)->kind == FSDP_NODE_TUPLE
+                       ? torch_node(archive, from.names)->count
                        : 0;
     rank_flat flat = {.rank = set->rank,
                       .name = fsdp_arena_strndup(&set->arena, found->name, found->name_size),

@@ -26,16 +26,6 @@ typedef struct mesh_parts {
     int count, ndim;
 } mesh_parts;
 
-static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
-{
-    return fsdp_pickle_at(&archive->pickle, node);
-}
-
-static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
-{
-    return fsdp_pickle_element(&archive->pickle, tuple, number);
-}
-
 static fsdp_status bad_mesh(const torch_archive *archive, const char *why, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: a device mesh %s", archive->where, why);
@@ -125,13 +115,13 @@ static fsdp_status add_parts(mesh_parts *parts, int dim, fsdp_node sizes, fsdp_n
         parts->items[parts->count++] = (mesh_part){dim, size, stride};
         return FSDP_OK;
     }
-    const fsdp_pickle_node *list = node_at(archive, sizes);
-    if (list->kind != FSDP_NODE_TUPLE || node_at(archive, strides)->kind != FSDP_NODE_TUPLE ||
-        node_at(archive, strides)->count != list->count || depth == NESTING)
+    const fsdp_pickle_node *list = torch_node(archive, sizes);
+    if (list->kind != FSDP_NODE_TUPLE || torch_node(archive, strides)->kind != FSDP_NODE_TUPLE ||
+        torch_node(archive, strides)->count != list->count || depth == NESTING)
         return bad_mesh(archive, "has a layout that is not known", err);
     for (uint32_t i = 0; i < list->count; i++)
-        FSDP_TRY(
-            add_parts(parts, dim, list->as.items[i], item(archive, strides, i), depth + 1, err));
+        FSDP_TRY(add_parts(parts, dim, list->as.items[i], torch_element(archive, strides, i),
+                           depth + 1, err));
     return FSDP_OK;
 }
 
@@ -157,16 +147,16 @@ static fsdp_status read_layout(mesh_parts *parts, fsdp_node layout, fsdp_error *
         return add_parts(parts, 0, shape, stride, 0, err);
     }
     FSDP_TRY(begin_dims(parts,
-                        node_at(archive, axes != 0 ? axes : shape)->kind == FSDP_NODE_TUPLE
-                            ? node_at(archive, axes != 0 ? axes : shape)->count
+                        torch_node(archive, axes != 0 ? axes : shape)->kind == FSDP_NODE_TUPLE
+                            ? torch_node(archive, axes != 0 ? axes : shape)->count
                             : 0,
                         err));
     for (int dim = 0; dim < parts->ndim; dim++) {
-        fsdp_node axis = item(archive, axes, (size_t)dim);
+        fsdp_node axis = torch_element(archive, axes, (size_t)dim);
         FSDP_TRY(axes != 0 ? add_parts(parts, dim, torch_attribute(archive, axis, "shape"),
                                        torch_attribute(archive, axis, "stride"), 0, err)
-                           : add_parts(parts, dim, item(archive, shape, (size_t)dim),
-                                       item(archive, stride, (size_t)dim), 0, err));
+                           : add_parts(parts, dim, torch_element(archive, shape, (size_t)dim),
+                                       torch_element(archive, stride, (size_t)dim), 0, err));
     }
     return FSDP_OK;
 }
@@ -278,11 +268,11 @@ static fsdp_status check_position(const torch_archive *archive, fsdp_node node, 
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "%s is of rank %d by its name and of rank %lld by its contents",
                          archive->where, rank, (long long)said);
-    const fsdp_pickle_node *list = node_at(archive, place);
+    const fsdp_pickle_node *list = torch_node(archive, place);
     if (!position->is_member || (list->kind != FSDP_NODE_TUPLE && list->kind != FSDP_NODE_LIST))
         return FSDP_OK;
     for (int dim = 0; dim < mesh->ndim; dim++)
-        if (!fsdp_pickle_int(&archive->pickle, item(archive, place, (size_t)dim), &said) ||
+        if (!fsdp_pickle_int(&archive->pickle, torch_element(archive, place, (size_t)dim), &said) ||
             said != position->coordinate[dim])
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
                              "%s: rank %d does not sit where its device mesh says: is it another "

@@ -8,11 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
-{
-    return fsdp_pickle_element(&archive->pickle, tuple, number);
-}
-
 static fsdp_status fail_part(const torch_archive *archive, const char *name, size_t name_size,
                              fsdp_error *err)
 {
@@ -45,9 +40,9 @@ fsdp_status torch_dist_check_partial(const torch_archive *archive, const char *n
 {
     fsdp_node spec = torch_state_attribute(archive, wrapper->state, "_spec");
     fsdp_node placements = torch_attribute(archive, spec, "placements");
-    for (size_t i = 0; item(archive, placements, i) != 0; i++) {
+    for (size_t i = 0; torch_element(archive, placements, i) != 0; i++) {
         char shown[200];
-        if (strstr(torch_class_name(archive, item(archive, placements, i)), "Partial"))
+        if (strstr(torch_class_name(archive, torch_element(archive, placements, i)), "Partial"))
             return fsdp_fail(
                 err, FSDP_ERR_REFUSED,
                 "%s: tensor '%s' is Partial: its pieces are terms of a sum that was "
@@ -104,8 +99,8 @@ static fsdp_status add_dtensor(torch_archive *archive, const char *name, size_t 
     fsdp_dtype dtype;
     size_t number;
     FSDP_TRY(torch_dist_check_partial(archive, name, name_size, wrapper, err));
-    FSDP_TRY(
-        torch_read_sizes(archive, item(archive, wrapper->args, 2), "sizes", &ndim, shape, err));
+    FSDP_TRY(torch_read_sizes(archive, torch_element(archive, wrapper->args, 2), "sizes", &ndim,
+                              shape, err));
     FSDP_TRY(piece_dtype(archive, local, &dtype, err));
     FSDP_TRY(fsdp_source_add_tensor(archive->source, name, name_size,
                                     &(fsdp_source_shape){dtype, ndim, shape}, &number, err));
@@ -118,13 +113,13 @@ static fsdp_status add_dtensor(torch_archive *archive, const char *name, size_t 
 static fsdp_status add_sharded(torch_archive *archive, const char *name, size_t name_size,
                                const torch_wrapper *wrapper, fsdp_error *err)
 {
-    fsdp_node shards = item(archive, wrapper->state, 0),
-              metadata = item(archive, wrapper->state, 1);
+    fsdp_node shards = torch_element(archive, wrapper->state, 0),
+              metadata = torch_element(archive, wrapper->state, 1);
     int ndim, lo_count;
     int64_t shape[FSDP_MAX_DIMS], lo[FSDP_MAX_DIMS], stored = 0;
     fsdp_dtype dtype;
     size_t number;
-    fsdp_node first = torch_attribute(archive, item(archive, shards, 0), "tensor");
+    fsdp_node first = torch_attribute(archive, torch_element(archive, shards, 0), "tensor");
     FSDP_TRY(torch_read_sizes(archive, torch_attribute(archive, metadata, "size"), "sizes", &ndim,
                               shape, err));
     if (first == 0)
@@ -132,8 +127,8 @@ static fsdp_status add_sharded(torch_archive *archive, const char *name, size_t 
     FSDP_TRY(piece_dtype(archive, first, &dtype, err));
     FSDP_TRY(fsdp_source_add_tensor(archive->source, name, name_size,
                                     &(fsdp_source_shape){dtype, ndim, shape}, &number, err));
-    for (size_t i = 0; item(archive, shards, i) != 0; i++) {
-        fsdp_node shard = item(archive, shards, i);
+    for (size_t i = 0; torch_element(archive, shards, i) != 0; i++) {
+        fsdp_node shard = torch_element(archive, shards, i);
         FSDP_TRY(torch_count_work(archive, 1, err));
         fsdp_node place =
             torch_attribute(archive, torch_attribute(archive, shard, "metadata"), "shard_offsets");

@@ -62,6 +62,17 @@ typedef struct torch_archive {
                                 * comes from it */
 } torch_archive;
 
+static inline const fsdp_pickle_node *torch_node(const torch_archive *archive, fsdp_node node)
+{
+    return fsdp_pickle_at(&archive->pickle, node);
+}
+
+/* Element `number` of a tuple or list; 0 when there is none. */
+static inline fsdp_node torch_element(const torch_archive *archive, fsdp_node tuple, size_t number)
+{
+    return fsdp_pickle_element(&archive->pickle, tuple, number);
+}
+
 /* --- torch_zip.c, torch_legacy.c --- */
 
 typedef struct torch_opening {

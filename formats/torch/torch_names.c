@@ -27,11 +27,6 @@ typedef struct walk {
 
 static fsdp_status visit(walk *at, fsdp_node node);
 
-static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
-{
-    return fsdp_pickle_at(&archive->pickle, node);
-}
-
 /* --- path elements ------------------------------------------------------------------------------ */
 
 static size_t begin_element(walk *at)
@@ -85,22 +80,22 @@ static fsdp_status visit_number(walk *at, size_t number, fsdp_node node)
 
 static fsdp_status visit_items(walk *at, fsdp_node list)
 {
-    for (uint32_t i = 0; i < node_at(at->archive, list)->count; i++)
-        FSDP_TRY(visit_number(at, i, node_at(at->archive, list)->as.items[i]));
+    for (uint32_t i = 0; i < torch_node(at->archive, list)->count; i++)
+        FSDP_TRY(visit_number(at, i, torch_node(at->archive, list)->as.items[i]));
     return FSDP_OK;
 }
 
 static fsdp_status visit_pair(walk *at, fsdp_node key, fsdp_node value)
 {
     size_t before = begin_element(at);
-    bool is_number = node_at(at->archive, key)->kind == FSDP_NODE_INT;
+    bool is_number = torch_node(at->archive, key)->kind == FSDP_NODE_INT;
     torch_add_key(at->archive, key, &at->name);
     return visit_element(at, before, is_number ? ELEMENT_NUMBER : ELEMENT_KEY, value);
 }
 
 static fsdp_status visit_pairs(walk *at, fsdp_node dict)
 {
-    const fsdp_pickle_node *pairs = node_at(at->archive, dict);
+    const fsdp_pickle_node *pairs = torch_node(at->archive, dict);
     for (uint32_t i = 0; i + 1 < pairs->count; i += 2)
         FSDP_TRY(visit_pair(at, pairs->as.items[i], pairs->as.items[i + 1]));
     return FSDP_OK;
@@ -189,19 +184,19 @@ static fsdp_status array_leaf(walk *at, fsdp_node node)
 
 static bool is_namespace(const torch_archive *archive, fsdp_node node)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     return at->kind == FSDP_NODE_CALL && at->known == FSDP_KNOWN_NAMESPACE;
 }
 
 static bool is_list(const torch_archive *archive, fsdp_node node)
 {
-    uint8_t kind = node_at(archive, node)->kind;
+    uint8_t kind = torch_node(archive, node)->kind;
     return kind == FSDP_NODE_LIST || kind == FSDP_NODE_TUPLE;
 }
 
 static bool is_object(const torch_archive *archive, fsdp_node node)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     return at->kind == FSDP_NODE_CALL && at->flags & FSDP_NODE_OPAQUE;
 }
 
@@ -223,7 +218,7 @@ static bool list_is_full(torch_archive *archive, fsdp_node node, int depth)
         return true; /* the visit will report the excessive depth */
     *mark |= TORCH_MARK_SEEN;
     bool is_full = false;
-    const fsdp_pickle_node *list = node_at(archive, node);
+    const fsdp_pickle_node *list = torch_node(archive, node);
     for (uint32_t i = 0; i < list->count && !is_full; i++) {
         fsdp_node item = list->as.items[i];
         is_full = is_list(archive, item) ? list_is_full(archive, item, depth + 1)
@@ -238,12 +233,12 @@ static fsdp_status go_into_dict(walk *at, fsdp_node node)
 {
     fsdp_node runs[2] = {0, 0};
     if (is_namespace(at->archive, node))
-        runs[0] = node_at(at->archive, node)->as.call->state;
+        runs[0] = torch_node(at->archive, node)->as.call->state;
     else
         torch_dict_runs(at->archive, node, runs);
-    if (node_at(at->archive, runs[0])->kind != FSDP_NODE_DICT)
+    if (torch_node(at->archive, runs[0])->kind != FSDP_NODE_DICT)
         runs[0] = 0;
-    if (node_at(at->archive, runs[0])->count + node_at(at->archive, runs[1])->count == 0)
+    if (torch_node(at->archive, runs[0])->count + torch_node(at->archive, runs[1])->count == 0)
         return fixed_leaf(at, FSDP_VALUE_DICT, NULL);
     FSDP_TRY(visit_pairs(at, runs[0]));
     return visit_pairs(at, runs[1]);
@@ -253,17 +248,17 @@ static fsdp_status go_into_dict(walk *at, fsdp_node node)
  * defines. */
 static fsdp_status go_into_state(walk *at, fsdp_node state)
 {
-    const fsdp_pickle_node *node = node_at(at->archive, state);
+    const fsdp_pickle_node *node = torch_node(at->archive, state);
     if (node->kind == FSDP_NODE_DICT)
         return visit_pairs(at, state);
     if (node->kind == FSDP_NODE_ABSENT || node->kind == FSDP_NODE_NONE)
         return FSDP_OK;
     fsdp_node first = fsdp_pickle_element(&at->archive->pickle, state, 0);
     fsdp_node second = fsdp_pickle_element(&at->archive->pickle, state, 1);
-    uint8_t kind = node_at(at->archive, first)->kind;
+    uint8_t kind = torch_node(at->archive, first)->kind;
     if (node->kind == FSDP_NODE_TUPLE && node->count == 2 &&
         (kind == FSDP_NODE_NONE || kind == FSDP_NODE_DICT) &&
-        node_at(at->archive, second)->kind == FSDP_NODE_DICT) {
+        torch_node(at->archive, second)->kind == FSDP_NODE_DICT) {
         if (kind == FSDP_NODE_DICT)
             FSDP_TRY(visit_pairs(at, first));
         return visit_pairs(at, second);
@@ -291,9 +286,9 @@ static void mark_attributes(const torch_archive *archive, const fsdp_pickle_node
 static fsdp_status find_kept(const walk *at, const fsdp_pickle_node *object, arguments *found)
 {
     torch_archive *archive = at->archive;
-    const fsdp_pickle_node *state = node_at(archive, object->as.call->state);
-    found->args = node_at(archive, object->as.call->args);
-    found->named = node_at(archive, fsdp_pickle_kwargs(&archive->pickle, object));
+    const fsdp_pickle_node *state = torch_node(archive, object->as.call->state);
+    found->args = torch_node(archive, object->as.call->args);
+    found->named = torch_node(archive, fsdp_pickle_kwargs(&archive->pickle, object));
     size_t args = found->args->count, named = found->named->count;
     archive->work += (int64_t)(args + named);
     found->are_kept = fsdp_alloc(args + named, sizeof *found->are_kept);
@@ -334,7 +329,7 @@ static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
 static fsdp_status go_into_object(walk *at, fsdp_node node)
 {
     const fsdp_pickle *pickle = &at->archive->pickle;
-    const fsdp_pickle_node *object = node_at(at->archive, node);
+    const fsdp_pickle_node *object = torch_node(at->archive, node);
     bool is_taken = false;
     torch_item item = item_of(at, node);
     if (at->visitor && at->visitor->object)

@@ -14,19 +14,9 @@ typedef struct array_parts {
     bool is_fortran;
 } array_parts;
 
-static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
-{
-    return fsdp_pickle_at(&archive->pickle, node);
-}
-
-static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
-{
-    return fsdp_pickle_element(&archive->pickle, tuple, number);
-}
-
 static bool is_call(const torch_archive *archive, fsdp_node node, fsdp_known known)
 {
-    const fsdp_pickle_node *call = node_at(archive, node);
+    const fsdp_pickle_node *call = torch_node(archive, node);
     return call->kind == FSDP_NODE_CALL && call->known == known;
 }
 
@@ -55,17 +45,17 @@ static char *decode_latin1(const char *text, size_t size, size_t *size_out)
 bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data_out,
                  size_t *size_out, char **owned_out)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     *owned_out = NULL;
     *data_out = "";
     *size_out = 0;
     bool is_made =
         is_call(archive, node, FSDP_KNOWN_BYTES) || is_call(archive, node, FSDP_KNOWN_BYTEARRAY);
     if (is_made) {
-        if (node_at(archive, at->as.call->args)->count == 0)
+        if (torch_node(archive, at->as.call->args)->count == 0)
             return true;
-        node = item(archive, at->as.call->args, 0);
-        at = node_at(archive, node);
+        node = torch_element(archive, at->as.call->args, 0);
+        at = torch_node(archive, node);
         /* bytearray(text, "latin-1") of Python 2 */
     }
     if (at->kind == FSDP_NODE_BYTES || at->kind == FSDP_NODE_BYTEARRAY) {
@@ -74,11 +64,11 @@ bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data
         return true;
     }
     if (is_call(archive, node, FSDP_KNOWN_CODECS_ENCODE)) {
-        fsdp_node coding = item(archive, at->as.call->args, 1);
+        fsdp_node coding = torch_element(archive, at->as.call->args, 1);
         if (!fsdp_pickle_is_text(&archive->pickle, coding, "latin1") &&
             !fsdp_pickle_is_text(&archive->pickle, coding, "latin-1"))
             return false;
-        at = node_at(archive, item(archive, at->as.call->args, 0));
+        at = torch_node(archive, torch_element(archive, at->as.call->args, 0));
     } else if (!is_made) {
         return false;
     }
@@ -107,18 +97,18 @@ static fsdp_dtype read_dtype(const torch_archive *archive, fsdp_node node, bool 
     *is_swapped_out = false;
     if (!is_call(archive, node, FSDP_KNOWN_NUMPY_DTYPE))
         return FSDP_DTYPE_NONE;
-    const fsdp_pickle_call *call = node_at(archive, node)->as.call;
-    const fsdp_pickle_node *code = node_at(archive, item(archive, call->args, 0));
+    const fsdp_pickle_call *call = torch_node(archive, node)->as.call;
+    const fsdp_pickle_node *code = torch_node(archive, torch_element(archive, call->args, 0));
     fsdp_node state = call->state;
     char text[8] = "";
     if (code->kind != FSDP_NODE_STR || code->count >= sizeof text)
         return FSDP_DTYPE_NONE;
     memcpy(text, code->as.text, code->count);
     const char *plain = strchr("<>|=", text[0]) && text[0] ? text + 1 : text;
-    *is_swapped_out =
-        text[0] == '>' || fsdp_pickle_is_text(&archive->pickle, item(archive, state, 1), ">");
+    *is_swapped_out = text[0] == '>' ||
+                      fsdp_pickle_is_text(&archive->pickle, torch_element(archive, state, 1), ">");
     for (size_t part = 2; part <= 4; part++) { /* subarrays, names, fields */
-        fsdp_node_kind kind = node_at(archive, item(archive, state, part))->kind;
+        fsdp_node_kind kind = torch_node(archive, torch_element(archive, state, part))->kind;
         if (kind != FSDP_NODE_NONE && kind != FSDP_NODE_ABSENT)
             return FSDP_DTYPE_NONE;
     }
@@ -131,13 +121,14 @@ static fsdp_dtype read_dtype(const torch_archive *archive, fsdp_node node, bool 
  * is_fortran, bytes), or of _frombuffer(bytes, dtype, shape, order). */
 static bool find_parts(const torch_archive *archive, fsdp_node node, array_parts *parts)
 {
-    const fsdp_pickle_node *call = node_at(archive, node);
+    const fsdp_pickle_node *call = torch_node(archive, node);
     if (is_call(archive, node, FSDP_KNOWN_NUMPY_RECONSTRUCT) ||
         is_call(archive, node, FSDP_KNOWN_NUMPY_ARRAY)) {
         fsdp_node state = call->as.call->state;
-        const fsdp_pickle_node *fortran = node_at(archive, item(archive, state, 3));
+        const fsdp_pickle_node *fortran = torch_node(archive, torch_element(archive, state, 3));
         *parts =
-            (array_parts){item(archive, state, 2), item(archive, state, 1), item(archive, state, 4),
+            (array_parts){torch_element(archive, state, 2), torch_element(archive, state, 1),
+                          torch_element(archive, state, 4),
                           (fortran->kind == FSDP_NODE_BOOL || fortran->kind == FSDP_NODE_INT) &&
                               fortran->as.i64 != 0};
         return true;
@@ -145,8 +136,10 @@ static bool find_parts(const torch_archive *archive, fsdp_node node, array_parts
     if (!is_call(archive, node, FSDP_KNOWN_NUMPY_FROMBUFFER))
         return false;
     fsdp_node args = call->as.call->args;
-    *parts = (array_parts){item(archive, args, 1), item(archive, args, 2), item(archive, args, 0),
-                           fsdp_pickle_is_text(&archive->pickle, item(archive, args, 3), "F")};
+    *parts =
+        (array_parts){torch_element(archive, args, 1), torch_element(archive, args, 2),
+                      torch_element(archive, args, 0),
+                      fsdp_pickle_is_text(&archive->pickle, torch_element(archive, args, 3), "F")};
     return true;
 }
 
@@ -159,10 +152,11 @@ bool torch_numpy_is_array(const torch_archive *archive, fsdp_node node)
 /* True for ndarray itself, not for subclasses: masked arrays and records hold more than numbers. */
 static bool is_plain(const torch_archive *archive, fsdp_node node)
 {
-    const fsdp_pickle_node *call = node_at(archive, node);
+    const fsdp_pickle_node *call = torch_node(archive, node);
     if (call->known != FSDP_KNOWN_NUMPY_RECONSTRUCT)
         return true;
-    return node_at(archive, item(archive, call->as.call->args, 0))->known == FSDP_KNOWN_NUMPY_ARRAY;
+    return torch_node(archive, torch_element(archive, call->as.call->args, 0))->known ==
+           FSDP_KNOWN_NUMPY_ARRAY;
 }
 
 bool torch_numpy_is_numeric(const torch_archive *archive, fsdp_node node)
@@ -336,7 +330,7 @@ fsdp_dtype torch_numpy_scalar_dtype(const torch_archive *archive, fsdp_node node
     bool is_swapped;
     if (!is_call(archive, node, FSDP_KNOWN_NUMPY_SCALAR))
         return FSDP_DTYPE_NONE;
-    return read_dtype(archive, item(archive, node_at(archive, node)->as.call->args, 0),
+    return read_dtype(archive, torch_element(archive, torch_node(archive, node)->as.call->args, 0),
                       &is_swapped);
 }
 
@@ -344,14 +338,14 @@ bool torch_numpy_scalar(const torch_archive *archive, fsdp_node node, fsdp_value
 {
     if (!is_call(archive, node, FSDP_KNOWN_NUMPY_SCALAR))
         return false;
-    fsdp_node args = node_at(archive, node)->as.call->args;
+    fsdp_node args = torch_node(archive, node)->as.call->args;
     bool is_swapped;
-    fsdp_dtype dtype = read_dtype(archive, item(archive, args, 0), &is_swapped);
+    fsdp_dtype dtype = read_dtype(archive, torch_element(archive, args, 0), &is_swapped);
     const char *data;
     char *owned, copy[16];
     size_t size;
     if (dtype == FSDP_DTYPE_NONE ||
-        !torch_bytes(archive, item(archive, args, 1), &data, &size, &owned))
+        !torch_bytes(archive, torch_element(archive, args, 1), &data, &size, &owned))
         return false;
     bool fits = size == fsdp_dtype_size(dtype) && size <= sizeof copy;
     if (fits) {

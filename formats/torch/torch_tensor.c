@@ -17,16 +17,6 @@ typedef struct rebuild {
     torch_wrapper wrapper; /* of the last _rebuild_from_type_v2, type 0: none */
 } rebuild;
 
-static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
-{
-    return fsdp_pickle_at(&archive->pickle, node);
-}
-
-static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
-{
-    return fsdp_pickle_element(&archive->pickle, tuple, number);
-}
-
 static fsdp_status bad_tensor(const torch_archive *archive, const char *why, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: a tensor %s", archive->where, why);
@@ -38,17 +28,17 @@ static fsdp_status bad_tensor(const torch_archive *archive, const char *why, fsd
 static bool unwrap(const torch_archive *archive, rebuild *at)
 {
     if (at->known == FSDP_KNOWN_FROM_TYPE) {
-        at->wrapper.type = item(archive, at->args, 1);
-        at->wrapper.known = (fsdp_known)node_at(archive, at->wrapper.type)->known;
-        at->wrapper.args = item(archive, at->args, 2);
-        at->wrapper.state = item(archive, at->args, 3);
-        at->known = (fsdp_known)node_at(archive, item(archive, at->args, 0))->known;
+        at->wrapper.type = torch_element(archive, at->args, 1);
+        at->wrapper.known = (fsdp_known)torch_node(archive, at->wrapper.type)->known;
+        at->wrapper.args = torch_element(archive, at->args, 2);
+        at->wrapper.state = torch_element(archive, at->args, 3);
+        at->known = (fsdp_known)torch_node(archive, torch_element(archive, at->args, 0))->known;
         at->args = at->wrapper.args;
         return true;
     }
     if (at->known == FSDP_KNOWN_PARAMETER || at->known == FSDP_KNOWN_PARAMETER_STATE ||
         at->known == FSDP_KNOWN_DEVICE_TENSOR) {
-        const fsdp_pickle_node *inner = node_at(archive, item(archive, at->args, 0));
+        const fsdp_pickle_node *inner = torch_node(archive, torch_element(archive, at->args, 0));
         if (inner->kind != FSDP_NODE_CALL)
             return false;
         at->known = (fsdp_known)inner->known;
@@ -60,7 +50,7 @@ static bool unwrap(const torch_archive *archive, rebuild *at)
 
 static torch_kind find_rebuild(const torch_archive *archive, fsdp_node node, rebuild *at)
 {
-    const fsdp_pickle_node *call = node_at(archive, node);
+    const fsdp_pickle_node *call = torch_node(archive, node);
     *at = (rebuild){0};
     if (call->kind != FSDP_NODE_CALL || call->flags & FSDP_NODE_OBJECT)
         return TORCH_KIND_NONE;
@@ -98,11 +88,11 @@ torch_kind torch_tensor_kind(const torch_archive *archive, fsdp_node node)
 fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const char *what,
                              int *count_out, int64_t *sizes_out, fsdp_error *err)
 {
-    const fsdp_pickle_node *list = node_at(archive, node);
+    const fsdp_pickle_node *list = torch_node(archive, node);
     *count_out = 0;
     if (list->kind == FSDP_NODE_CALL && list->known == FSDP_KNOWN_TORCH_SIZE) {
-        node = item(archive, list->as.call->args, 0);
-        list = node_at(archive, node);
+        node = torch_element(archive, list->as.call->args, 0);
+        list = torch_node(archive, node);
     }
     if (list->kind != FSDP_NODE_TUPLE && list->kind != FSDP_NODE_LIST)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: the %s of a tensor are no list",
@@ -143,7 +133,7 @@ static const torch_link *find_link(const torch_archive *archive, fsdp_node node)
 
 static fsdp_dtype dtype_of(const torch_archive *archive, fsdp_node node)
 {
-    const fsdp_pickle_node *name = node_at(archive, node);
+    const fsdp_pickle_node *name = torch_node(archive, node);
     bool is_dtype = name->kind == FSDP_NODE_GLOBAL && name->known == FSDP_KNOWN_TORCH_DTYPE;
     return is_dtype ? (fsdp_dtype)name->count : FSDP_DTYPE_NONE;
 }
@@ -151,14 +141,16 @@ static fsdp_dtype dtype_of(const torch_archive *archive, fsdp_node node)
 static torch_kind refine(const torch_archive *archive, const rebuild *at)
 {
     if (at->known == FSDP_KNOWN_DEVICE_TENSOR_NUMPY)
-        return torch_numpy_is_numeric(archive, item(archive, at->args, 0)) ? TORCH_KIND_TENSOR
-                                                                           : TORCH_KIND_OPAQUE;
-    const torch_link *link = find_link(archive, item(archive, at->args, 0));
+        return torch_numpy_is_numeric(archive, torch_element(archive, at->args, 0))
+                   ? TORCH_KIND_TENSOR
+                   : TORCH_KIND_OPAQUE;
+    const torch_link *link = find_link(archive, torch_element(archive, at->args, 0));
     if (!link)
         return TORCH_KIND_TENSOR; /* reading the tensor reports the error */
-    bool is_unknown = at->known == FSDP_KNOWN_TENSOR_V3
-                          ? dtype_of(archive, item(archive, at->args, 6)) == FSDP_DTYPE_NONE
-                          : link->storage.dtype == FSDP_DTYPE_NONE;
+    bool is_unknown =
+        at->known == FSDP_KNOWN_TENSOR_V3
+            ? dtype_of(archive, torch_element(archive, at->args, 6)) == FSDP_DTYPE_NONE
+            : link->storage.dtype == FSDP_DTYPE_NONE;
     return link->storage.file < 0 || is_unknown ? TORCH_KIND_OPAQUE : TORCH_KIND_TENSOR;
 }
 
@@ -193,7 +185,7 @@ static bool is_empty(const torch_tensor *tensor)
 static bool flag_is_set(const torch_archive *archive, fsdp_node dict, const char *name)
 {
     const fsdp_pickle_node *value =
-        node_at(archive, fsdp_pickle_lookup(&archive->pickle, dict, name));
+        torch_node(archive, fsdp_pickle_lookup(&archive->pickle, dict, name));
     return value->kind == FSDP_NODE_BOOL && value->as.i64;
 }
 
@@ -231,22 +223,23 @@ static fsdp_status read_plain(const torch_archive *archive, const rebuild *at, t
                               fsdp_error *err)
 {
     bool is_v3 = at->known == FSDP_KNOWN_TENSOR_V3;
-    const torch_link *link = find_link(archive, item(archive, at->args, 0));
+    const torch_link *link = find_link(archive, torch_element(archive, at->args, 0));
     if (!link)
         return bad_tensor(archive, "has no storage", err);
     tensor->storage = link->storage;
-    tensor->dtype = is_v3 ? dtype_of(archive, item(archive, at->args, 6)) : link->storage.dtype;
+    tensor->dtype =
+        is_v3 ? dtype_of(archive, torch_element(archive, at->args, 6)) : link->storage.dtype;
     int64_t first;
-    if (!fsdp_pickle_int(&archive->pickle, item(archive, at->args, 1), &first) || first < 0 ||
-        fsdp_mul_overflow(first, (int64_t)fsdp_dtype_size(tensor->dtype), &first))
+    if (!fsdp_pickle_int(&archive->pickle, torch_element(archive, at->args, 1), &first) ||
+        first < 0 || fsdp_mul_overflow(first, (int64_t)fsdp_dtype_size(tensor->dtype), &first))
         return bad_tensor(archive, "has no place in its storage", err);
-    FSDP_TRY(torch_read_sizes(archive, item(archive, at->args, 2), "sizes", &tensor->ndim,
+    FSDP_TRY(torch_read_sizes(archive, torch_element(archive, at->args, 2), "sizes", &tensor->ndim,
                               tensor->shape, err));
     FSDP_TRY(torch_check_shape(archive, tensor->ndim, tensor->shape, tensor->dtype, err));
-    FSDP_TRY(read_strides(archive, item(archive, at->args, 3), tensor, err));
+    FSDP_TRY(read_strides(archive, torch_element(archive, at->args, 3), tensor, err));
     FSDP_TRY(check_reach(archive, tensor, first, err));
     tensor->offset = tensor->storage.offset + (is_empty(tensor) ? 0 : first);
-    read_fixes(archive, item(archive, at->args, is_v3 ? 7 : 6), tensor);
+    read_fixes(archive, torch_element(archive, at->args, is_v3 ? 7 : 6), tensor);
     return FSDP_OK;
 }
 
@@ -262,7 +255,7 @@ fsdp_status torch_tensor_read(const torch_archive *archive, fsdp_node node, torc
     if (*kind_out != TORCH_KIND_TENSOR)
         return FSDP_OK;
     if (at.known == FSDP_KNOWN_DEVICE_TENSOR_NUMPY)
-        return torch_numpy_read(archive, item(archive, at.args, 0), tensor_out, err);
+        return torch_numpy_read(archive, torch_element(archive, at.args, 0), tensor_out, err);
     return read_plain(archive, &at, tensor_out, err);
 }
 

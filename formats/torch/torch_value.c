@@ -8,11 +8,6 @@
 static fsdp_status read_value(torch_archive *archive, fsdp_node node, int depth,
                               fsdp_value *value_out, fsdp_error *err);
 
-static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
-{
-    return fsdp_pickle_at(&archive->pickle, node);
-}
-
 /* --- walking ------------------------------------------------------------------------------------ */
 
 static fsdp_status fail_work(const torch_archive *archive, fsdp_error *err)
@@ -40,7 +35,7 @@ fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool 
     if (depth >= FSDP_PICKLE_DEPTH)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: containers are nested more than %d deep",
                          archive->where, FSDP_PICKLE_DEPTH);
-    FSDP_TRY(torch_count_work(archive, 1 + (int64_t)node_at(archive, node)->count, err));
+    FSDP_TRY(torch_count_work(archive, 1 + (int64_t)torch_node(archive, node)->count, err));
     *cycle_out = archive->marks[node] & TORCH_MARK_PATH;
     archive->marks[node] |= TORCH_MARK_PATH;
     archive->subject = node;
@@ -56,7 +51,7 @@ static uint32_t size_of(torch_archive *archive, fsdp_node node, int depth);
 
 static uint32_t size_of_items(torch_archive *archive, fsdp_node node, int depth)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     uint64_t size = 0;
     bool has_items =
         at->kind == FSDP_NODE_TUPLE || at->kind == FSDP_NODE_LIST || at->kind == FSDP_NODE_DICT;
@@ -71,7 +66,7 @@ static uint32_t size_of(torch_archive *archive, fsdp_node node, int depth)
     if (archive->sizes[node] != 0 || depth > FSDP_PICKLE_DEPTH)
         return archive->sizes[node] + (archive->sizes[node] == 0);
     archive->sizes[node] = 1;
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     uint64_t size = 1 + (uint64_t)size_of_items(archive, node, depth);
     if (at->kind == FSDP_NODE_CALL && torch_tensor_kind(archive, node) == TORCH_KIND_NONE) {
         size += size_of(archive, at->as.call->args, depth + 1);
@@ -95,7 +90,7 @@ fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *er
 
 bool torch_is_dict(const torch_archive *archive, fsdp_node node)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     return at->kind == FSDP_NODE_DICT ||
            (at->kind == FSDP_NODE_CALL &&
             (at->known == FSDP_KNOWN_ORDERED_DICT || at->known == FSDP_KNOWN_DEFAULTDICT ||
@@ -104,21 +99,21 @@ bool torch_is_dict(const torch_archive *archive, fsdp_node node)
 
 void torch_dict_runs(const torch_archive *archive, fsdp_node node, fsdp_node runs_out[2])
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     runs_out[0] = at->kind == FSDP_NODE_DICT ? node : 0;
     runs_out[1] = 0;
     if (at->kind == FSDP_NODE_DICT)
         return;
     fsdp_node first =
         fsdp_pickle_argument(&archive->pickle, at, at->known == FSDP_KNOWN_DEFAULTDICT ? 1 : 0);
-    if (node_at(archive, first)->kind == FSDP_NODE_DICT)
+    if (torch_node(archive, first)->kind == FSDP_NODE_DICT)
         runs_out[0] = first;
     runs_out[1] = fsdp_pickle_dict_items(&archive->pickle, at);
 }
 
 fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name)
 {
-    if (node_at(archive, state)->kind == FSDP_NODE_DICT)
+    if (torch_node(archive, state)->kind == FSDP_NODE_DICT)
         return fsdp_pickle_lookup(&archive->pickle, state, name);
     for (size_t part = 0; part < 2; part++) { /* (attributes, slots) */
         fsdp_node found = fsdp_pickle_lookup(
@@ -131,17 +126,17 @@ fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, c
 
 fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name)
 {
-    const fsdp_pickle_node *at = node_at(archive, object);
+    const fsdp_pickle_node *at = torch_node(archive, object);
     return at->kind == FSDP_NODE_CALL ? torch_state_attribute(archive, at->as.call->state, name)
                                       : 0;
 }
 
 const char *torch_class_name(const torch_archive *archive, fsdp_node object)
 {
-    const fsdp_pickle_node *at = node_at(archive, object);
+    const fsdp_pickle_node *at = torch_node(archive, object);
     if (at->kind != FSDP_NODE_CALL)
         return "";
-    const fsdp_pickle_node *class = node_at(archive, at->as.call->callable);
+    const fsdp_pickle_node *class = torch_node(archive, at->as.call->callable);
     return class->kind == FSDP_NODE_GLOBAL ? class->as.global->name : "";
 }
 
@@ -161,7 +156,7 @@ static fsdp_status set_class(torch_archive *archive, fsdp_node node, fsdp_value 
                                         [FSDP_NODE_FROZENSET] = "builtins.frozenset",
                                         [FSDP_NODE_STR] = "builtins.str",
                                         [FSDP_NODE_BIGINT] = "builtins.int"};
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     if (at->kind < sizeof names / sizeof *names && names[at->kind])
         return set_text(value, FSDP_VALUE_CLASS, names[at->kind], err);
     if (torch_numpy_is_array(archive, node))
@@ -188,7 +183,7 @@ static bool parse_u64(const char *text, uint64_t *number_out)
 static fsdp_status set_bigint(torch_archive *archive, fsdp_node node, fsdp_value *value,
                               fsdp_error *err)
 {
-    char *text = fsdp_pickle_decimal(node_at(archive, node));
+    char *text = fsdp_pickle_decimal(torch_node(archive, node));
     if (!text)
         return set_class(archive, node, value, err);
     fsdp_status st = FSDP_OK;
@@ -202,7 +197,7 @@ static fsdp_status set_bigint(torch_archive *archive, fsdp_node node, fsdp_value
 
 static double number_of(const torch_archive *archive, fsdp_node node)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     return at->kind == FSDP_NODE_FLOAT ? at->as.f64
            : at->kind == FSDP_NODE_INT ? (double)at->as.i64
                                        : 0;
@@ -211,7 +206,7 @@ static double number_of(const torch_archive *archive, fsdp_node node)
 static fsdp_status set_string(torch_archive *archive, fsdp_node node, fsdp_value *value,
                               fsdp_error *err)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     if (!fsdp_utf8_valid(at->as.text, at->count)) /* lone surrogates */
         return set_class(archive, node, value, err);
     return fsdp_value_set_bytes(value, FSDP_VALUE_STRING, at->as.text, at->count, err);
@@ -245,7 +240,7 @@ static fsdp_status set_scalar(torch_archive *archive, fsdp_node node, fsdp_value
 static fsdp_status set_items(torch_archive *archive, fsdp_node node, int depth, fsdp_value *value,
                              fsdp_error *err)
 {
-    const fsdp_pickle_node *list = node_at(archive, node);
+    const fsdp_pickle_node *list = torch_node(archive, node);
     FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_LIST, list->count, err));
     for (uint32_t i = 0; i < list->count; i++)
         FSDP_TRY(read_value(archive, list->as.items[i], depth + 1, &value->as.list.items[i], err));
@@ -258,10 +253,11 @@ static fsdp_status set_dict(torch_archive *archive, fsdp_node node, int depth, f
     fsdp_node runs[2];
     size_t at = 0;
     torch_dict_runs(archive, node, runs);
-    size_t count = (size_t)node_at(archive, runs[0])->count + node_at(archive, runs[1])->count;
+    size_t count =
+        (size_t)torch_node(archive, runs[0])->count + torch_node(archive, runs[1])->count;
     FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_DICT, count, err));
     for (int run = 0; run < 2; run++) {
-        const fsdp_pickle_node *items = node_at(archive, runs[run]);
+        const fsdp_pickle_node *items = torch_node(archive, runs[run]);
         for (uint32_t i = 0; i < items->count; i++)
             FSDP_TRY(read_value(archive, items->as.items[i], depth + 1, &value->as.list.items[at++],
                                 err));
@@ -306,7 +302,7 @@ static fsdp_status set_tensor(torch_archive *archive, fsdp_node node, fsdp_value
 static fsdp_status set_call(torch_archive *archive, fsdp_node node, int depth, fsdp_value *value,
                             fsdp_error *err)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     if (torch_tensor_kind(archive, node) != TORCH_KIND_NONE)
         return set_tensor(archive, node, value, err);
     switch (at->known) {
@@ -334,7 +330,7 @@ static fsdp_status set_call(torch_archive *archive, fsdp_node node, int depth, f
 static fsdp_status read_value(torch_archive *archive, fsdp_node node, int depth,
                               fsdp_value *value_out, fsdp_error *err)
 {
-    const fsdp_pickle_node *at = node_at(archive, node);
+    const fsdp_pickle_node *at = torch_node(archive, node);
     switch (at->kind) {
     case FSDP_NODE_ABSENT:
     case FSDP_NODE_NONE: return FSDP_OK;

@@ -1,45 +1,9 @@
-/*
- * XXH3-128 as the compiler's base instructions give it. Values are kept in the canonical byte order,
- * which does not depend on the machine.
- */
-#include "kernels/variants.h"
-
-#define XXH_INLINE_ALL
-#include <string.h>
-#include <xxhash.h>
-
-static fsdp_hash canonical(XXH128_hash_t value)
-{
-    XXH128_canonical_t bytes;
-    XXH128_canonicalFromHash(&bytes, value);
-    fsdp_hash hash;
-    memcpy(hash.bytes, bytes.digest, sizeof hash.bytes);
-    return hash;
-}
+/* XXH3-128 as the compiler's base instructions give it. */
+#include "kernels/bytes/xxh3.h"
 
 fsdp_hash fsdp_hash_c(const void *data, size_t size)
 {
-    return canonical(XXH3_128bits(data, size));
+    return fsdp_xxh3(data, size);
 }
 
-static void reset(void *state)
-{
-    XXH3_128bits_reset(state);
-}
-
-static void add(void *state, const void *data, size_t size)
-{
-    XXH3_128bits_update(state, data, size);
-}
-
-static fsdp_hash value(const void *state)
-{
-    return canonical(XXH3_128bits_digest(state));
-}
-
-const fsdp_hash_stream fsdp_hash_stream_c = {
-    .state_size = sizeof(XXH3_state_t),
-    .reset = reset,
-    .add = add,
-    .value = value,
-};
+const fsdp_hash_stream fsdp_hash_stream_c = FSDP_XXH3_STREAM;

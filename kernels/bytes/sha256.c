@@ -5,7 +5,7 @@
 
 enum { BLOCK = 64 };
 
-static const uint32_t round_constants[64] = {
+const uint32_t fsdp_sha256_constants[64] __attribute__((aligned(16))) = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -46,7 +46,7 @@ static void run_block(uint32_t state[8], const uint8_t *block)
     uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
     for (int i = 0; i < 64; i++) {
         uint32_t sum1 = rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25);
-        uint32_t t1 = h + sum1 + ((e & f) ^ (~e & g)) + round_constants[i] + w[i];
+        uint32_t t1 = h + sum1 + ((e & f) ^ (~e & g)) + fsdp_sha256_constants[i] + w[i];
         uint32_t sum0 = rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22);
         uint32_t t2 = sum0 + ((a & b) ^ (a & c) ^ (b & c));
         h = g;

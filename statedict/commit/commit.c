@@ -123,7 +123,7 @@ fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err
     return status;
 }
 
-/* --- publish ---------------------------------------------------------------------------------- */
+/* --- the manifest ----------------------------------------------------------------------------- */
 
 static fsdp_status write_text(const fsdp_staging *staging, const char *path, const char *text,
                               size_t size, fsdp_error *err)
@@ -185,92 +185,83 @@ static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
     return work.status;
 }
 
-static fsdp_status move_into_place(const fsdp_staging *staging, fsdp_error *err)
+/* --- one path in the place of another --- */
+
+static fsdp_status move_into_place(const fsdp_swap *swap, fsdp_error *err)
 {
-    fsdp_flow("statedict/commit/commit.c", "publish: rename to '%s'", staging->target);
-    fsdp_io *io = staging->io;
-    int result = io->ops->rename(io, staging->path, staging->target, false);
+    fsdp_io *io = swap->io;
+    fsdp_flow("statedict/commit/commit.c", "publish: rename to '%s'", swap->target);
+    int result = io->ops->rename(io, swap->path, swap->target, false);
+    if (fsdp_moves_needed(result) && swap->is_checkpoint)
+        return fsdp_moves_publish(io, swap->path, swap->target, swap->durable, err);
+    /* without a rename that refuses to replace, the check and the rename are two steps */
+    if (fsdp_moves_needed(result) && !fsdp_io_exists(io, swap->target))
+        result = io->ops->rename(io, swap->path, swap->target, true);
     if (result == 0)
         return FSDP_OK;
-    if (fsdp_moves_needed(result))
-        return fsdp_moves_publish(io, staging->path, staging->target, staging->durable, err);
     if (result == -EEXIST || result == -ENOTEMPTY)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists: another job made it meanwhile",
-                         staging->target);
-    return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", staging->path,
-                           staging->target);
+                         swap->target);
+    return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", swap->path, swap->target);
 }
 
-/* The fsync of the parent failed: a checkpoint that is not reported as saved must not stay. */
-static void withdraw(const fsdp_staging *staging)
+/* The fsync of the parent failed: a result that is not reported as written must not stay. */
+static void withdraw(const fsdp_swap *swap)
 {
-    fsdp_io *io = staging->io;
-    if (io->ops->rename(io, staging->target, staging->path, true) < 0)
-        (void)fsdp_checkpoint_delete(io, staging->target, NULL);
+    if (swap->io->ops->rename(swap->io, swap->target, swap->path, true) < 0)
+        (void)fsdp_delete_as(swap->io, swap->target, swap->parent, swap->target, NULL);
 }
 
-static fsdp_status take_place(const fsdp_staging *staging, fsdp_error *err)
+fsdp_status fsdp_swap_new(const fsdp_swap *swap, fsdp_error *err)
 {
-    FSDP_TRY(move_into_place(staging, err));
-    fsdp_status status =
-        staging->durable ? fsdp_io_sync_dir(staging->io, staging->parent, err) : FSDP_OK;
+    FSDP_TRY(move_into_place(swap, err));
+    fsdp_status status = swap->durable ? fsdp_io_sync_dir(swap->io, swap->parent, err) : FSDP_OK;
     if (status != FSDP_OK)
-        withdraw(staging);
+        withdraw(swap);
     return status;
 }
 
-/* For file systems without RENAME_EXCHANGE: renames the old checkpoint to DIR.old-UUID first. */
-static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_error *err)
+/* For file systems without RENAME_EXCHANGE: renames the old one to DIR.old-UUID first. */
+static fsdp_status replace_in_turn(const fsdp_swap *swap, fsdp_error *err)
 {
     char *old;
-    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));
-    fsdp_status status = fsdp_io_rename(staging->io, staging->target, old, true, err);
-    if (status == FSDP_OK)
-        *old_out = old;
-    else
-        fsdp_free(old);
-    return status;
-}
-
-static fsdp_status replace_in_turn(const fsdp_staging *staging, fsdp_error *err)
-{
-    char *old = NULL;
-    FSDP_TRY(set_aside(staging, &old, err));
-    fsdp_status status = take_place(staging, err);
-    if (status == FSDP_OK)
-        (void)fsdp_delete_as(staging->io, old, staging->parent, staging->target, NULL);
-    else
-        staging->io->ops->rename(staging->io, old, staging->target, true);
+    FSDP_TRY(fsdp_beside_name(swap->target, FSDP_SUFFIX_REPLACED, &old, err));
+    fsdp_status status = fsdp_io_rename(swap->io, swap->target, old, true, err);
+    if (status == FSDP_OK) {
+        status = fsdp_swap_new(swap, err);
+        if (status == FSDP_OK)
+            (void)fsdp_delete_as(swap->io, old, swap->parent, swap->target, NULL);
+        else
+            swap->io->ops->rename(swap->io, old, swap->target, true);
+    }
     fsdp_free(old);
     return status;
 }
 
-/* The exchange could not be made durable. When undoing it fails as well, both directories stay. */
-static void exchange_back(fsdp_staging *staging)
+fsdp_status fsdp_swap_replace(const fsdp_swap *swap, bool *is_old_out, fsdp_error *err)
 {
-    if (staging->io->ops->exchange(staging->io, staging->path, staging->target) == 0)
-        return;
-    fsdp_free(staging->path);
-    staging->path = NULL;
+    fsdp_io *io = swap->io;
+    *is_old_out = false;
+    int result = io->ops->exchange(io, swap->path, swap->target);
+    if (fsdp_moves_needed(result))
+        return replace_in_turn(swap, err);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot exchange '%s' and '%s'", swap->path,
+                               swap->target);
+    fsdp_status status = swap->durable ? fsdp_io_sync_dir(io, swap->parent, err) : FSDP_OK;
+    if (status == FSDP_OK)
+        (void)fsdp_delete_as(io, swap->path, swap->parent, swap->target, NULL);
+    else /* the exchange is not durable; when it cannot be undone, both stay */
+        *is_old_out = io->ops->exchange(io, swap->path, swap->target) != 0;
+    return status;
 }
 
-/* Exchanges staging and DIR, so that DIR exists at every moment. The old one gets the staging's
- * name. */
-static fsdp_status exchange(fsdp_staging *staging, fsdp_error *err)
+/* --- publish ---------------------------------------------------------------------------------- */
+
+static fsdp_swap swap_of(const fsdp_staging *staging)
 {
-    fsdp_io *io = staging->io;
-    int result = io->ops->exchange(io, staging->path, staging->target);
-    if (fsdp_moves_needed(result))
-        return replace_in_turn(staging, err);
-    if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot exchange '%s' and '%s'", staging->path,
-                               staging->target);
-    fsdp_status status = staging->durable ? fsdp_io_sync_dir(io, staging->parent, err) : FSDP_OK;
-    if (status == FSDP_OK)
-        (void)fsdp_delete_as(io, staging->path, staging->parent, staging->target, NULL);
-    else
-        exchange_back(staging);
-    return status;
+    return (fsdp_swap){staging->io,     staging->path,    staging->target,
+                       staging->parent, staging->durable, true};
 }
 
 static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)
@@ -279,7 +270,14 @@ static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)
     FSDP_TRY(forget_replaced(staging, err));
     /* the old one must not be taken for a staging when it stands under such a name */
     fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
-    return exchange(staging, err);
+    bool is_old;
+    fsdp_swap swap = swap_of(staging);
+    fsdp_status status = fsdp_swap_replace(&swap, &is_old, err);
+    if (is_old) {
+        fsdp_free(staging->path);
+        staging->path = NULL;
+    }
+    return status;
 }
 
 /* Closes before it removes: NFS keeps a removed open file under another name. */
@@ -298,7 +296,8 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
     if (staging->keeper.lease)
         FSDP_TRY(fsdp_lease_refresh(staging->keeper.lease, err));
     bool replaces = staging->overwrite && fsdp_io_exists(staging->io, staging->target);
-    FSDP_TRY(replaces ? replace(staging, err) : take_place(staging, err));
+    fsdp_swap swap = swap_of(staging);
+    FSDP_TRY(replaces ? replace(staging, err) : fsdp_swap_new(&swap, err));
     end_marker(staging);
     fsdp_free(staging->path);
     staging->path = NULL;

@@ -37,6 +37,21 @@ fsdp_status fsdp_place_check_parent(fsdp_io *io, const char *dir, fsdp_error *er
 /* FSDP_ERR_EXISTS when the path is a symbolic link, dangling or not: nothing is written through links. */
 fsdp_status fsdp_place_refuse_link(fsdp_io *io, const char *path, fsdp_error *err);
 
+/* One path that takes the place of another: a staging directory, or the result of a conversion. */
+typedef struct fsdp_swap {
+    fsdp_io *io;
+    const char *path;          /* complete, and durable when that is asked for */
+    const char *target;
+    const char *parent;        /* holds the target */
+    bool durable;
+    bool is_checkpoint;        /* where a directory cannot be renamed, its files are, the manifest last */
+} fsdp_swap;
+/* The target must not exist. After a failure it does not, or is another job's. */
+fsdp_status fsdp_swap_new(const fsdp_swap *swap, fsdp_error *err);
+/* Directories. After a failure the target is the old one; or, *is_old_out, the new one, and the old one is at
+ * `path`. */
+fsdp_status fsdp_swap_replace(const fsdp_swap *swap, bool *is_old_out, fsdp_error *err);
+
 /* Deletes what is at `path` as NAME.deleting-UUID; `parent` holds both. */
 fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
                            fsdp_error *err);

@@ -160,63 +160,24 @@ void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t
 
 /* --- publish ---------------------------------------------------------------------------------- */
 
-/* Where a rename that refuses to replace is not known, the check and the rename are two steps. */
-static fsdp_status rename_new(const fsdp_output_place *place, fsdp_error *err)
+static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
 {
     fsdp_io *io = place->io;
-    int result = io->ops->rename(io, place->path, place->target, false);
-    if (result == -EINVAL && !fsdp_io_exists(io, place->target))
-        result = io->ops->rename(io, place->path, place->target, true);
-    if (result == 0)
-        return FSDP_OK;
-    return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", place->path, place->target);
-}
-
-/* Both at once, so that DST is never absent; false where the file system cannot. */
-static bool exchange(const fsdp_output_place *place)
-{
-    return place->io->ops->exchange &&
-           place->io->ops->exchange(place->io, place->path, place->target) == 0;
-}
-
-static fsdp_status replace_directory(const fsdp_output_place *place, fsdp_error *err)
-{
-    char *old;
-    fsdp_io *io = place->io;
-    FSDP_TRY(check_name(place, place->target, err)); /* it may have changed */
-    if (exchange(place)) {
-        fsdp_status synced = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
-        if (synced != FSDP_OK)
-            (void)exchange(place); /* what is not reported as written must not stay */
-        return synced;
-    }
-    FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_REPLACED, &old, err));
-    fsdp_status st = fsdp_io_rename(io, place->target, old, true, err);
-    if (st == FSDP_OK) {
-        st = rename_new(place, err);
-        if (st == FSDP_OK && place->durable)
-            st = fsdp_io_sync_dir(io, place->parent, err);
-        if (st == FSDP_OK)
-            (void)fsdp_io_remove_tree(io, old, NULL);
-        else
-            (void)io->ops->rename(io, old, place->target, false);
-    }
-    fsdp_free(old);
-    return st;
-}
-
-static fsdp_status take_place(const fsdp_output_place *place, fsdp_error *err)
-{
-    fsdp_flow("statedict/convert/output_place.c", "publish: rename to '%s'", place->target);
-    fsdp_io *io = place->io;
-    bool replaces = place->overwrite && fsdp_io_exists(io, place->target);
-    if (replaces && place->format->limits.is_directory)
-        return replace_directory(place, err);
-    if (replaces)
+    fsdp_swap swap = {io, place->path, place->target, place->parent, place->durable, false};
+    bool is_old;
+    if (!place->overwrite || !fsdp_io_exists(io, place->target))
+        return fsdp_swap_new(&swap, err);
+    if (!place->format->limits.is_directory) {
         FSDP_TRY(fsdp_io_rename(io, place->path, place->target, true, err));
-    else
-        FSDP_TRY(rename_new(place, err));
-    return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+        return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+    }
+    FSDP_TRY(check_name(place, place->target, err)); /* it may have changed */
+    fsdp_status status = fsdp_swap_replace(&swap, &is_old, err);
+    if (is_old) { /* it is in the staging directory, which stays */
+        fsdp_free(place->staging);
+        place->staging = NULL;
+    }
+    return status;
 }
 
 /* Whoever finds the staging from now on must not go on with it: what it replaces will lie in it. */

@@ -32,7 +32,7 @@ THIRD_PARTY = {
     "zstd.h": r"kernels/bytes/codec\.c|formats/(hdf5/hdf5_zstd|source/source_stream)\.c|"
     r"tests/unit/.*/test_source\.c",
     "zstd_errors.h": r"kernels/bytes/codec\.c",
-    "xxhash.h": r"kernels/bytes/hash\.c|kernels/x86/hash_avx2\.c",
+    "xxhash.h": r"kernels/bytes/xxh3\.h",
     "netdb.h": r"runtime/bootstrap/socket\.c",
     "netinet/in.h": r"runtime/bootstrap/socket\.c",
     "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
