@@ -33,7 +33,8 @@ VOLATILE = [
 
 def run(directory):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
-    environment["PATH"] = f"{BUILD}/bin:{BUILD}/tests:{environment['PATH']}"
+    tools = [f"{BUILD}/bin", f"{BUILD}/tests", os.path.dirname(sys.executable), environment["PATH"]]
+    environment["PATH"] = ":".join(tools)
     environment["PLUGIN"] = str(BUILD / "plugin")
     environment["GOLDEN"] = str(CASE.parents[2] / "golden")
     environment["LC_ALL"] = "C.UTF-8"

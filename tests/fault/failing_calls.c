@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { USUAL_SAMPLE = 120, CUTS = 3 };
+enum { USUAL_SAMPLE = 200, CUTS = 3 };
 
 #define ROOT "/disk"
 

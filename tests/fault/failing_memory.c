@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { USUAL_SAMPLE = 50, MOST_ALLOCATIONS = 200000 };
+enum { USUAL_SAMPLE = 80, MOST_ALLOCATIONS = 200000 };
 
 typedef struct counts {
     int64_t points, succeeded, failed, wrong, left;

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 enum {
-    USUAL_SAMPLE = 90,
+    USUAL_SAMPLE = 270,
     STEP_BYTES = 64 << 10,
     DISK_BYTES = 8 << 20,
     DISK_FILES = 200,

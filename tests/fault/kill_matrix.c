@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { USUAL_SAMPLE = 20, CHILD_SECONDS = 120, MOST_CALLS = 5000 };
+enum { USUAL_SAMPLE = 45, CHILD_SECONDS = 120, MOST_CALLS = 5000 };
 
 typedef struct counts {
     int64_t points, old, new, lost, stuck;

@@ -16,7 +16,7 @@
 #include <string.h>
 
 enum {
-    USUAL_SAMPLE = 120,
+    USUAL_SAMPLE = 240,
     SURVIVALS = 6,
     SURVIVALS_REPORTED = 40,
     NESTED_EVERY = 40,

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { FORMS = 6, USUAL_SAMPLE = 25, PATH_ROOM = 200 };
+enum { FORMS = 6, USUAL_SAMPLE = 75, PATH_ROOM = 200 };
 
 typedef struct matrix {
     const char *name;

@@ -225,7 +225,7 @@ static void kill_and_resume(const char *what, fsdp_convert_opts opts)
     enum { PUBLISHING = 12 };
     int64_t before = bytes_written();
     int64_t calls = count_writes(opts), whole = bytes_written() - before;
-    const int64_t every = test_sample_at_most(3);
+    const int64_t every = test_sample_at_most(5);
     for (int64_t i = 1; i <= MOMENTS; i += every)
         resume_at(what, opts, calls * i / (MOMENTS + 1) + 1);
     for (int64_t n = calls - PUBLISHING; n <= calls; n += every)
