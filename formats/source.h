@@ -299,7 +299,7 @@ bool fsdp_source_tolerates(const fsdp_source *source);
 fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_t name_size, const char *file,
                                     fsdp_error *err);
 /* The hint that follows a message about something missing. */
-#define FSDP_MISSING_HINT "; fsdp-convert --allow-missing REGEX takes what is whole"
+#define FSDP_MISSING_HINT "; fsdp-convert --allow-missing REGEX converts the rest"
 
 /*
  * Completes the catalog. FSDP_ERR_DAMAGED when the chunks of a tensor do not cover it exactly once (the

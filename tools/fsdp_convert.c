@@ -62,7 +62,7 @@ static fsdp_status digest_files(convert_options *opts, fsdp_text *text, fsdp_err
     opts->convert.resume = false; /* nothing is left to go on with */
     fsdp_status st = fsdp_convert_digests(opts->to, &opts->convert, take_digest, &list, err);
     if (st != FSDP_OK)
-        fsdp_error_prefix(err, "'%s' is written, but its digests are not known", opts->to);
+        fsdp_error_prefix(err, "'%s' is written, but its digests could not be computed", opts->to);
     return st;
 }
 
@@ -165,7 +165,7 @@ static void name_allow_missing(const convert_options *opts, fsdp_error *err)
     size_t size = strlen(err->text), n = sizeof end - 1;
     fsdp_error found = *err;
     if (!opts->convert.open.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
-        fsdp_fail(err, found.status, "%s; --allow-missing REGEX takes what is whole", found.text);
+        fsdp_fail(err, found.status, "%s; --allow-missing REGEX converts the rest", found.text);
 }
 
 static fsdp_status run(convert_options *opts, fsdp_error *err)
@@ -192,7 +192,7 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
 static int end_for_resume(void)
 {
     cli_progress_clear();
-    cli_say("stop", "by signal %d; what is done is kept, and --resume goes on with it",
+    cli_say("stop", "by signal %d; finished work is kept, and --resume continues it",
             cli_stopped());
     cli_log_end(FSDP_ERR_CANCELLED);
     return FSDP_ERR_CANCELLED;

@@ -89,10 +89,10 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 static const cli_tool tool = {
     .name = "fsdp-diff",
     .args = "A B",
-    .summary = "Do two checkpoints hold the same state, and where do they differ?",
+    .summary = "Compares the states in two checkpoints, and shows where they differ.",
     .examples =
         "  fsdp-diff step-00001200 on-6-ranks        bit for bit, any world sizes and kinds\n"
-        "  fsdp-diff a b --rtol 4e-3 --top 5         what a bf16 cast explains is equal\n"
+        "  fsdp-diff a b --rtol 4e-3 --top 5         equal within the rounding of bf16\n"
         "  fsdp-diff a b --keys-only                 names, dtypes and shapes\n"
         "  fsdp-diff a b --json -I '^model'          for programs\n",
     .argp = &argp,

@@ -75,11 +75,11 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 static const cli_tool tool = {
     .name = "fsdp-gc",
     .args = "RUN",
-    .summary = "Deletes old checkpoints of a run directory and what interrupted saves left.",
-    .examples =
-        "  fsdp-gc runs/gpt2                             what would go; nothing is touched\n"
-        "  fsdp-gc runs/gpt2 --keep-last 5 --yes         delete all but the newest five\n"
-        "  fsdp-gc runs/gpt2 --keep-every 5000 --pin 300 rules add up: any may keep\n",
+    .summary = "Deletes old checkpoints of a run directory and leftovers of interrupted saves.",
+    .examples = "  fsdp-gc runs/gpt2                             list what it would delete; delete "
+                "nothing\n"
+                "  fsdp-gc runs/gpt2 --keep-last 5 --yes         delete all but the newest five\n"
+                "  fsdp-gc runs/gpt2 --keep-every 5000 --pin 300 rules add up: any may keep\n",
     .runs_alone = true,
     .argp = &argp};
 

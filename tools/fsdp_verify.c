@@ -79,7 +79,7 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 static const cli_tool tool = {
     .name = "fsdp-verify",
     .args = "PATH...",
-    .summary = "Is a checkpoint, or every checkpoint of a run, whole and undamaged?",
+    .summary = "Checks that a checkpoint, or every one of a run, is whole and undamaged.",
     .examples = "  fsdp-verify step-00001200            every block against its checksum\n"
                 "  fsdp-verify --quick runs/*/step-*    sizes and indexes, no data\n"
                 "  fsdp-verify --latest runs/gpt2       newest good checkpoint, alone on stdout\n"
@@ -317,8 +317,7 @@ static const char *leftover_of(const fsdp_run_step *step)
         return step->at_work ? "a save in progress" : "an interrupted save; fsdp-gc removes it";
     case FSDP_STEP_DELETING:
         return step->at_work ? "a delete in progress" : "an interrupted delete; fsdp-gc removes it";
-    case FSDP_STEP_REPLACED:
-        return "set aside by an overwrite; fsdp-gc brings it back or removes it";
+    case FSDP_STEP_REPLACED: return "set aside by an overwrite; fsdp-gc restores or removes it";
     case FSDP_STEP_GOOD:
     case FSDP_STEP_BROKEN:
     case FSDP_STEP_NEWER: break;

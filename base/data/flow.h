@@ -12,7 +12,7 @@
 
 typedef struct fsdp_flow_watcher {
     /* step is the source file, as in "statedict/save/save.c". Called on the thread that does the step. */
-    void (*tell)(void *user, const char *step, const char *text);
+    void (*report)(void *user, const char *step, const char *text);
     void *user;
 } fsdp_flow_watcher;
 

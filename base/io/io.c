@@ -186,7 +186,7 @@ static fsdp_status read_open_file(fsdp_file *file, const char *path, size_t max_
     int64_t size = 0;
     int result = file->ops->size(file, &size);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
+        return fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     if ((uint64_t)size > max_size || (uint64_t)size >= SIZE_MAX)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
                          "'%s' is %" PRId64 " bytes long, more than the %zu allowed here", path,

@@ -203,7 +203,7 @@ static fsdp_status make_list(const folding *work, const list_run *run, fsdp_valu
     return FSDP_OK;
 }
 
-/* --- all of them ------------------------------------------------------------------------------ */
+/* --- all lists -------------------------------------------------------------------------------- */
 
 static void add_entry(folding *work, const fsdp_target_entry *entry, size_t first, size_t end)
 {

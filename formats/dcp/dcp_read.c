@@ -318,7 +318,7 @@ fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_
     fsdp_status st = FSDP_OK;
     int result = file->ops->size(file, &size);
     if (result < 0)
-        st = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
+        st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     else if (size > METADATA_LIMIT)
         st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than metadata can be", path);
     else if (!(*data_out = fsdp_realloc(NULL, (size_t)size + 1, 1)))

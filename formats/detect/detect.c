@@ -82,7 +82,7 @@ static fsdp_status look_at_head(seen_path *seen, fsdp_error *err)
     int result = file->ops->size(file, &probe->size);
     fsdp_status status = FSDP_OK;
     if (result < 0)
-        status = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", probe->path);
+        status = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", probe->path);
     probe->head = seen->head;
     probe->head_size = probe->size < FSDP_PROBE_BYTES ? (size_t)probe->size : FSDP_PROBE_BYTES;
     if (status == FSDP_OK)

@@ -138,7 +138,7 @@ static fsdp_status enter_group(group_walk *walk, hid_t group, haddr_t address)
     return walk->status;
 }
 
-/* --- all of them ------------------------------------------------------------------------------ */
+/* --- all objects ------------------------------------------------------------------------------ */
 
 static fsdp_status visit_object(group_walk *walk, hid_t object, haddr_t address)
 {

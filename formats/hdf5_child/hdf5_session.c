@@ -55,7 +55,7 @@ static const char *death(fsdp_h5_session *session)
         info.si_pid == 0 || info.si_code == CLD_EXITED)
         return "ended";
     switch (info.si_status) {
-    case SIGSYS: return "tried what it must not";
+    case SIGSYS: return "made a forbidden system call";
     case SIGXCPU: return "took too much time";
     case SIGSEGV:
     case SIGBUS:

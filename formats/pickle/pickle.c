@@ -237,7 +237,7 @@ static inline fsdp_status memo_put_next(pickle_vm *vm)
 static inline fsdp_status memo_get(pickle_vm *vm, uint64_t number)
 {
     if (number >= vm->memo_count || vm->memo[number] == 0)
-        return damaged(vm, "it fetches from the memo what was never put there");
+        return damaged(vm, "it reads an unset place of the memo");
     return pickle_push(vm, vm->memo[number]);
 }
 

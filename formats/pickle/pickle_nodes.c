@@ -322,7 +322,7 @@ fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs)
     return FSDP_OK;
 }
 
-/* --- questions ---------------------------------------------------------------------------------- */
+/* --- queries ------------------------------------------------------------------------------------ */
 
 static fsdp_node part_of(const fsdp_pickle *pickle, const fsdp_pickle_node *node, int part)
 {

@@ -416,8 +416,8 @@ static fsdp_status refuse_argument(pickle_vm *vm, fsdp_node callable, fsdp_node 
         return pickle_no_memory(vm);
     fsdp_status st =
         fsdp_fail(vm->err, FSDP_ERR_REFUSED,
-                  "%s: pickle, byte %lld: %s is given what could make it call something else: "
-                  "nothing was run",
+                  "%s: pickle, byte %lld: %s has an argument that could make it call something "
+                  "else: nothing was run",
                   vm->options->where, (long long)(vm->options->offset + (vm->opcode - vm->data)),
                   fsdp_printable(spelled, strlen(spelled), name, sizeof name));
     fsdp_free(spelled);

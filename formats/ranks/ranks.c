@@ -12,8 +12,7 @@ fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err)
 {
     if (steps > (size_t)MOST_WORK || (set->work += (int64_t)steps) > MOST_WORK)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s': the lists of ranks and shards are too long to be held against one "
-                         "another",
+                         "'%s': the lists of ranks and shards are too long to be compared",
                          set->where);
     return FSDP_OK;
 }
@@ -62,11 +61,10 @@ fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size
 static fsdp_status fail_differ(const rank_files *set, const rank_entry *entry, fsdp_error *err)
 {
     char shown[200];
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': rank %d speaks of another dtype or shape of tensor '%s' than the ranks "
-                     "before it",
-                     set->where, set->rank,
-                     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s': rank %d has another dtype or shape of tensor '%s' than the ranks before it",
+        set->where, set->rank, fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }
 
 fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dtype, int ndim,

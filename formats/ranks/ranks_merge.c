@@ -89,8 +89,7 @@ static fsdp_status settle_world(rank_files *set, fsdp_error *err)
     const rank_group *group = set->group;
     int64_t highest = group->files[group->count - 1].rank;
     if (group->world > 0 && (highest >= group->world || set->world > group->world))
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': the names speak of %d ranks, there are %lld by the contents",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the names say %d ranks, the contents %lld",
                          set->where, group->world,
                          (long long)(set->world > highest ? set->world : highest + 1));
     if (group->world > set->world)
@@ -145,8 +144,8 @@ static fsdp_status choose_reading(rank_files *set, rank_entry *entry, rank_chunk
     *chunks_out = &entry->readings[ordered ? RANK_ORDERED : RANK_LEFT_TO_RIGHT];
     if (ordered && left_to_right && entry->readings_differ)
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "'%s': the strided placements of tensor '%s' can be read in two ways, and "
-                         "the sizes of its pieces do not tell which is meant",
+                         "'%s': the strided placements of tensor '%s' have two readings, and the "
+                         "sizes of its pieces fit both",
                          set->where, shown_name(entry, shown, sizeof shown));
     if (!ordered && !left_to_right)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,

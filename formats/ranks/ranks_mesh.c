@@ -275,8 +275,8 @@ static fsdp_status check_position(const torch_archive *archive, fsdp_node node, 
         if (!fsdp_pickle_int(&archive->pickle, torch_element(archive, place, (size_t)dim), &said) ||
             said != position->coordinate[dim])
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "%s: rank %d does not sit where its device mesh says: is it another "
-                             "rank's file?",
+                             "%s: rank %d is not at the coordinate of its device mesh: is it "
+                             "another rank's file?",
                              archive->where, rank);
     return FSDP_OK;
 }

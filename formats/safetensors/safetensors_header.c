@@ -308,7 +308,7 @@ static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, c
 {
     fsdp_json *json = &reader->json;
     if (fsdp_name_table_find(&metadata->keys, key, key_size))
-        return fsdp_json_fail(json, err, "a key stands twice in __metadata__");
+        return fsdp_json_fail(json, err, "a key is twice in __metadata__");
     const char *kept = fsdp_arena_strndup(&metadata->arena, key, key_size);
     if (!kept || !fsdp_name_table_put(&metadata->keys, kept, key_size, 0))
         return fsdp_fail_memory(err, reader->path);
@@ -357,7 +357,7 @@ static fsdp_status read_member(header_reader *reader, metadata_reader *metadata,
 {
     fsdp_safetensors *header = reader->header;
     if (fsdp_name_table_find(&header->names, key, size))
-        return fsdp_json_fail(&reader->json, err, "the same name stands here twice");
+        return fsdp_json_fail(&reader->json, err, "the same name is here twice");
     const char *name = fsdp_arena_strndup(&header->arena, key, size);
     bool is_metadata = size == strlen("__metadata__") && memcmp(key, "__metadata__", size) == 0;
     uint64_t number = is_metadata ? UINT64_MAX : header->count;

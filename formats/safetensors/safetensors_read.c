@@ -257,7 +257,7 @@ static fsdp_status read_weight_map(model_folder *folder, fsdp_json *json, fsdp_e
         if (!more)
             return FSDP_OK;
         if (fsdp_name_table_find(&folder->map, key, key_size))
-            return fsdp_json_fail(json, err, "the same name stands here twice");
+            return fsdp_json_fail(json, err, "the same name is here twice");
         entry.name = fsdp_arena_strndup(&folder->arena, key, key_size);
         entry.size = key_size;
         FSDP_TRY(fsdp_json_string(json, &file, &file_size, err));
@@ -424,7 +424,7 @@ static fsdp_status check_cut(const model_folder *folder, size_t lost, fsdp_error
         if (folder->headers[i].is_sharded)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
                              "'%s' names the file '%s', which is not there, and tensors are cut: "
-                             "which of them are whole cannot be told",
+                             "it is unknown which of them are whole",
                              folder->index_path, folder->names[lost]);
     return FSDP_OK;
 }

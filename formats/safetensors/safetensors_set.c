@@ -113,7 +113,7 @@ static fsdp_status check_set(const char *directory, const char *first, const fil
     (void)parse(first, &written, &number);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s' says that there are %d files, and '%s/%.*s-%0*d-of-%s' is not there; "
-                     "without an index nobody knows what it held: bring it, or name single files",
+                     "without an index its tensors are unknown: add it, or name single files",
                      first, set->count, directory, (int)written.stem_size, written.stem,
                      written.digits, missing,
                      first + written.stem_size + 1 + (size_t)written.digits + 4);

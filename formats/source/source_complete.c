@@ -222,7 +222,7 @@ static fsdp_status fail_missing(const fsdp_source *source, const fsdp_source_ten
                                       : ": a file may be missing" FSDP_MISSING_HINT);
 }
 
-/* --- how much is stored ----------------------------------------------------------------------- */
+/* --- stored bytes ----------------------------------------------------------------------------- */
 
 /* Bytes between the first and the last byte of a chunk, which was checked before. */
 static int64_t chunk_span(const fsdp_source_chunk *chunk, int ndim, size_t element_size)

@@ -302,7 +302,7 @@ static fsdp_status learn_file(fsdp_source *source, source_file *file, fsdp_error
     if (result == 0)
         return FSDP_OK;
     close_one(source, file);
-    return fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", file->path);
+    return fsdp_fail_errno(err, -result, "cannot get the size of '%s'", file->path);
 }
 
 fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath,

@@ -185,7 +185,7 @@ static void describe_part(strided_part *part, const fsdp_box *shared, const fsdp
     measure_spans(part);
 }
 
-/* --- what is stored otherwise ----------------------------------------------------------------- */
+/* --- byte order and signs --------------------------------------------------------------------- */
 
 static bool is_complex(fsdp_dtype dtype)
 {

@@ -84,7 +84,7 @@ static fsdp_status choose(nesting *paths, size_t i, const fsdp_target_entry *ent
     return set_path(paths, i, usual, fsdp_path_default(name, entry->name_size, usual), err);
 }
 
-/* --- all together ----------------------------------------------------------------------------- */
+/* --- all names -------------------------------------------------------------------------------- */
 
 static bool add_place(place_map *map, place_kind kind)
 {

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- what a format holds ---------------------------------------------------------------------- */
+/* --- limits ----------------------------------------------------------------------------------- */
 
 bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype)
 {
@@ -136,7 +136,7 @@ fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t na
     const fsdp_packed_tensor *kept = &target->tensors[tensor].what;
     if (!fsdp_packed_notes_tie(target->format, name, name_size, kept->name, kept->name_size))
         return fsdp_fail(
-            err, FSDP_ERR_USAGE, "%s cannot note that '%s' is another name of a tensor",
+            err, FSDP_ERR_USAGE, "%s cannot record that '%s' is another name of a tensor",
             target->format->name, fsdp_printable(name, name_size, shown, sizeof shown));
     const char *copy = fsdp_arena_strndup(&target->arena, name, name_size);
     if (!copy ||
@@ -272,7 +272,7 @@ fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
         .file = file->file, .path = file->path, .offset = tensor->offset, .size = tensor->size};
 }
 
-/* --- what was written ------------------------------------------------------------------------- */
+/* --- written ranges --------------------------------------------------------------------------- */
 
 /* Joins range `second` to the adjacent one before it. */
 static void join(const target_tensor *tensor, target_range *first, const target_range *second)

@@ -353,7 +353,7 @@ static fsdp_status read_index(const fsdp_probe *probe, weight_map *map, fsdp_err
     fsdp_status st = fsdp_io_open(probe->io, path, FSDP_IO_READ, &file, err);
     int64_t bytes = 0;
     if (st == FSDP_OK && file->ops->size(file, &bytes) < 0)
-        st = fsdp_fail(err, FSDP_ERR_IO, "cannot tell the size of '%s'", path);
+        st = fsdp_fail(err, FSDP_ERR_IO, "cannot get the size of '%s'", path);
     if (st == FSDP_OK && bytes > INDEX_LIMIT)
         st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than an index can be", path);
     size = (size_t)bytes;

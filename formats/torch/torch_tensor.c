@@ -22,7 +22,7 @@ static fsdp_status bad_tensor(const torch_archive *archive, const char *why, fsd
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: a tensor %s", archive->where, why);
 }
 
-/* --- which rebuild it is ------------------------------------------------------------------------ */
+/* --- rebuild functions -------------------------------------------------------------------------- */
 
 /* Steps from a Parameter or a subclass to the tensor inside; false when there is none. */
 static bool unwrap(const torch_archive *archive, rebuild *at)

@@ -148,7 +148,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
                               data, size, err);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 static void close_link(fsdp_ctl *ctl)
 {

@@ -256,7 +256,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     }
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 /* Closing a socket with unread data makes the kernel discard what was sent last: reads it first. */
 static void close_link(tcp_link *link)

@@ -164,11 +164,10 @@ static fsdp_status await_duplicate(MPI_Request *request, bool *pending_out, fsdp
             return fsdp_mpi_fail(err, code, "MPI_Test");
         if (!done && !fsdp_mpi_keep_waiting(tests, until_ms)) {
             *pending_out = true;
-            return fsdp_fail(
-                err, FSDP_ERR_PEER,
-                "not all ranks came within %g s to connect over MPI: one is gone, or stuck; "
-                "nothing was begun",
-                deadline_ms / 1000.0);
+            return fsdp_fail(err, FSDP_ERR_PEER,
+                             "not all ranks connected over MPI within %g s: one is gone, or stuck; "
+                             "no connection was begun",
+                             deadline_ms / 1000.0);
         }
     }
     return FSDP_OK;

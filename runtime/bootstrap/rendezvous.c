@@ -147,10 +147,10 @@ static fsdp_status fail_missing(const host_state *all, fsdp_error *err)
     }
     if (n > MISSING_SHOWN)
         return fsdp_fail(err, FSDP_ERR_PEER,
-                         "%d of %d ranks did not come within %g s: %s and %d more", n,
+                         "%d of %d ranks did not connect within %g s: %s and %d more", n,
                          all->spec->size, all->spec->deadline_ms / 1000.0, names, n - shown);
-    return fsdp_fail(err, FSDP_ERR_PEER, "%s %s did not come within %g s", n > 1 ? "ranks" : "rank",
-                     names, all->spec->deadline_ms / 1000.0);
+    return fsdp_fail(err, FSDP_ERR_PEER, "%s %s did not connect within %g s",
+                     n > 1 ? "ranks" : "rank", names, all->spec->deadline_ms / 1000.0);
 }
 
 static fsdp_status collect_ranks(host_state *all, int64_t until_ms, fsdp_error *err)
@@ -246,7 +246,7 @@ static fsdp_status host_rendezvous(const fsdp_rendezvous_spec *spec, int64_t unt
     return fsdp_ctl_tcp(&parts, ctl_out, err);
 }
 
-/* --- the others ------------------------------------------------------------------------------- */
+/* --- other ranks ------------------------------------------------------------------------------ */
 
 typedef struct joiner {
     const fsdp_rendezvous_spec *spec;
@@ -291,7 +291,7 @@ static fsdp_status connect_to_host(joiner *mine, int64_t until_ms, fsdp_error *e
         }
         *err = why;
         if (status == FSDP_ERR_PEER)
-            fsdp_error_prefix(err, "rank 0 did not come within %g s",
+            fsdp_error_prefix(err, "rank 0 did not answer within %g s",
                               mine->spec->deadline_ms / 1000.0);
         return status;
     }
@@ -340,8 +340,9 @@ static fsdp_status recv_answer(const joiner *mine, int64_t until_ms, fsdp_error 
     bool is_known = head.magic == FSDP_HELLO_MAGIC && head.status >= 0 &&
                     head.size == (head.status == FSDP_OK ? bytes : (size_t)FSDP_ERROR_TEXT);
     if (!is_known)
-        return fsdp_fail(err, FSDP_ERR_PEER, "what answers at %s port %d is no rank 0 of fsdp",
-                         mine->host, mine->port);
+        return fsdp_fail(err, FSDP_ERR_PEER,
+                         "the program that answers at %s port %d is not rank 0 of fsdp", mine->host,
+                         mine->port);
     if (head.status != FSDP_OK)
         return recv_refusal(mine, head.status, until_ms, err);
     if (fsdp_socket_recv_all(mine->parts.fds[0], mine->parts.addresses, bytes, until_ms, err) !=

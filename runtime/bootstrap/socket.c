@@ -85,7 +85,7 @@ bool fsdp_host_is_loopback(const char *host)
            strcmp(host, "localhost") == 0;
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 void fsdp_socket_close(int *fd)
 {

@@ -111,7 +111,7 @@ static fsdp_status take_value(int fd, const char *name, char value_out[FSDP_STOR
     FSDP_TRY(fsdp_socket_send_all(fd, what.data, what.size, until_ms, err));
     FSDP_TRY(fsdp_socket_recv_all(fd, &size, sizeof size, until_ms, err));
     if (is_there != 0 || size >= FSDP_STORE_VALUE)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "an answer that is none");
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "a malformed answer");
     FSDP_TRY(fsdp_socket_recv_all(fd, value_out, (size_t)size, until_ms, err));
     value_out[size] = '\0';
     return FSDP_OK;

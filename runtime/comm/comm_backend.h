@@ -130,7 +130,7 @@ bool fsdp_comm_reduces(uint32_t kind);                 /* it has an op */
 /* "exit code 7 (no space)"; a code that is no error of ours, which a program may choose: "exit code 1" */
 enum { FSDP_EXIT_TEXT = 64, FSDP_LEFT_TEXT = 128 };
 void fsdp_comm_describe_exit(int exit_code, char out[FSDP_EXIT_TEXT]);
-/* "has left the group with exit code 7 (no space): it does not come to" */
+/* "has left the group with exit code 7 (no space): it takes no part in" */
 void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT]);
 
 #endif

@@ -179,9 +179,9 @@ void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT])
     char code[FSDP_EXIT_TEXT];
     fsdp_comm_describe_exit(exit_code, code);
     if (exit_code == 0)
-        snprintf(out, FSDP_LEFT_TEXT, "has left the group: it does not come to");
+        snprintf(out, FSDP_LEFT_TEXT, "has left the group: it takes no part in");
     else
-        snprintf(out, FSDP_LEFT_TEXT, "has left the group with %s: it does not come to", code);
+        snprintf(out, FSDP_LEFT_TEXT, "has left the group with %s: it takes no part in", code);
 }
 
 fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,

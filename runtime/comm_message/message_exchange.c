@@ -66,7 +66,7 @@ static uint64_t count_rows(const message_group *group, uint64_t size)
     return size / group->piece + (size % group->piece != 0);
 }
 
-/* --- out -------------------------------------------------------------------------------------- */
+/* --- sending ---------------------------------------------------------------------------------- */
 
 /* Members that receive the same bytes share one copy in the staging. */
 static fsdp_status stage_row(progress *now, fsdp_error *err)
@@ -97,7 +97,7 @@ static fsdp_status stage_row(progress *now, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- in --------------------------------------------------------------------------------------- */
+/* --- receiving -------------------------------------------------------------------------------- */
 
 static fsdp_status post_row(progress *now, fsdp_error *err)
 {

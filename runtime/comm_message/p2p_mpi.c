@@ -142,7 +142,7 @@ static fsdp_status check_received(const mpi_batch *batch, int place, const MPI_S
         return fsdp_mpi_fail(err, code, "MPI_Get_count");
     if (size == expected)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_PEER, "%d bytes came over MPI where %d were expected", size,
+    return fsdp_fail(err, FSDP_ERR_PEER, "received %d bytes over MPI where %d were expected", size,
                      expected);
 }
 
@@ -239,7 +239,7 @@ static void back_off(fsdp_p2p *p2p, int idle)
     nanosleep(&(struct timespec){.tv_nsec = nap_us * 1000L}, NULL);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 static void close_p2p(fsdp_p2p *p2p)
 {

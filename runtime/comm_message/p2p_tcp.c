@@ -230,7 +230,7 @@ static void back_off(fsdp_p2p *p2p, int idle)
     pthread_mutex_unlock(&mine->lock);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 static bool wants_out(const tcp_p2p *mine)
 {

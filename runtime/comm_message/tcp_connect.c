@@ -57,7 +57,7 @@ static fsdp_status connect_to(connector *now, int to, fsdp_error *err)
     if (status == FSDP_OK)
         status = fsdp_socket_send_all(now->fds[to], &hello, sizeof hello, now->until_ms, err);
     if (status != FSDP_OK && err->text[0] == '\0')
-        (void)fsdp_fail(err, status, "it took nothing within %g s", now->deadline_ms / 1000.0);
+        (void)fsdp_fail(err, status, "it accepted no data within %g s", now->deadline_ms / 1000.0);
     if (status != FSDP_OK)
         fsdp_error_prefix(err, "rank %d cannot be reached for data", to);
     return status;

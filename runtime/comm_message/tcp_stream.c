@@ -23,7 +23,7 @@ static tcp_transfer *take_from(tcp_transfer **list, tcp_transfer *wanted)
     return wanted;
 }
 
-/* --- room at the other end -------------------------------------------------------------------- */
+/* --- receive room of the peer ----------------------------------------------------------------- */
 
 static tcp_room *find_room(tcp_stream *stream, int channel)
 {
@@ -59,7 +59,7 @@ static tcp_transfer *next_send(const tcp_stream *stream, tcp_room **room_out)
     return NULL;
 }
 
-/* --- out -------------------------------------------------------------------------------------- */
+/* --- sending ---------------------------------------------------------------------------------- */
 
 bool fsdp_tcp_stream_put_small(tcp_stream *stream, const tcp_frame *frame, const void *data)
 {
@@ -140,7 +140,7 @@ void fsdp_tcp_stream_write(tcp_stream *stream)
     }
 }
 
-/* --- in --------------------------------------------------------------------------------------- */
+/* --- receiving -------------------------------------------------------------------------------- */
 
 static tcp_transfer *find_receive(const tcp_stream *stream, int channel)
 {

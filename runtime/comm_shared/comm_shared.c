@@ -127,8 +127,8 @@ static fsdp_status fail_private(shared_group *group, fsdp_error *err)
 {
     char name[200];
     fsdp_comm_describe(&group->header, name, sizeof name);
-    err->status =
-        fsdp_fail(err, FSDP_ERR_USAGE, "%s: an input to be seen is not of fsdp_comm_alloc", name);
+    err->status = fsdp_fail(err, FSDP_ERR_USAGE,
+                            "%s: the input of a view is not memory of fsdp_comm_alloc", name);
     fsdp_shared_fail(group, err, false);
     return err->status;
 }

@@ -123,8 +123,8 @@ bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out)
     int writer = (int)(state / 2) - 1, rank = group->ranks[writer];
     *err_out = (fsdp_error){.rank = rank};
     if (state % 2 != 0) {
-        (void)fsdp_fail(err_out, FSDP_ERR_PEER, "rank %d failed, and died before it said why",
-                        rank);
+        (void)fsdp_fail(err_out, FSDP_ERR_PEER,
+                        "rank %d failed, and died before it reported the reason", rank);
         return true;
     }
     err_out->status = (fsdp_status)failure->status;

@@ -193,7 +193,7 @@ static void own(fsdp_stream *head, const void *data, size_t size)
     watched_block *block = find_block(device, data);
     if (!block) {
         if (!fsdp_grow(&device->blocks, &device->room, device->count + 1, sizeof *device->blocks)) {
-            (void)fsdp_fail_memory(&device->error, "what --check knows of blocks");
+            (void)fsdp_fail_memory(&device->error, "the records of --check");
             return;
         }
         block = &device->blocks[device->count++];
@@ -214,7 +214,7 @@ static void use(fsdp_stream *head, const void *data)
     if (owner != stream && stream->reached[owner->index] < block->since &&
         device->error.status == FSDP_OK)
         (void)fsdp_fail(&device->error, FSDP_ERR_INTERNAL,
-                        "stream %s uses %zu bytes of stream %s without waiting until they are its",
+                        "stream %s uses %zu bytes of stream %s without waiting for their last use",
                         stream->head.name, block->size, owner->head.name);
 }
 
@@ -229,7 +229,7 @@ static void disown(fsdp_stream *head, const void *data)
         if (device->streams[i] && block->used[i] > owner->reached[i] &&
             device->error.status == FSDP_OK)
             (void)fsdp_fail(&device->error, FSDP_ERR_INTERNAL,
-                            "%zu bytes of stream %s are given back while stream %s may use them",
+                            "%zu bytes of stream %s are freed while stream %s may use them",
                             block->size, owner->head.name, device->streams[i]->head.name);
     *block = device->blocks[--device->count];
 }

@@ -11,7 +11,7 @@
 
 #include "base/core/mem.h"
 
-/* --- when ------------------------------------------------------------------------------------- */
+/* --- conditions ------------------------------------------------------------------------------- */
 
 /* Equal on all ranks, as all that follows: it decides which collective runs. */
 static bool is_in_rows(const fsdp_param *param, fsdp_dtype dtype)

@@ -19,7 +19,7 @@
 
 #include "base/core/mem.h"
 
-/* --- which streams, which ranks --------------------------------------------------------------- */
+/* --- streams and ranks ------------------------------------------------------------------------ */
 
 /* Gathers outside forward and backward run on the compute stream, whose order is the caller's. */
 static bool uses_side_streams(const fsdp_group *group, bool is_async)

@@ -23,7 +23,7 @@ fsdp_dtype fsdp_param_reduce_dtype(const fsdp_param *param)
     return dtype != FSDP_DTYPE_NONE ? dtype : param->dtype;
 }
 
-/* --- what is reduced, and where it lies ------------------------------------------------------- */
+/* --- reduced gradients and their places ------------------------------------------------------- */
 
 static bool has_any_grad(const fsdp_param *param)
 {

@@ -38,7 +38,7 @@ static fsdp_status decide_here(const fsdp_launch_options *options, const fsdp_pl
     fsdp_comm_choice fitting = is_np ? FSDP_COMM_SHM : FSDP_COMM_THREADS;
     if (place->launcher != FSDP_LAUNCHED_BARE && place->size != 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s contradicts %s: its ranks are there already, and this is rank %d",
+                         "%s contradicts %s: it has started all ranks, and this process is rank %d",
                          name, fsdp_launcher_name(place->launcher), place->rank);
     if (options->comm != FSDP_COMM_AUTO && options->comm != fitting &&
         !(options->comm == FSDP_COMM_SELF && n == 1) && !(options->comm == FSDP_COMM_TCP && is_np))
@@ -72,8 +72,8 @@ static fsdp_status check_trace(const fsdp_launch_options *options, const fsdp_pl
     if (!options->trace || is_one || strstr(options->trace, "%r"))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "--trace '%s': each rank writes a file of its own, say %%r where its number "
-                     "goes",
+                     "--trace '%s': each rank writes its own file: write %%r in the name for the "
+                     "number of the rank",
                      options->trace);
 }
 

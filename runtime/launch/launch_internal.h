@@ -72,7 +72,7 @@ fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_ou
 /* "mpirun (OMPI_COMM_WORLD_RANK)" */
 const char *fsdp_launcher_name(fsdp_launcher launcher);
 
-/* --- how the ranks run ------------------------------------------------------------------------ */
+/* --- running ranks ---------------------------------------------------------------------------- */
 
 typedef enum fsdp_launch_mode {
     FSDP_MODE_SELF = 0, FSDP_MODE_PROCESSES, FSDP_MODE_THREADS, FSDP_MODE_TCP, FSDP_MODE_MPI

@@ -110,7 +110,7 @@ static fsdp_status set_check(fsdp_launch_options *options, const char *name, con
     return set_flag(&options->check, name, text, err);
 }
 
-/* --- where they are found --------------------------------------------------------------------- */
+/* --- sources of options ----------------------------------------------------------------------- */
 
 typedef struct launch_option {
     const char *name, *variable;

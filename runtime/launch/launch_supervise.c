@@ -56,7 +56,7 @@ struct fsdp_supervisor {
     bool sent[NSIG];          /* signals forwarded, or sent to end the ranks */
 };
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------- */
 
 fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **supervisor_out,
                                    fsdp_error *err)
@@ -241,8 +241,10 @@ static bool look_for_end(process *rank, int number)
     rank->has_ended = true;
     if (ended < 0) {
         rank->code = FSDP_ERR_INTERNAL;
-        fprintf(stderr, "fsdp: how rank %d ended is lost: something else took its exit code\n",
-                number);
+        fprintf(
+            stderr,
+            "fsdp: the exit code of rank %d is unknown: something else in the program took it\n",
+            number);
         return true;
     }
     rank->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;

@@ -95,8 +95,8 @@ static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world
         return fsdp_transport_self(&parts->transport, err);
     if (options->comm == FSDP_COMM_SHM && !is_one_host)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s shm: only %d of %d ranks are on the host of rank %d, and memory "
-                         "reaches no further",
+                         "%s shm: only %d of %d ranks are on the host of rank %d, and shared "
+                         "memory works on one host only",
                          options->comm_name, parts->local_size, size, fsdp_ctl_rank(parts->ctl));
     if (options->comm == FSDP_COMM_MPI || options->comm == FSDP_COMM_TCP || !is_one_host)
         return open_network(options, parts, err);

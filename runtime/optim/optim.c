@@ -7,7 +7,7 @@
 
 #include "base/core/mem.h"
 
-/* --- what state there is ---------------------------------------------------------------------- */
+/* --- creating state --------------------------------------------------------------------------- */
 
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment)
 {

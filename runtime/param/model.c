@@ -94,7 +94,8 @@ static fsdp_status check_name(const fsdp_model *model, const char *name, fsdp_er
                          FSDP_MAX_NAME);
     if (model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' comes too late: the root was made, the model is complete", name);
+                         "'%s' is declared too late: the root exists, and the model is complete",
+                         name);
     if (fsdp_model_find(model, name))
         return fsdp_fail(err, FSDP_ERR_USAGE, "there are two parameters '%s'", name);
     return FSDP_OK;
@@ -175,7 +176,7 @@ fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param
     return FSDP_OK;
 }
 
-/* --- what a parameter is ---------------------------------------------------------------------- */
+/* --- parameters ------------------------------------------------------------------------------- */
 
 const char *fsdp_param_name(const fsdp_param *param)
 {

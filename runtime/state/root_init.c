@@ -146,7 +146,7 @@ fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *e
     return fsdp_root_init(root, fill_uniform, &seed, err);
 }
 
-/* --- as rank 0 has it ------------------------------------------------------------------------- */
+/* --- values of rank 0 ------------------------------------------------------------------------- */
 
 enum { SLAB_BYTES = 16 << 20 };
 

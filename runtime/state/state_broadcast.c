@@ -18,7 +18,7 @@ const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd
     return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
 }
 
-/* --- telling: rank 0 -------------------------------------------------------------------------- */
+/* --- description: rank 0 ---------------------------------------------------------------------- */
 
 static fsdp_status check_whole(const fsdp_entry *entry, fsdp_error *err)
 {
@@ -31,7 +31,7 @@ static fsdp_status check_whole(const fsdp_entry *entry, fsdp_error *err)
             return FSDP_OK;
     }
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' is not whole in rank 0's memory, as broadcast_from_rank0 has it",
+                     "'%s' is not whole in rank 0's memory, as broadcast_from_rank0 requires",
                      entry->name);
 }
 
@@ -78,7 +78,7 @@ static fsdp_status encode(const fsdp_sd *sd, fsdp_text *text, fsdp_text *bytes, 
     return status;
 }
 
-/* --- telling: all ranks ----------------------------------------------------------------------- */
+/* --- description: all ranks ------------------------------------------------------------------- */
 
 /* Points 0-d tensors and large values to their bytes, in the order of the entries. */
 static fsdp_status place_bytes(const fsdp_manifest *manifest, char *bytes, fsdp_error *err)

@@ -32,7 +32,7 @@ fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
                              err);
 }
 
-/* --- asking for the same ---------------------------------------------------------------------- */
+/* --- comparing requests ----------------------------------------------------------------------- */
 
 /* A rank's request, as the ranks compare it. */
 typedef struct asked {
@@ -43,7 +43,8 @@ static fsdp_status compare_asked(const asked *all, int n, fsdp_error *err)
 {
     for (int i = 1; i < n; i++)
         if (strcmp(all[i].text, all[0].text) != 0)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "rank 0 %s and rank %d %s: all ranks do the same",
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "rank 0 %s and rank %d %s: all ranks must make the same call",
                              all[0].text, i, all[i].text);
     return FSDP_OK;
 }

@@ -198,10 +198,9 @@ fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the state of a root is got and set between steps");
     if (root->is_summoned)
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "full parameters are summoned: fsdp_wrap_summon_end comes before the state "
-            "of a root is got or set");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "full parameters are summoned: call fsdp_wrap_summon_end before getting "
+                         "or setting the state of a root");
     FSDP_TRY(reshard_all(root, err));
     return fsdp_context_sync(root->context, err);
 }
@@ -242,7 +241,7 @@ static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, const fsdp
         FSDP_TRY(fsdp_root_check_values(root, NULL, "a copy of the state", err));
     if (has_part && !scope->opts.partial && !has_model(scope))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "state of the model was asked for, and the model is empty");
+                         "the state of the model was requested, and the model is empty");
     return fsdp_state_build(scope, false, live_out, err);
 }
 

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* --- what hyper-parameters there are ------------------------------------------------------------ */
+/* --- hyper-parameters --------------------------------------------------------------------------- */
 
 size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
                               fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS])

@@ -39,7 +39,7 @@ static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
                          hyper->numbers[1] ? "no list of two numbers" : "no number");
     if (taken->entry && memcmp(taken->numbers, numbers, sizeof numbers) != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is not the same in '%s' and in '%s', and both are of one %s here",
+                         "'%s' differs between '%s' and '%s', and both belong to one %s here",
                          hyper->name, taken->entry->name, entry->name,
                          hyper->is_shared ? "optimizer" : "group");
     taken->entry = entry;

@@ -224,7 +224,7 @@ void fsdp_state_scope_release(fsdp_state_scope *scope)
     *scope = (fsdp_state_scope){0};
 }
 
-/* --- asking ----------------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 bool fsdp_state_has(const fsdp_state_scope *scope, const fsdp_state_param *param)
 {

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "statedict/sd/layout_internal.h"
 
-/* --- when ------------------------------------------------------------------------------------- */
+/* --- between steps only ----------------------------------------------------------------------- */
 
 static bool has_gradients(const fsdp_root *root)
 {
@@ -285,18 +285,18 @@ static fsdp_status check_layout(const fsdp_state_match *match, const fsdp_entry 
         return FSDP_OK;
     if (takes_whole)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is not whole on rank %d, as full_state_dict has it, and does not "
-                         "lie as the parameter does",
+                         "'%s' is neither whole on rank %d, as full_state_dict requires, nor laid "
+                         "out as the parameter",
                          from->name, world->rank);
     if (is_whole(from, world->rank))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' is a whole tensor, and the parameter is sharded: set "
                          "full_state_dict, and each rank takes its part of it",
                          from->name);
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' is cut in another way than the parameter: save it, and fsdp_root_load "
-                     "brings it here",
-                     from->name);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "'%s' is cut differently than the parameter: save it, and load it with fsdp_root_load",
+        from->name);
 }
 
 static fsdp_status check_dtype(const fsdp_state_match *match, const fsdp_entry *live,

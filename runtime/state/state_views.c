@@ -128,7 +128,7 @@ static fsdp_status add_boxes(const fsdp_state_view *view, const fsdp_text *name,
     return status;
 }
 
-/* --- all of them ------------------------------------------------------------------------------ */
+/* --- all views -------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_state_add_view(const fsdp_state_view *view, fsdp_text *name, fsdp_sd *sd,
                                 fsdp_error *err)

@@ -34,10 +34,10 @@ static void *refuse(fsdp_param *param, const char *what, const char *when)
         return NULL;
     if (param->group)
         (void)fsdp_fail(&root->pending, FSDP_ERR_USAGE,
-                        "%s of '%s' was asked for while unit %s is %s; %s", what, param->name,
+                        "%s of '%s' was requested while unit %s is %s; %s", what, param->name,
                         param->unit->name, states[param->group->state], when);
     else
-        (void)fsdp_fail(&root->pending, FSDP_ERR_USAGE, "%s of '%s' was asked for; %s", what,
+        (void)fsdp_fail(&root->pending, FSDP_ERR_USAGE, "%s of '%s' was requested; %s", what,
                         param->name, when);
     return NULL;
 }
@@ -108,7 +108,7 @@ void *fsdp_param_data(fsdp_param *param)
         return param->shard;
     if (param->group->state != FSDP_IS_UNSHARDED)
         return refuse(param, "the data",
-                      "it is there between pre_forward and post_forward, and "
+                      "it is valid between pre_forward and post_forward, and "
                       "pre_backward and post_backward");
     return param->data;
 }
@@ -135,7 +135,7 @@ static void *grad(fsdp_param *param, bool zeroed)
     if (param->is_ignored)
         return refuse(param, "the gradient", "units ignore it, so its gradient is the caller's");
     if (!param->group || param->group->phase != FSDP_PRE_BACKWARD)
-        return refuse(param, "the gradient", "it is there between pre_backward and post_backward");
+        return refuse(param, "the gradient", "it is valid between pre_backward and post_backward");
     if (!param->grad && take_grad(param, zeroed, &err) != FSDP_OK) {
         if (param->model->root->pending.status == FSDP_OK)
             param->model->root->pending = err;

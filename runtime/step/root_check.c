@@ -10,7 +10,7 @@
 #include "base/core/mem.h"
 #include "kernels/kernels.h"
 
-/* --- what is compared ------------------------------------------------------------------------- */
+/* --- comparison ------------------------------------------------------------------------------- */
 
 static void add_shape(fsdp_text *text, const fsdp_param *param)
 {
@@ -137,7 +137,7 @@ static fsdp_status compare(fsdp_comm *comm, const char *what, const fsdp_text *t
     return status;
 }
 
-/* --- when ------------------------------------------------------------------------------------- */
+/* --- moments of checks ------------------------------------------------------------------------ */
 
 /* A rank without memory for the comparison aborts it, because the others wait in it. */
 static fsdp_status compare_over(fsdp_root *root, const char *what, fsdp_text *text, fsdp_error *err)

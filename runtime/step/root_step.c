@@ -34,7 +34,7 @@ static fsdp_status check_finalized(const fsdp_root *root, fsdp_error *err)
     if (!root->context->finalizing)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "an asynchronous end of backward was not waited for: fsdp_finalize_wait comes "
+                     "an asynchronous end of backward was not waited for: call fsdp_finalize_wait "
                      "before the next forward");
 }
 
@@ -47,7 +47,7 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
     if (root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "begin_forward came while full parameters are summoned: "
-                         "fsdp_wrap_summon_end comes before it");
+                         "call fsdp_wrap_summon_end before it");
     FSDP_TRY(fsdp_root_check_values(root, NULL, "begin_forward", err));
     root->is_in_forward = true;
     fsdp_trace_step(root->world->parts.trace, root->step);
@@ -138,7 +138,7 @@ fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating, fsdp_e
     return FSDP_OK;
 }
 
-/* --- the end of backward by hand -------------------------------------------------------------- */
+/* --- finalizing a backward by hand ------------------------------------------------------------ */
 
 void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last)
 {
@@ -190,15 +190,14 @@ fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
     FSDP_TRY(fsdp_root_ready(root, err));
     if (handle->was_reset)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the end of backward that this handle is of was dropped by "
-                         "fsdp_root_reset");
+                         "fsdp_root_reset discarded the backward of this handle");
     if (root->context->finalizing != root)
         return FSDP_OK;
     root->context->finalizing = NULL;
     return fsdp_root_done(root, finalize(root, err), err);
 }
 
-/* --- back to the beginning -------------------------------------------------------------------- */
+/* --- reset ------------------------------------------------------------------------------------ */
 
 void fsdp_root_zero_grad(fsdp_root *root)
 {

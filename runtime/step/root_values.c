@@ -16,8 +16,8 @@ fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "values are expected between steps, not inside one");
     if (root->declared != root->model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the parameters of this root lie in flat ones, which have values as a "
-                         "whole: fsdp_root_init and fsdp_root_load bring all of them");
+                         "the parameters of this root lie in flat ones, which get values as a "
+                         "whole: call fsdp_root_init or fsdp_root_load");
     for (size_t i = 0; i < model->count; i++)
         model->params[i]->lacks_value = !model->params[i]->is_buffer;
     return FSDP_OK;
@@ -35,7 +35,7 @@ static fsdp_status report(const char *call, const fsdp_name_list *names, fsdp_er
     (void)fsdp_names_append(names, "missing", &text);
     fsdp_status status = fsdp_fail(err, FSDP_ERR_USAGE,
                                    "%s came before all parameters had values%s; fsdp_root_init, "
-                                   "fsdp_root_set_state and fsdp_root_load bring them",
+                                   "fsdp_root_set_state and fsdp_root_load set them",
                                    call, text.data ? text.data : "");
     fsdp_text_release(&text);
     return status;

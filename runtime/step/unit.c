@@ -7,7 +7,7 @@
 #include "runtime/param/nearest_name.h"
 #include "base/text.h"
 
-/* --- which parameters ------------------------------------------------------------------------- */
+/* --- choosing parameters ---------------------------------------------------------------------- */
 
 static bool belongs(const fsdp_unit *unit, const fsdp_param *param)
 {
@@ -173,12 +173,12 @@ static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsd
         fsdp_nearest_name_offer_param(&nearest, model->params[i]);
     }
     if (nearest.name[0] == '\0')
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit '%s' has no parameters: they are declared before it", prefix);
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "unit '%s' has no parameters: no name is that or lies below it, the nearest "
-                     "one is '%s'",
-                     prefix, nearest.name);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no parameters: declare them before it",
+                         prefix);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "unit '%s' has no parameters: no name is equal or below it, the nearest one is '%s'",
+        prefix, nearest.name);
 }
 
 static fsdp_status check_opts(const fsdp_model *model, const char *const *prefixes, size_t n,
@@ -188,7 +188,7 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
     if (n < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a unit has at least one member");
     if (model->root)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' comes too late: the root was made", first);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' is made too late: the root exists", first);
     if (!opts->mesh)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no mesh", first);
     if (opts->reshard_after_forward < FSDP_RESHARD_NEVER)

@@ -392,7 +392,7 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handl
     if (unit->root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unshard of unit %s came while full parameters are summoned: "
-                         "fsdp_wrap_summon_end comes before it",
+                         "call fsdp_wrap_summon_end before it",
                          unit->name);
     FSDP_TRY(fsdp_root_check_values(unit->root, unit, "unshard", err));
     if (handle_out)

@@ -337,7 +337,7 @@ void fsdp_wrap_free(fsdp_wrap *wrap)
     fsdp_free(wrap);
 }
 
-/* --- what is in it ---------------------------------------------------------------------------- */
+/* --- contents --------------------------------------------------------------------------------- */
 
 fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap)
 {
@@ -374,10 +374,10 @@ fsdp_status fsdp_wrap_check_idle(fsdp_wrap *wrap, const char *what, fsdp_error *
     if (fsdp_wrap_training_state(wrap) == FSDP_WRAP_FORWARD_BACKWARD)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s is for between steps", what);
     if (fsdp_wrap_training_state(wrap) == FSDP_WRAP_SUMMON_FULL_PARAMS)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s came while full parameters are summoned: fsdp_wrap_summon_end comes "
-                         "before it",
-                         what);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "%s came while full parameters are summoned: call fsdp_wrap_summon_end before it",
+            what);
     return fsdp_context_sync(wrap->root->context, err);
 }
 

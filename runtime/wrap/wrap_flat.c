@@ -19,7 +19,7 @@ int64_t fsdp_wrap_count(const fsdp_param *param)
     return fsdp_shape_count(param->ndim, param->shape);
 }
 
-/* --- who is in it ----------------------------------------------------------------------------- */
+/* --- members ---------------------------------------------------------------------------------- */
 
 static bool belongs(const fsdp_wrap_flat *flat, const fsdp_param *param, bool is_ignored)
 {
@@ -73,7 +73,7 @@ static fsdp_status check_view(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
     return FSDP_OK;
 }
 
-/* --- where ------------------------------------------------------------------------------------ */
+/* --- places ----------------------------------------------------------------------------------- */
 
 static int64_t round_up(int64_t count, int64_t multiple)
 {
@@ -156,7 +156,7 @@ void fsdp_wrap_flat_release(fsdp_wrap_flat *flat)
     fsdp_free(flat->views);
 }
 
-/* --- asking ----------------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param)
 {

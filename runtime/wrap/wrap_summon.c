@@ -8,7 +8,7 @@
 
 #include "base/core/mem.h"
 
-/* --- which combinations ----------------------------------------------------------------------- */
+/* --- allowed combinations --------------------------------------------------------------------- */
 
 static bool is_asked_for(const fsdp_wrap_flat *flat, const fsdp_wrap_flat *outer, bool recurse)
 {
@@ -27,10 +27,9 @@ static fsdp_status check_opts(const fsdp_wrap *wrap, const fsdp_wrap_flat *outer
                               const fsdp_wrap_summon_opts *opts, fsdp_error *err)
 {
     if (opts->rank0_only && !opts->discard_changes)
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "rank0_only goes with discard_changes: what rank 0 changes does not reach the "
-            "chunks of the others");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "rank0_only goes with discard_changes: changes on rank 0 do not reach the "
+                         "chunks of the others");
     if (opts->with_grads && !wrap->use_orig_params)
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads needs use_orig_params");
     if (opts->with_grads && opts->offload_to_cpu)
@@ -45,7 +44,7 @@ static fsdp_status check_opts(const fsdp_wrap *wrap, const fsdp_wrap_flat *outer
     return FSDP_OK;
 }
 
-/* --- out -------------------------------------------------------------------------------------- */
+/* --- gathering -------------------------------------------------------------------------------- */
 
 static bool is_whole(const fsdp_param *flat)
 {

@@ -103,7 +103,7 @@ static void release(module_tree *tree)
     fsdp_free(tree->nodes);
 }
 
-/* --- what a module is ------------------------------------------------------------------------- */
+/* --- modules ---------------------------------------------------------------------------------- */
 
 static const char *last_name(const tree_node *node)
 {
@@ -164,7 +164,7 @@ static bool matches_any(const char *name, const fsdp_wrap_policy *policy)
     return false;
 }
 
-/* --- what is ignored -------------------------------------------------------------------------- */
+/* --- ignored parameters ----------------------------------------------------------------------- */
 
 /* Tells whether the parameter is in a module that NAMES wraps, below `outer`. */
 static fsdp_status is_wrapped_below(const fsdp_param *param, const char *outer,
@@ -247,7 +247,7 @@ fsdp_status fsdp_wrap_list_ignored(const fsdp_model *model, const fsdp_wrap_opts
     return FSDP_OK;
 }
 
-/* --- wishes ----------------------------------------------------------------------------------- */
+/* --- choosing units --------------------------------------------------------------------------- */
 
 static int64_t min_elements(const fsdp_wrap_policy *policy)
 {
@@ -338,7 +338,7 @@ static fsdp_status wrap_all(module_tree *tree, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- names that nothing has ------------------------------------------------------------------- */
+/* --- unknown names ---------------------------------------------------------------------------- */
 
 /* A name must match a module other than the root, which no policy chooses. */
 static fsdp_status check_name(const module_tree *tree, const char *pattern, fsdp_error *err)

@@ -62,7 +62,7 @@ fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp
     return checkpoint->ops->check ? checkpoint->ops->check(checkpoint, threads, err) : FSDP_OK;
 }
 
-/* --- looking ---------------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint)
 {

@@ -65,7 +65,7 @@ bool fsdp_path_has_manifest(const char *path, const fsdp_access *access)
     return is_there && holds_own_files(io, path);
 }
 
-/* --- looking ---------------------------------------------------------------------------------- */
+/* --- recognition ------------------------------------------------------------------------------ */
 
 static int file_of(const fsdp_source_chunk *chunk)
 {
@@ -264,7 +264,7 @@ static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *e
     return fsdp_parallel(threads, (size_t)threads, check_worker, &job, err);
 }
 
-/* --- where tensors lie -------------------------------------------------------------------------- */
+/* --- places of tensors -------------------------------------------------------------------------- */
 
 static int compare_numbers(const int64_t *a, const int64_t *b, int n)
 {
@@ -307,7 +307,7 @@ static bool has_place(const fsdp_checkpoint *checkpoint, size_t entry)
     return tensor->chunk_count > 0;
 }
 
-/* --- carrying on ------------------------------------------------------------------------------ */
+/* --- values of other programs ----------------------------------------------------------------- */
 
 enum { BLOBS_MOST = 64 << 20 }; /* of all values together */
 

@@ -38,7 +38,7 @@ static fsdp_status look(one_file *one, fsdp_error *err)
     unsigned char head[SUPERBLOCK];
     int result = one->file->ops->size(one->file, &one->size);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", one->path);
+        return fsdp_fail_errno(err, -result, "cannot get the size of '%s'", one->path);
     one->text_at = -1;
     if (one->size < SUPERBLOCK)
         return FSDP_OK;
@@ -61,7 +61,7 @@ static fsdp_status open_one(fsdp_io *io, const char *path, unsigned mode, one_fi
     return st;
 }
 
-/* --- is it one? ------------------------------------------------------------------------------- */
+/* --- recognition ------------------------------------------------------------------------------ */
 
 static fsdp_status look_at_edges(const one_file *one, bool *found_out, fsdp_error *err)
 {

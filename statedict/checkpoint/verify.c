@@ -161,7 +161,7 @@ static fsdp_status open_files(verify_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- what the manifest promises --------------------------------------------------------------- */
+/* --- comparing with the manifest -------------------------------------------------------------- */
 
 typedef struct coverage {
     verify_job *job;
@@ -400,7 +400,7 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
         FSDP_TRY(verify_view(job, err));
     if (job->opts->repair && atomic_load(&job->findings) == 0 &&
         fsdp_marker_forget(job->checkpoint->io, job->checkpoint->path))
-        report_fixed(job, FSDP_MARKER_SAVING, "what a killed save left was removed");
+        report_fixed(job, FSDP_MARKER_SAVING, "leftovers of a killed save were removed");
     return FSDP_OK;
 }
 

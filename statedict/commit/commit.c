@@ -67,7 +67,7 @@ fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, const fsdp_staging_
     return status;
 }
 
-/* --- at work ---------------------------------------------------------------------------------- */
+/* --- keeping the lease during a save ---------------------------------------------------------- */
 
 fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch)
 {

@@ -144,7 +144,7 @@ fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, f
     return fsdp_io_remove_tree(io, aside, err);
 }
 
-/* --- what a crash left ------------------------------------------------------------------------ */
+/* --- leftovers of a crash --------------------------------------------------------------------- */
 
 typedef struct leftover_search {
     fsdp_io *io;

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* --- what was left ---------------------------------------------------------------------------- */
+/* --- leftovers -------------------------------------------------------------------------------- */
 
 /* An overwrite that was killed between its two renames left DIR.old-UUID and no DIR. */
 static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *err)
@@ -42,7 +42,7 @@ bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b)
            left.device == right.device && left.node == right.node;
 }
 
-/* --- may the name be taken? ------------------------------------------------------------------- */
+/* --- checking the name ------------------------------------------------------------------------ */
 
 static fsdp_status check_parent(fsdp_io *io, const char *dir, const char *parent, fsdp_error *err)
 {
@@ -137,12 +137,11 @@ static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite,
     char *old;
     if (!fsdp_replaced_find(io, dir, &old))
         return FSDP_OK;
-    fsdp_status status =
-        overwrite ? require_only_ours(io, old, err)
-                  : fsdp_fail(err, FSDP_ERR_EXISTS,
-                              "'%s' was being overwritten when that was cut short, '%s' is what "
-                              "it was",
-                              dir, old);
+    fsdp_status status = overwrite ? require_only_ours(io, old, err)
+                                   : fsdp_fail(err, FSDP_ERR_EXISTS,
+                                               "'%s' was being overwritten when that was "
+                                               "interrupted, '%s' is the old checkpoint",
+                                               dir, old);
     fsdp_free(old);
     return status;
 }

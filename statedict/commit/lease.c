@@ -175,7 +175,7 @@ static bool decode(const char *text, size_t size, lease_text *lease_out)
     return ok;
 }
 
-/* --- may it be taken over? -------------------------------------------------------------------- */
+/* --- taking over ------------------------------------------------------------------------------ */
 
 static int64_t age_of_file(fsdp_io *io, const char *path)
 {
@@ -245,8 +245,8 @@ static fsdp_status fail_unreadable(fsdp_lease *lease, const char *text, size_t s
     lease->may_end = is_torn(text, size);
     if (lease->may_end)
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' may be in use: its lease '%s' is being written, or was cut short; "
-                         "it is taken over %d s after that",
+                         "'%s' may be in use: its lease '%s' is being written, or is truncated; it "
+                         "is taken over %d s after the last write",
                          lease->run, lease->path, FSDP_LEASE_SECONDS);
     return fail_foreign(lease, err);
 }
@@ -258,7 +258,7 @@ static fsdp_status fail_held(fsdp_lease *lease, const lease_text *holder, fsdp_e
     describe_holder(holder, who, sizeof who);
     if (fsdp_process_is_here(&holder->process))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is in use by %s, which is at work: the run is free when it ends",
+                         "'%s' is in use by %s, which is running: the run is free when it ends",
                          lease->run, who);
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' is in use by %s; if that process is gone, its lease ends in %" PRId64

@@ -96,9 +96,9 @@ void fsdp_resume_end(fsdp_resume *resume)
 void fsdp_resume_notify(const fsdp_watch *watch, const char *staging)
 {
     if (staging)
-        fsdp_notice(watch, "going on with '%s'", staging);
+        fsdp_notice(watch, "resuming '%s'", staging);
     else
-        fsdp_notice(watch, "there is nothing of this plan to go on with: starting anew");
+        fsdp_notice(watch, "no interrupted conversion of this plan was found: starting anew");
 }
 
 void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes)
@@ -106,7 +106,7 @@ void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes)
     fsdp_notice(watch, "%" PRId64 " bytes were there already and were not written again", bytes);
 }
 
-/* --- room that is taken already --------------------------------------------------------------- */
+/* --- space of the resumed files --------------------------------------------------------------- */
 
 typedef struct size_sum {
     fsdp_io *io;

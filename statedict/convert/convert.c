@@ -10,7 +10,7 @@
 
 /* --- the job ---------------------------------------------------------------------------------- */
 
-/* Options are checked; whatever the result, the job is released. */
+/* Checks the options. end_job releases the job, also after a failure here. */
 static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert_opts *opts,
                             fsdp_error *err)
 {
@@ -40,7 +40,7 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
     return FSDP_OK;
 }
 
-/* All descriptors go first: removing needs one. */
+/* Closes all files first, because removing a directory needs a descriptor. */
 static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err)
 {
     fsdp_checkpoint_close(job->written);
@@ -63,7 +63,7 @@ static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err
 
 /* --- the loop ---------------------------------------------------------------------------------- */
 
-/* The next files that lie together and are not there yet; false behind the last. */
+/* Finds the next run of files that were not kept; false after the last. */
 static bool next_group(convert_job *job)
 {
     int first = job->end_file;
@@ -120,7 +120,7 @@ static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
     }
     job->watch = job->opts.watch;
-    /* what is read back counts as well */
+    /* reading back counts as well */
     fsdp_meter_init(&job->meter, &job->watch,
                     plan->bytes_read + (job->opts.skip_verify ? 0 : job->tensor_bytes));
     fsdp_flow("statedict/convert/convert.c", "begin '%s'", job->to);

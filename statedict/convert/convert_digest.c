@@ -1,6 +1,6 @@
 /*
- * Digests of the files that a conversion made, as sha256sum gives them: what is published beside files, and
- * compared by programs that know nothing of checkpoints. The files are read again, several at a time.
+ * Digests of the files that a conversion made, as sha256sum computes them, for publishing beside the files
+ * and for programs that know nothing of checkpoints. The files are read again, several at a time.
  */
 #include "statedict/convert/convert_io.h"
 
@@ -17,7 +17,7 @@
 enum { PIECE_BYTES = 256 << 10, DEEPEST = 8 };
 
 typedef struct made_file {
-    const char *path, *name; /* name: as seen from the directory that holds all of it */
+    const char *path, *name; /* name: relative to the directory of the result */
     int64_t size;
     uint8_t digest[FSDP_SHA256_SIZE];
 } made_file;
@@ -27,11 +27,11 @@ typedef struct digesting {
     fsdp_arena arena;
     made_file *items;
     size_t count, room;
-    size_t parent_size; /* of the beginning of every path that its name lacks */
+    size_t parent_size; /* length of that directory's path, which names lack */
     fsdp_meter meter;
 } digesting;
 
-/* --- which files ------------------------------------------------------------------------------ */
+/* --- listing files ---------------------------------------------------------------------------- */
 
 static fsdp_status add_path(digesting *all, const char *path, int depth, fsdp_error *err);
 
@@ -74,7 +74,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const made_file *)a)->name, ((const made_file *)b)->name);
 }
 
-/* "a/b/": names begin with "b/" */
+/* For a result "a/b/", names begin with "b/". */
 static fsdp_status list_files(digesting *all, const char *to, fsdp_error *err)
 {
     size_t size = strlen(to);
@@ -121,7 +121,7 @@ static fsdp_status digest_file(void *user, size_t number, fsdp_error *err)
     fsdp_status st = piece ? digest_open(all, made, file, piece, err)
                            : fsdp_fail_memory(err, "the digest of a file");
     fsdp_free(piece);
-    (void)fsdp_io_close(&file, made->path, NULL); /* only read: nothing can be lost */
+    (void)fsdp_io_close(&file, made->path, NULL); /* only read: no data can be lost */
     return st;
 }
 

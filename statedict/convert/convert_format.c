@@ -1,4 +1,4 @@
-/* The names of the formats that can be written, and what the suffix of a path says. See convert.h. */
+/* Names of the formats that can be written, and the format of a path's suffix. See convert.h. */
 #include "formats/target.h"
 #include <fsdp/convert.h>
 
@@ -12,7 +12,7 @@ const char *fsdp_convert_format_at(size_t i)
     return format ? format->limits.format : NULL;
 }
 
-/* A native file's one shard is finished last of all, and of a shard no part is ever kept. */
+/* False for a native file: it is one shard, and an unfinished shard is never kept. */
 bool fsdp_convert_keeps_work(const char *format)
 {
     const fsdp_target_format *target = format ? fsdp_target_find(format) : NULL;

@@ -1,4 +1,4 @@
-/* How a conversion touches files: see convert_io.h. */
+/* File operations of a conversion: see convert_io.h. */
 #include "statedict/convert/convert_io.h"
 
 #include "base/io/io_direct.h"
@@ -20,8 +20,7 @@ fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
         return FSDP_OK;
     fsdp_checkpoint_close(*checkpoint_out);
     *checkpoint_out = NULL;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks every file that holds something of it",
-                     from);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks all files with data", from);
 }
 
 static int threads_of(const fsdp_convert_opts *opts)
@@ -63,7 +62,7 @@ fsdp_status fsdp_convert_io_begin(fsdp_convert_io *how, const fsdp_convert_opts 
 {
     *how = (fsdp_convert_io){.opts = opts ? *opts : (fsdp_convert_opts){0}};
     if (how->opts.bytes_per_second < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%" PRId64 " bytes a second is no rate",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%" PRId64 " bytes a second is not a valid rate",
                          how->opts.bytes_per_second);
     return make_io(how, err);
 }
@@ -71,8 +70,8 @@ fsdp_status fsdp_convert_io_begin(fsdp_convert_io *how, const fsdp_convert_opts 
 void fsdp_convert_io_end(fsdp_convert_io *how)
 {
     if (how->direct && fsdp_io_direct_refusals(how->direct) > 0)
-        fsdp_notice(&how->opts.watch, "the file system has no reading past the page cache: files "
-                                      "there were read through it");
+        fsdp_notice(&how->opts.watch,
+                    "the file system cannot bypass the page cache: its files were read through it");
     fsdp_io_direct_free(how->direct);
     fsdp_io_limit_free(how->limit);
 }

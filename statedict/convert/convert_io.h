@@ -1,4 +1,5 @@
-/* How a conversion touches files: past the page cache, at a rate, or both, around the io it was given. */
+/* File operations of a conversion: layers around the given io that bypass the page cache, limit the rate, or
+ * both. */
 #ifndef FSDP_CONVERT_IO_H
 #define FSDP_CONVERT_IO_H
 
@@ -10,16 +11,16 @@ typedef struct fsdp_convert_io {
     fsdp_io *limit, *direct;   /* or NULL */
 } fsdp_convert_io;
 
-/* opts NULL: the defaults. The struct stays where it is until the end. */
+/* opts NULL: the defaults. The struct must not move until fsdp_convert_io_end. */
 fsdp_status fsdp_convert_io_begin(fsdp_convert_io *how, const fsdp_convert_opts *opts, fsdp_error *err);
-/* All files are closed before. Tells where the page cache was used all the same. */
+/* Call after all files are closed. A notice names files for which the page cache was used nevertheless. */
 void fsdp_convert_io_end(fsdp_convert_io *how);
 
-/* The source of a conversion, as its options say. */
+/* Opens the source of a conversion with the options' format and limits. */
 fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
                               fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 
-/* Memory that all threads together take for it. */
+/* Memory of these layers for all threads together. */
 int64_t fsdp_convert_io_room(const fsdp_convert_opts *opts);
 
 #endif

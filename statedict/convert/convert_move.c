@@ -1,4 +1,4 @@
-/* The slabs of a conversion: read, cast, written and read back. See convert_job.h. */
+/* Moves the slabs of a conversion: reads, casts, writes and reads them back. See convert_job.h. */
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/box_internal.h"
@@ -10,7 +10,7 @@
 
 /* --- cutting ---------------------------------------------------------------------------------- */
 
-/* The tensor that an entry of the target is, or is another name of. */
+/* The tensor of an entry of the target; of an alias, its target. */
 static const fsdp_entry *tensor_at(const convert_job *job, size_t entry)
 {
     return fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, entry));
@@ -62,10 +62,10 @@ static size_t entry_of_slab(const convert_job *job, int64_t number)
     return low;
 }
 
-/* What one worker has at hand. */
+/* The state of one worker. */
 typedef struct slab_worker {
     convert_job *job;
-    fsdp_checkpoint *from; /* the source, or what was written */
+    fsdp_checkpoint *from; /* the source, or the result being read back */
     size_t entry, tensor;  /* of the target; of `from` */
     fsdp_dtype stored, wanted;
     int64_t number; /* of the slab */
@@ -73,7 +73,7 @@ typedef struct slab_worker {
     char *data;
     int64_t used; /* bytes of data */
     fsdp_read_target *targets;
-    convert_piece *pieces; /* per target: where it goes */
+    convert_piece *pieces; /* per read target: its place in the result */
     size_t count, target_room, piece_room;
     fsdp_block_reader block_reader;
     fsdp_hasher *hasher;
@@ -150,7 +150,7 @@ static fsdp_status fill_slab(slab_worker *work, fsdp_error *err)
     return fsdp_parallel(threads, (size_t)threads, fill_share, work, err);
 }
 
-/* What was read becomes what is written, in the same memory. */
+/* Casts a slab in its memory. */
 static fsdp_status cast_slab(slab_worker *work, fsdp_cast_tally *sum, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(work->job->sd, work->entry);
@@ -186,22 +186,22 @@ static fsdp_hash hash_slab(slab_worker *work)
     return fsdp_hasher_value(work->hasher);
 }
 
-/* --- going on with what was cut off ------------------------------------------------------------- */
+/* --- resuming ----------------------------------------------------------------------------------- */
 
-/* What is noted of a slab that was written; the tally only when something is cast. */
+/* The record of a written slab; the tally only when tensors are cast. */
 typedef struct slab_note {
     fsdp_hash hash;
     fsdp_cast_tally tally;
 } slab_note;
 
-enum { NOTED_LEAST = 64 << 10 }; /* smaller ones are sooner read again than looked up */
+enum { NOTED_LEAST = 64 << 10 }; /* smaller slabs are faster to convert again than to look up */
 
 static size_t note_size(const convert_job *job)
 {
     return job->casts ? sizeof(slab_note) : sizeof(fsdp_hash);
 }
 
-/* Reads a piece from where it belongs. */
+/* Reads a piece from its place in the result. */
 static bool read_piece(const convert_job *job, const convert_piece *piece, size_t element_size)
 {
     fsdp_target_place place;
@@ -219,7 +219,7 @@ static bool read_piece(const convert_job *job, const convert_piece *piece, size_
     return is_read;
 }
 
-/* Did an earlier conversion write the slab? Then it is in memory now, and the note tells of it. */
+/* True when an earlier conversion wrote the slab; it is then in memory, and the note filled in. */
 static bool is_there(slab_worker *work, slab_note *note)
 {
     const convert_job *job = work->job;
@@ -248,7 +248,7 @@ static fsdp_status move_slab(slab_worker *work, fsdp_error *err)
     slab_note note = {0};
     FSDP_TRY(cut_slab(work, err));
     if (work->count == 0)
-        return FSDP_OK; /* all of it belongs to other groups */
+        return FSDP_OK; /* the slab belongs to other groups */
     fsdp_flow_box("statedict/convert/convert_move.c", "move", entry->name, entry->name_size,
                   &work->slab);
     bool was_there = is_there(work, &note);
@@ -281,7 +281,7 @@ static fsdp_status check_slab(slab_worker *work, fsdp_error *err)
     fsdp_hash hash = hash_slab(work);
     if (memcmp(&hash, &job->hashes[work->number], sizeof hash) != 0)
         return fsdp_fail(
-            err, FSDP_ERR_IO, "what was written to '%s' does not come back the same: tensor '%s'",
+            err, FSDP_ERR_IO, "the data in '%s' differs from the data written: tensor '%s'",
             job->place.path, fsdp_printable(entry->name, entry->name_size, name, sizeof name));
     return fsdp_meter_add(&job->meter, slab_bytes(work, work->wanted), entry->name,
                           entry->name_size, err);
@@ -299,7 +299,7 @@ static void take_entry(slab_worker *work, size_t entry)
     work->wanted = tensor_at(job, entry)->dtype;
 }
 
-/* A slab, or where their order counts all slabs of an entry. */
+/* Moves a slab, or for an ordered target all slabs of an entry. */
 static fsdp_status work_unit(slab_worker *work, int64_t unit, fsdp_error *err)
 {
     const convert_job *job = work->job;
@@ -361,7 +361,7 @@ static fsdp_status fail_differs(const convert_job *job, const fsdp_entry *entry,
                      job->place.path, what);
 }
 
-/* A dict may come back as names of its own. */
+/* True for a dict: the result may have its items as entries. */
 static bool may_spread(const fsdp_value *value)
 {
     if (value->kind == FSDP_VALUE_DICT)
@@ -372,7 +372,7 @@ static bool may_spread(const fsdp_value *value)
     return false;
 }
 
-/* A list of values may come back as one. */
+/* True for an item of a list: the result may have the list as one value. */
 static bool may_fold(const fsdp_entry *entry)
 {
     for (size_t i = 0; i < entry->path_count; i++)
@@ -391,16 +391,16 @@ static fsdp_status pair_entry(convert_job *job, size_t i, fsdp_error *err)
     if (found < 0 && is_value && (may_spread(&entry->value) || may_fold(entry)))
         return FSDP_OK;
     if (found < 0)
-        return fail_differs(job, entry, "and is not found there", err);
+        return fail_differs(job, entry, "and is missing there", err);
     const fsdp_entry *back = fsdp_sd_at(sd, (size_t)found);
     job->written_entry[i] = (size_t)found;
     if ((back->kind == FSDP_ENTRY_VALUE) != is_value)
-        return fail_differs(job, entry, "and comes back as another thing", err);
+        return fail_differs(job, entry, "and is an entry of another kind there", err);
     if (is_value)
         return FSDP_OK;
     if (back->dtype != tensor->dtype || back->ndim != tensor->ndim ||
         memcmp(back->shape, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape) != 0)
-        return fail_differs(job, entry, "and comes back in another type or shape", err);
+        return fail_differs(job, entry, "and has another type or shape there", err);
     return FSDP_OK;
 }
 

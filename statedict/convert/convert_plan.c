@@ -1,6 +1,6 @@
 /*
- * What a conversion will do: which entries, under which layout, in how much memory, into how many files, and
- * whether the result can be there. Nothing is written. See convert_job.h.
+ * Plans a conversion: selects entries, makes the target's layout, divides the memory, counts the files, and
+ * checks the destination. Writes nothing. See convert_job.h.
  */
 #include "statedict/convert/convert_job.h"
 
@@ -151,21 +151,21 @@ static int64_t clamp(int64_t value, int64_t least, int64_t most)
 /* Bytes that do not depend on the budget. */
 static int64_t fixed_room(const convert_job *job, const convert_room *room)
 {
-    enum { TEXT_BYTES = 300 }; /* of an entry in a manifest, in a buffer that doubles */
+    enum { TEXT_BYTES = 300 }; /* of an entry in a manifest, in a buffer that doubles its size */
     int64_t finishing = room->per_thread * job->threads;
     int64_t publishing = 2 * TEXT_BYTES * (int64_t)fsdp_sd_count(job->sd);
     return room->fixed + (room->per_thread > 0 && finishing < publishing ? publishing : finishing);
 }
 
-/* Encoders hold four chunks a thread, twice; a chunk in part may wait in every file. */
+/* Encoders hold twice four chunks per thread, and every file may hold an incomplete chunk. */
 static int64_t encoder_chunks(const convert_job *job)
 {
     return 8 * job->threads + job->group_files;
 }
 
 /*
- * A quarter for the records of files, half for slabs; the rest is for finishing and checking files. Encoded:
- * a quarter for slabs, half for chunks.
+ * A quarter for the records of files, half for slabs, the rest for finishing and checking files. An encoded
+ * target: a quarter for slabs, half for chunks.
  */
 static void divide_memory(convert_job *job)
 {
@@ -206,7 +206,7 @@ static int64_t peak_memory(const convert_job *job)
            room.per_file * job->group_files;
 }
 
-/* A slab is read in its pieces, a column at a time when they are columns; every group reads all. */
+/* A slab is read in its pieces, column by column if they are columns; every group reads all tensors. */
 static fsdp_status announce_reading(convert_job *job, fsdp_error *err)
 {
     int64_t apart = fsdp_checkpoint_reading(job->from).apart;
@@ -218,7 +218,7 @@ static fsdp_status announce_reading(convert_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- what it takes ---------------------------------------------------------------------------- */
+/* --- memory and threads ----------------------------------------------------------------------- */
 
 static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
@@ -244,7 +244,7 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
     return job->target->measure(job, plan, err);
 }
 
-/* Records of many tensors take memory that no budget makes smaller. */
+/* Checks the memory for descriptions of many tensors, which the budget does not limit. */
 static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan *plan,
                                 fsdp_error *err)
 {
@@ -259,7 +259,7 @@ static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan 
                      (wanted + unit - 1) / unit);
 }
 
-/* What is to be written must fit before work starts. How far encoding shrinks it is not known. */
+/* The result must fit on the disk before work starts; compression is not counted, since it is unknown. */
 static fsdp_status check_space(const convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_space space;

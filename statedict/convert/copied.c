@@ -18,12 +18,12 @@ struct fsdp_copied_file {
     const char *name;
     int number; /* in the source */
     bool is_edited;
-    fsdp_text text; /* edited: what is written */
+    fsdp_text text; /* the edited text, if it is edited */
     char change[96];
-    fsdp_hash hash; /* of what was written */
+    fsdp_hash hash; /* of the bytes that were written */
 };
 
-/* --- which files ------------------------------------------------------------------------------ */
+/* --- listing files ---------------------------------------------------------------------------- */
 
 static bool begins_with(const char *name, const char *start)
 {
@@ -50,7 +50,7 @@ static bool is_equal(const char *a, const char *b)
     return strcmp(a, b) == 0;
 }
 
-/* Weights and their indexes, whatever they are called before the dot. */
+/* True for weights and their indexes, by the suffix. */
 static bool is_weights(const char *name)
 {
     static const char *const ends[] = {".safetensors", ".bin",    ".pt",      ".pth", ".ckpt",
@@ -81,7 +81,7 @@ bool fsdp_copied_name(const char *name, bool with_code)
            ends_with(name, ".tiktoken");
 }
 
-/* Files whose members say which code goes with the model. Others are data: a vocabulary may hold any word. */
+/* True for files whose "auto_map" names code. Others are data: a vocabulary may hold any word. */
 static bool is_config(const char *name)
 {
     static const char *const names[] = {"config.json",           "generation_config.json",
@@ -191,7 +191,7 @@ static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
     return st;
 }
 
-/* The length is the same with the hashes of what is written. */
+/* Its length stays the same when the hashes are filled in. */
 static fsdp_status make_record(fsdp_copies *copies, fsdp_error *err)
 {
     copies->record.size = 0;
@@ -214,8 +214,7 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const c
     fsdp_file_info info;
     *copies = (fsdp_copies){.config = {.vocab_size = -1, .tied = -1}};
     if (!dir && opts->copy_code)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "code is copied from nowhere: say from which directory");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)
         return FSDP_OK;
     if (!opts->format || strcmp(opts->format, "hf") != 0)
@@ -247,7 +246,7 @@ void fsdp_copies_release(fsdp_copies *copies)
     *copies = (fsdp_copies){0};
 }
 
-/* --- does it fit? ----------------------------------------------------------------------------- */
+/* --- comparing with the result ---------------------------------------------------------------- */
 
 static const char *shown(const char *name, size_t size, char out[160])
 {
@@ -269,7 +268,7 @@ static fsdp_status check_vocab(const fsdp_copies *copies, const fsdp_target_entr
                      shown(entry->name, entry->name_size, name), rows);
 }
 
-/* Of a model that is to be tied only one of the two is loaded. */
+/* If config.json says tied, loaders use one of the two tensors for both, so the two must be equal. */
 static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts *opts,
                               const fsdp_target_entry *embedding, const fsdp_target_entry *head,
                               const fsdp_ties *ties, fsdp_error *err)
@@ -278,7 +277,7 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
     if (copies->config.tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' says tie_word_embeddings true, and '%s' is not equal to '%s'; "
-                         "--tied keep writes both all the same",
+                         "--tied keep writes both nevertheless",
                          path_of(copies, find_config(copies)),
                          shown(head->name, head->name_size, one),
                          shown(embedding->name, embedding->name_size, other));
@@ -295,7 +294,7 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
     return FSDP_OK;
 }
 
-/* The one dtype that a config can name, or NULL. */
+/* The dtype of all floating tensors of the model, or NULL when they differ. */
 static const char *common_dtype(const fsdp_target_entry *entries, const bool *is_model,
                                 size_t count)
 {
@@ -377,7 +376,7 @@ const char *fsdp_copies_record(const fsdp_copies *copies)
     return copies->count > 0 ? copies->record.data : NULL;
 }
 
-/* Of what lies at the path now, where no link is followed. */
+/* Hashes the file at the path, without following a link. */
 static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
                              fsdp_hash *hash_out, fsdp_error *err)
 {
@@ -388,7 +387,7 @@ static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
     fsdp_status st = piece ? FSDP_OK : fsdp_fail_memory(err, path);
     int result = file->ops->size(file, &size);
     if (st == FSDP_OK && result < 0)
-        st = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
+        st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     fsdp_hasher_reset(hasher);
     for (int64_t at = 0; at < size && st == FSDP_OK; at += PIECE) {
         size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
@@ -432,7 +431,7 @@ static fsdp_status write_file(const fsdp_copies *copies, fsdp_copied_file *file,
     fsdp_hasher *hasher = fsdp_hasher_create();
     if (!hasher)
         return fsdp_fail_memory(err, path);
-    (void)io->ops->unlink(io, path); /* of a conversion that was cut off */
+    (void)io->ops->unlink(io, path); /* left by an interrupted conversion */
     fsdp_status st = fsdp_io_open(io, path, FSDP_IO_CREATE, &to, err);
     if (st == FSDP_OK)
         st = write_pieces(copies, file, to, path, hasher, err);
@@ -465,8 +464,7 @@ static fsdp_status check_file(const fsdp_copied_file *file, fsdp_io *io, const c
     fsdp_status st = hasher ? hash_file(io, path, hasher, &hash, err) : fsdp_fail_memory(err, path);
     fsdp_hasher_free(hasher);
     if (st == FSDP_OK && memcmp(&hash, &file->hash, sizeof hash) != 0)
-        st = fsdp_fail(err, FSDP_ERR_IO, "what was copied to '%s' does not come back the same",
-                       path);
+        st = fsdp_fail(err, FSDP_ERR_IO, "the copy '%s' differs from the bytes written", path);
     return st;
 }
 
@@ -483,7 +481,7 @@ fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char
     return FSDP_OK;
 }
 
-/* --- telling ---------------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out)
 {
@@ -501,9 +499,9 @@ const char *fsdp_copies_change(const fsdp_copies *copies, size_t i)
     return copies->files[i].change;
 }
 
-/* --- what an earlier one copied --------------------------------------------------------------- */
+/* --- earlier copies --------------------------------------------------------------------------- */
 
-/* The text behind "fsdp.copied" in the metadata, when it is there. */
+/* Finds the text of "fsdp.copied" in the metadata. */
 static fsdp_status find_record(const char *metadata, const char *dir, fsdp_text *out,
                                fsdp_error *err)
 {
@@ -574,7 +572,7 @@ static fsdp_status read_record(fsdp_io *io, const char *dir, const fsdp_text *re
     return st;
 }
 
-/* What cannot be read says of nothing that it is ours. */
+/* A record that cannot be read lists no file. */
 void fsdp_copied_list_ours(fsdp_io *io, const char *dir, const char *format, fsdp_io_names *names)
 {
     fsdp_source *source = NULL;

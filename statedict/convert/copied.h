@@ -1,12 +1,12 @@
 /*
- * Files that an inference stack wants beside the weights (--copy-from): config.json, the tokenizer, licences.
+ * Files that an inference stack needs beside the weights (--copy-from): config.json, the tokenizer, licences.
  * docs/formats.md, "Copied files".
  *
- *   open (which files, under the rules that weights are read by)  ->  fit (against what is written: dtype,
- *   vocabulary, tied weights; edits of config.json)  ->  write (into the staging directory, with a record of
- *   name and hash that the weights keep)  ->  check (read back)
+ *   open (lists the files, with the checks that reading weights has)  ->  fit (compares them with the result:
+ *   dtype, vocabulary, tied weights; edits config.json)  ->  write (into the staging directory, with a record
+ *   of names and hashes that the weights keep)  ->  check (reads them back)
  *
- * The record says later which files in such a directory are ours to replace.
+ * A later overwrite may replace the files that this record lists.
  */
 #ifndef FSDP_COPIED_H
 #define FSDP_COPIED_H
@@ -25,43 +25,44 @@ typedef struct fsdp_copies {
     fsdp_copied_file *files;
     size_t count, room;
     fsdp_model_config config;
-    fsdp_text record;          /* {"name": hash}, of which the hashes are zero before write */
+    fsdp_text record;          /* {"name": hash}; the hashes are zero before write */
 } fsdp_copies;
 
-/* May such a file be copied at all? */
+/* True when a file of this name may be copied. */
 bool fsdp_copied_name(const char *name, bool with_code);
 
-/* opts->copy_from NULL: nothing. FSDP_ERR_NOT_FOUND when it is not there, or holds nothing to copy. */
+/* Lists the files of opts->copy_from (NULL: none). FSDP_ERR_NOT_FOUND when it does not exist or has no file
+ * to copy. */
 fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const char *to, fsdp_copies *copies,
                              fsdp_error *err);
 
-/* What is written beside the copies. */
+/* The tensors of the result, beside which the copies lie. */
 typedef struct fsdp_copies_beside {
     const fsdp_target_entry *entries;
-    const bool *is_model;      /* per entry: not of the optimizer */
+    const bool *is_model;      /* per entry: of the model, not of the optimizer */
     size_t count;
     const fsdp_ties *ties;
 } fsdp_copies_beside;
-/* FSDP_ERR_USAGE names what does not fit: a vocabulary of another size, weights that are tied and should not
- * be, or the other way round. */
+/* Compares the copies with the result and edits config.json. FSDP_ERR_USAGE names a mismatch: a vocabulary of
+ * another size, or weights tied in only one of the two. */
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err);
 
 int64_t fsdp_copies_bytes(const fsdp_copies *copies);
 const char *fsdp_copies_record(const fsdp_copies *copies);     /* NULL: nothing is copied */
-/* Into the directory; what lies there under their names is replaced. */
+/* Writes the copies into the directory, and replaces files of their names. */
 fsdp_status fsdp_copies_write(fsdp_copies *copies, fsdp_io *io, const char *dir, bool sync, fsdp_error *err);
 fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char *dir, fsdp_error *err);
 void fsdp_copies_release(fsdp_copies *copies);
 
-/* For plans. */
+/* The source's path of copy i, for plans. */
 const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out);
 const char *fsdp_copies_name(const fsdp_copies *copies, size_t i);
 /* "dtype float32 -> bfloat16", or "" */
 const char *fsdp_copies_change(const fsdp_copies *copies, size_t i);
 
-/* Names in a directory of that format that its own record has, and that are still what was copied: ours. None
- * when it cannot be read. Released with fsdp_io_names_release. */
+/* Lists the names in a directory of that format that its record has and that are unchanged since the copy.
+ * Empty when the record cannot be read. Released with fsdp_io_names_release. */
 void fsdp_copied_list_ours(fsdp_io *io, const char *dir, const char *format, fsdp_io_names *names_out);
 
 #endif

@@ -1,7 +1,6 @@
 /*
- * A conversion into a format of another program: what is declared of it to formats/target.h, and the place
- * where it comes into being. What can go on with a conversion that was cut off are its slabs. See
- * convert_job.h.
+ * A conversion into a format of another program: declares the entries to formats/target.h and manages the
+ * staging place. An interrupted conversion is resumed slab by slab. See convert_job.h.
  */
 #include "statedict/convert/convert_job.h"
 
@@ -19,11 +18,11 @@ typedef struct foreign_files {
     fsdp_target_box *boxes; /* of all entries */
     fsdp_arena dims;        /* of boxes */
     size_t box_count;
-    fsdp_target_tie *ties; /* names that are left out, for formats that note them */
+    fsdp_target_tie *ties; /* names that are left out, for formats that record them */
     fsdp_target *target;
 } foreign_files;
 
-/* --- what is declared ------------------------------------------------------------------------- */
+/* --- declaring -------------------------------------------------------------------------------- */
 
 typedef struct box_list {
     foreign_files *files;
@@ -78,7 +77,7 @@ static fsdp_status declare_entries(const convert_job *job, fsdp_error *err)
         return fsdp_fail_memory(err, "a conversion");
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(declare_entry(job, i, &list, err));
-    for (size_t i = 0; i < count; i++) { /* they lie still now */
+    for (size_t i = 0; i < count; i++) { /* the array of boxes does not move any more */
         files->entries[i].boxes = files->boxes + next;
         next += files->entries[i].box_count;
     }
@@ -91,7 +90,7 @@ static bool may_share(const fsdp_target_entry *a, const fsdp_target_entry *b)
            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
 }
 
-/* Names of one tensor of the source, where the target stores it once. */
+/* Declares the names of one tensor as one, for targets that store it once. */
 static fsdp_status declare_shared(const convert_job *job, fsdp_error *err)
 {
     foreign_files *files = job->files;
@@ -115,7 +114,7 @@ static fsdp_status declare_shared(const convert_job *job, fsdp_error *err)
     return st;
 }
 
-/* What is known of tied names, in the numbers of the target. */
+/* Declares tied names, by the target's numbers of entries. */
 static fsdp_status declare_ties(const convert_job *job, fsdp_error *err)
 {
     foreign_files *files = job->files;
@@ -160,7 +159,7 @@ static fsdp_status declare(convert_job *job, const fsdp_selection *selection, fs
     return fit_copies(job, selection, err);
 }
 
-/* --- what it takes ---------------------------------------------------------------------------- */
+/* --- memory and files ------------------------------------------------------------------------- */
 
 static convert_room room(const convert_job *job)
 {
@@ -243,7 +242,7 @@ static fsdp_status visit_parts(const convert_job *job, const placed_part *parts,
     return FSDP_OK;
 }
 
-/* Places are known once a target is created: here of one that is written to nowhere. */
+/* Places are known only after create, so this creates a target on an io that stores nothing. */
 static fsdp_status list(convert_job *job, convert_part_visit visit, void *user, fsdp_error *err)
 {
     const foreign_files *files = job->files;

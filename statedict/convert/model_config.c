@@ -7,22 +7,22 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A range of the text and what stands there instead. */
+/* A range of the text and its replacement. */
 typedef struct config_cut {
     const char *from, *to;
-    bool is_dtype; /* the dtype, in quotes; otherwise nothing */
+    bool is_dtype; /* replaced by the quoted dtype; else removed */
 } config_cut;
 
 typedef struct config_walk {
     fsdp_json json;
     fsdp_model_config config, inner; /* inner: of text_config */
-    const fsdp_config_edits *edits;  /* NULL: it is only read */
+    const fsdp_config_edits *edits;  /* NULL: the text is only read */
     config_cut *cuts;
     size_t cut_count, cut_room;
     char was[32];
 } config_walk;
 
-/* Where an object stands: at the top, in a member "NAME_config" of that, or elsewhere. */
+/* The place of an object: at the top, in a member "NAME_config" of the top, or elsewhere. */
 typedef enum config_place { AT_TOP, IN_TEXT_CONFIG, IN_OTHER_CONFIG, ELSEWHERE } config_place;
 
 static bool is_key(const char *key, size_t size, const char *wanted)
@@ -42,7 +42,7 @@ static config_place place_below(config_place place, const char *key, size_t size
 
 /* --- edits ------------------------------------------------------------------------------------ */
 
-/* Ranges come in the order of their ends; one that reaches into those before swallows them. */
+/* Ranges arrive in the order of their ends; one that contains earlier ones replaces them. */
 static fsdp_status add_cut(config_walk *walk, config_cut cut, fsdp_error *err)
 {
     while (walk->cut_count > 0 && walk->cuts[walk->cut_count - 1].to > cut.from) {
@@ -70,14 +70,14 @@ static fsdp_status apply_cuts(const config_walk *walk, fsdp_text *out, fsdp_erro
     return out->failed ? fsdp_fail_memory(err, walk->json.name) : FSDP_OK;
 }
 
-/* kept_end: behind the last member before this one that stays, or behind the brace. */
+/* kept_end: the end of the last kept member before this one, or of the brace. */
 static fsdp_status cut_member(config_walk *walk, const char *key, const char *kept_end,
                               fsdp_error *err)
 {
     const char *end = walk->json.at;
     if (fsdp_json_peek(&walk->json) == FSDP_JSON_END || *walk->json.at != ',')
         return add_cut(walk, (config_cut){.from = kept_end, .to = end}, err);
-    const char *next = walk->json.at + 1; /* only looked at: the reader takes the comma itself */
+    const char *next = walk->json.at + 1; /* not consumed: the reader takes the comma itself */
     while (next < walk->json.end && strchr(" \t\r\n", *next))
         next++;
     return add_cut(walk, (config_cut){.from = key, .to = next}, err);
@@ -87,7 +87,7 @@ static fsdp_status cut_member(config_walk *walk, const char *key, const char *ke
 
 static fsdp_status walk_value(config_walk *walk, config_place place, fsdp_error *err);
 
-/* Python writes three numbers that JSON does not have. */
+/* Skips NaN, Infinity and -Infinity, which Python writes and JSON does not have. */
 static bool skip_word(fsdp_json *json)
 {
     static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
@@ -135,7 +135,7 @@ static fsdp_status read_tied(config_walk *walk, fsdp_model_config *config, fsdp_
     return FSDP_OK;
 }
 
-/* Members that are looked at: two of one name are two answers. */
+/* Reads the members with a meaning here; two of one name are an error, because they may disagree. */
 static fsdp_status walk_member(config_walk *walk, config_place place, const char *key, size_t size,
                                unsigned *seen, fsdp_error *err)
 {
@@ -148,7 +148,7 @@ static fsdp_status walk_member(config_walk *walk, config_place place, const char
     if (which == 4 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
         return walk_value(walk, place_below(place, key, size), err);
     if (*seen & 1U << which)
-        return fsdp_json_fail(&walk->json, err, "'%s' stands here twice", names[which]);
+        return fsdp_json_fail(&walk->json, err, "'%s' is here twice", names[which]);
     *seen |= 1U << which;
     if (which < 2)
         return read_dtype(walk, err);

@@ -1,6 +1,6 @@
 /*
- * config.json and its like, which lie beside the weights of a model: what they say of the tensors, and the
- * few edits that keep them true. Everything else of their text stays as it was, byte by byte.
+ * config.json and similar files beside the weights of a model: reads the members about tensors, and edits
+ * those that would be wrong for the result. All other bytes of the text stay.
  */
 #ifndef FSDP_MODEL_CONFIG_H
 #define FSDP_MODEL_CONFIG_H
@@ -8,25 +8,25 @@
 #include "base/text.h"
 #include <stdbool.h>
 
-/* Of config.json, or where that has no such member, of its "text_config". */
+/* Members of config.json or, if it lacks them, of its "text_config". */
 typedef struct fsdp_model_config {
-    int64_t vocab_size;        /* -1: not told */
-    int tied;                  /* tie_word_embeddings: 1, 0, or -1: not told */
+    int64_t vocab_size;        /* -1: missing */
+    int tied;                  /* tie_word_embeddings: 1, 0, or -1: missing */
 } fsdp_model_config;
 
-/* FSDP_ERR_DAMAGED, with the place, for what is no JSON object or says one of these things twice. */
+/* FSDP_ERR_DAMAGED, with the place, for a text that is no JSON object or has one of these members twice. */
 fsdp_status fsdp_model_config_read(const char *text, size_t size, const char *path,
                                    fsdp_model_config *config_out, fsdp_error *err);
 
 typedef struct fsdp_config_edits {
-    const char *dtype;         /* what "dtype" and "torch_dtype" are to be, where they are strings, also in
-                                * members NAME_config (not quantization_config); NULL: as they are */
-    bool no_code;              /* without "auto_map", wherever it stands */
+    const char *dtype;         /* the new "dtype" and "torch_dtype", where they are strings, also in members
+                                * NAME_config (not quantization_config); NULL: unchanged */
+    bool no_code;              /* remove every "auto_map" */
 } fsdp_config_edits;
 
 typedef struct fsdp_edited_config {
-    fsdp_text text;            /* empty when nothing is to be edited; the caller releases it */
-    char was[32];              /* the first dtype that was another one, "" when none was */
+    fsdp_text text;            /* the edited text, empty without edits; the caller releases it */
+    char was[32];              /* the first dtype that was replaced, or "" */
 } fsdp_edited_config;
 fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,
                                    const fsdp_config_edits *edits, fsdp_edited_config *out,

@@ -1,9 +1,9 @@
 /*
  * A conversion into the native format: the shard files, and the directory that holds them.
  *
- * Many files have many records, so files are written in groups whose records fit the budget. A block of the
- * source that two groups want is read twice. Encoded: one worker, all threads on each of its slabs, because
- * the order of frames in a file must not depend on the number of workers.
+ * Files are written in groups whose records fit the budget. A block of the source that two groups need is
+ * read twice. An encoded target has one worker, with all threads on each of its slabs, because the order of
+ * frames in a file must not depend on the number of workers.
  */
 #include "statedict/convert/native_target.h"
 
@@ -104,7 +104,7 @@ static fsdp_status check_place(const convert_job *job, fsdp_error *err)
 
 /* --- a group of files ------------------------------------------------------------------------- */
 
-/* In fresh memory; NULL when there is none. */
+/* The path of a staged file in new memory; NULL without memory. */
 static char *staged_path(const convert_job *job, int file)
 {
     char name[FSDP_SHARD_NAME_SIZE];
@@ -130,7 +130,8 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
     char *path = staged_path(job, file);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    if (job->opts.compress && job->staging.is_taken_up) /* its half cannot be gone on with */
+    if (job->opts.compress &&
+        job->staging.is_taken_up) /* an unfinished compressed file is of no use */
         (void)job->io->ops->unlink(job->io, path);
     fsdp_shard_opts opts = {.io = job->reuse && !job->opts.compress ? job->reuse : job->io,
                             .path = path,
@@ -169,7 +170,7 @@ fsdp_status fsdp_native_write(convert_job *job, const convert_piece *piece, fsdp
     return fsdp_shard_write(files->writers[piece->rank], &run, 1, err);
 }
 
-/* What is noted of a finished file; without casts only the record. */
+/* The journal's record of a finished file; the tally only when tensors are cast. */
 typedef struct file_note {
     fsdp_file_record record;
     fsdp_cast_tally tally;
@@ -220,7 +221,7 @@ static fsdp_status check_box(convert_job *job, fsdp_block_reader *block_reader,
     return FSDP_OK;
 }
 
-/* Every block is compared by hash. */
+/* Compares every block with its hash. */
 static fsdp_status check_file(void *user, size_t number, fsdp_error *err)
 {
     convert_job *job = user;
@@ -248,7 +249,7 @@ fsdp_status fsdp_native_check(convert_job *job, fsdp_error *err)
 
 /* --- begin, publish --------------------------------------------------------------------------- */
 
-/* A file that was noted as finished is kept when every block of it has its hash. */
+/* Keeps a file that was recorded as finished if every block matches its hash. */
 static fsdp_status keep_file(void *user, size_t file, fsdp_error *err)
 {
     convert_job *job = user;

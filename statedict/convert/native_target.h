@@ -13,7 +13,7 @@ typedef struct native_files {
     fsdp_resume notes;         /* of finished files */
 } native_files;
 
-/* Of convert_target_ops. */
+/* Functions of convert_target_ops. */
 fsdp_status fsdp_native_declare(convert_job *job, const fsdp_selection *selection, fsdp_error *err);
 convert_room fsdp_native_room(const convert_job *job);
 fsdp_status fsdp_native_measure(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err);
@@ -23,9 +23,9 @@ fsdp_status fsdp_native_write(convert_job *job, const convert_piece *piece, fsdp
 fsdp_status fsdp_native_finish(convert_job *job, fsdp_error *err);
 fsdp_status fsdp_native_check(convert_job *job, fsdp_error *err);
 
-/* Closes and frees the files; what was written stays. */
+/* Closes the files and frees their state; the bytes on the disk stay. */
 void fsdp_native_release(convert_job *job);
-/* What the result says of itself, but for its files. */
+/* The manifest of the result, without its file records. */
 fsdp_manifest fsdp_native_manifest(const convert_job *job);
 
 #endif

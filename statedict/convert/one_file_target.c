@@ -1,5 +1,5 @@
 /* A conversion into a native checkpoint in one file ("hdf5"): a full shard file that holds its manifest
- * (one_file.h), and that has the place of a file for other programs. See convert_job.h. */
+ * (one_file.h). It is staged and published like a file for other programs. See convert_job.h. */
 #include "statedict/convert/native_target.h"
 
 #include "statedict/checkpoint/one_file.h"
@@ -13,12 +13,12 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
 {
     if (job->opts.resume)
         fsdp_notice(&job->opts.watch,
-                    "nothing is kept of a file of format %s that is cut off: starting anew",
+                    "an interrupted conversion to format %s cannot be resumed: starting anew",
                     job->format->limits.format);
     return fsdp_output_begin(&job->place, job->to, err);
 }
 
-/* The data was read back; here it is that the file is found to be a checkpoint. */
+/* Opens the result as a checkpoint; its data was compared before. */
 static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
 {
     fsdp_checkpoint *written = NULL;
@@ -28,7 +28,7 @@ static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
         written->is_one_file && fsdp_sd_count(written->manifest.sd) == fsdp_sd_count(job->sd);
     fsdp_checkpoint_close(written);
     return same ? FSDP_OK
-                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' does not come back as it was written",
+                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' differs from the bytes written",
                             job->place.path);
 }
 

@@ -10,15 +10,15 @@
 #include <errno.h>
 #include <string.h>
 
-/* --- may it be there? ------------------------------------------------------------------------- */
+/* --- checking the destination ----------------------------------------------------------------- */
 
-typedef struct stranger_search {
+typedef struct extra_search {
     const fsdp_target_format *format;
-    fsdp_io_names copied; /* beside it, by an earlier export */
+    fsdp_io_names copied; /* files that an earlier conversion copied */
     char *found;
-} stranger_search;
+} extra_search;
 
-static bool was_copied(const stranger_search *search, const char *name)
+static bool was_copied(const extra_search *search, const char *name)
 {
     for (size_t i = 0; i < search->copied.count; i++)
         if (strcmp(search->copied.items[i], name) == 0)
@@ -26,22 +26,22 @@ static bool was_copied(const stranger_search *search, const char *name)
     return false;
 }
 
-static int find_stranger(void *user, const char *name)
+static int find_extra(void *user, const char *name)
 {
-    stranger_search *search = user;
+    extra_search *search = user;
     if (search->format->owns(name) || was_copied(search, name))
         return 0;
     search->found = fsdp_strndup(name, strlen(name));
     return 1;
 }
 
-static fsdp_status require_no_strangers(const fsdp_output_place *place, const char *to,
-                                        fsdp_error *err)
+static fsdp_status require_no_extras(const fsdp_output_place *place, const char *to,
+                                     fsdp_error *err)
 {
-    stranger_search search = {.format = place->format};
+    extra_search search = {.format = place->format};
     if (strcmp(place->format->limits.format, "hf") == 0)
         fsdp_copied_list_ours(place->io, to, "hf", &search.copied);
-    int result = place->io->ops->list(place->io, to, find_stranger, &search);
+    int result = place->io->ops->list(place->io, to, find_extra, &search);
     fsdp_io_names_release(&search.copied);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot list '%s'", to);
@@ -73,7 +73,7 @@ static fsdp_status check_name(const fsdp_output_place *place, const char *to, fs
                          directory ? "directory" : "file");
     if (!place->overwrite)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", to);
-    return directory ? require_no_strangers(place, to, err) : FSDP_OK;
+    return directory ? require_no_extras(place, to, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to, fsdp_error *err)
@@ -85,15 +85,15 @@ fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to
                      from->path);
 }
 
-/* An overwrite must not take what it reads from. Steps of a run are checkpoints of our own. */
+/* An overwrite must not replace its source. A step of a run is always a native checkpoint. */
 fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpoint *from,
                               const char *to, fsdp_error *err)
 {
     int64_t step;
     if (fsdp_dir_is_step(to, &step))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is the name of a step of a run, and format %s is none of a run's: "
-                         "give it another name",
+                         "'%s' is the name of a step of a run, and a run has no checkpoints of "
+                         "format %s: give it another name",
                          to, place->format->limits.format);
     if (fsdp_paths_are_same(place->io, from->path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -113,7 +113,7 @@ fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpo
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
-/* One level down, so that a file has a marker beside it, too, and none of that is ever published. */
+/* The result lies one level down, so that a file, too, has a marker beside it, which is never published. */
 #define RESULT_NAME "result"
 
 static fsdp_status make_result(fsdp_output_place *place, fsdp_error *err)
@@ -171,7 +171,7 @@ static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
         FSDP_TRY(fsdp_io_rename(io, place->path, place->target, true, err));
         return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
     }
-    FSDP_TRY(check_name(place, place->target, err)); /* it may have changed */
+    FSDP_TRY(check_name(place, place->target, err)); /* DST may have changed */
     fsdp_status status = fsdp_swap_replace(&swap, &is_old, err);
     if (is_old) { /* it is in the staging directory, which stays */
         fsdp_free(place->staging);
@@ -180,7 +180,8 @@ static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
     return status;
 }
 
-/* Whoever finds the staging from now on must not go on with it: what it replaces will lie in it. */
+/* Removes the journal before the exchange: afterwards the staging holds the old DST, and must
+ * not be resumed. */
 static void forget_notes(fsdp_output_place *place)
 {
     fsdp_resume_end(&place->notes);
@@ -206,7 +207,7 @@ void fsdp_output_end(fsdp_output_place *place, fsdp_error *err)
     fsdp_resume_end(&place->notes);
     if (place->staging && !stays)
         fsdp_leftovers_discard(place->io, place->staging, place->target, &place->marker, err);
-    (void)fsdp_io_close(&place->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
+    (void)fsdp_io_close(&place->marker, FSDP_MARKER_SAVING, NULL); /* no data can be lost */
     fsdp_free(place->path);
     fsdp_free(place->staging);
     fsdp_free(place->target);

@@ -6,8 +6,8 @@
 #include "statedict/select/selection.h"
 #include "statedict/convert/ties.h"
 
-/* copies may be NULL. count: entries of the selection's source. notes_ties: the target still knows tied names
- * that are left out. */
+/* copies may be NULL. count: entries of the selection's source. notes_ties: the target records tied
+ * names that are left out. */
 typedef struct fsdp_noted {
     const fsdp_selection *selection;
     size_t count;

@@ -1,4 +1,4 @@
-/* The options of a plan, as one table that is spelled and read: see plan_text.h. */
+/* The options of a plan: one table for writing and reading them. See plan_text.h. */
 #include "statedict/convert/plan_text.h"
 
 #include "base/io/io.h"
@@ -11,24 +11,24 @@
 typedef enum option_kind {
     OPTION_STRING,
     OPTION_TEXT, /* a string or null */
-    OPTION_PATH, /* spelled whole */
-    OPTION_WORD, /* of a list */
+    OPTION_PATH, /* written as an absolute path */
+    OPTION_WORD, /* one of a list of words */
     OPTION_INT,
     OPTION_BYTES,
     OPTION_FLAG,
-    OPTION_NOT,  /* a flag that is spelled the other way round */
-    OPTION_LIST, /* of strings */
+    OPTION_NOT,  /* a flag that is written negated */
+    OPTION_LIST, /* a list of strings */
     OPTION_MESH
 } option_kind;
 
 typedef struct plan_option {
     const char *name;
     option_kind kind;
-    size_t at;                /* in fsdp_convert_opts */
+    size_t at;                /* offset in fsdp_convert_opts */
     const char *const *words; /* of a word, up to NULL */
     size_t count_at;          /* of a list: its number of strings */
     int64_t most;             /* of a number */
-    bool is_optional; /* spelled only when it was given: plans without it are as they were before */
+    bool is_optional;         /* written only if given, so that other plans keep their hash */
 } plan_option;
 
 static const char *const kinds[] = {"sharded", "full", "local", NULL};
@@ -68,7 +68,7 @@ static const plan_option options[] = {
 };
 enum { OPTION_COUNT = sizeof options / sizeof *options };
 
-/* A member of the options, as what the kind says it is. */
+/* A pointer to a member of the options, by its kind. */
 typedef union member {
     char *bytes;
     const char **text;

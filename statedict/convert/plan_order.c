@@ -1,6 +1,6 @@
 /*
- * A plan that is applied: from, to and the options are taken from it, the plan is made anew and must be the
- * same text. The source's files are looked at first, so that the one that changed is named. See plan_text.h.
+ * Applies a plan: takes from, to and the options from it, makes the plan anew and requires equal texts. The
+ * source's files are compared first, so that an error names the one that changed. See plan_text.h.
  */
 #include "statedict/convert/plan_text.h"
 
@@ -20,7 +20,7 @@ typedef struct order_text {
     size_t size;
     fsdp_arena arena;
     fsdp_mesh *mesh;
-    bool checks; /* files of the source are looked at as they are read */
+    bool checks; /* compare the source's files as they are listed */
 } order_text;
 
 /* --- a file of the source --------------------------------------------------------------------- */
@@ -110,7 +110,7 @@ static fsdp_status take_member(order_text *plan, fsdp_json *json, int member, fs
     }
 }
 
-/* What else there is follows from these. Once it was read only the first is of interest. */
+/* Reads the head's members; everything else in the plan follows from them. */
 static fsdp_status walk(order_text *plan, fsdp_error *err)
 {
     static const char *const names[] = {"sources", "from", "to", "hash", "options"};
@@ -201,10 +201,10 @@ fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error
     FSDP_TRY(walk(plan, err));
     fsdp_status st = fsdp_convert_plan_text(order->from, order->to, &opts, NULL, &now, err);
     if (st == FSDP_OK && (now.size != plan->size || memcmp(now.data, plan->data, now.size) != 0))
-        st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                       "'%s' is not what this version would do with '%s' now: make the plan anew "
-                       "with --plan-out",
-                       plan->path, order->from);
+        st = fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' differs from the plan of this version for '%s': make it anew with --plan-out",
+            plan->path, order->from);
     fsdp_text_release(&now);
     return st;
 }

@@ -1,4 +1,4 @@
-/* A plan becomes a file, whole or not at all: see plan_text.h. */
+/* Writes a plan into a file, whole or not at all: see plan_text.h. */
 #include "statedict/convert/plan_text.h"
 
 #include "base/core/mem.h"
@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* A plan may be made again; whatever else has that name was not meant. */
+/* Only an earlier plan may be replaced; another file at the path is most likely a mistake. */
 static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
 {
     char start[sizeof FSDP_PLAN_START] = "";
@@ -32,9 +32,9 @@ static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is no plan: it is not replaced", path);
 }
 
-/* --- is it in the way? ------------------------------------------------------------------------ */
+/* --- checking the path ------------------------------------------------------------------------ */
 
-/* Also of paths that lead to nothing yet. */
+/* True when both paths name one file, which need not exist. */
 static bool are_one_name(fsdp_io *io, const char *a, const char *b)
 {
     char *left = NULL, *right = NULL, *left_parent = NULL, *right_parent = NULL;
@@ -50,7 +50,7 @@ static bool are_one_name(fsdp_io *io, const char *a, const char *b)
     return same || fsdp_paths_are_same(io, a, b);
 }
 
-/* The path itself, or one of the directories that it leads through. */
+/* True when `dir` is the path itself or one of its parent directories. */
 static bool lies_in(fsdp_io *io, const char *path, const char *dir)
 {
     char *at = fsdp_strndup(path, strlen(path));
@@ -71,7 +71,7 @@ static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, cons
 {
     if (lies_in(from->io, path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the plan '%s' would be where the result '%s' is to be: give it another "
+                         "the plan '%s' would be at the path of the result '%s': give it another "
                          "name",
                          path, to);
     bool is_source =

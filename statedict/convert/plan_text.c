@@ -12,7 +12,7 @@ enum { CLOSING_SIZE = sizeof CLOSING_START - 1 + FSDP_PLAN_HASH - 1 + sizeof CLO
 /* A file of the source, by its number there. */
 typedef struct source_file {
     size_t position;  /* in the list of sources */
-    size_t last_part; /* that it was named for */
+    size_t last_part; /* the last part that names it */
 } source_file;
 
 typedef struct spelling {
@@ -22,7 +22,7 @@ typedef struct spelling {
     source_file *files;
     size_t file_count, file_room;
     size_t listed; /* sources */
-    size_t part;   /* number of the part at hand, from 1 */
+    size_t part;   /* number of the current part, from 1 */
     bool is_first_file, is_first_part, is_first_origin;
 } spelling;
 
@@ -186,7 +186,7 @@ static bool is_alias(const fsdp_entry *entry)
     return entry->kind == FSDP_ENTRY_ALIAS;
 }
 
-/* Without elements there is no part. */
+/* Tensors without elements have no part. */
 static bool is_empty(const fsdp_entry *entry)
 {
     return entry->kind == FSDP_ENTRY_TENSOR && fsdp_entry_bytes(entry) == 0;
@@ -209,7 +209,7 @@ static void add_entries(const spelling *out, bool (*is_meant)(const fsdp_entry *
     fsdp_text_addf(out->text, "\n]");
 }
 
-/* Only when there is something in them: plans without were made before there were such lists. */
+/* Adds the list only if it has items, so that plans without keep their hash. */
 static void add_tied(const spelling *out)
 {
     const fsdp_ties *ties = &out->job->ties;
@@ -258,7 +258,7 @@ fsdp_status fsdp_plan_spell(convert_job *job, const fsdp_convert_plan *plan, fsd
     spelling out = {.job = job, .text = text, .head = {.text = text}, .is_first_file = true};
     fsdp_status st = add_head(&out, err);
     if (st == FSDP_OK && out.head.unspelled)
-        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not UTF-8, and a plan cannot tell it",
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not UTF-8, and a plan cannot contain it",
                        out.head.unspelled);
     if (st == FSDP_OK)
         st = add_contents(&out, job, plan, err);
@@ -280,10 +280,10 @@ fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err)
     if (text->failed)
         return fsdp_fail_memory(err, "a plan");
     if (text->size > FSDP_PLAN_MOST)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "the plan has %zu bytes, at most %zu are allowed: convert without a file "
-                         "of it",
-                         text->size, FSDP_PLAN_MOST);
+        return fsdp_fail(
+            err, FSDP_ERR_LIMIT,
+            "the plan has %zu bytes, at most %zu are allowed: convert without a plan file",
+            text->size, FSDP_PLAN_MOST);
     return FSDP_OK;
 }
 

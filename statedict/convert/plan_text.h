@@ -1,14 +1,14 @@
 /*
- * The plan of a conversion as a text: what `fsdp-convert --plan-out` writes and `--apply` reads. JSON, one
- * output after the other, the same bytes for the same sources and options.
+ * The plan of a conversion as a JSON text: `fsdp-convert --plan-out` writes it, `--apply` reads it. Equal
+ * sources and options give equal bytes.
  *
- *   head      what decides everything: the writer, from, to, options, the source's files with size and time
- *   "hash"    of the head: the hash of the plan, which staging directories are known by (resume.h)
+ *   head      decides everything else: the writer, from, to, options, the source's files with size and time
+ *   "hash"    of the head: the hash of the plan, which identifies staging directories (resume.h)
  *   contents  values, outputs with their parts, bytes: all of it follows from the head
  *   "xxh3"    of everything before it
  *
- * --apply takes from, to and options (plan_options.c), makes the plan anew and compares the bytes: nothing
- * else of the file is read but the source's files, to name the one that changed (plan_order.c).
+ * --apply takes from, to and options (plan_options.c), makes the plan anew and compares the bytes. Beside
+ * these it reads only the list of the source's files, to name one that changed (plan_order.c).
  */
 #ifndef FSDP_PLAN_TEXT_H
 #define FSDP_PLAN_TEXT_H
@@ -30,35 +30,36 @@ fsdp_status fsdp_plan_identify(const struct convert_job *job, char hash_out[FSDP
 /* The whole text of a prepared job. FSDP_ERR_USAGE for paths and expressions that JSON cannot spell. */
 fsdp_status fsdp_plan_spell(struct convert_job *job, const fsdp_convert_plan *plan, fsdp_text *text,
                             fsdp_error *err);
-/* Closes the text: its own hash. FSDP_ERR_LIMIT for one that nobody would read. */
+/* Closes the text with its own hash. FSDP_ERR_LIMIT beyond the size that readers accept. */
 fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err);
-/* Is that last hash right? */
+/* True when that last hash matches. */
 bool fsdp_plan_is_whole(const char *text, size_t size);
 
-/* Prepares a conversion and spells its plan. What would stop it is the status. path: of the file that it is
- * for, or NULL. */
+/* Prepares a conversion and writes its plan as text. Returns the error that would stop the conversion. path:
+ * of the file for the plan, or NULL. */
 fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
                                    const char *path, fsdp_text *text, fsdp_error *err);
 /* FSDP_ERR_USAGE when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS when
- * it would replace what is no plan. path NULL: no file. */
+ * it would replace a file that is not a plan. path NULL: no file. */
 fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
                                  fsdp_error *err);
 
 /* --- plan_options.c --------------------------------------------------------------------------- */
 
-/* A head that is spelled, and the first string in it that JSON cannot spell. */
+/* A head that is being written, and its first string that JSON cannot represent. */
 typedef struct plan_head {
     fsdp_text *text;
     const char *unspelled;
 } plan_head;
 
 void fsdp_plan_add_string(plan_head *head, const char *string);
-/* Whole: a plan means the same wherever it is applied from. */
+/* Adds an absolute path, so that the plan does not depend on the current directory. */
 void fsdp_plan_add_path(plan_head *head, const char *path);
-/* The members of the object "options". */
+/* Adds the members of the object "options". */
 void fsdp_plan_add_options(plan_head *head, const fsdp_convert_opts *opts);
 
-/* The object itself; strings and lists go into the arena. The mesh is to be freed, also after a failure. */
+/* Reads the object "options"; strings and lists go into the arena. The caller frees the mesh, also after a
+ * failure. */
 fsdp_status fsdp_plan_read_options(fsdp_json *json, fsdp_arena *arena, fsdp_convert_opts *opts,
                                    fsdp_mesh **mesh_out, fsdp_error *err);
 fsdp_status fsdp_plan_read_string(fsdp_json *json, fsdp_arena *arena, const char **out, fsdp_error *err);

@@ -10,7 +10,7 @@ enum { PAIRS_MOST = 16, COMPARED_BYTES = 1 << 20 };
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* The name, or its last elements. */
+/* True when `end` is the name or its last elements. */
 static bool ends_in(const char *name, size_t size, const char *end)
 {
     size_t n = strlen(end);
@@ -45,7 +45,7 @@ bool fsdp_name_is_embedding(const char *name, size_t size)
     return fsdp_name_is_vocabulary(name, size) || ends_in_one(name, size, ends);
 }
 
-/* Layers have outputs, too: of those names only ones at the top, or in one module, are meant. */
+/* Only names at the top or in one module: deeper ones are outputs of layers. */
 bool fsdp_name_is_head(const char *name, size_t size)
 {
     static const char *const ends[] = {"lm_head.weight", "predictions.decoder.weight", NULL};
@@ -74,14 +74,14 @@ static bool is_better(const fsdp_selected *a, const fsdp_selected *b)
     return order != 0 ? order < 0 : a->name_size < b->name_size;
 }
 
-/* --- which are one? --------------------------------------------------------------------------- */
+/* --- finding ties ----------------------------------------------------------------------------- */
 
 typedef struct tie_search {
     fsdp_checkpoint *from;
     const fsdp_tie_rules *rules;
     fsdp_selection *selection;
     size_t count; /* of entries */
-    size_t *one;  /* per entry: the entry that stands for its tensor */
+    size_t *one;  /* per entry: the entry that represents its tensor */
 } tie_search;
 
 typedef struct placed_tensor {
@@ -169,7 +169,7 @@ static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *
     return FSDP_OK;
 }
 
-/* Opened for itself: what is read of packed bytes now must not shape how they are read later. */
+/* Opens the source a second time, because reading packed bytes here would change how the conversion reads. */
 static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool *equal_out,
                              fsdp_error *err)
 {

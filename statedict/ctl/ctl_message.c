@@ -102,7 +102,7 @@ static fsdp_status take_leave_reason(fsdp_ctl *ctl, ctl_call *call, int from, co
     int64_t until_ms = fsdp_now_ms() + FSDP_CTL_LEAVE_MS;
     if (!recv_message(ctl, from, text, sizeof text, until_ms)) {
         err->rank = from;
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d gave up, and did not say why", from);
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d gave up without a reason", from);
     }
     note_leave(call, head, text, err);
     return FSDP_ERR_PEER;

@@ -46,7 +46,7 @@ typedef struct diff_state {
     fsdp_diff_summary summary;
 } diff_state;
 
-/* --- which names, and what is to be read ------------------------------------------------------ */
+/* --- matching names --------------------------------------------------------------------------- */
 
 static size_t tensor_number(const fsdp_sd *sd, size_t number)
 {
@@ -239,7 +239,7 @@ static fsdp_status work(void *user, size_t index, fsdp_error *err)
     return st;
 }
 
-/* --- telling ---------------------------------------------------------------------------------- */
+/* --- reporting -------------------------------------------------------------------------------- */
 
 static void fill_data(const diff_state *state, const diff_pair *pair, fsdp_diff_item *item)
 {

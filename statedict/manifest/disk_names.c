@@ -95,7 +95,7 @@ void fsdp_random_hex(char out[33])
     out[UUID_DIGITS] = '\0';
 }
 
-/* --- beside a checkpoint ---------------------------------------------------------------------- */
+/* --- names beside a checkpoint ---------------------------------------------------------------- */
 
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err)
 {

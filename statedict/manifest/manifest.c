@@ -248,7 +248,7 @@ static fsdp_status check_whole(const char *text, size_t size, const char *path, 
     if (major > FSDP_FORMAT_MAJOR)
         return fail_newer(major, path, err);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' is damaged: its %zu bytes do not have the hash they end with", path,
+                     "'%s' is damaged: its %zu bytes do not match the hash at their end", path,
                      size);
 }
 
@@ -508,8 +508,8 @@ static fsdp_status fail_without_manifest(fsdp_io *io, const char *dir, fsdp_erro
     char *old = NULL;
     if (result == -ENOENT && fsdp_replaced_find(io, dir, &old)) {
         fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                  "'%s' is not there, but what an interrupted overwrite set aside is whole: "
-                  "rename '%s' to get it back",
+                  "'%s' does not exist, but the checkpoint that an interrupted overwrite set aside "
+                  "is whole: rename '%s' to restore it",
                   dir, old);
         fsdp_free(old);
         return FSDP_ERR_NOT_FOUND;

@@ -20,9 +20,10 @@ static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watc
 {
     if (!fsdp_replaced_find(io, path, path_out))
         return false;
-    fsdp_notice(watch,
-                "'%s' was being overwritten when that was cut short: taking the one before, '%s'",
-                path, *path_out);
+    fsdp_notice(
+        watch,
+        "'%s' was being overwritten when that was interrupted: using the old checkpoint '%s'", path,
+        *path_out);
     return true;
 }
 

@@ -331,7 +331,7 @@ static fsdp_status remove_step(retention *retain, const fsdp_run_step *step, fsd
     return status;
 }
 
-/* --- what was interrupted --------------------------------------------------------------------- */
+/* --- leftovers -------------------------------------------------------------------------------- */
 
 static bool may_be_at_work(const retention *retain, const fsdp_run_step *step, const char *marker)
 {
@@ -386,7 +386,7 @@ static fsdp_status decide_replaced(retention *retain, const fsdp_run_step *step,
         snprintf(reason, REASON_SIZE,
                  *remove_out ? "overwritten by '%s'" : "set aside, but '%s' does not verify", name);
     } else {
-        snprintf(reason, REASON_SIZE, "brought back: an overwrite was cut short");
+        snprintf(reason, REASON_SIZE, "restored: an overwrite was interrupted");
         status = !retain->lease ? FSDP_OK : bring_back(retain, step, path, err);
     }
     fsdp_free(path);

@@ -195,8 +195,8 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
     if (status == FSDP_OK && major > FSDP_FORMAT_MAJOR)
         return fsdp_fail(err, FSDP_ERR_REFUSED,
                          "'%s' is of format version %d, this fsdp reads version %d: an fsdp that "
-                         "knows that version is needed; an older checkpoint of the run is not "
-                         "taken in its place unless its own path is given",
+                         "knows that version is needed; an older checkpoint of the run is used "
+                         "only if its own path is given",
                          path, major, FSDP_FORMAT_MAJOR);
     if (status == FSDP_OK || fsdp_run_may_skip(status, &reason))
         return FSDP_OK;
@@ -337,9 +337,8 @@ static void notify_set_aside(const fsdp_watch *watch, const char *run, const fsd
     fsdp_step_name(step->step, name);
     char *path = step->state == FSDP_STEP_REPLACED ? fsdp_path_join(run, name) : NULL;
     if (path && !fsdp_io_exists(io, path))
-        notify_skipped(
-            watch, run, step->name,
-            "set aside by an overwrite that was cut short; fsdp-gc --yes brings it back");
+        notify_skipped(watch, run, step->name,
+                       "set aside by an interrupted overwrite; fsdp-gc --yes restores it");
     fsdp_free(path);
 }
 

@@ -119,7 +119,7 @@ static void point_at_names(const fsdp_load_opts *opts, fsdp_text *text)
     else if (opts->watch.notice)
         fsdp_text_addf(text, "; each name was a notice");
     else
-        fsdp_text_addf(text, "; a report or a notice function would be given each name");
+        fsdp_text_addf(text, "; a report or a notice function gets each name");
 }
 
 static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *missing,
@@ -592,7 +592,7 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
     return st;
 }
 
-/* --- which checkpoint ------------------------------------------------------------------------- */
+/* --- choosing the checkpoint ------------------------------------------------------------------ */
 
 /* Rank 0 chooses for all. */
 static fsdp_status choose(load_job *job, fsdp_status listed, fsdp_candidates *list,

@@ -535,16 +535,16 @@ static void add_to_error(fsdp_error *err, const char *what)
 void fsdp_save_report_unchanged(fsdp_error *err)
 {
     if (err)
-        add_to_error(err, "nothing was saved, and what was there before is as it was");
+        add_to_error(err, "nothing was saved, and existing checkpoints are unchanged");
 }
 
 /* A rank was lost: appends the state of the checkpoint, as far as this rank knows it. */
 static void explain_lost_rank(const save_job *job, fsdp_error *err)
 {
     if (job->is_published)
-        add_to_error(err, "the checkpoint is saved all the same");
+        add_to_error(err, "the checkpoint is saved nevertheless");
     else if (job->may_be_published)
-        add_to_error(err, "the checkpoint is saved whole or not at all, which rank 0 knows");
+        add_to_error(err, "the checkpoint is saved whole or not at all, and rank 0 reports which");
     else
         fsdp_save_report_unchanged(err);
 }

@@ -164,7 +164,7 @@ fsdp_status fsdp_mesh_copy(const fsdp_mesh *mesh, fsdp_mesh **copy_out, fsdp_err
     return fsdp_mesh_create(mesh->ndim, mesh->shape, names, mesh->ranks, copy_out, err);
 }
 
-/* --- asking ----------------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 int fsdp_mesh_ndim(const fsdp_mesh *mesh)
 {

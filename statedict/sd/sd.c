@@ -415,7 +415,7 @@ const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index)
     return index < sd->flat_count ? &sd->flats[index] : NULL;
 }
 
-/* --- asking and changing ---------------------------------------------------------------------- */
+/* --- queries and changes ---------------------------------------------------------------------- */
 
 size_t fsdp_sd_count(const fsdp_sd *sd)
 {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- too costly? ------------------------------------------------------------------------------ */
+/* --- cost of expressions ---------------------------------------------------------------------- */
 
 /*
  * regcomp expands repetitions: a{1,255} becomes 255 copies, nested ones multiply, and each + makes

@@ -179,7 +179,7 @@ static fsdp_status fail_uncastable(const fsdp_name_list *names, fsdp_error *err)
     fsdp_text text = {0};
     fsdp_text_addf(&text, "only floats of 8 bits and more can be cast");
     (void)fsdp_names_append(names, names->count == 1 ? "other" : "others", &text);
-    fsdp_text_addf(&text, "; keep what is to stay as it is with --dtype-for 'RE=keep', which comes "
+    fsdp_text_addf(&text, "; keep tensors as they are with --dtype-for 'RE=keep', which comes "
                           "before other rules");
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
@@ -246,7 +246,7 @@ static void count_casts(selecting *work)
     }
 }
 
-/* --- what the format cannot hold -------------------------------------------------------------- */
+/* --- limits of the format --------------------------------------------------------------------- */
 
 /* The elements of a tensor inside a value lie in the source, to which a native value cannot
  * refer. */
@@ -342,7 +342,7 @@ static fsdp_status check_one(const selecting *work, fsdp_error *err)
     if (tensors <= 1)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s holds one tensor, and %zu are to go over: choose one with --include, or "
+                     "%s holds one tensor, and %zu are selected: choose one with --include, or "
                      "write an npz",
                      work->limits->format, tensors);
 }
@@ -441,11 +441,12 @@ static fsdp_status fail_collision(const selecting *work, size_t first, size_t se
     fsdp_printable(from->name, from->name_size, old, sizeof old);
     fsdp_printable(other->name, other->name_size, second_old, sizeof second_old);
     if (is_renamed(work, victim))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "renaming by '%s' makes '%s' of '%s', and that is what '%s' becomes, too",
-                         rule_of(work, culprit), new, old, second_old);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "renaming by '%s' gives the name '%s' to '%s', and '%s' gets that name, too",
+            rule_of(work, culprit), new, old, second_old);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "renaming by '%s' makes '%s' of '%s', and '%s' is there already",
+                     "renaming by '%s' gives the name '%s' to '%s', and '%s' exists already",
                      rule_of(work, culprit), new, old, second_old);
 }
 
@@ -537,8 +538,8 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
     if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "all that could go over is of the optimizer, and %s takes the model only "
-                     "unless it is told: --only all takes everything",
+                     "all entries belong to the optimizer, and %s takes only the model by default: "
+                     "--only all takes everything",
                      work->limits->format);
 }
 

@@ -81,11 +81,10 @@ int64_t fsdp_block_reader_bytes(bool encoded)
 fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err)
 {
     if (threads < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: a number below zero has no meaning",
-                         threads);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: the number cannot be negative", threads);
     if (memory < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%" PRId64 " bytes of memory: a number below zero has no meaning", memory);
+                         "%" PRId64 " bytes of memory: the number cannot be negative", memory);
     return FSDP_OK;
 }
 

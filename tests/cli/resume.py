@@ -77,7 +77,7 @@ def resume(root, name):
     assert json.loads(done.stdout).get("cast") == whole_casts.get(name), (name, done.stdout, whole_casts)
     assert files(root / "cut" / name) == files(root / "whole" / name), name
     assert os.listdir(root / "cut") == [name], os.listdir(root / "cut")
-    assert "going on with" in done.stderr, done.stderr
+    assert "resuming" in done.stderr, done.stderr
     return int(re.search(r"(\d+) bytes were there already", done.stderr).group(1))
 
 
@@ -118,7 +118,7 @@ def stop(root, name):
     if process.returncode == 0:
         print(name, "was done before it was stopped")
         return
-    assert process.returncode == 75 and "--resume goes on with it" in talk, (process.returncode, talk)
+    assert process.returncode == 75 and "--resume continues it" in talk, (process.returncode, talk)
     assert resume(root, name) > 0
 
 
@@ -131,13 +131,13 @@ def stop_one_file(root):
         time.sleep(0.0005)
     process.send_signal(signal.SIGTERM)
     talk = process.communicate()[1].decode()
-    assert "nothing is kept of a file of format hdf5" in talk, talk
+    assert "conversion to format hdf5 cannot be resumed" in talk, talk
     if process.returncode == 0:
         print("x.h5 was done before it was stopped")
         (root / "cut/x.h5").unlink()
         return
     assert process.returncode == 128 + signal.SIGTERM, (process.returncode, talk)
-    assert "goes on with it" not in talk, talk
+    assert "continues it" not in talk, talk
     assert os.listdir(root / "cut") == [], os.listdir(root / "cut")
 
 

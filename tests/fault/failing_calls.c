@@ -112,7 +112,7 @@ static void run_trial(trial *t, fsdp_io *disk)
     fsdp_io_fault_free(io);
 }
 
-/* --- judging ------------------------------------------------------------------------------------ */
+/* --- checking the result ------------------------------------------------------------------------ */
 
 static bool befell_what_is_saved(const trial *t)
 {
@@ -180,7 +180,7 @@ static void judge(const trial *t, fsdp_io *disk, counts *c)
     }
 }
 
-/* --- all of them -------------------------------------------------------------------------------- */
+/* --- all points --------------------------------------------------------------------------------- */
 
 static fsdp_io *prepare(const scenario *s)
 {

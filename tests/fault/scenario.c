@@ -102,7 +102,7 @@ static const char *in(const char *root, const char *name, char *path)
     return scenario_path(path, "%s/%s", root, name);
 }
 
-/* --- before, act, again ------------------------------------------------------------------------- */
+/* --- the three phases --------------------------------------------------------------------------- */
 
 static fsdp_status convert(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
 {
@@ -161,7 +161,7 @@ fsdp_status scenario_again(const scenario *s, fsdp_io *io, const char *root, fsd
     return FSDP_OK;
 }
 
-/* --- looking ------------------------------------------------------------------------------------ */
+/* --- checking the state ------------------------------------------------------------------------- */
 
 static scenario_found found_by_step(int64_t step, fsdp_error *why)
 {

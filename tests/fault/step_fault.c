@@ -327,7 +327,7 @@ fsdp_status step_fault_body(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* --- what it must be -------------------------------------------------------------------------- */
+/* --- expected results ------------------------------------------------------------------------- */
 
 static bool complain(fsdp_text *why, const char *what, const fsdp_error *err)
 {

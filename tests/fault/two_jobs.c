@@ -124,7 +124,7 @@ static int exit_of(pid_t child)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-/* --- judging ------------------------------------------------------------------------------------ */
+/* --- checking the result ------------------------------------------------------------------------ */
 
 static fsdp_status load(const char *path, uint64_t content, fsdp_error *err)
 {

@@ -456,7 +456,7 @@ static void check_functions(const char *root, const char *page_name, int least)
     fsdp_text_release(&page);
 }
 
-/* --- all of it ----------------------------------------------------------------------------------- */
+/* --- main ---------------------------------------------------------------------------------------- */
 
 static void remove_folder(void)
 {

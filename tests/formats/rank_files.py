@@ -211,7 +211,7 @@ def meshes():
     holds("columns of a mesh", column, whole)
     nested = [{"x": half(r // 2, layout_mesh([0, 1, 2, 3], ((2, 1),), ((2, 1),)))} for r in range(4)]
     holds("nested sizes", nested, whole)
-    fails("another seat", DAMAGED, "does not sit",
+    fails("another coordinate", DAMAGED, "is not at the coordinate",
           [{"x": half(r, old_mesh([0, 1], (2,), _coordinate_on_dim=[0]))} for r in range(2)])
     fails("another rank", DAMAGED, "by its contents",
           [{"x": half(r, old_mesh([0, 1], (2,), _rank=0))} for r in range(2)])
@@ -359,7 +359,7 @@ def names():
     for name in (*spoken, "checkpoint_{r}.pt", "000{r}.pth"):
         holds(name, states, whole, name=name)
     holds("a pattern", states, whole, name="step5-{r}-of-2.pt", pattern="step5-{r}-of-{W}.pt")
-    fails("more than the world", DAMAGED, "speak of 1", states, name="x_world_size_1_rank_{r}.pt")
+    fails("more than the world", DAMAGED, "say 1 ranks", states, name="x_world_size_1_rank_{r}.pt")
     fails("less than the world", DAMAGED, "rank 2 of 3", states, name="x_world_size_3_rank_{r}.pt")
     fails("far less", DAMAGED, "rank 2 of 999999999", states, name="x_world_size_999999999_rank_{r}.pt")
     fails("a high rank", DAMAGED, "rank 2 of", {0: states[0], 999999999: {}})

@@ -66,7 +66,7 @@ static const fsdp_io_ops memory_ops = {.name = "memory",
                                        .size = size_of_memory,
                                        .close = close_memory};
 
-/* --- what was accepted must make sense -------------------------------------------------------- */
+/* --- accepted indexes ------------------------------------------------------------------------- */
 
 static void check_cut(const fsdp_stored_box *box, int64_t block)
 {

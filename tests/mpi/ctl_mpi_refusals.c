@@ -103,7 +103,8 @@ static int check_late(void)
 {
     fsdp_ctl_mpi_set_deadline(200);
     is_late = true;
-    int failed = try_world(FSDP_ERR_PEER, "not all ranks came within 0.2 s") || fsdp_mpi_finalize();
+    const char *words = "not all ranks connected over MPI within 0.2 s";
+    int failed = try_world(FSDP_ERR_PEER, words) || fsdp_mpi_finalize();
     MPI_Cancel(&never);
     MPI_Wait(&never, MPI_STATUS_IGNORE);
     return MPI_Finalize() != MPI_SUCCESS || failed;

@@ -164,8 +164,8 @@ def lose(mpiexec, program, folder, how, special, call):
 
 # What a rank says of the checkpoint when another one was lost, and the steps that may be found then.
 PROMISES = {
-    "nothing was saved, and what was there before is as it was": ["20"],
-    "the checkpoint is saved all the same": ["30"],
+    "nothing was saved, and existing checkpoints are unchanged": ["20"],
+    "the checkpoint is saved nevertheless": ["30"],
     "the checkpoint is saved whole or not at all": ["20", "30"],
 }
 

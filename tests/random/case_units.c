@@ -137,7 +137,7 @@ static void draw_hook(training_case *c, random_dice *dice)
         c->hook = hooks[dice_below(dice, 2)];
 }
 
-/* --- which there are -------------------------------------------------------------------------- */
+/* --- choosing units --------------------------------------------------------------------------- */
 
 static case_unit *add_unit(training_case *c, int layer, const char *suffix)
 {

@@ -168,7 +168,7 @@ fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *
     return make_optim(net, err);
 }
 
-/* --- how units work ----------------------------------------------------------------------------- */
+/* --- unit settings ------------------------------------------------------------------------------ */
 
 static fsdp_status tune_prefetch(random_net *net, int i, fsdp_error *err)
 {

@@ -241,7 +241,7 @@ fsdp_status trainer_evaluate(trainer *t, fsdp_error *err)
     return evaluate(t, true, err);
 }
 
-/* --- left ----------------------------------------------------------------------------------------- */
+/* --- abandoned steps ------------------------------------------------------------------------------ */
 
 static fsdp_status leave_forward(trainer *t, fsdp_error *err)
 {

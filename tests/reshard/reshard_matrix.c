@@ -38,7 +38,7 @@ typedef struct job {
 
 static char folder[64];
 
-/* --- what a rank does --------------------------------------------------------------------------- */
+/* --- a rank ------------------------------------------------------------------------------------- */
 
 static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {

@@ -252,7 +252,7 @@ def loss():
              lambda: lose("work", 2, 10, "rank 2 (process ", "died"),
              lambda: lose("stop", 0, 10, f"rank 0 {stuck}", "within 1 s", deadline=1),
              lambda: lose("late", 2, 10, f"rank 2 {stuck}: it did not come within 1 s to {call}", deadline=1),
-             lambda: lose("leave", 0, 10, f"rank 0 has left the group: it does not come to {call}"),
+             lambda: lose("leave", 0, 10, f"rank 0 has left the group: it takes no part in {call}"),
              lambda: lose("abort", 1, 7, "the disk is full"),
              lambda: lose("differ", 2, 2, other),
              lambda: lose("counts", 1, 2, "rank 1 sends 8 elements to rank 0, which expects 3 from it, in")]

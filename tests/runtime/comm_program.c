@@ -138,7 +138,7 @@ static fsdp_status run_hash(fsdp_world *world, fsdp_error *err)
     return status;
 }
 
-/* --- much ------------------------------------------------------------------------------------- */
+/* --- large amounts ---------------------------------------------------------------------------- */
 
 static size_t repeated_room(size_t size)
 {
@@ -237,7 +237,7 @@ static fsdp_status run_large(fsdp_world *world, int kind, fsdp_error *err)
     return status;
 }
 
-/* --- trouble ---------------------------------------------------------------------------------- */
+/* --- failures --------------------------------------------------------------------------------- */
 
 static fsdp_status reduce(fsdp_comm *comm, int64_t count, fsdp_error *err)
 {

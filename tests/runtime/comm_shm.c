@@ -27,7 +27,7 @@ static void expect(bool holds, const char *what, int rank, const rank_result *re
             (int)result->status, result->err.text, result->fds_left);
 }
 
-/* --- what is left ----------------------------------------------------------------------------- */
+/* --- leftovers -------------------------------------------------------------------------------- */
 
 /* Memory has no name: no file of /dev/shm is mapped. */
 static bool is_mapped_by_name(void)
@@ -92,7 +92,7 @@ static void test_values(void)
     }
 }
 
-/* --- trouble ---------------------------------------------------------------------------------- */
+/* --- failures --------------------------------------------------------------------------------- */
 
 typedef enum trouble_kind { KILLED, KILLED_IN_WORK, STOPPED, LEAVES, ABORTS, DIFFERS } trouble_kind;
 
@@ -221,7 +221,7 @@ static void test_troubles(void)
         test_trouble(&all[i]);
 }
 
-/* --- what is not to be seen ------------------------------------------------------------------- */
+/* --- hidden memory ---------------------------------------------------------------------------- */
 
 static void see_nothing(void *user, const void *const *inputs)
 {
@@ -252,7 +252,7 @@ static void test_private_memory_is_not_seen(void)
     finish_rank_processes(&ranks, results);
     for (int i = 0; i < 2; i++)
         expect(results[i].status == FSDP_ERR_USAGE &&
-                   strstr(results[i].err.text, "is not of fsdp_comm_alloc"),
+                   strstr(results[i].err.text, "is not memory of fsdp_comm_alloc"),
                "private memory", i, &results[i]);
 }
 

@@ -1,6 +1,6 @@
 """One program, every way to launch it: exit codes, signals, lost ranks and supervisors, what is left.
 
-usage: launch.py PROGRAM local|loss|supervisor|meeting|slurm
+usage: launch.py PROGRAM local|loss|supervisor|bootstrap|slurm
        launch.py PROGRAM mpirun MPIEXEC
 """
 
@@ -163,9 +163,9 @@ def local_exits():
         for rank in range(3):
             expect_run(7, rf"rank {rank} has left with exit code 7 \(no space\)", *options, "exit", rank, 7)
     for options in (["--np", 3], ["--threads", 3], ["--np", 3, "--comm", "tcp"]):
-        why = r"rank 1 has left the group with exit code 7 \(no space\): it does not come to all_reduce"
+        why = r"rank 1 has left the group with exit code 7 \(no space\): it takes no part in all_reduce"
         expect_run(7, why, *options, "leave", 1, 7)
-        expect_run(1, r"has left the group with exit code 1: it does not come", *options, "leave", 1, 1)
+        expect_run(1, r"has left the group with exit code 1: it takes no part", *options, "leave", 1, 1)
     expect_run(1, "rank 1 has left with exit code 1\n", "--np", 3, "exit", 1, 1)
     for options in ([], ["--np", 2], ["--threads", 2]):
         expect_run(70, "rank 0 returned 256, as exit code that would be 0", *options, "exit", 0, 256)
@@ -213,7 +213,7 @@ def local_refusals():
         ("FSDP_NP and FSDP_THREADS", [], {"FSDP_NP": 2, "FSDP_THREADS": 2}),
         ("--comm threads contradicts --np", ["--np", 2, "--comm", "threads"], {}),
         ("--np needs a value", ["--np"], {}),
-        ("each rank writes a file of its own", ["--np", 2, "--trace", "x"], {}),
+        ("each rank writes its own file", ["--np", 2, "--trace", "x"], {}),
         ("there is no device 'x'", ["--np", 2, "--device", "x"], {}),
         ("RANK is not set", [], {"WORLD_SIZE": 2}),
         ("--np contradicts mpirun", ["--np", 2], {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}),
@@ -295,7 +295,7 @@ def supervisor():
         expect_nobody(f"a supervisor that is killed after {delay_ms} ms")
 
 
-# --- meetings ----------------------------------------------------------------------------------------
+# --- bootstrap ---------------------------------------------------------------------------------------
 
 
 def member(rank, size, port, *arguments, host="127.0.0.1", deadline=20, **more):
@@ -314,7 +314,7 @@ def is_listening(port):
     return any(int(at[1].split(":")[1], 16) == port and at[3] == "0A" for at in lines)
 
 
-def meet_all(what, processes):
+def bootstrap_all(what, processes):
     results = [finish(process) for process in processes]
     expect(all(code == 0 for code, _, _ in results), what, results)
     check_ranks(len(processes), "".join(out for _, out, _ in results), what)
@@ -325,7 +325,7 @@ def expect_error(process, code, pattern):
     expect(result[0] == code and re.search(pattern, result[2]), f"want {code}, '{pattern}'; got", result)
 
 
-def lost_in_meeting():
+def lost_in_bootstrap():
     port = free_port()
     zero, one = (member(rank, 3, port) for rank in (0, 1))
     wait_for(lambda: is_connected(port))
@@ -340,7 +340,7 @@ def lost_in_meeting():
     finish(zero)
 
 
-def member_stopped_in_meeting():
+def member_stopped_in_bootstrap():
     port = free_port()
     zero, one = (member(rank, 3, port, deadline=3) for rank in (0, 1))
     wait_for(lambda: is_connected(port))
@@ -352,7 +352,7 @@ def member_stopped_in_meeting():
     finish(one)
 
 
-def zero_stopped_in_meeting():
+def zero_stopped_in_bootstrap():
     port = free_port()
     zero, one = (member(rank, 3, port, deadline=1) for rank in (0, 1))
     wait_for(lambda: is_connected(port))
@@ -362,23 +362,23 @@ def zero_stopped_in_meeting():
     finish(zero)
 
 
-def meet_by_any_name():
+def bootstrap_by_any_name():
     for host in ("127.0.0.1", "localhost", "[::1]", socket.gethostname()):
         port = free_port()
-        meet_all(f"FSDP_MASTER at {host}", [member(rank, 3, port, host=host) for rank in (2, 0, 1)])
+        bootstrap_all(f"FSDP_MASTER at {host}", [member(rank, 3, port, host=host) for rank in (2, 0, 1)])
 
 
-def meet_among_strangers():
+def bootstrap_beside_other_clients():
     port = free_port()
     processes = [member(rank, 3, port) for rank in (0, 1)]
     wait_for(lambda: is_connected(port))
-    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
-    strangers[70].sendall(b"GET / HTTP/1.0\r\n\r\n")
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
+    clients[70].sendall(b"GET / HTTP/1.0\r\n\r\n")
     foreign = member(2, 3, port, FSDP_JOB_ID="theirs")
     expect_error(foreign, 2, "another job's rendezvous is there")
-    meet_all("a meeting with strangers", [*processes, member(2, 3, port)])
-    for stranger in strangers:
-        stranger.close()
+    bootstrap_all("a bootstrap beside other clients", [*processes, member(2, 3, port)])
+    for client in clients:
+        client.close()
 
 
 def contradict_each_other():
@@ -402,22 +402,22 @@ def wait_in_vain():
         silent = member(1, 2, busy, deadline=0.5)
         expect_error(member(0, 2, busy), 8, "cannot listen at 127.0.0.1 port")
         for process in absent:
-            expect_error(process, 10, "ranks 1, 3 did not come within 1 s")
-        expect_error(nobody, 10, "rank 0 did not come within 0.5 s: .*refused")
+            expect_error(process, 10, "ranks 1, 3 did not connect within 1 s")
+        expect_error(nobody, 10, "rank 0 did not answer within 0.5 s: .*refused")
         expect_error(silent, 10, "did not answer within 0.5 s: it is stuck, or something else listens there")
 
 
-def meet_with_few_files():
+def bootstrap_with_few_files():
     port = free_port()
     limited = ("/bin/sh", "-c", "ulimit -S -n 20; exec \"$0\" \"$@\"", PROGRAM)
-    meet_all("few files", [member(rank, 12, port, command=limited) for rank in range(12)])
+    bootstrap_all("few files", [member(rank, 12, port, command=limited) for rank in range(12)])
 
 
-def meeting():
-    meet_with_few_files()
-    at_once([member_stopped_in_meeting], [zero_stopped_in_meeting], [wait_in_vain], [lost_in_meeting],
-            [contradict_each_other], [meet_among_strangers], [meet_by_any_name])
-    expect_nobody("a meeting")
+def bootstrap():
+    bootstrap_with_few_files()
+    at_once([member_stopped_in_bootstrap], [zero_stopped_in_bootstrap], [wait_in_vain], [lost_in_bootstrap],
+            [contradict_each_other], [bootstrap_beside_other_clients], [bootstrap_by_any_name])
+    expect_nobody("a bootstrap")
 
 
 def slurm():
@@ -426,7 +426,7 @@ def slurm():
                    SLURM_STEP_ID=step, SLURM_STEP_NODELIST="localhost,far[01-07]") for rank in range(3)]
             for step in (0, 1)]
     for job in jobs:
-        meet_all("srun", job)
+        bootstrap_all("srun", job)
     expect_run(0, "rank 0 of 1", SLURM_PROCID=0, SLURM_NTASKS=3, SLURM_LOCALID=0, SLURM_JOB_ID=7)
     expect_nobody("srun")
 

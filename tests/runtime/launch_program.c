@@ -1,17 +1,17 @@
 /*
- * A program for every way to launch it; launch.py runs it. What its ranks do is the first argument:
+ * A program for every way to launch it; launch.py runs it. Its first argument chooses the work of its ranks:
  *
- *   meet                 random calls of the control plane, a mesh and a mean; says "rank R of N: ..."
- *   arguments ...        rank 0 prints the arguments that are left
+ *   talk                 random calls of the control plane, a mesh and a mean; prints "rank R of N: ..."
+ *   arguments ...        rank 0 prints the remaining arguments
  *   exit RANK CODE       RANK returns CODE, the others wait for it in a mean
- *   leave RANK CODE      the same in an all-reduce
+ *   leave RANK CODE      RANK returns CODE, the others wait for it in an all-reduce
  *   signal RANK NUMBER   RANK raises that signal, the others wait
  *   quit RANK CODE       RANK calls exit
- *   work RANK CODE       RANK prints and returns CODE, the others never look
- *   hold RANK CODE       the same, and the others hold the standard output
- *   defy RANK CODE       the same, and the others ignore SIGTERM
- *   wait FOLDER          each writes its pid to FOLDER/rank-N, then all meet until told otherwise;
- *                        SIGUSR1 is noted in FOLDER/usr1-N, SIGTERM ends with 75
+ *   work RANK CODE       RANK prints and returns CODE, the others make no call
+ *   hold RANK CODE       as work, and the others hold the standard output
+ *   defy RANK CODE       as work, and the others ignore SIGTERM
+ *   wait FOLDER          each rank writes its pid to FOLDER/rank-N, then all compute means until a signal:
+ *                        SIGUSR1 is recorded in FOLDER/usr1-N, SIGTERM ends with 75
  *   read                 rank 0 repeats its standard input
  *   collect              all-reduces and checks
  */
@@ -58,7 +58,7 @@ static fsdp_status collect(fsdp_world *world, fsdp_error *err)
     return status;
 }
 
-static fsdp_status meet(fsdp_world *world, fsdp_error *err)
+static fsdp_status talk(fsdp_world *world, fsdp_error *err)
 {
     ctl_rounds rounds = {.seed = 5, .rounds = 60, .max_size = 60000};
     int rank = fsdp_world_rank(world), size = fsdp_world_size(world);
@@ -182,12 +182,12 @@ static void repeat_input(void)
 static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
 {
     fsdp_error err = {0};
-    const char *what = argc > 1 ? argv[1] : "meet";
+    const char *what = argc > 1 ? argv[1] : "talk";
     fsdp_status status = FSDP_OK;
     if (user != &usr1)
         return 98;
-    if (strcmp(what, "meet") == 0)
-        status = meet(world, &err);
+    if (strcmp(what, "talk") == 0)
+        status = talk(world, &err);
     else if (strcmp(what, "collect") == 0)
         status = collect(world, &err);
     else if (strcmp(what, "wait") == 0 && argc == 3)

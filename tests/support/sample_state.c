@@ -1,4 +1,4 @@
-/* States for tests: see state.h. */
+/* States for tests: see sample_state.h. */
 #include "tests/support/sample_state.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@ typedef struct builder {
     int world, rank, variant;
     bool filled;
     uint64_t seed;
-    int number; /* of the tensor at hand */
+    int number; /* of the current tensor */
 } builder;
 
 /* --- contents ----------------------------------------------------------------------------------- */
@@ -40,7 +40,7 @@ static void element_bytes(uint64_t key, int64_t position, fsdp_dtype dtype, unsi
     memcpy(bytes, random, fsdp_dtype_size(dtype));
 }
 
-/* Writes the elements of a box, or counts the bytes that are not theirs. */
+/* Writes the elements of a box, or counts the bytes that differ from them. */
 static int64_t visit_box(const fsdp_entry *entry, const fsdp_box *box, uint64_t key,
                          unsigned char *data, bool fill)
 {
@@ -94,7 +94,7 @@ static void *give_memory(test_state *state, int64_t bytes)
     return state->memory[state->count++] = data;
 }
 
-/* The entry that was added last gets memory of its own. */
+/* Allocates memory for the last entry. */
 static fsdp_status supply(builder *b, fsdp_error *err)
 {
     test_state *state = b->state;
@@ -129,7 +129,7 @@ static fsdp_placement cut(int dim, int ndim)
     return (fsdp_placement){.kind = FSDP_SHARD, .dim = dim < ndim ? dim : 0};
 }
 
-/* The divisor of n that is nearest below its square root. */
+/* The largest divisor of n that is at most its square root. */
 static int64_t inner_size(int64_t n)
 {
     int64_t best = 1;
@@ -237,7 +237,7 @@ static int compare_ranks(const void *a, const void *b)
     return ((const fsdp_rank_box *)a)->rank - ((const fsdp_rank_box *)b)->rank;
 }
 
-/* Random boxes on random ranks; some of them twice. All ranks come to the same. */
+/* Random boxes on random ranks, some of them twice. All ranks draw the same boxes. */
 static void box_layout(const builder *b, int ndim, const int64_t *shape, box_cutter *cutter,
                        fsdp_layout *layout_out)
 {
@@ -352,7 +352,7 @@ static fsdp_status add_list(builder *b, const char *name, fsdp_error *err)
     return add_value(b, name, &value, err);
 }
 
-/* The values of a seed; `step` tells which seed a loaded state has. */
+/* Adds the values of a seed; the value `step` identifies the seed of a loaded state. */
 static fsdp_status add_values(builder *b, bool all, fsdp_error *err)
 {
     fsdp_value step = fsdp_value_i64((int64_t)b->seed);
@@ -477,7 +477,7 @@ void test_state_release(test_state *state)
     *state = (test_state){.rank = 0};
 }
 
-/* --- looking ------------------------------------------------------------------------------------ */
+/* --- checking ----------------------------------------------------------------------------------- */
 
 static int64_t compare_values(const fsdp_sd *sd, const fsdp_sd *expected)
 {

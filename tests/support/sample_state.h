@@ -1,8 +1,8 @@
 /*
  * States for tests: tensors of every dtype, awkward shape and layout, with values, aliases and flat
- * buffers. What an element holds is a function of seed, entry and position in the whole tensor, so
- * any rank of any layout can fill its boxes and tell how many bytes of them are wrong. Uses public
- * headers only.
+ * buffers. The value of an element is a function of seed, entry and position in the whole tensor, so
+ * any rank of any layout can fill its boxes and count the wrong bytes in them. Uses public headers
+ * only.
  */
 #ifndef TEST_STATE_H
 #define TEST_STATE_H
@@ -21,20 +21,20 @@ enum { STATE_VARIANTS = 18 };  /* of the layouts that the tensors of a state hav
 typedef struct test_state {
     fsdp_sd *sd;
     int rank;
-    void **memory;             /* ours, one per tensor entry or flat buffer */
+    void **memory;             /* owned; one block per tensor entry or flat buffer */
     size_t count, capacity;
 } test_state;
 
-/* The part of `rank` in a state on `world` ranks. filled: with the contents of `seed`; otherwise
- * memory and values hold what no seed gives. */
+/* Makes the part of `rank` in a state on `world` ranks. filled: with the contents of `seed`; otherwise
+ * with memory and values that no seed gives. */
 fsdp_status test_state_create(state_model model, int world, int rank, int variant, bool filled,
                               uint64_t seed, test_state *state_out, fsdp_error *err);
 void test_state_release(test_state *state);
 
-/* Bytes of this rank's boxes, and of values, that are not those of the seed. */
+/* The number of bytes of this rank's boxes and values that differ from those of the seed. */
 int64_t test_state_differing(const test_state *state, uint64_t seed);
 
-/* The same for any state dict of that model: a full state, say. */
+/* test_state_differing for any state dict of that model, such as a full state. */
 int64_t test_sd_differing(const fsdp_sd *sd, int rank, uint64_t seed);
 
 /* --- sampling ------------------------------------------------------------------------------------ */
@@ -42,10 +42,10 @@ int64_t test_sd_differing(const fsdp_sd *sd, int rank, uint64_t seed);
 /* A test with many cases runs every n-th: n is `usual`, FSDP_TEST_FEWER times as much where that is set
  * (slow builds), or FSDP_TEST_SAMPLE when that is 1 (all) or more than both. */
 int64_t test_sample(int64_t usual);
-/* That of a test that usually runs all, and never fewer than every `most`-th. */
+/* test_sample for a test that usually runs all cases, and at least every `most`-th. */
 int64_t test_sample_at_most(int64_t most);
 
-/* Cases are taken by number, spread so that every loop around them is sampled. */
+/* Chooses cases by number, so that every loop around them is sampled evenly. */
 typedef struct test_sampler {
     int64_t every, seen, taken;
 } test_sampler;

@@ -53,7 +53,7 @@ static fsdp_status find_device(world_rank *rank, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- whoever comes next gets the memory ------------------------------------------------------- */
+/* --- memory for the next user ----------------------------------------------------------------- */
 
 typedef struct scribble_args {
     void *data;

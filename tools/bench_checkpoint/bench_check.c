@@ -318,7 +318,7 @@ fsdp_status bench_prove(fsdp_checkpoint *checkpoint, bench_proof *proof, fsdp_er
     return st;
 }
 
-/* --- a run that is to go on ----------------------------------------------------------------------- */
+/* --- a run to continue ---------------------------------------------------------------------------- */
 
 /* Compares structure and values, which show model and seed: rng.cpu depends on the seed and the step. */
 static fsdp_status check_same_state(fsdp_checkpoint *checkpoint, const bench_options *opts,

@@ -190,7 +190,7 @@ static fsdp_status make_source(convert_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- contests --------------------------------------------------------------------------------- */
+/* --- comparisons ------------------------------------------------------------------------------ */
 
 typedef struct convert_times {
     bench_times fast, verified, copy, peer;

@@ -122,7 +122,7 @@ static fsdp_status print_memory(const step_run *run, fsdp_error *err)
     return cli_put_all(&text);
 }
 
-/* --- beside PyTorch --------------------------------------------------------------------------- */
+/* --- against PyTorch -------------------------------------------------------------------------- */
 
 enum { TIMED_STEPS = 4, SLACK = 48 << 20 };
 

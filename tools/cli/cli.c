@@ -205,8 +205,8 @@ static error_t parse_general(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option general_options[] = {
     {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1), errors too", 0},
-    {"quiet", 'q', NULL, 0, "no talk, no progress", 0},
-    {"log", KEY_LOG, "FILE", 0, "append all that is said, with the time, to FILE", 0},
+    {"quiet", 'q', NULL, 0, "no messages, no progress", 0},
+    {"log", KEY_LOG, "FILE", 0, "append all messages, with the time, to FILE", 0},
     {"help", KEY_HELP, NULL, 0, "this text; -h is shorter", 0},
     {"version", KEY_VERSION, NULL, 0, "version and build features", 0},
     {"usage", 'h', NULL, 0, NULL, 0},
@@ -260,7 +260,7 @@ static error_t parse_names(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option names_options[] = {
     {"include", 'I', "REGEX", 0, "only names that match (extended regular expression)", 0},
-    {"exclude", 'X', "REGEX", 0, "not names that match", 0},
+    {"exclude", 'X', "REGEX", 0, "leave out names that match", 0},
     {0}};
 const struct argp cli_names_argp = {.options = names_options, .parser = parse_names};
 
@@ -269,7 +269,7 @@ const struct argp_child cli_children[CLI_CHILDREN + 1] = {{&cli_names_argp, 0, N
                                                           {&cli_general_argp, 0, NULL, 0},
                                                           {0}};
 
-/* --- looking for mistyped options ------------------------------------------------------------- */
+/* --- mistyped options ------------------------------------------------------------------------- */
 
 const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user)
 {
@@ -370,7 +370,7 @@ static const char *checked; /* the argument at hand */
 static const char *path_hint(void)
 {
     return checked && access(checked, F_OK) == 0
-               ? "; a path that begins with '-' goes behind '--', or begins with './'"
+               ? "; a path that begins with '-' goes after '--', or begins with './'"
                : "";
 }
 

@@ -75,7 +75,7 @@ void cli_log_end(int code)
     cli_log("end", text);
 }
 
-/* --- where it may be --------------------------------------------------------------------------- */
+/* --- checking the path ------------------------------------------------------------------------- */
 
 static struct {
     const char *paths[8];
@@ -127,8 +127,8 @@ static fsdp_status check_place(const char *path, fsdp_error *err)
     for (int i = 0; i < worked_on.count; i++)
         if (lies_in(path, worked_on.paths[i]))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the log '%s' would be where '%s' is read or written: give it another "
-                             "place",
+                             "the log '%s' would be at or in '%s', which is read or written: give "
+                             "it another place",
                              path, worked_on.paths[i]);
     if (find_place(path, true, parent) && fsdp_path_has_manifest(parent, cli_access()))
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -147,7 +147,8 @@ static fsdp_status check_log(const char *path, int64_t size, fsdp_error *err)
     if (is_log)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' is not a log of ours: it is not appended to; name another file", path);
+                     "'%s' is not a log of these tools, and is not changed: name another file",
+                     path);
 }
 
 /* --- opening ----------------------------------------------------------------------------------- */

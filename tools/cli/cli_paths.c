@@ -49,8 +49,8 @@ static fsdp_status check_dcp(const char *path, const char *name, const char *dir
     if (is_metadata || ends_with(name, ".metadata") || holds(directory, ".metadata"))
         return fail_inside(path, directory, err);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is one file of a DCP checkpoint, and '%s/.metadata', which says what it "
-                     "holds, is not there: was the save finished?",
+                     "'%s' is one file of a DCP checkpoint, and '%s/.metadata', which describes "
+                     "it, is missing: was the save finished?",
                      path, directory);
 }
 
@@ -60,7 +60,7 @@ static fsdp_status check_beside_weights(const char *path, const char *name, cons
 {
     if (ends_with(name, ".index.json"))
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' only says which file holds what: name the directory '%s'", path,
+                         "'%s' is only an index of files: name the directory '%s'", path,
                          directory);
     if (strcmp(name, "config.json") != 0)
         return FSDP_OK;
@@ -76,8 +76,8 @@ static fsdp_status check_latest(const char *path, const char *name, const char *
     if (strcmp(name, "latest") != 0 || !cli_is_run(directory))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is a note for people: name the run '%s', of which the newest good "
-                     "checkpoint is taken, or one of its steps",
+                     "'%s' is a hint for people: name the run '%s' for its newest good checkpoint, "
+                     "or one of its steps",
                      path, directory);
 }
 

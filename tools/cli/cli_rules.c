@@ -147,7 +147,7 @@ static void check_section(const cli_tool *tool, const char *text, int line)
     char name[80];
     size_t size = strlen(section);
     if (strncmp(text + 1, section, size) != 0 || strcmp(text + 1 + size, "]") != 0)
-        cli_usage_error("%s:%d: section '%s' is not of %s, whose options stand below [%s]",
+        cli_usage_error("%s:%d: section '%s' is not of %s, whose options are below [%s]",
                         rules.path, line, shown(text, name), tool->name, section);
 }
 

@@ -297,7 +297,7 @@ void convert_add_next(fsdp_text *text, const convert_options *opts,
     free(left);
 }
 
-/* --- what to drop ----------------------------------------------------------------------------- */
+/* --- names for --drop ------------------------------------------------------------------------- */
 
 /* " --drop values --drop dtype:bf16" at the end of a refusal, or NULL. Names of the source stand
  * before it. */

@@ -98,12 +98,12 @@ void convert_add_plan(fsdp_text *text, const convert_options *opts,
     if (plan->free_bytes >= 0 && fits)
         fsdp_text_addf(text, "ok");
     else if (plan->free_bytes >= 0)
-        fsdp_text_addf(text, "not enough for %s with all that is beside the tensors",
+        fsdp_text_addf(text, "not enough for %s, including bytes beside the tensors",
                        cli_bytes(plan->bytes_needed, number));
     fsdp_text_add(text, "\n", 1);
     if (plan->bytes_spooled > 0)
         fsdp_text_addf(text,
-                       "  unpack %s beside the result meanwhile (packed, read out of order)\n",
+                       "  unpack %s temporarily beside the result (packed, read out of order)\n",
                        cli_bytes(plan->bytes_spooled, number));
     add_changes(text, opts, plan);
 }

@@ -14,11 +14,11 @@ enum { KEY_SHARDS = 0x2000, KEY_TREE, KEY_CONFIG, KEY_STATS, KEY_HIST, KEY_DIGES
 
 static const struct argp_option options[] = {
     {"long", 'l', NULL, 0, "one line per entry", 0},
-    {"shards", KEY_SHARDS, NULL, 0, "files, and which rank holds which box", 0},
+    {"shards", KEY_SHARDS, NULL, 0, "files, and the boxes that each rank holds", 0},
     {"tree", KEY_TREE, NULL, 0, "names as a tree", 0},
     {"config", KEY_CONFIG, NULL, 0, "the values that are not tensors", 0},
     {"stats", KEY_STATS, NULL, 0, "reads the data: min, max, mean, NaN, Inf of float tensors", 0},
-    {"hist", KEY_HIST, NULL, 0, "reads the data: how large the numbers of float tensors are", 0},
+    {"hist", KEY_HIST, NULL, 0, "reads the data: magnitudes of float tensors", 0},
     {"digest", KEY_DIGEST, "sha256", 0, "reads the data: digests of whole tensors", 0},
     {"sort", KEY_SORT, "KEY", 0, "order (as saved), name or size", 0},
     {0}};
@@ -80,7 +80,7 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 static const cli_tool tool = {
     .name = "fsdp-ls",
     .args = "PATH",
-    .summary = "What is inside a checkpoint, and who holds what.",
+    .summary = "Lists the contents of a checkpoint, and the ranks that hold them.",
     .examples = "  fsdp-ls runs/gpt2                        newest good checkpoint of a run\n"
                 "  fsdp-ls --long --sort size step-00001200 every tensor, largest first\n"
                 "  fsdp-ls --shards -I 'attn' step-00001200 which rank holds which rows\n"
@@ -92,7 +92,7 @@ static const cli_tool tool = {
 static const cli_tool inspect_tool = {
     .name = "fsdp-inspect",
     .args = "PATH",
-    .summary = "Every entry of a checkpoint, one a line: fsdp-ls --long by a shorter name.",
+    .summary = "Lists the entries of a checkpoint, one per line: short for fsdp-ls --long.",
     .examples = "  fsdp-inspect step-00001200               names, dtypes, shapes, layouts\n"
                 "  fsdp-inspect runs/gpt2 -I 'attn'         of the newest good one of a run\n"
                 "  fsdp-inspect --shards step-00001200      all that fsdp-ls can show\n",

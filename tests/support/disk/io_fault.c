@@ -52,7 +52,7 @@ static void kill_this_process(void)
         pause();
 }
 
-/* What is to happen to this call, by the plan. */
+/* The plan's action for this call. */
 static fsdp_fault_action count_call(fault_io *fault, fsdp_io_call call, const char *path)
 {
     const fsdp_fault_plan *plan = &fault->plan;
@@ -65,7 +65,7 @@ static fsdp_fault_action count_call(fault_io *fault, fsdp_io_call call, const ch
     return hit ? plan->action : FSDP_FAULT_NONE;
 }
 
-/* For calls that transfer no bytes: 0 when the call is to go through, or a negative errno. */
+/* For calls that transfer no bytes: 0 to make the call, or a negative errno. */
 static int before_call(fault_io *fault, fsdp_io_call call, const char *path)
 {
     switch (count_call(fault, call, path)) {
@@ -79,7 +79,7 @@ static int before_call(fault_io *fault, fsdp_io_call call, const char *path)
     return 0;
 }
 
-/* For pread and pwrite: also lowers *size_io, and says whether the process ends afterwards. */
+/* For pread and pwrite: may lower *size_io; *killed_out: the process ends afterwards. */
 static int before_transfer(fault_file *file, fsdp_io_call call, size_t *size_io, bool *killed_out)
 {
     const fsdp_fault_plan *plan = &file->owner->plan;

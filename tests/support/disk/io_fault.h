@@ -2,8 +2,8 @@
  * A fault-injecting io back end, for tests: wraps another one, counts its calls and lets the n-th
  * one kill the process, fail, transfer less, or call back. Part of fsdp_testing, not of the library.
  *
- * The usual loop: run once without a plan and ask fsdp_io_fault_calls how many calls n there are;
- * then run n times more, with plan.at = 1..n, and look at what is left each time.
+ * The usual loop: run once without a plan and get the number of calls n from fsdp_io_fault_calls;
+ * then run n times more, with plan.at = 1..n, and check the files each time.
  */
 #ifndef FSDP_IO_FAULT_H
 #define FSDP_IO_FAULT_H
@@ -51,10 +51,10 @@ typedef enum fsdp_fault_action {
     FSDP_FAULT_CALL            /* call back first */
 } fsdp_fault_action;
 
-/* A part of nothing is half of what was asked. */
+/* With part 0, a partial transfer has half of the requested bytes. */
 typedef struct fsdp_fault_plan {
     unsigned calls;            /* which calls count; 0: any */
-    int64_t at;                /* the call that the action befalls, from 1; 0: none */
+    int64_t at;                /* the call with the action, from 1; 0: none */
     bool forever;              /* and all counted calls after it */
     fsdp_fault_action action;
     int errnum;                /* for ERRNO */
@@ -67,7 +67,7 @@ typedef struct fsdp_fault_plan {
 /* Borrows inner (NULL: fsdp_io_posix()) until fsdp_io_fault_free. plan NULL: only count. */
 fsdp_status fsdp_io_fault_create(fsdp_io *inner, const fsdp_fault_plan *plan, fsdp_io **io_out,
                                  fsdp_error *err);
-/* All its files are closed before. Accepts NULL. */
+/* Call after all its files are closed. Accepts NULL. */
 void fsdp_io_fault_free(fsdp_io *io);
 
 /* Calls counted so far: those that plan.calls selects. */

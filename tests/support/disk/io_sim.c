@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Beyond this a test would exhaust memory by a mistake. */
+/* A larger file is a mistake of the test, and would exhaust memory. */
 static const int64_t LARGEST_FILE = (int64_t)1 << 32;
 
 typedef struct sim_file {
@@ -182,7 +182,7 @@ static bool note_change(sim_node *node, const void *data, size_t size, size_t of
     return true;
 }
 
-/* How far a file may reach when it wants to reach `end`. */
+/* The largest size up to `end` that the disk has room for. */
 static size_t room_until(const sim_disk *disk, const sim_node *node, size_t end)
 {
     if (disk->capacity == 0 || end <= node->occupied)

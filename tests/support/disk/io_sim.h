@@ -2,7 +2,7 @@
  * A simulated disk, for tests: a tree of files in memory behind fsdp_io that can lose power. Part of
  * fsdp_testing, not of the library.
  *
- * What survives a power cut, and nothing else:
+ * A power cut leaves only:
  *  - a file's bytes and size as they were when it was last synced; of later writes any subset, torn
  *    at 512 bytes, later ones without earlier ones; the size at any moment since;
  *  - a directory's entries as they were when sync_dir was last called on it; of later creations,
@@ -21,22 +21,22 @@
 
 #include "base/text.h"
 
-/* An empty disk of that many bytes, 0 for no limit. A full disk writes short, then says ENOSPC. */
+/* An empty disk of that many bytes, 0 for no limit. A full disk writes short, then fails with ENOSPC. */
 fsdp_status fsdp_sim_create(int64_t capacity, fsdp_io **io_out, fsdp_error *err);
 
-/* All its files are closed before. Accepts NULL. */
+/* Call after all its files are closed. Accepts NULL. */
 void fsdp_sim_free(fsdp_io *sim);
 
 /*
- * A new disk with what a power cut at this moment leaves, chosen by the seed; all of it durable. The
- * old disk is not changed and may be in use by other threads. NULL when there is no memory.
+ * Makes a new disk with the state after a power cut at this moment, chosen by the seed; all of it is
+ * durable. The old disk does not change and may be in use by other threads. NULL without memory.
  */
 fsdp_io *fsdp_sim_crash(fsdp_io *sim, uint64_t seed);
 
 /* Changes to files and directories that a power cut could lose now. */
 size_t fsdp_sim_unsynced(fsdp_io *sim);
 
-/* The tree, with sizes and what is not synced, a line per entry. */
+/* Prints the tree with sizes and unsynced changes, a line per entry. */
 void fsdp_sim_dump(fsdp_io *sim, fsdp_text *text);
 
 #endif

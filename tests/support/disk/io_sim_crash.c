@@ -1,6 +1,6 @@
 /*
- * The simulated power cut: chooses by a seed what survives of the changes that were not synced, and
- * builds the disk that is found afterwards. See io_sim.h for the rules.
+ * The simulated power cut: chooses by a seed the unsynced changes that survive, and builds the disk
+ * after the cut. See io_sim.h for the rules.
  */
 #include "tests/support/disk/io_sim.h"
 
@@ -11,7 +11,7 @@
 
 enum { SECTOR_BYTES = 512 };
 
-/* What survives of a group of changes. */
+/* The part of a group of changes that survives. */
 typedef enum survival { SURVIVES_NONE, SURVIVES_ALL, SURVIVES_PREFIX, SURVIVES_SOME } survival;
 
 typedef struct power_cut {
@@ -81,7 +81,7 @@ static void keep_change(power_cut *cut, const sim_change *change, bool whole, si
         tear_write(cut, change, content->data);
 }
 
-/* The size counts the first `sized` changes, whichever of the bytes survive. */
+/* The file's size is that after the first `sized` changes, for any surviving bytes. */
 static void keep_changes(power_cut *cut, const sim_node *node, survival kept, size_t sized,
                          sim_bytes *content)
 {
@@ -103,7 +103,7 @@ static size_t size_after(const sim_node *node, size_t n)
     return n > 0 ? node->changes[n - 1].file_size : node->durable.size;
 }
 
-/* Fills content with what is found in the file after the cut. */
+/* Fills content with the bytes of the file after the cut. */
 static bool surviving_bytes(power_cut *cut, const sim_node *node, sim_bytes *content)
 {
     survival kept = cut->files_forced ? cut->files : random_survival(cut);
@@ -194,7 +194,7 @@ static bool apply_chosen_steps(const sim_disk *from)
     return true;
 }
 
-/* What is found after the cut is what programs see from now on. */
+/* Makes the durable tree the live one. */
 static bool show_durable(sim_disk *disk)
 {
     for (sim_node *node = disk->nodes; node; node = node->next) {

@@ -206,7 +206,7 @@ static bool stands_on(const sim_step *later, const sim_step *earlier)
     return later->gone && (earlier->from_dir == later->gone || earlier->to_dir == later->gone);
 }
 
-/* What moves to another directory must not vanish with that directory. */
+/* True when the step moves a file to another directory, with which it must not vanish. */
 static bool moves_away(const sim_step *step)
 {
     return step->from_dir && step->to_dir && step->from_dir != step->to_dir;

@@ -59,8 +59,8 @@ typedef struct sim_step {
     sim_node *from_dir, *to_dir;
     char from_name[SIM_NAME_BYTES], to_name[SIM_NAME_BYTES];
     sim_node *node;
-    sim_node *gone;            /* what has no name afterwards: removed, or replaced by the rename */
-    sim_node *back;            /* what an exchange puts in the place of node */
+    sim_node *gone;            /* the node without a name afterwards: removed or replaced by the rename */
+    sim_node *back;            /* the node that an exchange puts in the place of `node` */
     bool from_synced, to_synced;
     bool chosen;               /* to be applied to the durable tree, or to survive */
     bool needs_path;           /* the directories above must be chosen as well */
@@ -81,12 +81,12 @@ void fsdp_sim_disk_free(sim_disk *disk);
 
 sim_node *fsdp_sim_add_node(sim_disk *disk, bool is_directory);
 
-/* Frees the nodes that nothing leads to any more. */
+/* Frees unreachable nodes. */
 void fsdp_sim_collect(sim_disk *disk);
 
 /* NULL when there is none of that name. */
 sim_node *fsdp_sim_lookup(const sim_entries *entries, const char *name);
-/* Puts node under name, in place of what was there; false when there is no memory. */
+/* Puts node under name and replaces an existing entry; false without memory. */
 bool fsdp_sim_set_entry(sim_entries *entries, const char *name, sim_node *node);
 void fsdp_sim_remove_entry(sim_entries *entries, const char *name);
 
@@ -100,10 +100,10 @@ bool fsdp_sim_apply(const sim_step *step, sim_entries *from, sim_entries *to, si
 
 /* Room for one more step; false when there is no memory. */
 bool fsdp_sim_reserve_step(sim_disk *disk);
-/* Makes the step in the live tree and notes it as not durable. Room was reserved. */
+/* Makes the step in the live tree and records it as not durable. Room was reserved. */
 bool fsdp_sim_make_step(sim_disk *disk, const sim_step *step);
 
-/* Chooses also what the chosen steps stand on, so that applying them in order gives a tree. */
+/* Also chooses the steps that chosen ones depend on, so that applying all in order gives a tree. */
 void fsdp_sim_complete_choice(sim_disk *disk);
 
 /* Bytes that files occupy, removed but open ones included. */

@@ -36,13 +36,13 @@ static void name_layer(const mlp_plan *plan, int layer, char out[32])
         snprintf(out, 32, "L%d", layer);
 }
 
-/* --- making it -------------------------------------------------------------------------------- */
+/* --- making the layers ------------------------------------------------------------------------ */
 
 static fsdp_status place_layer(toy *net, int i, fsdp_error *err)
 {
     const fsdp_placement columns = {FSDP_SHARD, 0, 0}, rows = {FSDP_SHARD, 1, 0};
     const char *dim = net->plan->tensor_dim;
-    if (i % 2 == 1) /* its bias is everywhere */
+    if (i % 2 == 1) /* every rank holds its whole bias */
         return fsdp_param_set_placement(net->weight[i], dim, rows, err);
     FSDP_TRY(fsdp_param_set_placement(net->weight[i], dim, columns, err));
     return fsdp_param_set_placement(net->bias[i], dim, columns, err);
@@ -66,7 +66,7 @@ static fsdp_status declare_layer(toy *net, int i, fsdp_error *err)
     return plan->tensor_dim ? place_layer(net, i, err) : FSDP_OK;
 }
 
-/* The root's bias is a layer without a weight, behind the others. */
+/* The root's bias is a layer without a weight, after the others. */
 fsdp_status mlp_declare(toy *net, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
@@ -83,7 +83,7 @@ fsdp_status mlp_declare(toy *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* The unit of layer `first` and its neighbours; returns the layer behind them by *next_out. */
+/* Makes the unit of layer `first` and its neighbours; *next_out: the layer after them. */
 static fsdp_status make_unit(toy *net, int first, int *next_out, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;

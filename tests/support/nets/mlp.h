@@ -1,7 +1,7 @@
 /*
- * What the layers of a toy compute when they are a small MLP, in two ways: over units, and in plain C by one
- * rank that has all. Layers are y = relu(x W^T + b), the last without relu; the loss is the mean of
- * (y - t)^2. Both do the same arithmetic in the same order.
+ * A small MLP as the layers of a toy, computed in two ways: over units, and in plain C by one rank with whole
+ * parameters. Layers are y = relu(x W^T + b), the last without relu; the loss is the mean of (y - t)^2. Both
+ * ways do the same arithmetic in the same order.
  */
 #ifndef FSDP_TESTS_MLP_H
 #define FSDP_TESTS_MLP_H
@@ -44,7 +44,7 @@ void mlp_fill_rows(const mlp_plan *plan, uint64_t microbatch, float *x_out);
 double mlp_loss(toy *net, uint64_t microbatch);
 fsdp_status mlp_backward_layer(toy *net, int layer, fsdp_error *err);
 fsdp_status mlp_backward(toy *net, fsdp_error *err);
-/* All of it. */
+/* Forward, loss and backward. */
 fsdp_status mlp_microbatch(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err);
 
 /* --- in plain C --------------------------------------------------------------------------------- */
@@ -54,30 +54,30 @@ typedef struct mlp_values {
 } mlp_values;
 
 void mlp_values_init(const mlp_plan *plan, mlp_values *values_out);
-/* To what a dtype can hold. */
+/* Rounds to values of a dtype. */
 void mlp_values_round(mlp_values *values, fsdp_dtype dtype);
 double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint64_t microbatch,
                             mlp_values *grads_out);
 
-/* AdamW with the default options, in f64 but for what is kept. */
+/* AdamW with the default options; computed in f64, stored in f32. */
 typedef struct mlp_moments { mlp_values first, second; int step; } mlp_moments;
 void mlp_plain_adamw(mlp_values *values, const mlp_values *grads, mlp_moments *moments);
 
-/* A rank that has all, and adds up gradients with the others, over the last dim of the mesh first, as
- * shards do. */
+/* A rank with whole parameters, which adds up gradients with the others, over the last dim of the mesh first,
+ * as shards do. */
 typedef struct mlp_replica {
     mlp_values values, grads;
     mlp_moments moments;
     double loss;
 } mlp_replica;
-/* gathered: values to compute with, in place of its own; NULL: none. Gradients are rounded to the dtype of
- * the net's, and added up in f32. */
+/* gathered: values to compute with in place of the replica's; NULL: none. Gradients are rounded to the net's
+ * dtype of gradients, and added up in f32. */
 fsdp_status mlp_replica_backward(mlp_replica *replica, fsdp_world *world, const toy *net, uint64_t microbatch,
                                  const mlp_values *gathered, fsdp_error *err);
-/* The mean: divided by that, per layer. */
+/* Divides the sums of a layer's gradients, for the mean. */
 void mlp_replica_divide(mlp_replica *replica, int layer, double divisor);
 
-/* All values as units gather them. */
+/* All values, gathered by the units. */
 fsdp_status mlp_gather(toy *net, mlp_values *values_out, fsdp_error *err);
 
 fsdp_status mlp_expect(toy *net, const mlp_values *values, double tolerance, fsdp_error *err);

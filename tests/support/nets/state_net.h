@@ -141,7 +141,7 @@ static inline const fsdp_entry *net_entry(const fsdp_sd *sd, const char *name)
     return at < 0 ? NULL : fsdp_sd_at(sd, (size_t)at);
 }
 
-/* Of the net's optimizer, whatever others a test makes. */
+/* Restricts opts to the net's optimizer, since tests may make others. */
 static inline fsdp_state_opts net_own(toy *net, const fsdp_state_opts *opts)
 {
     fsdp_state_opts own = opts ? *opts : (fsdp_state_opts){0};
@@ -181,7 +181,7 @@ static inline fsdp_status net_expect_names(const fsdp_sd *sd, const char *names,
                                     : fsdp_fail(err, FSDP_ERR_INTERNAL, "names are '%s'", text);
 }
 
-/* The same entries with the same contents on this rank. */
+/* Fails unless both dicts have equal entries and contents on this rank. */
 static inline fsdp_status net_expect_equal(const fsdp_sd *a, const fsdp_sd *b, int rank, fsdp_error *err)
 {
     EXPECT(fsdp_sd_count(a) == fsdp_sd_count(b));
@@ -198,7 +198,7 @@ static inline fsdp_status net_expect_equal(const fsdp_sd *a, const fsdp_sd *b, i
     return FSDP_OK;
 }
 
-/* Everything is another value, so that setting must bring all of it back. */
+/* Changes every value, so that setting must restore all of them. */
 static inline fsdp_status net_spoil(toy *net, fsdp_error *err)
 {
     fsdp_sd *sd = NULL;

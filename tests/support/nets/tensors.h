@@ -1,4 +1,4 @@
-/* Parameters of units as tests see them: values and gradients as f32, whatever they are stored in. */
+/* Parameters of units for tests: values and gradients as f32, for every stored dtype. */
 #ifndef FSDP_TESTS_TENSORS_H
 #define FSDP_TESTS_TENSORS_H
 
@@ -7,19 +7,19 @@
 /* The gathered parameter, elements of fsdp_param_data_box: its data, or a copy of them in scratch. NULL
  * when it is not gathered. */
 const float *tensor_values(fsdp_param *param, float *scratch);
-/* Its gradient of this backward becomes that, rounded to its dtype. */
+/* Sets its gradient of this backward, rounded to its dtype. */
 fsdp_status tensor_give_grad(fsdp_param *param, const float *grad, fsdp_error *err);
 
-/* This rank's rows beside those of a whole tensor. tolerance 0: the same bits; else how far they may lie
- * apart, relative to what is larger than one. */
+/* Compares this rank's rows with those of a whole tensor. tolerance 0: equal bits; else the largest distance,
+ * relative to values above one. */
 fsdp_status expect_shard(fsdp_param *param, const float *whole, double tolerance, fsdp_error *err);
 fsdp_status expect_shard_grad(fsdp_param *param, const float *whole, double tolerance, fsdp_error *err);
 
-/* This rank's rows go to their place in a whole tensor; without a gradient: zeros. */
+/* Copies this rank's rows to their place in a whole tensor; zeros without a gradient. */
 void keep_shard(fsdp_param *param, float *whole);
 void keep_shard_grad(fsdp_param *param, float *whole);
 
-/* The next element of a box in row-major order; false behind the last one. */
+/* Advances to the next element of a box in row-major order; false after the last one. */
 bool next_element(const fsdp_box *box, int64_t *at);
 /* First values for fsdp_root_init, f32: every element is its position in the whole tensor, plus one. */
 fsdp_status tensor_number(void *user, const fsdp_param *param, const fsdp_box *box, void *data,

@@ -1,7 +1,7 @@
 /*
- * The model of the runtime's tests: layers in a row, a unit for each, and a root around them. A toy is built
- * here, walked through the hooks of a step, and freed; mlp.h and transformer.h say what layers compute,
- * train.h trains it with either face, state_net.h fills it with everything that a state dict can hold.
+ * The model of the runtime's tests: layers in a row, a unit for each, and a root around them. This header
+ * builds a toy, calls the hooks of a step, and frees it. mlp.h and transformer.h compute its layers,
+ * training.h trains it with either face, state_net.h gives it everything that a state dict can hold.
  */
 #ifndef FSDP_TESTS_TOY_H
 #define FSDP_TESTS_TOY_H
@@ -50,7 +50,7 @@ typedef struct toy_case {
 
 /* --- building ------------------------------------------------------------------------------------------- */
 
-/* A mesh and a model without parameters. toy_free follows in any case. */
+/* Makes a mesh and a model without parameters. Call toy_free in any case. */
 fsdp_status toy_begin(toy *net, world_rank *rank, const toy_case *what, fsdp_error *err);
 fsdp_status toy_begin_in(toy *net, fsdp_world *world, int ndim, const int64_t *shape,
                          const char *const *names, fsdp_error *err);
@@ -90,7 +90,7 @@ fsdp_status toy_touch_grad(toy *net, int layer, fsdp_error *err);
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "line %d: %s", __LINE__, #condition);        \
     } while (0)
 
-/* A call that must fail with these words, and the line where it is. */
+/* Expects that a call fails with these words; reports the line of the call. */
 #define EXPECT_REFUSAL(call, words)                                                               \
     do {                                                                                          \
         fsdp_error refusal = {0};                                                                 \
@@ -106,9 +106,9 @@ fsdp_status toy_expect_weights(const toy *net, float value, fsdp_error *err);
 
 /* --- running -------------------------------------------------------------------------------------------- */
 
-/* The case on as many ranks as its mesh has: toy_begin, declare, body, toy_free. */
+/* Runs the case on the ranks of its mesh: toy_begin, declare, body, toy_free. */
 fsdp_status toy_run_on(const char *device, const toy_case *what, fsdp_error *err);
-/* The same with a body of the caller's; the case is its ranks' user. */
+/* toy_run_on with another body; its ranks get the case as user. */
 fsdp_status toy_run_with(const char *device, world_body body, const toy_case *what, fsdp_error *err);
 
 #endif

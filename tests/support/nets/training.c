@@ -160,7 +160,7 @@ fsdp_status net_train(toy *net, const net_setup *setup, int begin, int steps, ne
     return FSDP_OK;
 }
 
-/* All ranks gather, the first keeps. */
+/* All ranks gather the weights, and the first keeps them. */
 fsdp_status net_keep_weights(toy *net, net_result *result, fsdp_error *err)
 {
     bool keeps = fsdp_world_rank(net->world) == 0;

@@ -1,6 +1,6 @@
 /*
  * Training of a toy, a linear MLP: layers.0 .. layers.2 as units and a bias of the root, on reproducible
- * values; wrapped by fsdp_wrap_create, or by plain units. net_result is what runs are compared by.
+ * values; wrapped by fsdp_wrap_create, or by plain units. Tests compare runs by their net_result.
  */
 #ifndef FSDP_TESTS_TRAINING_H
 #define FSDP_TESTS_TRAINING_H
@@ -12,7 +12,7 @@
 enum { NET_LAYERS = 3, NET_IN = 5, NET_HIDDEN = 7, NET_OUT = 3, NET_MOST = 16 };
 enum { NET_STEPS = 8, NET_WEIGHTS = NET_HIDDEN * NET_HIDDEN + NET_HIDDEN };
 
-/* How plain layers work; the result must not depend on it. */
+/* Settings of plain units; the result must not depend on them. */
 typedef struct net_units {
     int reshard;
     bool keeps, is_async, offloads;
@@ -39,27 +39,27 @@ typedef struct net_setup {
 } net_setup;
 net_setup net_setup_default(void);
 
-/* What came out: of all ranks. */
+/* The result of all ranks. */
 typedef struct net_result {
     double losses[NET_STEPS][NET_MOST];
     double norms[NET_STEPS];
     float weights[NET_LAYERS][NET_WEIGHTS], root_bias[NET_OUT];
 } net_result;
 
-/* The model, wrapped, with values and an optimizer; toy_free follows in any case. */
+/* Makes the wrapped model with values and an optimizer. Call toy_free in any case. */
 fsdp_status net_build(toy *net, fsdp_world *world, const net_setup *setup, fsdp_error *err);
 
-/* One forward and backward. number: which of the values. */
+/* One forward and backward on the values of that number. */
 fsdp_status net_microbatch(toy *net, int step, int number, double *loss_out, fsdp_error *err);
 /* Steps begin .. begin + steps - 1 of a setup. */
 fsdp_status net_train(toy *net, const net_setup *setup, int begin, int steps, net_result *result,
                       fsdp_error *err);
 fsdp_status net_keep_weights(toy *net, net_result *result, fsdp_error *err);
 
-/* Builds, trains and keeps; toy_free follows in any case. */
+/* Builds, trains and keeps the result. Call toy_free in any case. */
 fsdp_status net_work(toy *net, fsdp_world *world, const net_setup *setup, net_result *result,
                      fsdp_error *err);
-/* The same on n ranks that are threads. */
+/* net_work on n ranks that are threads. */
 fsdp_status net_run(int ranks, const char *device, const net_setup *setup, net_result *result,
                     fsdp_error *err);
 bool net_equal(const net_result *a, const net_result *b);

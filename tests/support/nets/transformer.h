@@ -38,14 +38,14 @@ enum {
 enum { LARGEST_PARAM = 3 * TRANSFORMER_WIDTH * TRANSFORMER_WIDTH };
 
 typedef struct transformer_param {
-    const char *name;          /* of a block: behind "blocks.0." */
+    const char *name;          /* in a block: the part after "blocks.0." */
     int ndim;
     int64_t shape[2];
 } transformer_param;
 extern const transformer_param transformer_root_params[ROOT_PARAMS];
 extern const transformer_param transformer_block_params[BLOCK_PARAMS];
 
-/* What backward needs of forward. */
+/* Values of forward that backward needs. */
 typedef struct norm_state {
     float normal[TRANSFORMER_STREAM], scale[TRANSFORMER_TOKENS];
 } norm_state;
@@ -63,11 +63,11 @@ typedef struct head_state {
     float h[TRANSFORMER_STREAM], chances[TRANSFORMER_TOKENS * TRANSFORMER_VOCAB];
 } head_state;
 
-/* x: a row per token. Forward turns it into the block's output, backward dx into the gradient of its input.
- * Gradients are added to. */
+/* x: a row per token. Forward replaces x by the block's output, backward replaces dx by the gradient of the
+ * block's input and adds to the gradients. */
 void transformer_embed(const float *const *root, const int *tokens, float *x_out);
 void transformer_block_forward(const float *const *block, float *x, block_state *state_out);
-/* The mean loss over tokens; tokens[t + 1] is wanted at t. */
+/* The mean loss over tokens; the target of t is tokens[t + 1]. */
 double transformer_head_forward(const float *const *root, const float *x, const int *tokens,
                                 head_state *state_out);
 

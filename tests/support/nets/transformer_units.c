@@ -21,7 +21,7 @@ typedef struct transformer_net {
     struct microbatch_state *state;
 } transformer_net;
 
-/* --- making it -------------------------------------------------------------------------------- */
+/* --- making the units ------------------------------------------------------------------------- */
 
 static fsdp_status declare(transformer_net *net, const char *prefix, const transformer_param *list,
                            int count, fsdp_param **params, fsdp_error *err)
@@ -112,7 +112,7 @@ static fsdp_status build(transformer_net *net, fsdp_world *world, fsdp_error *er
 
 /* --- a microbatch ----------------------------------------------------------------------------- */
 
-/* Parameters of one unit as f32, and gradients to be. */
+/* Parameters of one unit as f32, and their gradients. */
 typedef struct unit_values {
     float room[BLOCK_PARAMS][LARGEST_PARAM], grad_room[BLOCK_PARAMS][LARGEST_PARAM];
     const float *values[BLOCK_PARAMS];
@@ -153,7 +153,7 @@ static void draw_tokens(int *tokens, int step, int number)
     uint64_t first = (uint64_t)(step * TRANSFORMER_MOST_RANKS + number) * (TRANSFORMER_TOKENS + 1);
     for (int t = 0; t <= TRANSFORMER_TOKENS; t++) {
         double u = (fsdp_uniform(3, "tokens", first + (uint64_t)t) + 1) / 2;
-        tokens[t] = (int)(u * u * TRANSFORMER_VOCAB); /* some come more often */
+        tokens[t] = (int)(u * u * TRANSFORMER_VOCAB); /* some are more frequent */
     }
 }
 
@@ -213,7 +213,7 @@ static fsdp_status run_microbatch(transformer_net *net, int step, int number, do
 typedef fsdp_status (*look_at_param)(fsdp_param *param, float *whole, double tolerance,
                                      fsdp_error *err);
 
-/* Every parameter and its place in a record. */
+/* Calls look for every parameter with its place in a record. */
 static fsdp_status for_all(const transformer_net *net, look_at_param look, float *elements,
                            double tolerance, fsdp_error *err)
 {

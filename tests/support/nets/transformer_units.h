@@ -1,7 +1,7 @@
 /*
  * The transformer of transformer.h, trained over units: one per block, and the root with the embedding,
- * which is tied with the head. Whatever the mode, every rank can compare what it has with the record of one
- * rank that ran the microbatches of all, one after the other, without synchronisation.
+ * which is tied with the head. In every mode, each rank compares its values with the record of one rank
+ * that ran the microbatches of all, one after the other, without synchronisation.
  */
 #ifndef FSDP_TESTS_TRANSFORMER_UNITS_H
 #define FSDP_TESTS_TRANSFORMER_UNITS_H
@@ -18,22 +18,22 @@ typedef struct transformer_mode {
     fsdp_dtype param_dtype, reduce_dtype;
     bool from_comm, separate;
     bool sgd;                  /* in place of AdamW */
-    double tolerance;          /* 0: the same bits */
+    double tolerance;          /* 0: equal bits */
 } transformer_mode;
 
-/* All there is of a run. */
+/* The results of a run. */
 typedef struct transformer_record {
     double losses[TRANSFORMER_STEPS][TRANSFORMER_MOST_RANKS];  /* per microbatch */
     float grads[TRANSFORMER_STEPS][TRANSFORMER_ELEMENTS];
     float weights[TRANSFORMER_ELEMENTS];
 } transformer_record;
 
-/* By one rank, in a world of its own, for `microbatches` of them a step; reshard, prefetch and meshes of
- * the mode do not count. May be called by several threads at once. */
+/* Trains on one rank, in a world of its own, with `microbatches` per step; ignores reshard, prefetch and
+ * meshes of the mode. Several threads may call it at once. */
 fsdp_status transformer_train_alone(const transformer_mode *mode, int microbatches,
                                     transformer_record *record_out, fsdp_error *err);
 
-/* Collective: each rank has the microbatch of its number. What is not as the record says is the failure. */
+/* Collective: each rank has the microbatch of its number. Fails on any difference from the record. */
 fsdp_status transformer_train_and_compare(fsdp_world *world, const transformer_mode *mode,
                                           const transformer_record *expected, fsdp_error *err);
 

@@ -53,7 +53,7 @@ void fork_ranks(int n, forked_rank run, const void *user, pid_t *pids_out)
         if (pids_out[i] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             run(i, ends, user);
-            exit(0); /* so that leaks are looked for */
+            exit(0); /* not _exit: runs the check for leaks */
         }
         if (pids_out[i] < 0)
             stop("fork");

@@ -1,5 +1,5 @@
-/* Ranks that are forked processes, connected to each other by sockets: what worlds and transports of
- * processes have in common. */
+/* Ranks that are forked processes, connected to each other by sockets; the common part of worlds and
+ * transports of processes. */
 #ifndef FSDP_TESTS_FORKED_RANKS_H
 #define FSDP_TESTS_FORKED_RANKS_H
 
@@ -11,14 +11,15 @@ enum { FORKED_RANKS_MOST = 8 };
 /* Runs in the process of a rank, which then ends with 0; ends: for take_ctl_pairs. */
 typedef void (*forked_rank)(int rank, const int *ends, const void *user);
 
-/* They end the test program when they cannot. A rank dies with its parent. */
+/* Both end the test program on failure. A rank dies with its parent. */
 void fork_ranks(int n, forked_rank run, const void *user, pid_t *pids_out);
-int wait_for_rank(pid_t pid);      /* how it ended, as waitpid tells */
+int wait_for_rank(pid_t pid);      /* its status, as of waitpid */
 
 /* Memory that forked ranks and their parent share. Zeroed; for as long as the program runs. */
 void *share_memory(size_t size);
 
-/* The files that a process has open; and a rank of n when it begins, but the ends, which it closes. */
+/* The number of files that a process has open, and that a rank of n has open when it begins, without the
+ * ends, which it closes. */
 int count_open_files(void);
 int count_files_without_ends(int n);
 

@@ -1,4 +1,4 @@
-/* What came of a rank, for tests that run several. */
+/* The result of a rank, for tests that run several. */
 #ifndef FSDP_TESTS_RANK_OUTCOME_H
 #define FSDP_TESTS_RANK_OUTCOME_H
 
@@ -9,8 +9,8 @@ typedef struct rank_outcome {
     fsdp_error err;
 } rank_outcome;
 
-/* The failure of the lowest failing rank, but rather of one that failed by itself than of one that missed
- * another: the cause before its echoes. */
+/* The failure of the lowest failing rank. Ranks that failed by themselves come before ranks that only missed
+ * another one, so that the cause is returned. */
 fsdp_status first_failure(const rank_outcome *outcomes, int n, fsdp_error *err);
 
 #endif

@@ -7,10 +7,10 @@
 
 enum { RANK_PROCESSES_MOST = FORKED_RANKS_MOST };
 
-/* What a rank left behind; in memory that the parent sees. */
+/* The result of a rank, in memory shared with the parent. */
 typedef struct rank_result {
     fsdp_status status;        /* of its body, or of what came before it */
-    bool is_connected;         /* it came to its body */
+    bool is_connected;         /* it reached its body */
     bool is_done;              /* it ended by itself */
     int fds_left;              /* more open files at the end than at the start */
     fsdp_error err;
@@ -36,7 +36,7 @@ typedef struct rank_processes {
     rank_result *results;
 } rank_processes;
 
-/* Start forks; finish waits, gives results out and frees them. They end the test program when they cannot. */
+/* Start forks; finish waits, passes the results on and frees them. Both end the test program on failure. */
 void start_rank_processes(rank_processes *ranks);
 void finish_rank_processes(rank_processes *ranks, rank_result *results_out);
 void run_rank_processes(rank_processes *ranks, rank_result *results_out);

@@ -41,7 +41,7 @@ static void *run_rank(void *user)
     return NULL;
 }
 
-/* What all ranks over TCP have. */
+/* Shared by all ranks over TCP. */
 typedef struct tcp_world {
     rank_thread *results;
     rank_thread_body body;

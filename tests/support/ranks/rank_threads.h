@@ -15,13 +15,14 @@ typedef struct rank_thread {
 
 typedef fsdp_status (*rank_thread_body)(rank_thread *rank, fsdp_error *err);
 
-/* From now on ranks are connected over TCP, as if each were on a host of its own. */
+/* Connects ranks over TCP from now on, as if each were on a host of its own. */
 void connect_rank_threads_over_tcp(void);
 
-/* Runs body on n threads; results has room for n. False, and the reason in err, when there is no world. */
+/* Runs body on n threads; results has room for n. False, with the reason in err, when no world could be
+ * made. */
 bool run_rank_threads(int n, int deadline_ms, rank_thread_body body, void *user, rank_thread *results,
                       fsdp_error *err);
-/* The same, and the failure of the lowest failing rank. */
+/* run_rank_threads that returns the failure of the lowest failing rank. */
 fsdp_status run_rank_threads_well(int n, rank_thread_body body, void *user, fsdp_error *err);
 
 #endif

@@ -46,7 +46,7 @@ void start_world_processes(world_processes *worlds)
     fork_ranks(worlds->size, run_rank, worlds, worlds->pids);
 }
 
-/* A rank that ends otherwise than by itself, or in which leaks were found. */
+/* Records a rank that did not end by itself, or that has leaks. */
 static void note_end(world_outcome *outcome, int rank, int how)
 {
     if (WIFEXITED(how) && WEXITSTATUS(how) == 0)

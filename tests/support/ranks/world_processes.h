@@ -7,7 +7,7 @@
 
 enum { WORLD_PROCESSES_MOST = FORKED_RANKS_MOST };
 
-/* What a rank left behind. */
+/* The result of a rank. */
 typedef struct world_outcome {
     fsdp_status status;        /* of its body, or of what came before it */
     bool is_done;              /* it ended by itself */
@@ -20,17 +20,17 @@ typedef struct world_processes {
     int size, deadline_ms;
     unsigned hangs_after_s;    /* 0: 100; a rank that takes longer ends by SIGALRM */
     const char *device;
-    bool ends_at_once;         /* without handlers of exit, as inside Criterion; leaks are not looked for */
+    bool ends_at_once;         /* without exit handlers, as in Criterion; no check for leaks */
     world_body body;
-    void *user;                /* what ranks shall write to lies in share_memory */
+    void *user;                /* ranks write only to memory of share_memory */
     pid_t pids[WORLD_PROCESSES_MOST];
     world_outcome *outcomes;
 } world_processes;
 
-/* Start forks; finish waits, gives outcomes out and frees them. They end the program when they cannot. */
+/* Start forks; finish waits, passes the outcomes on and frees them. Both end the program on failure. */
 void start_world_processes(world_processes *worlds);
 void finish_world_processes(world_processes *worlds, world_outcome *outcomes_out);
-/* Both; the failure of the lowest failing rank, which may be that it ended by a signal. */
+/* Start and finish; the failure of the lowest failing rank, also if a signal ended it. */
 fsdp_status run_world_processes(world_processes *worlds, fsdp_error *err);
 
 #endif

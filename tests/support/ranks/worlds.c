@@ -77,7 +77,7 @@ fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body bo
 {
     fsdp_status status = open_parts(parts, device, err);
     if (status != FSDP_OK) {
-        fsdp_world_parts_release(parts); /* the others learn that this rank does not come */
+        fsdp_world_parts_release(parts); /* tells the other ranks that this one has left */
         return status;
     }
     FSDP_TRY(fsdp_world_create(parts, &rank->world, err));

@@ -10,7 +10,7 @@
 typedef struct world_rank {
     fsdp_world *world;
     void *user;
-    fsdp_text events;          /* "U root|U layers.0|R layers.0|post layers.0|..." of what is wanted */
+    fsdp_text events;          /* the selected ones: "U root|U layers.0|R layers.0|post layers.0|..." */
     bool notes_collectives;    /* "AG layers.0/4" (kind, unit, group size), too */
     bool notes_states;         /* "U root forward": in which state units are gathered */
 } world_rank;
@@ -21,18 +21,18 @@ typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
  * FSDP_TEST_RANKS=processes, on n processes with memory of their own, over shared memory. */
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err);
 
-/* The same with another deadline; what came of each rank. */
+/* run_worlds with another deadline, and the outcome of each rank. */
 fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body, void *user,
                               rank_outcome *outcomes_out, fsdp_error *err);
 
-/* Makes a world of parts that have a control plane and a transport, runs body in it, and frees it: what a
- * rank's thread or process does. */
+/* The body of a rank's thread or process: makes a world of parts that have a control plane and a transport,
+ * runs body in it, and frees it. */
 fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body, world_rank *rank,
                       fsdp_error *err);
 
 /* Forgets the events so far. */
 void forget_events(world_rank *rank);
-/* The events since the last time are these; then they are forgotten. */
+/* Compares the events since the last call with these, and forgets them. */
 fsdp_status expect_events(world_rank *rank, const char *events, fsdp_error *err);
 /* The number of times that a text begins an event. */
 int count_events(const world_rank *rank, const char *begin);

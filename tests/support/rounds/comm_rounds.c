@@ -1,6 +1,5 @@
 /*
- * See comm_rounds.h. Every rank can compute every other rank's input, so it knows what must come
- * out.
+ * See comm_rounds.h. Every rank can compute every other rank's input, and so the expected result.
  */
 #include "tests/support/rounds/comm_rounds.h"
 
@@ -44,7 +43,7 @@ static void fill_floats(const one_case *now, int rank, unsigned char *data, int6
     for (int64_t i = 0; i < count; i++) {
         uint64_t bits =
             mix(now->test->seed * 1000003 + (uint64_t)rank * 7919 + (uint64_t)i * 31 + 1);
-        /* many exponents, so that the order of a sum shows */
+        /* many exponents, so that the order of a sum changes its bits */
         float value = ((float)(bits >> 40) / 8388608.0f - 1) * (float)(1 << (bits & 7));
         fsdp_rect rect = {.to = data + (size_t)i * now->element,
                           .from = &value,
@@ -137,7 +136,7 @@ static int64_t output_count(const one_case *now)
     }
 }
 
-/* --- what must come out ----------------------------------------------------------------------- */
+/* --- expected results ------------------------------------------------------------------------- */
 
 static unsigned char *input_of(const one_case *now, int rank)
 {
@@ -206,21 +205,21 @@ static fsdp_status check_output(const one_case *now, const unsigned char *out, f
 
 /* --- views ------------------------------------------------------------------------------------ */
 
-/* All ranks add up what they see, which must lie in pools. */
+/* True when all ranks add up their views, which must lie in pools. */
 static bool adds_up(const one_case *now)
 {
     return now->test->kind == FSDP_REDUCE_SCATTER && now->test->buffers != COMM_PRIVATE &&
            (fsdp_comm_abilities(now->comm) & FSDP_COMM_POOL) && now->test->seed % 3 == 0;
 }
 
-/* Some ranks look at the parts of a gather, while others have them copied. */
+/* True when some ranks view the parts of a gather, while others get a copy. */
 static bool looks(const one_case *now)
 {
     return adds_up(now) || (now->test->kind == FSDP_ALL_GATHER &&
                             mix(now->test->seed + (uint64_t)now->rank * 29) % 2 == 0);
 }
 
-/* What a rank made of what it saw: all parts, one behind the other, or their sum. */
+/* The result of a rank's view: all parts one after the other, or their sum. */
 typedef struct seen {
     const one_case *now;
     unsigned char *data;
@@ -243,7 +242,7 @@ static void see(void *user, const void *const *inputs)
 
 /* --- buffers ---------------------------------------------------------------------------------- */
 
-/* A private one begins at an odd element; guards around it must stay. */
+/* A private buffer begins at an odd element; the guards around it must stay. */
 static bool make_buffer(const one_case *now, buffer *made, int64_t count, uint64_t which)
 {
     comm_buffers kind = now->test->buffers;
@@ -276,7 +275,7 @@ static void free_buffer(const one_case *now, buffer *made)
         free(made->memory);
 }
 
-/* In place, one buffer serves as both, and the smaller lies in the larger. */
+/* In place, one buffer holds both, the smaller inside the larger. */
 static bool make_buffers(const one_case *now, buffer *in, buffer *out)
 {
     int64_t in_count = input_count(now, now->rank), out_count = output_count(now);
@@ -295,7 +294,7 @@ static bool make_buffers(const one_case *now, buffer *in, buffer *out)
     return true;
 }
 
-/* Ranks may start their calls, or make them at once: it is the same call. */
+/* Ranks may start a call or run it at once; both take part in one collective. */
 static fsdp_status run_or_start(const one_case *now, const fsdp_collective *call, fsdp_error *err)
 {
     fsdp_comm_handle *handle;

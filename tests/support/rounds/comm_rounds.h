@@ -1,14 +1,14 @@
-/* Random collectives: the same calls over every back end, each checked against a model of one rank. */
+/* Random collectives: equal calls over every back end, each checked against a model of one rank. */
 #ifndef FSDP_TESTS_COMM_ROUNDS_H
 #define FSDP_TESTS_COMM_ROUNDS_H
 
 #include "runtime/comm/comm_backend.h"
 
-/* Where a rank's buffers lie. */
+/* The kind of memory of a rank's buffers. */
 typedef enum comm_buffers { COMM_MIXED, COMM_POOL, COMM_PRIVATE } comm_buffers;
 
 typedef struct comm_rounds {
-    uint64_t seed;             /* the same on all ranks */
+    uint64_t seed;             /* equal on all ranks */
     int rounds;
     int64_t max_count;
     comm_buffers buffers;
@@ -16,7 +16,7 @@ typedef struct comm_rounds {
 
 fsdp_status run_comm_rounds(fsdp_comm *comm, const comm_rounds *rounds, fsdp_error *err);
 
-/* One call as it is drawn, for tests that want a certain one. Lengths of counts are the group's size. */
+/* One drawn call, for tests that need a certain one. Arrays of counts have the group's size. */
 typedef struct comm_case {
     fsdp_collective_kind kind;
     fsdp_dtype dtype;

@@ -75,7 +75,7 @@ static fsdp_status take_bytes(int fd, int from, void *data, size_t size, int64_t
     return FSDP_OK;
 }
 
-/* Half a message would be taken for the beginning of the next: what has begun is finished. */
+/* Finishes a message that has begun; the rest of half a message would be read as the next one's begin. */
 static int64_t until_finished(int64_t until_ms)
 {
     int64_t finished_ms = fsdp_now_ms() + 10000;

@@ -6,7 +6,7 @@
 
 enum { CTL_PAIRS_MOST = 8 };
 
-/* ends[i * n + j]: rank i's towards rank j. False when there are none. */
+/* ends[i * n + j]: rank i's end towards rank j. False when the sockets cannot be made. */
 bool make_ctl_pairs(int n, int *ends_out);
 void close_ctl_pairs(int n, const int *ends);
 /* In rank's process: takes its ends and closes the others. */

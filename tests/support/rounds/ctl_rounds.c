@@ -12,7 +12,7 @@ typedef struct round {
     fsdp_ctl *ctl;
     uint64_t number;
     size_t size;
-    int one, other; /* two ranks, which may be the same */
+    int one, other; /* two ranks, perhaps equal */
     unsigned char *mine, *all;
 } round;
 
@@ -80,7 +80,7 @@ static fsdp_status collect_at_zero(round *now, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Ranks one and other fail; all must leave with the error of the lower one. */
+/* Ranks one and other fail; all ranks must return the error of the lower one. */
 static fsdp_status agree(round *now, fsdp_error *err)
 {
     int rank = fsdp_ctl_rank(now->ctl), first = now->one < now->other ? now->one : now->other;
@@ -90,7 +90,7 @@ static fsdp_status agree(round *now, fsdp_error *err)
     if (fails)
         (void)fsdp_fail(&theirs, FSDP_ERR_IO, "I am %d", rank);
     fsdp_status status = fsdp_ctl_agree(now->ctl, fails ? FSDP_ERR_IO : FSDP_OK, &theirs);
-    /* A broken control plane leaves a failing rank its own error: the next call tells. */
+    /* With a broken control plane a failing rank returns its own error; the next call reports the break. */
     if (status == FSDP_ERR_PEER || (fails && rank != first && theirs.rank == rank)) {
         FSDP_TRY(fsdp_ctl_barrier(now->ctl, err));
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s', but the next call worked", theirs.text);

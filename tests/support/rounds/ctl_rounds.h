@@ -1,4 +1,4 @@
-/* Random work for a control plane: the same calls on threads and on real ranks. */
+/* Random calls of a control plane, for threads and for real ranks. */
 #ifndef FSDP_TESTS_CTL_ROUNDS_H
 #define FSDP_TESTS_CTL_ROUNDS_H
 
@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 typedef struct ctl_rounds {
-    uint64_t seed;             /* the same on all ranks */
+    uint64_t seed;             /* equal on all ranks */
     int rounds;
     size_t max_size;           /* of one rank's part */
 } ctl_rounds;

@@ -274,7 +274,7 @@ Test(hdf5_read, groups_nest_up_to_a_depth)
     expect_refusal(FSDP_ERR_LIMIT, "nested more than 1000 deep");
 }
 
-/* --- what leads out --------------------------------------------------------------------------- */
+/* --- links out of the file -------------------------------------------------------------------- */
 
 /* A file that must not be opened, and whether it was. */
 static char outside[300];
@@ -505,7 +505,7 @@ Test(hdf5_read, threads_may_share_a_source)
     fsdp_source_close(source);
 }
 
-/* --- the walls -------------------------------------------------------------------------------- */
+/* --- the sandbox ------------------------------------------------------------------------------ */
 
 /* As in a container whose own filter forbids more of them. */
 static void forbid_seccomp(void)

@@ -495,7 +495,7 @@ Test(native_shard, boxes_of_several_writers_lie_inside_one_dataset)
     ASSERT_OK(fsdp_io_close(&file, path, &err));
 }
 
-/* --- what a writer refuses -------------------------------------------------------------------- */
+/* --- errors of a writer ----------------------------------------------------------------------- */
 
 Test(native_shard, gaps_and_what_is_missing_are_errors)
 {

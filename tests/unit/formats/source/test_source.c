@@ -620,7 +620,7 @@ Test(source, a_stream_of_unknown_size_is_measured)
     cr_expect_eq(fsdp_source_stream_size(source, stream), FILE_BYTES);
 }
 
-/* --- what is known before the first read ------------------------------------------------------ */
+/* --- limits before the first read ------------------------------------------------------------- */
 
 enum { SIDE = 512 }; /* bytes a row: 3 MiB are 6144 rows */
 

@@ -129,7 +129,7 @@ Test(kernels_codec, the_same_bytes_give_the_same_frame_from_any_codec)
     }
 }
 
-/* --- what must be refused --- */
+/* --- refused frames --- */
 
 static void expect_damaged(fsdp_codec *codec, const void *frame, size_t frame_size,
                            size_t element_size, size_t size)

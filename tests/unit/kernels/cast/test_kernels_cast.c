@@ -20,7 +20,7 @@ static const fsdp_on_overflow policies[] = {FSDP_OVERFLOW_INF, FSDP_OVERFLOW_CLA
                                             FSDP_OVERFLOW_FAIL};
 enum { FLOATS = 9, POLICIES = 3, SMALL_CODES = 65536 };
 
-/* --- what a code means, by the types' definitions --- */
+/* --- values of codes, by the types' definitions --- */
 
 static long double ieee_value(unsigned code, int exponent_bits, int mantissa_bits, int bias)
 {

@@ -193,7 +193,7 @@ Test(kernels_recast, all_variants_measure_the_same_of_anything)
     }
 }
 
-/* --- in place, and what does not fit ---------------------------------------------------------- */
+/* --- in place, and overflow ------------------------------------------------------------------- */
 
 static void check_in_place(fsdp_dtype to, fsdp_dtype from, size_t count)
 {

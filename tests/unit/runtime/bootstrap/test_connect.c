@@ -1,5 +1,5 @@
-/* Connections for data: a rank that cannot connect reports the reason, and a stranger delays no
- * rank. */
+/* Connections for data: a rank that cannot connect reports the reason, and connections of other
+ * programs delay no rank. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -19,17 +19,17 @@
 
 enum { RANKS = 3, FILES = 100, DEADLINE_MS = 10000, STRANGERS = 2 };
 
-/* What each rank found. */
+/* The result of each rank. */
 typedef struct findings {
     fsdp_error errors[RANKS];
     int64_t waited_ms[RANKS];
-    int strangers;         /* connected to rank 0 before rank 1 */
-    int files_left[RANKS]; /* that a rank may open; 0: as many as it likes */
+    int strangers;         /* other programs' connections to rank 0 before rank 1's */
+    int files_left[RANKS]; /* that a rank may open; 0: no limit */
 } findings;
 
 /* --- TCP -------------------------------------------------------------------------------------- */
 
-/* This thread's own table of files gets full but for `left`. */
+/* Fills this thread's table of files up to `left` free entries. */
 static void use_up_files(int left)
 {
     int last = -1, fd;
@@ -40,7 +40,7 @@ static void use_up_files(int left)
         close(last--);
 }
 
-/* Rank 2 can open its own listener, and connect to no rank. */
+/* Rank 2 can open its listener, but cannot connect to any rank. */
 static fsdp_status connect_without_files(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     findings *found = user;
@@ -78,8 +78,8 @@ Test(connect, a_rank_that_cannot_connect_says_why_to_all_before_the_deadline, .t
 
 /* --- memory of other processes ---------------------------------------------------------------- */
 
-/* The name of the socket at which rank 0 waits: but for the rank it is that of rank 1, whose thread
- * this is. 0: there is none yet. */
+/* The name of the socket on which rank 0 listens. It differs from that of rank 1, whose thread calls
+ * this, in the number of the rank. 0: it does not exist yet. */
 static socklen_t find_rank_0(struct sockaddr_un *name)
 {
     for (int fd = 0; fd < 256; fd++) {
@@ -97,7 +97,7 @@ static int strangers[STRANGERS];
 static int expected, came, sends;
 static const fsdp_ctl_ops *real_ops;
 
-/* Two strangers connect to rank 0 before rank 1 reports that it listens, that is before it can
+/* Two other programs connect to rank 0 before rank 1 reports that it listens, that is, before it can
  * send. */
 static fsdp_status send_after_strangers(fsdp_ctl *ctl, int to, const void *data, size_t size,
                                         int64_t until_ms, fsdp_error *err)

@@ -101,7 +101,7 @@ Test(ctl_tcp, what_a_rank_said_before_it_left_still_arrives)
     fsdp_ctl_free(ctl);
 }
 
-/* A message that was cut by the deadline goes on before the next one. */
+/* A message that the deadline interrupted is completed before the next one. */
 Test(ctl_tcp, a_stream_stays_whole_when_a_send_runs_out_of_time)
 {
     int peer;
@@ -112,7 +112,7 @@ Test(ctl_tcp, a_stream_stays_whole_when_a_send_runs_out_of_time)
     memset(data, 7, size);
     cr_assert_eq(ctl->ops->send(ctl, 1, data, size, fsdp_now_ms() + 20, &err), FSDP_ERR_PEER);
     cr_assert_str_eq(err.text, "");
-    memset(data, 8, size); /* it is the caller's again */
+    memset(data, 8, size); /* the caller may overwrite it now */
     while (ctl->ops->send(ctl, 1, "xy", 2, fsdp_now_ms(), &err) != FSDP_OK) {
         ssize_t n = read(peer, came + got, 2 * size - got);
         cr_assert_gt(n, 0);
@@ -130,8 +130,8 @@ Test(ctl_tcp, a_stream_stays_whole_when_a_send_runs_out_of_time)
     close(peer);
 }
 
-/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. why: NULL: it ends
- * before it has said that. */
+/* Rank 1 of 2 begins an allgather, and gives up before its data. why NULL: it ends without reporting
+ * that. */
 static void give_up_before_data(int peer, size_t size, const char *why)
 {
     const frame call = {
@@ -184,7 +184,7 @@ Test(ctl_tcp, a_leave_message_without_its_reason_names_the_rank)
     give_up_before_data(peer, sizeof mine, NULL);
     cr_assert_eq(shutdown(peer, SHUT_WR), 0);
     cr_expect_eq(fsdp_ctl_allgather(ctl, mine, sizeof mine, all, &err), FSDP_ERR_PEER);
-    cr_expect_str_eq(err.text, "rank 1 gave up, and did not say why");
+    cr_expect_str_eq(err.text, "rank 1 gave up without a reason");
     cr_expect_eq(err.rank, 1);
     fsdp_ctl_free(ctl);
     close(peer);
@@ -208,7 +208,7 @@ Test(ctl_tcp, what_only_looks_like_a_leave_message_is_none)
     fsdp_ctl_free(ctl);
 }
 
-/* Also between ranks other than 0, which connect when they need it. */
+/* Messages also go between ranks other than 0, which connect on demand. */
 static fsdp_status pass_around(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     int rank = fsdp_ctl_rank(ctl), n = fsdp_ctl_size(ctl), got = -1;

@@ -1,5 +1,5 @@
-/* The client of torchrun's store, against a store of a few lines: what it says, and what it
- * takes. */
+/* The client of torchrun's store against a fake store: its requests, and the answers that it
+ * accepts. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ static void *serve(void *user)
         (void)!fsdp_socket_send_all(fd, store->answers[i], store->answer_size[i], until_ms, &err);
     }
     while (store->stays && fsdp_socket_recv_all(fd, came, 1, until_ms, &err) == FSDP_OK)
-        ; /* until the client is gone */
+        ; /* until the client disconnects */
     fsdp_socket_close(&fd);
     return NULL;
 }
@@ -132,10 +132,10 @@ Test(torchrun_store, that_is_none_or_silent_is_an_error)
     expect_no_value(&silent, "no answer in time");
     fake_store large = store_of(BYTES(HELLO WAIT), BYTES("\0\377\377\377\377\0\0\0\0"));
     large.stays = true;
-    expect_no_value(&large, "an answer that is none");
+    expect_no_value(&large, "a malformed answer");
     fake_store cancelled = store_of(BYTES(HELLO WAIT), BYTES("\1\1\0\0\0\0\0\0\0x"));
     cancelled.stays = true;
-    expect_no_value(&cancelled, "an answer that is none");
+    expect_no_value(&cancelled, "a malformed answer");
 }
 
 Test(torchrun_store, names_that_are_too_long_are_refused)

@@ -120,7 +120,7 @@ Test(comm, hundred_and_twenty_eight_ranks)
     expect_well(MANY, run_rounds, &rounds);
 }
 
-/* Large counts of its own fold in slices; the sums of these values depend on their order. */
+/* Large all-reduces are folded in slices; the sums of these values depend on their order. */
 static fsdp_status compare_with_scatter_and_gather(rank_thread *rank, fsdp_error *err)
 {
     enum { PART = 400000 };
@@ -180,7 +180,7 @@ Test(comm, sums_are_in_rank_order)
     expect_well(3, sum_in_order, NULL);
 }
 
-/* The same address space again and again, so that 2^31 elements cost little memory. */
+/* Maps the same pages repeatedly, so that 2^31 elements need little memory. */
 static unsigned char *map_repeated(size_t size)
 {
     const size_t once = 8 << 20;
@@ -246,7 +246,7 @@ Test(comm, one_rank_alone)
     transport->ops->close(transport);
 }
 
-/* --- what a back end lacks -------------------------------------------------------------------- */
+/* --- back ends without some collectives ------------------------------------------------------- */
 
 static fsdp_status run_without_abilities(rank_thread *rank, fsdp_error *err)
 {
@@ -286,7 +286,7 @@ Test(comm, a_back_end_that_only_adds_gives_the_same_bits)
 enum { ROOM = 64 };
 
 typedef struct wrong_call {
-    fsdp_collective call; /* of rank 1; without buffers, which the test brings */
+    fsdp_collective call; /* of rank 1; the test fills in the buffers */
     const char *text;
 } wrong_call;
 
@@ -371,7 +371,7 @@ Test(comm, all_to_all_with_counts_that_do_not_fit_names_sender_and_receiver)
                       "rank 1 sends 3 elements to rank 2, which expects 4 from it");
 }
 
-/* Buffers as the test gives them: what is wrong with them is the point. */
+/* Makes the call with the test's wrong buffers. */
 static fsdp_status call_wrongly(rank_thread *rank, fsdp_error *err)
 {
     const wrong_call *wrong = rank->user;
@@ -422,7 +422,7 @@ Test(comm, wrong_arguments_are_told_to_all_ranks)
             cr_assert_eq(ranks[r].err.rank, 1);
         }
         cr_assert_eq(strncmp(ranks[0].err.text, "rank 1: ", 8), 0, "%s", ranks[0].err.text);
-        if (all[i].call.kind == 0) /* it is not told as another call */
+        if (all[i].call.kind == 0) /* not reported as another call */
             cr_assert_str_eq(ranks[1].err.text, all[i].text);
     }
 }
@@ -561,7 +561,7 @@ Test(comm, a_rank_that_does_not_come_is_named_at_the_deadline)
                       "rank 1 is stuck, or stopped: it did not come within 0.3 s to broadcast of");
 }
 
-/* --- who waits for whom ----------------------------------------------------------------------- */
+/* --- naming the awaited rank ------------------------------------------------------------------ */
 
 /* Long enough for threads that wait for a processor. */
 enum { PATIENT_MS = 1000 };
@@ -571,7 +571,7 @@ static void sleep_ms(int ms)
     usleep((unsigned)ms * 1000);
 }
 
-/* Rank 0 waits in a column for rank 2, which waits in a row for rank 3, which does not come. */
+/* Rank 0 waits in a column for rank 2, which waits in a row for rank 3, which makes no call. */
 static fsdp_status wait_across_groups(rank_thread *rank, fsdp_error *err)
 {
     static const int row[] = {2, 3}, column[] = {0, 2};
@@ -629,7 +629,7 @@ Test(comm, a_rank_in_another_group_is_not_called_stuck, .timeout = 60)
               "%s", ranks[0].err.text);
 }
 
-/* Rank 0 agrees over the control plane, rank 1 is in a collective; who waits less long says it. */
+/* Rank 0 agrees over the control plane, rank 1 is in a collective; the shorter deadline reports it. */
 typedef struct two_planes {
     fsdp_ctl *ctls[2];
     int ctl_ms;
@@ -729,7 +729,7 @@ Test(comm, pool_of_a_segment_joins_what_comes_back)
     cr_assert_null(fsdp_shm_pool_take(pool, 423 * page));
     cr_assert_null(fsdp_shm_pool_take(pool, SIZE_MAX));
     fsdp_shm_pool_give(pool, two);
-    fsdp_shm_pool_give(pool, memory + 5); /* nobody's */
+    fsdp_shm_pool_give(pool, memory + 5); /* no block of the pool */
     cr_assert_eq(fsdp_shm_pool_take(pool, 600 * page - 1), two);
     fsdp_shm_pool_give(pool, one);
     fsdp_shm_pool_give(pool, three);

@@ -1,4 +1,4 @@
-/* Collectives that are started and waited for later: order, errors, what is left behind. */
+/* Collectives that are started and waited for later: order, errors, leftovers. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static void expect_well(int n, rank_thread_body body)
 
 /* --- order ------------------------------------------------------------------------------------ */
 
-/* With calls that wait, these two ranks would wait for each other. */
+/* With blocking calls these two ranks would wait for each other. */
 static fsdp_status start_in_two_groups(rank_thread *rank, fsdp_error *err)
 {
     const int reversed[] = {1, 0};
@@ -52,7 +52,7 @@ Test(comm_async, a_call_that_is_started_does_not_hold_its_caller, .timeout = 60)
     expect_well(2, start_in_two_groups);
 }
 
-/* Rank r starts the calls whose bit is set in r, and makes the others at once. */
+/* Rank r starts the calls whose bit is set in r, and runs the others at once. */
 static fsdp_status mix_both(rank_thread *rank, fsdp_error *err)
 {
     float x[CALLS];
@@ -79,7 +79,7 @@ Test(comm_async, ranks_mix_calls_that_are_started_and_made, .timeout = 60)
         expect_well(n, mix_both);
 }
 
-/* Rank 0 comes when rank 1 has seen that its call is under way. */
+/* Rank 0 makes its call after rank 1 has seen its own call running. */
 static fsdp_status look_at_handle(rank_thread *rank, fsdp_error *err)
 {
     const int reversed[] = {1, 0};
@@ -113,7 +113,7 @@ Test(comm_async, a_handle_says_when_its_call_has_ended, .timeout = 60)
 
 /* --- failures --------------------------------------------------------------------------------- */
 
-/* Rank 1 never comes: it aborts while the others are in the first of their calls. */
+/* Rank 1 makes no call: it aborts while the others are in the first of theirs. */
 static fsdp_status abort_what_was_started(rank_thread *rank, fsdp_error *err)
 {
     const fsdp_error why = {.status = FSDP_ERR_NO_SPACE, .text = "the disk is full"};
@@ -150,7 +150,7 @@ Test(comm_async, an_abort_ends_what_is_under_way_and_all_behind_it, .timeout = 6
     }
 }
 
-/* Rank 0 starts two calls and goes, before the others come to the first one. *user: it is gone. */
+/* Rank 0 starts two calls and leaves before the others make the first one. *user: it has left. */
 static fsdp_status leave_without_waiting(rank_thread *rank, fsdp_error *err)
 {
     atomic_bool *is_gone = rank->user;
@@ -160,7 +160,7 @@ static fsdp_status leave_without_waiting(rank_thread *rank, fsdp_error *err)
     for (int i = 0; i < 2 && rank->rank == 0; i++)
         FSDP_TRY(fsdp_comm_start(rank->comm, &calls[i], &handle, err));
     if (rank->rank == 0) {
-        fsdp_comm_free(rank->comm); /* before what the calls use goes */
+        fsdp_comm_free(rank->comm); /* before the buffers of the calls end */
         rank->comm = NULL;
         atomic_store(is_gone, true);
         return FSDP_OK;
@@ -205,7 +205,7 @@ Test(comm_async, different_calls_are_told_by_wait, .timeout = 60)
                                             "0 all_reduce of 1 f32 for u (call 1)");
 }
 
-/* *user: which allocation of rank 0 fails. */
+/* *user: the number of rank 0's allocation that fails. */
 static fsdp_status start_without_memory(rank_thread *rank, fsdp_error *err)
 {
     float x = 0;

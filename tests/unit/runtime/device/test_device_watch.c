@@ -1,4 +1,4 @@
-/* A watched device tells who uses a block too early, or gives it back too early, on either device. */
+/* A watched device reports the stream that uses a block too early or frees it too early, on either device. */
 #include <criterion/criterion.h>
 
 #include <string.h>
@@ -42,7 +42,7 @@ static void follow(watched_pair *pair, fsdp_stream *stream, fsdp_stream *after)
     pair->device->ops->wait(stream, pair->device->ops->record(after));
 }
 
-/* What the host is told at the end, and the text of it. */
+/* Closes the pair and expects an error with these words. */
 static fsdp_status close_pair(watched_pair *pair, const char *words)
 {
     fsdp_error err = {0};
@@ -92,7 +92,7 @@ Test(device_watch, giving_back_too_early_is_told)
         use(&pair, pair.other);
         pair.device->ops->wait(pair.owner, early);
         pair.device->ops->disown(pair.owner, pair.block);
-        cr_assert_eq(close_pair(&pair, "given back while stream reduce may use them"),
+        cr_assert_eq(close_pair(&pair, "freed while stream reduce may use them"),
                      FSDP_ERR_INTERNAL);
     }
 }
@@ -126,7 +126,7 @@ Test(device_watch, a_block_that_was_owned_anew_forgets_what_was)
     cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
 }
 
-/* More points than are kept: an event of long ago was reached. */
+/* More events than are kept: a very old event counts as reached. */
 Test(device_watch, an_old_event_holds_nobody_up)
 {
     watched_pair pair;

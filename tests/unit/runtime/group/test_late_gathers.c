@@ -1,6 +1,6 @@
 /*
- * Gathers that were issued ahead, and what happens to their unit before it is due. On device cpu they are
- * made late (group_gather.c); the outcome is that of device cpu-async, where they are under way by then.
+ * Prefetched gathers whose unit changes before its own hook. On device cpu such gathers run late
+ * (group_gather.c); the result equals that of device cpu-async, where they are already running.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -69,7 +69,7 @@ static fsdp_status reshard_by_hand(toy *net, fsdp_error *err)
     return fsdp_root_end_backward(net->root, err);
 }
 
-/* The gather of the layer before it is under way, and reads slices. */
+/* The gather of the previous layer is running, and reads slices. */
 static fsdp_status reset_in_backward(toy *net, fsdp_error *err)
 {
     FSDP_TRY(forward(net, err));
@@ -81,7 +81,7 @@ static fsdp_status reset_in_backward(toy *net, fsdp_error *err)
 
 /* --- a gather by hand behind one that was issued ahead ------------------------------------------ */
 
-/* Rank 0 waits for it before the next unit's gather, the others after. */
+/* Rank 0 waits for the gather before the next unit's gather, the other ranks after it. */
 static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)
 {
     bool is_first = fsdp_world_rank(net->root->world) == 0;
@@ -103,7 +103,7 @@ static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)
     return fsdp_root_end_forward(net->root, err);
 }
 
-/* --- what was gathered before the optimizer's step ----------------------------------------------- */
+/* --- gathers before the optimizer's step --------------------------------------------------------- */
 
 static fsdp_status train(toy *net, bool gathers_again, fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * Scenario C5: what a reduce-scatter is given, when gradients of several dtypes and cut along
- * several dims are packed, is bit for bit what casting each and then packing them one by one gives.
+ * Scenario C5: gradients of several dtypes, cut along several dims, are packed for a reduce-scatter
+ * exactly as if each was cast first and then packed alone.
  */
 
 #include "tests/unit/runtime/expect_toy.h"
@@ -33,7 +33,7 @@ typedef struct packed_unit {
     fsdp_unit *unit;
     fsdp_root *root;
     fsdp_param *params[MOST];
-    unsigned char *input; /* what the reduction was given */
+    unsigned char *input; /* of the reduction */
     size_t input_size;
     fsdp_dtype input_dtype;
 } packed_unit;
@@ -115,14 +115,14 @@ static fsdp_status backward(packed_unit *packed, fsdp_error *err)
 
 /* --- the model -------------------------------------------------------------------------------- */
 
-/* One element as it is in its gradient, then in the dtype of the reduction. */
+/* Casts one element of a gradient to the dtype of the reduction. */
 static void cast_one(const packed_case *what, int param, int64_t element, fsdp_dtype to_type,
                      unsigned char *to)
 {
     float value = grad_at(param, element);
     unsigned char own[8];
     fsdp_cast(own, what->params[param].dtype, &value, FSDP_F32, 1);
-    if (what->keeps) { /* twice the same, exactly */
+    if (what->keeps) { /* the sum of two equal gradients is exact */
         fsdp_cast(&value, FSDP_F32, own, what->params[param].dtype, 1);
         value *= 2;
         fsdp_cast(to, to_type, &value, FSDP_F32, 1);
@@ -131,7 +131,7 @@ static void cast_one(const packed_case *what, int param, int64_t element, fsdp_d
     }
 }
 
-/* The rank's rows of one parameter, padded with zeros; returns what lies behind them. */
+/* Packs the rank's rows of one parameter, padded with zeros; returns their end. */
 static unsigned char *pack_rows(const packed_case *what, int param, int rank, fsdp_dtype dtype,
                                 unsigned char *to)
 {
@@ -151,7 +151,7 @@ static unsigned char *pack_rows(const packed_case *what, int param, int rank, fs
     return to;
 }
 
-/* Parameters in order, those of the dtype that comes first before the others. */
+/* Packs parameters in order, after sorting by dtype. */
 static unsigned char *pack(const packed_unit *packed)
 {
     const packed_case *what = packed->what;

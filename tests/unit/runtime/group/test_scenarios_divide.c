@@ -1,8 +1,8 @@
 /*
- * Scenarios C9, C17 and C22: what divides gradients. A factor of the root's goes to the root's own
- * parameters only, on every mesh, for ten steps as a replica does that adds up and divides by
- * itself; one rank alone divides once, and only by a factor that is not 1; and the trace says with
- * which operation, of how many elements, units are reduced.
+ * Scenarios C9, C17 and C22: the division of gradients. The root's factor applies to the root's own
+ * parameters only: on every mesh, ten steps equal those of a replica that adds up and divides by
+ * itself. One rank alone divides once, and only by a factor that is not 1. The trace contains the
+ * operation and the number of elements of each reduction.
  */
 #include "tests/support/nets/mlp.h"
 #include "tests/unit/runtime/expect_toy.h"
@@ -36,7 +36,7 @@ typedef struct factor_case {
     double factor;
 } factor_case;
 
-/* Losses and gradients bit for bit; what AdamW makes of them, but for its own rounding. */
+/* Compares losses and gradients bit for bit, and parameters up to the rounding of AdamW. */
 static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              fsdp_error *err)
 {
@@ -108,7 +108,7 @@ typedef struct alone_net {
     fsdp_param *weight;
 } alone_net;
 
-/* Of three rows of ones; then whole numbers that every dtype has, and their halves. */
+/* Three rows of ones, then whole numbers that every dtype represents, and their halves. */
 static float grad_alone(const alone_case *what, int64_t element)
 {
     return what->shape[0] == 1 ? 3 : (float)(element % 255 - 127);

@@ -1,7 +1,6 @@
 /*
- * Scenario C10: how many inputs of reductions are in flight changes no bit, in bf16, on meshes with
- * and without replicas; units of one root share the largest number, and each keeps what it was
- * told.
+ * Scenario C10: the number of reduction inputs in flight changes no bit, in bf16, on meshes with and
+ * without replicas; units of one root share the largest number, and each keeps its own setting.
  */
 #include "tests/support/ranks/forked_ranks.h"
 #include "tests/support/nets/mlp.h"
@@ -12,14 +11,14 @@
 
 enum { LAYERS = 4, RANKS = 4, STEPS = 3 };
 
-/* What every rank has at the end. */
+/* The state of every rank at the end. */
 typedef struct rank_state {
     double losses[STEPS];
     unsigned char shards[LAYERS][256];
 } rank_state;
 
 typedef struct inputs_case {
-    int inputs[LAYERS]; /* 0: as it is by default */
+    int inputs[LAYERS]; /* 0: the default */
     mlp_plan plan;
     rank_state ranks[RANKS];
 } inputs_case;

@@ -52,8 +52,8 @@ static fsdp_status build_experts(toy *net, int reshard, fsdp_error *err)
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
-/* As PyTorch 2.15 does: a unit's groups are gathered in order, those of the unit before ahead in the order
- * in which backward reduces them, the last one first. */
+/* As in PyTorch 2.15: a unit's groups are gathered in order; those of the previous unit are prefetched in the
+ * order in which backward reduces them, the last one first. */
 static fsdp_status order_groups(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build_experts(net, FSDP_RESHARD_ALWAYS, err));
@@ -78,7 +78,7 @@ Test(unit_groups, all_groups_of_the_unit_before_are_gathered_ahead)
     expect_ok(order_groups);
 }
 
-/* 2 of the 4 ranks of a dense weight gather again; of an expert those are all. */
+/* 2 of the 4 ranks of a dense weight gather again; an expert has only 2 ranks. */
 static fsdp_status reshard_groups(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build_experts(net, 2, err));
@@ -183,7 +183,7 @@ Test(unit_groups, the_last_of_those_that_ran_reduces)
     expect_ok(call_two_of_three);
 }
 
-/* As autograd leaves it where the inputs need no gradient: root first. */
+/* Autograd's order where the inputs need no gradient: root first. */
 static fsdp_status leave_it_to_the_end(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build_members(net, err));

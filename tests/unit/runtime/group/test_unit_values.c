@@ -1,7 +1,7 @@
 /*
- * What gathers and reductions compute, against a model element by element: every size on small
- * meshes, HSDP and tensor parallelism, other dims, dtypes, divide factors, gradients that are kept,
- * and what is counted as memory.
+ * Results of gathers and reductions against a model, element by element: every size on small
+ * meshes, HSDP and tensor parallelism, other dims, dtypes, divide factors, kept gradients, and the
+ * counts of memory.
  */
 #include "tests/support/nets/tensors.h"
 #include "tests/support/ranks/worlds.h"
@@ -151,7 +151,7 @@ static fsdp_status check_all_gathered(one_unit *one, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* By hand, in forward, and in backward: after an int reshard that gathers what was kept. */
+/* Gathers by hand, in forward, and in backward: after an int reshard from the kept slices. */
 static fsdp_status gather_everywhere(world_rank *rank, one_unit *one, fsdp_error *err)
 {
     (void)rank;
@@ -170,7 +170,7 @@ static fsdp_status gather_everywhere(world_rank *rank, one_unit *one, fsdp_error
     return fsdp_root_end_backward(one->root, err);
 }
 
-/* The same values, which only rank 0 knows. */
+/* gather_everywhere with values that only rank 0 has at first. */
 static fsdp_status gather_synced(world_rank *rank, one_unit *one, fsdp_error *err)
 {
     (void)rank;
@@ -492,7 +492,7 @@ Test(unit_values, partial_reductions_are_packed_anew_when_gradients_change)
         2, {2, 2}, {"rep", "dp"}, (fsdp_unit_opts){0}, declare_few, change_partial, NULL});
 }
 
-/* The backward that adds up over the replicas has no gradients of its own, or is not run at all. */
+/* The backward with the all-reduce over replicas has no gradients of its own, or does not run. */
 static fsdp_status end_partial(world_rank *rank, one_unit *one, fsdp_error *err)
 {
     (void)rank;
@@ -527,7 +527,7 @@ static fsdp_status ask_too_early(world_rank *rank, one_unit *one, fsdp_error *er
     if (fsdp_param_data(one->params[0]) || fsdp_param_grad(one->params[0]))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a pointer came");
     if (fsdp_root_begin_forward(one->root, &found) != FSDP_ERR_USAGE ||
-        !strstr(found.text, "the data of 'u.0' was asked for while unit u is sharded"))
+        !strstr(found.text, "the data of 'u.0' was requested while unit u is sharded"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "%s", found.text);
     return fsdp_root_begin_forward(one->root, err);
 }

@@ -1,5 +1,5 @@
-/* What fsdp_launch reads: options, who started the process, and what contradicts what; its
- * supervisor. */
+/* The inputs of fsdp_launch: options, the variables of launchers, and contradictions between them;
+ * and its supervisor. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -152,7 +152,7 @@ Test(options, fail_without_memory)
     cr_assert_eq(READ(EMPTY, "--np", "2"), FSDP_ERR_LIMIT);
 }
 
-/* --- who started the process ------------------------------------------------------------------ */
+/* --- launchers -------------------------------------------------------------------------------- */
 
 #define TORCHRUN                                                                               \
     "RANK", "3", "WORLD_SIZE", "4", "LOCAL_RANK", "1", "LOCAL_WORLD_SIZE", "2", "MASTER_ADDR", \
@@ -206,7 +206,7 @@ Test(detection, of_torchrun_and_its_store)
     place = detect(
         ENVIRONMENT(TORCHRUN, "TORCHELASTIC_RUN_ID", "r", "TORCHELASTIC_USE_AGENT_STORE", "False"));
     cr_assert(!place.has_store);
-    place = detect(ENVIRONMENT(TORCHRUN)); /* as some clusters start PyTorch */
+    place = detect(ENVIRONMENT(TORCHRUN)); /* in the way that some clusters start PyTorch */
     cr_assert(!place.has_store);
 }
 
@@ -281,7 +281,7 @@ Test(detection, names_what_is_missing_or_wrong)
     }
 }
 
-/* --- what runs -------------------------------------------------------------------------------- */
+/* --- running ranks ---------------------------------------------------------------------------- */
 
 typedef struct decision {
     fsdp_launch_options options;
@@ -348,8 +348,8 @@ Test(decision, names_contradictions)
         {{.comm = FSDP_COMM_THREADS}, FSDP_LAUNCHED_SLURM, 4, 0, "--comm threads contradicts srun"},
         {{.comm = FSDP_COMM_MPI}, FSDP_LAUNCHED_TORCHRUN, 4, 0, "--comm mpi contradicts torchrun"},
         {{.comm = FSDP_COMM_SELF}, FSDP_LAUNCHED_OPEN_MPI, 4, 0, "--comm self contradicts mpirun"},
-        {{.trace = "t", .np = 2}, 0, 1, 0, "each rank writes a file of its own"},
-        {{.trace = "t"}, FSDP_LAUNCHED_SLURM, 2, 0, "each rank writes a file of its own"},
+        {{.trace = "t", .np = 2}, 0, 1, 0, "each rank writes its own file"},
+        {{.trace = "t"}, FSDP_LAUNCHED_SLURM, 2, 0, "each rank writes its own file"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_decision(&cases[i]);

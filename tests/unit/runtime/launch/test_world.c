@@ -1,4 +1,4 @@
-/* Worlds: groups of meshes, what ranks must have in common, means, lost memory. */
+/* Worlds: groups of meshes, equal declarations on all ranks, means, failed allocations. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -99,7 +99,7 @@ static fsdp_status make_other_meshes(world_rank *rank, fsdp_error *err)
                              &mesh, &why);
     if (status == FSDP_OK || !strstr(why.text, "rank 0 one of 4 with other names"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "status %d: %.200s", (int)status, why.text);
-    /* the world goes on */
+    /* the world stays usable */
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, (int64_t[]){4}, (const char *[]){"a"}, &mesh, err));
     fsdp_mesh_free(mesh);
     status = fsdp_world_mesh(rank->world, 1, (int64_t[]){3}, (const char *[]){"a"}, &mesh, &why);

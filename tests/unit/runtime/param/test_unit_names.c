@@ -1,10 +1,10 @@
 /*
- * Names that a program gives and that nothing has, pointers asked for at the wrong time, and roots that could
- * not be made: each is told at once, and leaves the model as it was.
+ * Unknown names, pointers that are requested at the wrong time, and roots that cannot be made: each is
+ * reported at once, and leaves the model unchanged.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
-/* A model of two layers; norm has a buffer only, head only what it shares. */
+/* A model of two layers; norm has only a buffer, head only a shared parameter. */
 static fsdp_status declare(toy *net, fsdp_error *err)
 {
     static const char *const names[] = {"layers.0.weight", "layers.1.weight"};
@@ -41,11 +41,11 @@ static fsdp_status misspell(toy *net, fsdp_error *err)
     fsdp_unit *unit;
     const char *const members[] = {"layers.0", "layers.2"};
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0", &net->opts, &unit, why),
-                   "unit 'layers.0' has no parameters: they are declared before it");
+                   "unit 'layers.0' has no parameters: declare them before it");
     FSDP_TRY(declare(net, err));
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layer.0", &net->opts, &unit, why),
-                   "unit 'layer.0' has no parameters: no name is that or lies below it, the "
-                   "nearest one is 'layers.0'");
+                   "unit 'layer.0' has no parameters: no name is equal or below it, the nearest "
+                   "one is 'layers.0'");
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0.weights", &net->opts, &unit, why),
                    "the nearest one is 'layers.0.weight'");
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0.", &net->opts, &unit, why),
@@ -106,13 +106,13 @@ static fsdp_status ask_too_early(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_param_error(net->weight[0], err));
     EXPECT(!fsdp_param_data(net->weight[0]) && !fsdp_param_data(net->weight[1]));
     EXPECT_REFUSAL(fsdp_param_error(net->weight[0], why),
-                   "the data of 'layers.0.weight' was asked for while unit root is sharded");
-    /* told, and so it is not the next call's */
+                   "the data of 'layers.0.weight' was requested while unit root is sharded");
+    /* the error was reported, so the next call does not return it */
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     EXPECT(!fsdp_param_grad(net->weight[1]));
     EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "the gradient of 'layers.1.weight'");
     FSDP_TRY(fsdp_param_error(net->weight[1], err));
-    EXPECT(!fsdp_param_shard_grad(net->weight[1])); /* there is none, which is no mistake */
+    EXPECT(!fsdp_param_shard_grad(net->weight[1])); /* no gradient yet, and no error */
     FSDP_TRY(fsdp_param_error(net->weight[1], err));
     return fsdp_root_end_forward(net->root, err);
 }

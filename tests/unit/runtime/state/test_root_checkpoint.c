@@ -1,6 +1,6 @@
 /*
- * Checkpoints of roots with options: a step in a run, how it is stored, entries of the caller's own,
- * names that are missing, dtypes that differ, and options that mean nothing there.
+ * Checkpoints of roots with options: steps of a run, kinds and compression, extra entries of the caller,
+ * missing names, other dtypes, and options that are refused.
  */
 #include "base/io/io.h"
 #include "tests/unit/runtime/expect_toy.h"
@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* --- where ------------------------------------------------------------------------------------ */
+/* --- paths ------------------------------------------------------------------------------------ */
 
 static char dir[] = "/tmp/fsdp-root-XXXXXX";
 
@@ -40,7 +40,7 @@ static fsdp_status load_from(toy *net, const char *path, const fsdp_root_load_op
     return fsdp_root_load(net->root, path, opts, err);
 }
 
-/* tensor_number's values are back, after net_spoil. */
+/* Expects tensor_number's values again, after net_spoil. */
 static fsdp_status expect_numbers(toy *net, const char *name, fsdp_error *err)
 {
     fsdp_box box;
@@ -50,15 +50,15 @@ static fsdp_status expect_numbers(toy *net, const char *name, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- own entries, steps of a run ---------------------------------------------------------------- */
+/* --- extra entries, steps of a run -------------------------------------------------------------- */
 
-/* No other number in a checkpoint is like it. */
+/* A number that occurs nowhere else in a checkpoint. */
 static int64_t draw(int64_t step)
 {
     return step * 0x00123456789abcde;
 }
 
-/* An epoch, and what each rank has drawn: one row of a tensor. */
+/* Extra entries: an epoch, and a tensor with one drawn row per rank. */
 static fsdp_status make_own(const toy *net, int64_t epoch, void *drawn, fsdp_sd **own_out,
                             fsdp_error *err)
 {
@@ -114,7 +114,7 @@ static fsdp_status go_on_from_run(toy *net, fsdp_error *err)
     FSDP_TRY(load_from(net, path, &(fsdp_root_load_opts){.own = empty, .step = &step}, err));
     EXPECT(step == 10);
     FSDP_TRY(expect_own(net, empty, 10, err));
-    /* nobody asks for them: no name of the model */
+    /* extra entries are optional in a load */
     FSDP_TRY(fsdp_root_load(net->root, path, NULL, err));
     fsdp_sd_free(own);
     fsdp_sd_free(empty);
@@ -126,7 +126,7 @@ Test(root_checkpoint, a_run_goes_on_with_step_and_own_entries)
     expect_net_on("cpu", (toy_case){1, {3}, {"dp"}, declare_net, go_on_from_run, NULL, {0}});
 }
 
-/* What rank 0 has drawn at that step is another number. */
+/* Damages the row that rank 0 has drawn at that step. */
 static fsdp_status damage_step(toy *net, int64_t step, fsdp_error *err)
 {
     const int64_t drawn[] = {draw(step), 0};
@@ -194,7 +194,7 @@ Test(root_checkpoint, own_entries_are_expected_beside_names_without_prefix)
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, save_unprefixed, NULL, {0}});
 }
 
-/* --- how often it is read ------------------------------------------------------------------------- */
+/* --- number of reads ------------------------------------------------------------------------------ */
 
 static atomic_int manifest_opens;
 
@@ -207,7 +207,7 @@ static int count_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file *
     return fsdp_io_posix()->ops->open(io, path, flags, file_out);
 }
 
-/* Ranks that share memory open it once, for all; processes once each. */
+/* Ranks that are threads open the checkpoint once for all; processes open it once each. */
 static fsdp_status load_once(toy *net, fsdp_error *err)
 {
     fsdp_io_ops ops = *fsdp_io_posix()->ops;
@@ -239,7 +239,7 @@ Test(root_checkpoint, a_load_reads_the_description_once)
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, load_once, NULL, {0}});
 }
 
-/* --- how it is stored --------------------------------------------------------------------------- */
+/* --- kinds and compression ---------------------------------------------------------------------- */
 
 static fsdp_status store_whole(toy *net, fsdp_error *err)
 {
@@ -271,7 +271,7 @@ Test(root_checkpoint, kind_compression_and_overwriting_are_the_callers)
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, store_whole, NULL, {0}});
 }
 
-/* --- what is missing ----------------------------------------------------------------------------- */
+/* --- missing entries ----------------------------------------------------------------------------- */
 
 static bool has_name(char *const *names, size_t n, const char *name)
 {
@@ -281,7 +281,7 @@ static bool has_name(char *const *names, size_t n, const char *name)
     return false;
 }
 
-/* Saved without optimizer and own entries, loaded with both. */
+/* Saved without optimizer and extra entries, loaded with both. */
 static fsdp_status load_in_part(toy *net, fsdp_error *err)
 {
     fsdp_root_save_opts save = {0};
@@ -360,7 +360,7 @@ Test(root_checkpoint, floating_dtypes_that_differ_are_cast_when_asked)
     expect_net_on("cpu", (toy_case){1, {3}, {"dp"}, declare_typed, load_cast, &wanted, {0}});
 }
 
-/* --- what means nothing here ---------------------------------------------------------------------- */
+/* --- refused options ------------------------------------------------------------------------------ */
 
 static fsdp_status misuse(toy *net, fsdp_error *err)
 {

@@ -1,7 +1,7 @@
 /*
  * State dicts of sharded models, scenarios S1 to S10 of PyTorch's own tests: live values on every mesh,
- * round trips in place, values that stay live over steps, whole dicts on rank 0, and what must not be
- * loaded silently.
+ * round trips in place, values that stay live over steps, whole dicts on rank 0, and dicts that must not
+ * be loaded silently.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -152,7 +152,7 @@ Test(state_dict, getting_reshards_what_is_gathered_without_a_collective)
                       (toy_case){1, {ranks}, {"dp"}, declare_net, get_while_gathered, NULL, opts});
 }
 
-/* A gather that is under way would bring what was there before. */
+/* A running gather would restore the old values. */
 static fsdp_status set_while_gathering(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts copied = {.cpu_offload = true};
@@ -291,7 +291,7 @@ static fsdp_status refuse_without(toy *net, const char *missing, fsdp_error *err
     return FSDP_OK;
 }
 
-/* Its rows in the memory that the parameter has, and that is the host's. */
+/* The dict's rows are in the parameter's own memory, which is the host's. */
 static fsdp_status expect_all_live(toy *net, const fsdp_sd *full, fsdp_error *err)
 {
     const fsdp_state_opts whole = {
@@ -351,7 +351,7 @@ static fsdp_status expect_values_inside(toy *net, fsdp_error *err)
     return fsdp_root_expect_values(net->root, err);
 }
 
-/* Values come in every way. */
+/* Sets values in every way. */
 static fsdp_status bring_values(toy *net, fsdp_error *err)
 {
     const char *const call = "begin_forward came before all parameters had values";
@@ -365,7 +365,7 @@ static fsdp_status bring_values(toy *net, fsdp_error *err)
         if (way == 2)
             FSDP_TRY(fsdp_root_sync_from_rank0(net->root, tensor_number, NULL, err));
         if (way == 3) {
-            fsdp_sd *live = NULL; /* which a checkpoint may be loaded into */
+            fsdp_sd *live = NULL; /* a checkpoint may be loaded into it */
             FSDP_TRY(net_get(net, NULL, &live, err));
             FSDP_TRY(fsdp_root_set_state(net->root, live, NULL, NULL, err));
             fsdp_sd_free(live);

@@ -1,13 +1,13 @@
 /*
- * State dicts: which names are in them, in both forms of hyper-parameters, and every name that a dict may
- * have when it is set; what is missing, unexpected, or refused.
+ * Names in state dicts: those that getting gives, in both forms of hyper-parameters, and all forms that
+ * setting accepts; missing, unexpected and refused entries.
  */
 #include "tests/unit/runtime/expect_toy.h"
 #include "base/text.h"
 
 /* --- helpers ------------------------------------------------------------------------------------ */
 
-/* One entry of another dict, under another name. */
+/* Adds an entry of another dict under another name. */
 static fsdp_status copy_as(fsdp_sd *to, const fsdp_entry *entry, const char *name, fsdp_error *err)
 {
     if (entry->kind == FSDP_ENTRY_VALUE)
@@ -19,7 +19,7 @@ static fsdp_status copy_as(fsdp_sd *to, const fsdp_entry *entry, const char *nam
 
 typedef const char *(*rename_entry)(const char *name, char *out, size_t room);
 
-/* The dict with names as `rename` has them; NULL leaves an entry out. Aliases are left out. */
+/* A copy of the dict with names changed by `rename` (NULL leaves an entry out), without aliases. */
 static fsdp_status rename_all(const fsdp_sd *sd, rename_entry rename, fsdp_sd **sd_out,
                               fsdp_error *err)
 {
@@ -51,7 +51,7 @@ static fsdp_status expect_names(toy *net, const fsdp_state_opts *opts, const cha
     return status;
 }
 
-/* Trains, keeps a copy, spoils everything, sets what `change` makes of the copy, and compares. */
+/* Trains, keeps a copy, overwrites everything, sets the copy after `change`, and compares. */
 static fsdp_status expect_round_trip(toy *net, const fsdp_state_opts *opts, rename_entry change,
                                      fsdp_error *err)
 {
@@ -217,7 +217,7 @@ Test(state_dict_options, the_list_of_groups_is_that_of_an_optimizer)
 
 /* --- other names of the same ----------------------------------------------------------------------- */
 
-/* Any name of a tied parameter will do. */
+/* Another name of a tied parameter. */
 static const char *by_alias(const char *name, char *out, size_t room)
 {
     const char *at = strstr(name, "embed.weight");
@@ -227,7 +227,7 @@ static const char *by_alias(const char *name, char *out, size_t room)
     return out;
 }
 
-/* As Optimizer.state_dict() numbers them: the group of weights, then that of biases. */
+/* The numbers of Optimizer.state_dict(): the group of weights, then that of biases. */
 static const char *by_number(const char *name, char *out, size_t room)
 {
     static const char *const names[] = {"embed.weight", "layers.0.weight", "layers.1.weight",
@@ -255,7 +255,7 @@ Test(state_dict_options, state_is_found_by_aliases_and_numbers)
     expect_net(set_other_names, NULL);
 }
 
-/* Numbers in the list of groups, in an order of its own: they are what they stand beside. */
+/* Numbers in the list of groups, in another order; each belongs to the name at its place. */
 static fsdp_status number_list(const fsdp_value *names, fsdp_value *numbers_out, fsdp_error *err)
 {
     static const int64_t numbers[] = {7, 3, 5, 1, 0};
@@ -311,7 +311,7 @@ Test(state_dict_options, numbers_mean_what_the_list_of_groups_says)
     expect_net(set_numbered_groups, NULL);
 }
 
-/* "optim.param_groups.1.lr" and "optim.param_groups.1.params.0", as flattening programs spell the list. */
+/* "optim.param_groups.1.lr" and "optim.param_groups.1.params.0": the list as flattening programs write it. */
 static fsdp_status set_spelled_groups(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .partial = true};
@@ -333,7 +333,7 @@ static fsdp_status set_spelled_groups(toy *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* As PyTorch saves the list: with members, which say what group it is, wherever it stands. */
+/* The list as PyTorch saves it: members identify each group, in any order. */
 static fsdp_status set_groups_in_pieces(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .partial = true};
@@ -381,7 +381,7 @@ Test(state_dict_options, groups_may_be_spelled_by_their_place)
     expect_net(set_spelled_groups, NULL);
 }
 
-/* A name that begins as another one: what is behind the longer one counts. */
+/* A name that is the beginning of another one: the longer one is used. */
 static fsdp_status declare_nested_names(toy *net, fsdp_error *err)
 {
     fsdp_param *longer;
@@ -410,7 +410,7 @@ Test(state_dict_options, names_are_cut_behind_the_longest_that_is_known)
                   (toy_case){1, {2}, {"dp"}, declare_nested_names, set_nested_names, NULL, {0}});
 }
 
-/* Tied tensors that differ: the parameter's own name counts, wherever it stands. */
+/* Tied tensors that differ: the one under the parameter's first name is used, in any order. */
 static fsdp_status set_diverged(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .partial = true};
@@ -650,7 +650,7 @@ static fsdp_status refuse_inside_step(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_unit_pre_backward(net->unit[1], err));
     EXPECT_REFUSAL(net_get(net, NULL, &other, why), "between steps");
     FSDP_TRY(net_backward(net, err));
-    FSDP_TRY(net_get(net, NULL, &other, err)); /* nothing changes any more */
+    FSDP_TRY(net_get(net, NULL, &other, err)); /* a refused dict changes nothing */
     EXPECT_REFUSAL(net_set(net, NULL, sd, why), "make the step, or drop them");
     FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC, false, true,
                            err));
@@ -671,7 +671,7 @@ Test(state_dict_options, state_is_set_only_outside_a_step)
     expect_net(refuse_inside_step, NULL);
 }
 
-/* The dict with one entry exchanged. */
+/* Expects an error for the dict with one entry replaced. */
 static fsdp_status refuse_entry(toy *net, const char *name, fsdp_dtype dtype, int64_t rows,
                                 const char *words, fsdp_error *err)
 {
@@ -734,8 +734,8 @@ static fsdp_status refuse_groups(toy *net, fsdp_error *err)
     fsdp_sd_set_value(
         sd, (size_t)fsdp_sd_find(sd, FSDP_NAME("optim.param_groups.layers.1.bias.lr")), &lr);
     EXPECT_REFUSAL(net_set(net, &opts, sd, why),
-                   "'lr' is not the same in 'optim.param_groups.layers.0.bias.lr' and in "
-                   "'optim.param_groups.layers.1.bias.lr', and both are of one group here");
+                   "'lr' differs between 'optim.param_groups.layers.0.bias.lr' and "
+                   "'optim.param_groups.layers.1.bias.lr', and both belong to one group here");
     fsdp_sd_free(sd);
     FSDP_TRY(
         net_get(net, &(fsdp_state_opts){.part = FSDP_STATE_OPTIM, .nested_optim = true}, &sd, err));

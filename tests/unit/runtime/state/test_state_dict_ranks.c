@@ -1,6 +1,6 @@
 /*
- * State dicts that ranks make together: whole ones on every rank, those that only rank 0 has, and checkpoints
- * that another number of ranks loads; what comes of ranks that differ, and of memory that is not there.
+ * State dicts that need all ranks: whole ones on every rank, dicts of rank 0, and checkpoints that another
+ * number of ranks loads; errors for ranks that differ, and failed allocations.
  */
 #include "base/core/mem.h"
 #include "tests/unit/runtime/expect_toy.h"
@@ -23,7 +23,7 @@ static fsdp_status empty_dict(fsdp_sd **sd_out, fsdp_error *err)
 
 /* --- whole on every rank --------------------------------------------------------------------------- */
 
-/* Two ways to the whole: what every rank gets is what rank 0 gets alone. */
+/* The whole dict that every rank gets equals the one that rank 0 gets alone. */
 static fsdp_status compare_ways(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts everywhere = {.full_state_dict = true};
@@ -69,7 +69,7 @@ Test(state_dict_ranks, every_rank_gets_what_rank_0_gets_alone)
     expect_on_meshes(compare_ways);
 }
 
-/* Larger than the buffer, so that it goes in several pieces that end inside rows. */
+/* A tensor larger than the buffer, which is moved in pieces that end inside rows. */
 static fsdp_status declare_large(toy *net, fsdp_error *err)
 {
     return net_add(net, "w", 2, (int64_t[]){7, 1 << 20}, NULL, err);
@@ -111,7 +111,7 @@ static fsdp_status expect_back(toy *net, const fsdp_sd *before, fsdp_error *err)
     return status;
 }
 
-/* From every rank's own, then from rank 0's, in both forms of hyper-parameters. */
+/* Sets from every rank's whole dict, then from rank 0's, in both forms of hyper-parameters. */
 static fsdp_status set_whole(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts copied = {.cpu_offload = true};
@@ -138,7 +138,7 @@ Test(state_dict_ranks, whole_dicts_are_set_on_every_rank_or_from_rank_0)
     expect_on_meshes(set_whole);
 }
 
-/* A value too large for a manifest's text travels, too: a list of very many names. */
+/* Sends a value that is too large for a manifest's text: a list of very many names. */
 static fsdp_status send_large_value(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts sent = {.full_state_dict = true,
@@ -173,7 +173,7 @@ Test(state_dict_ranks, large_values_travel_from_rank_0)
     expect_net(send_large_value, NULL);
 }
 
-/* What rank 0 lacks is missing everywhere; what it has beyond is left there. */
+/* Entries that rank 0 lacks are missing on all ranks; its extra entries are not sent. */
 static fsdp_status send_unfitting(toy *net, fsdp_error *err)
 {
     const fsdp_layout alone = {.kind = FSDP_LAYOUT_MESH, .mesh = net->mesh};
@@ -220,7 +220,7 @@ static fsdp_status send_sharded(toy *net, fsdp_error *err)
     if (fsdp_world_size(net->rank->world) > 1)
         EXPECT_REFUSAL(net_set(net, &sent, sd, why),
                        "'model.embed.weight' is not whole in rank 0's memory");
-    FSDP_TRY(net_set(net, &whole, sd, err)); /* it lies as the parameters do */
+    FSDP_TRY(net_set(net, &whole, sd, err)); /* laid out as the parameters */
     EXPECT_REFUSAL(net_set(net, &sent, NULL, why), "there is no state dict");
     FSDP_TRY(net_get(net, &whole, &full, err));
     fsdp_sd_free(full);
@@ -307,7 +307,7 @@ static fsdp_status save(toy *net, fsdp_error *err)
     return status;
 }
 
-/* Weights, moments, steps, hyper-parameters are those that were saved, on whatever mesh. */
+/* Loads on another mesh: weights, moments, steps and hyper-parameters equal the saved ones. */
 static fsdp_status load(toy *net, fsdp_error *err)
 {
     const checkpoint_case *what = net->user;
@@ -358,7 +358,7 @@ Test(state_dict_ranks, a_checkpoint_loads_on_any_other_mesh)
     cr_assert_eq(system(command), 0);
 }
 
-/* What was converted into PyTorch's format loads as it is. */
+/* A checkpoint in PyTorch's format loads without a conversion. */
 Test(state_dict_ranks, a_checkpoint_of_another_program_loads_on_any_mesh)
 {
     char dir[] = "/tmp/fsdp-state-XXXXXX", command[80];
@@ -406,7 +406,7 @@ static const float *master_of(toy *net, fsdp_sd **sd, fsdp_error *err)
     return net_entry(*sd, "optim.state.w.master")->data;
 }
 
-/* A master follows the parameter that is set without it; the optimizer's state alone does not touch it. */
+/* Setting a parameter without its master sets the master from it; setting only optimizer state does not. */
 static fsdp_status follow_master(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts model = {.part = FSDP_STATE_MODEL}, optim = {.part = FSDP_STATE_OPTIM};

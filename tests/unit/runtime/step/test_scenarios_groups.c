@@ -1,6 +1,6 @@
 /*
  * Scenario C16: units of several members. Their names are joined, each group is gathered before the
- * one behind it is reduced, and a group of which a member never runs is completed at the end of
+ * next one is reduced, and a group with a member that never runs is completed at the end of
  * forward, and still trains.
  */
 #include "tests/support/nets/mlp.h"
@@ -15,9 +15,8 @@ static void expect_on_devices(world_body body)
     expect_body(RANKS, body, NULL);
 }
 
-/* Autograd comes to the output of a layer, that is to its pre_backward, before the layer above
- * is through. What was completed at the end of forward comes last in the order of forwards: no
- * prefetch finds it. */
+/* Autograd calls the pre_backward of a layer before the layer above has finished. A unit that was
+ * completed at the end of forward is last in the order of forwards, so no prefetch finds it. */
 static fsdp_status begin_backward_early(toy *net, fsdp_error *err)
 {
     if (!net->plan->is_skipped[1])
@@ -27,7 +26,7 @@ static fsdp_status begin_backward_early(toy *net, fsdp_error *err)
     return fsdp_unit_member_hook(net->unit[0], 0, FSDP_HOOK_PRE_BACKWARD, err);
 }
 
-/* One step of both; what differs is the failure. */
+/* One step of both; any difference is the failure. */
 static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              const char *forward, const char *backward, fsdp_error *err)
 {

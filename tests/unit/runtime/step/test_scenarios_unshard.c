@@ -1,7 +1,7 @@
 /*
- * Scenarios C18 to C20: units that are gathered at other times than their hooks'. A backward
- * prefetch of what has had its backward, siblings gathered ahead beside all-reduces of the caller's
- * own, units without parameters, and before the first step.
+ * Scenarios C18 to C20: gathers outside the unit's own hooks. A backward prefetch of a unit whose
+ * backward is done, siblings prefetched beside the caller's own all-reduces, units without
+ * parameters, and gathers before the first step.
  */
 #include "tests/support/nets/mlp.h"
 #include "tests/unit/runtime/expect_toy.h"
@@ -90,7 +90,7 @@ Test(scenarios_unshard, c18_a_prefetch_of_what_is_done_changes_nothing)
 
 /* --- C19: siblings gathered ahead ------------------------------------------------------------- */
 
-/* The same ranks in another order: a group of its own. */
+/* Connects the ranks in reverse order, which makes another group. */
 static fsdp_status connect_backwards(toy *net, world_rank *rank, fsdp_error *err)
 {
     fsdp_mesh *mesh;

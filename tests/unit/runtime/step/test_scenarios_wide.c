@@ -1,7 +1,7 @@
 /*
- * Scenarios C1 to C4: one unit of uneven sizes over 128 ranks that are threads. What is gathered,
- * at once, ahead, in the hooks, and by eight neighbours, is the original bit for bit; what is
- * reduced, in f32 and f16, is what dividing, adding up and dividing of the plain gradient gives.
+ * Scenarios C1 to C4: one unit of uneven sizes over 128 ranks that are threads. Gathers at once, by
+ * prefetch, in the hooks, and by eight neighbours give the original bit for bit; reductions in f32
+ * and f16 give the plain gradients divided, added up and divided.
  */
 #include "tests/support/nets/tensors.h"
 #include "tests/support/ranks/worlds.h"
@@ -143,7 +143,7 @@ static fsdp_status gather_by_hand(world_rank *rank, wide_unit *wide, fsdp_error 
         fsdp_unshard_handle *handle;
         FSDP_TRY(fsdp_unit_unshard(wide->unit, is_async == 1, &handle, err));
         FSDP_TRY(fsdp_unshard_wait(handle, err));
-        FSDP_TRY(fsdp_unshard_wait(handle, err)); /* nothing is left to wait for */
+        FSDP_TRY(fsdp_unshard_wait(handle, err)); /* returns at once */
         FSDP_TRY(expect_gathered(wide, err));
         FSDP_TRY(fsdp_unit_reshard(wide->unit, err));
         FSDP_TRY(expect_sharded(wide, err));
@@ -173,7 +173,7 @@ static fsdp_status gather_in_hooks(world_rank *rank, wide_unit *wide, fsdp_error
 
 Test(scenarios_wide, c1_every_way_of_gathering_gives_the_original)
 {
-    /* on cpu, asynchronous units do what others do */
+    /* on cpu, asynchronous units behave as others */
     for (int kind = 0; kind < 3; kind++) {
         const char *device = kind == 0 ? "cpu" : "cpu-async";
         wide_case what = {.reshard = FSDP_RESHARD_ALWAYS, .is_async = kind == 2};
@@ -184,7 +184,7 @@ Test(scenarios_wide, c1_every_way_of_gathering_gives_the_original)
     }
 }
 
-/* The sizes that are worked out in the reference. */
+/* The sizes of the scenario: 1190 elements per rank. */
 static void expect_size(void *user, const fsdp_trace_event *event)
 {
     int *wrong = user;

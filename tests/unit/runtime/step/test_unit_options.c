@@ -1,6 +1,6 @@
 /*
- * Options and setters of units, one by one, by what they do to gathers, gradients and memory: parameters that
- * are frozen or unused, extensions, hooks, dtypes of gradients and activations, and several mesh dims as one.
+ * Options and setters of units, one by one, and their effect on gathers, gradients and memory: frozen and
+ * unused parameters, extensions, hooks, dtypes of gradients and activations, and several mesh dims as one.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -119,7 +119,7 @@ static fsdp_status expect_grad(fsdp_param *param, float value, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- which gradients there are ------------------------------------------------------------------ */
+/* --- existing gradients ------------------------------------------------------------------------- */
 
 static fsdp_status freeze(toy *net, fsdp_error *err)
 {
@@ -179,7 +179,8 @@ Test(unit_options, otherwise_all_ranks_learn_of_it)
     expect_on_line(2, differ_without_asking);
 }
 
-/* What earlier backwards kept is reduced by the one that synchronises, which does not use the unit at all. */
+/* Gradients kept by earlier backwards are reduced by the one that synchronises, even if it does not use the
+ * unit. */
 static fsdp_status keep_and_leave(toy *net, fsdp_error *err)
 {
     FSDP_TRY(build(net, err));
@@ -247,7 +248,7 @@ Test(unit_options, pointers_survive_where_storage_is_kept)
     expect_on_line(2, keep_storage);
 }
 
-/* Both dims shard as one of four, or replicate as one, or one of each, whatever their order in the mesh. */
+/* Both dims shard as one dim of four, or replicate as one, or one does each, in any order in the mesh. */
 static fsdp_status flatten_dims(toy *net, const char *shard, const char *replicate,
                                 const char *gather, int gathers, fsdp_error *err)
 {
@@ -342,7 +343,7 @@ static fsdp_status set_coding(toy *net, coding *counts, fsdp_error *err)
     return fsdp_param_set_extension(net->weight[0], &extension, err);
 }
 
-/* The weight travels as 10 bytes of each rank, the bias as it is. */
+/* The weight is sent as 10 bytes per rank, the bias unchanged. */
 static fsdp_status gather_codes(toy *net, fsdp_error *err)
 {
     coding counts = {0};
@@ -380,7 +381,7 @@ Test(unit_options, an_extension_that_fails_is_told_on_all_ranks)
     expect_on_line(2, fail_to_code);
 }
 
-/* --- what becomes of a sum ---------------------------------------------------------------------- */
+/* --- partial sums ------------------------------------------------------------------------------- */
 
 typedef struct seen_sum {
     int calls;
@@ -452,10 +453,10 @@ Test(unit_options, sums_wait_for_the_replicas_also_when_the_caller_ends_backward
     expect_on_square(finalize_partial);
 }
 
-/* A bf16 computation whose gradients are kept as precise as f32. */
+/* A bf16 computation whose gradients are f32. */
 static fsdp_status give_wide_grads(toy *net, fsdp_error *err)
 {
-    const float fine = 1 + 1.0f / 4096; /* no bf16 */
+    const float fine = 1 + 1.0f / 4096; /* not a value of bf16 */
     net->opts.param_dtype = FSDP_BF16;
     FSDP_TRY(fsdp_param_set_grad_dtype(net->weight[0], FSDP_F32, err));
     FSDP_TRY(build(net, err));

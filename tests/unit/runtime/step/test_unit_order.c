@@ -1,7 +1,7 @@
 /*
- * In which order units gather, give back and reduce: the scenarios that PyTorch's own tests fix, C6 to C8 and
- * C11 to C15, on two ranks that are threads, or four where groups of two are to be a part of them. "U" is
- * unshard, "R" reshard, "post" a post_backward that has returned.
+ * The order in which units gather, reshard and reduce: scenarios C6 to C8 and C11 to C15 of PyTorch's own
+ * tests, on two ranks that are threads, or four where groups of two are needed. "U" is unshard, "R" reshard,
+ * "post" a post_backward that has returned.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -101,7 +101,7 @@ static fsdp_status touch(fsdp_param *param, fsdp_error *err)
                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' has no gradient", fsdp_param_name(param));
 }
 
-/* The root's own gradient comes with that of the last layer. */
+/* The root's own gradient is given with that of the last layer. */
 static fsdp_status touch_grads(toy *base, int i, fsdp_error *err)
 {
     if (base->own && i == base->layers - 1)
@@ -121,7 +121,7 @@ static fsdp_status backward(layers_net *net, fsdp_error *err)
 
 /* --- C6, C7, C8: how many collectives ---------------------------------------------------------- */
 
-/* One of that kind in every unit, of groups of that size, and no other. */
+/* Expects one collective of that kind in every unit, of that group size, and no other. */
 static fsdp_status expect_one_each(world_rank *rank, const layers_net *net, const char *kind,
                                    int size, fsdp_error *err)
 {
@@ -341,7 +341,7 @@ static fsdp_status twice_auto(world_rank *rank, layers_net *net, fsdp_error *err
                       LAYERS_BACKWARD LAYERS_BACKWARD "R root|post root", err);
 }
 
-/* What was given back in the first half is gathered in the second. */
+/* Units resharded in the first half are gathered in the second. */
 static fsdp_status twice_never(world_rank *rank, layers_net *net, fsdp_error *err)
 {
     return play_twice(rank, net, "",
@@ -459,8 +459,8 @@ static fsdp_status expect_nothing_gathered(const layers_net *net, fsdp_error *er
                      : fsdp_fail(err, FSDP_ERR_INTERNAL, "%lld bytes are left", (long long)left);
 }
 
-/* A unit inside each layer, and activations that are computed again: what was named is gathered before that,
- * what was not, by that. */
+/* A unit inside each layer, and recomputed activations: units named for prefetch are gathered before the
+ * recomputation, others by it. */
 static fsdp_status prefetch_nested(world_rank *rank, layers_net *net, fsdp_error *err)
 {
     for (int i = 1; i < net->toy.layers; i++)

@@ -1,6 +1,6 @@
 /*
- * fsdp_root_reset after the caller's own error in mid-step, wherever it comes: nothing of that step is left,
- * and the next steps are those of a root that never had it. And where gathers of a step begin.
+ * fsdp_root_reset after the caller's own error at any point of a step: nothing of that step is left, and the
+ * next steps equal those of a root without the error. Also the begin of the gathers of a step.
  */
 #include "tests/support/nets/mlp.h"
 #include "tests/support/nets/state_net.h"
@@ -11,7 +11,7 @@
 
 enum { LAYERS = 3, RANKS = 4 };
 
-/* Where a step is given up. */
+/* The point at which a step is abandoned. */
 typedef enum stop_at {
     IN_FORWARD,
     AFTER_FORWARD,
@@ -49,7 +49,7 @@ static fsdp_status stop_in_forward(toy *net, fsdp_error *err)
     return fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_PRE_FORWARD, NULL, 0, err);
 }
 
-/* One layer was reduced, the next is gathered ahead and has a gradient half made. */
+/* One layer was reduced, the next is prefetched and has an incomplete gradient. */
 static fsdp_status stop_in_backward(toy *net, fsdp_error *err)
 {
     FSDP_TRY(mlp_backward_layer(net, 2, err));
@@ -114,7 +114,7 @@ static fsdp_status train_with_resets(toy *net, world_rank *rank, const reset_cas
     return expect_only_shards(net, err);
 }
 
-/* Two nets train the same step; one of them gives up two others, before and after it. */
+/* Two nets train the same step; one of them abandons two other steps, before and after it. */
 static fsdp_status reset_and_compare(world_rank *rank, fsdp_error *err)
 {
     const reset_case *what = rank->user;
@@ -158,7 +158,7 @@ Test(unit_reset, a_step_that_was_given_up_leaves_nothing)
     }
 }
 
-/* A gather ahead of what a reshard to two ranks kept is under way when the state is asked for. */
+/* A prefetch from slices (reshard to two ranks) is running when the state is requested. */
 static fsdp_status get_state_over_gather(world_rank *rank, fsdp_error *err)
 {
     const reset_case what = {IN_BACKWARD, false, 2};
@@ -188,9 +188,9 @@ Test(unit_reset, so_does_a_state_dict_that_comes_while_gathers_are_under_way)
                  err.text);
 }
 
-/* --- where gathers begin ------------------------------------------------------------------------ */
+/* --- begin of gathers --------------------------------------------------------------------------- */
 
-/* Work of the compute stream that waits for the host; not for ever. */
+/* Work of the compute stream that waits for the host, with a limit. */
 typedef struct gate {
     atomic_bool is_open;
     bool was_late;
@@ -207,7 +207,7 @@ static fsdp_status wait_at_gate(void *args, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Is the gather of a unit there while the compute stream still works? */
+/* Expects that a unit is gathered while the compute stream is still busy. */
 static fsdp_status gather_beside(toy *net, gate *at, bool has_event, fsdp_error *err)
 {
     const fsdp_context *context = net->root->context;
@@ -236,7 +236,7 @@ static fsdp_status begin_twice(world_rank *rank, fsdp_error *err)
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status = gather_beside(&net, &early, true, err);
     if (status == FSDP_OK)
-        status = gather_beside(&net, &late, false, err); /* it holds for one step */
+        status = gather_beside(&net, &late, false, err); /* the event counts for one step */
     toy_free(&net);
     FSDP_TRY(status);
     EXPECT(!early.was_late);

@@ -1,7 +1,7 @@
 /*
- * What several roots share, and how a root ends: contexts of pipeline stages, a root that goes
- * while another stays, steps that come too early, roots that could not be made, forwards without
- * backwards, and blocks.
+ * Several roots on one context, and the end of a root: contexts of pipeline stages, a root that is
+ * freed while another stays, steps that begin too early, roots that cannot be made, forwards
+ * without backwards, and blocks.
  */
 #include "runtime/comm/comm_backend.h"
 #include "tests/unit/runtime/expect_toy.h"
@@ -297,8 +297,8 @@ static fsdp_status slow_hook(void *user, void *data, fsdp_dtype dtype, int64_t c
     return FSDP_OK;
 }
 
-/* The last backward leaves its sum for a later all-reduce; what the first one made must be there
- * all the same. */
+/* The last backward leaves its sum for a later all-reduce; the gradients of the first one must exist
+ * nevertheless. */
 static fsdp_status leave_all_reduce(pair *two, fsdp_error *err)
 {
     toy *of = &two->first;
@@ -403,7 +403,7 @@ static fsdp_status step_first(pair *two, fsdp_error *err)
     return backward(&two->first, err);
 }
 
-/* The second asks for more than the third, then for less; then it goes. */
+/* The second root needs more memory than the third, then less; then it is freed. */
 static fsdp_status follow_wishes(pair *two, toy *third, fsdp_error *err)
 {
     fsdp_unit *greedy = two->second.unit[0];

@@ -1,6 +1,6 @@
 /*
- * What a unit is told, and when: options that are looked at when it is made, setters inside a step,
- * hooks that come twice, and how a backward ends.
+ * Settings of a unit, and when they apply: options that are checked at its creation, setters inside a
+ * step, hooks that are called twice, and the end of a backward.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -77,7 +77,7 @@ Test(unit_settings, dtypes_of_parameters_are_the_units_or_their_own)
     expect_ok(ask_for_dtypes);
 }
 
-/* The unit says so, not the root much later. */
+/* The unit reports the error, not the root later. */
 static fsdp_status reshard_to_three(toy *net, fsdp_error *err)
 {
     fsdp_unit_opts opts = {.mesh = net->mesh};
@@ -167,13 +167,13 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
     fsdp_root *root = NULL;
     fsdp_unit *unit;
     EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &root, why), "has a root already");
-    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "comes too late");
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "is made too late");
     EXPECT_REFUSAL(
         fsdp_model_add(net->model,
                        &(fsdp_param_spec){
                            .name = "late", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){1}},
                        NULL, why),
-        "'late' comes too late");
+        "'late' is declared too late");
     EXPECT_REFUSAL(fsdp_param_set_placement(net->weight[0], "tp", whole, why),
                    "a placement is set before the unit is made");
     EXPECT_REFUSAL(fsdp_unit_set_gradient_divide_factor(net->unit[0], 0, why), "not 0");
@@ -208,7 +208,7 @@ static fsdp_status contradict(toy *net, fsdp_error *err)
     FSDP_TRY(contradict_before(net, err));
     FSDP_TRY(toy_wrap(net, err));
     FSDP_TRY(contradict_after(net, err));
-    FSDP_TRY(forward(net, err)); /* it took no harm */
+    FSDP_TRY(forward(net, err)); /* the root is still usable */
     FSDP_TRY(backward(net, err));
     return expect_grad(net->weight[0], 1, err);
 }
@@ -218,7 +218,7 @@ Test(unit_settings, contradictions_are_refused_and_break_nothing)
     expect_ok(contradict);
 }
 
-/* Parts of tensors are not what ranks in a row keep. */
+/* Ranks keep slices of whole parameters, so parts of tensor parallelism cannot be resharded to a number. */
 static fsdp_status reshard_parts(toy *net, fsdp_error *err)
 {
     fsdp_mesh *mesh;
@@ -241,7 +241,7 @@ Test(unit_settings, no_number_of_ranks_beside_tensor_parallelism)
 
 /* --- setters inside a step ---------------------------------------------------------------------- */
 
-/* Everything that is only looked at by what comes next, back and forth. */
+/* Switches every setting that only later calls use, on and off. */
 static fsdp_status flip_all(fsdp_unit *unit, bool to, fsdp_error *err)
 {
     FSDP_TRY(fsdp_unit_set(unit, FSDP_UNIT_RESHARD_AFTER_FORWARD, to, true, err));
@@ -312,7 +312,7 @@ Test(unit_settings, setters_inside_a_step_are_gone_by_or_refused)
     expect_ok(change_in_steps);
 }
 
-/* What was kept lies in memory of the communicator that was to reduce it. */
+/* Kept gradients lie in memory of the communicator that reduces them. */
 static fsdp_status change_group_over_kept(toy *net, fsdp_error *err)
 {
     FSDP_TRY(toy_wrap(net, err));
@@ -346,7 +346,7 @@ static fsdp_status come_twice(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
     FSDP_TRY(fsdp_unit_post_forward(net->unit[1], err));
-    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err)); /* does not gather L1 ahead once more */
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err)); /* does not prefetch L1 again */
     FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
     EXPECT_REFUSAL(fsdp_unit_post_forward(net->unit[0], why), "came without its pre_forward");
     FSDP_TRY(fsdp_root_end_forward(net->root, err));
@@ -376,7 +376,7 @@ static fsdp_status count_call(void *user, fsdp_param *param, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A gradient that an earlier backward left is not new. */
+/* Hooks are not called for a gradient of an earlier backward. */
 static fsdp_status hook_what_is_new(toy *net, fsdp_error *err)
 {
     int calls[LAYERS] = {0};
@@ -398,7 +398,7 @@ Test(unit_settings, gradient_hooks_see_what_was_reduced_since)
     expect_ok(hook_what_is_new);
 }
 
-/* --- how a backward ends ------------------------------------------------------------------------ */
+/* --- the end of backward ------------------------------------------------------------------------ */
 
 static fsdp_status change_the_end(toy *net, fsdp_error *err)
 {
@@ -448,7 +448,7 @@ static fsdp_status reset_two(toy *net, toy *other, fsdp_error *err)
     FSDP_TRY(end_later(net, &handle, err));
     EXPECT_REFUSAL(fsdp_root_reset(other->root, why), "another root on this context");
     FSDP_TRY(fsdp_root_reset(net->root, err));
-    EXPECT_REFUSAL(fsdp_finalize_wait(handle, why), "was dropped by fsdp_root_reset");
+    EXPECT_REFUSAL(fsdp_finalize_wait(handle, why), "fsdp_root_reset discarded the backward");
     EXPECT(!fsdp_param_shard_grad(net->weight[0]));
     FSDP_TRY(fsdp_root_reset(other->root, err));
     FSDP_TRY(end_later(net, &handle, err));

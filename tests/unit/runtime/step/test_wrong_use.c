@@ -1,9 +1,9 @@
-/* Options and calls that no program should have, one by one: each is an error that says so. */
+/* Wrong options and calls, one by one: each is an error that names the mistake. */
 #include "tests/unit/runtime/expect_toy.h"
 
 #include <math.h>
 
-/* A model that has nothing in it yet. */
+/* An empty model. */
 static void expect_ok(int ranks, toy_body body)
 {
     expect_toy_on("cpu-async", (toy_case){1, {ranks}, {"dp"}, NULL, body, NULL, {0}});
@@ -152,7 +152,7 @@ Test(wrong_use, numbers_of_optimizers_are_looked_at)
 
 /* --- sizes ------------------------------------------------------------------------------------ */
 
-/* Each can be counted, all together are 2^64 bytes. */
+/* Each size is valid, but all together are 2^64 bytes. */
 static fsdp_status declare_many(toy *net, bool are_buffers, fsdp_error *err)
 {
     const int64_t size = (int64_t)1 << 59;
@@ -205,9 +205,9 @@ Test(wrong_use, what_is_too_large_to_count_is_not_allocated)
     expect_ok(2, make_too_large_inputs);
 }
 
-/* --- what only some ranks find out ------------------------------------------------------------ */
+/* --- errors on some ranks --------------------------------------------------------------------- */
 
-/* Three ranks on one host, one on another: for that one 4 is divided well. */
+/* Three ranks on one host, one on another: only on the second one do the ranks of a host divide 4. */
 static fsdp_status wrap_on_uneven_hosts(toy *net, fsdp_error *err)
 {
     fsdp_world *world = net->rank->world;
@@ -265,7 +265,7 @@ static fsdp_status run_nothing(void *user, fsdp_comm *comm, const fsdp_collectiv
     return FSDP_OK;
 }
 
-/* Which groups there are is known when the root is made. */
+/* The groups of a unit are known when the root is created. */
 static fsdp_status customise_two_groups(toy *net, fsdp_error *err)
 {
     const fsdp_custom_collective custom = {.run = run_nothing};

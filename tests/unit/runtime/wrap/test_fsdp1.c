@@ -11,7 +11,7 @@ static bool says(const fsdp_error *err, fsdp_status status, const char *text)
     return err->status == status && strstr(err->text, text);
 }
 
-/* --- when units are gathered: as PyTorch 2.15 does --------------------------------------------- */
+/* --- the order of gathers: PyTorch 2.15's ------------------------------------------------------ */
 
 typedef struct order_case {
     net_setup setup;
@@ -104,7 +104,7 @@ Test(fsdp1, no_shard_only_reduces_whole_gradients)
                  "R l0|AR l0/2|post l0|R root|AR root/2|post root");
 }
 
-/* --- no_sync ---------------------------------------------------------------------------------- */
+/* --- accumulating ----------------------------------------------------------------------------- */
 
 static fsdp_status count_no_sync(world_rank *rank, fsdp_error *err)
 {

@@ -102,7 +102,7 @@ Test(fsdp1_optim, sharded_state_goes_back_where_it_came_from)
     }
 }
 
-/* --- what does not load ----------------------------------------------------------------------- */
+/* --- refused dicts ---------------------------------------------------------------------------- */
 
 static fsdp_status load_nothing(toy *net, state_case *what, fsdp_error *err)
 {

@@ -191,7 +191,7 @@ Test(fsdp1_state, checkpoints_of_every_type_load_everywhere, .timeout = 60)
     remove_dir(dir);
 }
 
-/* --- what does not load ----------------------------------------------------------------------- */
+/* --- refused dicts ---------------------------------------------------------------------------- */
 
 static fsdp_status set_model(toy *net, const fsdp_sd *sd, bool partial, fsdp_error *err)
 {
@@ -227,7 +227,7 @@ static fsdp_status refuse_models(toy *net, state_case *what, fsdp_error *err)
     rows.placement[0] = (fsdp_placement){.kind = FSDP_SHARD};
     FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN - 1, FSDP_F32, "has shape", err));
     FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN, FSDP_BF16, "is f32 here and bf16", err));
-    return refuse_model(net, &rows, NET_HIDDEN, FSDP_F32, "is not whole on rank", err);
+    return refuse_model(net, &rows, NET_HIDDEN, FSDP_F32, "is neither whole on rank", err);
 }
 
 Test(fsdp1_state, tensors_that_do_not_fit_are_named)

@@ -141,7 +141,7 @@ Test(fsdp1_values, all_ranks_have_what_rank_0_has)
     expect_everywhere(take_from_rank0);
 }
 
-/* --- later ones ------------------------------------------------------------------------------- */
+/* --- values after the first step -------------------------------------------------------------- */
 
 static fsdp_status summon_over_gathered(toy *net, fsdp_error *err)
 {

@@ -5,7 +5,7 @@
 #include "tests/unit/runtime/wrap/wrap_expect.h"
 #include <fsdp/state.h>
 
-/* --- where parameters lie --------------------------------------------------------------------- */
+/* --- places of parameters --------------------------------------------------------------------- */
 
 typedef struct abc_case {
     int ranks;
@@ -117,7 +117,7 @@ Test(fsdp1_wrap, parameters_lie_where_pytorch_has_them)
         expect_ranks(cases[i].ranks, lay_out_abc, &cases[i]);
 }
 
-/* --- what is a unit --------------------------------------------------------------------------- */
+/* --- units ------------------------------------------------------------------------------------ */
 
 static fsdp_status declare_tree(fsdp_model *model, fsdp_error *err)
 {
@@ -262,7 +262,7 @@ Test(fsdp1_wrap, ignored_parameters_are_in_no_unit)
     expect_units(&opts, "layers.0.attn layers.1.attn ", "head.weight ");
 }
 
-/* --- what cannot be wrapped ------------------------------------------------------------------- */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 typedef struct refused_case {
     fsdp_wrap_opts opts;
@@ -342,7 +342,7 @@ Test(fsdp1_wrap, what_cannot_be_flat_is_named)
     expect_refused((refused_case){unknown, FSDP_F32, false, 1, 0, FSDP_DTYPE_NONE}, "'nobody'");
 }
 
-/* --- names that nothing has ------------------------------------------------------------------- */
+/* --- unknown names ---------------------------------------------------------------------------- */
 
 typedef struct stranger_case {
     fsdp_wrap_opts opts;

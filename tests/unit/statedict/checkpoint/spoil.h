@@ -211,7 +211,7 @@ static inline void spoil_copy(const char *from, const char *to)
     free(bytes.data);
 }
 
-/* --- making hashes right again ---------------------------------------------------------------- */
+/* --- recomputing hashes ----------------------------------------------------------------------- */
 
 static inline void spoil_close_manifest(fsdp_text *text)
 {

@@ -42,7 +42,7 @@ static fsdp_status verify(const char *dir, last_finding *last, fsdp_verify_summa
     return fsdp_checkpoint_verify(spoil_path(dir), &opts, summary, &err);
 }
 
-/* --- whose is a byte? ------------------------------------------------------------------------- */
+/* --- owners of bytes -------------------------------------------------------------------------- */
 
 enum { NOBODYS = -1, INDEX = -2 };
 
@@ -497,7 +497,7 @@ Test(damage, shard_files_of_other_ranks_and_world_sizes_are_refused)
     expect_damaged("c", "shard-00000-of-00002.h5");
 }
 
-/* --- what is no file -------------------------------------------------------------------------- */
+/* --- paths that are no files ------------------------------------------------------------------ */
 
 static void expect(const char *dir, fsdp_status status, const char *words)
 {
@@ -633,7 +633,7 @@ Test(damage, an_unreadable_file_is_named_and_not_called_damaged)
     expect_unreadable("manifest.json");
 }
 
-/* --- falling back ----------------------------------------------------------------------------- */
+/* --- older checkpoints ------------------------------------------------------------------------ */
 
 static void flip_first_data_byte(const char *dir, int number)
 {

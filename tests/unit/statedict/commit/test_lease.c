@@ -102,7 +102,7 @@ Test(lease, a_run_that_is_no_directory_is_said_so)
     cr_assert_eq(fsdp_lease_take(NULL, "/etc/hostname", &lease, &err), FSDP_ERR_NOT_FOUND);
 }
 
-/* --- who is alive --- */
+/* --- live processes --- */
 
 static fsdp_process self(void)
 {
@@ -238,9 +238,9 @@ Test(lease, a_text_of_ours_that_was_cut_short_is_taken_over_after_the_lease_s_ti
     const char *const texts[] = {"", "{", "{\n\"host\": \"node3\",\n\"boot"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         write_lock(texts[i]);
-        must_be_held("was cut short");
+        must_be_held("is truncated");
         fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS - 20);
-        must_be_held("was cut short");
+        must_be_held("is truncated");
         fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
         fsdp_lease_release(must_take());
         fsdp_lease_pretend(NULL, 0);
@@ -254,7 +254,7 @@ Test(lease, zeros_are_a_text_that_was_cut_short)
     write_lock("");
     snprintf(path, sizeof path, "%s/.lock", run);
     cr_assert_eq(truncate(path, 300), 0);
-    must_be_held("was cut short");
+    must_be_held("is truncated");
     fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
     fsdp_lease_release(must_take());
 }

@@ -145,7 +145,7 @@ static int64_t bytes_written(void)
     return bytes;
 }
 
-/* --- what is there ---------------------------------------------------------------------------- */
+/* --- state on the disk ------------------------------------------------------------------------ */
 
 static bool run_diff(const char *a, const char *b)
 {
@@ -185,7 +185,7 @@ static void remove_output(const char *name)
     cr_assert_eq(fsdp_io_mkdir(NULL, path_of(name), NULL), FSDP_OK);
 }
 
-/* --- killed and gone on with ------------------------------------------------------------------ */
+/* --- killed and resumed ----------------------------------------------------------------------- */
 
 static void resume_at(const char *what, fsdp_convert_opts opts, int64_t n)
 {
@@ -214,7 +214,7 @@ static void expect_saved(const char *what, fsdp_convert_opts opts, int64_t n, in
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s: %s", what, err.text);
     int64_t written = bytes_written() - before;
     cr_expect_lt(written, whole / 4, "%s: %" PRId64 " of %" PRId64, what, written, whole);
-    cr_expect(strstr(first_notice, "going on with"), "%s: %s", what, first_notice);
+    cr_expect(strstr(first_notice, "resuming"), "%s: %s", what, first_notice);
     cr_expect(strstr(kept_notice, "were not written again"), "%s: %s", what, kept_notice);
     expect_same(what, n);
 }
@@ -325,7 +325,7 @@ Test(resume, needs_no_more_room_than_before_and_never_less_than_none)
     }
 }
 
-/* --- what is not gone on with ----------------------------------------------------------------- */
+/* --- stagings that are not resumed ------------------------------------------------------------ */
 
 Test(resume, of_another_plan_begins_anew)
 {
@@ -353,7 +353,7 @@ Test(resume, of_a_source_that_changed_begins_anew)
     expect_same("changed", calls / 2);
 }
 
-/* --- room ------------------------------------------------------------------------------------- */
+/* --- free space ------------------------------------------------------------------------------- */
 
 static int64_t bytes_needed(fsdp_convert_opts opts)
 {
@@ -408,7 +408,7 @@ Test(resume, room_that_a_dead_one_took_is_not_asked_for)
     expect_room("fsdp");
 }
 
-/* --- nothing to go on with -------------------------------------------------------------------- */
+/* --- nothing to resume ------------------------------------------------------------------------ */
 
 static int64_t count_reads(fsdp_convert_opts opts)
 {
@@ -463,7 +463,7 @@ Test(resume, writes_what_was_spoiled_meanwhile)
     spoil_result(staging, 900000);
     opts.resume = true;
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-    cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
+    cr_expect(strstr(first_notice, "resuming"), "%s", first_notice);
     expect_same("spoiled", calls);
 }
 
@@ -491,7 +491,7 @@ Test(resume, of_a_failure)
         }
         opts.open.access.disk = NULL;
         cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-        cr_expect(strstr(first_notice, "going on"), "%s", first_notice);
+        cr_expect(strstr(first_notice, "resuming"), "%s", first_notice);
         expect_same(formats[i], calls);
         remove_output("cut");
         remove_output("whole");

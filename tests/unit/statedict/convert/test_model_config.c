@@ -150,7 +150,7 @@ Test(model_config, a_large_text_is_edited_in_place)
     fsdp_text_release(&out.text);
 }
 
-/* --- beside it: names ------------------------------------------------------------------------- */
+/* --- names of copied files -------------------------------------------------------------------- */
 
 Test(model_config, files_are_chosen_by_name)
 {

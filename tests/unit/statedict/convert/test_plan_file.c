@@ -270,7 +270,7 @@ Test(plan_file, a_conversion_with_another_hash_is_refused)
     }
 }
 
-/* --- nothing is believed ---------------------------------------------------------------------- */
+/* --- forged plans ----------------------------------------------------------------------------- */
 
 Test(plan_file, any_byte_that_differs_is_noticed)
 {

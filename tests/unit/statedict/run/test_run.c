@@ -185,7 +185,7 @@ Test(run, latest_does_not_skip_for_want_of_memory)
     fsdp_sim_free(io);
 }
 
-/* --- what cannot be looked at --- */
+/* --- unreadable steps --- */
 
 /* Whatever the n-th call fails with, an older checkpoint is not taken in silence. */
 static bool latest_fails_at(int64_t n, int errnum, fsdp_verify_level level)
@@ -554,7 +554,7 @@ Test(run, a_long_run_of_verified_checkpoints_is_remembered)
         }
 }
 
-/* --- what was interrupted --- */
+/* --- leftovers --- */
 
 Test(run, retention_finishes_what_was_interrupted)
 {
@@ -652,7 +652,7 @@ Test(run, a_step_that_an_overwrite_set_aside_is_brought_back_or_removed)
     cr_assert(fsdp_io_exists(io, "/run/step-00000040.old-" UUID));
     cr_assert_eq(retain(io, NULL, false, &real, NULL), FSDP_OK);
     cr_assert_str_eq(dry.text, real.text);
-    cr_assert(strstr(real.text, "+ step-00000040.old-" UUID ": brought back"), "%s", real.text);
+    cr_assert(strstr(real.text, "+ step-00000040.old-" UUID ": restored"), "%s", real.text);
     cr_assert(strstr(real.text, "- step-00000030.old-" UUID ": overwritten"), "%s", real.text);
     cr_assert(strstr(real.text, "+ step-00000020.old-" UUID ": set aside"), "%s", real.text);
     expect_good(io, "40 30 10");

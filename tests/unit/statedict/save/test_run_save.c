@@ -86,7 +86,7 @@ Test(run_save, a_policy_that_keeps_too_little_is_refused_before_the_save)
 static void expect_usage(fsdp_status status, const fsdp_error *err)
 {
     cr_assert_eq(status, FSDP_ERR_USAGE);
-    cr_assert(strstr(err->text, "below zero"), "%s", err->text);
+    cr_assert(strstr(err->text, "cannot be negative"), "%s", err->text);
 }
 
 static fsdp_status visit_nothing(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
@@ -321,7 +321,7 @@ Test(run_save, loading_a_run_does_not_pass_over_a_step_that_may_not_be_read)
     fsdp_io_fault_free(io);
 }
 
-/* --- room --- */
+/* --- free space --- */
 
 static int64_t used_bytes(fsdp_io *disk, const char *dir)
 {

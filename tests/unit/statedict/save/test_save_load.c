@@ -346,10 +346,9 @@ static void ignore_notice(void *user, const char *text)
 /* Everything is unexpected in a state dict that has two hundred other names. */
 Test(save_load, an_error_points_at_more_names_only_where_they_were_given)
 {
-    static const char *const ends[] = {"; a report or a notice function would be given each name",
-                                       "; each name is in the load's report",
-                                       "; each name was a notice",
-                                       "; each name is in the load's report and was a notice"};
+    static const char *const ends[] = {
+        "; a report or a notice function gets each name", "; each name is in the load's report",
+        "; each name was a notice", "; each name is in the load's report and was a notice"};
     char path[128];
     fsdp_error err = {0};
     fsdp_ctl *self = NULL;
@@ -518,7 +517,7 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
     fsdp_ctl_free(self);
 }
 
-/* --- what must not happen --------------------------------------------------------------------- */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 static fsdp_status save_differently(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {

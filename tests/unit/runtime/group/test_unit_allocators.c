@@ -1,7 +1,7 @@
 /*
- * Custom collectives that bring their own buffers (unit.h, fsdp_custom_collective): which buffers `run` is
- * given, how often memory is asked for, that a refusal names the unit, and that all goes back. On two ranks
- * that are threads; every collective of every unit has a lender of its own.
+ * Custom collectives with buffers of their own (unit.h, fsdp_custom_collective): the buffers that `run` gets,
+ * the number of allocations, the error that names the unit when one fails, and that all buffers are freed. On
+ * two ranks that are threads; every collective of every unit has its own allocator.
  */
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -11,48 +11,48 @@
 
 enum { SIZE = 6, LAYERS = 2, RANKS = 2, STEPS = 4, MOST_OUT = 16 };
 
-/* --- a lender that keeps a record --------------------------------------------------------------- */
+/* --- an allocator that keeps a record ----------------------------------------------------------- */
 
-typedef struct loan {
+typedef struct buffer {
     unsigned char *data;
     size_t size;
-} loan;
+} buffer;
 
-/* Hooks' threads and streams' threads meet here. */
-typedef struct lender_record {
+/* Shared by the threads of hooks and of streams. */
+typedef struct alloc_record {
     pthread_mutex_t lock;
-    loan out[MOST_OUT];
-    int out_count, asked, given, strangers, runs;
+    buffer out[MOST_OUT];
+    int out_count, asked, given, unknown, runs;
     bool refuses;
-    int refuses_after; /* so many loans */
-} lender_record;
+    int refuses_after; /* this number of buffers */
+} alloc_record;
 
-static void *lend(void *user, size_t size)
+static void *allocate(void *user, size_t size)
 {
-    lender_record *record = user;
+    alloc_record *record = user;
     unsigned char *data = NULL;
     pthread_mutex_lock(&record->lock);
     bool refuses = record->refuses && record->given >= record->refuses_after;
     record->asked++;
     if (!refuses && record->out_count < MOST_OUT) {
         data = malloc(size);
-        record->out[record->out_count++] = (loan){data, size};
+        record->out[record->out_count++] = (buffer){data, size};
         record->given++;
     }
     pthread_mutex_unlock(&record->lock);
     return data;
 }
 
-/* What comes too early spoils the values of those that still read it. */
-static void take_back(void *user, void *data)
+/* Overwrites the buffer, so that a free that comes too early changes values. */
+static void free_buffer(void *user, void *data)
 {
-    lender_record *record = user;
+    alloc_record *record = user;
     pthread_mutex_lock(&record->lock);
     int i = 0;
     while (i < record->out_count && record->out[i].data != data)
         i++;
     if (i == record->out_count) {
-        record->strangers++;
+        record->unknown++;
     } else {
         memset(data, 0x7b, record->out[i].size);
         record->out[i] = record->out[--record->out_count];
@@ -61,7 +61,7 @@ static void take_back(void *user, void *data)
     pthread_mutex_unlock(&record->lock);
 }
 
-static bool holds(const lender_record *record, const void *data, size_t size)
+static bool holds(const alloc_record *record, const void *data, size_t size)
 {
     const unsigned char *at = data;
     for (int i = 0; i < record->out_count; i++)
@@ -70,16 +70,16 @@ static bool holds(const lender_record *record, const void *data, size_t size)
     return false;
 }
 
-static fsdp_status run_with_loans(void *user, fsdp_comm *comm, const fsdp_collective *call,
+static fsdp_status run_in_buffers(void *user, fsdp_comm *comm, const fsdp_collective *call,
                                   fsdp_error *err)
 {
-    lender_record *record = user;
+    alloc_record *record = user;
     size_t part = (size_t)call->count * fsdp_dtype_size(call->dtype);
     bool gathers = call->kind == FSDP_ALL_GATHER;
     pthread_mutex_lock(&record->lock);
     record->runs++;
-    record->strangers += !holds(record, call->in, gathers ? part : part * RANKS);
-    record->strangers += !holds(record, call->out, gathers ? part * RANKS : part);
+    record->unknown += !holds(record, call->in, gathers ? part : part * RANKS);
+    record->unknown += !holds(record, call->out, gathers ? part * RANKS : part);
     pthread_mutex_unlock(&record->lock);
     return fsdp_comm_run(comm, call, err);
 }
@@ -93,7 +93,7 @@ static fsdp_status expect(bool is_so, const char *what, fsdp_error *err)
 
 typedef struct layers {
     toy toy;
-    lender_record gathers[LAYERS], reductions[LAYERS];
+    alloc_record gathers[LAYERS], reductions[LAYERS];
 } layers;
 
 static fsdp_status make_model(toy *net, fsdp_error *err)
@@ -102,13 +102,13 @@ static fsdp_status make_model(toy *net, fsdp_error *err)
     return toy_wrap(net, err);
 }
 
-static fsdp_status set_lenders(layers *net, bool takes_back, fsdp_error *err)
+static fsdp_status set_allocators(layers *net, bool frees, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
         fsdp_custom_collective custom = {.user = &net->gathers[i],
-                                         .alloc = lend,
-                                         .dealloc = takes_back ? take_back : NULL,
-                                         .run = run_with_loans};
+                                         .alloc = allocate,
+                                         .dealloc = frees ? free_buffer : NULL,
+                                         .run = run_in_buffers};
         FSDP_TRY(fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_ALL_GATHER, &custom, err));
         custom.user = &net->reductions[i];
         FSDP_TRY(
@@ -143,8 +143,8 @@ static int count_out(const layers *net)
     return out;
 }
 
-/* From the second step on no memory is asked for. */
-static fsdp_status train(toy *net, const layers *lenders, fsdp_error *err)
+/* From the second step on, no buffer is allocated. */
+static fsdp_status train(toy *net, const layers *counted, fsdp_error *err)
 {
     int after_first = 0;
     for (int step = 1; step <= STEPS; step++) {
@@ -154,22 +154,22 @@ static fsdp_status train(toy *net, const layers *lenders, fsdp_error *err)
         FSDP_TRY(toy_expect_weights(net, (float)-step, err));
         fsdp_root_zero_grad(net->root);
         if (step == 1)
-            after_first = count_given(lenders);
+            after_first = count_given(counted);
     }
-    return expect(count_given(lenders) == after_first, "buffers are used again", err);
+    return expect(count_given(counted) == after_first, "buffers are used again", err);
 }
 
-static fsdp_status train_with_sgd(toy *net, const layers *lenders, fsdp_error *err)
+static fsdp_status train_with_sgd(toy *net, const layers *counted, fsdp_error *err)
 {
     fsdp_sgd_opts opts = {0};
     opts.lr = 1;
     FSDP_TRY(toy_add_sgd(net, &opts, err));
-    return train(net, lenders, err);
+    return train(net, counted, err);
 }
 
 /* --- running a test ----------------------------------------------------------------------------- */
 
-typedef fsdp_status (*lender_test)(layers *net, fsdp_error *err);
+typedef fsdp_status (*alloc_test)(layers *net, fsdp_error *err);
 
 static void init_records(layers *net)
 {
@@ -179,8 +179,8 @@ static void init_records(layers *net)
     }
 }
 
-/* What was not taken back was the lender's to free. */
-static void release_record(lender_record *record)
+/* Frees the buffers that the library did not free. */
+static void release_record(alloc_record *record)
 {
     while (record->out_count > 0)
         free(record->out[--record->out_count].data);
@@ -192,7 +192,7 @@ static const toy_case line = {.mesh_ndim = 1, .mesh_shape = {RANKS}, .mesh_names
 
 static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 {
-    const lender_test *body = rank->user;
+    const alloc_test *body = rank->user;
     layers net = {0};
     init_records(&net);
     fsdp_status status =
@@ -209,57 +209,57 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-static void expect_test(int ranks, lender_test body)
+static void expect_test(int ranks, alloc_test body)
 {
     expect_body(ranks, run_rank, &body);
 }
 
-/* --- what is lent ------------------------------------------------------------------------------- */
+/* --- allocated memory --------------------------------------------------------------------------- */
 
-static fsdp_status expect_record(const lender_record *record, int runs, int given, fsdp_error *err)
+static fsdp_status expect_record(const alloc_record *record, int runs, int given, fsdp_error *err)
 {
-    FSDP_TRY(
-        expect(record->strangers == 0, "run has its lender's buffers, which alone come back", err));
+    FSDP_TRY(expect(record->unknown == 0,
+                    "run gets buffers of its allocator, and only these are freed", err));
     FSDP_TRY(expect(record->runs == runs, "it ran once per collective", err));
     return expect(record->given == given, "so many buffers were asked for", err);
 }
 
 static fsdp_status use_buffers(layers *net, fsdp_error *err)
 {
-    FSDP_TRY(set_lenders(net, true, err));
+    FSDP_TRY(set_allocators(net, true, err));
     FSDP_TRY(train_with_sgd(&net->toy, net, err));
-    /* On the stream of copies all gathers of a unit share one buffer. */
+    /* All gathers of a unit share one buffer on the stream of copies. */
     for (int i = 0; i < LAYERS; i++) {
         FSDP_TRY(expect_record(&net->gathers[i], 2 * STEPS, 1, err));
         FSDP_TRY(expect_record(&net->reductions[i], STEPS, 2, err));
     }
     toy_free(&net->toy);
-    return expect(count_out(net) == 0, "every buffer went back", err);
+    return expect(count_out(net) == 0, "every buffer is freed", err);
 }
 
-Test(unit_lenders, collectives_run_in_buffers_of_their_own_lender_and_all_go_back)
+Test(unit_allocators, collectives_run_in_buffers_of_their_own_allocator_and_all_are_freed)
 {
     expect_test(RANKS, use_buffers);
 }
 
 static fsdp_status keep_buffers(layers *net, fsdp_error *err)
 {
-    FSDP_TRY(set_lenders(net, false, err));
+    FSDP_TRY(set_allocators(net, false, err));
     FSDP_TRY(train_with_sgd(&net->toy, net, err));
     int given = count_given(net);
     fsdp_memory_return_external(&net->toy.root->context->memory);
     toy_free(&net->toy);
-    return expect(given > 0 && count_out(net) == given, "every buffer stays the lender's", err);
+    return expect(given > 0 && count_out(net) == given, "every buffer stays the allocator's", err);
 }
 
-Test(unit_lenders, buffers_that_nobody_takes_back_are_used_again_all_the_same)
+Test(unit_allocators, buffers_that_nobody_frees_are_used_again_all_the_same)
 {
     expect_test(RANKS, keep_buffers);
 }
 
-/* --- another lender ----------------------------------------------------------------------------- */
+/* --- changing the allocator --------------------------------------------------------------------- */
 
-static fsdp_status unset_lenders(layers *net, fsdp_error *err)
+static fsdp_status unset_allocators(layers *net, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
         FSDP_TRY(fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_ALL_GATHER, NULL, err));
@@ -268,12 +268,12 @@ static fsdp_status unset_lenders(layers *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status replace_lenders(layers *net, fsdp_error *err)
+static fsdp_status replace_allocators(layers *net, fsdp_error *err)
 {
-    FSDP_TRY(set_lenders(net, true, err));
+    FSDP_TRY(set_allocators(net, true, err));
     FSDP_TRY(forward(&net->toy, err));
     FSDP_TRY(backward(&net->toy, err));
-    FSDP_TRY(unset_lenders(net, err));
+    FSDP_TRY(unset_allocators(net, err));
     FSDP_TRY(expect(count_out(net) == LAYERS, "only gradients stay", err));
     for (int i = 0; i < LAYERS; i++) {
         const float *grad = fsdp_param_shard_grad(net->toy.weight[i]);
@@ -282,17 +282,17 @@ static fsdp_status replace_lenders(layers *net, fsdp_error *err)
     int given = count_given(net);
     fsdp_root_zero_grad(net->toy.root);
     FSDP_TRY(train_with_sgd(&net->toy, net, err));
-    FSDP_TRY(expect(count_given(net) == given, "nobody asks the old lender", err));
+    FSDP_TRY(expect(count_given(net) == given, "the old allocator is not called", err));
     toy_free(&net->toy);
-    return expect(count_out(net) == 0, "every buffer went back", err);
+    return expect(count_out(net) == 0, "every buffer is freed", err);
 }
 
-Test(unit_lenders, when_another_collective_is_set_buffers_that_hold_nothing_go_back)
+Test(unit_allocators, when_another_collective_is_set_empty_buffers_are_freed)
 {
-    expect_test(RANKS, replace_lenders);
+    expect_test(RANKS, replace_allocators);
 }
 
-/* The context, and what is free in it, stays with the other root. */
+/* The other root keeps the context and its free blocks. */
 static fsdp_status leave_context(layers *net, fsdp_error *err)
 {
     toy other;
@@ -302,47 +302,47 @@ static fsdp_status leave_context(layers *net, fsdp_error *err)
     if (status == FSDP_OK)
         status = fsdp_root_share_context(net->toy.root, other.root, err);
     if (status == FSDP_OK)
-        status = set_lenders(net, true, err);
+        status = set_allocators(net, true, err);
     if (status == FSDP_OK)
         status = train_with_sgd(&net->toy, net, err);
     toy_free(&net->toy);
     if (status == FSDP_OK)
-        status = expect(count_given(net) > 0 && count_out(net) == 0, "every buffer went back", err);
+        status = expect(count_given(net) > 0 && count_out(net) == 0, "every buffer is freed", err);
     if (status == FSDP_OK)
         status = train_with_sgd(&other, net, err);
     toy_free(&other);
     return status;
 }
 
-Test(unit_lenders, a_root_that_leaves_a_shared_context_gives_back_what_it_was_lent)
+Test(unit_allocators, a_root_that_leaves_a_shared_context_frees_its_buffers)
 {
     expect_test(RANKS, leave_context);
 }
 
-/* --- a lender that has nothing ------------------------------------------------------------------ */
+/* --- an allocator that fails -------------------------------------------------------------------- */
 
 static fsdp_status expect_refusal(fsdp_status status, const fsdp_error *why, fsdp_error *err)
 {
     if (status == FSDP_ERR_LIMIT && strstr(why->text, "unit L1: the alloc of its custom"))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_INTERNAL, "a refusal of L1's lender, not %d: %s", (int)status,
+    return fsdp_fail(err, FSDP_ERR_INTERNAL, "a failure of L1's allocator, not %d: %s", (int)status,
                      why->text);
 }
 
-static fsdp_status fail_with(layers *net, lender_record *refuser, int loans, fsdp_error *err)
+static fsdp_status fail_with(layers *net, alloc_record *refuser, int after, fsdp_error *err)
 {
     fsdp_error why = {0};
-    refuser->refuses_after = loans;
+    refuser->refuses_after = after;
     refuser->refuses = true;
-    FSDP_TRY(set_lenders(net, true, err));
+    FSDP_TRY(set_allocators(net, true, err));
     fsdp_status status = forward(&net->toy, &why);
     if (status == FSDP_OK)
         status = backward(&net->toy, &why);
     FSDP_TRY(expect_refusal(status, &why, err));
     FSDP_TRY(
-        expect(refuser->given == loans && refuser->asked == loans + 2, "it is asked twice", err));
+        expect(refuser->given == after && refuser->asked == after + 2, "it is asked twice", err));
     toy_free(&net->toy);
-    return expect(count_out(net) == 0, "every buffer went back", err);
+    return expect(count_out(net) == 0, "every buffer is freed", err);
 }
 
 static fsdp_status fail_gather(layers *net, fsdp_error *err)
@@ -360,8 +360,8 @@ static fsdp_status fail_output(layers *net, fsdp_error *err)
     return fail_with(net, &net->reductions[1], 1, err);
 }
 
-/* One rank: of several, one may hear of another's failure first. */
-Test(unit_lenders, a_collective_without_a_buffer_fails_and_names_its_unit)
+/* One rank, because with several one may report another's failure first. */
+Test(unit_allocators, a_collective_without_a_buffer_fails_and_names_its_unit)
 {
     expect_test(1, fail_gather);
     expect_test(1, fail_input);
