@@ -53,8 +53,8 @@ typedef enum fsdp_reduce_op {
  *                   or on none. Needs FSDP_COMM_POOL, and inputs from fsdp_comm_alloc. `out` is not used.
  */
 typedef struct fsdp_comm_view {
-    void (*see)(void *user, const void *const *parts);
-    void *user;
+    void (*see)(void *context, const void *const *parts);
+    void *context;
 } fsdp_comm_view;
 
 /* In place is allowed where it makes sense: all_gather with `in` at its own place in `out`,

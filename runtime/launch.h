@@ -42,13 +42,13 @@ extern "C" {
 
 /* Returns the exit code of this rank: 0, or 1 to 255. Of others the lower eight bits count, and where these
  * are 0 it is FSDP_ERR_INTERNAL. argv ends with NULL and has no option of fsdp_launch left. */
-typedef int (*fsdp_rank_main)(fsdp_world *world, int argc, char **argv, void *user);
+typedef int (*fsdp_rank_main)(void *context, fsdp_world *world, int argc, char **argv);
 
 /*
  * Returns the program's exit code: the first failing rank's, by time, or 0. Ranks that are still at work
  * then are ended within the deadline. With --np the caller is only the supervisor: it forwards signals, says
- * which rank died and how, and leaves no orphan. Call it from main, before threads are made. user is given to
- * body as it is: under --threads all ranks see the same.
+ * which rank died and how, and leaves no orphan. Call it from main, before threads are made. context is given
+ * to body as it is: under --threads all ranks see the same.
  *
  * Ranks end by returning. exit() in mid-run loses the others a peer (FSDP_ERR_PEER): --np names a rank that
  * did so with 0, --threads ends all of them. What the program has printed is written out when --threads ends
@@ -57,7 +57,7 @@ typedef int (*fsdp_rank_main)(fsdp_world *world, int argc, char **argv, void *us
  * It does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed, which
  * ends without MPI_Finalize (that would wait for the others).
  */
-FSDP_API int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user);
+FSDP_API int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context);
 
 #ifdef __cplusplus
 }

@@ -90,8 +90,8 @@ typedef struct fsdp_param_place {
 /* --- plug-ins of a parameter ------------------------------------------------------------------- */
 
 /* Called in end_backward for a parameter whose sharded gradient is complete. */
-typedef fsdp_status (*fsdp_grad_hook)(void *user, fsdp_param *param, fsdp_error *err);
-FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user);
+typedef fsdp_status (*fsdp_grad_hook)(void *context, fsdp_param *param, fsdp_error *err);
+FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *context);
 
 /*
  * Other bytes are gathered instead of a parameter's shard, such as narrow numbers and their scales. `pre`
@@ -100,12 +100,12 @@ FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_h
  * gathered[i] + r * stride bytes. Both run on a stream's thread.
  */
 typedef struct fsdp_extension {
-    void *user;
+    void *context;
     size_t count;              /* 1..8 */
     const size_t *sizes;       /* bytes of each input, per rank */
-    fsdp_status (*pre)(void *user, const fsdp_param *param, const void *shard, void *const *inputs,
+    fsdp_status (*pre)(void *context, const fsdp_param *param, const void *shard, void *const *inputs,
                        fsdp_error *err);
-    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, size_t stride,
+    fsdp_status (*post)(void *context, const fsdp_param *param, const void *const *gathered, size_t stride,
                         void *data, fsdp_error *err);
 } fsdp_extension;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,

@@ -17,8 +17,8 @@ typedef struct fsdp_optim fsdp_optim;
 
 /* Parameters with hyper-parameters of their own: a parameter is of the first group whose `match` says yes. */
 typedef struct fsdp_optim_group {
-    bool (*match)(void *user, const fsdp_param *param);        /* NULL: all */
-    void *user;
+    bool (*match)(void *context, const fsdp_param *param);        /* NULL: all */
+    void *context;
     double lr;                 /* 0: the optimizer's */
     double weight_decay;       /* as it stands: 0 is none, whatever the optimizer's is */
 } fsdp_optim_group;

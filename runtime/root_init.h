@@ -20,16 +20,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64
 
 /* Elements of `box`, packed, in the parameter's dtype (of a buffer that is kept in another dtype: that one).
  * A failure ends the call that it was given to. */
-typedef fsdp_status (*fsdp_param_fill)(void *user, const fsdp_param *param, const fsdp_box *box,
+typedef fsdp_status (*fsdp_param_fill)(void *context, const fsdp_param *param, const fsdp_box *box,
                                        void *data, fsdp_error *err);
 /* Local. fill is called per parameter for the elements that this rank holds, several times for a run of a
  * flat parameter (wrap.h) that is no box; in the same order on all ranks. Buffers stay as they are. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *context,
                                                  fsdp_error *err);
 /* Collective. All parameters and buffers as rank 0 has them: there, fill brings whole tensors; on the other
  * ranks it is not called. One bounded buffer. A failure of fill is every rank's. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill,
-                                                            void *user, fsdp_error *err);
+                                                            void *context, fsdp_error *err);
 
 #ifdef __cplusplus
 }

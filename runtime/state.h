@@ -54,8 +54,8 @@ typedef struct fsdp_state_opts {
     bool drop_submodule_prefixes;      /* their prefixes are no part of names [not keep_submodule_prefixes] */
 
     /* The name of a parameter or buffer in state dicts; NULL: as it is. Read before the next call. */
-    const char *(*rename)(void *user, const char *name);
-    void *user;
+    const char *(*rename)(void *context, const char *name);
+    void *context;
 } fsdp_state_opts;
 
 /* --- in memory -------------------------------------------------------------------------------- */

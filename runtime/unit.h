@@ -37,11 +37,11 @@ typedef struct fsdp_unit_opts {
     bool pageable;                     /* offloaded memory is not pinned; on devices of the host
                                         * it never is */
     /* Callbacks, each may be NULL. */
-    void *user;
-    void (*placement)(void *user, const fsdp_param *param, fsdp_param_place *place);
+    void *context;
+    void (*placement)(void *context, const fsdp_param *param, fsdp_param_place *place);
     /* In place of param_dtype: it, the parameter's stored one, or NONE, which means param_dtype. */
-    fsdp_dtype (*param_dtype_of)(void *user, const fsdp_param *param);
-    bool (*ignore)(void *user, const fsdp_param *param);       /* left whole, not reduced */
+    fsdp_dtype (*param_dtype_of)(void *context, const fsdp_param *param);
+    bool (*ignore)(void *context, const fsdp_param *param);       /* left whole, not reduced */
 } fsdp_unit_opts;
 
 /*
@@ -175,7 +175,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, fsdp_h
 /* --- plug-ins --------------------------------------------------------------------------------- */
 
 /* NULL: none. */
-FSDP_API void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *user);
+FSDP_API void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *context);
 
 /* In place of the library's all-gather (FSDP_ALL_GATHER) or reduce-scatter (FSDP_REDUCE_SCATTER). `custom` is
  * copied; NULL: the library's again. FSDP_ERR_USAGE inside a forward or backward, and for units of several

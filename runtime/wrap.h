@@ -100,11 +100,11 @@ typedef struct fsdp_wrap_policy {
     const char *const *names;  /* of NAMES, TYPES and SIZE */
     size_t name_count;
     int64_t min_elements;      /* of SIZE; 0: 100,000,000 */
-    void *user;
+    void *context;
     /* The type of a module, "Block"; NULL: it has none. May be NULL. */
-    const char *(*type_of)(void *user, const char *module);
+    const char *(*type_of)(void *context, const char *module);
     /* Of CUSTOM: is the module a unit? *opts may be changed for it. */
-    bool (*wants)(void *user, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts);
+    bool (*wants)(void *context, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts);
     /* With any policy: modules of these types are units of their own that are computed as stored, without
      * param_dtype and reduce_dtype (batch norms). */
     const char *const *full_precision_types;
@@ -181,15 +181,15 @@ typedef struct fsdp_wrap_bucket {
 } fsdp_wrap_bucket;
 /* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
  * ranks alike. It is not called where a unit has one rank. */
-typedef fsdp_status (*fsdp_wrap_comm_hook)(void *user, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
+typedef fsdp_status (*fsdp_wrap_comm_hook)(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                                            fsdp_error *err);
 /* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook,
-                                                               void *user, fsdp_error *err);
+                                                               void *context, fsdp_error *err);
 /* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no context. */
-FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *user, fsdp_comm *comm,
+FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
                                                   const fsdp_wrap_bucket *bucket, fsdp_error *err);
-FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *user, fsdp_comm *comm,
+FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
                                                   const fsdp_wrap_bucket *bucket, fsdp_error *err);
 
 /* --- whole parameters ------------------------------------------------------------------------- */

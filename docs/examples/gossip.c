@@ -54,7 +54,7 @@ static double learn(const float *weight, float *grad, int step, int rank)
     return loss;
 }
 
-static int train(fsdp_world *world, int argc, char **argv, void *user)
+static int train(void *context, fsdp_world *world, int argc, char **argv)
 {
     fsdp_error err = {0};
     fsdp_model *model = NULL;
@@ -63,7 +63,7 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
     fsdp_param *weight;
     gossip state = {0};
     double loss = 0;
-    (void)argc; (void)argv; (void)user;
+    (void)argc; (void)argv; (void)context;
 
     TRY(fsdp_model_create(world, &model, &err));
     fsdp_param_spec spec = {.name = "weight", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){D}};

@@ -5,13 +5,13 @@
 enum { LAYERS = 3, ROWS = 4, D = 8, STEPS = 20 };
 #define TRY(call) do { if ((call) != FSDP_OK) goto done; } while (0)
 
-static int train(fsdp_world *world, int argc, char **argv, void *user)
+static int train(void *context, fsdp_world *world, int argc, char **argv)
 {
     fsdp_error err = {0};
     fsdp_mesh *mesh = NULL; fsdp_model *model = NULL; fsdp_root *root = NULL; fsdp_optim *optim = NULL;
     fsdp_param *w[LAYERS]; fsdp_unit *unit[LAYERS];
     float x[LAYERS + 1][ROWS][D], dy[ROWS][D], dx[ROWS][D];
-    (void)argc; (void)argv; (void)user;
+    (void)argc; (void)argv; (void)context;
 
     TRY(fsdp_world_mesh(world, 1, (int64_t[]){fsdp_world_size(world)}, (const char *[]){"dp"}, &mesh, &err));
     TRY(fsdp_model_create(world, &model, &err));

@@ -173,7 +173,7 @@ static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
 {
     int64_t count = fsdp_comm_part(call, 0);
     if (call->view) {
-        call->view->see(call->view->user, &call->in);
+        call->view->see(call->view->context, &call->in);
         return FSDP_OK;
     }
     if (call->kind == FSDP_ALL_TO_ALL && count != call->out_counts[0])
@@ -207,7 +207,7 @@ void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **part
     size_t element = fsdp_dtype_size(call->dtype);
     for (int i = 0; i < size; i++)
         parts[i] = (const unsigned char *)call->out + (size_t)fsdp_comm_place(call, i) * element;
-    call->view->see(call->view->user, parts);
+    call->view->see(call->view->context, parts);
 }
 
 static fsdp_status run_with_view(fsdp_comm *comm, const fsdp_collective *call,

@@ -340,7 +340,7 @@ static void show(const shared_move *move, uint64_t step)
 {
     for (int i = 0; i < move->group->size; i++)
         move->group->sources[i] = source(move, i, 0, 0, step);
-    move->call->view->see(move->call->view->user, move->group->sources);
+    move->call->view->see(move->call->view->context, move->group->sources);
 }
 
 const shared_steps fsdp_shared_steps_view = {.longest = longest_part, .work = show};

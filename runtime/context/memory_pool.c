@@ -62,7 +62,7 @@ fsdp_allocator fsdp_allocator_of_custom(const fsdp_custom_collective *custom)
 {
     if (!custom || !custom->alloc)
         return (fsdp_allocator){0};
-    return (fsdp_allocator){.user = custom->user,
+    return (fsdp_allocator){.user = custom->context,
                             .alloc = custom->alloc,
                             .dealloc = custom->dealloc,
                             .is_required = true};

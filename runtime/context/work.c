@@ -95,7 +95,7 @@ static fsdp_status run_collective(void *args, fsdp_error *err)
 {
     const collective_args *work = args;
     if (work->custom.run)
-        return work->custom.run(work->custom.user, work->comm, &work->call, err);
+        return work->custom.run(work->custom.context, work->comm, &work->call, err);
     return fsdp_comm_run(work->comm, &work->call, err);
 }
 

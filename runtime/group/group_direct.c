@@ -131,7 +131,7 @@ fsdp_status fsdp_group_add_up(fsdp_group *group, const fsdp_reduced *reduced,
 {
     fsdp_stream *stream = fsdp_group_stream(group, FSDP_STREAM_REDUCE);
     addition work = {.group = group, .reduced = reduced, .divide = divide};
-    const fsdp_comm_view view = {.see = add_up, .user = &work};
+    const fsdp_comm_view view = {.see = add_up, .context = &work};
     work.sources = fsdp_alloc((size_t)group->shard_size, sizeof *work.sources);
     if (!work.sources)
         return fsdp_fail_memory(err, group->name);

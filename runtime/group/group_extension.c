@@ -28,7 +28,7 @@ static fsdp_status run_pre(void *args, fsdp_error *err)
     const fsdp_extension *extension = work->param->extension;
     void *inputs[FSDP_MAX_EXTENSION_INPUTS];
     find_inputs(work, inputs);
-    return extension->pre(extension->user, work->param, work->param->shard, inputs, err);
+    return extension->pre(extension->context, work->param, work->param->shard, inputs, err);
 }
 
 static fsdp_status run_post(void *args, fsdp_error *err)
@@ -37,8 +37,8 @@ static fsdp_status run_post(void *args, fsdp_error *err)
     const fsdp_extension *extension = work->param->extension;
     void *inputs[FSDP_MAX_EXTENSION_INPUTS];
     find_inputs(work, inputs);
-    return extension->post(extension->user, work->param, (const void *const *)inputs, work->stride,
-                           work->data, err);
+    return extension->post(extension->context, work->param, (const void *const *)inputs,
+                           work->stride, work->data, err);
 }
 
 void fsdp_work_pre_extension(fsdp_stream *stream, const fsdp_param *param, void *to)

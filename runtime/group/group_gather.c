@@ -338,7 +338,7 @@ static void copy_parts(void *user, const void *const *parts)
 static void copy_out_late(fsdp_group *group, fsdp_stream *compute)
 {
     const gather_side side = side_of(group);
-    const fsdp_comm_view view = {.see = copy_parts, .user = group};
+    const fsdp_comm_view view = {.see = copy_parts, .context = group};
     fsdp_collective call = call_of(group, &side);
     call.view = &view;
     fsdp_work_uses(compute, group->unsharded->data);

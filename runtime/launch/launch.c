@@ -210,7 +210,7 @@ static void report_choice(const fsdp_launch_options *options, const fsdp_place *
                 fsdp_launcher_name(place->launcher));
 }
 
-int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user)
+int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context)
 {
     fsdp_error err = {0};
     fsdp_launch_options options;
@@ -223,7 +223,7 @@ int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user)
         status = fsdp_launch_decide(&options, &place, &mode, &err);
     int code;
     if (status == FSDP_OK) {
-        const fsdp_launch_job job = {.options = &options, .body = body, .user = user};
+        const fsdp_launch_job job = {.options = &options, .body = body, .user = context};
         report_choice(&options, &place);
         code = run(&job, &place, mode);
     } else {

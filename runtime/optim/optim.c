@@ -106,7 +106,8 @@ bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_
                            size_t *group_out)
 {
     for (*group_out = 0; *group_out < n; ++*group_out)
-        if (!groups[*group_out].match || groups[*group_out].match(groups[*group_out].user, param))
+        if (!groups[*group_out].match ||
+            groups[*group_out].match(groups[*group_out].context, param))
             return true;
     return false;
 }

@@ -36,7 +36,7 @@ static int64_t prefix_of(const fsdp_state_opts *opts, const char *name)
 static const char *spell(const fsdp_state_opts *opts, const char *name)
 {
     int64_t prefix = prefix_of(opts, name);
-    const char *spelled = opts->rename ? opts->rename(opts->user, name) : NULL;
+    const char *spelled = opts->rename ? opts->rename(opts->context, name) : NULL;
     if (prefix < 0)
         return NULL;
     spelled = spelled ? spelled : name;

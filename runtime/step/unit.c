@@ -31,7 +31,7 @@ static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_e
     const fsdp_unit_opts *opts = &unit->opts;
     fsdp_dtype dtype = FSDP_DTYPE_NONE;
     if (opts->param_dtype_of)
-        dtype = opts->param_dtype_of(opts->user, param);
+        dtype = opts->param_dtype_of(opts->context, param);
     if (dtype == FSDP_DTYPE_NONE)
         dtype = opts->param_dtype;
     if (dtype != FSDP_DTYPE_NONE && dtype != opts->param_dtype && dtype != param->dtype)
@@ -53,7 +53,7 @@ static fsdp_status choose_cut(const fsdp_unit *unit, fsdp_param *param, fsdp_err
     const fsdp_unit_opts *opts = &unit->opts;
     param->cut = (fsdp_param_place){.mesh = opts->mesh};
     if (opts->placement)
-        opts->placement(opts->user, param, &param->cut);
+        opts->placement(opts->context, param, &param->cut);
     if (param->cut.dim < 0)
         param->cut.dim += param->ndim;
     if (param->cut.dim < 0 || param->cut.dim >= param->ndim)
@@ -66,7 +66,7 @@ static fsdp_status choose_cut(const fsdp_unit *unit, fsdp_param *param, fsdp_err
 
 static fsdp_status take_param(fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
 {
-    if (unit->opts.ignore && unit->opts.ignore(unit->opts.user, param)) {
+    if (unit->opts.ignore && unit->opts.ignore(unit->opts.context, param)) {
         param->is_ignored = true;
         param->ignored_by = unit;
         return FSDP_OK;

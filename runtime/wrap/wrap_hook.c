@@ -56,8 +56,8 @@ static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
         fsdp_free(all_reduce);
         return fsdp_fail_memory(err, "a communication hook");
     }
-    *scatter = (fsdp_custom_collective){.user = wrap, .run = run_scatter};
-    *all_reduce = (fsdp_custom_collective){.user = wrap, .run = run_all_reduce};
+    *scatter = (fsdp_custom_collective){.context = wrap, .run = run_scatter};
+    *all_reduce = (fsdp_custom_collective){.context = wrap, .run = run_all_reduce};
     fsdp_free(unit->settings.custom_reduce);
     unit->settings.custom_reduce = scatter;
     unit->settings.custom_all_reduce = all_reduce;

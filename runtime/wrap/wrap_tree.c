@@ -126,7 +126,7 @@ static bool is_list(const module_tree *tree, const tree_node *node)
 static const char *type_of(const module_tree *tree, const char *name)
 {
     const fsdp_wrap_policy *policy = &tree->opts->policy;
-    const char *type = policy->type_of ? policy->type_of(policy->user, name) : NULL;
+    const char *type = policy->type_of ? policy->type_of(policy->context, name) : NULL;
     return type ? type : "";
 }
 
@@ -283,7 +283,7 @@ static bool is_wanted(const module_tree *tree, const fsdp_wrap_module *module,
     case FSDP_POLICY_NAMES: return matches_any(module->name, policy);
     case FSDP_POLICY_TYPES: return is_among(module->type, policy->names, policy->name_count);
     case FSDP_POLICY_SIZE: return module->unwrapped >= min_elements(policy) && !module->is_list;
-    case FSDP_POLICY_CUSTOM: return policy->wants && policy->wants(policy->user, module, opts);
+    case FSDP_POLICY_CUSTOM: return policy->wants && policy->wants(policy->context, module, opts);
     default: return false;
     }
 }

@@ -31,7 +31,7 @@ static int code_after(const fsdp_world *world, fsdp_status status)
     return is_mpi && status != FSDP_OK ? FSDP_ERR_PEER : 0;
 }
 
-static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
 {
     step_calls calls = {0};
     step_fault fault = {.is_launched = true, .calls = &calls};

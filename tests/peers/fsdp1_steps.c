@@ -413,7 +413,7 @@ static fsdp_status run(fsdp_world *world, const net_setup *setup, const char *fo
     return status;
 }
 
-static int rank_main(fsdp_world *world, int argc, char **argv, void *user)
+static int rank_main(void *user, fsdp_world *world, int argc, char **argv)
 {
     fsdp_error err = {0};
     options given;

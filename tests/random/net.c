@@ -65,7 +65,7 @@ static void place_param(void *user, const fsdp_param *param, fsdp_param_place *p
 static fsdp_unit_opts opts_of(random_net *net, const case_unit *unit)
 {
     fsdp_unit_opts opts = {.mesh = net->toy.other_mesh ? net->toy.other_mesh : net->toy.mesh};
-    opts.user = net;
+    opts.context = net;
     opts.placement = place_param;
     if (unit->cut == CUT_ALL && net->toy.other_mesh) {
         opts.shard_dims = "rep,shard";
@@ -124,7 +124,7 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
     opts.use_orig_params = c->uses_orig;
     opts.unlimited_gathers = c->is_unlimited;
     opts.policy = (fsdp_wrap_policy){
-        .kind = FSDP_POLICY_CUSTOM, .user = (void *)(uintptr_t)c, .wants = wants_module};
+        .kind = FSDP_POLICY_CUSTOM, .context = (void *)(uintptr_t)c, .wants = wants_module};
     for (int i = 1; i < c->unit_count; i++)
         names[i - 1] = c->units[i].name;
     if (c->wraps_by_name)

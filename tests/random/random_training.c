@@ -97,7 +97,7 @@ static void draw(training_case *c, fsdp_world *world, const run_plan *plan)
         printf("promised\n");
 }
 
-static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
 {
     (void)user;
     run_plan plan;

@@ -349,7 +349,7 @@ static fsdp_status run_into_trouble(fsdp_world *world, char **argv, fsdp_error *
     return status;
 }
 
-static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
 {
     fsdp_error err = {0};
     fsdp_status status = FSDP_ERR_USAGE;

@@ -233,7 +233,7 @@ static fsdp_status look_at_private_memory(rank_process *rank, fsdp_error *err)
 {
     static float data[COUNT];
     bool was_seen = false;
-    const fsdp_comm_view view = {.see = see_nothing, .user = &was_seen};
+    const fsdp_comm_view view = {.see = see_nothing, .context = &was_seen};
     const fsdp_collective call = {.kind = FSDP_REDUCE_SCATTER,
                                   .dtype = FSDP_F32,
                                   .in = data,

@@ -179,7 +179,7 @@ static void repeat_input(void)
         fputs(line, stdout);
 }
 
-static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
 {
     fsdp_error err = {0};
     const char *what = argc > 1 ? argv[1] : "talk";

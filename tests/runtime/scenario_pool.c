@@ -84,7 +84,7 @@ static fsdp_status expect_taken(bool some, fsdp_error *err)
 static fsdp_status step_with_custom(toy *net, fsdp_world *world, fsdp_error *err)
 {
     int calls = 0;
-    const fsdp_custom_collective custom = {.user = &calls, .run = run_custom};
+    const fsdp_custom_collective custom = {.context = &calls, .run = run_custom};
     fsdp_error found = {0};
     FSDP_TRY(fsdp_unit_set_custom_collective(net->unit[0], FSDP_ALL_GATHER, &custom, err));
     FSDP_TRY(step_both(net, world, err));

@@ -30,7 +30,7 @@ static fsdp_status try_mode(fsdp_world *world, const transformer_mode *mode, fsd
     return status;
 }
 
-static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
 {
     (void)user;
     size_t only = argc > 1 ? strtoul(argv[1], NULL, 10) : MODES;

@@ -14,7 +14,7 @@ typedef struct launched_work {
     bench_world_body body;
 } launched_work;
 
-static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
 {
     const launched_work *work = user;
     fsdp_error err = {0};

@@ -82,8 +82,8 @@ static fsdp_status wrap(toy *net, const net_setup *setup, fsdp_error *err)
 {
     fsdp_wrap_opts opts = setup->wrap;
     opts.mesh = net->mesh;
-    opts.policy =
-        (fsdp_wrap_policy){.kind = FSDP_POLICY_CUSTOM, .user = (void *)setup, .wants = wants_layer};
+    opts.policy = (fsdp_wrap_policy){
+        .kind = FSDP_POLICY_CUSTOM, .context = (void *)setup, .wants = wants_layer};
     FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
     net->root = fsdp_wrap_root(net->wrap);
     for (int i = 0; i < NET_LAYERS; i++)

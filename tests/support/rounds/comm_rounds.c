@@ -309,7 +309,7 @@ static fsdp_status run_and_look(const one_case *now, fsdp_collective *call, unsi
 {
     size_t size = (size_t)output_count(now) * now->element;
     seen mine = {.now = now, .data = malloc(size + 1)};
-    const fsdp_comm_view view = {.see = see, .user = &mine};
+    const fsdp_comm_view view = {.see = see, .context = &mine};
     call->view = &view;
     fsdp_status status = mine.data ? run_or_start(now, call, err)
                                    : fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for the test");

@@ -62,7 +62,7 @@ static void place(void *user, const fsdp_param *param, fsdp_param_place *where)
 static fsdp_status build(packed_unit *packed, world_rank *rank, fsdp_error *err)
 {
     const packed_case *what = packed->what;
-    const fsdp_custom_collective keep = {.user = packed, .run = keep_input};
+    const fsdp_custom_collective keep = {.context = packed, .run = keep_input};
     int64_t size = RANKS;
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &packed->mesh, err));
     FSDP_TRY(fsdp_model_create(rank->world, &packed->model, err));
@@ -77,7 +77,7 @@ static fsdp_status build(packed_unit *packed, world_rank *rank, fsdp_error *err)
                                 &packed->params[i], err));
     }
     fsdp_unit_opts opts = {.mesh = packed->mesh};
-    opts.user = packed;
+    opts.context = packed;
     opts.placement = place;
     opts.reduce_dtype = what->reduce_dtype;
     FSDP_TRY(fsdp_unit_create(packed->model, "u", &opts, &packed->unit, err));

@@ -105,12 +105,12 @@ static fsdp_status make_model(toy *net, fsdp_error *err)
 static fsdp_status set_allocators(layers *net, bool frees, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
-        fsdp_custom_collective custom = {.user = &net->gathers[i],
+        fsdp_custom_collective custom = {.context = &net->gathers[i],
                                          .alloc = allocate,
                                          .dealloc = frees ? free_buffer : NULL,
                                          .run = run_in_buffers};
         FSDP_TRY(fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_ALL_GATHER, &custom, err));
-        custom.user = &net->reductions[i];
+        custom.context = &net->reductions[i];
         FSDP_TRY(
             fsdp_unit_set_custom_collective(net->toy.unit[i], FSDP_REDUCE_SCATTER, &custom, err));
     }

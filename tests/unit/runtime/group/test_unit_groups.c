@@ -32,7 +32,7 @@ static fsdp_status build_experts(toy *net, int reshard, fsdp_error *err)
     FSDP_TRY(fsdp_world_mesh(net->world, 2, (int64_t[]){2, 2}, (const char *[]){"rep", "shard"},
                              &net->other_mesh, err));
     net->opts.placement = place_expert;
-    net->opts.user = net;
+    net->opts.context = net;
     net->opts.reshard_after_forward = reshard;
     for (net->layers = 0; net->layers < UNITS; net->layers++) {
         char prefix[] = {(char)('0' + net->layers), '\0'}, name[16];

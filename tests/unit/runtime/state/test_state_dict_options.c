@@ -118,9 +118,9 @@ static fsdp_status rename_names(toy *net, fsdp_error *err)
 {
     char room[100];
     const fsdp_state_opts opts = {
-        .part = FSDP_STATE_MODEL, .model_prefix = "m/", .rename = drop_last, .user = room};
+        .part = FSDP_STATE_MODEL, .model_prefix = "m/", .rename = drop_last, .context = room};
     const fsdp_state_opts both = {
-        .model_prefix = "", .optim_prefix = "", .rename = drop_last, .user = room};
+        .model_prefix = "", .optim_prefix = "", .rename = drop_last, .context = room};
     FSDP_TRY(expect_names(net, &opts,
                           "m/embed.weight m/head.weight m/layers.0.weigh_ m/layers.0.bia_ "
                           "m/layers.1.weigh_ m/layers.1.bia_ m/norm.scale m/norm.mean m/norm.count",

@@ -279,7 +279,7 @@ static fsdp_status customise_two_groups(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_world_mesh(net->world, 1, (int64_t[]){1}, (const char *[]){"x"}, &net->other_mesh,
                              err));
     net->opts.placement = place_by_name;
-    net->opts.user = net;
+    net->opts.context = net;
     FSDP_TRY(
         fsdp_unit_create_list(net->model, (const char *[]){"w", "b"}, 2, &net->opts, &unit, err));
     FSDP_TRY(fsdp_unit_set_custom_collective(unit, FSDP_ALL_GATHER, &custom, err));

@@ -98,7 +98,7 @@ static fsdp_status convert_beside(void (*act)(void), const char *format)
 {
     intruder other = {.act = act};
     const fsdp_convert_opts opts = {.format = format,
-                                    .watch = {.user = &other, .progress = act_once}};
+                                    .watch = {.context = &other, .progress = act_once}};
     err = (fsdp_error){0};
     usleep(20000); /* times of files have the kernel's ticks */
     fsdp_status st = fsdp_checkpoint_convert(source, target, &opts, &err);
@@ -136,7 +136,7 @@ Test(source_changes, verifying_notices_the_change)
 {
     intruder other = {.act = overwrite};
     const fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA,
-                                   .watch = {.user = &other, .progress = act_once}};
+                                   .watch = {.context = &other, .progress = act_once}};
     usleep(20000);
     cr_expect_eq(fsdp_checkpoint_verify(source, &opts, NULL, &err), FSDP_DIFFERS, "%s", err.text);
 }
