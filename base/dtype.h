@@ -1,6 +1,6 @@
 /*
- * Element types: everything PyTorch and safetensors know, each with its name in every ecosystem.
- * One table (dtype.c) is the only place that lists them.
+ * Element types: all of PyTorch and safetensors, each with its name in every ecosystem. One table (dtype.c)
+ * lists them. All calls are local; names and infos live as long as the process.
  */
 #ifndef FSDP_DTYPE_H
 #define FSDP_DTYPE_H
@@ -39,23 +39,23 @@ typedef struct fsdp_dtype_info {
     fsdp_dtype dtype;
     size_t size;               /* bytes of one element */
     bool is_float;             /* a real floating type that fsdp casts from and to */
-    const char *name;          /* ours: "f32", in manifests, listings and options */
+    const char *name;          /* "f32", in manifests, listings and options */
     const char *torch;         /* "float32", as in torch.float32 */
     const char *torch_storage; /* "FloatStorage"; NULL where torch has none */
     const char *safetensors;   /* "F32"; NULL where safetensors has none */
     const char *numpy;         /* "<f4"; NULL where NumPy has none */
 } fsdp_dtype_info;
 
-/* NULL for a number that is not a dtype. */
+/* All about a dtype; NULL for a number that is not a dtype. */
 FSDP_API const fsdp_dtype_info *fsdp_dtype_describe(fsdp_dtype dtype);
 
 /* Bytes of one element, 0 for a number that is not a dtype. */
 FSDP_API size_t fsdp_dtype_size(fsdp_dtype dtype);
 
-/* Our name, "?" for a number that is not a dtype. */
+/* The name "f32", "?" for a number that is not a dtype. */
 FSDP_API const char *fsdp_dtype_name(fsdp_dtype dtype);
 
-/* FSDP_DTYPE_NONE when no dtype of ours has that name. */
+/* The dtype of a name of `size` bytes ("f32"), FSDP_DTYPE_NONE when there is none. */
 FSDP_API fsdp_dtype fsdp_dtype_from_name(const char *name, size_t size);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
 /*
  * Status codes and the error that travels with them.
  *
- * Every function that can fail returns an fsdp_status and takes an fsdp_error *err as its last
- * argument. err may be NULL. The first function that knows what went wrong fills it in; the ones
- * above forward it. A status is also the exit code of a tool that ends with it, so the two tables
- * are one. There is no global "last error": a save may finish on another thread.
+ * Every function that can fail returns an fsdp_status and takes an fsdp_error *err as its last argument,
+ * which may be NULL. The first function that knows what went wrong fills it in; its callers forward it.
+ * There is no global "last error". A call that fails leaves nothing to release: its outputs are NULL, zero
+ * or unchanged. A status is also the exit code of a tool that ends with it.
  */
 #ifndef FSDP_STATUS_H
 #define FSDP_STATUS_H
@@ -27,7 +27,7 @@ typedef enum fsdp_status {
     FSDP_OK = 0,
     FSDP_DIFFERS = 1,          /* a negative answer: differs, damaged (verify), nothing matched */
     FSDP_ERR_USAGE = 2,        /* a wrong argument or a contradiction between arguments */
-    FSDP_ERR_NOT_FOUND = 3,    /* input not there, or its format not recognised */
+    FSDP_ERR_NOT_FOUND = 3,    /* input is not there, or its format is not recognised */
     FSDP_ERR_DAMAGED = 4,      /* input damaged or incomplete */
     FSDP_ERR_REFUSED = 5,      /* input refused for safety */
     FSDP_ERR_EXISTS = 6,       /* output exists, or another job is using the directory */
@@ -44,13 +44,13 @@ enum { FSDP_ERROR_TEXT = 1000 };
 /* Zero-initialise on the stack: fsdp_error err = {0}. Nothing to release. */
 typedef struct fsdp_error {
     fsdp_status status;
-    int rank;                  /* the rank that failed, when a group of ranks was at work */
+    int rank;                  /* the rank that failed, in a collective call */
     int errnum;                /* errno of the failed call, 0 if none */
     char text[FSDP_ERROR_TEXT];
 } fsdp_error;
 
-/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. Text that
- * is too long loses its middle, so that the reason at its end stays. */
+/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. A text that is too
+ * long loses its middle, so that the reason at its end stays. */
 FSDP_API fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
     FSDP_PRINTF(3, 4);
 
@@ -61,8 +61,8 @@ FSDP_API fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *fo
 /* Puts "CONTEXT: " before the text of an error that a lower layer filled in. */
 FSDP_API void fsdp_error_prefix(fsdp_error *err, const char *format, ...) FSDP_PRINTF(2, 3);
 
-/* Writes the error to standard error ("error: ...", control characters spelled out, so that no path
- * can play tricks on a terminal) if there is one; returns the exit code. */
+/* Writes "error: TEXT" to standard error, unless the status is FSDP_OK, and returns the exit code. Control
+ * characters are spelled out, so that a path cannot change the terminal. */
 FSDP_API int fsdp_error_report(const fsdp_error *err);
 
 /* One or two words for a status, e.g. "damaged". Never NULL. */

@@ -1,5 +1,6 @@
 /*
- * Values: everything in a state dict that is not a tensor. A small tree that owns what it holds.
+ * Values: the entries of a state dict that are not tensors. A value is a small tree that owns its strings and
+ * items; fsdp_value_release frees them. All calls are local.
  */
 #ifndef FSDP_VALUE_H
 #define FSDP_VALUE_H
@@ -20,8 +21,8 @@ typedef enum fsdp_value_kind {
     FSDP_VALUE_BYTES,
     FSDP_VALUE_LIST,
     FSDP_VALUE_DICT,           /* items: key, value, key, value, ... in order */
-    FSDP_VALUE_OPAQUE,         /* bytes of something only its writer understands */
-    FSDP_VALUE_INTEGER,        /* one that 64 bits do not hold: decimal text */
+    FSDP_VALUE_OPAQUE,         /* bytes that only their writer understands */
+    FSDP_VALUE_INTEGER,        /* an integer beyond 64 bits: decimal text */
     FSDP_VALUE_COMPLEX,
     FSDP_VALUE_CLASS,          /* an object of a class without a rule: its name, "module.Class" */
     FSDP_VALUE_TENSOR          /* a tensor inside a value: its number among the tensors of its source */
@@ -44,32 +45,35 @@ typedef struct fsdp_value {
 
 enum { FSDP_VALUE_DEPTH = 1024 };    /* a little more than pickles nest */
 
+/* Values without memory; nothing to release. */
 FSDP_API fsdp_value fsdp_value_bool(bool value);
 FSDP_API fsdp_value fsdp_value_i64(int64_t value);
 FSDP_API fsdp_value fsdp_value_u64(uint64_t value);
 FSDP_API fsdp_value fsdp_value_f64(double value);
 
-/* Copies, and releases what value held. kind is one of those with bytes; STRING, INTEGER or CLASS that is
+/* Replaces *value by a copy of the bytes. kind is one of those with bytes; STRING, INTEGER or CLASS that is
  * not UTF-8 is FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_value_kind kind,
                                                        const void *data, size_t size, fsdp_error *err);
 
-/* Turns value into a list or dict of count null items (a dict: count is keys plus values). */
+/* Replaces *value by a list or dict of count null items, which the caller fills in (a dict: count is keys
+ * plus values). */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind,
                                                        size_t count, fsdp_error *err);
 
-/* The list of items of a value with an item per rank, NULL for any other value. */
+/* The list in a value that has an item per rank (readers of other programs' checkpoints make them); borrowed.
+ * NULL for any other value. */
 FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
 
-/* *to_out is overwritten, not released. Lists and dicts that nest more than FSDP_VALUE_DEPTH deep are
- * FSDP_ERR_USAGE. */
+/* Copies the whole tree. *to_out is overwritten, not released; it is null after a failure. Lists and dicts
+ * that nest more than FSDP_VALUE_DEPTH deep are FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out,
                                                   fsdp_error *err);
 
 /* True when kinds and bits are the same (NaN equals the same NaN). */
 FSDP_API bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b);
 
-/* Frees what it holds and leaves null. */
+/* Frees the tree and leaves null. */
 FSDP_API void fsdp_value_release(fsdp_value *value);
 
 #ifdef __cplusplus

@@ -339,9 +339,6 @@ typedef struct fsdp_foreign_format {
 /* True when the directory of the probe holds the name. */
 bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
 
-/* Formats that read in a child process confine it by resource limits only: for kernels without seccomp. */
-void fsdp_source_limit_only(void);
-
 /* NAME-00002-of-00003.safetensors: number 2 of 3 files. False for other names. */
 bool fsdp_source_is_part(const char *path, int *number_out, int *count_out);
 

@@ -1,9 +1,12 @@
 /*
- * Checkpoints: save a state dict, load it on any number of ranks, look at it, verify it. Runs of them
- * are in run.h, converting is in convert.h.
+ * Checkpoints: save a state dict, load it on any number of ranks, look at it, verify it. Runs of
+ * checkpoints are in run.h, conversions in convert.h.
  *
- * A checkpoint is a directory that appears by one rename (docs/commit.md). What fsdp_sd_save reported
- * as saved survives a power cut, and loads bit for bit at any world size, mesh, sharding dim or kind.
+ * A checkpoint is a directory that appears by one rename (docs/commit.md). After fsdp_sd_save has returned
+ * FSDP_OK it survives a power cut, and it loads bit for bit at any world size, mesh, sharding dim or kind.
+ *
+ * Options: NULL or all zero is the default. threads 0: the cores, shared by ranks of one process; memory 0:
+ * FSDP_MEMORY_DEFAULT bytes of buffers, which is a limit whatever the checkpoint's size.
  */
 #ifndef FSDP_CHECKPOINT_H
 #define FSDP_CHECKPOINT_H
@@ -16,12 +19,10 @@
 extern "C" {
 #endif
 
-struct fsdp_io;                /* private: tests put a faulty or simulated disk here */
-
 typedef enum fsdp_kind {
     FSDP_SHARDED = 0,          /* one file per rank, every box once */
     FSDP_FULL,                 /* one file, every tensor whole */
-    FSDP_LOCAL                 /* one file per rank, what the rank holds as it is */
+    FSDP_LOCAL                 /* one file per rank: its boxes and flat chunks as they are */
 } fsdp_kind;
 
 typedef enum fsdp_owner_policy {
@@ -30,19 +31,30 @@ typedef enum fsdp_owner_policy {
 } fsdp_owner_policy;
 
 /*
- * Long work reports and can be stopped. All entries may be NULL. Called from the thread that made
- * the call or from workers, one at a time.
+ * Callbacks of a long call, which reports and can be stopped. Each may be NULL. They are called from the
+ * thread that made the call or from workers, one at a time; `stopped` may be called from several threads at
+ * once.
  */
 typedef struct fsdp_watch {
-    void *user;
-    /* bytes done of total, and what is at work; non-zero stops the call with FSDP_ERR_CANCELLED. */
-    int (*progress)(void *user, int64_t done, int64_t total, const char *what);
-    /* A line for people beside the error, if there is one: a skipped checkpoint, a view left out. */
-    void (*notice)(void *user, const char *text);
-    /* Shall a wait end? The one entry that is asked from several threads at once. What stops a call is still
-     * what progress says. */
-    bool (*stopped)(void *user);
+    void *context;
+    /* Bytes done of total, and the name at work; non-zero stops the call with FSDP_ERR_CANCELLED. */
+    int (*progress)(void *context, int64_t done, int64_t total, const char *what);
+    /* A line for people that is no error: a skipped checkpoint, a view that was left out. */
+    void (*notice)(void *context, const char *text);
+    /* True ends a wait early. The call itself stops only when progress says so. */
+    bool (*stopped)(void *context);
 } fsdp_watch;
+
+/* Access to files, and how far they are trusted. Zero-initialised: the file system, not at all. */
+typedef struct fsdp_access {
+    bool follow_links;         /* a symbolic link in a checkpoint's directory is followed wherever it leads;
+                                  otherwise only within a Hugging Face cache, where snapshots/REVISION/NAME
+                                  leads to a file in blobs. Writing never goes through a link */
+    bool limits_only;          /* resource limits alone confine the child process that reads HDF5 files of
+                                  other programs; otherwise seccomp limits its system calls, too, and opening
+                                  is FSDP_ERR_REFUSED where the kernel has no seccomp */
+    void *disk;                /* NULL. Tests of the library put a disk here that fails */
+} fsdp_access;
 
 enum { FSDP_STEP_NONE = -1 };
 #define FSDP_MEMORY_DEFAULT ((int64_t)256 << 20)
@@ -61,74 +73,73 @@ typedef struct fsdp_save_opts {
     fsdp_owner_policy owners;
     bool compress;             /* byte shuffle + zstd */
     int level;                 /* 0: entropy coding only (fastest, best on floats); else zstd's */
-    bool skip_fsync;           /* leave durability to the operating system */
-    bool skip_view;            /* no index.h5 */
-    bool rank0_writes;         /* full: rank 0 alone touches the file, the others send their boxes */
-    bool overwrite;            /* replace an existing checkpoint (outside runs) */
-    int threads;               /* workers of this rank; 0: the cores, shared by ranks of one process */
-    int64_t memory;            /* bytes of buffers; 0: FSDP_MEMORY_DEFAULT */
+    bool skip_fsync;           /* leaves durability to the operating system */
+    bool skip_view;            /* writes no index.h5 */
+    bool rank0_writes;         /* full: rank 0 alone writes the file, the others send their boxes to it */
+    bool overwrite;            /* replaces an existing checkpoint (outside runs) */
+    int threads;               /* workers of this rank */
+    int64_t memory;            /* bytes of buffers of this rank */
     const int64_t *step;       /* kept in the manifest; NULL: none. fsdp_run_save takes its own */
     uint8_t run[16];           /* run uuid; all zero: derived from the state dict's description */
     const fsdp_retention *retain;  /* fsdp_run_save: NULL keeps everything */
     fsdp_watch watch;
-    struct fsdp_io *io;        /* NULL: the file system */
+    fsdp_access access;
 } fsdp_save_opts;
 
 /*
- * Collective, with equal options on every rank (threads, memory and watch may differ). Saves sd as
- * the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Returns the same status on every
- * rank. On failure nothing of the new checkpoint stays and what was there before is untouched; only
- * after FSDP_ERR_PEER, when a rank was lost, it may be there, whole. opts NULL: all zero.
+ * Collective, with equal options on every rank (threads, memory and watch may differ). Saves sd as the
+ * checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Returns the same status on every rank. On
+ * failure nothing of the new checkpoint stays and what was there before is untouched; only after
+ * FSDP_ERR_PEER, when a rank was lost, the new one may be there, whole.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                                                const fsdp_save_opts *opts, fsdp_error *err);
 
-/* Local. Bytes of tensors that `rank` would write: plans the save without touching anything. */
+/* Local. The bytes of tensors that `rank` would write; touches no file. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind,
                                                        fsdp_owner_policy owners, int rank,
                                                        int64_t *bytes_out, fsdp_error *err);
 
 /* --- load ------------------------------------------------------------------------------------- */
 
-typedef enum fsdp_verify_mode {
-    FSDP_VERIFY_BLOCKS = 0,    /* every block that is touched is hashed before its data counts */
-    FSDP_VERIFY_OFF            /* exactly the wanted rows are read */
-} fsdp_verify_mode;
+typedef enum fsdp_check_mode {
+    FSDP_CHECK_BLOCKS = 0,     /* every block that is touched is hashed before its data counts */
+    FSDP_CHECK_OFF             /* exactly the wanted rows are read */
+} fsdp_check_mode;
 
-/* All names that did not match, also when that is why the load failed; filled by a load, freed by
- * fsdp_load_report_release. */
+/* The names that did not match, and what was read. A load fills it in, also when it fails; the caller
+ * releases it. */
 typedef struct fsdp_load_report {
-    char **missing;            /* in the state dict, not in the checkpoint; printable spelling */
+    char **missing;            /* in the state dict, not in the checkpoint; as printable text */
     size_t missing_count;
-    char **unexpected;         /* the other way round */
+    char **unexpected;         /* in the checkpoint, not in the state dict */
     size_t unexpected_count;
     char *path;                /* the checkpoint that was loaded */
-    int64_t bytes_read, bytes_needed;  /* this rank's reads; what its boxes hold */
+    int64_t bytes_read, bytes_needed;  /* by this rank; in its boxes */
 } fsdp_load_report;
 FSDP_API void fsdp_load_report_release(fsdp_load_report *report);
 
 typedef struct fsdp_load_opts {
-    fsdp_verify_mode verify;
-    bool partial;              /* names may be missing or unexpected; otherwise that is an error, whose
-                                  text has their numbers and the first names. Where that is not all of
-                                  them, rank 0's watch.notice gets each one; the report has them all */
+    fsdp_check_mode check;
+    bool partial;              /* names may be missing or unexpected. Otherwise that is FSDP_ERR_USAGE, whose
+                                  text has their numbers and the first names; when it cannot hold them all,
+                                  rank 0's watch.notice gets each one */
     bool cast;                 /* floating dtypes may differ; otherwise a difference is an error */
-    const char *include;       /* POSIX extended regex: only names of sd that match; NULL: all.
-                                  FSDP_ERR_USAGE when none of them do */
-    const char *exclude;
+    const char *include, *exclude;     /* select names of sd (fsdp_filter_create); FSDP_ERR_USAGE when they
+                                          select none */
     int threads;
     int64_t memory;
     fsdp_load_report *report;  /* may be NULL */
     fsdp_watch watch;
-    struct fsdp_io *io;
+    fsdp_access access;
 } fsdp_load_opts;
 
 /*
- * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`.
- * Given a run directory it takes the newest checkpoint that verifies, naming skipped ones through
- * watch.notice; one of a newer format version is not skipped but FSDP_ERR_REFUSED.
- * Ranks that are threads of one process share one read and check of each block.
- * After a failure the tensors' contents are undefined. Aliases need nothing: their target is loaded.
+ * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`; an alias
+ * gets nothing beside its tensor. `path` may be a run: the newest checkpoint that verifies is loaded, and
+ * skipped ones are named through watch.notice; one of a newer format version is not skipped but
+ * FSDP_ERR_REFUSED. Ranks that are threads of one process share each read and check of a block. After a
+ * failure the contents of the tensors are undefined.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path,
                                                const fsdp_load_opts *opts, fsdp_error *err);
@@ -136,35 +147,32 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const
 /* --- full state on one rank ------------------------------------------------------------------- */
 
 /*
- * Called on rank 0 for every tensor of the whole state, in order, in row-major slabs: `data` holds
- * elements [first, first + count) of the tensor. A zero-size tensor gets one call with count 0.
+ * Gets a tensor in row-major slabs, in order: `data`, which lives for the call, holds elements [first,
+ * first + count). A tensor without elements gets one call with count 0. A failure ends the stream with that
+ * status.
  */
-typedef fsdp_status (*fsdp_slab_visit)(void *user, const fsdp_entry *entry, int64_t first,
+typedef fsdp_status (*fsdp_slab_visit)(void *context, const fsdp_entry *entry, int64_t first,
                                        int64_t count, const void *data, fsdp_error *err);
 
-/* Collective. The live shards of all ranks, streamed to visit on rank 0 (others: visit is not called).
- * Rank 0's memory counts. */
+/* Collective. Streams every tensor of the live state, whole, to visit on rank 0, within rank 0's `memory`
+ * bytes. The other ranks' visit is not called. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory,
-                                                 fsdp_slab_visit visit, void *user, fsdp_error *err);
+                                                 fsdp_slab_visit visit, void *context, fsdp_error *err);
 
-/*
- * Collective. The same into memory: on rank 0 *full_out becomes a state dict with every tensor whole,
- * values and aliases, which owns its memory; on the others it becomes NULL.
- */
+/* Collective. On rank 0 *full_out becomes a state dict with every tensor whole, values and aliases, which
+ * owns its memory and which the caller frees; on the other ranks it becomes NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out,
                                                       fsdp_error *err);
 
-/*
- * Local. The full state of a checkpoint (or of a run's newest good one), into memory or streamed
- * within opts->memory; opts NULL: defaults. Patterns select names (FSDP_ERR_USAGE when they leave
- * none of those that the checkpoint has); opts->cast has no meaning here, and a stream uses nothing of
- * opts but patterns, memory and io. Damaged data in a run's newest checkpoint: loading goes on to the
- * one before, as fsdp_sd_load does; a stream fails, since visit has seen part of it.
- */
+/* Local. Loads the whole state of a checkpoint (or of a run's newest good one, as fsdp_sd_load does) into a
+ * state dict that owns its memory and that the caller frees. FSDP_ERR_USAGE when the patterns select no
+ * name of the checkpoint; opts->cast is ignored. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts,
                                                  fsdp_sd **full_out, fsdp_error *err);
+/* Local. Streams the whole state to visit, within opts->memory; of opts it uses patterns, memory and access.
+ * Damaged data is an error also in a run, since visit has seen a part of that checkpoint. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts,
-                                                   fsdp_slab_visit visit, void *user, fsdp_error *err);
+                                                   fsdp_slab_visit visit, void *context, fsdp_error *err);
 
 /* --- looking at a checkpoint (local) ---------------------------------------------------------- */
 
@@ -172,7 +180,7 @@ typedef struct fsdp_checkpoint fsdp_checkpoint;
 
 typedef struct fsdp_checkpoint_info {
     const char *path;
-    const char *format;        /* "fsdp" */
+    const char *format;        /* a name of fsdp_checkpoint_format_at */
     int format_major, format_minor;
     fsdp_kind kind;
     int64_t step;              /* FSDP_STEP_NONE if none */
@@ -187,90 +195,91 @@ typedef struct fsdp_checkpoint_info {
 typedef struct fsdp_checkpoint_file {
     char name[256];            /* within the checkpoint */
     int64_t size;
-    int64_t box_count, block_count;    /* other programs' have no blocks: 0 */
+    int64_t box_count, block_count;    /* files of other programs have no blocks: 0 */
 } fsdp_checkpoint_file;
 
-/* Opens a checkpoint (or the newest good one of a run directory) and checks manifest, file sizes and
- * shard indexes. io NULL: the file system. Afterwards reads may come from any thread. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
+typedef struct fsdp_open_opts {
+    const char *format;        /* a name of fsdp_checkpoint_format_at, and no other is tried; NULL: found by
+                                  the bytes */
+    const char *allow_missing; /* regex over names of entries that may be incomplete, since files are not
+                                  there; NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
+    fsdp_access access;
+} fsdp_open_opts;
+
+/* Opens a checkpoint (or the newest good one of a run) and checks manifest, file sizes and shard indexes. The
+ * caller closes it. Several threads may read from it at once. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
                                                        fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);   /* accepts NULL */
 
-/* How a checkpoint is opened. Zero-initialised: as above. */
-typedef struct fsdp_open_opts {
-    const char *format;        /* a name of fsdp_checkpoint_format_at, and no other is tried. NULL: the bytes
-                                * tell */
-    const char *allow_missing; /* regex over names: what it matches may be incomplete, since files are not
-                                * there. NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
-    struct fsdp_io *io;
-} fsdp_open_opts;
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open_with(const char *path, const fsdp_open_opts *opts,
-                                                            fsdp_checkpoint **checkpoint_out,
-                                                            fsdp_error *err);
-/* Formats that can be read, "fsdp" first; NULL behind the last. */
+/* The formats that can be read, "fsdp" first; NULL behind the last. */
 FSDP_API const char *fsdp_checkpoint_format_at(size_t i);
-/* What is incomplete, and must not be read: converting leaves it out. */
+/* The names of incomplete entries (allow_missing), which must not be read; a conversion leaves them out. A
+ * name lives as long as the checkpoint; NULL behind the last. */
 FSDP_API size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint);
 FSDP_API const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t i,
                                                 size_t *size_out);
 
+/* The checkpoint as a whole; borrowed as long as it is open. */
 FSDP_API const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint);
-/* Names, dtypes, shapes, saved layouts, values; no data. Lives as long as the checkpoint. */
+/* Names, dtypes, shapes, saved layouts and values, without data; borrowed as long as it is open. */
 FSDP_API const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint);
+/* A file of the checkpoint; number is below file_count of its info. */
 FSDP_API void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
                                       fsdp_checkpoint_file *file_out);
 
-/* How a tensor entry lies in the files of another program's checkpoint, whose layouts say nothing of that: a
- * box of it and the number of its file, each where not NULL. False behind the last one, and for our own
- * checkpoints. */
-FSDP_API bool fsdp_checkpoint_stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
-                                         fsdp_box *box_out, int *file_out);
+/* A stored box of a tensor entry and the number of its file (either output may be NULL), in a checkpoint of
+ * another program, whose tensors have no layout. False behind the last one, and for native checkpoints. */
+FSDP_API bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry,
+                                            size_t number, fsdp_box *box_out, int *file_out);
 
-/* Any box of a tensor entry, packed row-major into data. */
+/* Reads any box of a tensor entry, packed row-major, into data. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry,
                                                        const fsdp_box *box, void *data,
-                                                       fsdp_verify_mode verify, fsdp_error *err);
+                                                       fsdp_check_mode check, fsdp_error *err);
 
-/* A whole tensor entry, slab by slab within `memory` bytes; see fsdp_slab_visit. */
+/* Streams a whole tensor entry to visit, within `memory` bytes. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry,
                                                          int64_t memory, fsdp_slab_visit visit,
-                                                         void *user, fsdp_error *err);
+                                                         void *context, fsdp_error *err);
 
-/* A tensor inside a value (FSDP_VALUE_TENSOR) of a checkpoint of another program, streamed in the same way;
- * the entry that visit gets has no name. */
+/* Streams a tensor inside a value (FSDP_VALUE_TENSOR) of a checkpoint of another program; the entry that
+ * visit gets has no name. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor,
                                                                int64_t memory, fsdp_slab_visit visit,
-                                                               void *user, fsdp_error *err);
+                                                               void *context, fsdp_error *err);
 
-/* Compares what the format of another program keeps checksums of with them: reading tensors does not. Our own
- * checkpoints are checked as they are read. FSDP_ERR_DAMAGED names the first that differs. */
+/* Compares the files of another program's checkpoint with the checksums that its format keeps, which
+ * reading does not. FSDP_ERR_DAMAGED names the first that differs. Native checkpoints are checked as they
+ * are read. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads,
                                                         fsdp_error *err);
 
-/* An OPAQUE value that PyTorch stored (a torch.save file) as a checkpoint of one value, whose name is empty.
- * FSDP_ERR_NOT_FOUND for other bytes. The value must live as long as the checkpoint. */
+/* Opens an OPAQUE value that PyTorch stored (a torch.save file) as a checkpoint of one value, whose name is
+ * empty; the caller closes it. FSDP_ERR_NOT_FOUND for other bytes. The value must live as long as the
+ * checkpoint. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value,
                                                              fsdp_checkpoint **checkpoint_out,
                                                              fsdp_error *err);
 
-/* A member of listings that is neither tensor nor value, as JSON ("metadata" of safetensors, "attributes" of
- * HDF5 files); NULL when there is none. */
+/* Data of another program's checkpoint that is neither tensor nor value, as JSON: "metadata" of safetensors,
+ * "attributes" of HDF5 files. Borrowed; NULL when there is none. */
 FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member);
 
-/* --- is it whole and undamaged? --------------------------------------------------------------- */
+/* --- verification ----------------------------------------------------------------------------- */
 
 typedef enum fsdp_verify_level {
     FSDP_VERIFY_QUICK = 0,     /* manifest, sizes, shard indexes, every element stored exactly once */
     FSDP_VERIFY_DATA,          /* and every block's hash */
-    FSDP_VERIFY_DEEP           /* and the view, if there is one, is the one that belongs here, and HDF5's own
-                                  structures of the shards show what the indexes say; of what is whole: NaN
-                                  and Inf, and whether optimizer states fit the model */
+    FSDP_VERIFY_DEEP           /* and the view, if there is one, belongs to this manifest, and HDF5's own
+                                  structures of the shards agree with the indexes; warns of NaN and Inf, and
+                                  of optimizer states that do not fit the model */
 } fsdp_verify_level;
 
 typedef enum fsdp_finding_kind {
     FSDP_FINDING_DAMAGE = 0,
-    FSDP_FINDING_VALUE,        /* a warning: the bytes are as saved, but what they say is doubtful */
-    FSDP_FINDING_FIXED         /* was damage or missing, and was written anew */
+    FSDP_FINDING_VALUE,        /* a warning: the bytes are as saved, but their values are doubtful */
+    FSDP_FINDING_FIXED         /* a damaged or missing file that was written anew */
 } fsdp_finding_kind;
 
 typedef struct fsdp_finding {
@@ -278,30 +287,30 @@ typedef struct fsdp_finding {
     const char *tensor;        /* printable name, "" when the file as a whole is meant */
     int64_t block;             /* -1: none */
     const char *text;
-    bool unreadable;           /* it could not be looked at: says nothing about the bytes */
+    bool unreadable;           /* the part could not be read; its bytes may be good */
     fsdp_finding_kind kind;
 } fsdp_finding;
 
 typedef struct fsdp_verify_opts {
     fsdp_verify_level level;
-    bool repair;               /* a missing or wrong view is written anew when the data is whole; never at
-                                  FSDP_VERIFY_QUICK and for checkpoints of other programs (FSDP_ERR_USAGE) */
+    bool repair;               /* writes a missing or wrong view anew when the data is whole. FSDP_ERR_USAGE
+                                  with FSDP_VERIFY_QUICK and for checkpoints of other programs */
     int threads;
     int64_t memory;
-    void (*finding)(void *user, const fsdp_finding *finding);
-    void *finding_user;
+    void (*finding)(void *context, const fsdp_finding *finding);   /* once per finding; may be NULL */
+    void *finding_context;
     fsdp_watch watch;
-    struct fsdp_io *io;
+    fsdp_access access;
 } fsdp_verify_opts;
 
 typedef struct fsdp_verify_summary {
     int64_t files, tensors, blocks, bytes;
-    int64_t findings, unreadable;      /* damage; unreadable: those of the findings */
+    int64_t findings, unreadable;      /* damage; the unreadable ones among it */
     int64_t warnings, fixed;           /* findings of the other kinds */
 } fsdp_verify_summary;
 
-/* FSDP_OK when good (warnings, too), FSDP_DIFFERS when damage was found (each reported as a finding),
- * FSDP_ERR_IO when a part could not be read (findings, too). */
+/* Local. FSDP_OK when the checkpoint is good (warnings do not count), FSDP_DIFFERS when there is damage,
+ * FSDP_ERR_IO when a part could not be read; each is reported as a finding. summary_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);
 

@@ -1,4 +1,10 @@
-/* Converting: the same state in another kind, world size, mesh or sharding dim, offline. */
+/*
+ * Conversions: the same state in another format, kind, world size, mesh or sharding dim, offline. All calls
+ * are local.
+ *
+ *   plan (what would be done)  ->  convert (plan, move, check, publish)  ->  digests of what was written
+ *   plan_write (the plan as a file)  ->  order_open, order_check  ->  convert with the order's options
+ */
 #ifndef FSDP_CONVERT_H
 #define FSDP_CONVERT_H
 
@@ -9,14 +15,14 @@ extern "C" {
 #endif
 
 typedef enum fsdp_only {
-    FSDP_ONLY_DEFAULT = 0,     /* what is usual for the target: the model for hf and safetensors, else all */
+    FSDP_ONLY_DEFAULT = 0,     /* the model for hf and safetensors, else all */
     FSDP_ONLY_ALL,
     FSDP_ONLY_MODEL,
     FSDP_ONLY_OPTIM            /* below a first element optim, optimizer, optimizers, opt or
                                 * optimizer_state_dict; or below state, where param_groups is beside it */
 } fsdp_only;
 
-/* Which entries, and their new names. Zero-initialised: all, as they are. */
+/* Selects entries and gives them new names. Zero-initialised: all, as they are. */
 typedef struct fsdp_select_opts {
     const char *include, *exclude;     /* POSIX extended regex over names */
     fsdp_only only;
@@ -24,7 +30,7 @@ typedef struct fsdp_select_opts {
     size_t drop_count;
     const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
     size_t rename_count;
-    /* Floating types of the result: fsdp_castable. Only what is of such a type itself can be cast. */
+    /* Floating types of the result, names of fsdp_castable_at. Only tensors of such a type are cast. */
     const char *dtype;                 /* of the model's tensors; NULL or "keep": as they are */
     const char *const *dtype_rules;    /* "REGEX=DTYPE" over names of the source; the first that matches wins,
                                         * before dtype, also for the optimizer */
@@ -32,7 +38,7 @@ typedef struct fsdp_select_opts {
     fsdp_on_overflow on_overflow;      /* FAIL: FSDP_ERR_DAMAGED names the first value */
 } fsdp_select_opts;
 
-/* What casting did to the values of all tensors that were cast. */
+/* The effect of casts on the values of all tensors that were cast. */
 typedef struct fsdp_cast_report {
     int64_t tensors;
     int64_t overflows;         /* finite values that did not fit */
@@ -43,16 +49,15 @@ typedef struct fsdp_cast_report {
 } fsdp_cast_report;
 
 typedef enum fsdp_tied {
-    FSDP_TIED_AUTO = 0,        /* for hf and safetensors, which note the others, one name of what the source
-                                * declares to be one; else every name */
-    FSDP_TIED_KEEP,            /* a tensor, or what the target has for aliases, for each name */
+    FSDP_TIED_AUTO = 0,        /* hf and safetensors: one name of each tensor that the source declares to be
+                                * tied, with a note of the others; other targets: every name */
+    FSDP_TIED_KEEP,            /* every name, as a tensor or as the target's kind of alias */
     FSDP_TIED_DROP             /* one name; also of embeddings that are equal byte by byte */
 } fsdp_tied;
 
 typedef struct fsdp_convert_opts {
-    const char *from_format;   /* as fsdp_open_opts.format */
-    const char *allow_missing; /* as fsdp_open_opts.allow_missing */
     const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz", "npy" */
+    fsdp_open_opts open;       /* of the source; access holds for the target, too */
     int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;
     int world;                 /* ranks of the result; 0: 1 for full, else the source's */
@@ -61,7 +66,10 @@ typedef struct fsdp_convert_opts {
     bool compress;
     int level;
     int64_t chunk_bytes;       /* compress: bytes of a chunk; 0: 1 MiB, or less where memory is short */
-    bool no_sync, no_view, no_verify, overwrite;
+    bool skip_fsync;           /* leaves durability to the operating system */
+    bool skip_view;            /* writes no index.h5 */
+    bool skip_verify;          /* neither compares the source's checksums nor reads the result back */
+    bool overwrite;            /* replaces what is at the target */
     fsdp_select_opts select;
     fsdp_cast_report *cast;    /* filled in by a conversion that succeeds; may be NULL */
     const char *copy_from;     /* hf: a directory whose config.json, tokenizer, licences and the like are
@@ -70,14 +78,12 @@ typedef struct fsdp_convert_opts {
     fsdp_tied tied;
     int threads;
     int64_t memory;
-    bool resume;               /* go on where a conversion of the same plan was cut off; should this one fail
-                                * or be cut off, what it did is kept for the next
-                                * (fsdp_convert_keeps_work) */
-    int64_t bytes_per_second;  /* reads and writes are each held to it; 0: no limit */
-    bool direct;               /* files are read past the page cache where their file system can */
-    const char *plan_hash;     /* NULL, or what is converted only if its plan has this hash */
+    bool resume;               /* continues an interrupted conversion of the same plan, and keeps its own work
+                                * for the next one when it is interrupted (fsdp_convert_keeps_work) */
+    int64_t bytes_per_second;  /* limit for reads, and for writes; 0: none */
+    bool direct;               /* reads files past the page cache where their file system can */
+    const char *plan_hash;     /* NULL, or the hash that the plan must have (FSDP_ERR_DAMAGED) */
     fsdp_watch watch;
-    struct fsdp_io *io;
 } fsdp_convert_opts;
 
 enum { FSDP_CAST_PAIRS = 72 }; /* of two types that fsdp casts */
@@ -104,16 +110,16 @@ typedef struct fsdp_convert_plan {
     int files;
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */
-    int64_t left_out;          /* entries that fsdp_only leaves out */
-    int64_t dropped;           /* entries that drop rules leave out */
+    int64_t left_out;          /* entries that select.only leaves out */
+    int64_t dropped;           /* entries that select.drops leave out */
     int64_t short_tensors;     /* without a dim shard_dim: cut along dim 0; 0 for a world of 1 */
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
-    int64_t bytes_spooled;     /* packed bytes of the source that are wanted in another order than they lie
-                                * in: unpacked beside `to` meanwhile, in files without a name */
-    int64_t bytes_needed;      /* that must be free for all of it: tensors, what describes them, some to
-                                * spare; compressed: without the tensors. 0 when it is stopped before */
-    int64_t cast_tensors;      /* that get another dtype */
-    fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* which ones; cast_pairs of them */
+    int64_t bytes_spooled;     /* packed bytes of the source that are read in another order than stored:
+                                * unpacked beside `to` meanwhile, in files without a name */
+    int64_t bytes_needed;      /* free bytes that the result needs: tensors (not when compressed), metadata
+                                * and a margin. 0 when the plan fails before */
+    int64_t cast_tensors;      /* tensors that get another dtype */
+    fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* the first cast_pairs are filled in */
     int cast_pairs;
     int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
     const fsdp_convert_tie *tied;      /* names that are left out, since another one is kept */
@@ -122,77 +128,71 @@ typedef struct fsdp_convert_plan {
     size_t copied_count;
     const bool *kept;          /* per entry of the source: its name, or what it becomes, is in the result */
     size_t kept_count;
-    struct fsdp_plan_notes *notes;     /* owns what the lists lead to */
+    void *memory;              /* private: of the lists */
 } fsdp_convert_plan;
 
-/* Frees the lists; what is left may be filled again. Also after a failure, and of a zero-initialised one. */
+/* Frees the lists of a plan, also after a failure, and of a zero-initialised one. */
 FSDP_API void fsdp_convert_plan_release(fsdp_convert_plan *plan);
 
-/* HDF5 files of other programs are read by a child process; by default it may make few system calls. Where
- * the kernel cannot hold it to that, opening fails (FSDP_ERR_REFUSED) unless this was called before. */
-FSDP_API void fsdp_sandbox_by_limits_only(void);
-
-/* A symbolic link in a checkpoint's directory is followed only within a Hugging Face cache, where
- * snapshots/REVISION/NAME leads to a file in blobs; everywhere, and wherever it leads, after this was called.
- * What is written never goes through a link. */
-FSDP_API void fsdp_follow_links(void);
-
-/* Names of the formats that can be written, "fsdp" first; NULL behind the last. */
-FSDP_API const char *fsdp_convert_format(size_t i);
-/* The format that the suffix of a path asks for, "hf" for any other. */
+/* The formats that can be written, "fsdp" first; NULL behind the last. */
+FSDP_API const char *fsdp_convert_format_at(size_t i);
+/* The format that the suffix of a path stands for; "hf" for any other path. */
 FSDP_API const char *fsdp_convert_format_of(const char *path);
 
-/* The i-th name of a type that can be cast to, NULL behind the last. Options also take PyTorch's names
- * ("bfloat16"), and ours without the line and the last letters ("f8e4m3"). */
-FSDP_API const char *fsdp_castable(size_t i);
+/* The dtypes that tensors can be cast to; NULL behind the last. Options also take PyTorch's names
+ * ("bfloat16"), and short ones without the line and the last letters ("f8e4m3"). */
+FSDP_API const char *fsdp_castable_at(size_t i);
 
-/* Is anything kept of a conversion to it that is cut off? Not of one file of ours: "hdf5". */
+/* True when an interrupted conversion to this format leaves work that opts->resume uses; false for "hdf5". */
 FSDP_API bool fsdp_convert_keeps_work(const char *format);
 
-/* What fsdp_checkpoint_convert would do; writes nothing. What would stop it before its first byte is
- * the status, and the plan is filled in all the same once the source could be read. */
+/* Plans what fsdp_checkpoint_convert would do; writes nothing. Fails as the conversion would before its
+ * first byte; the plan is filled in all the same once the source was read. The caller releases the plan in
+ * any case. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
                                                                const fsdp_convert_opts *opts,
                                                                fsdp_convert_plan *plan_out, fsdp_error *err);
 
-/* `to` must not exist unless overwrite. It appears whole or not at all. Unless no_verify, what was
- * written is read back and compared by hash before it is published. */
+/* Converts `from` to `to`, which must not exist (FSDP_ERR_EXISTS) unless opts->overwrite. The result is
+ * read back and compared by hash before it is published, unless opts->skip_verify; it appears whole or not
+ * at all. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
 
 /*
- * SHA-256 of every file of `to`, which was converted, in order of their names: as sha256sum prints them in
- * the directory that holds `to`. Reads them, with the threads, memory, io and rate of opts. name and digest
- * are valid during the call.
+ * Gets the SHA-256 of every file of `to`, a finished conversion, in order of their names, which are as
+ * sha256sum prints them in the directory that holds `to`. Threads, memory, access and rate of opts apply.
+ * name and digest live for the callback.
  */
-typedef void (*fsdp_file_digest_visit)(void *user, const char *name, const uint8_t digest[32]);
+typedef void (*fsdp_file_digest_visit)(void *context, const char *name, const uint8_t digest[32]);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
-                                                       fsdp_file_digest_visit visit, void *user,
+                                                       fsdp_file_digest_visit visit, void *context,
                                                        fsdp_error *err);
 
 /* --- plans as files --- */
 
 /*
- * Writes the same plan with all its details as JSON (docs/formats.md): source files with size and time,
- * options, outputs with their parts. The same bytes for the same sources, paths and options; the file appears
- * whole or not at all. FSDP_ERR_EXISTS when something is there that is no such plan.
+ * Writes the plan of a conversion with all details as JSON (docs/formats.md): source files with size and
+ * time, options, outputs with their parts. Equal sources, paths and options give equal bytes; the file
+ * appears whole or not at all. FSDP_ERR_EXISTS when `path` exists and is no plan.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
                                                                      const fsdp_convert_opts *opts,
                                                                      const char *path, fsdp_error *err);
 
-/* A plan that was read: what is to be converted, and the options that planned it (plan_hash included). */
+/* A plan that was read from a file: paths, and the options that made it, plan_hash included. All of it is
+ * borrowed until the close. */
 typedef struct fsdp_convert_order {
     const char *from, *to;
     fsdp_convert_opts opts;
-    struct fsdp_order_text *text;
 } fsdp_convert_order;
 
-/* FSDP_ERR_NOT_FOUND: not such a file. FSDP_ERR_DAMAGED: it is damaged, or of a newer version. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_open(const char *path, struct fsdp_io *io,
+/* Reads a plan, which the caller closes. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: it is
+ * damaged, or of a newer version. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
                                                           fsdp_convert_order **order_out, fsdp_error *err);
-/* FSDP_ERR_DAMAGED when a source is not what it was, naming the file and what differs, or when the plan says
- * anything else than what would be done. Otherwise as fsdp_checkpoint_convert_plan. */
+/* Makes the plan anew and compares. FSDP_ERR_DAMAGED names the source file that has changed, or says that
+ * the plan is another one. Other failures as fsdp_checkpoint_convert_plan. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error *err);
 FSDP_API void fsdp_convert_order_close(fsdp_convert_order *order);   /* accepts NULL */
 

@@ -1,10 +1,9 @@
 /*
- * Are two checkpoints the same state? Whatever their kinds, world sizes and layouts: tensors are
- * compared as whole tensors, streamed from both sides, values as values. Local.
+ * Compares the states of two checkpoints, whatever their kinds, world sizes and layouts: tensors as whole
+ * tensors, streamed from both sides, values as values. Local.
  *
- * Without tolerances elements are equal when their bits are: NaN equals the same NaN, 0.0 and -0.0
- * differ. Real floating tensors of different dtypes are compared by value. An alias counts as the
- * tensor it names.
+ * Without tolerances elements are equal when their bits are: NaN equals the same NaN, 0.0 and -0.0 differ.
+ * Real floating tensors of different dtypes are compared by value. An alias counts as the tensor it names.
  */
 #ifndef FSDP_DIFF_H
 #define FSDP_DIFF_H
@@ -32,8 +31,8 @@ typedef struct fsdp_diff_item {
     int64_t elements, differing;
     int64_t at[FSDP_MAX_DIMS]; /* index of the element that differs most */
     char from[FSDP_DIFF_ELEMENT], to[FSDP_DIFF_ELEMENT];   /* that element in a and in b */
-    int bits;                  /* that differ in it; 0 when the dtypes differ */
-    double max_abs;            /* infinity: NaN against a number, or an infinity */
+    int bits;                  /* bits that differ in it; 0 when the dtypes differ */
+    double max_abs;            /* infinity for NaN against a number, and against an infinity */
     double max_rel;            /* relative to the larger of the two */
 } fsdp_diff_item;
 
@@ -41,20 +40,22 @@ typedef struct fsdp_diff_summary { int64_t equal, differ, only_a, only_b, bytes;
 
 typedef struct fsdp_diff_opts {
     double atol, rtol;         /* equal when |a - b| <= atol + rtol * |b| ... */
-    int64_t ulp;               /* ... or at most so many steps of their dtype apart */
+    int64_t ulp;               /* ... or at most this many steps of their dtype apart */
     bool keys_only;            /* names, kinds, dtypes and shapes; no data, no values */
     const char *include, *exclude;     /* see fsdp_filter_create */
-    const char *const *renames;        /* "s/REGEX/NEW/" in order: what the names of a are called in b */
+    const char *const *renames;        /* "s/REGEX/NEW/" in order: from names of a to those of b */
     size_t rename_count;
     int threads;
     int64_t memory;
-    void (*visit)(void *user, const fsdp_diff_item *item);     /* once per name, after all is compared */
-    void *visit_user;          /* a's order, then names only in b in b's order; the item lives for the call */
+    /* Once per name, after all is compared: in a's order, then names only in b in b's order. The item lives
+     * for the call. */
+    void (*visit)(void *context, const fsdp_diff_item *item);
+    void *visit_context;
     fsdp_watch watch;
 } fsdp_diff_opts;
 
-/* FSDP_OK when equal, FSDP_DIFFERS when not, or, with the reason in err, when the patterns select no name
- * of either side. opts and summary_out may be NULL. */
+/* Compares a with b, which stay open. FSDP_OK when they are equal, FSDP_DIFFERS when not; also, with the
+ * reason in err, when the patterns select no name of either side. opts and summary_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_diff(fsdp_checkpoint *a, fsdp_checkpoint *b,
                                                        const fsdp_diff_opts *opts,
                                                        fsdp_diff_summary *summary_out, fsdp_error *err);

@@ -1,6 +1,6 @@
 /*
- * Layouts: which rank holds which boxes of a tensor. A layout is data; asking it for the boxes of a
- * rank is a pure function of (layout, shape, rank), so no rank ever has to be asked.
+ * Layouts: which rank holds which boxes of a tensor. The boxes of a rank are a pure function of (layout,
+ * shape, rank), so every call is local, and any thread may make it.
  *
  * - mesh layout: a mesh of 1 to 4 named dims and one placement per mesh dim, as DTensor has them;
  * - box layout: explicit boxes per rank, for everything irregular;
@@ -23,21 +23,24 @@ enum { FSDP_MAX_MESH_DIMS = 4, FSDP_MAX_MESH_NAME = 31 };
 typedef struct fsdp_mesh fsdp_mesh;
 
 /*
- * A mesh of ndim dims (1..4, each size >= 1). names[i] are 1..31 bytes of [A-Za-z0-9_.-], all
- * different. ranks: the world ranks in row-major mesh order, all different, or NULL for 0, 1, 2, ...
- * Everything is copied. Immutable, so any thread may use it.
+ * Creates a mesh of ndim dims (1..4, each size >= 1), which the caller frees. names[i] are 1..31 bytes of
+ * [A-Za-z0-9_.-], all different. ranks: the world ranks in row-major mesh order, all different, or NULL for
+ * 0, 1, 2, ... All are copied. FSDP_ERR_USAGE names what breaks these rules.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_mesh_create(int ndim, const int64_t *shape,
                                                    const char *const *names, const int *ranks,
                                                    fsdp_mesh **mesh_out, fsdp_error *err);
 FSDP_API void fsdp_mesh_free(fsdp_mesh *mesh);         /* accepts NULL */
 
+/* dim is below ndim. A name lives as long as the mesh. */
 FSDP_API int fsdp_mesh_ndim(const fsdp_mesh *mesh);
 FSDP_API int64_t fsdp_mesh_dim_size(const fsdp_mesh *mesh, int dim);
 FSDP_API const char *fsdp_mesh_dim_name(const fsdp_mesh *mesh, int dim);
-FSDP_API int64_t fsdp_mesh_size(const fsdp_mesh *mesh);        /* ranks in the mesh */
-/* False when the rank is not in the mesh. coord_out has room for ndim. */
+/* The number of ranks in the mesh. */
+FSDP_API int64_t fsdp_mesh_size(const fsdp_mesh *mesh);
+/* The coordinates of a rank, one per dim. False when the rank is not in the mesh. */
 FSDP_API bool fsdp_mesh_coord(const fsdp_mesh *mesh, int rank, int64_t *coord_out);
+/* True when sizes, names and ranks are the same. */
 FSDP_API bool fsdp_mesh_equal(const fsdp_mesh *a, const fsdp_mesh *b);
 
 /* --- placements ------------------------------------------------------------------------------- */
@@ -46,7 +49,7 @@ typedef enum fsdp_placement_kind {
     FSDP_REPLICATE = 0,
     FSDP_SHARD,                /* dim: chunk rule, size ceil(n / parts), the last ones may be empty */
     FSDP_STRIDED_SHARD,        /* dim, split: FSDP on top of a TP that cut the same dim `split` times */
-    FSDP_PARTIAL               /* not reduced yet: refused when saving */
+    FSDP_PARTIAL               /* not reduced yet: no state dict takes it */
 } fsdp_placement_kind;
 
 typedef struct fsdp_placement {
@@ -62,14 +65,14 @@ typedef struct fsdp_rank_box {
     fsdp_box box;
 } fsdp_rank_box;
 
-/* How many ranks hold an equal box, and which of them, in rank order, this one is. */
+/* The number of ranks that hold an equal box, and the number of this one among them, in rank order. */
 typedef struct fsdp_box_copy {
     int copies, copy;
 } fsdp_box_copy;
 
 enum { FSDP_MAX_LAYOUT_BOXES = 65536 };
 
-/* A flat buffer that holds tensors one after the other, cut into one equal chunk per mesh rank. */
+/* A tensor in a flat buffer (fsdp_flat_buffer). */
 typedef struct fsdp_flat_part {
     const char *name;          /* the tensor's name */
     size_t name_size;
@@ -86,21 +89,24 @@ typedef struct fsdp_layout {
     fsdp_placement placement[FSDP_MAX_MESH_DIMS];      /* MESH: one per mesh dim */
     const fsdp_rank_box *boxes;                        /* BOXES: sorted by rank, none empty */
     size_t box_count;
-    const fsdp_box_copy *copies;                       /* BOXES: one per box, as a state dict fills it
-                                                        * in; NULL: counted anew on every call */
+    const fsdp_box_copy *copies;                       /* BOXES: one per box; a state dict fills it in,
+                                                        * callers leave it NULL */
     int64_t flat_count;                                /* FLAT: elements of the whole flat buffer ... */
     int64_t flat_offset;                               /* ... and where this tensor begins in it */
 } fsdp_layout;
 
-/* How many boxes a rank holds: 0 when it is not in the mesh or its box is empty. */
+/* A layout from outside a state dict is not checked: adding a tensor does that. The calls below expect a
+ * layout that is right for the shape. */
+
+/* The number of boxes that a rank holds: 0 when it is not in the mesh or its box is empty. */
 FSDP_API size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank);
 
-/* Box `index` of a rank, in the order in which the rank's buffer holds them. */
-FSDP_API void fsdp_layout_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
-                              size_t index, fsdp_box *box_out);
+/* Box `index` of a rank, in the order in which the rank's memory holds them. */
+FSDP_API void fsdp_layout_box_at(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
+                                 size_t index, fsdp_box *box_out);
 
-/* The one box of a rank under a mesh layout, empty ones included ((n, 0) in the empty dim, as
- * DTensor has it). False when the rank is not in the mesh. */
+/* The one box of a rank under a mesh layout, empty ones included ((n, 0) in the empty dim, as DTensor has
+ * it). False when the rank is not in the mesh. */
 FSDP_API bool fsdp_layout_mesh_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
                                    fsdp_box *box_out);
 

@@ -1,6 +1,7 @@
 /*
- * Runs: a directory of checkpoints named step-%08d, one writer at a time. Saving into it, what it
- * holds, its newest good checkpoint, and which ones stay.
+ * Runs: a run is a directory of checkpoints named step-%08d, which one job at a time writes. Here are
+ * saving into a run, listing it, finding its newest good checkpoint, and removing old ones. access may be
+ * NULL.
  */
 #ifndef FSDP_RUN_H
 #define FSDP_RUN_H
@@ -12,9 +13,9 @@ extern "C" {
 #endif
 
 /*
- * Collective. Saves as RUN/step-%08d under the run's lease, then applies opts->retain and refreshes
- * RUN/latest (a hint for people). Creates RUN if needed. FSDP_ERR_EXISTS when the step exists or
- * another job holds the run.
+ * Collective. Saves sd as RUN/step-%08d, as fsdp_sd_save does, under the run's lease; then applies
+ * opts->retain and rewrites RUN/latest (a note for people). Creates RUN if needed. FSDP_ERR_EXISTS when the
+ * step exists or another job holds the run.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run,
                                                 int64_t step, const fsdp_save_opts *opts,
@@ -34,60 +35,71 @@ typedef struct fsdp_run_step {
     char *name;                /* of the directory in the run */
     fsdp_step_state state;
     bool pinned;
-    bool at_work;              /* STAGING, DELETING: it is, or may be, under way */
+    bool at_work;              /* STAGING, DELETING: a process is, or may be, at work on it */
     char *reason;              /* BROKEN, NEWER: why */
 } fsdp_run_step;
 
 typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
 
-/* Is the path a directory with a manifest of ours, damaged or not? Other programs have files of that name,
- * too: beside other files of a checkpoint it is ours, alone when it begins like ours. */
-FSDP_API bool fsdp_path_has_manifest(const char *path, struct fsdp_io *io);
+/* Local. True for a directory with the manifest of a native checkpoint, damaged or not. Other programs have
+ * files of that name, too: a manifest counts when it lies beside other files of a checkpoint, or begins
+ * like one. */
+FSDP_API bool fsdp_path_has_manifest(const char *path, const fsdp_access *access);
 
-/* Is the path a directory that is no checkpoint itself and holds step directories? What is not there, or
- * no directory, is no run. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, struct fsdp_io *io, bool *is_run_out,
-                                                   fsdp_error *err);
+/* Local. *is_run_out is true for a directory that is no checkpoint itself and holds step directories, false
+ * for any other path, also one that does not exist. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, const fsdp_access *access,
+                                                   bool *is_run_out, fsdp_error *err);
 
-/* All directories of a run that follow our grammar, newest step first. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io,
+/* Local. Lists the step directories of a run and verifies each at FSDP_VERIFY_QUICK, newest step first. The
+ * caller releases the list. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, const fsdp_access *access,
                                                 fsdp_run_steps *steps_out, fsdp_error *err);
 FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 
-/* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
- * Newer ones that do not are named through watch.notice; not passed over are one of a newer format
- * version (FSDP_ERR_REFUSED), and one that was out of reach: a permission was missing, or a file system
- * of another machine did not answer (FSDP_ERR_IO).
- * *path_out is freed with fsdp_string_free. */
+/*
+ * Local. Finds the newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is
+ * none. Newer ones that do not verify are skipped and named through watch.notice (watch may be NULL). Not
+ * skipped are one of a newer format version (FSDP_ERR_REFUSED) and one out of reach, because of a
+ * permission or a network file system that does not answer (FSDP_ERR_IO). The caller frees *path_out with
+ * fsdp_string_free.
+ */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
-                                                  const fsdp_watch *watch, struct fsdp_io *io,
+                                                  const fsdp_watch *watch, const fsdp_access *access,
                                                   char **path_out, fsdp_error *err);
-FSDP_API void fsdp_string_free(char *text);
+FSDP_API void fsdp_string_free(char *text);            /* accepts NULL */
 
-/* The checkpoint that opening a path takes: of a run its newest good one; what an overwrite that was
- * cut short set aside, told through watch.notice; else the path itself. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, struct fsdp_io *io,
-                                                          const fsdp_watch *watch, char **path_out,
+/* Local. Finds the checkpoint that fsdp_checkpoint_open opens for a path: of a run its newest good one; the
+ * old one that an interrupted overwrite set aside, reported through watch.notice; else the path itself. The
+ * caller frees *path_out with fsdp_string_free. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
+                                                          const fsdp_access *access, char **path_out,
                                                           fsdp_error *err);
 
 typedef struct fsdp_retain_action {
-    const char *name;          /* directory in the run */
-    bool remove;
+    const char *name;          /* of the directory in the run */
+    bool remove;               /* otherwise it stays */
     const char *reason;        /* "newest 3", "pinned", "every 5000", "interrupted save", ... */
 } fsdp_retain_action;
 
+typedef struct fsdp_retain_opts {
+    bool apply;                /* removes; otherwise the actions are only reported */
+    void (*report)(void *context, const fsdp_retain_action *action);  /* once per directory; may be NULL */
+    void *report_context;
+    int threads;
+    int64_t memory;
+    fsdp_watch watch;          /* called while checkpoints are read, and before each removal; a call that is
+                                  stopped while they are read removed nothing */
+    fsdp_access access;
+} fsdp_retain_opts;
+
 /*
- * Applies a policy to a run and finishes interrupted deletes, overwrites and abandoned saves; what a
- * process that is at work stages is left alone. Never fewer than the newest two that verify stay.
- * dry_run: only reports. Takes the run's lease unless dry_run. watch (may be NULL) is told while checkpoints
- * are read, and before each removal; stopped while they are read, nothing was removed.
+ * Local. Applies a policy (NULL keeps every step) to a run and finishes interrupted deletes, overwrites and
+ * abandoned saves; a save that is under way is left alone. The newest two steps that verify always stay.
+ * opts NULL: all zero, which removes nothing; opts->apply takes the run's lease.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
-                                                  bool dry_run,
-                                                  void (*report)(void *user,
-                                                                 const fsdp_retain_action *action),
-                                                  void *user, const fsdp_watch *watch, struct fsdp_io *io,
-                                                  fsdp_error *err);
+                                                  const fsdp_retain_opts *opts, fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,13 @@
 /*
  * A state dict: ordered names, each a tensor, a value or an alias of a tensor.
  *
- * Every rank declares every tensor (name, dtype, global shape, layout) and brings the memory of its
- * own boxes. That memory is borrowed: it must stay until the call that uses the state dict returns.
- * Everything else (names, shapes, meshes, boxes, values) is copied.
+ * Every rank declares every tensor (name, dtype, global shape, layout) and brings the memory of its own
+ * boxes. That memory is borrowed: it must stay until the call that uses the state dict returns. Everything
+ * else (names, shapes, meshes, boxes, values) is copied.
  *
- * A name is UTF-8 with a length, 0..65,535 bytes, and may hold NUL and '/'. Twice the same name is
- * an error. Local; one thread at a time.
+ * A name is UTF-8 with a length, 0..65,535 bytes, and may hold NUL and '/'. The same name twice, another
+ * rule that is broken, or a layout that does not fit its shape is FSDP_ERR_USAGE, and nothing is added. All
+ * calls are local; a state dict is used by one thread at a time.
  */
 #ifndef FSDP_SD_H
 #define FSDP_SD_H
@@ -28,8 +29,8 @@ typedef struct fsdp_entry {
     fsdp_entry_kind kind;
     const char *name;          /* zero-terminated behind its end, for names without NUL */
     size_t name_size;
-    /* How the name is nested in programs with dicts and lists: its elements, joined by dots, each as its
-     * bytes in the name, negative for a position in a list. NULL: not known. */
+    /* The nesting of the name in programs with dicts and lists: the bytes of each element in the name, whose
+     * elements are joined by dots; negative for a position in a list. NULL: not known. */
     const int32_t *path;
     size_t path_count;
     /* TENSOR */
@@ -38,7 +39,7 @@ typedef struct fsdp_entry {
     const int64_t *shape;
     fsdp_layout layout;
     void *data;                /* this rank's boxes, packed row-major, one after the other; NULL if none */
-    int flat;                  /* number of the flat buffer it lies in, -1 if none */
+    int flat;                  /* number of its flat buffer, -1 if none */
     /* VALUE */
     fsdp_value value;
     /* ALIAS: number of the tensor entry it names */
@@ -47,74 +48,80 @@ typedef struct fsdp_entry {
 
 typedef struct fsdp_sd fsdp_sd;
 
+/* Creates an empty state dict, which the caller frees. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err);
 FSDP_API void fsdp_sd_free(fsdp_sd *sd);               /* accepts NULL */
 
-/* name_size is strlen(name) for FSDP_NAME. */
+/* A literal as the two arguments name, name_size. */
 #define FSDP_NAME(text) (text), (sizeof "" text - 1)
 
-/* data: this rank's boxes, packed row-major, one after the other; NULL when it holds none (or when
- * the state dict only describes). */
+/* A tensor to add: the same on every rank, but for data. */
+typedef struct fsdp_tensor {
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    fsdp_layout layout;        /* {.mesh = mesh, .placement = {{FSDP_SHARD, 0}}} cuts dim 0 over a mesh */
+    void *data;                /* this rank's boxes, packed row-major, one after the other; NULL when it holds
+                                  none, or when the state dict only describes */
+} fsdp_tensor;
+
+/* Adds a tensor: borrows its data and copies all else. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
-                                                     fsdp_dtype dtype, int ndim, const int64_t *shape,
-                                                     const fsdp_layout *layout, void *data,
-                                                     fsdp_error *err);
+                                                     const fsdp_tensor *tensor, fsdp_error *err);
 
-/* A mesh layout in one call: placements has one per mesh dim. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_sharded(fsdp_sd *sd, const char *name, size_t name_size,
-                                                      fsdp_dtype dtype, int ndim, const int64_t *shape,
-                                                      const fsdp_mesh *mesh,
-                                                      const fsdp_placement *placements, void *data,
-                                                      fsdp_error *err);
-
-/* A value; copied. Values are the same on all ranks. */
+/* Adds a value, which is copied. Values are the same on all ranks. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
                                                     const fsdp_value *value, fsdp_error *err);
 
-/* A second name of a tensor that was added before (tied weights); of an alias: of what it names. */
+/* Adds a second name of a tensor that was added before (tied weights). An alias as target stands for its
+ * tensor. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size,
                                                     const char *target, size_t target_size,
                                                     fsdp_error *err);
 
-/*
- * A flat buffer as FSDP1 keeps it: `count` elements over all ranks of a mesh (a multiple of its
- * size), rank i of it holding chunk i in data. parts say which tensors lie in it and where; they
- * become tensor entries of the state dict, and what lies between them is padding. Parts must not
- * overlap. rank is the caller's; it says where in data a tensor's piece begins. The buffer's name
- * must differ from every entry's. Kind *local* stores the chunks as they are; the other kinds store
- * the tensors.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size,
-                                                   fsdp_dtype dtype, const fsdp_mesh *mesh, int rank,
-                                                   int64_t count, const fsdp_flat_part *parts,
-                                                   size_t part_count, void *data, fsdp_error *err);
+/* A flat buffer as FSDP1 keeps it: rank i of the mesh holds chunk i of it. */
+typedef struct fsdp_flat_buffer {
+    fsdp_dtype dtype;
+    const fsdp_mesh *mesh;
+    int rank;                  /* the caller's: it says where in data a tensor's piece begins */
+    int64_t count;             /* elements over all ranks with padding: a multiple of the mesh size */
+    const fsdp_flat_part *parts;   /* the tensors in it, not overlapping; between them is padding */
+    size_t part_count;
+    void *data;                /* this rank's chunk; borrowed */
+} fsdp_flat_buffer;
 
+/* Adds a flat buffer and a tensor entry for each of its parts. The buffer's name must differ from every
+ * entry's. Kind *local* stores the chunks as they are; the other kinds store the tensors. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size,
+                                                   const fsdp_flat_buffer *buffer, fsdp_error *err);
+
+/* The number of entries, in the order in which they were added. */
 FSDP_API size_t fsdp_sd_count(const fsdp_sd *sd);
-/* Borrowed until the next add or the free. NULL when there is no such number. */
+/* An entry, borrowed until the next add or the free; NULL behind the last. */
 FSDP_API const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index);
-/* -1 when there is no such name. */
+/* The index of an entry, -1 when there is no such name. */
 FSDP_API int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size);
-/* Points a tensor entry at other memory. Other entries stay as they are. */
+/* Points a tensor entry at other memory, which is borrowed. Other entries stay as they are. */
 FSDP_API void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data);
-/* Replaces a value entry's value; takes *value over and leaves null (freed for other entries). */
+/* Replaces the value of a value entry. *value is moved and left null; for other entries it is released. */
 FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
 
-/*
- * Gives every tensor entry without memory room for the boxes that `rank` holds of it. That memory
- * belongs to the state dict and is zeroed; fsdp_sd_free frees it.
- */
+/* Gives every tensor entry without memory zeroed memory for the boxes that `rank` holds of it. The memory
+ * belongs to the state dict; fsdp_sd_free frees it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err);
 
-/* Bytes of a whole tensor entry, and of the boxes that a rank holds of it. */
+/* Bytes of a whole tensor entry, and of the boxes that a rank holds of it; 0 for other entries. */
 FSDP_API int64_t fsdp_entry_bytes(const fsdp_entry *entry);
 FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 
-/* --- model or optimizer? ---------------------------------------------------------------------- */
+/* --- entries of optimizers ------------------------------------------------------------------- */
 
-/* Does the entry belong to an optimizer? That is all below a first element optim, optimizer, optimizers, opt
- * or optimizer_state_dict, and where state_is_optim (ask once per state dict: first elements state and
- * param_groups are both there) below those two. */
+/* True when some names begin with the element state and others with param_groups: both are an optimizer's
+ * then. */
 FSDP_API bool fsdp_sd_state_is_optim(const fsdp_sd *sd);
+/* True when the entry belongs to an optimizer: its name begins with the element optim, optimizer,
+ * optimizers, opt or optimizer_state_dict or, with state_is_optim (above, once per state dict), state or
+ * param_groups. */
 FSDP_API bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim);
 
 #ifdef __cplusplus

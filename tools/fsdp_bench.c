@@ -238,7 +238,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->compress = true;
         opts->level = cli_parse_compress(arg);
         return 0;
-    case KEY_NO_SYNC: opts->no_sync = true; return 0;
+    case KEY_NO_SYNC: opts->skip_fsync = true; return 0;
     case KEY_DEADLINE: opts->deadline = arg; return 0;
     case KEY_SIZE: opts->size = cli_parse_size("--size", arg); return 0;
     case KEY_DIR: opts->dir = arg; return 0;

@@ -143,10 +143,10 @@ static fsdp_status plan_and_convert(convert_options *opts, const fsdp_checkpoint
 static fsdp_status take_order(convert_options *opts, fsdp_error *err)
 {
     const fsdp_convert_opts given = opts->convert;
-    FSDP_TRY(fsdp_convert_order_open(opts->apply, NULL, &opts->order, err));
+    FSDP_TRY(fsdp_convert_order_open(opts->apply, cli_access(), &opts->order, err));
     fsdp_convert_opts *convert = &opts->order->opts;
-    convert->no_verify = given.no_verify;
-    convert->no_sync = given.no_sync;
+    convert->skip_verify = given.skip_verify;
+    convert->skip_fsync = given.skip_fsync;
     convert->resume = given.resume;
     convert->direct = given.direct;
     convert->bytes_per_second = given.bytes_per_second;
@@ -164,7 +164,7 @@ static void name_allow_missing(const convert_options *opts, fsdp_error *err)
     static const char end[] = "is missing";
     size_t size = strlen(err->text), n = sizeof end - 1;
     fsdp_error found = *err;
-    if (!opts->convert.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
+    if (!opts->convert.open.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
         fsdp_fail(err, found.status, "%s; --allow-missing REGEX converts the rest", found.text);
 }
 
@@ -175,9 +175,8 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
         FSDP_TRY(take_order(opts, err));
     opts->convert.watch = cli_watch(&opts->common);
     opts->convert.cast = &opts->cast;
-    fsdp_open_opts open = {.format = opts->convert.from_format,
-                           .allow_missing = opts->convert.allow_missing};
-    fsdp_status st = cli_open_with(opts->from, &open, &opts->convert.watch, &opts->source, err);
+    fsdp_status st = cli_open_checkpoint(opts->from, &opts->convert.open, &opts->convert.watch,
+                                         &opts->source, err);
     if (st != FSDP_OK) {
         name_allow_missing(opts, err);
         return st;

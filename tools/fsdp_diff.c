@@ -499,7 +499,7 @@ static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const side
                            .threads = opts->common.jobs,
                            .memory = opts->common.memory,
                            .visit = keep_item,
-                           .visit_user = list,
+                           .visit_context = list,
                            .watch = cli_watch(&opts->common)};
     fsdp_status st = fsdp_checkpoint_diff(sides[0], sides[1], &diff, &summary, err);
     if (list->failed)
@@ -518,9 +518,9 @@ static fsdp_status diff_paths(const diff_options *opts, fsdp_error *err)
     fsdp_checkpoint *sides[2] = {0};
     diff_list list = {0};
     fsdp_watch watch = cli_watch(&opts->common);
-    fsdp_status st = cli_open_checkpoint(opts->paths[0], &watch, &sides[0], err);
+    fsdp_status st = cli_open_checkpoint(opts->paths[0], NULL, &watch, &sides[0], err);
     if (st == FSDP_OK)
-        st = cli_open_checkpoint(opts->paths[1], &watch, &sides[1], err);
+        st = cli_open_checkpoint(opts->paths[1], NULL, &watch, &sides[1], err);
     if (st == FSDP_OK)
         st = compare(opts, sides, &list, err);
     free(list.items);

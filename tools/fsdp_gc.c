@@ -168,7 +168,10 @@ static fsdp_status print_end(gc_report *report, fsdp_status status, const fsdp_e
 static fsdp_status collect(const gc_options *opts, fsdp_error *err)
 {
     gc_report report = {.options = opts};
-    fsdp_watch watch = cli_watch(&opts->common);
+    fsdp_retain_opts retain = {.apply = opts->yes,
+                               .report = on_action,
+                               .report_context = &report,
+                               .watch = cli_watch(&opts->common)};
     FSDP_TRY(cli_check_not_checkpoint(opts->run, err));
     if (opts->common.json) {
         fsdp_text_addf(&report.text, "{\"schema\": 1, \"run\": ");
@@ -176,8 +179,7 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
         fsdp_text_addf(&report.text, ", \"dry_run\": %s, \"actions\": [",
                        opts->yes ? "false" : "true");
     }
-    fsdp_status st = fsdp_run_retain(opts->run, &opts->policy, !opts->yes, on_action, &report,
-                                     &watch, NULL, err);
+    fsdp_status st = fsdp_run_retain(opts->run, &opts->policy, &retain, err);
     if (report.kept + report.removed == 0) {
         fsdp_text_release(&report.text);
         return st != FSDP_OK

@@ -234,7 +234,8 @@ static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opt
     char *resolved = NULL;
     fsdp_error found = {0};
     FSDP_TRY(cli_check_not_inside(path, err));
-    fsdp_status status = fsdp_checkpoint_resolve(path, NULL, &opts->watch, &resolved, &found);
+    fsdp_status status =
+        fsdp_checkpoint_resolve(path, &opts->watch, cli_access(), &resolved, &found);
     if (status == FSDP_ERR_NOT_FOUND) {
         *err = found;
         return status;
@@ -272,11 +273,12 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
     fsdp_error err = {0};
     fsdp_verify_summary summary = {0};
     fsdp_verify_opts opts = {.level = report->options->level,
+                             .access = *cli_access(),
                              .repair = report->options->repair,
                              .threads = common->jobs,
                              .memory = common->memory,
                              .finding = on_finding,
-                             .finding_user = report,
+                             .finding_context = report,
                              .watch = cli_watch(common)};
     double began = cli_now();
     const verify_report before = *report;
@@ -351,7 +353,7 @@ static fsdp_status verify_run(verify_report *report, const char *run)
 {
     fsdp_run_steps steps = {0};
     fsdp_error err = {0};
-    fsdp_status st = fsdp_run_list(run, NULL, &steps, &err);
+    fsdp_status st = fsdp_run_list(run, cli_access(), &steps, &err);
     if (st != FSDP_OK) {
         report_run(report, run, st, &err);
         return FSDP_OK;
@@ -391,7 +393,7 @@ static fsdp_status print_latest(const verify_options *opts, fsdp_error *err)
     fsdp_text text = {0};
     char *path = NULL;
     FSDP_TRY(cli_check_not_checkpoint(opts->paths[0], err));
-    FSDP_TRY(fsdp_run_latest(opts->paths[0], opts->level, &watch, NULL, &path, err));
+    FSDP_TRY(fsdp_run_latest(opts->paths[0], opts->level, &watch, cli_access(), &path, err));
     if (opts->common.json) {
         fsdp_text_addf(&text, "{\"schema\": 1, ");
         add_text_member(&text, "latest", path);

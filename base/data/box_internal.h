@@ -1,4 +1,4 @@
-/* The private part of box.h: what plans and readers do with boxes, and the check of shapes from outside. */
+/* The private part of box.h: cuts and intersections for plans and readers, and the check of shapes. */
 #ifndef FSDP_BOX_INTERNAL_H
 #define FSDP_BOX_INTERNAL_H
 

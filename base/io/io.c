@@ -39,22 +39,9 @@ static fsdp_status fail_link(fsdp_error *err, const char *path)
     return FSDP_ERR_REFUSED;
 }
 
-/* Set once, at the start of the program. */
-static bool follows_links;
-
-void fsdp_io_follow_links(void)
+unsigned fsdp_io_read_beneath(const fsdp_io *io)
 {
-    follows_links = true;
-}
-
-bool fsdp_io_follows_links(void)
-{
-    return follows_links;
-}
-
-unsigned fsdp_io_read_beneath(void)
-{
-    return FSDP_IO_READ | (follows_links ? 0 : FSDP_IO_BENEATH);
+    return FSDP_IO_READ | (io && io->trust & FSDP_TRUST_LINKS ? 0 : FSDP_IO_BENEATH);
 }
 
 fsdp_status fsdp_io_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out,
@@ -224,7 +211,7 @@ fsdp_status fsdp_io_read_file(fsdp_io *io, const char *path, size_t max_size, ch
     *data_out = NULL;
     *size_out = 0;
     fsdp_file *file = NULL;
-    FSDP_TRY(fsdp_io_open(io, path, fsdp_io_read_beneath(), &file, err));
+    FSDP_TRY(fsdp_io_open(io, path, fsdp_io_read_beneath(io), &file, err));
     fsdp_status status = read_open_file(file, path, max_size, data_out, size_out, err);
     (void)fsdp_io_close(&file, path, NULL); /* nothing was written that could be lost */
     return status;

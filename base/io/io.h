@@ -31,11 +31,6 @@ enum {
                                 * the file system cannot */
 };
 
-/* Flags to open a file in a checkpoint: READ | BENEATH, or READ once fsdp_io_follow_links was called. */
-unsigned fsdp_io_read_beneath(void);
-bool fsdp_io_follows_links(void);
-void fsdp_io_follow_links(void);
-
 typedef enum fsdp_file_kind { FSDP_FILE_REGULAR, FSDP_FILE_DIRECTORY, FSDP_FILE_OTHER } fsdp_file_kind;
 
 typedef struct fsdp_file_info {
@@ -93,11 +88,22 @@ typedef struct fsdp_io_ops {
 } fsdp_io_ops;
 
 /* Back ends put these first in their own structs. */
-struct fsdp_io { const fsdp_io_ops *ops; };
+struct fsdp_io { const fsdp_io_ops *ops; unsigned trust; };
 struct fsdp_file { const fsdp_io_ops *ops; };
+
+/* How far files that are read are trusted: bits of fsdp_io.trust. A wrapper has those of its inner io. */
+enum {
+    FSDP_TRUST_LINKS = 1,      /* a symbolic link in a checkpoint's directory may lead anywhere */
+    FSDP_TRUST_LIMITS = 2      /* resource limits alone confine a child that reads another program's file */
+};
 
 /* The file system itself. One object for the process, never freed. */
 FSDP_API fsdp_io *fsdp_io_posix(void);
+/* One object for each set of trust bits. */
+fsdp_io *fsdp_io_posix_trusting(unsigned trust);
+
+/* Flags to open a file in a checkpoint: READ | BENEATH, or READ with FSDP_TRUST_LINKS. */
+unsigned fsdp_io_read_beneath(const fsdp_io *io);
 
 /* Helpers (io.c) that add loops, paths and messages to the table. io NULL means fsdp_io_posix(). */
 fsdp_status fsdp_io_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out,

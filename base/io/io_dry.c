@@ -136,6 +136,6 @@ static const fsdp_io_ops dry_ops = {
 
 fsdp_io *fsdp_io_dry(void)
 {
-    static fsdp_io io = {&dry_ops};
+    static fsdp_io io = {.ops = &dry_ops};
     return &io;
 }

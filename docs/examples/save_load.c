@@ -2,7 +2,7 @@
 #include <fsdp/fsdp.h>
 
 /* One rank: declares a 1000 x 64 tensor that is cut by rows, then saves or loads its part. */
-static fsdp_status rank_body(fsdp_ctl *ctl, void *save, fsdp_error *err)
+static fsdp_status rank_body(void *save, fsdp_ctl *ctl, fsdp_error *err)
 {
     int64_t ranks = fsdp_ctl_size(ctl), shape[] = {1000, 64};
     fsdp_placement rows = {.kind = FSDP_SHARD, .dim = 0};
@@ -12,7 +12,10 @@ static fsdp_status rank_body(fsdp_ctl *ctl, void *save, fsdp_error *err)
     if (st == FSDP_OK)
         st = fsdp_sd_create(&sd, err);
     if (st == FSDP_OK)
-        st = fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_F32, 2, shape, mesh, &rows, NULL, err);
+        st = fsdp_sd_add_tensor(sd, FSDP_NAME("w"),
+                                &(fsdp_tensor){.dtype = FSDP_F32, .ndim = 2, .shape = shape,
+                                               .layout = {.mesh = mesh, .placement = {rows}}},
+                                err);
     if (st == FSDP_OK)
         st = fsdp_sd_allocate(sd, fsdp_ctl_rank(ctl), err); /* or bring your own memory */
     if (st == FSDP_OK)

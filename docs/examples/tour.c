@@ -12,12 +12,13 @@ enum { ROWS = 10, COLUMNS = 8 };
 static fsdp_status add_weights(fsdp_sd *sd, const fsdp_mesh *mesh, float *weight, float *bias,
                                fsdp_error *err)
 {
-    fsdp_placement rows = {.kind = FSDP_SHARD, .dim = 0}, whole = {.kind = FSDP_REPLICATE};
     int64_t shape[] = {ROWS, COLUMNS};
-    FSDP_TRY(fsdp_sd_add_sharded(sd, FSDP_NAME("model.fc.weight"), FSDP_F32, 2, shape, mesh, &rows,
-                                 weight, err));
-    FSDP_TRY(fsdp_sd_add_sharded(sd, FSDP_NAME("model.fc.bias"), FSDP_F32, 1, shape + 1, mesh,
-                                 &whole, bias, err));
+    fsdp_layout rows = {.mesh = mesh, .placement = {{.kind = FSDP_SHARD, .dim = 0}}};
+    fsdp_layout whole = {.mesh = mesh}; /* on every rank */
+    fsdp_tensor w = {.dtype = FSDP_F32, .ndim = 2, .shape = shape, .layout = rows, .data = weight};
+    fsdp_tensor b = {.dtype = FSDP_F32, .ndim = 1, .shape = shape + 1, .layout = whole, .data = bias};
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.fc.weight"), &w, err));
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.fc.bias"), &b, err));
     return fsdp_sd_add_alias(sd, FSDP_NAME("model.head.weight"), FSDP_NAME("model.fc.weight"), err);
 }
 
@@ -81,7 +82,7 @@ static fsdp_status save_step(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t step, fsd
     return fsdp_run_save(sd, ctl, "run", step, &opts, err);
 }
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
     (void)user;
@@ -108,7 +109,7 @@ static fsdp_status load_newest(fsdp_sd *sd, fsdp_ctl *ctl, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
     (void)user;
@@ -121,7 +122,7 @@ static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 
 /* --- the full state on rank 0 -------------------------------------------------------------------- */
 
-static fsdp_status gather_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status gather_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
     fsdp_sd *full = NULL;
@@ -165,7 +166,7 @@ static fsdp_status read_row(int64_t row, float *row_out, fsdp_error *err)
     fsdp_box box = {.ndim = 2, .lo = {row, 0}, .len = {1, COLUMNS}};
     fsdp_status st = at < 0 ? fsdp_fail(err, FSDP_ERR_NOT_FOUND, "no such tensor")
                             : fsdp_checkpoint_read(checkpoint, (size_t)at, &box, row_out,
-                                                   FSDP_VERIFY_BLOCKS, err);
+                                                   FSDP_CHECK_BLOCKS, err);
     fsdp_checkpoint_close(checkpoint);
     return st;
 }

@@ -15,7 +15,6 @@
  */
 #include "base/io/io_note.h"
 #include "formats/source/source_formats.h"
-#include "formats/hdf5_child/hdf5_sandbox.h"
 #include "formats/source/source_internal.h"
 
 #include <errno.h>
@@ -247,11 +246,6 @@ static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_foreign_format
     }
     fsdp_io_note_release(&note);
     return status;
-}
-
-void fsdp_source_limit_only(void)
-{
-    fsdp_hdf5_set_sandbox(FSDP_HDF5_RLIMIT);
 }
 
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,

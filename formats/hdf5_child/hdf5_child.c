@@ -188,15 +188,15 @@ static void serve(fsdp_h5_child *child, const fsdp_h5_message *request)
 }
 
 /* Disables plugins: a file could choose their code. */
-static fsdp_status prepare(fsdp_h5_child *child, fsdp_error *err)
+static fsdp_status prepare(fsdp_h5_child *child, bool limits_only, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_hdf5_sandbox_enter(&child->channel, err));
+    FSDP_TRY(fsdp_hdf5_sandbox_enter(&child->channel, limits_only, err));
     if (H5PLset_loading_state(0) < 0 || H5Zregister(&fsdp_h5_lzf_filter) < 0)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "cannot prepare libhdf5");
     return FSDP_OK;
 }
 
-void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
+void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size, bool limits_only)
 {
     enum { CACHE = 16 << 20 };
     fsdp_h5_child child = {.channel = channel,
@@ -206,7 +206,7 @@ void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
                            .file = H5I_INVALID_HID,
                            .open = H5I_INVALID_HID};
     fsdp_error err = {0};
-    fsdp_status status = prepare(&child, &err);
+    fsdp_status status = prepare(&child, limits_only, &err);
     if (status == FSDP_OK)
         status = open_file(&child, CACHE, &err);
     if (status == FSDP_OK)

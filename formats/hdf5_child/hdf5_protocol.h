@@ -32,6 +32,7 @@
 
 #include <fsdp/box.h>
 #include <fsdp/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -55,6 +56,7 @@ typedef struct fsdp_h5_message {
 } fsdp_h5_message;
 
 /* Runs the child, after fork. */
-void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size) __attribute__((noreturn));
+void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size, bool limits_only)
+    __attribute__((noreturn));
 
 #endif

@@ -20,13 +20,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static fsdp_hdf5_sandbox chosen = FSDP_HDF5_SECCOMP;
-
-void fsdp_hdf5_set_sandbox(fsdp_hdf5_sandbox sandbox)
-{
-    chosen = sandbox;
-}
-
 /* --- descriptors and signals ------------------------------------------------------------------ */
 
 static fsdp_status keep_channel(int *channel, fsdp_error *err)
@@ -272,13 +265,13 @@ static fsdp_status forbid_calls(fsdp_error *err)
 
 /* --- entering the sandbox --------------------------------------------------------------------- */
 
-fsdp_status fsdp_hdf5_sandbox_enter(int *channel, fsdp_error *err)
+fsdp_status fsdp_hdf5_sandbox_enter(int *channel, bool limits_only, fsdp_error *err)
 {
     FSDP_TRY(keep_channel(channel, err));
     reset_signals();
     if (!set_limits())
         return fsdp_fail_errno(err, errno, "cannot limit the process that reads HDF5");
-    return chosen == FSDP_HDF5_SECCOMP ? forbid_calls(err) : FSDP_OK;
+    return limits_only ? FSDP_OK : forbid_calls(err);
 }
 
 void fsdp_hdf5_sandbox_end(void)

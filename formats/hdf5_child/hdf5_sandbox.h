@@ -10,22 +10,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-typedef enum fsdp_hdf5_sandbox {
-    FSDP_HDF5_SECCOMP = 0,     /* limits and seccomp; FSDP_ERR_REFUSED where the kernel has no seccomp */
-    FSDP_HDF5_RLIMIT           /* limits only */
-} fsdp_hdf5_sandbox;
-
 /* Prefix of the refusal of a kernel without seccomp. */
 #define FSDP_HDF5_NO_SANDBOX "this kernel refuses seccomp"
-
-/* Set once, before the first source is opened. */
-void fsdp_hdf5_set_sandbox(fsdp_hdf5_sandbox sandbox);
 
 enum { FSDP_HDF5_CPU_SECONDS = 60 };              /* of one request */
 #define FSDP_HDF5_MEMORY ((int64_t)1 << 30)       /* above the process's usage when the child began */
 
-/* In the child: closes every descriptor but *channel (whose number changes) and enters the sandbox. */
-fsdp_status fsdp_hdf5_sandbox_enter(int *channel, fsdp_error *err);
+/* In the child: closes every descriptor but *channel (whose number changes) and enters the sandbox, which is
+ * limits and seccomp (FSDP_ERR_REFUSED where the kernel has none) or, with limits_only, limits alone. */
+fsdp_status fsdp_hdf5_sandbox_enter(int *channel, bool limits_only, fsdp_error *err);
 void fsdp_hdf5_sandbox_end(void) __attribute__((noreturn));
 
 /* In the parent: raises the limits for one more request. A limit that the kernel does not raise stays. */

@@ -306,7 +306,8 @@ static fsdp_status fork_child(fsdp_h5_session *session, int child_channel, fsdp_
     FSDP_TRY(fsdp_h5_enter(&call, err));
     pid_t child = fork();
     if (child == 0)
-        fsdp_h5_child_run(child_channel, session->shared, session->view.size);
+        fsdp_h5_child_run(child_channel, session->shared, session->view.size,
+                          session->view.limits_only);
     int reason = errno;
     fsdp_h5_leave(&call);
     if (child < 0)

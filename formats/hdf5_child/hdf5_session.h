@@ -33,6 +33,7 @@ typedef struct fsdp_h5_file_view {
     int64_t size;
     fsdp_status (*pread)(void *user, void *data, size_t size, int64_t offset, fsdp_error *err);
     void *user;
+    bool limits_only;          /* confines the child by resource limits alone */
 } fsdp_h5_file_view;
 
 /* Forks the child, which opens the file. view is copied; its pointers are borrowed. */

@@ -287,7 +287,7 @@ static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_file_re
     if (!reader->path)
         return fsdp_fail_memory(err, "a path");
     /* a checkpoint holds plain files; a link could lead out of it */
-    unsigned flags = record->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath();
+    unsigned flags = record->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath(io);
     FSDP_TRY(fsdp_io_open(io, path, flags, &reader->file, err));
     int errnum = reader->file->ops->size(reader->file, &reader->size);
     if (errnum < 0)

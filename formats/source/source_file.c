@@ -179,7 +179,7 @@ static fsdp_status open_beneath(fsdp_source *source, source_file *file, fsdp_err
     if (!is_below || name > strlen(file->path) || !is_clean(file->path + name))
         return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no clean name below '%s'", file->path,
                          source->path);
-    if (fsdp_io_follows_links())
+    if (source->io->trust & FSDP_TRUST_LINKS)
         return fsdp_io_open(source->io, file->path, FSDP_IO_READ, &file->file, err);
     FSDP_TRY(check_folders(source->io, name - 1, file->path, err));
     fsdp_error why = {0};

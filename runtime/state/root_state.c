@@ -90,8 +90,10 @@ static fsdp_status want_entry(load_job *job, size_t i, fsdp_error *err)
     if (from->kind == FSDP_ENTRY_VALUE)
         return FSDP_OK;
     return fsdp_sd_add_tensor(job->wanted, named->name, named->name_size,
-                              is_number ? from->dtype : live->dtype, live->ndim, live->shape,
-                              &live->layout, is_number ? NULL : live->data, err);
+                              &(fsdp_tensor){is_number ? from->dtype : live->dtype, live->ndim,
+                                             live->shape, live->layout,
+                                             is_number ? NULL : live->data},
+                              err);
 }
 
 static fsdp_status want_all(load_job *job, fsdp_error *err)

@@ -26,7 +26,7 @@ static fsdp_status check_whole(const fsdp_entry *entry, fsdp_error *err)
     if (fsdp_entry_bytes(entry) == 0)
         return FSDP_OK;
     if (fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, 0) == 1 && entry->data) {
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, 0, 0, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, 0, 0, &box);
         if (fsdp_box_equal(&box, &whole))
             return FSDP_OK;
     }

@@ -21,8 +21,9 @@ fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
     const fsdp_entry *target = fsdp_sd_at(from, entry->target);
     switch (entry->kind) {
     case FSDP_ENTRY_TENSOR:
-        return fsdp_sd_add_tensor(sd, entry->name, entry->name_size, entry->dtype, entry->ndim,
-                                  entry->shape, layout, data, err);
+        return fsdp_sd_add_tensor(
+            sd, entry->name, entry->name_size,
+            &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, *layout, data}, err);
     case FSDP_ENTRY_VALUE:
         return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
     case FSDP_ENTRY_ALIAS: break;
@@ -98,7 +99,7 @@ static fsdp_status gather_part(fsdp_state_mover *mover, const fsdp_entry *live,
     const char *data = live->data;
     for (size_t i = 0; i < n; i++) {
         fsdp_box box;
-        fsdp_layout_box(&live->layout, live->ndim, live->shape, owner, i, &box);
+        fsdp_layout_box_at(&live->layout, live->ndim, live->shape, owner, i, &box);
         if (fsdp_layout_copy(&live->layout, owner, i) == 0)
             FSDP_TRY(fsdp_state_move(mover, owner, &box, data, full, err));
         if (owner == mover->root->world->rank)

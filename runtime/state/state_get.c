@@ -52,8 +52,9 @@ static fsdp_status add_tensor(state_build *build, const fsdp_state_param *param,
     int rank = scope->root->world->rank;
     bool has_part = fsdp_layout_box_count(&tensor->layout, tensor->ndim, tensor->shape, rank) > 0;
     FSDP_TRY(fsdp_state_spell(&build->name, naming, param->names[0], err));
-    return fsdp_sd_add_tensor(build->sd, build->name.data, build->name.size, tensor->dtype,
-                              tensor->ndim, tensor->shape, &tensor->layout, has_part ? data : NULL,
+    return fsdp_sd_add_tensor(build->sd, build->name.data, build->name.size,
+                              &(fsdp_tensor){tensor->dtype, tensor->ndim, tensor->shape,
+                                             tensor->layout, has_part ? data : NULL},
                               err);
 }
 

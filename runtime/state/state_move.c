@@ -31,7 +31,7 @@ void fsdp_state_copy_into(const fsdp_state_range *from, const fsdp_entry *to, in
     char *at = to->data;
     for (size_t i = 0; i < n; i++) {
         fsdp_box box;
-        fsdp_layout_box(&to->layout, to->ndim, to->shape, rank, i, &box);
+        fsdp_layout_box_at(&to->layout, to->ndim, to->shape, rank, i, &box);
         fsdp_state_copy_range(from, &box, at, element);
         at += (size_t)fsdp_box_count(&box) * element;
     }

@@ -226,8 +226,8 @@ static bool rank_holds_same(const fsdp_entry *a, const fsdp_entry *b, int rank)
         return false;
     for (size_t i = 0; i < n; i++) {
         fsdp_box x, y;
-        fsdp_layout_box(&a->layout, a->ndim, a->shape, rank, i, &x);
-        fsdp_layout_box(&b->layout, b->ndim, b->shape, rank, i, &y);
+        fsdp_layout_box_at(&a->layout, a->ndim, a->shape, rank, i, &x);
+        fsdp_layout_box_at(&b->layout, b->ndim, b->shape, rank, i, &y);
         if (!fsdp_box_equal(&x, &y))
             return false;
     }
@@ -258,7 +258,7 @@ static bool holds_whole(const fsdp_entry *entry, int rank)
     fsdp_box box;
     if (fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank) != 1)
         return false;
-    fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, 0, &box);
+    fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, 0, &box);
     return fsdp_box_equal(&box, &whole);
 }
 

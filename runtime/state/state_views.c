@@ -14,8 +14,10 @@ static fsdp_status add_whole(const fsdp_state_view *view, const fsdp_text *name,
     const fsdp_param *param = view->param->param;
     const fsdp_layout whole = {.kind = FSDP_LAYOUT_MESH, .mesh = view->mesh};
     size_t offset = (size_t)param->flat_at * fsdp_dtype_size(view->dtype);
-    return fsdp_sd_add_tensor(sd, name->data, name->size, view->dtype, param->ndim, param->shape,
-                              &whole, view->data ? (char *)view->data + offset : NULL, err);
+    return fsdp_sd_add_tensor(sd, name->data, name->size,
+                              &(fsdp_tensor){view->dtype, param->ndim, param->shape, whole,
+                                             view->data ? (char *)view->data + offset : NULL},
+                              err);
 }
 
 /* --- one flat buffer -------------------------------------------------------------------------- */
@@ -61,9 +63,16 @@ static fsdp_status add_buffer(const fsdp_state_view *view, fsdp_text *name, fsdp
     if (status == FSDP_OK)
         status = fsdp_state_spell(name, &view->naming, flat->name, err);
     if (status == FSDP_OK)
-        status = fsdp_sd_add_flat(sd, name->data, name->size, view->dtype, flat->group->roles.mesh,
-                                  flat->model->world->rank, flat->padded * flat->group->shard_size,
-                                  parts, n, view->data, err);
+        status =
+            fsdp_sd_add_flat(sd, name->data, name->size,
+                             &(fsdp_flat_buffer){.dtype = view->dtype,
+                                                 .mesh = flat->group->roles.mesh,
+                                                 .rank = flat->model->world->rank,
+                                                 .count = flat->padded * flat->group->shard_size,
+                                                 .parts = parts,
+                                                 .part_count = n,
+                                                 .data = view->data},
+                             err);
     fsdp_arena_release(&names);
     fsdp_free(parts);
     return status;
@@ -111,9 +120,10 @@ static fsdp_status add_boxes(const fsdp_state_view *view, const fsdp_text *name,
     const fsdp_layout layout = {
         .kind = FSDP_LAYOUT_BOXES, .boxes = list.items, .box_count = list.count};
     if (status == FSDP_OK)
-        status =
-            fsdp_sd_add_tensor(sd, name->data, name->size, view->dtype, param->ndim, param->shape,
-                               &layout, has_data ? (char *)view->data + offset : NULL, err);
+        status = fsdp_sd_add_tensor(sd, name->data, name->size,
+                                    &(fsdp_tensor){view->dtype, param->ndim, param->shape, layout,
+                                                   has_data ? (char *)view->data + offset : NULL},
+                                    err);
     fsdp_free(list.items);
     return status;
 }

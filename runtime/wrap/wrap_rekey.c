@@ -108,8 +108,9 @@ static fsdp_status add_copy(rekey_work *work, const fsdp_entry *entry, const cha
         return fsdp_sd_add_value(work->out, name, size, &entry->value, err);
     if (entry->kind == FSDP_ENTRY_ALIAS)
         entry = fsdp_sd_at(work->sd, entry->target);
-    return fsdp_sd_add_tensor(work->out, name, size, entry->dtype, entry->ndim, entry->shape,
-                              &entry->layout, entry->data, err);
+    return fsdp_sd_add_tensor(
+        work->out, name, size,
+        &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, entry->layout, entry->data}, err);
 }
 
 static fsdp_status add_state(rekey_work *work, const fsdp_entry *entry, const state_key *key,

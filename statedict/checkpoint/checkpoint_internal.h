@@ -16,6 +16,7 @@
 #include "statedict/manifest/manifest.h"
 #include "statedict/transfer/pipeline.h"
 #include "statedict/transfer/box_plan.h"
+#include "statedict/sd/access.h"
 #include <fsdp/filter.h>
 
 /* Limits of reading that a conversion needs for its plan; see fsdp_source_reading_limits. */

@@ -79,8 +79,8 @@ const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char 
     return checkpoint->ops->extra ? checkpoint->ops->extra(checkpoint, member) : NULL;
 }
 
-bool fsdp_checkpoint_stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
-                                fsdp_box *box_out, int *file_out)
+bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
+                                   fsdp_box *box_out, int *file_out)
 {
     return checkpoint->ops->stored_box &&
            checkpoint->ops->stored_box(checkpoint, entry, number, box_out, file_out);

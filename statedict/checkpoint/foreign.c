@@ -56,23 +56,13 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
     return !holds_own_files(io, path);
 }
 
-bool fsdp_path_has_manifest(const char *path, fsdp_io *io)
+bool fsdp_path_has_manifest(const char *path, const fsdp_access *access)
 {
-    io = io ? io : fsdp_io_posix();
+    fsdp_io *io = fsdp_access_io(access);
     char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
     bool is_there = manifest && fsdp_io_exists(io, manifest);
     fsdp_free(manifest);
     return is_there && holds_own_files(io, path);
-}
-
-void fsdp_sandbox_by_limits_only(void)
-{
-    fsdp_source_limit_only();
-}
-
-void fsdp_follow_links(void)
-{
-    fsdp_io_follow_links();
 }
 
 /* --- recognition ------------------------------------------------------------------------------ */
@@ -418,8 +408,11 @@ static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_ten
                               const fsdp_mesh *mesh, fsdp_error *err)
 {
     const fsdp_placement whole = {.kind = FSDP_REPLICATE};
-    return fsdp_sd_add_sharded(checkpoint->manifest.sd, tensor->name, tensor->name_size,
-                               tensor->dtype, tensor->ndim, tensor->shape, mesh, &whole, NULL, err);
+    return fsdp_sd_add_tensor(
+        checkpoint->manifest.sd, tensor->name, tensor->name_size,
+        &(fsdp_tensor){
+            tensor->dtype, tensor->ndim, tensor->shape, {.mesh = mesh, .placement = {whole}}, NULL},
+        err);
 }
 
 static fsdp_status add_alias(fsdp_checkpoint *checkpoint, const fsdp_source_entry *entry,

@@ -148,7 +148,7 @@ static fsdp_status resolve_tensor(const fsdp_checkpoint *checkpoint, size_t *ent
 }
 
 fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
-                                 void *data, fsdp_verify_mode verify, fsdp_error *err)
+                                 void *data, fsdp_check_mode check, fsdp_error *err)
 {
     FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
@@ -158,7 +158,7 @@ fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, cons
                          "the box asked for does not lie in tensor entry %zu of '%s'", entry,
                          checkpoint->path);
     fsdp_read_target target = {.box = *box, .dtype = tensor->dtype, .data = data};
-    fsdp_block_reader block_reader = {.verify = verify};
+    fsdp_block_reader block_reader = {.check = check};
     fsdp_read_request request = {entry, &target, 1, &block_reader, NULL};
     fsdp_status st =
         fsdp_box_count(box) > 0 ? fsdp_checkpoint_get(checkpoint, &request, err) : FSDP_OK;

@@ -43,7 +43,7 @@ static void emit(verify_job *job, const fsdp_finding *finding, int errnum)
         snprintf(job->reason, sizeof job->reason, "%s", finding->text);
     }
     if (job->opts->finding)
-        job->opts->finding(job->opts->finding_user, finding);
+        job->opts->finding(job->opts->finding_context, finding);
     atomic_flag_clear(&job->reporting);
 }
 
@@ -218,7 +218,7 @@ static void report_beside(verify_job *job, const char *file, fsdp_finding_kind k
     *(kind == FSDP_FINDING_FIXED ? &job->fixed : &job->warnings) += 1;
     if (job->opts->finding)
         job->opts->finding(
-            job->opts->finding_user,
+            job->opts->finding_context,
             &(fsdp_finding){.file = file, .tensor = "", .block = -1, .text = text, .kind = kind});
 }
 
@@ -460,7 +460,7 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     fsdp_verify_summary summary = {0};
     fsdp_error found = {0};
     verify_job job = {.opts = opts ? opts : &defaults, .reporting = ATOMIC_FLAG_INIT};
-    fsdp_io *io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    fsdp_io *io = fsdp_access_io(&job.opts->access);
     if (summary_out)
         *summary_out = summary;
     FSDP_TRY(fsdp_check_budget(job.opts->threads, job.opts->memory, err));

@@ -27,7 +27,7 @@ static fsdp_status judge(verify_job *job, fsdp_status status, const fsdp_error *
     fsdp_finding finding = {
         .file = "", .tensor = tensor, .block = -1, .text = found->text, .unreadable = unreadable};
     if (job->opts->finding)
-        job->opts->finding(job->opts->finding_user, &finding);
+        job->opts->finding(job->opts->finding_context, &finding);
     return FSDP_OK;
 }
 

@@ -23,11 +23,11 @@ static void warn(const fsdp_verify_opts *opts, const fsdp_entry *entry, const ch
     snprintf(text, sizeof text, "%s: %s", tensor, what);
     ++*warnings;
     if (opts->finding)
-        opts->finding(opts->finding_user, &(fsdp_finding){.file = "",
-                                                          .tensor = tensor,
-                                                          .block = -1,
-                                                          .text = text,
-                                                          .kind = FSDP_FINDING_VALUE});
+        opts->finding(opts->finding_context, &(fsdp_finding){.file = "",
+                                                             .tensor = tensor,
+                                                             .block = -1,
+                                                             .text = text,
+                                                             .kind = FSDP_FINDING_VALUE});
 }
 
 /* --- NaN and Inf ------------------------------------------------------------------------------ */

@@ -63,7 +63,7 @@ static void place_in_flat(const source_list *list, int rank, size_t part, fsdp_v
     int64_t first = fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&whole), rank);
     for (size_t p = 0; p < part; p++) {
         fsdp_box before;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, p, &before);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, p, &before);
         first += fsdp_box_count(&before);
     }
     source->name = flat->name;

@@ -145,7 +145,7 @@ static void init(comparison *with, const char *path, const fsdp_sd *sd)
 
 static fsdp_status open_file(comparison *with, fsdp_io *io, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_io_open(io, with->path, fsdp_io_read_beneath(), &with->file, err));
+    FSDP_TRY(fsdp_io_open(io, with->path, fsdp_io_read_beneath(io), &with->file, err));
     int result = with->file->ops->size(with->file, &with->size);
     return result < 0 ? fsdp_fail_errno(err, -result, "cannot look at '%s'", with->path) : FSDP_OK;
 }

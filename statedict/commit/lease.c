@@ -508,7 +508,7 @@ static fsdp_status report_waiting(const fsdp_lease *lease, const fsdp_watch *wat
     if (watch && tries == NOTICE_TRIES)
         fsdp_notice(watch, "waiting up to %d s for the run: %s", patience_ms / 1000, held->text);
     if (watch && watch->progress && tries % PROGRESS_TRIES == 0 &&
-        watch->progress(watch->user, 0, 1, "waiting for the run") != 0)
+        watch->progress(watch->context, 0, 1, "waiting for the run") != 0)
         return fsdp_fail(err, FSDP_ERR_CANCELLED,
                          "stopped on request, while '%s' was in use; nothing was changed",
                          lease->run);

@@ -21,19 +21,19 @@ static int keep(void *user, int64_t done, int64_t total, const char *what)
         if (fsdp_lease_refresh(keeper->lease, &keeper->lost) != FSDP_OK)
             return 1;
     }
-    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+    return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
 }
 
 static void pass_notice(void *user, const char *text)
 {
     const fsdp_lease_keeper *keeper = user;
     if (keeper->watch.notice)
-        keeper->watch.notice(keeper->watch.user, text);
+        keeper->watch.notice(keeper->watch.context, text);
 }
 
 fsdp_watch fsdp_lease_keeper_watch(fsdp_lease_keeper *keeper)
 {
     if (!keeper->lease)
         return keeper->watch;
-    return (fsdp_watch){.user = keeper, .progress = keep, .notice = pass_notice};
+    return (fsdp_watch){.context = keeper, .progress = keep, .notice = pass_notice};
 }

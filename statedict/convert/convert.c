@@ -16,7 +16,7 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
 {
     *job = (convert_job){.target = &fsdp_directory_target, .to = to};
     job->opts = opts ? *opts : (fsdp_convert_opts){0};
-    job->io = job->opts.io ? job->opts.io : fsdp_io_posix();
+    job->io = fsdp_access_io(&job->opts.open.access);
     job->kind = job->opts.kind;
     FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
     if (!job->opts.format || strcmp(job->opts.format, "fsdp") == 0)
@@ -28,7 +28,7 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
     job->place = (fsdp_output_place){.io = job->io,
                                      .format = job->format,
                                      .overwrite = job->opts.overwrite,
-                                     .durable = !job->opts.no_sync};
+                                     .durable = !job->opts.skip_fsync};
     if (job->format->ops) {
         job->target = &fsdp_foreign_target;
         job->limits = &job->format->limits;
@@ -83,7 +83,7 @@ static fsdp_status write_group(convert_job *job, fsdp_error *err)
     FSDP_TRY(job->target->create(job, err));
     FSDP_TRY(fsdp_convert_move(job, err));
     FSDP_TRY(job->target->finish(job, err));
-    if (job->opts.no_verify)
+    if (job->opts.skip_verify)
         return FSDP_OK;
     fsdp_flow("statedict/convert/convert.c", "read it back");
     return job->target->check ? job->target->check(job, err) : fsdp_convert_read_back(job, err);
@@ -115,14 +115,14 @@ static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan
                            fsdp_error *err)
 {
     FSDP_TRY(fsdp_convert_prepare(job, from, plan, err));
-    if (!job->opts.no_verify) {
+    if (!job->opts.skip_verify) {
         fsdp_flow("statedict/convert/convert.c", "compare the source with its checksums");
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
     }
     job->watch = job->opts.watch;
     /* reading back counts as well */
     fsdp_meter_init(&job->meter, &job->watch,
-                    plan->bytes_read + (job->opts.no_verify ? 0 : job->tensor_bytes));
+                    plan->bytes_read + (job->opts.skip_verify ? 0 : job->tensor_bytes));
     fsdp_flow("statedict/convert/convert.c", "begin '%s'", job->to);
     FSDP_TRY(job->target->begin(job, err));
     FSDP_TRY(write_target(job, err));
@@ -188,7 +188,7 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
     static const fsdp_convert_opts defaults = {0};
     fsdp_text text = {0};
     opts = opts ? opts : &defaults;
-    fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
+    fsdp_io *io = fsdp_access_io(&opts->open.access);
     fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
     if (st == FSDP_OK)
         st = fsdp_io_replace_file(io, path, text.data, text.size, err);

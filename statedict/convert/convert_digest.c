@@ -144,7 +144,7 @@ fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
 {
     fsdp_convert_io how;
     fsdp_status st = fsdp_convert_io_begin(&how, opts, err);
-    digesting all = {.io = how.opts.io};
+    digesting all = {.io = fsdp_access_io(&how.opts.open.access)};
     if (st == FSDP_OK)
         st = digest_all(&all, to, &how.opts, err);
     for (size_t i = 0; i < all.count && st == FSDP_OK; i++)

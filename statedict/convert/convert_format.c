@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-const char *fsdp_convert_format(size_t i)
+const char *fsdp_convert_format_at(size_t i)
 {
     if (i == 0)
         return "fsdp";

@@ -14,9 +14,7 @@ enum { DIRECT_MOST = 16 << 20, BUFFER_MOST = 1 << 20, BUFFER_LEAST = 64 << 10 };
 fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
                               fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
-    fsdp_open_opts open = {
-        .format = opts->from_format, .allow_missing = opts->allow_missing, .io = opts->io};
-    FSDP_TRY(fsdp_checkpoint_open_with(from, &open, checkpoint_out, err));
+    FSDP_TRY(fsdp_checkpoint_open(from, &opts->open, checkpoint_out, err));
     bool is_empty = fsdp_sd_count((*checkpoint_out)->manifest.sd) == 0;
     if (!is_empty || fsdp_checkpoint_missing_count(*checkpoint_out) == 0)
         return FSDP_OK;
@@ -44,16 +42,17 @@ int64_t fsdp_convert_io_room(const fsdp_convert_opts *opts)
 static fsdp_status make_io(fsdp_convert_io *how, fsdp_error *err)
 {
     fsdp_convert_opts *opts = &how->opts;
+    fsdp_io *io = fsdp_access_io(&opts->open.access);
     if (opts->bytes_per_second > 0) {
         fsdp_io_limit_opts limit = {.bytes_per_second = opts->bytes_per_second,
                                     .stopped = opts->watch.stopped,
-                                    .user = opts->watch.user};
-        FSDP_TRY(fsdp_io_limit_create(opts->io, &limit, &how->limit, err));
-        opts->io = how->limit;
+                                    .user = opts->watch.context};
+        FSDP_TRY(fsdp_io_limit_create(io, &limit, &how->limit, err));
+        opts->open.access.disk = io = how->limit;
     }
     if (opts->direct) {
-        FSDP_TRY(fsdp_io_direct_create(opts->io, (size_t)direct_buffer(opts), &how->direct, err));
-        opts->io = how->direct;
+        FSDP_TRY(fsdp_io_direct_create(io, (size_t)direct_buffer(opts), &how->direct, err));
+        opts->open.access.disk = how->direct;
     }
     return FSDP_OK;
 }
@@ -65,8 +64,6 @@ fsdp_status fsdp_convert_io_begin(fsdp_convert_io *how, const fsdp_convert_opts 
     if (how->opts.bytes_per_second < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%" PRId64 " bytes a second is not a valid rate",
                          how->opts.bytes_per_second);
-    if (!how->opts.io)
-        how->opts.io = fsdp_io_posix();
     return make_io(how, err);
 }
 

@@ -7,7 +7,7 @@
 #include <fsdp/convert.h>
 
 typedef struct fsdp_convert_io {
-    fsdp_convert_opts opts;    /* with the io to use */
+    fsdp_convert_opts opts;    /* with open.access through limit and direct */
     fsdp_io *limit, *direct;   /* or NULL */
 } fsdp_convert_io;
 

@@ -43,7 +43,7 @@ fsdp_status fsdp_convert_number_slabs(convert_job *job, fsdp_error *err)
             number++;
     }
     job->first_slab[count] = number;
-    if (job->target->check || job->opts.no_verify)
+    if (job->target->check || job->opts.skip_verify)
         return FSDP_OK;
     job->hashes = fsdp_alloc((size_t)number, sizeof *job->hashes);
     return job->hashes ? FSDP_OK : fsdp_fail_memory(err, "a conversion");
@@ -407,7 +407,8 @@ static fsdp_status pair_entry(convert_job *job, size_t i, fsdp_error *err)
 fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(job->sd);
-    FSDP_TRY(fsdp_checkpoint_open(job->place.path, job->io, &job->written, err));
+    FSDP_TRY(fsdp_checkpoint_open(job->place.path, &(fsdp_open_opts){.access.disk = job->io},
+                                  &job->written, err));
     job->written_entry = fsdp_alloc(count, sizeof *job->written_entry);
     if (!job->written_entry)
         return fsdp_fail_memory(err, "a conversion");

@@ -270,7 +270,7 @@ static fsdp_status check_space(const convert_job *job, fsdp_convert_plan *plan, 
     fsdp_volume volume = {.kind = job->kind,
                           .world = job->file_count,
                           .compress = encodes,
-                          .with_view = !job->opts.no_view,
+                          .with_view = !job->opts.skip_view,
                           .is_exact = job->limits != NULL,
                           .more = more};
     plan->bytes_needed =

@@ -382,7 +382,7 @@ static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
 {
     fsdp_file *file = NULL;
     int64_t size = 0;
-    FSDP_TRY(fsdp_io_open(io, path, fsdp_io_read_beneath(), &file, err));
+    FSDP_TRY(fsdp_io_open(io, path, fsdp_io_read_beneath(io), &file, err));
     char *piece = fsdp_alloc_pages(PIECE);
     fsdp_status st = piece ? FSDP_OK : fsdp_fail_memory(err, path);
     int result = file->ops->size(file, &size);

@@ -180,7 +180,7 @@ static fsdp_target_opts target_opts(const convert_job *job)
                               .ties = files->ties,
                               .tie_count = files->ties ? job->ties.count : 0,
                               .copied = fsdp_copies_record(&job->copies),
-                              .sync = !job->opts.no_sync};
+                              .sync = !job->opts.skip_fsync};
 }
 
 static fsdp_status measure(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
@@ -289,7 +289,7 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
 static fsdp_status create(convert_job *job, fsdp_error *err)
 {
     foreign_files *files = job->files;
-    FSDP_TRY(fsdp_copies_write(&job->copies, job->io, job->place.path, !job->opts.no_sync, err));
+    FSDP_TRY(fsdp_copies_write(&job->copies, job->io, job->place.path, !job->opts.skip_fsync, err));
     fsdp_target_opts opts = target_opts(job);
     return job->format->ops->create(&opts, &files->target, err);
 }

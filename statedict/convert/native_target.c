@@ -141,7 +141,7 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
                             .chunk_bytes = job->chunk_bytes,
                             .encoder = files->encoder,
                             .threads = 1,
-                            .sync = !job->opts.no_sync};
+                            .sync = !job->opts.skip_fsync};
     fsdp_status st =
         fsdp_shard_create(&opts,
                           &(fsdp_shard_layout){plan->datasets, plan->dataset_count, plan->links,
@@ -282,7 +282,7 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     const fsdp_convert_opts *opts = &job->opts;
     native_files *files = job->files;
     fsdp_staging *staging = &job->staging;
-    fsdp_staging_opts how = {.durable = !opts->no_sync,
+    fsdp_staging_opts how = {.durable = !opts->skip_fsync,
                              .overwrite = opts->overwrite,
                              .hash = opts->resume ? job->hash : NULL,
                              .watch = &opts->watch};
@@ -315,7 +315,7 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
                                     .manifest = fsdp_native_manifest(job),
                                     .records = files->records,
                                     .owners = job->owners,
-                                    .with_view = !job->opts.no_view,
+                                    .with_view = !job->opts.skip_view,
                                     .watch = &job->watch};
     return fsdp_publish(&publication, err);
 }

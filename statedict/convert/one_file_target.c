@@ -22,7 +22,8 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
 static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
 {
     fsdp_checkpoint *written = NULL;
-    FSDP_TRY(fsdp_checkpoint_open(job->place.path, job->io, &written, err));
+    FSDP_TRY(fsdp_checkpoint_open(job->place.path, &(fsdp_open_opts){.access.disk = job->io},
+                                  &written, err));
     bool same =
         written->is_one_file && fsdp_sd_count(written->manifest.sd) == fsdp_sd_count(job->sd);
     fsdp_checkpoint_close(written);
@@ -39,7 +40,7 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
                                record->index_hash};
     manifest.files = &file;
     FSDP_TRY(fsdp_one_file_append(job->io, job->place.path, &manifest, job->place.durable, err));
-    if (!job->opts.no_verify)
+    if (!job->opts.skip_verify)
         FSDP_TRY(check_whole(job, err));
     return fsdp_output_publish(&job->place, err);
 }

@@ -3,10 +3,6 @@
 
 #include <string.h>
 
-struct fsdp_plan_notes {
-    fsdp_arena arena;
-};
-
 static bool note_ties(fsdp_convert_plan *plan, const fsdp_ties *ties, fsdp_arena *arena)
 {
     fsdp_convert_tie *list = fsdp_arena_alloc(arena, ties->count, sizeof *list);
@@ -53,8 +49,8 @@ fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsd
 {
     bool has_copies = noted->copies && noted->copies->count > 0;
     fsdp_convert_plan_release(plan);
-    plan->notes = fsdp_alloc(1, sizeof *plan->notes);
-    fsdp_arena *arena = plan->notes ? &plan->notes->arena : NULL;
+    plan->memory = fsdp_alloc(1, sizeof(fsdp_arena));
+    fsdp_arena *arena = plan->memory;
     if (arena && note_kept(plan, noted, arena) &&
         (noted->ties->count == 0 || note_ties(plan, noted->ties, arena)) &&
         (!has_copies || note_copies(plan, noted->copies, arena)))
@@ -65,10 +61,10 @@ fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsd
 
 void fsdp_convert_plan_release(fsdp_convert_plan *plan)
 {
-    if (plan->notes)
-        fsdp_arena_release(&plan->notes->arena);
-    fsdp_free(plan->notes);
-    plan->notes = NULL;
+    if (plan->memory)
+        fsdp_arena_release(plan->memory);
+    fsdp_free(plan->memory);
+    plan->memory = NULL;
     plan->tied = NULL;
     plan->copied = NULL;
     plan->kept = NULL;

@@ -4,7 +4,7 @@
  */
 #include "statedict/convert/plan_text.h"
 
-#include "base/io/io.h"
+#include "statedict/sd/access.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -13,17 +13,15 @@
 #include <string.h>
 #include <time.h>
 
-struct fsdp_order_text {
-    fsdp_convert_order order;
+typedef struct order_text {
+    fsdp_convert_order order; /* first: its address is that of the whole */
     fsdp_io *io;
     char *path, *data;
     size_t size;
     fsdp_arena arena;
     fsdp_mesh *mesh;
     bool checks; /* compare the source's files as they are listed */
-};
-
-typedef struct fsdp_order_text order_text;
+} order_text;
 
 /* --- a file of the source --------------------------------------------------------------------- */
 
@@ -163,15 +161,16 @@ static fsdp_status read_plan(order_text *plan, const char *path, fsdp_error *err
     return walk(plan, err);
 }
 
-fsdp_status fsdp_convert_order_open(const char *path, fsdp_io *io, fsdp_convert_order **order_out,
-                                    fsdp_error *err)
+fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
+                                    fsdp_convert_order **order_out, fsdp_error *err)
 {
+    *order_out = NULL;
     order_text *plan = fsdp_alloc(1, sizeof *plan);
     if (!plan)
         return fsdp_fail_memory(err, path);
-    plan->order.text = plan;
-    plan->io = io ? io : fsdp_io_posix();
-    plan->order.opts.io = io;
+    plan->io = fsdp_access_io(access);
+    if (access)
+        plan->order.opts.open.access = *access;
     fsdp_status st = read_plan(plan, path, err);
     if (st == FSDP_OK)
         *order_out = &plan->order;
@@ -184,7 +183,7 @@ void fsdp_convert_order_close(fsdp_convert_order *order)
 {
     if (!order)
         return;
-    order_text *plan = order->text;
+    order_text *plan = (order_text *)order;
     fsdp_arena_release(&plan->arena);
     fsdp_mesh_free(plan->mesh);
     fsdp_free(plan->data);
@@ -194,7 +193,7 @@ void fsdp_convert_order_close(fsdp_convert_order *order)
 
 fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error *err)
 {
-    order_text *plan = order->text;
+    order_text *plan = (order_text *)order;
     fsdp_text now = {0};
     fsdp_convert_opts opts = order->opts;
     opts.plan_hash = NULL;

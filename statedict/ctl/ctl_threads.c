@@ -289,7 +289,7 @@ static void report_leave(const rank_run *run)
 static void *run_rank(void *user)
 {
     rank_run *run = user;
-    run->status = run->body(run->ctl, run->user, &run->error);
+    run->status = run->body(run->user, run->ctl, &run->error);
     if (run->status != FSDP_OK)
         report_leave(run);
     fsdp_ctl_free(run->ctl);

@@ -268,7 +268,7 @@ static void visit(diff_state *state, const fsdp_diff_item *item)
                          &state->summary.only_b};
     ++*counts[item->state];
     if (state->opts.visit)
-        state->opts.visit(state->opts.visit_user, item);
+        state->opts.visit(state->opts.visit_context, item);
 }
 
 static void visit_pair(diff_state *state, const diff_pair *pair)

@@ -389,9 +389,13 @@ static fsdp_status finish_flats(fsdp_state_reader *reader, size_t number, fsdp_e
 {
     for (; reader->flats_done < number; reader->flats_done++) {
         const flat_record *flat = &reader->flats[reader->flats_done];
-        fsdp_status status =
-            fsdp_sd_add_flat(reader->sd, flat->name, flat->name_size, flat->dtype, flat->mesh, 0,
-                             flat->count, reader->parts, reader->part_count, NULL, &reader->reason);
+        fsdp_status status = fsdp_sd_add_flat(reader->sd, flat->name, flat->name_size,
+                                              &(fsdp_flat_buffer){.dtype = flat->dtype,
+                                                                  .mesh = flat->mesh,
+                                                                  .count = flat->count,
+                                                                  .parts = reader->parts,
+                                                                  .part_count = reader->part_count},
+                                              &reader->reason);
         FSDP_TRY(refused(reader, status, err));
         reader->part_count = 0;
     }
@@ -593,9 +597,10 @@ static fsdp_status add_mesh_tensor(fsdp_state_reader *reader, const entry_record
     if (entry->placement_count != fsdp_mesh_ndim(mesh))
         return fsdp_json_fail(reader->json, err, "%d placements on a mesh of %d dims",
                               entry->placement_count, fsdp_mesh_ndim(mesh));
-    fsdp_status status = fsdp_sd_add_sharded(reader->sd, entry->name.data, entry->name.size,
-                                             entry->dtype, entry->ndim, entry->shape, mesh,
-                                             entry->placement, NULL, &reader->reason);
+    fsdp_tensor tensor = {entry->dtype, entry->ndim, entry->shape, {.mesh = mesh}, NULL};
+    memcpy(tensor.layout.placement, entry->placement, sizeof tensor.layout.placement);
+    fsdp_status status = fsdp_sd_add_tensor(reader->sd, entry->name.data, entry->name.size, &tensor,
+                                            &reader->reason);
     return refused(reader, status, err);
 }
 
@@ -609,9 +614,9 @@ static fsdp_status add_box_tensor(fsdp_state_reader *reader, const entry_record 
     }
     fsdp_layout layout = {
         .kind = FSDP_LAYOUT_BOXES, .boxes = entry->boxes, .box_count = entry->box_count};
-    fsdp_status status =
-        fsdp_sd_add_tensor(reader->sd, entry->name.data, entry->name.size, entry->dtype,
-                           entry->ndim, entry->shape, &layout, NULL, &reader->reason);
+    fsdp_status status = fsdp_sd_add_tensor(
+        reader->sd, entry->name.data, entry->name.size,
+        &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, layout, NULL}, &reader->reason);
     return refused(reader, status, err);
 }
 

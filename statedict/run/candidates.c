@@ -10,10 +10,11 @@ fsdp_status fsdp_candidates_list(const char *path, fsdp_io *io, const fsdp_watch
                                  fsdp_candidates *list_out, fsdp_error *err)
 {
     *list_out = (fsdp_candidates){.path = path};
-    FSDP_TRY(fsdp_path_is_run(path, io, &list_out->is_run, err));
+    fsdp_access access = {.disk = io};
+    FSDP_TRY(fsdp_path_is_run(path, &access, &list_out->is_run, err));
     if (list_out->is_run)
         return fsdp_run_scan(path, io, &list_out->steps, err);
-    return fsdp_checkpoint_resolve(path, io, watch, &list_out->single, err);
+    return fsdp_checkpoint_resolve(path, watch, &access, &list_out->single, err);
 }
 
 void fsdp_candidates_release(fsdp_candidates *list)

@@ -27,14 +27,16 @@ static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watc
     return true;
 }
 
-fsdp_status fsdp_path_is_run(const char *path, fsdp_io *io, bool *is_run_out, fsdp_error *err)
+fsdp_status fsdp_path_is_run(const char *path, const fsdp_access *access, bool *is_run_out,
+                             fsdp_error *err)
 {
+    fsdp_io *io = fsdp_access_io(access);
     fsdp_file_info info;
     io = io ? io : fsdp_io_posix();
     *is_run_out = false;
     if (io->ops->info(io, path, &info) < 0 || info.kind != FSDP_FILE_DIRECTORY)
         return FSDP_OK;
-    if (fsdp_path_has_manifest(path, io))
+    if (fsdp_path_has_manifest(path, access))
         return FSDP_OK;
     fsdp_run_steps steps = {0};
     FSDP_TRY(fsdp_run_scan(path, io, &steps, err));
@@ -110,11 +112,11 @@ static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_
     return st;
 }
 
-fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch,
-                                    char **path_out, fsdp_error *err)
+fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
+                                    const fsdp_access *access, char **path_out, fsdp_error *err)
 {
     fsdp_file_info info;
-    io = io ? io : fsdp_io_posix();
+    fsdp_io *io = fsdp_access_io(access);
     int errnum = io->ops->info(io, path, &info);
     if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
         return FSDP_OK;
@@ -122,9 +124,9 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
     if (errnum < 0 && !is_pattern)
         return fail_to_open(path, io, -errnum, err);
     if (!is_pattern)
-        FSDP_TRY(fsdp_path_is_run(path, io, &is_run, err));
+        FSDP_TRY(fsdp_path_is_run(path, access, &is_run, err));
     if (is_run)
-        return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, io, path_out, err);
+        return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, access, path_out, err);
     if (!is_pattern)
         FSDP_TRY(fsdp_hub_snapshot(path, io, path_out, err));
     if (!is_pattern && *path_out)
@@ -135,20 +137,16 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
 
-fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
+fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
                                  fsdp_checkpoint **checkpoint_out, fsdp_error *err)
-{
-    return fsdp_checkpoint_open_with(path, &(fsdp_open_opts){.io = io}, checkpoint_out, err);
-}
-
-fsdp_status fsdp_checkpoint_open_with(const char *path, const fsdp_open_opts *opts,
-                                      fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     char *resolved = NULL;
     fsdp_checkpoint *checkpoint = NULL;
-    fsdp_io *io = opts && opts->io ? opts->io : fsdp_io_posix();
-    FSDP_TRY(fsdp_checkpoint_resolve(path, io, NULL, &resolved, err));
-    fsdp_status st = fsdp_checkpoint_open_as(io, resolved, opts, &checkpoint, err);
+    *checkpoint_out = NULL;
+    const fsdp_access *access = opts ? &opts->access : NULL;
+    FSDP_TRY(fsdp_checkpoint_resolve(path, NULL, access, &resolved, err));
+    fsdp_status st =
+        fsdp_checkpoint_open_as(fsdp_access_io(access), resolved, opts, &checkpoint, err);
     fsdp_free(resolved);
     if (st == FSDP_OK)
         st = checkpoint->may_lack && !checkpoint->source

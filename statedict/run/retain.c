@@ -28,16 +28,12 @@ typedef struct verdict {
 } verdict;
 
 typedef struct retention {
-    fsdp_lease *lease; /* NULL in a dry run */
+    fsdp_lease *lease; /* NULL: nothing is removed */
     const char *run;
     const fsdp_retention *policy;
-    bool dry_run;
-    bool save_in_progress; /* another job holds the lease; only in a dry run */
-    void (*report)(void *user, const fsdp_retain_action *action);
-    void *user;
+    const fsdp_retain_opts *opts;
+    bool save_in_progress; /* another job holds the lease; only without one of its own */
     fsdp_io *io;
-    int threads; /* for reading steps, within memory */
-    int64_t memory;
     fsdp_lease_keeper keeper; /* refreshes the lease and calls the caller's watch */
     fsdp_run_steps steps;
     verdict *verdicts; /* one per step */
@@ -150,10 +146,10 @@ static fsdp_status set_reason(verdict *mine, const char *reason, fsdp_error *err
 /* Reads all data of a step, unless this process has. */
 static fsdp_status read_whole(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
-    fsdp_verify_opts opts = {.threads = retain->threads,
-                             .memory = retain->memory,
+    fsdp_verify_opts opts = {.threads = retain->opts->threads,
+                             .memory = retain->opts->memory,
                              .watch = fsdp_lease_keeper_watch(&retain->keeper),
-                             .io = retain->io};
+                             .access.disk = retain->io};
     return fsdp_run_check_once(retain->run, step, &opts, err);
 }
 
@@ -227,7 +223,7 @@ static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error 
         return FSDP_OK;
     }
     fsdp_status status =
-        fsdp_run_check(retain->run, step, &(fsdp_verify_opts){.io = retain->io}, &fault);
+        fsdp_run_check(retain->run, step, &(fsdp_verify_opts){.access.disk = retain->io}, &fault);
     if (status == FSDP_OK)
         return count_good(retain, i, reason, err);
     if (fsdp_run_is_fault(status))
@@ -273,8 +269,8 @@ static void report_verdict(const retention *retain, const char *name, bool remov
                            const char *reason)
 {
     fsdp_retain_action action = {.name = name, .remove = remove, .reason = reason};
-    if (retain->report)
-        retain->report(retain->user, &action);
+    if (retain->opts->report)
+        retain->opts->report(retain->opts->report_context, &action);
 }
 
 /* The path step-N of the step, also when its directory has a suffix. */
@@ -313,7 +309,7 @@ static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step 
 static fsdp_status check_stop(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
     fsdp_watch watch = fsdp_lease_keeper_watch(&retain->keeper);
-    if (watch.progress && watch.progress(watch.user, 0, 1, step->name) != 0)
+    if (watch.progress && watch.progress(watch.context, 0, 1, step->name) != 0)
         return fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped on request, before '%s' was removed",
                          step->name);
     return FSDP_OK;
@@ -321,7 +317,7 @@ static fsdp_status check_stop(retention *retain, const fsdp_run_step *step, fsdp
 
 static fsdp_status remove_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
-    if (retain->dry_run)
+    if (!retain->lease)
         return FSDP_OK;
     FSDP_TRY(check_stop(retain, step, err));
     FSDP_TRY(fsdp_lease_refresh(retain->lease, err));
@@ -391,7 +387,7 @@ static fsdp_status decide_replaced(retention *retain, const fsdp_run_step *step,
                  *remove_out ? "overwritten by '%s'" : "set aside, but '%s' does not verify", name);
     } else {
         snprintf(reason, REASON_SIZE, "restored: an overwrite was interrupted");
-        status = retain->dry_run ? FSDP_OK : bring_back(retain, step, path, err);
+        status = !retain->lease ? FSDP_OK : bring_back(retain, step, path, err);
     }
     fsdp_free(path);
     return status;
@@ -424,7 +420,7 @@ static fsdp_status retain_step(retention *retain, size_t i, fsdp_error *err)
     }
     if (remove)
         FSDP_TRY(remove_step(retain, step, err));
-    else if (step->state == FSDP_STEP_GOOD && !retain->dry_run)
+    else if (step->state == FSDP_STEP_GOOD && retain->lease)
         forget_marker(retain, step);
     report_verdict(retain, step->name, remove, reason);
     return FSDP_OK;
@@ -477,36 +473,27 @@ static int sweep_lease(void *user, const char *name)
 }
 
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
-                                 void (*report)(void *user, const fsdp_retain_action *action),
-                                 void *user, const fsdp_verify_opts *reading, fsdp_error *err)
+                                 const fsdp_retain_opts *opts, fsdp_error *err)
 {
     FSDP_TRY(fsdp_retention_check(policy, err));
     retention retain = {.lease = lease,
                         .run = run,
                         .policy = policy,
-                        .report = report,
-                        .user = user,
-                        .io = reading->io ? reading->io : fsdp_io_posix(),
-                        .threads = reading->threads,
-                        .memory = reading->memory};
-    fsdp_lease_keep(&retain.keeper, lease, &reading->watch);
+                        .opts = opts,
+                        .io = fsdp_access_io(&opts->access)};
+    fsdp_lease_keep(&retain.keeper, lease, &opts->watch);
     FSDP_TRY(retain_all(&retain, err));
     (void)retain.io->ops->list(retain.io, run, sweep_lease, &retain);
     return FSDP_OK;
 }
 
 static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
-                           void (*report)(void *user, const fsdp_retain_action *action), void *user,
-                           const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+                           const fsdp_retain_opts *opts, fsdp_error *err)
 {
-    retention retain = {.run = run,
-                        .policy = policy,
-                        .dry_run = true,
-                        .report = report,
-                        .user = user,
-                        .io = io,
-                        .save_in_progress = fsdp_lease_is_held(io, run)};
-    fsdp_lease_keep(&retain.keeper, NULL, watch);
+    retention retain = {
+        .run = run, .policy = policy, .opts = opts, .io = fsdp_access_io(&opts->access)};
+    retain.save_in_progress = fsdp_lease_is_held(retain.io, run);
+    fsdp_lease_keep(&retain.keeper, NULL, &opts->watch);
     return retain_all(&retain, err);
 }
 
@@ -515,32 +502,31 @@ static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
  * failure is ignored here: the pass under the lease repeats and reports it.
  */
 static fsdp_status read_ahead(const char *run, const fsdp_retention *policy,
-                              const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+                              const fsdp_retain_opts *opts, fsdp_error *err)
 {
     fsdp_error found = {0};
-    if (fsdp_lease_is_held(io, run) ||
-        run_dry(run, policy, NULL, NULL, watch, io, &found) != FSDP_ERR_CANCELLED)
+    fsdp_retain_opts silent = *opts;
+    silent.report = NULL;
+    if (fsdp_lease_is_held(fsdp_access_io(&opts->access), run) ||
+        run_dry(run, policy, &silent, &found) != FSDP_ERR_CANCELLED)
         return FSDP_OK;
     if (err)
         *err = found;
     return FSDP_ERR_CANCELLED;
 }
 
-fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy, bool dry_run,
-                            void (*report)(void *user, const fsdp_retain_action *action),
-                            void *user, const fsdp_watch *watch, struct fsdp_io *io,
-                            fsdp_error *err)
+fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
+                            const fsdp_retain_opts *opts, fsdp_error *err)
 {
     fsdp_lease *lease;
-    fsdp_verify_opts reading = {.io = io ? io : fsdp_io_posix()};
-    if (watch)
-        reading.watch = *watch;
+    static const fsdp_retain_opts none;
+    opts = opts ? opts : &none;
     FSDP_TRY(fsdp_retention_check(policy, err));
-    if (dry_run)
-        return run_dry(run, policy, report, user, watch, reading.io, err);
-    FSDP_TRY(read_ahead(run, policy, watch, reading.io, err));
-    FSDP_TRY(fsdp_lease_take(reading.io, run, &lease, err));
-    fsdp_status status = fsdp_run_retain_held(lease, run, policy, report, user, &reading, err);
+    if (!opts->apply)
+        return run_dry(run, policy, opts, err);
+    FSDP_TRY(read_ahead(run, policy, opts, err));
+    FSDP_TRY(fsdp_lease_take(fsdp_access_io(&opts->access), run, &lease, err));
+    fsdp_status status = fsdp_run_retain_held(lease, run, policy, opts, err);
     fsdp_lease_release(lease);
     return status;
 }

@@ -126,7 +126,7 @@ fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsd
     char *path = fsdp_path_join(run, step->name);
     if (!path)
         return fsdp_fail_memory(err, run);
-    fsdp_status status = check_manifest(path, step->step, opts->io, err);
+    fsdp_status status = check_manifest(path, step->step, fsdp_access_io(&opts->access), err);
     if (status == FSDP_OK)
         status = check_data(path, opts, err);
     fsdp_free(path);
@@ -143,11 +143,12 @@ fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step,
     char *path = fsdp_path_join(run, step->name);
     if (!path)
         return fsdp_fail_memory(err, run);
-    bool seen = fsdp_fingerprint_take(opts->io, path, &before);
+    bool seen = fsdp_fingerprint_take(fsdp_access_io(&opts->access), path, &before);
     fsdp_status status = FSDP_OK;
     if (!seen || !fsdp_verified_has(&before)) {
         status = fsdp_run_check(run, step, &whole, err);
-        if (status == FSDP_OK && seen && fsdp_fingerprint_take(opts->io, path, &after) &&
+        if (status == FSDP_OK && seen &&
+            fsdp_fingerprint_take(fsdp_access_io(&opts->access), path, &after) &&
             memcmp(&before, &after, sizeof before) == 0)
             fsdp_verified_add(&before);
     }
@@ -257,7 +258,7 @@ static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fs
         return FSDP_OK;
     step->pinned = has_pin(run, step->name, io);
     fsdp_error reason = {0};
-    fsdp_status status = fsdp_run_check(run, step, &(fsdp_verify_opts){.io = io}, &reason);
+    fsdp_status status = fsdp_run_check(run, step, &(fsdp_verify_opts){.access.disk = io}, &reason);
     if (status == FSDP_OK)
         return FSDP_OK;
     if (!fsdp_run_is_fault(status)) {
@@ -297,10 +298,10 @@ static void drop(fsdp_run_steps *steps, size_t at)
     steps->count--;
 }
 
-fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io, fsdp_run_steps *steps_out,
+fsdp_status fsdp_run_list(const char *run, const fsdp_access *access, fsdp_run_steps *steps_out,
                           fsdp_error *err)
 {
-    io = io ? io : fsdp_io_posix();
+    fsdp_io *io = fsdp_access_io(access);
     FSDP_TRY(fsdp_run_scan(run, io, steps_out, err));
     fsdp_status status = FSDP_OK;
     for (size_t i = 0; i < steps_out->count && status == FSDP_OK;) {
@@ -325,7 +326,7 @@ static void notify_skipped(const fsdp_watch *watch, const char *run, const char 
     if (!watch->notice)
         return;
     snprintf(text, sizeof text, "skipping '%s' of '%s': %s", name, run, reason);
-    watch->notice(watch->user, text);
+    watch->notice(watch->context, text);
 }
 
 /* Sends a notice about a step that an interrupted overwrite set aside. */
@@ -345,9 +346,10 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps,
                              const fsdp_verify_opts *opts, char **path_out, fsdp_error *err)
 {
     size_t skipped = 0;
+    fsdp_io *io = fsdp_access_io(&opts->access);
     for (size_t i = 0; i < steps->count; i++) {
         const fsdp_run_step *step = &steps->items[i];
-        notify_set_aside(&opts->watch, run, step, opts->io);
+        notify_set_aside(&opts->watch, run, step, io);
         if (step->state != FSDP_STEP_GOOD)
             continue;
         fsdp_error reason = {0};
@@ -361,7 +363,7 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps,
                 *err = reason;
             return status;
         }
-        FSDP_TRY(refuse_newer_step(run, step, opts->io, err));
+        FSDP_TRY(refuse_newer_step(run, step, io, err));
         notify_skipped(&opts->watch, run, step->name, reason.text);
         skipped++;
     }
@@ -372,14 +374,15 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps,
 }
 
 fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level, const fsdp_watch *watch,
-                            struct fsdp_io *io, char **path_out, fsdp_error *err)
+                            const fsdp_access *access, char **path_out, fsdp_error *err)
 {
     fsdp_run_steps steps;
-    fsdp_verify_opts opts = {.level = level, .io = io ? io : fsdp_io_posix()};
+    fsdp_io *io = fsdp_access_io(access);
+    fsdp_verify_opts opts = {.level = level, .access.disk = io};
     if (watch)
         opts.watch = *watch;
     *path_out = NULL;
-    FSDP_TRY(fsdp_run_scan(run, opts.io, &steps, err));
+    FSDP_TRY(fsdp_run_scan(run, io, &steps, err));
     fsdp_status status = newest_of(run, &steps, &opts, path_out, err);
     fsdp_run_steps_release(&steps);
     return status;

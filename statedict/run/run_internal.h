@@ -17,6 +17,7 @@
 
 #include "base/io/io.h"
 #include "statedict/commit/commit.h"
+#include "statedict/sd/access.h"
 #include <fsdp/checkpoint.h>
 #include <fsdp/run.h>
 
@@ -28,7 +29,7 @@
 fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err);
 
 /*
- * Verifies the step directory with opts; opts->io is not NULL. fsdp_run_is_fault is true for a status that is
+ * Verifies the step directory with opts. fsdp_run_is_fault is true for a status that is
  * a fault of the checkpoint, and false for one that prevented the check (no memory, cancelled).
  */
 fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
@@ -55,11 +56,9 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
 /* FSDP_ERR_USAGE for a policy that keeps too little. NULL keeps everything. */
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
 
-/* fsdp_run_retain for a caller that holds the lease of the run: refreshes it while steps are read and before
- * each removal, and removes nothing once it is lost. `reading` has the watch, threads, memory and io for
- * reading steps. */
+/* fsdp_run_retain, with opts->apply, for a caller that holds the lease of the run: refreshes it while steps
+ * are read and before each removal, and removes nothing once it is lost. */
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
-                                 void (*report)(void *user, const fsdp_retain_action *action),
-                                 void *user, const fsdp_verify_opts *reading, fsdp_error *err);
+                                 const fsdp_retain_opts *opts, fsdp_error *err);
 
 #endif

@@ -9,7 +9,7 @@
 
 static fsdp_io *io_of(const fsdp_load_opts *opts)
 {
-    return opts && opts->io ? opts->io : fsdp_io_posix();
+    return fsdp_access_io(opts ? &opts->access : NULL);
 }
 
 /* Describes the selected entries as whole tensors, without memory. */
@@ -19,11 +19,13 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
 {
     fsdp_selection *selection = NULL;
     fsdp_select_opts select = {0};
+    fsdp_open_opts open = {0};
     if (opts) {
         FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
+        open.access = opts->access;
         select = (fsdp_select_opts){.include = opts->include, .exclude = opts->exclude};
     }
-    FSDP_TRY(fsdp_checkpoint_open(path, io_of(opts), checkpoint_out, err));
+    FSDP_TRY(fsdp_checkpoint_open(path, &open, checkpoint_out, err));
     const fsdp_sd *sd = (*checkpoint_out)->manifest.sd;
     fsdp_status st = fsdp_selection_create(sd, &select, NULL, NULL, &selection, err);
     if (st == FSDP_DIFFERS)

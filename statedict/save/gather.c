@@ -41,8 +41,8 @@ static const char *local_memory(const gather_job *job, size_t part)
     const char *data = job->entry->data;
     for (size_t p = 0; p < part; p++) {
         fsdp_box before;
-        fsdp_layout_box(&job->entry->layout, job->entry->ndim, job->entry->shape,
-                        fsdp_ctl_rank(job->ctl), p, &before);
+        fsdp_layout_box_at(&job->entry->layout, job->entry->ndim, job->entry->shape,
+                           fsdp_ctl_rank(job->ctl), p, &before);
         data += fsdp_box_count(&before) * (int64_t)fsdp_dtype_size(job->entry->dtype);
     }
     return data;

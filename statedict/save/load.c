@@ -216,7 +216,7 @@ static fsdp_status add_targets(target_list *targets, const fsdp_entry *entry, in
         return fsdp_fail_memory(err, "a list of boxes");
     for (size_t part = 0; part < parts; part++) {
         fsdp_read_target *target = &targets->items[targets->count];
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &target->box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &target->box);
         fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &target->box);
         target->dtype = entry->dtype;
         target->data = data;
@@ -258,7 +258,7 @@ static fsdp_status open_files_of(const load_job *job, const fsdp_sd *sd, int ran
         size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box;
-            fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+            fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
             FSDP_TRY(
                 fsdp_checkpoint_locate(from, (size_t)job->source[i], &box, need_file, from, err));
         }
@@ -300,7 +300,7 @@ static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
 {
     load_job *job = user;
     target_list targets = {0};
-    fsdp_block_reader block_reader = {.verify = job->opts->verify};
+    fsdp_block_reader block_reader = {.check = job->opts->check};
     fsdp_work_counter counter;
     (void)worker;
     fsdp_work_counter_begin(&counter, &job->shared->next_block);
@@ -662,7 +662,7 @@ static fsdp_status run(load_job *job, const char *path, const fsdp_load_opts *op
     static const fsdp_load_opts defaults = {0};
     fsdp_error local = {0};
     job->opts = opts ? opts : &defaults;
-    job->io = job->opts->io ? job->opts->io : fsdp_io_posix();
+    job->io = fsdp_access_io(&job->opts->access);
     if (job->opts->report)
         *job->opts->report = (fsdp_load_report){0};
     fsdp_status st = load(job, path, err ? err : &local);

@@ -88,19 +88,20 @@ static int report_to_ranks(void *user, int64_t done, int64_t total, const char *
     const fsdp_watch *watch = &job->opts.watch;
     if (job->thread == fsdp_thread_number())
         fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
-    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+    return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
 }
 
 /* Pins the step just saved: after a return to an earlier step it may be lower than others. */
 static fsdp_status retain_others(run_job *job, fsdp_error *err)
 {
     const fsdp_retention *asked = job->opts.retain;
-    fsdp_verify_opts reading = {.threads = job->opts.threads,
-                                .memory = job->opts.memory,
-                                .watch = {.user = job, .progress = report_to_ranks},
-                                .io = job->io};
+    fsdp_retain_opts opts = {.apply = true,
+                             .threads = job->opts.threads,
+                             .memory = job->opts.memory,
+                             .watch = {.context = job, .progress = report_to_ranks},
+                             .access.disk = job->io};
     if (!asked)
-        return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, &reading, err);
+        return fsdp_run_retain_held(job->lease, job->run, NULL, &opts, err);
     fsdp_retention policy = *asked;
     int64_t *pins = fsdp_alloc(asked->pin_count + 1, sizeof *pins);
     if (!pins)
@@ -109,7 +110,7 @@ static fsdp_status retain_others(run_job *job, fsdp_error *err)
         memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
     pins[policy.pin_count++] = job->step;
     policy.pins = pins;
-    fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, &reading, err);
+    fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, &opts, err);
     fsdp_free(pins);
     return st;
 }
@@ -148,7 +149,7 @@ fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int
     run_job job = {.ctl = ctl, .run = run, .step = step};
     if (opts)
         job.opts = *opts;
-    job.io = job.opts.io ? job.opts.io : fsdp_io_posix();
+    job.io = fsdp_access_io(&job.opts.access);
     job.opts.step = &job.step;
     job.thread = fsdp_thread_number();
     job.opts.overwrite = false;

@@ -128,7 +128,7 @@ static int report_run_wait(void *user, int64_t done, int64_t total, const char *
     const save_job *job = user;
     const fsdp_watch *watch = &job->opts->watch;
     fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
-    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+    return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
 }
 
 static void pass_notice(void *user, const char *text)
@@ -141,7 +141,7 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
 {
     FSDP_TRY(fsdp_name_check_step(dir, fsdp_save_step(job->opts), err));
     const fsdp_save_opts *opts = job->opts;
-    fsdp_watch watch = {.user = job, .progress = report_run_wait, .notice = pass_notice};
+    fsdp_watch watch = {.context = job, .progress = report_run_wait, .notice = pass_notice};
     fsdp_staging_opts how = {
         .durable = !opts->skip_fsync, .overwrite = opts->overwrite, .watch = &watch};
     FSDP_TRY(fsdp_staging_begin(job->io, dir, &how, &job->staging, err));
@@ -568,7 +568,7 @@ fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                     .opts = opts ? opts : &defaults,
                     .rank = fsdp_ctl_rank(ctl),
                     .world = fsdp_ctl_size(ctl)};
-    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    job.io = fsdp_access_io(&job.opts->access);
     job.watch = job.opts->watch;
     err = err ? err : &local;
     fsdp_status st = explain(&job, save(&job, dir, err), err);

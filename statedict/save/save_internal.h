@@ -16,6 +16,7 @@
 #define FSDP_SAVE_INTERNAL_H
 
 #include "statedict/commit/commit.h"
+#include "statedict/sd/access.h"
 #include <fsdp/checkpoint.h>
 
 /* fsdp_sd_save. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded; else

@@ -157,8 +157,8 @@ size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t 
     return fsdp_layout_mesh_box(layout, ndim, shape, rank, &box) && fsdp_box_count(&box) > 0;
 }
 
-void fsdp_layout_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
-                     size_t index, fsdp_box *box_out)
+void fsdp_layout_box_at(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
+                        size_t index, fsdp_box *box_out)
 {
     if (layout->kind == FSDP_LAYOUT_BOXES) {
         *box_out = layout->boxes[first_box(layout, rank) + index].box;

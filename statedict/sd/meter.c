@@ -32,7 +32,7 @@ static void report_progress(fsdp_meter *meter, int64_t done, const char *what, s
         return;
     char name[160];
     atomic_store(&meter->next_ms, now + REPORT_EVERY_MS);
-    if (meter->watch->progress(meter->watch->user, done, meter->total,
+    if (meter->watch->progress(meter->watch->context, done, meter->total,
                                fsdp_printable(what, what_size, name, sizeof name)) != 0)
         atomic_store(&meter->cancelled, true);
     atomic_flag_clear(&meter->reporting);
@@ -80,5 +80,5 @@ void fsdp_notice(const fsdp_watch *watch, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    watch->notice(watch->user, text);
+    watch->notice(watch->context, text);
 }

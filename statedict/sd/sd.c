@@ -209,45 +209,36 @@ static fsdp_status copy_layout(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layo
     return FSDP_OK;
 }
 
-/* A tensor without its memory. */
-typedef struct tensor_spec {
-    fsdp_dtype dtype;
-    int ndim;
-    const int64_t *shape;
-    const fsdp_layout *layout;
-} tensor_spec;
-
-static fsdp_status check_spec(const tensor_spec *spec, fsdp_error *err)
+static fsdp_status check_tensor(const fsdp_tensor *tensor, fsdp_error *err)
 {
-    size_t size = fsdp_dtype_size(spec->dtype);
+    size_t size = fsdp_dtype_size(tensor->dtype);
     if (size == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown dtype %d", (int)spec->dtype);
-    if (!spec->layout)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "it has no layout");
-    FSDP_TRY(fsdp_shape_check(spec->ndim, spec->shape, size, err));
-    return fsdp_layout_check(spec->layout, spec->ndim, spec->shape, err);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown dtype %d", (int)tensor->dtype);
+    FSDP_TRY(fsdp_shape_check(tensor->ndim, tensor->shape, size, err));
+    return fsdp_layout_check(&tensor->layout, tensor->ndim, tensor->shape, err);
 }
 
-static fsdp_status copy_spec(fsdp_sd *sd, const tensor_spec *spec, fsdp_entry *entry,
-                             fsdp_error *err)
+/* Fills in the entry, but for its memory. */
+static fsdp_status copy_tensor(fsdp_sd *sd, const fsdp_tensor *tensor, fsdp_entry *entry,
+                               fsdp_error *err)
 {
-    FSDP_TRY(check_spec(spec, err));
-    int64_t *shape = fsdp_arena_alloc(&sd->arena, (size_t)spec->ndim, sizeof *shape);
+    FSDP_TRY(check_tensor(tensor, err));
+    int64_t *shape = fsdp_arena_alloc(&sd->arena, (size_t)tensor->ndim, sizeof *shape);
     if (!shape)
         return fsdp_fail_memory(err, "a state dict");
-    for (int i = 0; i < spec->ndim; i++)
-        shape[i] = spec->shape[i];
-    entry->dtype = spec->dtype;
-    entry->ndim = spec->ndim;
+    for (int i = 0; i < tensor->ndim; i++)
+        shape[i] = tensor->shape[i];
+    entry->dtype = tensor->dtype;
+    entry->ndim = tensor->ndim;
     entry->shape = shape;
-    return copy_layout(sd, spec->layout, &entry->layout, err);
+    return copy_layout(sd, &tensor->layout, &entry->layout, err);
 }
 
 static fsdp_status begin_tensor(fsdp_sd *sd, const char *name, size_t name_size,
-                                const tensor_spec *spec, fsdp_entry *entry, fsdp_error *err)
+                                const fsdp_tensor *tensor, fsdp_entry *entry, fsdp_error *err)
 {
     FSDP_TRY(begin_entry(sd, FSDP_ENTRY_TENSOR, name, name_size, entry, err));
-    fsdp_status status = copy_spec(sd, spec, entry, err);
+    fsdp_status status = copy_tensor(sd, tensor, entry, err);
     if (status != FSDP_OK) {
         char text[NAME_TEXT];
         fsdp_error_prefix(err, "tensor '%s'",
@@ -256,26 +247,14 @@ static fsdp_status begin_tensor(fsdp_sd *sd, const char *name, size_t name_size,
     return status;
 }
 
-fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size, fsdp_dtype dtype,
-                               int ndim, const int64_t *shape, const fsdp_layout *layout,
-                               void *data, fsdp_error *err)
+fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
+                               const fsdp_tensor *tensor, fsdp_error *err)
 {
-    tensor_spec spec = {.dtype = dtype, .ndim = ndim, .shape = shape, .layout = layout};
     fsdp_entry entry;
-    FSDP_TRY(begin_tensor(sd, name, name_size, &spec, &entry, err));
-    entry.data = data;
+    FSDP_TRY(begin_tensor(sd, name, name_size, tensor, &entry, err));
+    entry.data = tensor->data;
     append_entry(sd, &entry);
     return FSDP_OK;
-}
-
-fsdp_status fsdp_sd_add_sharded(fsdp_sd *sd, const char *name, size_t name_size, fsdp_dtype dtype,
-                                int ndim, const int64_t *shape, const fsdp_mesh *mesh,
-                                const fsdp_placement *placements, void *data, fsdp_error *err)
-{
-    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = mesh};
-    for (int i = 0; mesh && placements && i < fsdp_mesh_ndim(mesh); i++)
-        layout.placement[i] = placements[i];
-    return fsdp_sd_add_tensor(sd, name, name_size, dtype, ndim, shape, &layout, data, err);
 }
 
 fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
@@ -323,8 +302,8 @@ static fsdp_status add_flat_buffer(fsdp_sd *sd, const fsdp_flat *flat, fsdp_erro
     FSDP_TRY(copy_name(sd, flat->name, flat->name_size, &copy.name, err));
     /* As a layout, the buffer is one tensor that fills it. */
     fsdp_layout layout = {.kind = FSDP_LAYOUT_FLAT, .mesh = flat->mesh, .flat_count = flat->count};
-    tensor_spec spec = {.dtype = flat->dtype, .ndim = 1, .shape = &flat->count, .layout = &layout};
-    fsdp_status status = check_spec(&spec, err);
+    fsdp_tensor whole = {flat->dtype, 1, &flat->count, layout, NULL};
+    fsdp_status status = check_tensor(&whole, err);
     if (status == FSDP_OK)
         status = intern_mesh(sd, flat->mesh, &copy.mesh, err);
     if (status == FSDP_OK &&
@@ -354,10 +333,9 @@ static fsdp_status add_flat_part(fsdp_sd *sd, const fsdp_flat_part *part, int ra
                           .mesh = flat->mesh,
                           .flat_count = flat->count,
                           .flat_offset = part->offset};
-    tensor_spec spec = {
-        .dtype = flat->dtype, .ndim = part->ndim, .shape = part->shape, .layout = &layout};
+    fsdp_tensor tensor = {flat->dtype, part->ndim, part->shape, layout, NULL};
     fsdp_entry entry;
-    FSDP_TRY(begin_tensor(sd, part->name, part->name_size, &spec, &entry, err));
+    FSDP_TRY(begin_tensor(sd, part->name, part->name_size, &tensor, &entry, err));
     size_t size = fsdp_dtype_size(entry.dtype);
     int64_t start = fsdp_layout_flat_start(&entry.layout, element_count(&entry), rank);
     if (flat->data && start >= 0)
@@ -403,22 +381,20 @@ static fsdp_status check_parts_apart(const fsdp_sd *sd, size_t first, fsdp_error
     return status;
 }
 
-fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size, fsdp_dtype dtype,
-                             const fsdp_mesh *mesh, int rank, int64_t count,
-                             const fsdp_flat_part *parts, size_t part_count, void *data,
-                             fsdp_error *err)
+fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size,
+                             const fsdp_flat_buffer *buffer, fsdp_error *err)
 {
     fsdp_flat flat = {.name = name,
                       .name_size = name_size,
-                      .dtype = dtype,
-                      .mesh = mesh,
-                      .count = count,
-                      .data = data};
+                      .dtype = buffer->dtype,
+                      .mesh = buffer->mesh,
+                      .count = buffer->count,
+                      .data = buffer->data};
     size_t first = sd->count;
     FSDP_TRY(add_flat_buffer(sd, &flat, err));
     fsdp_status status = FSDP_OK;
-    for (size_t i = 0; i < part_count && status == FSDP_OK; i++)
-        status = add_flat_part(sd, &parts[i], rank, err);
+    for (size_t i = 0; i < buffer->part_count && status == FSDP_OK; i++)
+        status = add_flat_part(sd, &buffer->parts[i], buffer->rank, err);
     if (status == FSDP_OK)
         status = check_parts_apart(sd, first, err);
     if (status != FSDP_OK) {
@@ -499,7 +475,7 @@ int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
     size_t boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     for (size_t i = 0; i < boxes; i++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, i, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, i, &box);
         elements += fsdp_box_count(&box);
     }
     return elements * (int64_t)fsdp_dtype_size(entry->dtype);

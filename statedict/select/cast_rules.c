@@ -25,7 +25,7 @@ static bool is_castable(fsdp_dtype dtype)
     return info && info->is_float;
 }
 
-const char *fsdp_castable(size_t i)
+const char *fsdp_castable_at(size_t i)
 {
     for (int dtype = 1; dtype < FSDP_DTYPE_COUNT; dtype++)
         if (is_castable((fsdp_dtype)dtype) && i-- == 0)
@@ -48,8 +48,8 @@ static bool is_named(const fsdp_dtype_info *info, const char *text)
 static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *err)
 {
     fsdp_text known = {0};
-    for (size_t i = 0; fsdp_castable(i); i++)
-        fsdp_text_addf(&known, ", %s", fsdp_castable(i));
+    for (size_t i = 0; fsdp_castable_at(i); i++)
+        fsdp_text_addf(&known, ", %s", fsdp_castable_at(i));
     fsdp_status st = fsdp_fail(err, FSDP_ERR_USAGE,
                                "%s: '%.40s' is no dtype that can be cast to; known are keep%.*s",
                                option, text, (int)known.size, known.data ? known.data : "");

@@ -61,8 +61,9 @@ static fsdp_status add_tensor(relayout_job *job, size_t i, size_t tensor, fsdp_e
     fsdp_layout layout = layout_for(job, shape);
     size_t size;
     const char *name = new_name(job, i, &size);
-    FSDP_TRY(fsdp_sd_add_tensor(job->sd, name, size, new_dtype(job, i, shape), shape->ndim,
-                                shape->shape, &layout, NULL, err));
+    FSDP_TRY(fsdp_sd_add_tensor(
+        job->sd, name, size,
+        &(fsdp_tensor){new_dtype(job, i, shape), shape->ndim, shape->shape, layout, NULL}, err));
     note_source(job, tensor);
     return FSDP_OK;
 }
@@ -119,8 +120,13 @@ static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, const flat_buff
     if (name.failed)
         return fsdp_fail_memory(err, "a name");
     int64_t padded = (flat->elements + ranks - 1) / ranks * ranks;
-    fsdp_status st = fsdp_sd_add_flat(job->sd, name.data, name.size, dtype, job->opts.mesh, 0,
-                                      padded, flat->parts, flat->count, NULL, err);
+    fsdp_status st = fsdp_sd_add_flat(job->sd, name.data, name.size,
+                                      &(fsdp_flat_buffer){.dtype = dtype,
+                                                          .mesh = job->opts.mesh,
+                                                          .count = padded,
+                                                          .parts = flat->parts,
+                                                          .part_count = flat->count},
+                                      err);
     fsdp_text_release(&name);
     FSDP_TRY(st);
     for (size_t k = 0; k < flat->count; k++)

@@ -227,7 +227,7 @@ static void plan_tensor(const fsdp_plan_input *input, size_t tensor, const size_
     int64_t flat_first =
         in_flat ? fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&box), input->rank) : 0;
     for (size_t part = 0; part < parts; part++) {
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, input->rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, input->rank, part, &box);
         int64_t count = fsdp_box_count(&box);
         if (stores(input, tensor, part)) {
             fsdp_flow_box("statedict/transfer/box_plan.c", "store", entry->name, entry->name_size,
@@ -563,7 +563,7 @@ static fsdp_status search_flat(stored_search *search, fsdp_error *err)
         size_t parts = fsdp_layout_box_count(layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box, shared;
-            fsdp_layout_box(layout, entry->ndim, entry->shape, rank, part, &box);
+            fsdp_layout_box_at(layout, entry->ndim, entry->shape, rank, part, &box);
             if (fsdp_box_intersect(&box, search->wanted, &shared))
                 FSDP_TRY(visit_hit(search, rank, part, &box, err));
         }

@@ -343,7 +343,7 @@ static fsdp_status get_block(const fsdp_box_read *read, int64_t block, fsdp_erro
 {
     if (read->stored->encoded)
         return get_encoded(read, block, err);
-    if (read->block_reader->verify == FSDP_VERIFY_OFF)
+    if (read->block_reader->check == FSDP_CHECK_OFF)
         return get_wanted_rows(read, block, err);
     return get_raw(read, block, err);
 }

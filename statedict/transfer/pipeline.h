@@ -31,7 +31,7 @@ typedef struct fsdp_read_target {
 
 /* One worker's buffers and counts. Zero-initialise. */
 typedef struct fsdp_block_reader {
-    fsdp_verify_mode verify;
+    fsdp_check_mode check;
     fsdp_decoder decoder;
     fsdp_hasher *hasher;
     char *piece, *cast;

@@ -65,8 +65,10 @@ static fsdp_status add_tensor(state *st, const char *name, size_t name_size, fsd
     for (int64_t i = 0; i < fsdp_box_count(&box); i++)
         write_element(dtype, data + (size_t)i * size, first + i);
     st->memory[st->memory_count++] = data;
-    return fsdp_sd_add_sharded(st->sd, name, name_size, dtype, ndim, shape, st->mesh, &placement,
-                               data, err);
+    return fsdp_sd_add_tensor(
+        st->sd, name, name_size,
+        &(fsdp_tensor){dtype, ndim, shape, {.mesh = st->mesh, .placement = {placement}}, data},
+        err);
 }
 
 static fsdp_status add_layers(state *st, fsdp_error *err)
@@ -227,7 +229,7 @@ static fsdp_status save(state *st, fsdp_ctl *ctl, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status save_as_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_as_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     state st = {.sample = user, .rank = fsdp_ctl_rank(ctl)};
     fsdp_status status = fsdp_ctl_agree(ctl, fill(&st, fsdp_ctl_size(ctl), err), err);

@@ -47,8 +47,9 @@ static fsdp_status add(build *b, const char *name, fsdp_dtype dtype, int64_t row
                        fsdp_error *err)
 {
     fsdp_placement placement = {.kind = whole ? FSDP_REPLICATE : FSDP_SHARD};
-    return fsdp_sd_add_sharded(b->sd, name, strlen(name), dtype, 1, &rows, b->mesh, &placement,
-                               NULL, err);
+    return fsdp_sd_add_tensor(
+        b->sd, name, strlen(name),
+        &(fsdp_tensor){dtype, 1, &rows, {.mesh = b->mesh, .placement = {placement}}, NULL}, err);
 }
 
 static fsdp_status add_all(build *b, fsdp_error *err)
@@ -76,7 +77,7 @@ static fsdp_status build_state(build *b, int rank, fsdp_error *err)
     return fsdp_sd_allocate(b->sd, rank, err);
 }
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     int rank = fsdp_ctl_rank(ctl);

@@ -117,7 +117,7 @@ typedef struct load_job {
     test_state states[MOST_RANKS];
 } load_job;
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     load_job *job = user;
     test_state *state = &job->states[fsdp_ctl_rank(ctl)];
@@ -178,7 +178,7 @@ static fsdp_status open_and_read(const char *dir, fsdp_error *err)
     FSDP_TRY(fsdp_checkpoint_open(dir, NULL, &checkpoint, err));
     int64_t at = fsdp_sd_find(fsdp_checkpoint_sd(checkpoint), FSDP_NAME("scalar"));
     fsdp_status st =
-        fsdp_checkpoint_read(checkpoint, (size_t)at, &whole, scalar, FSDP_VERIFY_BLOCKS, err);
+        fsdp_checkpoint_read(checkpoint, (size_t)at, &whole, scalar, FSDP_CHECK_BLOCKS, err);
     fsdp_checkpoint_close(checkpoint);
     return st;
 }
@@ -214,7 +214,7 @@ static bool fail_reading(const reading *r, const char *dir, int64_t at, bool for
     return reached;
 }
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_state state;
     fsdp_save_opts opts = {0};

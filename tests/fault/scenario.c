@@ -36,7 +36,7 @@ typedef struct save_work {
     fsdp_save_opts opts;
 } save_work;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     save_work *work = user;
     test_state state;
@@ -63,7 +63,7 @@ static fsdp_status save(const scenario *s, fsdp_io *io, const char *path, bool i
     work.opts.overwrite = !in_run;
     work.opts.retain = in_run ? &newest_two : NULL;
     work.opts.threads = 1 + world % 2;
-    work.opts.io = io;
+    work.opts.access.disk = io;
     return fsdp_ctl_run_threads(world, save_rank, &work, err);
 }
 
@@ -79,7 +79,7 @@ static fsdp_status load(const scenario *s, fsdp_io *io, const char *path, int64_
 {
     test_state state;
     fsdp_ctl *self = NULL;
-    fsdp_load_opts opts = {.io = io, .threads = 1};
+    fsdp_load_opts opts = {.access.disk = io, .threads = 1};
     FSDP_TRY(test_state_create(s->model, 1, 0, 0, false, 0, &state, err));
     fsdp_status st = fsdp_ctl_self(&self, err);
     if (st == FSDP_OK)
@@ -113,7 +113,7 @@ static fsdp_status convert(const scenario *s, fsdp_io *io, const char *root, fsd
                               .compress = s->compress,
                               .overwrite = true,
                               .threads = 1 + s->world % 2,
-                              .io = io};
+                              .open.access.disk = io};
     return fsdp_checkpoint_convert(in(root, "from", from), in(root, "to", to), &opts, err);
 }
 
@@ -190,7 +190,7 @@ static scenario_found check_steps(const scenario *s, fsdp_io *io, const char *ru
 {
     fsdp_run_steps steps;
     int good = 0;
-    if (fsdp_run_list(run, io, &steps, why) != FSDP_OK)
+    if (fsdp_run_list(run, &(fsdp_access){.disk = io}, &steps, why) != FSDP_OK)
         return FOUND_WRONG;
     fsdp_status st = FSDP_OK;
     for (size_t i = 0; i < steps.count && st == FSDP_OK; i++) {

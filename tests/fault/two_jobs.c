@@ -80,12 +80,12 @@ static int pause_before_call(void *user, fsdp_io_call call, const char *path)
     return 0;
 }
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;
     fsdp_save_opts opts = {0};
-    opts.io = j->io;
+    opts.access.disk = j->io;
     opts.threads = 1;
     FSDP_TRY(test_state_create(STATE_SMALL, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), 0, true,
                                content_of(j->race, j->number), &state, err));

@@ -141,7 +141,7 @@ typedef struct job {
     char path[100];
 } job;
 
-static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const job *own = user;
     float data[ROWS * COLUMNS] = {0};
@@ -154,8 +154,9 @@ static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     if (st == FSDP_OK)
         st = fsdp_sd_create(&sd, err);
     if (st == FSDP_OK)
-        st = fsdp_sd_add_sharded(sd, FSDP_NAME("weight"), FSDP_F32, 2, shape, mesh, &rows, data,
-                                 err);
+        st = fsdp_sd_add_tensor(
+            sd, FSDP_NAME("weight"),
+            &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = mesh, .placement = {rows}}, data}, err);
     if (st == FSDP_OK)
         st = own->work(sd, ctl, own->path, err);
     fsdp_sd_free(sd);

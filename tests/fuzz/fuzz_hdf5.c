@@ -92,7 +92,7 @@ static void check_source(fsdp_source *source)
 
 static void run_listing(const uint8_t *data, size_t size)
 {
-    fsdp_io io = {&memory_ops};
+    fsdp_io io = {.ops = &memory_ops};
     fsdp_source *source = NULL;
     fsdp_h5_tensors tensors = {0};
     fsdp_error err = {0};
@@ -139,7 +139,7 @@ static void send_messages(int channel, const uint8_t **data, size_t *size)
 static void run_messages(const uint8_t *data, size_t size)
 {
     static unsigned char *shared;
-    const fsdp_h5_file_view view = {"fuzz", FILE_SIZE, bring, NULL};
+    const fsdp_h5_file_view view = {"fuzz", FILE_SIZE, bring, NULL, false};
     fsdp_h5_session *session = NULL;
     fsdp_text listing = {0};
     fsdp_error err = {0};

@@ -153,7 +153,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fsdp_kernels_get()->hash(file + record.index_offset, (size_t)record.index_size);
     fsdp_shard_id id = identity(&record, file);
     the_file = (memory_file){{&memory_ops}, file, size};
-    fsdp_io io = {&memory_ops};
+    fsdp_io io = {.ops = &memory_ops};
     fsdp_shard_reader *reader = NULL;
     fsdp_error err = {0};
     fsdp_status st = fsdp_shard_open(&io, "fuzz", &record, &id, &reader, &err);

@@ -42,7 +42,8 @@ static void check_text(const char *text, size_t size)
     fsdp_io *io = memory_folder(files, sizeof files / sizeof *files);
     fsdp_convert_order *order = NULL;
     fsdp_error err = {0};
-    fsdp_status status = fsdp_convert_order_open("fuzz/plan.json", io, &order, &err);
+    fsdp_status status =
+        fsdp_convert_order_open("fuzz/plan.json", &(fsdp_access){.disk = io}, &order, &err);
     require(status == FSDP_OK ? order != NULL : !order && err.status == status && err.text[0]);
     if (order)
         check_order(order);

@@ -100,7 +100,7 @@ static const fsdp_io_ops memory_ops = {.name = "memory",
 
 fsdp_io *memory_folder(const memory_entry *entries, size_t count)
 {
-    static fsdp_io io = {&memory_ops};
+    static fsdp_io io = {.ops = &memory_ops};
     if (count > MOST_FILES)
         abort();
     for (size_t i = 0; i < count; i++)

@@ -63,7 +63,7 @@ static void fill_entry(const fsdp_entry *entry, int rank)
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         for (int64_t i = 0; i < fsdp_box_count(&box); i++, to += size) {
             int64_t left = i, lo[FSDP_MAX_DIMS] = {0};
             for (int d = box.ndim - 1; d >= 0; d--) {
@@ -81,9 +81,13 @@ static fsdp_status add_samples(fsdp_sd *sd, int ranks, int rank, fsdp_error *err
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){ranks}, (const char *[]){"dp"}, NULL, &mesh, err));
     fsdp_status st = FSDP_OK;
     for (int i = 0; i < SAMPLES && st == FSDP_OK; i++)
-        st = fsdp_sd_add_sharded(sd, samples[i].name, strlen(samples[i].name), samples[i].dtype,
-                                 samples[i].ndim, samples[i].shape, mesh, &samples[i].placement,
-                                 NULL, err);
+        st = fsdp_sd_add_tensor(sd, samples[i].name, strlen(samples[i].name),
+                                &(fsdp_tensor){samples[i].dtype,
+                                               samples[i].ndim,
+                                               samples[i].shape,
+                                               {.mesh = mesh, .placement = {samples[i].placement}},
+                                               NULL},
+                                err);
     fsdp_mesh_free(mesh);
     FSDP_TRY(st);
     FSDP_TRY(fsdp_sd_add_alias(sd, FSDP_NAME("tied"), FSDP_NAME("rows.f32"), err));
@@ -100,7 +104,7 @@ typedef struct save_call {
     fsdp_save_opts opts;
 } save_call;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const save_call *call = user;
     fsdp_sd *sd = NULL;

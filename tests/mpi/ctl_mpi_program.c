@@ -36,7 +36,7 @@ static int run_random_calls(fsdp_ctl *ctl)
     for (int i = 0; i < 2; i++) {
         ctl_rounds rounds = all_rounds[i];
         fsdp_error err = {0};
-        if (report(ctl, run_ctl_rounds(ctl, &rounds, &err), &err))
+        if (report(ctl, run_ctl_rounds(&rounds, ctl, &err), &err))
             return 1;
     }
     return 0;
@@ -53,7 +53,7 @@ static int run_on_a_part(fsdp_ctl *world)
     if (MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half) != MPI_SUCCESS)
         return 1;
     int failed = report(ctl, fsdp_ctl_mpi_comm(&half, &ctl, &err), &err) ||
-                 report(ctl, run_ctl_rounds(ctl, &rounds, &err), &err);
+                 report(ctl, run_ctl_rounds(&rounds, ctl, &err), &err);
     fsdp_ctl_free(ctl);
     MPI_Comm_free(&half);
     return failed || run_random_calls(world);

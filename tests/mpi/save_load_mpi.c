@@ -74,7 +74,7 @@ static fsdp_status save_step(fsdp_ctl *ctl, const char *run, int64_t step, fsdp_
     test_state state;
     fsdp_save_opts opts = {0};
     opts.retain = &newest_two;
-    opts.io = io;
+    opts.access.disk = io;
     FSDP_TRY(make(ctl, STATE_SMALL, true, (uint64_t)step, &state, err));
     fsdp_status st = fsdp_run_save(state.sd, ctl, run, step, &opts, err);
     test_state_release(&state);

@@ -40,7 +40,7 @@ static char folder[64];
 
 /* --- a rank ------------------------------------------------------------------------------------- */
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;
@@ -52,7 +52,7 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;
@@ -90,7 +90,7 @@ static void check_load(matrix *m, job *j, int world, const char *what)
     char text[300];
     j->differing = 0;
     snprintf(text, sizeof text, "%s loaded by %d ranks as variant %d, verification %s", what, world,
-             j->variant, j->load.verify == FSDP_VERIFY_OFF ? "off" : "on");
+             j->variant, j->load.check == FSDP_CHECK_OFF ? "off" : "on");
     m->loads++;
     if (fsdp_ctl_run_threads(world, load_rank, j, &err) != FSDP_OK)
         fail(m, text, err.text);
@@ -123,8 +123,8 @@ static void check_conversion(matrix *m, const job *saved, int world, int number,
                               .world = kind == FSDP_FULL ? 0 : world,
                               .shard_dim = number / 3 % 2,
                               .compress = number / 6 % 2,
-                              .no_sync = true,
-                              .no_view = number % 5 != 0,
+                              .skip_fsync = true,
+                              .skip_view = number % 5 != 0,
                               .threads = 1 + number % 2,
                               .memory = 1 << 20};
     snprintf(to, sizeof to, "%s/to", folder);
@@ -187,7 +187,7 @@ static void run_source(matrix *m, int world, int form)
             job back = {
                 .model = m->model, .variant = number + 5 * i + 1, .seed = j.seed, .path = path};
             back.load.threads = 1;
-            back.load.verify = (number + i) % 2 ? FSDP_VERIFY_OFF : FSDP_VERIFY_BLOCKS;
+            back.load.check = (number + i) % 2 ? FSDP_CHECK_OFF : FSDP_CHECK_BLOCKS;
             check_load(m, &back, m->worlds[i], what);
         }
         if (test_sampler_takes(&m->sampler)) {

@@ -66,7 +66,7 @@ static fsdp_status talk(fsdp_world *world, fsdp_error *err)
     const char *names[] = {"dp"};
     double mean = rank;
     fsdp_mesh *mesh = NULL;
-    FSDP_TRY(run_ctl_rounds(fsdp_world_ctl(world), &rounds, err));
+    FSDP_TRY(run_ctl_rounds(&rounds, fsdp_world_ctl(world), err));
     FSDP_TRY(fsdp_world_mesh(world, 1, shape, names, &mesh, err));
     fsdp_status status = fsdp_world_mean(world, &mean, err);
     printf("rank %d of %d: local %d of %d, group of %d, mean %g\n", rank, size,

@@ -68,7 +68,7 @@ static int64_t visit_tensor(const fsdp_entry *entry, int rank, uint64_t seed, bo
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         differing += visit_box(entry, &box, key, data, fill);
         data += fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(entry->dtype);
     }
@@ -273,8 +273,8 @@ static fsdp_status add_tensor(builder *b, const char *name, size_t name_size, fs
         st = mesh_layout(b, how, ndim, &layout, &mesh, err);
     b->number++;
     if (st == FSDP_OK)
-        st = fsdp_sd_add_tensor(b->state->sd, name, name_size, dtype, ndim, shape, &layout, NULL,
-                                err);
+        st = fsdp_sd_add_tensor(b->state->sd, name, name_size,
+                                &(fsdp_tensor){dtype, ndim, shape, layout, NULL}, err);
     if (st == FSDP_OK)
         st = supply(b, err);
     fsdp_mesh_free(mesh);
@@ -303,8 +303,15 @@ static fsdp_status add_flat_tensors(builder *b, fsdp_dtype dtype, fsdp_error *er
     FSDP_TRY(
         fsdp_mesh_create(1, (int64_t[]){b->world}, (const char *[]){"fsdp"}, NULL, &mesh, err));
     size_t first = fsdp_sd_count(b->state->sd);
-    fsdp_status st = fsdp_sd_add_flat(b->state->sd, FSDP_NAME("flat"), dtype, mesh, b->rank,
-                                      chunk * b->world, parts, PART_COUNT, data, err);
+    fsdp_status st = fsdp_sd_add_flat(b->state->sd, FSDP_NAME("flat"),
+                                      &(fsdp_flat_buffer){.dtype = dtype,
+                                                          .mesh = mesh,
+                                                          .rank = b->rank,
+                                                          .count = chunk * b->world,
+                                                          .parts = parts,
+                                                          .part_count = PART_COUNT,
+                                                          .data = data},
+                                      err);
     for (size_t i = 0; st == FSDP_OK && b->filled && i < PART_COUNT; i++)
         visit_tensor(fsdp_sd_at(b->state->sd, first + i), b->rank, b->seed, true);
     fsdp_mesh_free(mesh);

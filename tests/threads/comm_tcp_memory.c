@@ -33,7 +33,7 @@ static fsdp_status exchange(fsdp_transport *transport, fsdp_error *err)
     return status;
 }
 
-static fsdp_status connect_and_exchange(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status connect_and_exchange(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     shortage *now = user;
     fsdp_p2p *p2p = NULL;

@@ -38,14 +38,14 @@ static void run_random_calls(void)
 }
 
 /* One rank gives up after some rounds; whatever the others are in, nobody hangs. */
-static fsdp_status give_up(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status give_up(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     ctl_rounds rounds = *(const ctl_rounds *)user;
     int n = fsdp_ctl_size(ctl);
     if (fsdp_ctl_rank(ctl) != (int)(rounds.seed % (uint64_t)n))
-        return run_ctl_rounds(ctl, &rounds, err);
+        return run_ctl_rounds(&rounds, ctl, err);
     rounds.rounds = (int)(rounds.seed % 17);
-    FSDP_TRY(run_ctl_rounds(ctl, &rounds, err));
+    FSDP_TRY(run_ctl_rounds(&rounds, ctl, err));
     return fsdp_fail(err, FSDP_ERR_CANCELLED, "gave up");
 }
 
@@ -62,7 +62,7 @@ static void run_ranks_that_give_up(void)
 }
 
 /* Every rank in another call: each must end with an error of the control plane. */
-static fsdp_status call_by_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status call_by_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     char data[64] = "";
     (void)user;

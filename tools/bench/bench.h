@@ -32,7 +32,7 @@ typedef struct bench_options {
     int saves;                     /* 0: one checkpoint */
     uint64_t seed;
     fsdp_kind kind;
-    bool compress, no_sync;
+    bool compress, skip_fsync;
     int level;
     const char *deadline;          /* as given; ranks of fsdp_launch know better what is good */
     int deadline_ms;

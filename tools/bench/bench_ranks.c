@@ -33,19 +33,19 @@ typedef struct rank_job {
     void *user;
 } rank_job;
 
-static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const rank_job *job = user;
     if (job->opts->deadline_ms > 0)
         fsdp_ctl_set_deadline(ctl, job->opts->deadline_ms);
-    return job->body(ctl, job->user, err);
+    return job->body(job->user, ctl, err);
 }
 
 static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)
 {
     fsdp_ctl *ctl = NULL;
     FSDP_TRY(bench_mpi_begin(job->opts->deadline_ms, &ctl, err));
-    fsdp_status st = run_rank(ctl, job, err);
+    fsdp_status st = run_rank(job, ctl, err);
     fsdp_ctl_free(ctl);
     return st;
 }

@@ -35,8 +35,9 @@ static fsdp_status add_tensor(builder *b, fsdp_dtype dtype, int ndim, const int6
     fsdp_placement placement = {.kind = ndim > 0 ? FSDP_SHARD : FSDP_REPLICATE, .dim = dim};
     if (b->name.failed)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for a name");
-    return fsdp_sd_add_sharded(b->sd, b->name.data, b->name.size, dtype, ndim, shape, b->mesh,
-                               &placement, NULL, err);
+    return fsdp_sd_add_tensor(
+        b->sd, b->name.data, b->name.size,
+        &(fsdp_tensor){dtype, ndim, shape, {.mesh = b->mesh, .placement = {placement}}, NULL}, err);
 }
 
 static fsdp_status add_weights(builder *b, fsdp_error *err)
@@ -252,7 +253,7 @@ static fsdp_status visit_state(const fsdp_sd *sd, int rank, const bench_state_op
         size_t boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < boxes; part++) {
             fsdp_box box;
-            fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+            fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
             FSDP_TRY(visit_box(&walk, &box, err));
         }
     }

@@ -202,7 +202,7 @@ static fsdp_status show_progress(const slab_check *check, fsdp_error *err)
     const bench_proof *proof = check->job->proof;
     FSDP_TRY(cli_check_stop(err));
     if (check->reports && proof->watch && proof->watch->progress)
-        proof->watch->progress(proof->watch->user, atomic_load(&check->job->done), proof->bytes,
+        proof->watch->progress(proof->watch->context, atomic_load(&check->job->done), proof->bytes,
                                "check");
     return FSDP_OK;
 }
@@ -241,7 +241,7 @@ static void note_failure(prove_job *job, size_t entry)
 }
 
 /* Threads take entries in order, so every entry before a bad one is checked as well. */
-static fsdp_status prove_entries(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status prove_entries(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     prove_job *job = user;
     int thread = fsdp_ctl_rank(ctl);
@@ -363,7 +363,8 @@ static fsdp_status check_goes_on(fsdp_checkpoint *checkpoint, const bench_option
 fsdp_status bench_check_goes_on(const bench_options *opts, const char *path, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
-    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    FSDP_TRY(
+        fsdp_checkpoint_open(path, &(fsdp_open_opts){.access = *cli_access()}, &checkpoint, err));
     fsdp_status st = check_goes_on(checkpoint, opts, err);
     fsdp_checkpoint_close(checkpoint);
     return st;

@@ -26,7 +26,8 @@ typedef struct compress_job {
 static fsdp_status look_at_ours(compress_job *job, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
-    FSDP_TRY(fsdp_checkpoint_open(job->ours, NULL, &checkpoint, err));
+    FSDP_TRY(fsdp_checkpoint_open(job->ours, &(fsdp_open_opts){.access = *cli_access()},
+                                  &checkpoint, err));
     job->stored = fsdp_checkpoint_describe(checkpoint)->file_bytes;
     job->bytes = fsdp_checkpoint_describe(checkpoint)->tensor_bytes;
     fsdp_checkpoint_close(checkpoint);

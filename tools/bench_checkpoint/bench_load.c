@@ -14,17 +14,17 @@ enum { SAVED_BY = 4 };
 typedef struct load_case {
     const char *work;
     int world, shard_dim;
-    fsdp_verify_mode verify;
+    fsdp_check_mode check;
     double goal;
     bool exact_reads; /* at most 1.02 of the needed bytes may be read */
 } load_case;
 
 static const load_case cases[] = {
-    {"load-same", 4, 0, FSDP_VERIFY_BLOCKS, 0.70, false},
-    {"load-same-off", 4, 0, FSDP_VERIFY_OFF, 0.90, false},
-    {"load-dim-4", 4, 1, FSDP_VERIFY_BLOCKS, 0.50, true},
-    {"load-dim-8", 8, 1, FSDP_VERIFY_BLOCKS, 0.50, true},
-    {"load-dim-4-off", 4, 1, FSDP_VERIFY_OFF, 0.60, true},
+    {"load-same", 4, 0, FSDP_CHECK_BLOCKS, 0.70, false},
+    {"load-same-off", 4, 0, FSDP_CHECK_OFF, 0.90, false},
+    {"load-dim-4", 4, 1, FSDP_CHECK_BLOCKS, 0.50, true},
+    {"load-dim-8", 8, 1, FSDP_CHECK_BLOCKS, 0.50, true},
+    {"load-dim-4-off", 4, 1, FSDP_CHECK_OFF, 0.60, true},
 };
 
 typedef struct load_job {
@@ -61,7 +61,8 @@ static fsdp_status spoil(void *user, fsdp_error *err)
 static fsdp_status load_ours(void *user, fsdp_error *err)
 {
     const load_rank *r = user;
-    fsdp_load_opts load = {.verify = r->job->kind->verify,
+    fsdp_load_opts load = {.check = r->job->kind->check,
+                           .access = *cli_access(),
                            .threads = r->job->opts->common.jobs,
                            .memory = r->job->opts->common.memory};
     return fsdp_sd_load(r->sd, r->ctl, r->job->checkpoint, &load, err);
@@ -142,7 +143,7 @@ static fsdp_status measure_row(load_rank *r, fsdp_error *err)
     return fsdp_ctl_agree(r->ctl, st, err);
 }
 
-static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     load_rank r = {.job = user, .ctl = ctl, .rank = fsdp_ctl_rank(ctl)};
     bench_state_opts state = {.world = r.job->kind->world,

@@ -66,9 +66,9 @@ static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *
     fsdp_error none = {0};
     fsdp_watch watch = cli_watch(&opts->common);
     FSDP_TRY(refuse_newer(steps, &has_steps, err));
-    fsdp_status st = has_steps
-                         ? fsdp_run_latest(opts->path, FSDP_VERIFY_DATA, &watch, NULL, &path, &none)
-                         : FSDP_ERR_NOT_FOUND;
+    fsdp_status st = has_steps ? fsdp_run_latest(opts->path, FSDP_VERIFY_DATA, &watch, cli_access(),
+                                                 &path, &none)
+                               : FSDP_ERR_NOT_FOUND;
     if (st != FSDP_OK && st != FSDP_ERR_NOT_FOUND)
         return fsdp_fail(err, st, "%s", none.text);
     st = path ? bench_check_goes_on(opts, path, err) : FSDP_OK;
@@ -88,7 +88,7 @@ static fsdp_status find_next_step(const bench_options *opts, int64_t *step_out, 
     fsdp_run_steps steps = {0};
     fsdp_error missing = {0};
     *step_out = BENCH_STEP;
-    fsdp_status st = fsdp_run_list(opts->path, NULL, &steps, &missing);
+    fsdp_status st = fsdp_run_list(opts->path, cli_access(), &steps, &missing);
     if (st == FSDP_ERR_NOT_FOUND)
         return FSDP_OK;
     if (st != FSDP_OK)
@@ -152,7 +152,7 @@ static fsdp_status save_state(maker *m, fsdp_error *err)
     save.kind = opts->kind;
     save.compress = opts->compress;
     save.level = opts->level;
-    save.skip_fsync = opts->no_sync;
+    save.skip_fsync = opts->skip_fsync;
     save.threads = opts->common.jobs;
     save.memory = opts->common.memory;
     save.step = &m->step;
@@ -213,7 +213,7 @@ static fsdp_status make_once(maker *m, fsdp_error *err)
     return fsdp_ctl_agree(m->ctl, st, err);
 }
 
-static fsdp_status make_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status make_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const make_job *job = user;
     maker m = {.job = job, .ctl = ctl};

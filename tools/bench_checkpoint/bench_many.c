@@ -26,7 +26,7 @@ static int64_t plan_ranks(const fsdp_checkpoint *checkpoint)
             fsdp_box box;
             size_t boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
             for (size_t part = 0; part < boxes; part++) {
-                fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+                fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
                 elements += fsdp_box_count(&box);
             }
         }
@@ -37,7 +37,8 @@ static fsdp_status time_plan(const char *path, bench_times *times, fsdp_error *e
 {
     fsdp_checkpoint *checkpoint = NULL;
     bench_clock began = bench_now();
-    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    FSDP_TRY(
+        fsdp_checkpoint_open(path, &(fsdp_open_opts){.access = *cli_access()}, &checkpoint, err));
     int64_t elements = plan_ranks(checkpoint);
     bench_add_time(times, &began);
     fsdp_checkpoint_close(checkpoint);

@@ -12,7 +12,7 @@ enum { FROM = 8, TO = 6 };
 
 typedef struct reshard_job {
     const bench_options *opts;
-    bool no_verify;
+    bool skip_verify;
     char dir[BENCH_PATH], from[BENCH_PATH], to[BENCH_PATH];
     bench_child_result *worst; /* of the conversions: largest peak, bytes read */
 } reshard_job;
@@ -34,8 +34,9 @@ static fsdp_status convert(void *user, bench_child_result *result, fsdp_error *e
 {
     const reshard_job *job = user;
     fsdp_convert_opts convert = {.kind = FSDP_SHARDED,
+                                 .open.access = *cli_access(),
                                  .world = TO,
-                                 .no_verify = job->no_verify,
+                                 .skip_verify = job->skip_verify,
                                  .threads = job->opts->common.jobs,
                                  .memory = job->opts->common.memory};
     int64_t read_before = bench_bytes_read();
@@ -126,6 +127,6 @@ fsdp_status bench_reshard_rows(const bench_options *opts, const char *dir, fsdp_
     bench_path(job.to, dir, "to");
     FSDP_TRY(bench_in_child(save_source, &job, &ignored, err));
     FSDP_TRY(measure_row(&job, "reshard-8-6", err));
-    job.no_verify = true;
+    job.skip_verify = true;
     return measure_row(&job, "reshard-8-6-noverify", err);
 }

@@ -120,7 +120,7 @@ typedef struct model_save {
     const char *path;
 } model_save;
 
-static fsdp_status save_model_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_model_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const model_save *job = user;
     fsdp_sd *sd = NULL;
@@ -146,7 +146,8 @@ fsdp_status bench_prove_path(const char *path, uint64_t seed, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
     bench_proof proof = {.seed = seed};
-    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    FSDP_TRY(
+        fsdp_checkpoint_open(path, &(fsdp_open_opts){.access = *cli_access()}, &checkpoint, err));
     fsdp_status st = bench_prove(checkpoint, &proof, err);
     fsdp_checkpoint_close(checkpoint);
     return st;

@@ -156,7 +156,7 @@ static fsdp_status measure_rows(save_rank *r, fsdp_error *err)
     return measure_row(r, false, err);
 }
 
-static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     save_rank r = {.job = user, .ctl = ctl, .rank = fsdp_ctl_rank(ctl)};
     fsdp_error ignored;

@@ -232,10 +232,9 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
         common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, progress_modes);
         return 0;
     case KEY_SANDBOX:
-        if (cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS)
-            fsdp_sandbox_by_limits_only();
+        cli_access()->limits_only = cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS;
         return 0;
-    case KEY_LINKS: fsdp_follow_links(); return 0;
+    case KEY_LINKS: cli_access()->follow_links = true; return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }

@@ -176,13 +176,13 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
-/* Opens PATH, or the newest good checkpoint when it is a run directory. Skipped ones are named, and so is
- * what an interrupted overwrite set aside, when that is taken. */
-fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
-                                fsdp_error *err);
-/* Like cli_open_checkpoint, with opts. */
-fsdp_status cli_open_with(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
-                          fsdp_checkpoint **checkpoint_out, fsdp_error *err);
+/* --follow-links and --sandbox: filled in as options are parsed, for every call that opens a path. */
+fsdp_access *cli_access(void);
+
+/* Opens PATH, or the newest good checkpoint when it is a run directory, with cli_access() and the rest of
+ * opts, which may be NULL. Skipped ones are named, and so is one that an interrupted overwrite set aside. */
+fsdp_status cli_open_checkpoint(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
+                                fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 /* Like cli_open_checkpoint, but a run's newest checkpoint whose data was read and is right, as in a load. */
 fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                               fsdp_error *err);

@@ -130,7 +130,7 @@ static fsdp_status check_place(const char *path, fsdp_error *err)
                              "the log '%s' would be at or in '%s', which is read or written: give "
                              "it another place",
                              path, worked_on.paths[i]);
-    if (find_place(path, true, parent) && fsdp_path_has_manifest(parent, NULL))
+    if (find_place(path, true, parent) && fsdp_path_has_manifest(parent, cli_access()))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the log '%s' would be in a checkpoint: give it another place", path);
     return FSDP_OK;

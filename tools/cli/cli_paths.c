@@ -20,10 +20,16 @@ static bool holds(const char *directory, const char *name)
     return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
 }
 
+fsdp_access *cli_access(void)
+{
+    static fsdp_access given;
+    return &given;
+}
+
 bool cli_is_run(const char *path)
 {
     bool is_run = false;
-    return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
+    return fsdp_path_is_run(path, cli_access(), &is_run, NULL) == FSDP_OK && is_run;
 }
 
 static fsdp_status fail_inside(const char *path, const char *directory, fsdp_error *err)
@@ -84,7 +90,7 @@ fsdp_status cli_check_not_inside(const char *path, fsdp_error *err)
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || n == 0 || n >= PATH_MAX)
         return FSDP_OK;
     snprintf(directory, sizeof directory, "%.*s", n, slash ? path : ".");
-    if (fsdp_path_has_manifest(directory, NULL))
+    if (fsdp_path_has_manifest(directory, cli_access()))
         return fail_inside(path, directory, err);
     FSDP_TRY(check_dcp(path, name, directory, err));
     FSDP_TRY(check_beside_weights(path, name, directory, err));

@@ -162,7 +162,7 @@ fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err)
 {
     if (cli_is_run(path))
         return FSDP_OK;
-    if (!fsdp_path_has_manifest(path, NULL))
+    if (!fsdp_path_has_manifest(path, cli_access()))
         return cli_check_not_inside(path, err);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                      "'%s' is a checkpoint, not a run: a run is a directory with checkpoints in it",
@@ -186,21 +186,18 @@ static fsdp_status open_checkpoint(const char *path, const fsdp_open_opts *opts,
     if (is_run)
         opened_run = path;
     char *resolved = NULL;
-    FSDP_TRY(is_run ? fsdp_run_latest(path, level, watch, NULL, &resolved, err)
-                    : fsdp_checkpoint_resolve(path, NULL, watch, &resolved, err));
-    fsdp_status st = fsdp_checkpoint_open_with(resolved, opts, checkpoint_out, err);
+    fsdp_open_opts open = opts ? *opts : (fsdp_open_opts){0};
+    open.access = *cli_access();
+    FSDP_TRY(is_run ? fsdp_run_latest(path, level, watch, &open.access, &resolved, err)
+                    : fsdp_checkpoint_resolve(path, watch, &open.access, &resolved, err));
+    fsdp_status st = fsdp_checkpoint_open(resolved, &open, checkpoint_out, err);
     fsdp_string_free(resolved);
     return st;
 }
 
-fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch,
-                                fsdp_checkpoint **checkpoint_out, fsdp_error *err)
-{
-    return open_checkpoint(path, NULL, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
-}
-
-fsdp_status cli_open_with(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
-                          fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+fsdp_status cli_open_checkpoint(const char *path, const fsdp_open_opts *opts,
+                                const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
+                                fsdp_error *err)
 {
     return open_checkpoint(path, opts, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
 }

@@ -185,7 +185,8 @@ static void add_regrouped(left_out *left)
     }
     if (candidates == 0 || left->failed)
         return;
-    left->failed = fsdp_checkpoint_open(left->opts->to, NULL, &result, NULL) != FSDP_OK;
+    fsdp_open_opts open = {.access = *cli_access()};
+    left->failed = fsdp_checkpoint_open(left->opts->to, &open, &result, NULL) != FSDP_OK;
     if (!left->failed && left->plan->renamed == 0)
         add_groups(left, fsdp_checkpoint_sd(result));
     else if (!left->failed)
@@ -247,7 +248,7 @@ static bool can_map(const fsdp_select_opts *select)
  * values that a cast did not fit differ; an .npy has no name to compare by. */
 static bool can_compare(const convert_options *opts)
 {
-    return !opts->convert.from_format && strcmp(opts->convert.format, "npy") != 0 &&
+    return !opts->convert.open.format && strcmp(opts->convert.format, "npy") != 0 &&
            opts->cast.overflows == 0 && fsdp_checkpoint_missing_count(opts->source) == 0 &&
            can_map(&opts->convert.select);
 }

@@ -101,18 +101,18 @@ static const cli_words words[] = {{"to", formats},
 
 static void list_words(void)
 {
-    for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format(i); i++)
-        formats[i] = fsdp_convert_format(i);
-    for (size_t i = 0; i + 1 < MOST_DTYPES && fsdp_castable(i); i++)
-        dtypes[i + 1] = fsdp_castable(i);
+    for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format_at(i); i++)
+        formats[i] = fsdp_convert_format_at(i);
+    for (size_t i = 0; i + 1 < MOST_DTYPES && fsdp_castable_at(i); i++)
+        dtypes[i + 1] = fsdp_castable_at(i);
     for (size_t i = 0; i < MOST_FORMATS && fsdp_checkpoint_format_at(i); i++)
         sources[i] = fsdp_checkpoint_format_at(i);
 }
 
 static void list_known(fsdp_text *known)
 {
-    for (size_t i = 0; fsdp_convert_format(i); i++)
-        fsdp_text_addf(known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format(i));
+    for (size_t i = 0; fsdp_convert_format_at(i); i++)
+        fsdp_text_addf(known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format_at(i));
 }
 
 _Noreturn static void refuse_format_of(const char *to, const char *suffix)
@@ -133,9 +133,9 @@ _Noreturn static void refuse_format(const char *text)
 
 static const char *parse_format(const char *text)
 {
-    for (size_t i = 0; fsdp_convert_format(i); i++)
-        if (strcmp(text, fsdp_convert_format(i)) == 0)
-            return fsdp_convert_format(i);
+    for (size_t i = 0; fsdp_convert_format_at(i); i++)
+        if (strcmp(text, fsdp_convert_format_at(i)) == 0)
+            return fsdp_convert_format_at(i);
     refuse_format(text);
 }
 
@@ -156,7 +156,7 @@ static void choose_format(convert_options *opts)
 {
     fsdp_convert_opts *convert = &opts->convert;
     bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
-                convert->compress || convert->no_view;
+                convert->compress || convert->skip_view;
     const char *named = fsdp_convert_format_of(opts->to);
     if (convert->format) {
         if (strcmp(convert->format, "npz") == 0 && strcmp(named, "npy") == 0)
@@ -181,7 +181,7 @@ static void check_format(const convert_options *opts)
         cli_usage_error("--kind is for --to fsdp, not for %s", format);
     if (convert->compress && strcmp(format, "hdf5") != 0)
         cli_usage_error("--compress is for --to fsdp or hdf5, not for %s", format);
-    if (convert->no_view)
+    if (convert->skip_view)
         cli_usage_error("--no-view is for --to fsdp, not for %s", format);
     if (convert->max_shard_bytes > 0 && strcmp(format, "hf") != 0)
         cli_usage_error("--max-shard-size is for --to hf, not for %s", format);
@@ -283,6 +283,7 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
     convert->select.exclude = opts->common.exclude;
     convert->threads = opts->common.jobs;
     convert->memory = opts->common.memory;
+    convert->open.access = *cli_access();
 }
 
 static error_t parse_argument(convert_options *opts, char *arg, const struct argp_state *state)
@@ -321,9 +322,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         convert->select.dtype_rules = opts->dtype_rules;
         return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
-    case KEY_FROM: convert->from_format = sources[cli_parse_word("--from", arg, sources)]; return 0;
-    case KEY_ALLOW_MISSING: convert->allow_missing = arg; return 0;
-    case KEY_STRICT: convert->allow_missing = NULL; return 0;
+    case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
+    case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
+    case KEY_STRICT: convert->open.allow_missing = NULL; return 0;
     case KEY_COPY_FROM: convert->copy_from = arg; return 0;
     case KEY_COPY_CODE: convert->copy_code = true; return 0;
     case KEY_TIED: convert->tied = (fsdp_tied)cli_parse_word("--tied", arg, ties); return 0;
@@ -357,10 +358,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         convert->compress = true;
         convert->level = cli_parse_compress(arg);
         return 0;
-    case KEY_NO_VERIFY: convert->no_verify = true; return 0;
+    case KEY_NO_VERIFY: convert->skip_verify = true; return 0;
     case KEY_OVERWRITE: convert->overwrite = true; return 0;
-    case KEY_NO_SYNC: convert->no_sync = true; return 0;
-    case KEY_NO_VIEW: convert->no_view = true; return 0;
+    case KEY_NO_SYNC: convert->skip_fsync = true; return 0;
+    case KEY_NO_VIEW: convert->skip_view = true; return 0;
     case KEY_PLAN_OUT: opts->plan_out = arg; return 0;
     case KEY_APPLY: opts->apply = arg; return 0;
     case KEY_RESUME: convert->resume = true; return 0;

@@ -143,7 +143,7 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
         fsdp_text_addf(text, "\"written\": false");
     else
         fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f",
-                       opts->convert.no_verify ? "false" : "true", outcome->seconds);
+                       opts->convert.skip_verify ? "false" : "true", outcome->seconds);
     if (outcome->digests.size > 0)
         fsdp_text_addf(text, ",\n \"sha256\": {%.*s}", (int)outcome->digests.size,
                        outcome->digests.data);
@@ -193,6 +193,7 @@ void convert_add_done(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text, "(%s), ", cli_rate(plan->bytes_written, seconds, number));
     if (plan->cast_tensors > 0)
         convert_add_cast_result(text, &opts->cast);
-    fsdp_text_addf(text, "%s\n", opts->convert.no_verify ? "not verified" : "verified by re-read");
+    fsdp_text_addf(text, "%s\n",
+                   opts->convert.skip_verify ? "not verified" : "verified by re-read");
     convert_add_next(text, opts, info, plan);
 }

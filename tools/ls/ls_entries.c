@@ -93,8 +93,8 @@ static bool same_boxes(const fsdp_entry *tensor, int a, int b)
         return false;
     for (size_t i = 0; i < count; i++) {
         fsdp_box box_a, box_b;
-        fsdp_layout_box(&tensor->layout, tensor->ndim, tensor->shape, a, i, &box_a);
-        fsdp_layout_box(&tensor->layout, tensor->ndim, tensor->shape, b, i, &box_b);
+        fsdp_layout_box_at(&tensor->layout, tensor->ndim, tensor->shape, a, i, &box_a);
+        fsdp_layout_box_at(&tensor->layout, tensor->ndim, tensor->shape, b, i, &box_b);
         if (!fsdp_box_equal(&box_a, &box_b))
             return false;
     }
@@ -116,7 +116,7 @@ static void add_ranks(fsdp_text *text, const fsdp_entry *tensor, int first, int 
                    cli_bytes(fsdp_entry_local_bytes(tensor, first), number));
     for (size_t i = 0; i < count; i++) {
         fsdp_box box;
-        fsdp_layout_box(&tensor->layout, tensor->ndim, tensor->shape, first, i, &box);
+        fsdp_layout_box_at(&tensor->layout, tensor->ndim, tensor->shape, first, i, &box);
         fsdp_text_add(text, " ", 1);
         add_box(text, &box);
     }
@@ -130,7 +130,8 @@ static void add_places(fsdp_text *text, const ls_listing *listing, size_t number
     fsdp_box box;
     char bytes[CLI_NUMBER];
     int in;
-    for (size_t i = 0; fsdp_checkpoint_stored_box(listing->checkpoint, number, i, &box, &in); i++) {
+    for (size_t i = 0; fsdp_checkpoint_stored_box_at(listing->checkpoint, number, i, &box, &in);
+         i++) {
         fsdp_checkpoint_file file;
         int64_t size = fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(tensor->dtype);
         fsdp_checkpoint_file_at(listing->checkpoint, in, &file);

@@ -118,7 +118,7 @@ static void add_boxes(fsdp_text *text, const ls_listing *listing, const fsdp_ent
         size_t boxes = fsdp_layout_box_count(&tensor->layout, tensor->ndim, tensor->shape, rank);
         for (size_t i = 0; i < boxes; i++) {
             fsdp_box box;
-            fsdp_layout_box(&tensor->layout, tensor->ndim, tensor->shape, rank, i, &box);
+            fsdp_layout_box_at(&tensor->layout, tensor->ndim, tensor->shape, rank, i, &box);
             fsdp_text_addf(text, "%s{\"rank\": %d, \"offset\": ", is_first ? "" : ", ", rank);
             add_numbers(text, box.ndim, box.lo);
             fsdp_text_addf(text, ", \"shape\": ");
@@ -136,7 +136,8 @@ static void add_places(fsdp_text *text, const ls_listing *listing, size_t number
     fsdp_box box;
     int in;
     fsdp_text_addf(text, ", \"boxes\": [");
-    for (size_t i = 0; fsdp_checkpoint_stored_box(listing->checkpoint, number, i, &box, &in); i++) {
+    for (size_t i = 0; fsdp_checkpoint_stored_box_at(listing->checkpoint, number, i, &box, &in);
+         i++) {
         fsdp_checkpoint_file file;
         fsdp_checkpoint_file_at(listing->checkpoint, in, &file);
         fsdp_text_addf(text, "%s{\"file\": ", i > 0 ? ", " : "");

@@ -9,7 +9,7 @@
 static size_t stored_boxes(const ls_listing *listing, size_t number)
 {
     size_t count = 0;
-    while (fsdp_checkpoint_stored_box(listing->checkpoint, number, count, NULL, NULL))
+    while (fsdp_checkpoint_stored_box_at(listing->checkpoint, number, count, NULL, NULL))
         count++;
     return count;
 }

@@ -111,7 +111,7 @@ static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first
     FSDP_TRY(counted->visit(counted->user, entry, first, count, data, err));
     listing->done += count * (int64_t)fsdp_dtype_size(entry->dtype);
     fsdp_printable(entry->name, entry->name_size, name, sizeof name);
-    listing->watch.progress(listing->watch.user, listing->done, listing->total, name);
+    listing->watch.progress(listing->watch.context, listing->done, listing->total, name);
     return cli_check_stop(err);
 }
 

@@ -26,7 +26,7 @@ static void add_age(fsdp_text *text, const char *path)
     char manifest[4096];
     struct stat info;
     int n = snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
-    if (n < 0 || (size_t)n >= sizeof manifest || !fsdp_path_has_manifest(path, NULL) ||
+    if (n < 0 || (size_t)n >= sizeof manifest || !fsdp_path_has_manifest(path, cli_access()) ||
         stat(manifest, &info) != 0)
         return;
     int64_t age = (int64_t)time(NULL) - (int64_t)info.st_mtime;

@@ -51,7 +51,7 @@ static bool visit(const fsdp_sd *sd, size_t i, int rank, bool fill)
     unsigned char *at = entry->data;
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         for (int64_t k = 0; k < fsdp_box_count(&box); k++) {
             int64_t left = k, lo[FSDP_MAX_DIMS] = {0};
             for (int d = box.ndim - 1; d >= 0; d--) {
@@ -74,7 +74,11 @@ static void add(fsdp_sd *sd, const char *name, size_t name_size, fsdp_dtype dtyp
                 const int64_t *shape, const fsdp_mesh *mesh, const fsdp_placement *placements)
 {
     fsdp_error err = {0};
-    must(fsdp_sd_add_sharded(sd, name, name_size, dtype, ndim, shape, mesh, placements, NULL, &err),
+    fsdp_layout layout = {.mesh = mesh};
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
+        layout.placement[i] = placements[i];
+    must(fsdp_sd_add_tensor(sd, name, name_size, &(fsdp_tensor){dtype, ndim, shape, layout, NULL},
+                            &err),
          &err);
 }
 
@@ -178,7 +182,14 @@ static void add_flat(fsdp_sd *sd, const fsdp_mesh *mesh, int rank)
                                            {FSDP_NAME("flat.bias"), 1, line, 23},
                                            {FSDP_NAME("flat.scale"), 0, NULL, 55}};
     static float chunks[4][15];
-    must(fsdp_sd_add_flat(sd, FSDP_NAME("flat"), FSDP_F32, mesh, rank, 60, parts, 3, chunks[rank],
+    must(fsdp_sd_add_flat(sd, FSDP_NAME("flat"),
+                          &(fsdp_flat_buffer){.dtype = FSDP_F32,
+                                              .mesh = mesh,
+                                              .rank = rank,
+                                              .count = 60,
+                                              .parts = parts,
+                                              .part_count = 3,
+                                              .data = chunks[rank]},
                           &err),
          &err);
 }
@@ -191,8 +202,8 @@ static void add_irregular(fsdp_sd *sd)
                                           {1, {2, {3, 0}, {1, 6}}},
                                           {3, {2, {4, 0}, {2, 6}}}};
     const fsdp_layout layout = {.kind = FSDP_LAYOUT_BOXES, .boxes = boxes, .box_count = 4};
-    must(fsdp_sd_add_tensor(sd, FSDP_NAME("irregular"), FSDP_U8, 2, (int64_t[]){6, 6}, &layout,
-                            NULL, &err),
+    must(fsdp_sd_add_tensor(sd, FSDP_NAME("irregular"),
+                            &(fsdp_tensor){FSDP_U8, 2, (int64_t[]){6, 6}, layout, NULL}, &err),
          &err);
 }
 
@@ -261,7 +272,7 @@ typedef struct save_job {
     const char *path;
 } save_job;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const save_job *job = user;
     static const int64_t step = STEP;

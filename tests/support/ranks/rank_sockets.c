@@ -43,7 +43,7 @@ static void *run_rank(void *user)
     outcome->status = fsdp_rendezvous(&spec, &ctl, &outcome->err);
     if (outcome->status == FSDP_OK) {
         fsdp_ctl_set_deadline(ctl, rank->deadline_ms);
-        outcome->status = rank->body(ctl, rank->user, &outcome->err);
+        outcome->status = rank->body(rank->user, ctl, &outcome->err);
     }
     fsdp_ctl_free(ctl);
     return NULL;

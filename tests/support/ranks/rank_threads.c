@@ -49,7 +49,7 @@ typedef struct tcp_world {
     void *user;
 } tcp_world;
 
-static fsdp_status run_tcp_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status run_tcp_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const tcp_world *world = user;
     int number = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);

@@ -118,7 +118,7 @@ static fsdp_status run_round(round *now, uint64_t kind, fsdp_error *err)
     return kinds[kind % (sizeof kinds / sizeof *kinds)](now, err);
 }
 
-fsdp_status run_ctl_rounds(fsdp_ctl *ctl, void *user, fsdp_error *err)
+fsdp_status run_ctl_rounds(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const ctl_rounds *rounds = user;
     uint64_t state = rounds->seed, n = (uint64_t)fsdp_ctl_size(ctl);

@@ -12,6 +12,6 @@ typedef struct ctl_rounds {
 } ctl_rounds;
 
 /* An fsdp_rank_body; user is a const ctl_rounds. Every value that arrives is checked. */
-fsdp_status run_ctl_rounds(fsdp_ctl *ctl, void *user, fsdp_error *err);
+fsdp_status run_ctl_rounds(void *user, fsdp_ctl *ctl, fsdp_error *err);
 
 #endif

@@ -93,13 +93,18 @@ static hid_t chunked(int ndim, const hsize_t *chunk)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static fsdp_source *open_source(void)
+static fsdp_source *open_trusting(unsigned trust)
 {
     fsdp_error err = {0};
     fsdp_source *source = NULL;
-    ASSERT_OK(fsdp_source_open(NULL, path, NULL, &source, &err));
+    ASSERT_OK(fsdp_source_open(fsdp_io_posix_trusting(trust), path, NULL, &source, &err));
     cr_assert_str_eq(fsdp_source_format(source), "hdf5");
     return source;
+}
+
+static fsdp_source *open_source(void)
+{
+    return open_trusting(0);
 }
 
 static void expect_refusal(fsdp_status status, const char *why)
@@ -526,8 +531,7 @@ Test(hdf5_read, a_kernel_without_seccomp_stops_it_unless_limits_are_enough)
     H5Fclose(file);
     forbid_seccomp();
     expect_refusal(FSDP_ERR_REFUSED, "--sandbox=rlimit");
-    fsdp_hdf5_set_sandbox(FSDP_HDF5_RLIMIT);
-    fsdp_source *source = open_source();
+    fsdp_source *source = open_trusting(FSDP_TRUST_LIMITS);
     expect_numbers(source, 0, &whole);
     fsdp_source_close(source);
 }
@@ -575,7 +579,7 @@ static int run_behind_walls(void (*attempt)(void))
     if (child == 0) {
         fsdp_error err = {0};
         int channel = 0;
-        if (fsdp_hdf5_sandbox_enter(&channel, &err) != FSDP_OK)
+        if (fsdp_hdf5_sandbox_enter(&channel, false, &err) != FSDP_OK)
             _exit(2);
         attempt();
     }

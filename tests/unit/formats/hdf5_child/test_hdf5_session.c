@@ -37,7 +37,7 @@ static fsdp_status read_bytes(void *user, void *data, size_t size, int64_t offse
 static void start_patient(int64_t deadline_ms)
 {
     fsdp_error err = {0};
-    const fsdp_h5_file_view view = {"x.h5", sizeof file_bytes - 1, read_bytes, NULL};
+    const fsdp_h5_file_view view = {"x.h5", sizeof file_bytes - 1, read_bytes, NULL, false};
     shared = fsdp_alloc(1, FSDP_H5_SHARED);
     cr_assert(shared && socketpair(AF_UNIX, SOCK_SEQPACKET, 0, channels) == 0);
     ASSERT_OK(fsdp_h5_session_adopt(&view, channels[0], shared, deadline_ms, &session, &err));

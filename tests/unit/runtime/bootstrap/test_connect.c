@@ -41,7 +41,7 @@ static void use_up_files(int left)
 }
 
 /* Rank 2 can open its listener, but cannot connect to any rank. */
-static fsdp_status connect_without_files(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status connect_without_files(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     findings *found = user;
     int fds[RANKS], rank = fsdp_ctl_rank(ctl);
@@ -116,7 +116,7 @@ static fsdp_status send_after_strangers(fsdp_ctl *ctl, int to, const void *data,
     return real_ops->send(ctl, to, data, size, until_ms, err);
 }
 
-static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status exchange_memory(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     static fsdp_ctl_ops late_ops;
     findings *found = user;

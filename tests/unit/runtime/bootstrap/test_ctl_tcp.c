@@ -209,7 +209,7 @@ Test(ctl_tcp, what_only_looks_like_a_leave_message_is_none)
 }
 
 /* Messages also go between ranks other than 0, which connect on demand. */
-static fsdp_status pass_around(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status pass_around(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     int rank = fsdp_ctl_rank(ctl), n = fsdp_ctl_size(ctl), got = -1;
     (void)user;
@@ -229,7 +229,7 @@ Test(ctl_tcp, all_ranks_reach_all_ranks)
     cr_assert_eq(run_rank_sockets(6, 20000, pass_around, NULL, &err), FSDP_OK, "%s", err.text);
 }
 
-static fsdp_status send_to_one_who_left(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status send_to_one_who_left(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     int rank = fsdp_ctl_rank(ctl), value = 0;
     (void)user;
@@ -316,7 +316,7 @@ Test(ctl_tcp, a_rendezvous_that_lacks_files_fails_at_once, .timeout = 30)
     close(stranger);
 }
 
-static fsdp_status barrier_only(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status barrier_only(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     (void)user;
     return fsdp_ctl_barrier(ctl, err);

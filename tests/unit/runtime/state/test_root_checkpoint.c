@@ -67,8 +67,9 @@ static fsdp_status make_own(const toy *net, int64_t epoch, void *drawn, fsdp_sd 
     const fsdp_value value = fsdp_value_i64(epoch);
     FSDP_TRY(fsdp_sd_create(own_out, err));
     FSDP_TRY(fsdp_sd_add_value(*own_out, FSDP_NAME("data.epoch"), &value, err));
-    FSDP_TRY(fsdp_sd_add_sharded(*own_out, FSDP_NAME("data.drawn"), FSDP_I64, 2, shape, net->mesh,
-                                 &rows, drawn, err));
+    FSDP_TRY(fsdp_sd_add_tensor(
+        *own_out, FSDP_NAME("data.drawn"),
+        &(fsdp_tensor){FSDP_I64, 2, shape, {.mesh = net->mesh, .placement = {rows}}, drawn}, err));
     return fsdp_sd_add_alias(*own_out, FSDP_NAME("data.same"), FSDP_NAME("data.drawn"), err);
 }
 
@@ -215,7 +216,7 @@ static fsdp_status load_once(toy *net, fsdp_error *err)
     int64_t step, drawn[] = {1, 2};
     char path[60];
     ops.open = count_open;
-    fsdp_root_load_opts load = {.load.io = &io, .step = &step};
+    fsdp_root_load_opts load = {.load.access.disk = &io, .step = &step};
     snprintf(path, sizeof path, "%s/once-%d", dir, fsdp_world_size(net->rank->world));
     FSDP_TRY(make_own(net, 1, drawn, &own, err));
     const fsdp_root_save_opts save = {.own = own};

@@ -227,8 +227,10 @@ static fsdp_status load_one_by_one(toy *net, fsdp_error *err)
         if (entry->kind != FSDP_ENTRY_TENSOR)
             continue;
         FSDP_TRY(fsdp_sd_create(&one, err));
-        FSDP_TRY(fsdp_sd_add_tensor(one, entry->name, entry->name_size, entry->dtype, entry->ndim,
-                                    entry->shape, &entry->layout, entry->data, err));
+        FSDP_TRY(fsdp_sd_add_tensor(
+            one, entry->name, entry->name_size,
+            &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, entry->layout, entry->data},
+            err));
         FSDP_TRY(fsdp_root_set_state(net->root, one, &parts, &report, err));
         EXPECT(report.missing_count == 7 && report.unexpected_count == 0);
         fsdp_load_report_release(&report);
@@ -270,8 +272,9 @@ static fsdp_status set_one(toy *net, const fsdp_entry *entry, fsdp_error *err)
         .part = FSDP_STATE_MODEL, .partial = true, .full_state_dict = true};
     fsdp_sd *one = NULL;
     FSDP_TRY(fsdp_sd_create(&one, err));
-    FSDP_TRY(fsdp_sd_add_tensor(one, entry->name, entry->name_size, entry->dtype, entry->ndim,
-                                entry->shape, &entry->layout, entry->data, err));
+    FSDP_TRY(fsdp_sd_add_tensor(
+        one, entry->name, entry->name_size,
+        &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, entry->layout, entry->data}, err));
     FSDP_TRY(net_set(net, &whole, one, err));
     fsdp_sd_free(one);
     return FSDP_OK;

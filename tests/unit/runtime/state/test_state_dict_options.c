@@ -12,8 +12,9 @@ static fsdp_status copy_as(fsdp_sd *to, const fsdp_entry *entry, const char *nam
 {
     if (entry->kind == FSDP_ENTRY_VALUE)
         return fsdp_sd_add_value(to, name, strlen(name), &entry->value, err);
-    return fsdp_sd_add_tensor(to, name, strlen(name), entry->dtype, entry->ndim, entry->shape,
-                              &entry->layout, entry->data, err);
+    return fsdp_sd_add_tensor(
+        to, name, strlen(name),
+        &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, entry->layout, entry->data}, err);
 }
 
 typedef const char *(*rename_entry)(const char *name, char *out, size_t room);
@@ -426,8 +427,10 @@ static fsdp_status set_diverged(toy *net, fsdp_error *err)
         FSDP_TRY(fsdp_sd_create(&sd, err));
         for (int i = first; i < first + 2; i++)
             FSDP_TRY(fsdp_sd_add_tensor(
-                sd, names[i], strlen(names[i]), FSDP_F32, 2, fsdp_param_describe(embed).shape,
-                fsdp_param_describe(embed).layout, i == 1 ? embeds : heads, err));
+                sd, names[i], strlen(names[i]),
+                &(fsdp_tensor){FSDP_F32, 2, fsdp_param_describe(embed).shape,
+                               *fsdp_param_describe(embed).layout, i == 1 ? embeds : heads},
+                err));
         FSDP_TRY(net_spoil(net, err));
         FSDP_TRY(net_set(net, &opts, sd, err));
         const float *data = fsdp_param_shard(fsdp_model_find(net->model, "embed.weight"), &box);
@@ -456,12 +459,12 @@ static fsdp_status set_scalars(toy *net, fsdp_error *err)
     fsdp_sd *sd = NULL, *live = NULL;
     FSDP_TRY(fsdp_sd_create(&sd, err));
     FSDP_TRY(fsdp_sd_add_value(sd, FSDP_NAME("optim.state.layers.0.bias.step"), &step, err));
-    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("optim.state.layers.1.bias.step"), FSDP_U8, 0, NULL,
-                                &copies, &small, err));
-    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("optim.state.embed.weight.step"), FSDP_I16, 0, NULL,
-                                &copies, &negative, err));
-    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("optim.param_groups.embed.weight.lr"), FSDP_F64, 0,
-                                NULL, &copies, &lr, err));
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("optim.state.layers.1.bias.step"),
+                                &(fsdp_tensor){FSDP_U8, 0, NULL, copies, &small}, err));
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("optim.state.embed.weight.step"),
+                                &(fsdp_tensor){FSDP_I16, 0, NULL, copies, &negative}, err));
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("optim.param_groups.embed.weight.lr"),
+                                &(fsdp_tensor){FSDP_F64, 0, NULL, copies, &lr}, err));
     FSDP_TRY(fsdp_sd_add_value(sd, FSDP_NAME("model.norm.count"), &count, err));
     FSDP_TRY(net_set(net, &opts, sd, err));
     FSDP_TRY(net_get(net, NULL, &live, err));
@@ -681,8 +684,13 @@ static fsdp_status refuse_entry(toy *net, const char *name, fsdp_dtype dtype, in
     if (dtype == FSDP_DTYPE_NONE)
         FSDP_TRY(fsdp_sd_add_value(sd, name, strlen(name), &text, err));
     else
-        FSDP_TRY(fsdp_sd_add_sharded(sd, name, strlen(name), dtype, 1, &rows, net->mesh, &cut,
-                                     rows == 7 ? NULL : memory, err));
+        FSDP_TRY(fsdp_sd_add_tensor(sd, name, strlen(name),
+                                    &(fsdp_tensor){dtype,
+                                                   1,
+                                                   &rows,
+                                                   {.mesh = net->mesh, .placement = {cut}},
+                                                   rows == 7 ? NULL : memory},
+                                    err));
     EXPECT_REFUSAL(net_set(net, &opts, sd, why), words);
     fsdp_sd_free(sd);
     return FSDP_OK;

@@ -185,10 +185,12 @@ static fsdp_status send_unfitting(toy *net, fsdp_error *err)
     fsdp_box box;
     FSDP_TRY(empty_dict(&sd, err));
     if (rank_of(net) == 0) {
-        FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.layers.0.bias"), FSDP_F32, 1,
-                                    (int64_t[]){5}, &alone, values, err));
-        FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.layers.9.bias"), FSDP_F32, 1,
-                                    (int64_t[]){5}, &alone, values, err));
+        FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.layers.0.bias"),
+                                    &(fsdp_tensor){FSDP_F32, 1, (int64_t[]){5}, alone, values},
+                                    err));
+        FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.layers.9.bias"),
+                                    &(fsdp_tensor){FSDP_F32, 1, (int64_t[]){5}, alone, values},
+                                    err));
     }
     EXPECT_REFUSAL(fsdp_root_set_state(net->root, sd, &sent, NULL, why),
                    "1 unexpected: 'model.layers.9.bias'");
@@ -425,9 +427,10 @@ static fsdp_status follow_master(toy *net, fsdp_error *err)
         if (entry->kind == FSDP_ENTRY_VALUE)
             FSDP_TRY(fsdp_sd_add_value(part, entry->name, entry->name_size, &entry->value, err));
         else if (!strstr(entry->name, "master") && strncmp(entry->name, "optim", 5) == 0)
-            FSDP_TRY(fsdp_sd_add_tensor(part, entry->name, entry->name_size, entry->dtype,
-                                        entry->ndim, entry->shape, &entry->layout, entry->data,
-                                        err));
+            FSDP_TRY(fsdp_sd_add_tensor(
+                part, entry->name, entry->name_size,
+                &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, entry->layout, entry->data},
+                err));
     }
     FSDP_TRY(net_set(net, &optim, part, err));
     master = master_of(net, &sd, err);

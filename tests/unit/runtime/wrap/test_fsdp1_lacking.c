@@ -15,9 +15,10 @@ static fsdp_status leave_out(const fsdp_sd *sd, const char *suffix, fsdp_sd **sd
         bool is_left_out = entry->name_size > strlen(suffix) &&
                            strcmp(entry->name + entry->name_size - strlen(suffix), suffix) == 0;
         if (entry->kind == FSDP_ENTRY_TENSOR && !is_left_out)
-            FSDP_TRY(fsdp_sd_add_tensor(*sd_out, entry->name, entry->name_size, entry->dtype,
-                                        entry->ndim, entry->shape, &entry->layout, entry->data,
-                                        err));
+            FSDP_TRY(fsdp_sd_add_tensor(
+                *sd_out, entry->name, entry->name_size,
+                &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, entry->layout, entry->data},
+                err));
     }
     return FSDP_OK;
 }

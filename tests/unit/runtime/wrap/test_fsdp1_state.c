@@ -207,9 +207,9 @@ static fsdp_status refuse_model(toy *net, const fsdp_layout *layout, int rows, f
     fsdp_error why = {0};
     fsdp_sd *sd;
     FSDP_TRY(fsdp_sd_create(&sd, err));
-    fsdp_status status =
-        fsdp_sd_add_tensor(sd, "layers.1.weight", 15, dtype, 2, (int64_t[]){rows, NET_HIDDEN},
-                           layout, (void *)values, err);
+    fsdp_status status = fsdp_sd_add_tensor(
+        sd, "layers.1.weight", 15,
+        &(fsdp_tensor){dtype, 2, (int64_t[]){rows, NET_HIDDEN}, *layout, (void *)values}, err);
     if (status == FSDP_OK)
         status = expect_refused(set_model(net, sd, true, &why), &why, reason, err);
     if (status == FSDP_OK)
@@ -247,8 +247,10 @@ static fsdp_status refuse_half(toy *net, state_case *what, fsdp_error *err)
     (void)what;
     FSDP_TRY(fsdp_sd_create(&sd, err));
     fsdp_status status =
-        fsdp_sd_add_tensor(sd, "layers.0.weight", 15, FSDP_F32, 2,
-                           fsdp_param_describe(net->weight[0]).shape, &whole, (void *)zeros, err);
+        fsdp_sd_add_tensor(sd, "layers.0.weight", 15,
+                           &(fsdp_tensor){FSDP_F32, 2, fsdp_param_describe(net->weight[0]).shape,
+                                          whole, (void *)zeros},
+                           err);
     if (status == FSDP_OK)
         status =
             expect_refused(set_model(net, sd, false, &why), &why, "missing: 'layers.0.bias'", err);

@@ -94,7 +94,7 @@ static inline bool spoil_visit(const fsdp_entry *entry, int tensor, int rank, in
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         for (int64_t i = 0; i < fsdp_box_count(&box); i++) {
             int64_t left = i, lo[FSDP_MAX_DIMS] = {0};
             for (int d = box.ndim - 1; d >= 0; d--) {
@@ -122,8 +122,10 @@ static inline fsdp_sd *spoil_state(int world, int rank, int seed)
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
     for (int i = 0; i < SPOIL_TENSORS; i++) {
         const spoil_tensor *t = &spoil_tensors[i];
-        cr_assert_eq(fsdp_sd_add_sharded(sd, t->name, strlen(t->name), t->dtype, t->ndim, t->shape, mesh,
-                                         &t->placement, NULL, &err), FSDP_OK, "%s", err.text);
+        fsdp_tensor tensor = {.dtype = t->dtype, .ndim = t->ndim, .shape = t->shape,
+                              .layout = {.mesh = mesh, .placement = {t->placement}}};
+        cr_assert_eq(fsdp_sd_add_tensor(sd, t->name, strlen(t->name), &tensor, &err), FSDP_OK,
+                     "%s", err.text);
     }
     fsdp_value value = fsdp_value_i64(seed);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("seed"), &value, &err), FSDP_OK);
@@ -140,7 +142,7 @@ typedef struct spoil_job {
     int seed;
 } spoil_job;
 
-static inline fsdp_status spoil_save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static inline fsdp_status spoil_save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     spoil_job *job = user;
     fsdp_sd *sd = spoil_state(fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), job->seed);

@@ -38,7 +38,7 @@ static fsdp_status verify(const char *dir, last_finding *last, fsdp_verify_summa
     fsdp_error err = {0};
     *last = (last_finding){.block = -1};
     fsdp_verify_opts opts = {
-        .level = FSDP_VERIFY_DATA, .threads = 1, .finding = keep_finding, .finding_user = last};
+        .level = FSDP_VERIFY_DATA, .threads = 1, .finding = keep_finding, .finding_context = last};
     return fsdp_checkpoint_verify(spoil_path(dir), &opts, summary, &err);
 }
 
@@ -277,9 +277,11 @@ static void save_blocks(bool compress)
     cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err),
                  FSDP_OK);
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
-    cr_assert_eq(
-        fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_F32, 2, shape, mesh, &whole, NULL, &err),
-        FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_tensor(
+                     sd, FSDP_NAME("w"),
+                     &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = mesh, .placement = {whole}}, NULL},
+                     &err),
+                 FSDP_OK);
     cr_assert_eq(fsdp_sd_allocate(sd, 0, &err), FSDP_OK);
     float *data = fsdp_sd_at(sd, 0)->data;
     for (int64_t i = 0; i < shape[0] * shape[1]; i++)
@@ -300,7 +302,7 @@ static void look_at_blocks(int64_t damaged, int64_t block_rows)
                  err.text);
     for (int64_t block = 0; block * block_rows < ROWS; block++) {
         fsdp_box box = {.ndim = 2, .lo = {block * block_rows + 7}, .len = {2, 1024}};
-        fsdp_status st = fsdp_checkpoint_read(checkpoint, 0, &box, rows, FSDP_VERIFY_BLOCKS, &err);
+        fsdp_status st = fsdp_checkpoint_read(checkpoint, 0, &box, rows, FSDP_CHECK_BLOCKS, &err);
         cr_assert_eq(st, block == damaged ? FSDP_ERR_DAMAGED : FSDP_OK, "%s", err.text);
         if (block != damaged)
             continue;
@@ -408,7 +410,7 @@ Test(damage, a_shard_file_that_shrinks_while_it_is_open_is_damaged)
     fsdp_box whole = {.ndim = 2, .len = {46, 60}};
     for (int verify_mode = 0; verify_mode < 2; verify_mode++) {
         cr_assert_eq(
-            fsdp_checkpoint_read(checkpoint, 0, &whole, data, (fsdp_verify_mode)verify_mode, &err),
+            fsdp_checkpoint_read(checkpoint, 0, &whole, data, (fsdp_check_mode)verify_mode, &err),
             FSDP_ERR_DAMAGED);
         cr_assert_not_null(strstr(err.text, "shard-00001-of-00002.h5' ends at byte"), "%s",
                            err.text);
@@ -613,11 +615,11 @@ static void expect_unreadable(const char *part)
                             .user = name};
     cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
     fsdp_sd *sd = NULL;
-    fsdp_load_opts opts = {.io = io};
+    fsdp_load_opts opts = {.access.disk = io};
     cr_assert_eq(fsdp_load_full(spoil_path("c"), &opts, &sd, &err), FSDP_ERR_IO, "%s", err.text);
     cr_assert_eq(err.errnum, EACCES);
     cr_assert_not_null(strstr(err.text, part), "%s", err.text);
-    fsdp_verify_opts look = {.finding = keep_finding, .finding_user = &last, .io = io};
+    fsdp_verify_opts look = {.finding = keep_finding, .finding_context = &last, .access.disk = io};
     fsdp_status st = fsdp_checkpoint_verify(spoil_path("c"), &look, NULL, &err);
     cr_assert_eq(st, FSDP_ERR_IO, "%s", err.text);
     cr_assert_eq(last.unreadable, strcmp(part, "manifest.json") == 0 ? 0 : 1);
@@ -667,7 +669,7 @@ static void expect_view_fault(const char *words)
     fsdp_error err = {0};
     last_finding last = {0};
     fsdp_verify_opts deep = {
-        .level = FSDP_VERIFY_DEEP, .finding = keep_finding, .finding_user = &last};
+        .level = FSDP_VERIFY_DEEP, .finding = keep_finding, .finding_context = &last};
     fsdp_status st = fsdp_checkpoint_verify(spoil_path("v"), &deep, NULL, &err);
     cr_assert_eq(st, words ? FSDP_DIFFERS : FSDP_OK, "%s", err.text);
     cr_assert(!words || (strcmp(last.file, "index.h5") == 0 && strstr(last.text, words)), "%s",

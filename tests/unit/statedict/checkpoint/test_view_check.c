@@ -50,7 +50,9 @@ static described describe(int count, int ranks, int aliases)
     for (int i = 0; i < count; i++) {
         int n = snprintf(name, sizeof name, "model.layers.%d.weight", i);
         cr_assert_eq(
-            fsdp_sd_add_sharded(sd, name, (size_t)n, FSDP_F32, 2, shape, mesh, &cut, NULL, NULL),
+            fsdp_sd_add_tensor(
+                sd, name, (size_t)n,
+                &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = mesh, .placement = {cut}}, NULL}, NULL),
             FSDP_OK);
     }
     for (int i = 0; i < aliases; i++) {

@@ -157,7 +157,7 @@ Test(commit, a_staging_that_cannot_be_removed_is_told_with_the_reason_it_is_give
 {
     char dir[] = "/tmp/fsdp-commit-XXXXXX", path[64];
     fsdp_io_ops ops = *fsdp_io_posix()->ops;
-    fsdp_io io = {&ops};
+    fsdp_io io = {.ops = &ops};
     fsdp_staging staging;
     fsdp_error err = {0};
     ops.remove_tree = fail_to_remove;
@@ -293,17 +293,17 @@ Test(commit, long_work_on_a_step_refreshes_the_lease)
     fsdp_staging staging;
     fsdp_file_info before, after;
     int called = 0;
-    fsdp_watch callers = {.user = &called, .progress = count_progress};
+    fsdp_watch callers = {.context = &called, .progress = count_progress};
     cr_assert_eq(
         fsdp_staging_begin(io, STEP, &(fsdp_staging_opts){.durable = true}, &staging, NULL),
         FSDP_OK);
     fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
     staging.keeper.refresh_ms = 0; /* a refresh is due */
-    cr_assert_eq(watch.progress(watch.user, 1, 2, "x"), 1);
+    cr_assert_eq(watch.progress(watch.context, 1, 2, "x"), 1);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &after), 0);
     cr_assert_neq(before.node, after.node);
-    cr_assert_eq(watch.progress(watch.user, 2, 2, "x"), 2);
+    cr_assert_eq(watch.progress(watch.context, 2, 2, "x"), 2);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
     cr_assert_eq(before.node, after.node, "not at every call");
     fsdp_staging_abandon(&staging, NULL);
@@ -317,14 +317,14 @@ Test(commit, long_work_on_a_step_stops_when_its_lease_is_lost)
     fsdp_staging staging;
     fsdp_error err = {0};
     int called = 0;
-    fsdp_watch callers = {.user = &called, .progress = count_progress};
+    fsdp_watch callers = {.context = &called, .progress = count_progress};
     cr_assert_eq(
         fsdp_staging_begin(io, STEP, &(fsdp_staging_opts){.durable = true}, &staging, NULL),
         FSDP_OK);
     fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
     cr_assert_eq(io->ops->unlink(io, "/run/.lock"), 0);
     staging.keeper.refresh_ms = 0;
-    cr_assert_neq(watch.progress(watch.user, 1, 2, "x"), 0);
+    cr_assert_neq(watch.progress(watch.context, 1, 2, "x"), 0);
     cr_assert_eq(called, 0);
     cr_assert_eq(fsdp_staging_judge(&staging, FSDP_ERR_CANCELLED, &err), FSDP_ERR_EXISTS);
     cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);
@@ -716,9 +716,12 @@ Test(commit, retention_removes_markers_from_the_steps_that_stay)
     const fsdp_retention policy = {.keep_last = 2};
     save_and_die(sim, "/run/step-00000001", 1);
     save_and_die(sim, "/run/step-00000002", 2);
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, NULL, NULL, NULL, sim, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, &(fsdp_retain_opts){.access.disk = sim}, NULL),
+                 FSDP_OK);
     cr_assert(has_marker(sim, "/run/step-00000001"), "a dry run changes nothing");
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, sim, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy,
+                                 &(fsdp_retain_opts){.apply = true, .access.disk = sim}, NULL),
+                 FSDP_OK);
     cr_assert_not(has_marker(sim, "/run/step-00000001"));
     cr_assert_not(has_marker(sim, "/run/step-00000002"));
     cr_assert_eq(tiny_read(sim, "/run/step-00000001"), 1);
@@ -729,7 +732,7 @@ Test(commit, repair_removes_a_marker_and_says_so)
 {
     fsdp_io *sim = tiny_disk();
     fsdp_verify_summary summary;
-    fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA, .io = sim};
+    fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA, .access.disk = sim};
     fsdp_error err = {0};
     save_and_die(sim, "/run/c", 1);
     cr_assert_eq(fsdp_checkpoint_verify("/run/c", &opts, &summary, &err), FSDP_OK, "%s", err.text);

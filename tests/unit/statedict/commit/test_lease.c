@@ -360,7 +360,7 @@ Test(lease, a_holder_that_is_soon_done_is_waited_for, .timeout = 60)
     fsdp_lease *lease;
     fsdp_error err = {0};
     talk all = {.stop_after = 1 << 30};
-    fsdp_watch watch = {.user = &all, .progress = take_progress, .notice = take_notice};
+    fsdp_watch watch = {.context = &all, .progress = take_progress, .notice = take_notice};
     fsdp_lease_set_patience(30000);
     pid_t child = start_holder(900000);
     cr_assert_eq(fsdp_lease_take(NULL, run, &lease, NULL), FSDP_ERR_EXISTS);
@@ -375,7 +375,7 @@ Test(lease, who_holds_it_is_told_while_it_is_waited_for_and_the_wait_can_be_stop
 {
     fsdp_error err = {0};
     talk all = {.stop_after = 6};
-    fsdp_watch watch = {.user = &all, .progress = take_progress, .notice = take_notice};
+    fsdp_watch watch = {.context = &all, .progress = take_progress, .notice = take_notice};
     fsdp_lease *mine = must_take(), *lease;
     fsdp_lease_set_patience(60000);
     cr_assert_eq(fsdp_lease_await(NULL, run, &watch, &lease, &err), FSDP_ERR_CANCELLED);

@@ -92,7 +92,7 @@ static void keep_notice(void *user, const char *text)
 static fsdp_convert_opts opts_for(const char *format)
 {
     return (fsdp_convert_opts){
-        .format = format, .threads = 1, .no_sync = true, .watch = {.notice = keep_notice}};
+        .format = format, .threads = 1, .skip_fsync = true, .watch = {.notice = keep_notice}};
 }
 
 static fsdp_status convert(const char *to, fsdp_convert_opts opts, fsdp_error *err)
@@ -108,8 +108,10 @@ static void convert_and_die(fsdp_convert_opts opts, int64_t n)
     pid_t child = fork();
     if (child == 0) {
         fsdp_fault_plan plan = {.calls = FSDP_CALLS_WRITES, .at = n, .action = FSDP_FAULT_KILL};
-        if (fsdp_io_fault_create(NULL, &plan, &opts.io, NULL) != FSDP_OK)
+        fsdp_io *io = NULL;
+        if (fsdp_io_fault_create(NULL, &plan, &io, NULL) != FSDP_OK)
             _exit(1);
+        opts.open.access.disk = io;
         _exit(convert("cut/out", opts, NULL) == FSDP_OK ? 2 : 3);
     }
     cr_assert(child > 0 && waitpid(child, &status, 0) == child);
@@ -121,10 +123,12 @@ static int64_t count_writes(fsdp_convert_opts opts)
 {
     fsdp_error err = {0};
     fsdp_fault_plan plan = {.calls = FSDP_CALLS_WRITES};
-    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &opts.io, &err), FSDP_OK);
+    fsdp_io *io = NULL;
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+    opts.open.access.disk = io;
     cr_assert_eq(convert("whole/out", opts, &err), FSDP_OK, "%s", err.text);
-    int64_t calls = fsdp_io_fault_calls(opts.io);
-    fsdp_io_fault_free(opts.io);
+    int64_t calls = fsdp_io_fault_calls(io);
+    fsdp_io_fault_free(io);
     return calls;
 }
 
@@ -277,7 +281,7 @@ Test(resume, of_dcp)
 Test(resume, of_dcp_unverified)
 {
     fsdp_convert_opts opts = opts_for("dcp");
-    opts.no_verify = true;
+    opts.skip_verify = true;
     kill_and_resume("dcp, not verified", opts);
 }
 
@@ -410,10 +414,12 @@ static int64_t count_reads(fsdp_convert_opts opts)
 {
     fsdp_error err = {0};
     fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PREAD};
-    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &opts.io, &err), FSDP_OK);
+    fsdp_io *io = NULL;
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+    opts.open.access.disk = io;
     cr_assert_eq(convert("whole/out", opts, &err), FSDP_OK, "%s", err.text);
-    int64_t calls = fsdp_io_fault_calls(opts.io);
-    fsdp_io_fault_free(opts.io);
+    int64_t calls = fsdp_io_fault_calls(io);
+    fsdp_io_fault_free(io);
     remove_output("whole");
     return calls;
 }
@@ -476,12 +482,14 @@ Test(resume, of_a_failure)
                                 .errnum = ENOSPC};
         for (int round = 0; round < 2; round++) {
             opts.resume = round == 1;
-            cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &opts.io, &err), FSDP_OK);
+            fsdp_io *io = NULL;
+            cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+            opts.open.access.disk = io;
             cr_assert_eq(convert("cut/out", opts, &err), FSDP_ERR_NO_SPACE, "%s", err.text);
-            fsdp_io_fault_free(opts.io);
+            fsdp_io_fault_free(io);
             cr_expect_eq(names_in("cut"), round, "%s", formats[i]);
         }
-        opts.io = NULL;
+        opts.open.access.disk = NULL;
         cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
         cr_expect(strstr(first_notice, "resuming"), "%s", first_notice);
         expect_same(formats[i], calls);
@@ -514,8 +522,11 @@ Test(resume, never_takes_a_job_that_lives)
                                 .action = FSDP_FAULT_CALL,
                                 .call = wait_for_the_end,
                                 .user = &pipes[1]};
-        if (fsdp_io_fault_create(NULL, &plan, &opts.io, NULL) == FSDP_OK)
+        fsdp_io *io = NULL;
+        if (fsdp_io_fault_create(NULL, &plan, &io, NULL) == FSDP_OK) {
+            opts.open.access.disk = io;
             (void)!convert("cut/out", opts, NULL);
+        }
         _exit(1);
     }
     cr_assert(child > 0 && read(pipes[0], &byte, 1) == 1);

@@ -101,7 +101,7 @@ Test(plan_file, every_option_comes_back)
     fsdp_convert_opts opts = {.format = "fsdp", .kind = FSDP_LOCAL, .world = 6, .mesh = mesh};
     opts.select = (fsdp_select_opts){
         .include = "[ab]", .exclude = "^c", .only = FSDP_ONLY_ALL, .drops = drops, .drop_count = 2};
-    opts.compress = opts.no_view = true;
+    opts.compress = opts.skip_view = true;
     opts.level = 3;
     write_plan(&opts, "plan");
     opts.select.renames = renames;
@@ -113,7 +113,8 @@ Test(plan_file, every_option_comes_back)
     cr_expect_str_eq(order->from, path_of("source.safetensors"));
     cr_expect_str_eq(order->to, path_of("out"));
     cr_expect(back->kind == FSDP_LOCAL && back->world == 6 && back->level == 3);
-    cr_expect(back->compress && back->no_view && !back->overwrite && back->chunk_bytes == 1 << 20);
+    cr_expect(back->compress && back->skip_view && !back->overwrite &&
+              back->chunk_bytes == 1 << 20);
     cr_expect(back->mesh && fsdp_mesh_equal(back->mesh, mesh));
     cr_expect_str_eq(back->select.include, "[ab]");
     cr_expect_str_eq(back->select.exclude, "^c");
@@ -196,7 +197,9 @@ Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
                                  .action = FSDP_FAULT_CALL,
                                  .call = fail_open,
                                  .user = &reason};
-        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &opts.io, &err), FSDP_OK);
+        fsdp_io *io = NULL;
+        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
+        opts.open.access.disk = io;
         cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"),
                                                          path_of("out"), &opts, path_of("plan"),
                                                          &err),
@@ -204,9 +207,9 @@ Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
         cr_expect_eq(err.errnum, reasons[i]);
         cr_expect(strstr(err.text, "cannot open") && strstr(err.text, path_of("plan")), "%s",
                   err.text);
-        fsdp_io_fault_free(opts.io);
+        fsdp_io_fault_free(io);
     }
-    opts.io = NULL;
+    opts.open.access.disk = NULL;
     cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
                                                      &opts, path_of("source.safetensors/plan"),
                                                      &err),
@@ -236,15 +239,18 @@ Test(plan_file, the_source_is_opened_once)
                                  .user = &plain};
         fsdp_convert_opts opts = {.format = formats[i]};
         fsdp_convert_plan plan;
-        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &opts.io, &err), FSDP_OK);
+        fsdp_io *io = NULL;
+        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
+        opts.open.access.disk = io;
         cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("out"),
                                                   &opts, &plan, &err),
                      FSDP_OK, "%s", err.text);
-        fsdp_io_fault_free(opts.io);
+        fsdp_io_fault_free(io);
         fault.user = &with_file;
-        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &opts.io, &err), FSDP_OK);
+        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
+        opts.open.access.disk = io;
         write_plan(&opts, "plan");
-        fsdp_io_fault_free(opts.io);
+        fsdp_io_fault_free(io);
         cr_expect_gt(plain, 0);
         cr_expect_eq(with_file, plain, "%s: %d, without a file %d", formats[i], with_file, plain);
     }

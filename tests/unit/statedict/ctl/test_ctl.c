@@ -56,7 +56,7 @@ static const size_t sizes[] = {0, 1, 8, 1000, 65536, FSDP_CTL_PIECE, FSDP_CTL_PI
 
 /* --- values ----------------------------------------------------------------------------------- */
 
-static fsdp_status gather_patterns(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status gather_patterns(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const test_group *group = user;
     int n = fsdp_ctl_size(ctl), rank = fsdp_ctl_rank(ctl);
@@ -82,7 +82,7 @@ Test(ctl, allgather_brings_every_part_to_every_rank_in_rank_order)
     }
 }
 
-static fsdp_status broadcast_from_each(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status broadcast_from_each(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const test_group *group = user;
     fsdp_status status = FSDP_OK;
@@ -108,7 +108,7 @@ Test(ctl, broadcast_brings_the_root_s_bytes_to_every_rank)
     }
 }
 
-static fsdp_status broadcast_large(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status broadcast_large(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const test_group *group = user;
     unsigned char *data = make_pattern(fsdp_ctl_rank(ctl), group->size);
@@ -124,7 +124,7 @@ Test(ctl, broadcast_larger_than_the_window_arrives_whole)
     expect_group(3, broadcast_large, &(test_group){.size = 3 * (size_t)FSDP_CTL_WINDOW + 5});
 }
 
-static fsdp_status pass_around(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status pass_around(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const test_group *group = user;
     int n = fsdp_ctl_size(ctl), rank = fsdp_ctl_rank(ctl);
@@ -157,7 +157,7 @@ Test(ctl, messages_go_round_a_ring_of_ranks)
     expect_group(2, pass_around, &(test_group){.size = 2 * (size_t)FSDP_CTL_WINDOW + 3});
 }
 
-static fsdp_status count_at_barrier(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status count_at_barrier(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     int n = fsdp_ctl_size(ctl);
@@ -203,7 +203,7 @@ Test(ctl, one_rank_alone_needs_nobody)
 /* --- agree ------------------------------------------------------------------------------------ */
 
 /* Ranks from group->special on fail; all must leave with the error of the first of them. */
-static fsdp_status agree_on_failure(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status agree_on_failure(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const test_group *group = user;
     int rank = fsdp_ctl_rank(ctl);
@@ -234,7 +234,7 @@ Test(ctl, agree_gives_all_ranks_the_lowest_failing_rank_s_error)
     }
 }
 
-static fsdp_status bring_bad_argument(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status bring_bad_argument(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     (void)user;
     char byte = 1, all[8];
@@ -277,7 +277,7 @@ static fsdp_status record(test_group *group, fsdp_ctl *ctl, fsdp_status status,
 }
 
 /* The special rank stays silent until all others have given up. */
-static fsdp_status keep_silent(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status keep_silent(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     int n = fsdp_ctl_size(ctl), rank = fsdp_ctl_rank(ctl);
@@ -313,7 +313,7 @@ Test(ctl, a_silent_rank_is_named_by_all_others_within_the_deadline)
 }
 
 /* Ranks 2, 3 and 5 of 6 stay silent. */
-static fsdp_status keep_three_silent(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status keep_three_silent(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     int rank = fsdp_ctl_rank(ctl);
@@ -358,7 +358,7 @@ static void work_for(fsdp_ctl *ctl, int64_t milliseconds)
 }
 
 /* Longer than anybody would wait for a silent rank: others wait 2 s more for rank 0. */
-static fsdp_status work_before_the_call(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status work_before_the_call(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const test_group *group = user;
     fsdp_ctl_set_deadline(ctl, PATIENT_MS);
@@ -380,7 +380,7 @@ Test(ctl, a_rank_that_says_it_is_at_work_is_waited_for, .timeout = 30)
 }
 
 /* Everybody at work for different times, and messages between two ranks as well. */
-static fsdp_status work_in_turns(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status work_in_turns(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     int rank = fsdp_ctl_rank(ctl);
     char byte = 7;
@@ -410,7 +410,7 @@ static void wait_until_told(test_group *group)
 }
 
 /* The special rank announces SHORT_MS of silence beyond the deadline, and never comes. */
-static fsdp_status break_word(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status break_word(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     fsdp_error found = {0};
@@ -446,7 +446,7 @@ Test(ctl, a_rank_that_is_silent_beyond_its_word_is_missing, .timeout = 30)
 }
 
 /* Rank 1 stays silent, rank 2 is at work: only rank 1 is missing. */
-static fsdp_status one_silent_one_at_work(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status one_silent_one_at_work(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     fsdp_error found = {0};
@@ -478,7 +478,7 @@ Test(ctl, a_rank_at_work_is_not_named_among_the_missing, .timeout = 30)
 }
 
 /* Rank 1 is at work until the others have given up, rank 2 is silent: nobody waits for the work. */
-static fsdp_status work_while_one_is_silent(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status work_while_one_is_silent(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     fsdp_error found = {0};
@@ -511,7 +511,7 @@ Test(ctl, a_rank_at_work_does_not_hide_a_missing_one, .timeout = 60)
     }
 }
 
-static fsdp_status leave_early(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status leave_early(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     fsdp_error found = {0};
@@ -535,7 +535,7 @@ Test(ctl, a_rank_that_leaves_is_noticed_at_once)
 }
 
 /* The special rank says why it leaves. */
-static fsdp_status leave_with_reason(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status leave_with_reason(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     fsdp_error found = {0}, why = {.status = FSDP_ERR_PEER, .rank = group->special};
@@ -569,11 +569,11 @@ static void say_where(void *user, int rank, char *out, size_t out_size)
 }
 
 /* Somebody else knows where the special rank is. */
-static fsdp_status wait_for_one_elsewhere(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status wait_for_one_elsewhere(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     ctl->observer.find = say_where;
     ctl->observer.user = user;
-    return keep_silent(ctl, user, err);
+    return keep_silent(user, ctl, err);
 }
 
 Test(ctl, a_rank_that_is_known_to_be_elsewhere_is_not_called_stuck)
@@ -585,7 +585,7 @@ Test(ctl, a_rank_that_is_known_to_be_elsewhere_is_not_called_stuck)
                            "what each rank knows: it is in all_gather, and waits for rank 0");
 }
 
-static fsdp_status fail_alone(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status fail_alone(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const test_group *group = user;
     if (fsdp_ctl_rank(ctl) == group->special)
@@ -608,7 +608,7 @@ Test(ctl, run_threads_reports_the_cause_and_not_its_echo)
     }
 }
 
-static fsdp_status use_after_failure(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status use_after_failure(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     (void)user;
     if (fsdp_ctl_rank(ctl) == 2)
@@ -673,7 +673,7 @@ static fsdp_status call_differently(fsdp_ctl *ctl, kind_of_difference difference
     }
 }
 
-static fsdp_status differ(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status differ(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     char data[8] = "";
@@ -714,7 +714,7 @@ Test(ctl, different_calls_are_an_error_on_all_ranks_naming_both)
     }
 }
 
-static fsdp_status disagree_on_size(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status disagree_on_size(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     char data[16] = "";
@@ -751,7 +751,7 @@ Test(ctl, a_message_of_another_size_is_an_error_on_all_ranks)
 enum { WINDOW_MESSAGES = 24 };
 
 /* Rank 1 sends 24 x 1 MiB; rank 0 takes nothing until the sender has been stuck for a while. */
-static fsdp_status fill_window(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status fill_window(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     size_t size = FSDP_CTL_PIECE;
@@ -781,7 +781,7 @@ Test(ctl, a_sender_waits_when_the_window_is_full)
     expect_group(2, fill_window, &(test_group){0});
 }
 
-static fsdp_status send_to_nobody(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status send_to_nobody(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     fsdp_error found = {0};
@@ -839,7 +839,7 @@ Test(ctl, every_failed_allocation_of_setting_up_is_an_error)
         fsdp_ctl_free(ctls[i]);
 }
 
-static fsdp_status gather_and_agree(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status gather_and_agree(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
     char data[8] = "", all[8 * 3];

@@ -39,28 +39,46 @@ static void add_tensors(fsdp_sd *sd)
     fsdp_mesh *flat = mesh_of(1, (int64_t[]){4}, NULL);
     fsdp_mesh *grid = mesh_of(2, (int64_t[]){2, 2}, NULL);
     fsdp_mesh *some = mesh_of(1, (int64_t[]){2}, (int[]){3, 1});
-    fsdp_placement rows = {.kind = FSDP_SHARD}, strided[2] = {{FSDP_STRIDED_SHARD, 0, 2}, rows};
+    fsdp_placement rows = {.kind = FSDP_SHARD}, strided = {FSDP_STRIDED_SHARD, 0, 2};
     int64_t shape[] = {5, 7}, empty[] = {0, 3};
-    cr_assert_eq(
-        fsdp_sd_add_sharded(sd, FSDP_NAME("a"), FSDP_F32, 2, shape, flat, &rows, NULL, NULL), 0);
-    cr_assert_eq(
-        fsdp_sd_add_sharded(sd, FSDP_NAME("b"), FSDP_BF16, 2, shape, grid, strided, NULL, NULL), 0);
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("x\0/\n\"\xc3\xa9"), FSDP_BOOL, 0, NULL, some,
-                                     &(fsdp_placement){.kind = FSDP_REPLICATE}, NULL, NULL),
+    cr_assert_eq(fsdp_sd_add_tensor(
+                     sd, FSDP_NAME("a"),
+                     &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = flat, .placement = {rows}}, NULL},
+                     NULL),
                  0);
     cr_assert_eq(
-        fsdp_sd_add_sharded(sd, FSDP_NAME(""), FSDP_C64, 2, empty, flat, &rows, NULL, NULL), 0);
+        fsdp_sd_add_tensor(
+            sd, FSDP_NAME("b"),
+            &(fsdp_tensor){FSDP_BF16, 2, shape, {.mesh = grid, .placement = {strided, rows}}, NULL},
+            NULL),
+        0);
+    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("x\0/\n\"\xc3\xa9"),
+                                    &(fsdp_tensor){FSDP_BOOL, 0, NULL, {.mesh = some}, NULL}, NULL),
+                 0);
+    cr_assert_eq(fsdp_sd_add_tensor(
+                     sd, FSDP_NAME(""),
+                     &(fsdp_tensor){FSDP_C64, 2, empty, {.mesh = flat, .placement = {rows}}, NULL},
+                     NULL),
+                 0);
     fsdp_rank_box boxes[2] = {{0, {2, {0, 0}, {5, 3}}}, {2, {2, {0, 3}, {5, 4}}}};
     fsdp_layout layout = {.kind = FSDP_LAYOUT_BOXES, .boxes = boxes, .box_count = 2};
-    cr_assert_eq(
-        fsdp_sd_add_tensor(sd, FSDP_NAME("boxes"), FSDP_I64, 2, shape, &layout, NULL, NULL), 0);
+    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("boxes"),
+                                    &(fsdp_tensor){FSDP_I64, 2, shape, layout, NULL}, NULL),
+                 0);
     cr_assert_eq(fsdp_sd_add_alias(sd, FSDP_NAME("tied"), FSDP_NAME("a"), NULL), 0);
     int64_t six = 6, three = 3;
     fsdp_flat_part parts[] = {{"f.1", 3, 1, &six, 0}, {"f.2", 3, 1, &three, 8}};
-    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("none"), FSDP_F32, flat, 0, 8, NULL, 0, NULL, NULL),
+    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("none"),
+                                  &(fsdp_flat_buffer){.dtype = FSDP_F32, .mesh = flat, .count = 8},
+                                  NULL),
                  0);
     cr_assert_eq(
-        fsdp_sd_add_flat(sd, FSDP_NAME("flat"), FSDP_F32, flat, 0, 12, parts, 2, NULL, NULL), 0);
+        fsdp_sd_add_flat(
+            sd, FSDP_NAME("flat"),
+            &(fsdp_flat_buffer){
+                .dtype = FSDP_F32, .mesh = flat, .count = 12, .parts = parts, .part_count = 2},
+            NULL),
+        0);
     fsdp_mesh_free(flat);
     fsdp_mesh_free(grid);
     fsdp_mesh_free(some);
@@ -192,8 +210,8 @@ static void check_entry(const fsdp_entry *a, const fsdp_entry *b)
         cr_assert_eq(n, fsdp_layout_box_count(&b->layout, b->ndim, b->shape, rank));
         for (size_t i = 0; i < n; i++) {
             fsdp_box box_a, box_b;
-            fsdp_layout_box(&a->layout, a->ndim, a->shape, rank, i, &box_a);
-            fsdp_layout_box(&b->layout, b->ndim, b->shape, rank, i, &box_b);
+            fsdp_layout_box_at(&a->layout, a->ndim, a->shape, rank, i, &box_a);
+            fsdp_layout_box_at(&b->layout, b->ndim, b->shape, rank, i, &box_b);
             cr_assert(fsdp_box_equal(&box_a, &box_b), "'%s' rank %d", a->name, rank);
         }
     }
@@ -516,8 +534,8 @@ Test(manifest, what_cannot_be_stored_is_refused_by_name)
     fsdp_error err = {0};
     fsdp_text text = {0};
     fsdp_mesh *mesh = mesh_of(1, (int64_t[]){4}, NULL);
-    cr_assert_eq(fsdp_sd_add_sharded(manifest.sd, FSDP_NAME("wide"), FSDP_F32, 0, NULL, mesh,
-                                     &(fsdp_placement){.kind = FSDP_REPLICATE}, NULL, NULL),
+    cr_assert_eq(fsdp_sd_add_tensor(manifest.sd, FSDP_NAME("wide"),
+                                    &(fsdp_tensor){FSDP_F32, 0, NULL, {.mesh = mesh}, NULL}, NULL),
                  FSDP_OK);
     cr_assert_eq(fsdp_manifest_encode(&manifest, &text, &err), FSDP_ERR_USAGE);
     cr_assert(strstr(err.text, "'wide'") && strstr(err.text, "rank 3"), "%s", err.text);
@@ -584,8 +602,10 @@ Test(manifest, the_text_is_the_documented_one)
     fsdp_mesh *mesh = mesh_of(1, (int64_t[]){2}, NULL);
     fsdp_placement rows = {.kind = FSDP_SHARD};
     int64_t shape[] = {4, 5};
-    cr_assert_eq(fsdp_sd_add_sharded(manifest.sd, FSDP_NAME("w"), FSDP_F32, 2, shape, mesh, &rows,
-                                     NULL, NULL),
+    cr_assert_eq(fsdp_sd_add_tensor(
+                     manifest.sd, FSDP_NAME("w"),
+                     &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = mesh, .placement = {rows}}, NULL},
+                     NULL),
                  FSDP_OK);
     add_value(manifest.sd, "lr", fsdp_value_f64(0.1));
     fsdp_text text = {0};

@@ -74,7 +74,8 @@ Test(run, a_list_has_our_names_newest_first_and_says_what_is_broken)
 
     fsdp_run_steps steps;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_list("/run", io, &steps, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_run_list("/run", &(fsdp_access){.disk = io}, &steps, &err), FSDP_OK, "%s",
+                 err.text);
     const struct {
         int64_t step;
         fsdp_step_state state;
@@ -100,7 +101,8 @@ Test(run, a_list_has_our_names_newest_first_and_says_what_is_broken)
                       steps.items[i].reason);
     }
     fsdp_run_steps_release(&steps);
-    cr_assert_eq(fsdp_run_list("/none", io, &steps, &err), FSDP_ERR_NOT_FOUND);
+    cr_assert_eq(fsdp_run_list("/none", &(fsdp_access){.disk = io}, &steps, &err),
+                 FSDP_ERR_NOT_FOUND);
     cr_assert(strstr(err.text, "'/none'"), "%s", err.text);
     fsdp_sim_free(io);
 }
@@ -122,10 +124,11 @@ static void take_notice(void *user, const char *text)
 static void expect_latest(fsdp_io *io, int64_t step, int skipped, const char *words)
 {
     notices all = {.count = 0};
-    fsdp_watch watch = {.user = &all, .notice = take_notice};
+    fsdp_watch watch = {.context = &all, .notice = take_notice};
     fsdp_error err = {0};
     char *path;
-    fsdp_status status = fsdp_run_latest("/run", FSDP_VERIFY_QUICK, &watch, io, &path, &err);
+    fsdp_status status =
+        fsdp_run_latest("/run", FSDP_VERIFY_QUICK, &watch, &(fsdp_access){.disk = io}, &path, &err);
     cr_assert_eq(status, step < 0 ? FSDP_ERR_NOT_FOUND : FSDP_OK, "%s", err.text);
     if (step < 0)
         cr_assert_null(path);
@@ -152,8 +155,9 @@ Test(run, latest_is_the_newest_that_verifies_and_names_the_skipped)
     expect_latest(io, -1, 4, "step-00000005");
     char *path;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, &err),
-                 FSDP_ERR_NOT_FOUND);
+    cr_assert_eq(
+        fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, &(fsdp_access){.disk = io}, &path, &err),
+        FSDP_ERR_NOT_FOUND);
     cr_assert(strstr(err.text, "4 do not verify"), "%s", err.text);
     fsdp_sim_free(io);
 }
@@ -164,12 +168,15 @@ Test(run, latest_does_not_skip_for_want_of_memory)
     save_steps(io, (int64_t[]){5, 10}, 2);
     char *path;
     fsdp_mem_fail_after(-1, false);
-    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, NULL), FSDP_OK);
+    cr_assert_eq(
+        fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, &(fsdp_access){.disk = io}, &path, NULL),
+        FSDP_OK);
     fsdp_string_free(path);
     int64_t n = fsdp_mem_fail_after(-1, false);
     for (int64_t i = 0; i < n; i++) {
         fsdp_mem_fail_after(i, false);
-        fsdp_status status = fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, NULL);
+        fsdp_status status = fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL,
+                                             &(fsdp_access){.disk = io}, &path, NULL);
         fsdp_mem_fail_after(-1, false);
         cr_assert_neq(status, FSDP_ERR_NOT_FOUND, "allocation %lld", (long long)i);
         if (status == FSDP_OK)
@@ -190,7 +197,8 @@ static bool latest_fails_at(int64_t n, int errnum, fsdp_verify_level level)
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
     fsdp_error err = {0};
     char *path;
-    fsdp_status status = fsdp_run_latest("/run", level, NULL, io, &path, &err);
+    fsdp_status status =
+        fsdp_run_latest("/run", level, NULL, &(fsdp_access){.disk = io}, &path, &err);
     if (status == FSDP_OK)
         cr_assert_str_eq(path, step_path(20), "call %d, errno %d", (int)n, errnum);
     else
@@ -221,7 +229,7 @@ Test(run, latest_does_not_fall_back_for_want_of_rights_or_of_files)
 static void good_steps(fsdp_io *io, char *text, size_t room)
 {
     fsdp_run_steps steps;
-    cr_assert_eq(fsdp_run_list("/run", io, &steps, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_list("/run", &(fsdp_access){.disk = io}, &steps, NULL), FSDP_OK);
     text[0] = '\0';
     for (size_t i = 0; i < steps.count; i++) {
         if (steps.items[i].state != FSDP_STEP_GOOD)
@@ -241,13 +249,6 @@ static void expect_good(fsdp_io *io, const char *expected)
     cr_assert_str_eq(text, expected);
 }
 
-static void must_retain(fsdp_io *io, const fsdp_retention *policy)
-{
-    fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_retain("/run", policy, false, NULL, NULL, NULL, io, &err), FSDP_OK, "%s",
-                 err.text);
-}
-
 typedef struct report {
     char text[2000];
 } report;
@@ -258,6 +259,23 @@ static void take_action(void *user, const fsdp_retain_action *action)
     size_t used = strlen(all->text);
     snprintf(all->text + used, sizeof all->text - used, "%s %s: %s\n", action->remove ? "-" : "+",
              action->name, action->reason);
+}
+
+/* all: gets the actions; may be NULL. */
+static fsdp_status retain(fsdp_io *io, const fsdp_retention *policy, bool dry_run, report *all,
+                          fsdp_error *err)
+{
+    fsdp_retain_opts opts = {.apply = !dry_run,
+                             .report = all ? take_action : NULL,
+                             .report_context = all,
+                             .access.disk = io};
+    return fsdp_run_retain("/run", policy, &opts, err);
+}
+
+static void must_retain(fsdp_io *io, const fsdp_retention *policy)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(retain(io, policy, false, NULL, &err), FSDP_OK, "%s", err.text);
 }
 
 Test(run, retention_keeps_the_union_of_its_rules)
@@ -309,8 +327,8 @@ static void flip_data(fsdp_io *io, int64_t step)
         cr_assert_eq(fsdp_io_read(file, path, &byte, 1, at, NULL), FSDP_OK);
         char other = (char)(byte ^ 1);
         cr_assert_eq(fsdp_io_write(file, path, &other, 1, at, NULL), FSDP_OK);
-        fsdp_verify_opts quick = {.level = FSDP_VERIFY_QUICK, .io = io},
-                         data = {.level = FSDP_VERIFY_DATA, .io = io};
+        fsdp_verify_opts quick = {.level = FSDP_VERIFY_QUICK, .access.disk = io},
+                         data = {.level = FSDP_VERIFY_DATA, .access.disk = io};
         bool found = fsdp_checkpoint_verify(step_path(step), &quick, NULL, NULL) == FSDP_OK &&
                      fsdp_checkpoint_verify(step_path(step), &data, NULL, NULL) == FSDP_DIFFERS;
         if (!found)
@@ -328,7 +346,7 @@ static void save_real_step(fsdp_io *io, int64_t step)
     test_state state;
     fsdp_error err = {0};
     fsdp_save_opts opts = {0};
-    opts.io = io;
+    opts.access.disk = io;
     opts.step = &step;
     cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
     cr_assert_eq(test_state_create(STATE_SMALL, 1, 0, 0, true, 1, &state, &err), FSDP_OK);
@@ -357,10 +375,8 @@ Test(run, no_good_step_goes_for_the_sake_of_one_whose_data_is_damaged)
     flip_data(io, 40);
     report dry = {{0}}, real = {{0}};
     fsdp_retention policy = {.keep_last = 4};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, NULL, io, NULL),
-                 FSDP_OK);
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, NULL, io, NULL),
-                 FSDP_OK);
+    cr_assert_eq(retain(io, &policy, true, &dry, NULL), FSDP_OK);
+    cr_assert_eq(retain(io, &policy, false, &real, NULL), FSDP_OK);
     cr_assert_str_eq(dry.text, real.text);
     cr_assert(strstr(real.text, "+ step-00000040: does not verify: "), "%s", real.text);
     expect_there(io, (int64_t[]){10, 20, 30, 40, 50, 60}, 6, 60);
@@ -427,9 +443,15 @@ static int stop_at(void *user, int64_t done, int64_t total, const char *what)
 static fsdp_status retain_and_stop(fsdp_io *io, bool dry_run, int at, report *all, fsdp_error *err)
 {
     stopping work = {.at = at};
-    fsdp_watch watch = {.user = &work, .progress = stop_at};
+    fsdp_watch watch = {.context = &work, .progress = stop_at};
     const fsdp_retention policy = {.keep_last = 2};
-    fsdp_status st = fsdp_run_retain("/run", &policy, dry_run, take_action, all, &watch, io, err);
+    fsdp_status st = fsdp_run_retain("/run", &policy,
+                                     &(fsdp_retain_opts){.apply = !dry_run,
+                                                         .report = take_action,
+                                                         .report_context = all,
+                                                         .watch = watch,
+                                                         .access.disk = io},
+                                     err);
     cr_assert(st != FSDP_OK || work.asked < at, "asked %d times, stopped at %d", work.asked, at);
     return st;
 }
@@ -506,12 +528,17 @@ Test(run, retention_is_stopped_while_it_reads_what_an_overwrite_made, .timeout =
     save_real_step(io, 10);
     cr_assert_eq(io->ops->rename(io, "/run/other", old, false), 0);
     stopping work = {.at = 1};
-    fsdp_watch watch = {.user = &work, .progress = stop_at};
-    cr_assert_eq(fsdp_run_retain("/run", NULL, false, NULL, NULL, &watch, io, &err),
+    fsdp_watch watch = {.context = &work, .progress = stop_at};
+    cr_assert_eq(fsdp_run_retain(
+                     "/run", NULL,
+                     &(fsdp_retain_opts){.apply = true, .watch = watch, .access.disk = io}, &err),
                  FSDP_ERR_CANCELLED);
     cr_assert(fsdp_io_exists(io, old));
     watch.progress = NULL;
-    cr_assert_eq(fsdp_run_retain("/run", NULL, false, NULL, NULL, &watch, io, &err), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain(
+                     "/run", NULL,
+                     &(fsdp_retain_opts){.apply = true, .watch = watch, .access.disk = io}, &err),
+                 FSDP_OK);
     cr_assert_not(fsdp_io_exists(io, old));
     fsdp_sim_free(io);
 }
@@ -559,8 +586,8 @@ Test(run, retention_leaves_a_staging_alone_as_long_as_its_maker_lives)
                                     &alive, NULL),
                  FSDP_OK);
     report dry = {{0}}, real = {{0}};
-    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, NULL, io, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, NULL, io, NULL), FSDP_OK);
+    cr_assert_eq(retain(io, NULL, true, &dry, NULL), FSDP_OK);
+    cr_assert_eq(retain(io, NULL, false, &real, NULL), FSDP_OK);
     cr_assert(fsdp_io_exists(io, alive.path));
     cr_assert(strstr(real.text, ": a save in progress"), "%s", real.text);
     cr_assert_str_eq(dry.text, real.text);
@@ -623,9 +650,9 @@ Test(run, a_step_that_an_overwrite_set_aside_is_brought_back_or_removed)
     flip_manifest(io, 20);
     expect_latest(io, 30, 1, "set aside");
     report dry = {{0}}, real = {{0}};
-    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, NULL, io, NULL), FSDP_OK);
+    cr_assert_eq(retain(io, NULL, true, &dry, NULL), FSDP_OK);
     cr_assert(fsdp_io_exists(io, "/run/step-00000040.old-" UUID));
-    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, NULL, io, NULL), FSDP_OK);
+    cr_assert_eq(retain(io, NULL, false, &real, NULL), FSDP_OK);
     cr_assert_str_eq(dry.text, real.text);
     cr_assert(strstr(real.text, "+ step-00000040.old-" UUID ": restored"), "%s", real.text);
     cr_assert(strstr(real.text, "- step-00000030.old-" UUID ": overwritten"), "%s", real.text);
@@ -654,8 +681,7 @@ Test(run, retention_removes_a_step_that_holds_nothing_and_none_that_holds_anythi
         cr_assert(fsdp_io_exists(io, step_path(steps[i])));
     report all = {{0}};
     fsdp_retention policy = {.keep_last = 2};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, NULL, io, NULL),
-                 FSDP_OK);
+    cr_assert_eq(retain(io, &policy, false, &all, NULL), FSDP_OK);
     for (int i = 0; i < 5; i++)
         cr_assert_eq(fsdp_io_exists(io, step_path(steps[i])), i >= 2, "step %d", (int)steps[i]);
     cr_assert(strstr(all.text, "- step-00000030: holds neither"), "%s", all.text);
@@ -669,8 +695,7 @@ Test(run, retention_that_would_keep_fewer_than_two_is_refused)
     for (int keep = -1; keep < 2; keep++) {
         fsdp_error err = {0};
         fsdp_retention policy = {.keep_last = keep};
-        cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, io, &err),
-                     FSDP_ERR_USAGE);
+        cr_assert_eq(retain(io, &policy, false, NULL, &err), FSDP_ERR_USAGE);
         cr_assert(strstr(err.text, "at least 2"), "%s", err.text);
     }
     expect_good(io, "20 10");
@@ -687,11 +712,9 @@ Test(run, a_dry_run_reports_what_a_real_one_does)
     fsdp_retention policy = {.keep_last = 2, .keep_every = 40, .pins = &pin, .pin_count = 1};
     report dry = {{0}}, real = {{0}};
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, NULL, io, &err),
-                 FSDP_OK);
+    cr_assert_eq(retain(io, &policy, true, &dry, &err), FSDP_OK);
     expect_good(io, "60 50 40 20 10");
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, NULL, io, &err),
-                 FSDP_OK);
+    cr_assert_eq(retain(io, &policy, false, &real, &err), FSDP_OK);
     expect_good(io, "60 50 40 20");
     cr_assert_str_eq(dry.text, real.text);
     cr_assert(
@@ -713,16 +736,14 @@ Test(run, another_job_at_work_stops_retention_and_not_a_dry_run)
     fsdp_lease *lease;
     fsdp_retention policy = {.keep_last = 2};
     cr_assert_eq(fsdp_lease_take(io, "/run", &lease, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, io, NULL),
-                 FSDP_ERR_EXISTS);
+    cr_assert_eq(retain(io, &policy, false, NULL, NULL), FSDP_ERR_EXISTS);
     expect_good(io, "30 20 10");
     report dry = {{0}};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, NULL, io, NULL),
-                 FSDP_OK);
+    cr_assert_eq(retain(io, &policy, true, &dry, NULL), FSDP_OK);
     cr_assert(strstr(dry.text, "+ step-00000040.tmp-" UUID ": a save in progress"), "%s", dry.text);
-    cr_assert_eq(fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL,
-                                      &(fsdp_verify_opts){.io = io}, NULL),
-                 FSDP_OK);
+    cr_assert_eq(
+        fsdp_run_retain_held(lease, "/run", &policy, &(fsdp_retain_opts){.access.disk = io}, NULL),
+        FSDP_OK);
     expect_good(io, "30 20");
     fsdp_lease_release(lease);
     fsdp_sim_free(io);
@@ -750,13 +771,14 @@ Test(run, a_step_of_a_newer_format_version_is_not_passed_over)
     flip_manifest(io, 40);
     char *path;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, &err),
-                 FSDP_ERR_REFUSED);
+    cr_assert_eq(
+        fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, &(fsdp_access){.disk = io}, &path, &err),
+        FSDP_ERR_REFUSED);
     cr_assert_null(path);
     cr_assert(strstr(err.text, "'/run/step-00000030' is of format version 9"), "%s", err.text);
     cr_assert(strstr(err.text, "its own path"), "%s", err.text);
     fsdp_run_steps steps;
-    cr_assert_eq(fsdp_run_list("/run", io, &steps, &err), FSDP_OK);
+    cr_assert_eq(fsdp_run_list("/run", &(fsdp_access){.disk = io}, &steps, &err), FSDP_OK);
     cr_assert_eq(steps.items[0].state, FSDP_STEP_BROKEN);
     cr_assert_eq(steps.items[1].state, FSDP_STEP_NEWER);
     cr_assert(strstr(steps.items[1].reason, "version 9"), "%s", steps.items[1].reason);
@@ -772,8 +794,7 @@ Test(run, retention_neither_removes_nor_counts_a_newer_format_version)
     make_newer(io, 40);
     report all = {{0}};
     fsdp_retention policy = {.keep_last = 2};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, NULL, io, NULL),
-                 FSDP_OK);
+    cr_assert_eq(retain(io, &policy, false, &all, NULL), FSDP_OK);
     expect_good(io, "50 30");
     cr_assert(fsdp_io_exists(io, step_path(40)));
     cr_assert(fsdp_io_exists(io, step_path(20)));
@@ -809,8 +830,7 @@ Test(run, retention_stops_when_its_lease_is_lost)
     fsdp_retention policy = {.keep_last = 2};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, io, &err),
-                 FSDP_ERR_EXISTS);
+    cr_assert_eq(retain(io, &policy, false, NULL, &err), FSDP_ERR_EXISTS);
     cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);
     expect_good(sim, "40 30 10");
     fsdp_io_fault_free(io);
@@ -835,8 +855,8 @@ static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
     FSDP_TRY(fsdp_lease_take(io, "/run", &lease, err));
     fsdp_status status = tiny_save_held(io, step_path(step), step, err);
     if (status == FSDP_OK)
-        status = fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL,
-                                      &(fsdp_verify_opts){.io = io}, err);
+        status = fsdp_run_retain_held(lease, "/run", &policy,
+                                      &(fsdp_retain_opts){.access.disk = io}, err);
     fsdp_lease_release(lease);
     return status;
 }
@@ -860,8 +880,9 @@ static void check_recovery(fsdp_io *disk, void *user)
     play(999999992);
     fsdp_error err = {0};
     char *latest;
-    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, disk, &latest, &err), FSDP_OK,
-                 "%s", err.text);
+    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, &(fsdp_access){.disk = disk},
+                                 &latest, &err),
+                 FSDP_OK, "%s", err.text);
     int64_t newest = tiny_read(disk, latest);
     fsdp_string_free(latest);
     /* the job starts again, repeats missing steps and goes on; no leftovers stay */
@@ -955,8 +976,7 @@ Test(run, retention_under_errors_never_leaves_fewer_than_two)
         save_steps(sim, (int64_t[]){10, 20, 30, 40, 50}, 5);
         fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = EIO};
         cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
-        (void)!fsdp_run_retain("/run", &(fsdp_retention){.keep_last = 2}, false, NULL, NULL, NULL,
-                               io, NULL);
+        (void)!retain(io, &(fsdp_retention){.keep_last = 2}, false, NULL, NULL);
         bool reached = fsdp_io_fault_calls(io) >= n;
         char text[400];
         good_steps(sim, text, sizeof text);

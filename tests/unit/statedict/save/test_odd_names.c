@@ -68,9 +68,12 @@ static fsdp_sd *make_state(int world, int rank)
                  FSDP_OK);
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
     for (int i = 0; i < NAMES; i++)
-        cr_assert_eq(fsdp_sd_add_sharded(sd, odd_names[i].data, odd_names[i].size, FSDP_I32, 1,
-                                         shape, mesh, &rows, NULL, &err),
-                     FSDP_OK, "%s", err.text);
+        cr_assert_eq(
+            fsdp_sd_add_tensor(
+                sd, odd_names[i].data, odd_names[i].size,
+                &(fsdp_tensor){FSDP_I32, 1, shape, {.mesh = mesh, .placement = {rows}}, NULL},
+                &err),
+            FSDP_OK, "%s", err.text);
     fsdp_value value = fsdp_value_i64(1);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("value\0/\n"), &value, &err), FSDP_OK, "%s",
                  err.text);
@@ -86,7 +89,7 @@ static int32_t *elements(const fsdp_sd *sd, size_t i, int rank, fsdp_box *box)
     const fsdp_entry *entry = fsdp_sd_at(sd, i);
     *box = (fsdp_box){.ndim = 1};
     if (fsdp_layout_box_count(&entry->layout, 1, entry->shape, rank) > 0)
-        fsdp_layout_box(&entry->layout, 1, entry->shape, rank, 0, box);
+        fsdp_layout_box_at(&entry->layout, 1, entry->shape, rank, 0, box);
     return entry->data;
 }
 
@@ -95,7 +98,7 @@ typedef struct names_job {
     fsdp_save_opts opts;
 } names_job;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     names_job *job = user;
     fsdp_sd *sd = make_state(fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl));
@@ -110,7 +113,7 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     names_job *job = user;
     fsdp_sd *sd = make_state(fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl));
@@ -174,7 +177,7 @@ Test(odd_names, every_kind_keeps_them_and_so_do_conversions)
             check_all(path);
             snprintf(to, sizeof to, "%s-b", path);
             fsdp_convert_opts convert = {
-                .kind = (fsdp_kind)((kind + 1) % 3), .compress = !compress, .no_sync = true};
+                .kind = (fsdp_kind)((kind + 1) % 3), .compress = !compress, .skip_fsync = true};
             cr_assert_eq(fsdp_checkpoint_convert(path, to, &convert, &err), FSDP_OK, "%s: %s", path,
                          err.text);
             check_all(to);

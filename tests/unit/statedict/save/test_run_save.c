@@ -42,7 +42,7 @@ TestSuite(run_save, .init = set_up, .fini = tear_down);
 static fsdp_save_opts options(fsdp_io *io)
 {
     fsdp_save_opts opts = {0};
-    opts.io = io;
+    opts.access.disk = io;
     return opts;
 }
 
@@ -100,7 +100,9 @@ Test(run_save, a_negative_number_of_threads_or_bytes_of_memory_is_refused_everyw
 {
     must_save_step(1);
     fsdp_checkpoint *checkpoint;
-    cr_assert_eq(fsdp_checkpoint_open("/d/run", sim, &checkpoint, NULL), FSDP_OK);
+    cr_assert_eq(
+        fsdp_checkpoint_open("/d/run", &(fsdp_open_opts){.access.disk = sim}, &checkpoint, NULL),
+        FSDP_OK);
     for (int which = 0; which < 2; which++) {
         int threads = which ? 0 : -1;
         int64_t memory = which ? -1 : 0;
@@ -109,14 +111,14 @@ Test(run_save, a_negative_number_of_threads_or_bytes_of_memory_is_refused_everyw
         save.threads = threads;
         save.memory = memory;
         expect_usage(fsdp_sd_save(state.sd, self, "/d/c", &save, &err), &err);
-        fsdp_load_opts load = {.io = sim, .threads = threads, .memory = memory};
+        fsdp_load_opts load = {.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_sd_load(state.sd, self, "/d/run", &load, &err), &err);
         fsdp_sd *full;
         expect_usage(fsdp_load_full("/d/run", &load, &full, &err), &err);
         expect_usage(fsdp_stream_full("/d/run", &load, visit_nothing, NULL, &err), &err);
-        fsdp_verify_opts verify = {.io = sim, .threads = threads, .memory = memory};
+        fsdp_verify_opts verify = {.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_verify("/d/run/step-00000001", &verify, NULL, &err), &err);
-        fsdp_convert_opts convert = {.io = sim, .threads = threads, .memory = memory};
+        fsdp_convert_opts convert = {.open.access.disk = sim, .threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_convert("/d/run", "/d/c", &convert, &err), &err);
         fsdp_diff_opts diff = {.threads = threads, .memory = memory};
         expect_usage(fsdp_checkpoint_diff(checkpoint, checkpoint, &diff, NULL, &err), &err);
@@ -197,7 +199,7 @@ Test(run_save, a_save_waits_for_who_holds_the_run_for_a_moment, .timeout = 60)
         fsdp_lease *lease;
         fsdp_error err = {0};
         fsdp_save_opts opts = options(sim);
-        opts.watch = (fsdp_watch){.user = &lease, .progress = free_the_run};
+        opts.watch = (fsdp_watch){.context = &lease, .progress = free_the_run};
         cr_assert_eq(fsdp_lease_take(sim, "/d/run", &lease, NULL), FSDP_OK);
         fsdp_status st = outside ? fsdp_sd_save(state.sd, self, "/d/run/step-00000003", &opts, &err)
                                  : fsdp_run_save(state.sd, self, "/d/run", 2, &opts, &err);
@@ -212,7 +214,7 @@ Test(run_save, a_hint_that_cannot_be_written_does_not_keep_retention_from_its_wo
     fsdp_retention policy = {.keep_last = 2};
     fsdp_save_opts opts = options(sim);
     opts.retain = &policy;
-    opts.watch = (fsdp_watch){.user = &all, .notice = take_notice};
+    opts.watch = (fsdp_watch){.context = &all, .notice = take_notice};
     cr_assert_eq(fsdp_io_mkdir(sim, "/d/run", NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_mkdir(sim, "/d/run/latest", NULL), FSDP_OK);
     for (int64_t step = 1; step <= 3; step++) {
@@ -285,7 +287,7 @@ Test(run_save, loading_a_run_does_not_pass_over_a_newer_format_version)
     cr_assert_eq(fsdp_io_write(file, path, start, sizeof start - 1, 0, NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_close(&file, path, NULL), FSDP_OK);
     fsdp_error err = {0};
-    fsdp_load_opts opts = {.io = sim};
+    fsdp_load_opts opts = {.access.disk = sim};
     cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run", &opts, &err), FSDP_ERR_REFUSED);
     cr_assert(strstr(err.text, "'/d/run/step-00000002' is of format version 9"), "%s", err.text);
     fsdp_sd *full;
@@ -311,7 +313,7 @@ Test(run_save, loading_a_run_does_not_pass_over_a_step_that_may_not_be_read)
                             .call = refuse_newest};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
     fsdp_error err = {0};
-    fsdp_load_opts opts = {.io = io};
+    fsdp_load_opts opts = {.access.disk = io};
     cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run", &opts, &err), FSDP_ERR_IO);
     cr_assert(strstr(err.text, "'/d/run/step-00000002/shard-"), "%s", err.text);
     fsdp_sd *full;
@@ -344,7 +346,7 @@ typedef struct saving {
     int64_t estimate;
 } saving;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     saving *work = user;
     test_state mine;
@@ -423,8 +425,9 @@ Test(run_save, a_plan_of_a_conversion_says_how_much_room_it_needs)
             fsdp_save_opts opts = options(disk);
             cr_assert_eq(fsdp_sd_save(state.sd, self, "/d/c", &opts, &err), FSDP_OK, "%s",
                          err.text);
-            fsdp_convert_opts convert = {
-                .format = format ? "fsdp" : "torch", .world = format ? 1000 : 0, .io = disk};
+            fsdp_convert_opts convert = {.format = format ? "fsdp" : "torch",
+                                         .world = format ? 1000 : 0,
+                                         .open.access.disk = disk};
             fsdp_convert_plan plan;
             fsdp_status st = fsdp_checkpoint_convert_plan("/d/c", "/d/e", &convert, &plan, &err);
             bool enough = plan.bytes_needed <= plan.free_bytes;
@@ -470,7 +473,7 @@ Test(run_save, a_file_system_in_memory_is_told_once_per_save)
         int told = 0;
         fsdp_error err = {0};
         fsdp_save_opts opts = options(&io);
-        opts.watch = (fsdp_watch){.user = &told, .notice = count_notice};
+        opts.watch = (fsdp_watch){.context = &told, .notice = count_notice};
         for (int n = 1; n <= 2; n++) {
             cr_assert_eq(fsdp_run_save(state.sd, self, run, 10 * in_memory + n, &opts, &err),
                          FSDP_OK, "%s", err.text);
@@ -494,7 +497,7 @@ static int slow_write(void *user, fsdp_io_call call, const char *path)
     return 0;
 }
 
-static fsdp_status save_impatiently(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_impatiently(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     fsdp_mesh *mesh;
     fsdp_sd *sd;
@@ -504,8 +507,9 @@ static fsdp_status save_impatiently(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_ctl_set_deadline(ctl, DEADLINE_MS);
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){2}, (const char *[]){"dp"}, NULL, &mesh, err));
     FSDP_TRY(fsdp_sd_create(&sd, err));
-    fsdp_status st =
-        fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_U8, 1, shape, mesh, &placement, NULL, err);
+    fsdp_status st = fsdp_sd_add_tensor(
+        sd, FSDP_NAME("w"),
+        &(fsdp_tensor){FSDP_U8, 1, shape, {.mesh = mesh, .placement = {placement}}, NULL}, err);
     if (st == FSDP_OK)
         st = fsdp_sd_allocate(sd, fsdp_ctl_rank(ctl), err);
     if (st == FSDP_OK)

@@ -34,7 +34,7 @@ static bool visit_elements(const fsdp_entry *entry, int rank, int64_t seed, bool
     int64_t *at = entry->data;
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        fsdp_layout_box_at(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         for (int64_t i = 0; i < fsdp_box_count(&box); i++) {
             int64_t left = i, lo[FSDP_MAX_DIMS] = {0};
             for (int d = box.ndim - 1; d >= 0; d--) {
@@ -61,9 +61,9 @@ static void add(state *s, const char *name, int ndim, const int64_t *shape,
     void *data = malloc((size_t)numel(ndim, shape) * 8 + 8);
     memset(data, 0x55, (size_t)numel(ndim, shape) * 8 + 8);
     s->memory[s->count++] = data;
-    cr_assert_eq(
-        fsdp_sd_add_tensor(s->sd, name, strlen(name), FSDP_I64, ndim, shape, &layout, data, &err),
-        FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_sd_add_tensor(s->sd, name, strlen(name),
+                                    &(fsdp_tensor){FSDP_I64, ndim, shape, layout, data}, &err),
+                 FSDP_OK, "%s", err.text);
     if (fill)
         visit_elements(fsdp_sd_at(s->sd, fsdp_sd_count(s->sd) - 1), rank, seed, true);
 }
@@ -105,7 +105,7 @@ typedef struct job {
     int dim;
 } job;
 
-static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     state s;
@@ -115,7 +115,7 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     state s;
@@ -151,12 +151,12 @@ static void remove_folder(void)
 TestSuite(save_load, .init = make_folder, .fini = remove_folder);
 
 static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int dim, int loaded,
-                       int to_dim, fsdp_verify_mode verify)
+                       int to_dim, fsdp_check_mode check)
 {
     char path[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/%d%d%d-%d.%d-%d.%d-%d", folder, kind, compress, rank0, saved,
-             dim, loaded, to_dim, verify);
+             dim, loaded, to_dim, check);
     job j = {.path = path, .dim = dim};
     j.save.kind = kind;
     j.save.compress = compress;
@@ -164,7 +164,7 @@ static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int
     cr_assert_eq(fsdp_ctl_run_threads(saved, save_rank, &j, &err), FSDP_OK, "save %s: %s", path,
                  err.text);
     j.dim = to_dim;
-    j.load.verify = verify;
+    j.load.check = check;
     cr_assert_eq(fsdp_ctl_run_threads(loaded, load_rank, &j, &err), FSDP_OK, "load %s: %s", path,
                  err.text);
     fsdp_verify_summary summary;
@@ -178,12 +178,12 @@ Test(save_load, every_kind_comes_back_on_other_world_sizes_and_dims)
     for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
         for (int compress = 0; compress < 2; compress++) {
             /* each kind and each world is tested with both modes, but not each pair */
-            fsdp_verify_mode verify = (fsdp_verify_mode)((kind + compress) % 2);
-            round_trip((fsdp_kind)kind, compress, false, 4, 0, 3, 1, verify);
-            round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_verify_mode)!verify);
-            round_trip((fsdp_kind)kind, compress, false, 3, 1, 1, 0, verify);
+            fsdp_check_mode check = (fsdp_check_mode)((kind + compress) % 2);
+            round_trip((fsdp_kind)kind, compress, false, 4, 0, 3, 1, check);
+            round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_check_mode)!check);
+            round_trip((fsdp_kind)kind, compress, false, 3, 1, 1, 0, check);
         }
-    round_trip(FSDP_FULL, false, true, 4, 1, 2, 0, FSDP_VERIFY_BLOCKS);
+    round_trip(FSDP_FULL, false, true, 4, 1, 2, 0, FSDP_CHECK_BLOCKS);
 }
 
 Test(save_load, conversion_keeps_every_bit)
@@ -215,7 +215,7 @@ Test(save_load, conversion_keeps_every_bit)
 
 /* --- the full state on rank 0 ------------------------------------------------------------------------ */
 
-static fsdp_status gather_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status gather_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     state s;
@@ -303,7 +303,7 @@ static fsdp_sd *many_names(fsdp_error *err)
     return NULL;
 }
 
-static fsdp_status load_names(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_names(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const char *path = user;
     fsdp_load_report report;
@@ -312,7 +312,7 @@ static fsdp_status load_names(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_sd *sd = many_names(err);
     if (!sd)
         return err->status;
-    fsdp_load_opts opts = {.report = &report, .watch = {.user = counts, .notice = count_notice}};
+    fsdp_load_opts opts = {.report = &report, .watch = {.context = counts, .notice = count_notice}};
     fsdp_status st = fsdp_sd_load(sd, ctl, path, &opts, &found);
     bool told = strstr(found.text, "200 missing: 'not.there.0'") && strstr(found.text, " more") &&
                 strstr(found.text, "9 unexpected: 'even'") && strstr(found.text, "report");
@@ -459,9 +459,13 @@ static fsdp_sd *state_with_values(size_t size, bool filled)
     cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err),
                  FSDP_OK);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("bytes"), &bytes, &err), FSDP_OK);
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("tensor"), FSDP_F32, 1, (int64_t[]){5000}, mesh,
-                                     &whole, NULL, &err),
-                 FSDP_OK);
+    cr_assert_eq(
+        fsdp_sd_add_tensor(
+            sd, FSDP_NAME("tensor"),
+            &(fsdp_tensor){
+                FSDP_F32, 1, (int64_t[]){5000}, {.mesh = mesh, .placement = {whole}}, NULL},
+            &err),
+        FSDP_OK);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("list"), &list, &err), FSDP_OK);
     cr_assert_eq(fsdp_sd_allocate(sd, 0, &err), FSDP_OK);
     fsdp_mesh_free(mesh);
@@ -515,7 +519,7 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
 
 /* --- errors ----------------------------------------------------------------------------------- */
 
-static fsdp_status save_differently(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status save_differently(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job own = *(job *)user;
     bool odd = fsdp_ctl_rank(ctl) == 2;
@@ -524,7 +528,7 @@ static fsdp_status save_differently(fsdp_ctl *ctl, void *user, fsdp_error *err)
     own.save.owners = odd && own.dim == 1 ? FSDP_OWNERS_LOWEST : FSDP_OWNERS_BALANCED;
     own.save.run[3] = odd && own.dim == 2 ? 1 : 2;
     own.dim = 0;
-    return save_rank(ctl, &own, err);
+    return save_rank(&own, ctl, err);
 }
 
 Test(save_load, ranks_that_save_with_different_options_are_told)
@@ -557,10 +561,10 @@ Test(save_load, a_directory_that_only_looks_like_a_checkpoint_is_not_overwritten
     cr_assert_eq(access(file, F_OK), 0, "the foreign file is gone");
 }
 
-static fsdp_status load_slowly(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status load_slowly(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     fsdp_ctl_set_deadline(ctl, 300);
-    return load_rank(ctl, user, err);
+    return load_rank(user, ctl, err);
 }
 
 static int stall(void *user, int64_t done, int64_t total, const char *what)

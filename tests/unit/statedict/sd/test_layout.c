@@ -219,7 +219,7 @@ static void check_box_shape(const fsdp_layout *layout, int ndim, const int64_t *
     bool is_empty = fsdp_box_count(box) == 0;
     cr_assert_eq(fsdp_layout_box_count(layout, ndim, shape, rank), is_empty ? 0 : 1);
     fsdp_box same = {0};
-    fsdp_layout_box(layout, ndim, shape, rank, 0, &same);
+    fsdp_layout_box_at(layout, ndim, shape, rank, 0, &same);
     cr_assert(fsdp_box_equal(box, &same));
 }
 
@@ -559,7 +559,7 @@ static void check_flat(const fsdp_layout *layout, int ndim, const int64_t *shape
         int64_t held = 0;
         for (size_t i = 0; i < count; i++) {
             fsdp_box box = {0};
-            fsdp_layout_box(layout, ndim, shape, rank, i, &box);
+            fsdp_layout_box_at(layout, ndim, shape, rank, i, &box);
             cr_assert_eq(fsdp_box_position(ndim, shape, box.lo), next + held);
             int64_t last[3];
             for (int d = 0; d < ndim; d++)

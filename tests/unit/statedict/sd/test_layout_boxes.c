@@ -71,7 +71,7 @@ Test(layout_boxes, boxes_are_found_by_rank_and_number)
         cr_assert_eq(fsdp_layout_box_count(&layout, 2, shape, rank), counts[rank]);
         for (size_t i = 0; i < counts[rank]; i++, number++) {
             fsdp_box box = {0};
-            fsdp_layout_box(&layout, 2, shape, rank, i, &box);
+            fsdp_layout_box_at(&layout, 2, shape, rank, i, &box);
             cr_assert(fsdp_box_equal(&box, &boxes[number].box));
         }
     }

@@ -23,13 +23,14 @@ static fsdp_sd *make_sd(void)
     return sd;
 }
 
-static const fsdp_placement shard_rows[] = {{.kind = FSDP_SHARD}};
+static const fsdp_placement shard_rows = {.kind = FSDP_SHARD};
 
 static fsdp_status add_rows(fsdp_sd *sd, const char *name, size_t name_size, int64_t rows,
                             const fsdp_mesh *mesh, void *data, fsdp_error *err)
 {
-    return fsdp_sd_add_sharded(sd, name, name_size, FSDP_F32, 1, &rows, mesh, shard_rows, data,
-                               err);
+    return fsdp_sd_add_tensor(
+        sd, name, name_size,
+        &(fsdp_tensor){FSDP_F32, 1, &rows, {.mesh = mesh, .placement = {shard_rows}}, data}, err);
 }
 
 static void expect_refusal(fsdp_status status, const fsdp_error *err, const char *words)
@@ -48,7 +49,10 @@ Test(sd, an_entry_is_what_was_added)
     float data[4] = {0};
     int64_t shape[] = {7, 2};
     cr_assert_eq(
-        fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_BF16, 2, shape, mesh, shard_rows, data, NULL),
+        fsdp_sd_add_tensor(
+            sd, FSDP_NAME("w"),
+            &(fsdp_tensor){FSDP_BF16, 2, shape, {.mesh = mesh, .placement = {shard_rows}}, data},
+            NULL),
         FSDP_OK);
     shape[0] = 0;
     fsdp_mesh_free(mesh);
@@ -77,8 +81,11 @@ Test(sd, packed_six_bit_elements_count_as_bytes)
     fsdp_sd *sd = make_sd();
     fsdp_mesh *mesh = make_mesh(1);
     int64_t bytes = 12;
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("f6"), FSDP_F6_E2M3, 1, &bytes, mesh, shard_rows,
-                                     NULL, NULL),
+    cr_assert_eq(fsdp_sd_add_tensor(
+                     sd, FSDP_NAME("f6"),
+                     &(fsdp_tensor){
+                         FSDP_F6_E2M3, 1, &bytes, {.mesh = mesh, .placement = {shard_rows}}, NULL},
+                     NULL),
                  FSDP_OK);
     cr_assert_eq(fsdp_entry_bytes(fsdp_sd_at(sd, 0)), 12);
     fsdp_mesh_free(mesh);
@@ -111,7 +118,8 @@ Test(sd, boxes_are_copied_and_their_copies_counted)
                              {9, {.ndim = 1, .lo = {4}, .len = {2}}}};
     fsdp_layout layout = {.kind = FSDP_LAYOUT_BOXES, .boxes = boxes, .box_count = 5};
     int64_t rows = 6;
-    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("t"), FSDP_I64, 1, &rows, &layout, NULL, NULL),
+    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("t"),
+                                    &(fsdp_tensor){FSDP_I64, 1, &rows, layout, NULL}, NULL),
                  FSDP_OK);
     const fsdp_layout *own = &fsdp_sd_at(sd, 0)->layout;
     cr_assert(own->copies);
@@ -140,7 +148,8 @@ Test(sd, only_what_a_layout_means_is_kept)
                           .flat_count = 7,
                           .placement = {{.dim = 3, .split = 4}, {.dim = 9}}};
     int64_t rows = 6;
-    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("t"), FSDP_I64, 1, &rows, &layout, NULL, NULL),
+    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("t"),
+                                    &(fsdp_tensor){FSDP_I64, 1, &rows, layout, NULL}, NULL),
                  FSDP_OK);
     const fsdp_layout *own = &fsdp_sd_at(sd, 0)->layout;
     cr_assert_eq(own->placement[0].dim, 0);
@@ -158,19 +167,23 @@ Test(sd, bad_tensors_are_refused_by_name)
     fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = mesh};
     int64_t rows = 6, negative = -1, huge = INT64_MAX / 2;
     fsdp_error err = {0};
-    fsdp_status status =
-        fsdp_sd_add_tensor(sd, FSDP_NAME("w"), (fsdp_dtype)99, 1, &rows, &layout, NULL, &err);
+    fsdp_status status = fsdp_sd_add_tensor(
+        sd, FSDP_NAME("w"), &(fsdp_tensor){(fsdp_dtype)99, 1, &rows, layout, NULL}, &err);
     expect_refusal(status, &err, "tensor 'w': unknown dtype 99");
-    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &negative, &layout, NULL, &err);
+    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"),
+                                &(fsdp_tensor){FSDP_F32, 1, &negative, layout, NULL}, &err);
     expect_refusal(status, &err, "tensor 'w': dim 0 of the shape has length -1");
-    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &huge, &layout, NULL, &err);
+    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"),
+                                &(fsdp_tensor){FSDP_F32, 1, &huge, layout, NULL}, &err);
     expect_refusal(status, &err, "too large");
-    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &rows, NULL, NULL, &err);
-    expect_refusal(status, &err, "no layout");
+    status =
+        fsdp_sd_add_tensor(sd, FSDP_NAME("w"), &(fsdp_tensor){FSDP_F32, 1, &rows, {0}, NULL}, &err);
+    expect_refusal(status, &err, "no mesh");
     status = add_rows(sd, FSDP_NAME("w"), 3, NULL, NULL, &err);
     expect_refusal(status, &err, "no mesh");
     layout.placement[0].kind = FSDP_PARTIAL;
-    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &rows, &layout, NULL, &err);
+    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"),
+                                &(fsdp_tensor){FSDP_F32, 1, &rows, layout, NULL}, &err);
     expect_refusal(status, &err, "tensor 'w': it is Partial on mesh dim 'dp'");
     cr_assert_eq(fsdp_sd_count(sd), 0);
     cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("w")), -1);
@@ -413,8 +426,15 @@ Test(sd, tensors_of_a_flat_buffer_point_into_the_chunk)
     uint16_t chunk[6];
     for (int rank = 0; rank < 3; rank++) {
         fsdp_sd *sd = make_sd();
-        cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("flat"), FSDP_BF16, mesh, rank, 18, parts, 4,
-                                      chunk, NULL),
+        cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("flat"),
+                                      &(fsdp_flat_buffer){.dtype = FSDP_BF16,
+                                                          .mesh = mesh,
+                                                          .rank = rank,
+                                                          .count = 18,
+                                                          .parts = parts,
+                                                          .part_count = 4,
+                                                          .data = chunk},
+                                      NULL),
                      FSDP_OK);
         cr_assert_eq(fsdp_sd_count(sd), 4);
         for (int i = 0; i < 4; i++) {
@@ -442,13 +462,26 @@ Test(sd, a_flat_buffer_may_only_be_described)
     const fsdp_flat_part parts[] = {part("b", 1, five, 1)};
     fsdp_mesh *mesh = make_mesh(2);
     fsdp_sd *sd = make_sd();
-    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, mesh, 0, 6, parts, 1, NULL, NULL),
-                 FSDP_OK);
+    cr_assert_eq(
+        fsdp_sd_add_flat(
+            sd, FSDP_NAME("f"),
+            &(fsdp_flat_buffer){
+                .dtype = FSDP_F32, .mesh = mesh, .count = 6, .parts = parts, .part_count = 1},
+            NULL),
+        FSDP_OK);
     cr_assert_null(fsdp_sd_at(sd, 0)->data);
     fsdp_sd_free(sd);
     sd = make_sd();
     float chunk[3];
-    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, mesh, 7, 6, parts, 1, chunk, NULL),
+    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("f"),
+                                  &(fsdp_flat_buffer){.dtype = FSDP_F32,
+                                                      .mesh = mesh,
+                                                      .rank = 7,
+                                                      .count = 6,
+                                                      .parts = parts,
+                                                      .part_count = 1,
+                                                      .data = chunk},
+                                  NULL),
                  FSDP_OK);
     cr_assert_null(fsdp_sd_at(sd, 0)->data, "rank 7 holds nothing");
     fsdp_sd_free(sd);
@@ -483,8 +516,13 @@ Test(sd, a_refused_flat_buffer_leaves_nothing)
     cr_assert_eq(add_rows(sd, FSDP_NAME("w"), 3, mesh, NULL, NULL), FSDP_OK);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsdp_error err = {0};
-        fsdp_status status = fsdp_sd_add_flat(sd, cases[i].name, 1, FSDP_F32, mesh, 0,
-                                              cases[i].count, cases[i].parts, 2, NULL, &err);
+        fsdp_status status = fsdp_sd_add_flat(sd, cases[i].name, 1,
+                                              &(fsdp_flat_buffer){.dtype = FSDP_F32,
+                                                                  .mesh = mesh,
+                                                                  .count = cases[i].count,
+                                                                  .parts = cases[i].parts,
+                                                                  .part_count = 2},
+                                              &err);
         expect_refusal(status, &err, cases[i].words);
         cr_assert_eq(fsdp_sd_count(sd), 1);
         cr_assert_eq(fsdp_sd_flat_count(sd), 0);
@@ -492,7 +530,8 @@ Test(sd, a_refused_flat_buffer_leaves_nothing)
         cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("w")), 0);
     }
     fsdp_error err = {0};
-    expect_refusal(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, NULL, 0, 4, NULL, 0, NULL, &err),
+    expect_refusal(fsdp_sd_add_flat(sd, FSDP_NAME("f"),
+                                    &(fsdp_flat_buffer){.dtype = FSDP_F32, .count = 4}, &err),
                    &err, "flat buffer 'f': the layout has no mesh");
     fsdp_mesh_free(mesh);
     fsdp_sd_free(sd);
@@ -508,9 +547,14 @@ static fsdp_status build(fsdp_sd *sd, const fsdp_mesh *mesh, fsdp_error *err)
     fsdp_layout layout = {.kind = FSDP_LAYOUT_BOXES, .boxes = boxes, .box_count = 2};
     fsdp_value value = {0};
     FSDP_TRY(add_rows(sd, FSDP_NAME("w"), 9, mesh, NULL, err));
-    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("t"), FSDP_F32, 1, five, &layout, NULL, err));
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("t"), &(fsdp_tensor){FSDP_F32, 1, five, layout, NULL},
+                                err));
     FSDP_TRY(fsdp_sd_add_alias(sd, FSDP_NAME("tied"), FSDP_NAME("w"), err));
-    FSDP_TRY(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, mesh, 0, 14, parts, 2, NULL, err));
+    FSDP_TRY(fsdp_sd_add_flat(
+        sd, FSDP_NAME("f"),
+        &(fsdp_flat_buffer){
+            .dtype = FSDP_F32, .mesh = mesh, .count = 14, .parts = parts, .part_count = 2},
+        err));
     return fsdp_sd_add_value(sd, FSDP_NAME("v"), &value, err);
 }
 

@@ -28,8 +28,11 @@ static void add(fsdp_sd *sd, const char *name, int ndim, const int64_t *shape,
                 const fsdp_mesh *mesh, const fsdp_placement *placements)
 {
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_sd_add_sharded(sd, name, strlen(name), FSDP_F32, ndim, shape, mesh,
-                                     placements, NULL, &err),
+    fsdp_layout layout = {.mesh = mesh};
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
+        layout.placement[i] = placements[i];
+    cr_assert_eq(fsdp_sd_add_tensor(sd, name, strlen(name),
+                                    &(fsdp_tensor){FSDP_F32, ndim, shape, layout, NULL}, &err),
                  FSDP_OK, "%s", err.text);
 }
 
@@ -79,8 +82,8 @@ static fsdp_status note_box(void *user, int rank, size_t part, const fsdp_box *b
     found_boxes *found = user;
     fsdp_box real, shared;
     (void)err;
-    fsdp_layout_box(&found->entry->layout, found->entry->ndim, found->entry->shape, rank, part,
-                    &real);
+    fsdp_layout_box_at(&found->entry->layout, found->entry->ndim, found->entry->shape, rank, part,
+                       &real);
     cr_assert(fsdp_box_equal(&real, box), "the plan and the layout disagree about rank %d", rank);
     cr_assert(fsdp_box_intersect(box, found->wanted, &shared));
     mark(found->marks, found->entry->shape, box);
