@@ -1,4 +1,4 @@
-/* The commit: a checkpoint is there whole or not at all, whatever happens at whatever call. */
+/* The commit: a checkpoint exists whole or not at all, after a failure at any call. */
 #include "tests/unit/statedict/commit/tiny_checkpoint.h"
 
 #include "base/core/mem.h"
@@ -299,7 +299,7 @@ Test(commit, long_work_on_a_step_refreshes_the_lease)
         FSDP_OK);
     fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
-    staging.keeper.refresh_ms = 0; /* it is time */
+    staging.keeper.refresh_ms = 0; /* a refresh is due */
     cr_assert_eq(watch.progress(watch.context, 1, 2, "x"), 1);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &after), 0);
     cr_assert_neq(before.node, after.node);
@@ -384,7 +384,7 @@ static fsdp_status begin_again(fsdp_io *io, const char *dir)
     return status;
 }
 
-/* A process that stages and then only waits; pipe: tells that it has. */
+/* A process that stages, reports that through a pipe, and then only waits. */
 static pid_t stage_in_child(const char *path)
 {
     int told[2];
@@ -428,7 +428,7 @@ Test(commit, the_staging_of_a_killed_save_goes_with_the_next_one_and_that_of_a_l
     cr_assert_eq(fsdp_io_remove_tree(io, dir, NULL), FSDP_OK);
 }
 
-/* What a killed save leaves, with another text in its marker. */
+/* Makes the leftovers of a killed save, with another text in the marker. */
 static void leave_staging(fsdp_io *io, const char *marker)
 {
     fsdp_staging staging;
@@ -555,7 +555,7 @@ enum { SEEDS = 50 };
 typedef struct expectation {
     int64_t old; /* step that /run/c may still hold; -1: it may be missing */
     int64_t new; /* step that it may hold already; -1: it may be missing */
-    int errnum;  /* disks on which directories cannot be renamed: what that gives */
+    int errnum;  /* of renames of directories, on disks that cannot rename them; 0: they can */
     bool no_exchange;
 } expectation;
 
@@ -571,7 +571,7 @@ static void check_alternative(fsdp_io *disk, const expectation *expected)
     int64_t found = tiny_read(disk, "/run/c");
     char *old = NULL;
     if (found == -1 && expected->no_exchange) {
-        /* between the two renames of an overwrite: what was set aside is whole and is named */
+        /* between the two renames of an overwrite: the old checkpoint is whole and found */
         cr_assert(fsdp_replaced_find(disk, "/run/c", &old));
         cr_assert_eq(tiny_read(disk, old), expected->old);
         free(old);
@@ -581,7 +581,7 @@ static void check_alternative(fsdp_io *disk, const expectation *expected)
               (long long)found);
 }
 
-/* Whatever was left: the next save of that name succeeds, with a disk of the same kind. */
+/* With any leftovers, the next save of that name succeeds, on a disk of the same kind. */
 static void check_next_save(fsdp_io *disk, const expectation *expected)
 {
     fsdp_io *io = disk;
@@ -624,7 +624,7 @@ static void work_delete(fsdp_io *io, const expectation *expected)
     cr_assert_eq(fsdp_checkpoint_delete(io, "/run/c", &err), FSDP_OK, "%s", err.text);
 }
 
-/* A kill leaves the disk as it is: the same checks on a copy that lost nothing. */
+/* A kill does not change the disk: runs the checks on a copy that lost nothing. */
 static void crash_everywhere(work run, expectation expected)
 {
     fsdp_io *sim = tiny_disk(), *inner;
@@ -635,7 +635,7 @@ static void crash_everywhere(work run, expectation expected)
     tiny_crashes crashes = {.seeds = SEEDS, .check = check_after_crash, .user = &expected};
     fsdp_io *io = tiny_crash_io(&crashes, sim, inner);
     run(io, &expected);
-    /* reported as done: from now on only the new state may be found */
+    /* after the report only the new state is accepted */
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         fsdp_io *left = fsdp_sim_crash(sim, seed);
         cr_assert_eq(tiny_read(left, "/run/c"), expected.new);
@@ -684,7 +684,7 @@ static bool has_marker(fsdp_io *io, const char *dir)
     return fsdp_io_exists(io, path);
 }
 
-/* A save that is killed after the rename, and before it removes its marker. */
+/* A save that is killed after the rename and before it removes its marker. */
 static void save_and_die(fsdp_io *sim, const char *dir, int64_t step)
 {
     fsdp_io *io;
@@ -780,7 +780,7 @@ static int count_data(void *user, const char *name)
     return 0;
 }
 
-/* What nobody may judge is a kill between the making of a directory and the text of its marker. */
+/* Leftovers of a kill between mkdir and the marker's text, which are never removed, hold no data. */
 static bool holds_no_data(void *user, const char *path)
 {
     fsdp_io *io = user;
@@ -800,7 +800,7 @@ static bool has_no_judgeable_marker(void *user, const char *path)
     return true;
 }
 
-/* From the n-th call on nothing works any more, as for a process that is gone; then a new one comes. */
+/* From the n-th call on all calls fail, as after a kill; then a new process starts. */
 static bool killed_at(work run, expectation expected, int64_t n)
 {
     fsdp_io *sim = tiny_disk(), *inner, *io;
@@ -819,7 +819,7 @@ static bool killed_at(work run, expectation expected, int64_t n)
     bool reached = fsdp_io_fault_calls(io) >= n;
     check_after_crash(sim, &expected);
     cr_assert(fsdp_beside_each(sim, "/run/c", FSDP_SUFFIX_STAGING, holds_no_data, sim));
-    if (!expected.errnum) /* there nothing is overwritten, and so no save comes by */
+    if (!expected.errnum) /* such disks refuse overwrites, so no save cleans up */
         cr_assert(
             fsdp_beside_each(sim, "/run/c", FSDP_SUFFIX_STAGING, has_no_judgeable_marker, sim));
     fsdp_io_fault_free(io);
@@ -910,7 +910,7 @@ Test(commit, every_failing_allocation_leaves_what_was_there)
     fsdp_sim_free(sim);
 }
 
-/* Beside it lies what would prove that a directory without a manifest is a leftover. */
+/* The staging directory beside it would prove that a directory without a manifest is a leftover. */
 Test(commit, a_manifest_that_cannot_be_looked_at_is_not_taken_for_a_missing_one)
 {
     bool reached = true;

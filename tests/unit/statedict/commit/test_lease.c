@@ -1,4 +1,4 @@
-/* The lease: one holder at a time, whoever dies, whatever the clock does. */
+/* The lease: one holder at a time, when processes die and when clocks jump. */
 #include "statedict/commit/lease_internal.h"
 
 #include "tests/support/disk/io_fault.h"
@@ -113,7 +113,7 @@ static fsdp_process self(void)
     return process;
 }
 
-/* A lease that stays behind: taken as somebody else, never given back. */
+/* Leaves a lease of another process that is never released. */
 static void leave_lease_of(fsdp_process process)
 {
     fsdp_lease_pretend(&process, 0);
@@ -128,7 +128,7 @@ Test(lease, of_an_ended_process_is_taken_over_at_once)
         fsdp_lease *lease;
         _exit(fsdp_lease_take(NULL, run, &lease, NULL) == FSDP_OK ? 0 : 1);
     }
-    /* not waited for yet: a zombie holds nothing */
+    /* not waited for yet: a zombie does not hold the lease */
     siginfo_t info;
     cr_assert_eq(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
     cr_assert_eq(info.si_status, 0);
@@ -246,7 +246,7 @@ Test(lease, a_text_of_ours_that_was_cut_short_is_soon_taken_over)
     }
 }
 
-/* Zeros are what a power cut leaves of a file that was not synced. */
+/* A power cut leaves zeros of a file that was not synced. */
 Test(lease, zeros_are_a_text_that_was_cut_short)
 {
     char path[100];
@@ -281,7 +281,7 @@ static void check_foreign(const char *what)
     cr_assert(fsdp_lease_is_held(NULL, run), "%s", what);
 }
 
-/* Nor is anything waited for there: it would not end. */
+/* Such a file is not waited for, because it would stay. */
 Test(lease, whatever_else_stands_in_its_place_is_told_alike_and_left_alone, .timeout = 4)
 {
     char path[100], other[100];
@@ -331,7 +331,7 @@ static int take_progress(void *user, int64_t done, int64_t total, const char *wh
     return ++all->progress >= all->stop_after;
 }
 
-/* Holds the lease, says so, and gives it back after a while. */
+/* Holds the lease, reports that, and releases it after a while. */
 static pid_t start_holder(useconds_t hold_us)
 {
     int ready[2];
@@ -395,7 +395,7 @@ Test(lease, a_wait_for_a_holder_that_stays_ends)
     fsdp_lease_release(mine);
 }
 
-/* Every try makes a file and renames it, which a shared file system feels. */
+/* Every attempt makes and renames a file, which loads a shared file system. */
 Test(lease, a_holder_that_stays_is_looked_at_and_not_tried_again)
 {
     fsdp_io *io;
@@ -417,8 +417,8 @@ static void pause_ms(long ms)
     nanosleep(&pause, NULL);
 }
 
-/* Several times: take, be alone, give back; every third process dies while it holds. 0 when all is
- * well, 1 when somebody else was there, 2 for an unexpected error. */
+/* Several times: takes the lease, checks that it is alone, releases it; every third process dies as
+ * holder. 0: no error, 1: another process held it, too, 2: an unexpected error. */
 static int compete(int number, const char *witness)
 {
     unsigned seed = (unsigned)number * 77u + 1u;
@@ -485,7 +485,8 @@ Test(lease, is_exclusive_among_2_to_8_processes, .timeout = 120)
 
 enum { TAKERS = 6 };
 
-/* All at once at a lease whose holder is dead: one gets it, and keeps it until all have tried. */
+/* All processes try at once to take over the lease of a dead holder: one gets it, and keeps it until all
+ * have tried. */
 static int winners_of_one_round(void)
 {
     int start[2], done[2];
@@ -582,8 +583,8 @@ Test(lease, works_where_files_cannot_be_locked)
     fsdp_io_fault_free(io);
 }
 
-/* Take over, refresh, give back with one failing call: never a wrong success, never a lease that
- * nobody can take over afterwards. */
+/* Takes over, refreshes and releases with one failing call: never reports a wrong success, and never
+ * leaves a lease that cannot be taken over. */
 static bool fails_at(int64_t n, int errnum)
 {
     fsdp_io *sim, *io;

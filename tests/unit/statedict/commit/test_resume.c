@@ -1,5 +1,5 @@
-/* Conversions that are killed and gone on with: the bytes are those of an undisturbed one, what was written
- * is not written again, and what the dead left is removed. Every target. */
+/* Conversions that are killed and resumed, for every target: the bytes equal those of an uninterrupted one,
+ * written bytes are not written again, and leftovers of dead processes are removed. */
 #include "base/text.h"
 #include "tests/support/disk/io_fault.h"
 #include "base/core/mem.h"
@@ -132,7 +132,7 @@ static int64_t count_writes(fsdp_convert_opts opts)
     return calls;
 }
 
-/* What this process has given to write calls so far. */
+/* The bytes that this process has passed to write calls so far. */
 static int64_t bytes_written(void)
 {
     char line[100];
@@ -169,7 +169,7 @@ static int names_in(const char *name)
     return count;
 }
 
-/* A staging directory whose marker was not signed is never judged: docs/commit.md. */
+/* A staging directory with an empty marker is never removed: docs/commit.md. */
 enum { SIGNED = 6 };
 
 static void expect_same(const char *what, int64_t n)
@@ -194,7 +194,7 @@ static void resume_at(const char *what, fsdp_convert_opts opts, int64_t n)
     convert_and_die(opts, n);
     opts.resume = true;
     fsdp_status st = convert("cut/out", opts, &err);
-    if (st == FSDP_ERR_EXISTS) { /* it was published; what lies beside it goes with the next */
+    if (st == FSDP_ERR_EXISTS) { /* it was published; the next conversion removes the leftovers */
         cr_assert(run_diff(path_of("whole/out"), path_of("cut/out")), "%s, %" PRId64, what, n);
         opts.overwrite = true;
         st = convert("cut/out", opts, &err);
@@ -203,7 +203,7 @@ static void resume_at(const char *what, fsdp_convert_opts opts, int64_t n)
     expect_same(what, n);
 }
 
-/* Near the end nearly nothing is left to write. */
+/* Near the end of a conversion almost no bytes are left to write. */
 static void expect_saved(const char *what, fsdp_convert_opts opts, int64_t n, int64_t whole)
 {
     fsdp_error err = {0};
@@ -285,7 +285,7 @@ Test(resume, of_dcp_unverified)
     kill_and_resume("dcp, not verified", opts);
 }
 
-/* Encoded files are kept when they are finished; the bytes are the same at any moment. */
+/* Encoded files are kept only if they are finished; the result is equal for a kill at any moment. */
 Test(resume, of_ours_encoded)
 {
     fsdp_convert_opts opts = opts_for("fsdp");
@@ -306,7 +306,7 @@ static fsdp_convert_plan plan_for(fsdp_convert_opts opts)
     return plan;
 }
 
-/* Encoded data counts as nothing, so what is there of it takes nothing off, either. */
+/* The size of encoded data is unknown and counts as zero, before and after a resume. */
 Test(resume, needs_no_more_room_than_before_and_never_less_than_none)
 {
     for (int compress = 0; compress < 2; compress++) {
@@ -373,7 +373,7 @@ static int take_staging(void *user, const char *name)
     return 0;
 }
 
-/* What the dead one wrote counts, but not its notes, and not what a living one of the same plan writes. */
+/* Bytes of the dead conversion reduce the needed space; its journal and bytes of a live one do not. */
 static void expect_room(const char *format)
 {
     fsdp_error err = {0};
@@ -424,7 +424,7 @@ static int64_t count_reads(fsdp_convert_opts opts)
     return calls;
 }
 
-/* Whoever always says --resume does not pay for it. */
+/* --resume without leftovers costs no extra reads. */
 Test(resume, of_nothing_reads_nothing_back)
 {
     static const char *const formats[] = {"fsdp", "torch", "dcp"};
@@ -451,7 +451,7 @@ static int take_name(void *user, const char *name)
     return 0;
 }
 
-/* A note is a claim, and is not believed. */
+/* A record of the journal is checked against the file. */
 Test(resume, writes_what_was_spoiled_meanwhile)
 {
     fsdp_error err = {0};
@@ -467,7 +467,7 @@ Test(resume, writes_what_was_spoiled_meanwhile)
     expect_same("spoiled", calls);
 }
 
-/* Who says resume keeps what a failure leaves; who does not leaves nothing. */
+/* With --resume a failure keeps the staging directory; without, it is removed. */
 Test(resume, of_a_failure)
 {
     fsdp_error err = {0};

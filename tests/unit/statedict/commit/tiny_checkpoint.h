@@ -1,6 +1,6 @@
 /*
- * For tests of the commit: checkpoints of one small file, saved with the real steps, and a look at
- * what a crash left at every storage call.
+ * For tests of the commit: checkpoints of one small file, saved with the real steps, and checks of the
+ * disk after a crash at every storage call.
  */
 #ifndef TINY_CHECKPOINT_H
 #define TINY_CHECKPOINT_H
@@ -18,7 +18,7 @@
 
 enum { TINY_SIZE = 3000 };
 
-/* A shard index that lists nothing, then bytes that tell the step. */
+/* An empty shard index, then bytes that encode the step. */
 static inline void tiny_fill(char *bytes, int64_t step)
 {
     index_head head = {.version = 1, .world = 1, .step = step, .size = sizeof head};
@@ -73,7 +73,7 @@ static inline fsdp_status tiny_save_staged(fsdp_staging *staging, int64_t step, 
     return status;
 }
 
-/* As save.c does it, on one rank. */
+/* Saves with the steps of save.c, on one rank. */
 static inline fsdp_status tiny_save(fsdp_io *io, const char *dir, int64_t step, bool overwrite,
                                     fsdp_error *err)
 {
@@ -83,7 +83,7 @@ static inline fsdp_status tiny_save(fsdp_io *io, const char *dir, int64_t step, 
     return tiny_save_staged(&staging, step, err);
 }
 
-/* As run_save.c does it, which holds the lease. */
+/* Saves with the steps of run_save.c, which holds the lease. */
 static inline fsdp_status tiny_save_held(fsdp_io *io, const char *dir, int64_t step, fsdp_error *err)
 {
     fsdp_staging staging;
@@ -92,8 +92,8 @@ static inline fsdp_status tiny_save_held(fsdp_io *io, const char *dir, int64_t s
     return tiny_save_staged(&staging, step, err);
 }
 
-/* The step of a checkpoint that a reader would accept, -1 when it would not. Bytes that are not
- * those of that step would be the mixture that must never be. */
+/* The step of a checkpoint that a reader accepts, else -1. Fails on bytes of another step, which would be a
+ * forbidden mixture. */
 static inline int64_t tiny_read(fsdp_io *io, const char *dir)
 {
     fsdp_manifest manifest;

@@ -1,4 +1,4 @@
-/* config.json: what it says, and the edits that leave all other bytes alone. */
+/* config.json: its members, and edits that keep all other bytes. */
 #include "base/data/json.h"
 #include "base/core/mem.h"
 #include "statedict/convert/copied.h"
@@ -70,7 +70,7 @@ Test(model_config, code_is_removed_wherever_it_stands)
     expect_edit("{\"auto_map\":{}}", NULL, false, NULL);
 }
 
-/* Whatever is cut, JSON is left. */
+/* Every edit leaves valid JSON. */
 Test(model_config, what_is_left_can_be_read)
 {
     static const char *const members[] = {"\"a\":1", "\"auto_map\":{\"b\":[1,2]}",

@@ -1,4 +1,4 @@
-/* Plans as files: what was written comes back, nothing of a file is believed, and what changed is named. */
+/* Plans as files: they read back as written, are never trusted, and errors name changed sources. */
 #include "base/text.h"
 #include "tests/support/disk/io_fault.h"
 #include "statedict/convert/plan_text.h"
@@ -126,7 +126,7 @@ Test(plan_file, every_option_comes_back)
     fsdp_mesh_free(mesh);
 }
 
-/* Plans of conversions that cast nothing are as they were before there were casts. */
+/* Plans of conversions without casts have no members about casts, as in earlier versions. */
 Test(plan_file, casts_come_back_and_are_silent_when_there_are_none)
 {
     const char *rules[] = {"a=b=keep", "^b=f8e4m3"};
@@ -183,7 +183,7 @@ static int fail_open(void *user, fsdp_io_call call, const char *path)
     return strstr(path, "/plan") ? -*(const int *)user : 0;
 }
 
-/* What cannot be opened is not said to be something else. */
+/* A path that cannot be opened is not reported as a file of another kind. */
 Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
 {
     static const int reasons[] = {EACCES, EIO, ENAMETOOLONG};
@@ -225,7 +225,7 @@ static int count_open(void *user, fsdp_io_call call, const char *path)
     return 0;
 }
 
-/* A large one takes a while to open. */
+/* Opening a large source takes long. */
 Test(plan_file, the_source_is_opened_once)
 {
     const char *const formats[] = {"fsdp", "torch"};
@@ -292,7 +292,7 @@ Test(plan_file, any_byte_that_differs_is_noticed)
     fsdp_free(data);
 }
 
-/* The plan with `old` replaced and its last hash put right. */
+/* The plan with `old` replaced and its last hash recomputed. */
 static void forge(const char *name, const char *old, const char *new)
 {
     size_t size;
@@ -337,7 +337,7 @@ Test(plan_file, forged_plans_are_damaged)
     }
 }
 
-/* A plan that can be read is still only applied when it is what would be planned. */
+/* A readable plan is applied only if it equals the plan that is made anew. */
 Test(plan_file, a_plan_that_says_something_else_is_not_applied)
 {
     static const char *const lies[][2] = {

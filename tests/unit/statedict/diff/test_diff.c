@@ -1,4 +1,4 @@
-/* Comparing elements: what counts as equal, what is counted, and which element is shown. */
+/* Comparing elements: equality, counts, and the element that is shown. */
 #include <criterion/criterion.h>
 
 #include "kernels/kernels.h"
@@ -49,7 +49,7 @@ static int by_value(const void *left, const void *right)
     return (a[0] > b[0]) - (a[0] < b[0]);
 }
 
-/* Neighbours in value are one step apart, whatever the type; two steps are two. */
+/* Neighbouring values of every type are one step apart, the next ones two. */
 static void check_steps(fsdp_dtype dtype)
 {
     static double values[65536][2]; /* value, code */
@@ -138,7 +138,7 @@ Test(diff, the_worst_element_is_shown)
     cr_assert_str_eq(to, "-2.0");
 }
 
-/* However a tensor is cut and in whatever order the pieces come, the result is the same. */
+/* The result does not depend on the cuts of a tensor or on the order of its pieces. */
 Test(diff, the_order_of_slabs_does_not_matter)
 {
     enum { COUNT = 4000 };

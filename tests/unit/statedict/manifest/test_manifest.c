@@ -1,4 +1,4 @@
-/* The manifest: what goes in comes out bit for bit, and what was changed on the way is refused. */
+/* The manifest: it reads back bit for bit, and a changed text is refused. */
 #include "statedict/manifest/manifest.h"
 
 #include "statedict/sd/layout_internal.h"
@@ -142,7 +142,7 @@ static void add_deep_value(fsdp_sd *sd)
     add_value(sd, "deep", deep);
 }
 
-/* Of values and of tensors in a flat buffer: names in two elements. */
+/* Adds paths of two elements to values and to tensors in a flat buffer. */
 static size_t add_paths(fsdp_sd *sd)
 {
     size_t added = 0;
@@ -491,7 +491,7 @@ Test(manifest, heads_that_contradict_themselves_are_damage)
                  FSDP_ERR_DAMAGED);
 }
 
-/* Other readers of the same bytes look at these lines only. */
+/* Programs that recognise a checkpoint read only these lines. */
 Test(manifest, it_begins_with_its_version_or_is_damage)
 {
     fsdp_error err = {0};
@@ -519,7 +519,7 @@ Test(manifest, a_later_major_version_names_what_is_needed)
     cr_assert_eq(decode_sealed("{\"major\": 2}", HEAD, FILE_LINE, MESH, "", "", &err),
                  FSDP_ERR_NOT_FOUND);
     cr_assert(strstr(err.text, "knows version 2 is needed"), "%s", err.text);
-    /* a version that ends its text in another way */
+    /* a version whose text ends differently */
     static const char later[] = "{\n\"fsdp\": {\"major\": 3, \"minor\": 0}, \"sha\": \"\"}";
     fsdp_manifest manifest;
     cr_assert_eq(decode(later, sizeof later - 1, &manifest, &err), FSDP_ERR_NOT_FOUND);

@@ -1,4 +1,4 @@
-/* Runs: the newest good checkpoint is found, and retention never takes one too many. */
+/* Runs: the newest good checkpoint is found, and retention never deletes one too many. */
 #include "tests/unit/statedict/commit/tiny_checkpoint.h"
 
 #include "base/core/mem.h"
@@ -25,7 +25,8 @@ static void save_steps(fsdp_io *io, const int64_t *steps, int n)
 {
     for (int i = 0; i < n; i++)
         tiny_must_save(io, step_path(steps[i]), steps[i], false);
-    cr_assert_eq(fsdp_io_sync_dir(io, "/run", NULL), FSDP_OK); /* the lease is gone for good */
+    cr_assert_eq(fsdp_io_sync_dir(io, "/run", NULL),
+                 FSDP_OK); /* the removal of the lease is durable */
 }
 
 static void write_small(fsdp_io *io, const char *path)
@@ -187,7 +188,7 @@ Test(run, latest_does_not_skip_for_want_of_memory)
 
 /* --- unreadable steps --- */
 
-/* Whatever the n-th call fails with, an older checkpoint is not taken in silence. */
+/* For every error of the n-th call, an older checkpoint is not used silently. */
 static bool latest_fails_at(int64_t n, int errnum, fsdp_verify_level level)
 {
     fsdp_io *sim = tiny_disk(), *io;
@@ -313,7 +314,7 @@ Test(run, retention_counts_only_what_verifies_and_leaves_the_rest_alone)
     fsdp_sim_free(io);
 }
 
-/* A byte of a tensor, which no size and no index tells of. */
+/* Flips a byte of a tensor, which only its hash detects. */
 static void flip_data(fsdp_io *io, int64_t step)
 {
     char path[200], byte;
@@ -409,7 +410,7 @@ Test(run, retention_reads_a_step_once_and_again_when_it_has_changed)
     reads = 0;
     must_retain(io, &policy);
     int first = reads;
-    must_retain(io, &policy); /* nothing is to go */
+    must_retain(io, &policy); /* deletes nothing */
     int idle = reads - first;
     save_real_step(io, 50);
     reads = 0;
@@ -427,7 +428,7 @@ Test(run, retention_reads_a_step_once_and_again_when_it_has_changed)
 
 /* --- stopped --- */
 
-/* Stops when it is asked for the n-th time. */
+/* Stops at the n-th call of the callback. */
 typedef struct stopping {
     int asked, at;
 } stopping;
@@ -471,7 +472,7 @@ Test(run, retention_that_is_stopped_while_it_reads_removes_nothing)
     fsdp_sim_free(io);
 }
 
-/* Sooner or later it is asked before the second removal: one is gone then, and only that is told. */
+/* One of the stops comes before the second removal: one checkpoint is deleted then, and reported. */
 Test(run, retention_that_is_stopped_later_tells_what_it_removed)
 {
     fsdp_io *io = tiny_disk();
@@ -494,7 +495,7 @@ static int refuse_step_40(void *user, fsdp_io_call call, const char *path)
     return strstr(path, "step-00000040/manifest") ? -ENOMEM : 0;
 }
 
-/* Its own failure comes first, and must not hide that it is to stop. */
+/* A failure before the stop must not hide the stop. */
 Test(run, retention_stops_on_request_whatever_failed_before)
 {
     fsdp_io *sim = tiny_disk(), *io;
@@ -516,7 +517,7 @@ Test(run, retention_stops_on_request_whatever_failed_before)
     fsdp_sim_free(sim);
 }
 
-/* Without a policy that is all that is read. */
+/* Without a policy no other data is read. */
 Test(run, retention_is_stopped_while_it_reads_what_an_overwrite_made, .timeout = 30)
 {
     fsdp_io *io = tiny_disk();
@@ -542,7 +543,8 @@ Test(run, retention_is_stopped_while_it_reads_what_an_overwrite_made, .timeout =
     fsdp_sim_free(io);
 }
 
-/* Each is looked at in turn at every save: what drops out of a ring before it comes again is never found. */
+/* Every save looks up each checkpoint in turn: a small ring of records would drop each before
+ * its next use. */
 Test(run, a_long_run_of_verified_checkpoints_is_remembered)
 {
     enum { STEPS = 1000 };
@@ -573,7 +575,7 @@ Test(run, retention_finishes_what_was_interrupted)
     fsdp_sim_free(io);
 }
 
-/* A save from outside the run's own, which lost the lease and goes on: convert, say. */
+/* A save from outside the run, such as a conversion, that lost the lease and goes on. */
 Test(run, retention_leaves_a_staging_alone_as_long_as_its_maker_lives)
 {
     fsdp_io *io = tiny_disk();
@@ -597,7 +599,7 @@ Test(run, retention_leaves_a_staging_alone_as_long_as_its_maker_lives)
                  FSDP_OK);
     char *path = alive.path;
     alive.path = NULL;
-    fsdp_staging_release(&alive); /* as the end of its process does */
+    fsdp_staging_release(&alive); /* has the effect of the end of its process */
     must_retain(io, NULL);
     cr_assert_not(fsdp_io_exists(io, path));
     free(path);
@@ -814,7 +816,7 @@ static int steal_lease(void *user, fsdp_io_call call, const char *path)
     return 0;
 }
 
-/* Between two removals another job takes the run: the second one does not happen. */
+/* Another job takes the lease between two removals: the second one is not made. */
 Test(run, retention_stops_when_its_lease_is_lost)
 {
     fsdp_io *sim = tiny_disk(), *io;
@@ -883,7 +885,7 @@ static void check_recovery(fsdp_io *disk, void *user)
                  FSDP_OK, "%s", err.text);
     int64_t newest = tiny_read(disk, latest);
     fsdp_string_free(latest);
-    /* the job comes back, repeats what is missing and goes on; nothing is left over */
+    /* the job starts again, repeats missing steps and goes on; no leftovers stay */
     for (int64_t step = newest + 10; step <= 60; step += 10)
         cr_assert_eq(save_and_retain(disk, step, &err), FSDP_OK, "%s", err.text);
     expect_good(disk, "60 50");
@@ -965,8 +967,8 @@ Test(run, an_error_or_a_kill_at_every_call_loses_nothing, .timeout = 120)
     cr_assert_gt(cases, 300 / every);
 }
 
-/* A checkpoint that cannot be looked at for a moment is not damaged: retention must not conclude
- * from it that older ones are more than enough, or that it may go. */
+/* A checkpoint that is unreadable for a moment is not damaged: retention must not delete it, and must not
+ * count older ones in its place. */
 Test(run, retention_under_errors_never_leaves_fewer_than_two)
 {
     for (int64_t n = 1;; n++) {

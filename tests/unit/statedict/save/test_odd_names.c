@@ -1,6 +1,6 @@
 /*
- * Names are bytes with a length: what is allowed comes back bit for bit from every kind, through
- * conversions and listings; what is not is refused, each in its own words.
+ * Names are bytes with a length: allowed names come back bit for bit from every kind, through
+ * conversions and listings; others are refused, each with its own message.
  */
 #include "base/core/mem.h"
 
@@ -44,7 +44,7 @@ static void set_up(void)
     cr_assert_not_null(mkdtemp(folder));
     for (size_t i = 0; i < sizeof long_name; i++)
         long_name[i] = (char)('a' + i % 26);
-    /* the same beginning, so that nothing may be told apart by a part of its name */
+    /* equal beginnings, so that a part of a name does not identify it */
     memcpy(longest_name, long_name, sizeof long_name);
     memset(longest_name + sizeof long_name, '/', sizeof longest_name - sizeof long_name);
 }

@@ -1,4 +1,4 @@
-/* Saving into runs and onto disks: what is refused before anything is written, and what is told. */
+/* Saving into runs and onto disks: errors before the first byte, and notices. */
 #include "tests/support/disk/io_fault.h"
 #include "tests/support/disk/io_sim.h"
 #include "base/core/pool.h"
@@ -140,7 +140,7 @@ static void write_lock(void)
     cr_assert_eq(fsdp_io_close(&file, "", NULL), FSDP_OK);
 }
 
-/* When the data is written and synced. */
+/* Steals the lease after the data is written and synced. */
 static int steal_lease(void *user, fsdp_io_call call, const char *path)
 {
     (void)user;
@@ -191,7 +191,7 @@ static int free_the_run(void *user, int64_t done, int64_t total, const char *wha
     return 0;
 }
 
-/* fsdp-gc, say, which is done in a moment. */
+/* Such a holder is fsdp-gc, which finishes soon. */
 Test(run_save, a_save_waits_for_who_holds_the_run_for_a_moment, .timeout = 60)
 {
     must_save_step(1);
@@ -234,7 +234,7 @@ typedef struct readers {
     atomic_int reads;
 } readers;
 
-/* Slow enough for a second thread, were there one, to have its share. */
+/* Slow enough that a second thread, if there was one, would also read. */
 static int note_reader(void *user, fsdp_io_call call, const char *path)
 {
     readers *seen = user;
@@ -413,7 +413,7 @@ Test(run_save, more_than_enough_that_is_there_already_leaves_nothing_to_ask_for)
     cr_assert_eq(fsdp_volume_room(state.sd, &volume), 1100);
 }
 
-/* What is printed of a plan and what stops it are one estimate. */
+/* The printed plan and the check of free space use one estimate. */
 Test(run_save, a_plan_of_a_conversion_says_how_much_room_it_needs)
 {
     for (int format = 0; format < 2; format++)
@@ -485,7 +485,7 @@ Test(run_save, a_file_system_in_memory_is_told_once_per_save)
 
 /* --- one rank is slower than the others --- */
 
-/* 32 MiB a rank in 128 pieces: together they take three times the deadline, each one little of it. */
+/* 32 MiB per rank in 128 pieces: together they take three times the deadline, each a small part of it. */
 enum { DEADLINE_MS = 1000, SLOW_MS = 24, ELEMENTS = 64 << 20 };
 
 static int slow_write(void *user, fsdp_io_call call, const char *path)

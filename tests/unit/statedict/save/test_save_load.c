@@ -177,7 +177,7 @@ Test(save_load, every_kind_comes_back_on_other_world_sizes_and_dims)
 {
     for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
         for (int compress = 0; compress < 2; compress++) {
-            /* each kind meets each world with one of the two, and both of them */
+            /* each kind and each world is tested with both modes, but not each pair */
             fsdp_check_mode check = (fsdp_check_mode)((kind + compress) % 2);
             round_trip((fsdp_kind)kind, compress, false, 4, 0, 3, 1, check);
             round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_check_mode)!check);
@@ -343,7 +343,7 @@ static void ignore_notice(void *user, const char *text)
     (void)user, (void)text;
 }
 
-/* Everything is unexpected in a state dict that has two hundred other names. */
+/* All stored names are unexpected for a state dict with two hundred other names. */
 Test(save_load, an_error_points_at_more_names_only_where_they_were_given)
 {
     static const char *const ends[] = {
@@ -431,7 +431,7 @@ Test(save_load, patterns_that_select_nothing_are_told)
         cr_assert_not_null(strstr(err.text, "none of 9 is selected"), "%s", err.text);
         cr_assert_eq(fsdp_stream_full(path, &wrong[i], count_slab, &(int64_t){0}, &err),
                      FSDP_ERR_USAGE);
-        /* nothing is all there is to load into: that is no mistake */
+        /* an empty state dict is not an error */
         wrong[i].partial = true;
         cr_assert_eq(load_empty(path, &wrong[i], &err), FSDP_OK, "%s", err.text);
     }

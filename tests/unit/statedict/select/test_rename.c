@@ -1,4 +1,4 @@
-/* Renaming: what sed users expect, and what is refused. */
+/* Renaming: the behaviour of sed, and refused rules. */
 #include "statedict/select/rename.h"
 
 #include <criterion/criterion.h>
