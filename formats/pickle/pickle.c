@@ -17,18 +17,6 @@ enum { MEMO_LIMIT = 1 << 24, PROTOCOL_LIMIT = 5, BYTES_PER_NODE = 4, NODES_AT_FI
 
 /* --- messages ----------------------------------------------------------------------------------- */
 
-fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why)
-{
-    return fsdp_fail(vm->err, status, "%s: pickle, byte %lld: %s", vm->options->where,
-                     (long long)(vm->options->offset + (vm->opcode - vm->data)), why);
-}
-
-fsdp_status pickle_no_memory(pickle_vm *vm)
-{
-    return fsdp_fail(vm->err, FSDP_ERR_LIMIT, "%s: cannot allocate memory for a pickle",
-                     vm->options->where);
-}
-
 static fsdp_status damaged(pickle_vm *vm, const char *why)
 {
     return pickle_fail(vm, FSDP_ERR_DAMAGED, why);

@@ -9,7 +9,9 @@
  *   pickle_nodes.c      nodes, their memory, and the queries of readers
  *   pickle_policy.c     the calls that a checkpoint may contain
  *   pickle_arguments.c  the arguments that those calls may have
+ *   pickle_items.c      containers that are made of their items
  *   pickle_keys.c       equal keys of dicts
+ *   pickle_error.c      errors, with the place in the pickle
  *   pickle_write.c      the mirror: pickles of protocol 2 (pickle_write.h)
  *
  * A call that the policy does not list makes the parser refuse the whole file, wherever the call is,

@@ -322,6 +322,20 @@ fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs)
     return FSDP_OK;
 }
 
+fsdp_status pickle_push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
+                             fsdp_node args, fsdp_node kwargs)
+{
+    fsdp_pickle_call *call = pickle_store_take(vm->store, sizeof *call);
+    if (!call)
+        return pickle_no_memory(vm);
+    *call = (fsdp_pickle_call){.callable = callable, .args = args};
+    node.kind = FSDP_NODE_CALL;
+    node.flags |= FSDP_NODE_HASHABLE;
+    node.as.call = call;
+    FSDP_TRY(pickle_push_node(vm, node));
+    return kwargs == 0 ? FSDP_OK : pickle_set_kwargs(vm, vm->stack[vm->height - 1], kwargs);
+}
+
 /* --- queries ------------------------------------------------------------------------------------ */
 
 static fsdp_node part_of(const fsdp_pickle *pickle, const fsdp_pickle_node *node, int part)

@@ -368,26 +368,12 @@ static fsdp_status refuse_call(pickle_vm *vm, fsdp_node callable)
     return st;
 }
 
-static fsdp_status push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
-                             fsdp_node args, fsdp_node kwargs)
-{
-    fsdp_pickle_call *call = pickle_store_take(vm->store, sizeof *call);
-    if (!call)
-        return pickle_no_memory(vm);
-    *call = (fsdp_pickle_call){.callable = callable, .args = args};
-    node.kind = FSDP_NODE_CALL;
-    node.flags |= FSDP_NODE_HASHABLE;
-    node.as.call = call;
-    FSDP_TRY(pickle_push_node(vm, node));
-    return kwargs == 0 ? FSDP_OK : pickle_set_kwargs(vm, vm->stack[vm->height - 1], kwargs);
-}
-
 static fsdp_status push_pending(pickle_vm *vm, fsdp_known known, fsdp_node callable, fsdp_node args)
 {
     if (!fsdp_grow(&vm->pending, &vm->pending_capacity, vm->pending_count + 1, sizeof *vm->pending))
         return pickle_no_memory(vm);
     fsdp_pickle_node node = {.known = (uint16_t)known, .flags = FSDP_NODE_PENDING};
-    FSDP_TRY(push_call(vm, node, callable, args, 0));
+    FSDP_TRY(pickle_push_call(vm, node, callable, args, 0));
     vm->pending[vm->pending_count++] = vm->stack[vm->height - 1];
     return FSDP_OK;
 }
@@ -454,11 +440,11 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
         return refuse_call(vm, callable);
     fsdp_pickle_node node = {.known = of->known};
     if (of->known == FSDP_KNOWN_MEMORY_FORMAT && is_memory_format(node_at(vm, name)))
-        return push_call(vm, node, item_of(vm, args, 0), NODE_OF_EMPTY_TUPLE, 0);
+        return pickle_push_call(vm, node, item_of(vm, args, 0), NODE_OF_EMPTY_TUPLE, 0);
     node.known = FSDP_KNOWN_GETATTR;
     if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState") &&
         !vm->options->is_metadata)
-        return push_call(vm, node, callable, args, 0);
+        return pickle_push_call(vm, node, callable, args, 0);
     if (is_text(vm, name, "__new__") && pickle_is_unknown_class(of) && !vm->options->is_metadata)
         return push_pending(vm, FSDP_KNOWN_GETATTR, callable, args);
     return refuse_call(vm, callable);
@@ -518,7 +504,7 @@ static fsdp_status call_shape(pickle_vm *vm, fsdp_node callable, fsdp_node args)
         kwargs = 0;
     fsdp_pickle_node node = {.known = node_at(vm, of)->known,
                              .flags = FSDP_NODE_OPAQUE | FSDP_NODE_OBJECT};
-    return push_call(vm, node, of, rest, kwargs);
+    return pickle_push_call(vm, node, of, rest, kwargs);
 }
 
 fsdp_status pickle_check_pending(pickle_vm *vm)
@@ -565,98 +551,9 @@ static bool is_known_size(pickle_vm *vm, fsdp_node callable, fsdp_node args, fsd
 static fsdp_status push_size(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
                              fsdp_node args)
 {
-    FSDP_TRY(push_call(vm, node, callable, args, 0));
+    FSDP_TRY(pickle_push_call(vm, node, callable, args, 0));
     if (node_at(vm, args)->count == 1 && node_at(vm, item_of(vm, args, 0))->kind == FSDP_NODE_TUPLE)
         *pickle_shared(vm, callable, args) = vm->stack[vm->height - 1];
-    return FSDP_OK;
-}
-
-/* --- containers that are made of their items ------------------------------------------------------ */
-
-static bool makes_dict(unsigned known)
-{
-    return known == FSDP_KNOWN_ORDERED_DICT || known == FSDP_KNOWN_DEFAULTDICT ||
-           known == FSDP_KNOWN_COUNTER;
-}
-
-static bool is_sequence(const fsdp_pickle_node *node)
-{
-    return node->kind == FSDP_NODE_LIST || node->kind == FSDP_NODE_TUPLE ||
-           node->kind == FSDP_NODE_SET || node->kind == FSDP_NODE_FROZENSET;
-}
-
-/* Pushes the items of a list, or the keys and values of a dict. */
-static fsdp_status push_all(pickle_vm *vm, fsdp_node container)
-{
-    for (uint32_t i = 0; i < node_at(vm, container)->count; i++)
-        FSDP_TRY(pickle_push(vm, node_at(vm, container)->as.items[i]));
-    return FSDP_OK;
-}
-
-/* Pushes the items of [(key, value), ...], as Python 2 wrote an OrderedDict. */
-static fsdp_status push_pairs(pickle_vm *vm, fsdp_node list)
-{
-    for (uint32_t i = 0; i < node_at(vm, list)->count; i++) {
-        const fsdp_pickle_node *pair = node_at(vm, node_at(vm, list)->as.items[i]);
-        if (pair->count != 2)
-            return pickle_fail(vm, FSDP_ERR_DAMAGED, "a dict is made of what is no pair");
-        fsdp_node value = pair->as.items[1];
-        FSDP_TRY(pickle_push(vm, pair->as.items[0]));
-        FSDP_TRY(pickle_push(vm, value));
-    }
-    return FSDP_OK;
-}
-
-/* Pushes the items that a container is made of. */
-static fsdp_status push_given(pickle_vm *vm, unsigned known, fsdp_node given)
-{
-    const fsdp_pickle_node *at = node_at(vm, given);
-    fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
-    if (known == FSDP_KNOWN_DEQUE && (is_sequence(at) || given == 0))
-        return push_all(vm, given);
-    if (makes_dict(known) && at->kind == FSDP_NODE_DICT)
-        return push_all(vm, given);
-    if (makes_dict(known) && at->kind == FSDP_NODE_CALL && makes_dict(at->known))
-        return push_all(vm, fsdp_pickle_dict_items(&pickle, at));
-    bool counts = known == FSDP_KNOWN_COUNTER && at->count > 0; /* how often, not pairs */
-    if (makes_dict(known) && !counts && (is_sequence(at) || given == 0))
-        return push_pairs(vm, given);
-    return pickle_fail(vm, FSDP_ERR_DAMAGED, "a container is made of what is none");
-}
-
-/* args without the items: the factory of a defaultdict, the length of a deque. */
-static fsdp_status drop_items(pickle_vm *vm, unsigned known, fsdp_node *args)
-{
-    size_t base = vm->height;
-    if (known == FSDP_KNOWN_DEFAULTDICT)
-        FSDP_TRY(pickle_push(vm, item_of(vm, *args, 0)));
-    if (known == FSDP_KNOWN_DEQUE && node_at(vm, *args)->count > 1) {
-        FSDP_TRY(pickle_push(vm, NODE_OF_EMPTY_TUPLE));
-        FSDP_TRY(pickle_push(vm, item_of(vm, *args, 1)));
-    }
-    *args = NODE_OF_EMPTY_TUPLE;
-    if (vm->height == base)
-        return FSDP_OK;
-    FSDP_TRY(pickle_push_items(vm, FSDP_NODE_TUPLE, base));
-    *args = vm->stack[--vm->height];
-    return FSDP_OK;
-}
-
-/* The items that the call is given become items of the container, as if SETITEMS or APPENDS had
- * added them. */
-static fsdp_status push_container(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
-                                  fsdp_node args)
-{
-    size_t first = node.known == FSDP_KNOWN_DEFAULTDICT ? 1 : 0, base = vm->height;
-    fsdp_node_kind kind = makes_dict(node.known) ? FSDP_NODE_DICT : FSDP_NODE_LIST;
-    fsdp_node given = item_of(vm, args, first);
-    if (given != 0)
-        FSDP_TRY(drop_items(vm, node.known, &args));
-    FSDP_TRY(push_call(vm, node, callable, args, 0));
-    FSDP_TRY(push_given(vm, node.known, given));
-    if (vm->height > base + 1)
-        FSDP_TRY(pickle_append(vm, vm->stack[base], kind, base + 1));
-    vm->height = base + 1;
     return FSDP_OK;
 }
 
@@ -670,11 +567,11 @@ static fsdp_status call_listed(pickle_vm *vm, fsdp_pickle_node node, fsdp_node c
         return refuse_argument(vm, callable, culprit);
     if (node.known == FSDP_KNOWN_TORCH_SIZE && node.flags == 0)
         return push_size(vm, node, callable, args);
-    if ((makes_dict(node.known) || node.known == FSDP_KNOWN_DEQUE) && node.flags == 0)
-        return push_container(vm, node, callable, args);
+    if (pickle_is_container(node.known) && node.flags == 0)
+        return pickle_push_container(vm, node, callable, args);
     if (node.known == FSDP_KNOWN_RECONSTRUCTOR)
         node.flags |= FSDP_NODE_OPAQUE;
-    return push_call(vm, node, callable, args, kwargs);
+    return pickle_push_call(vm, node, callable, args, kwargs);
 }
 
 static fsdp_status call_global(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args,
@@ -697,7 +594,7 @@ static fsdp_status call_global(pickle_vm *vm, pickle_how how, fsdp_node callable
     if (is_torch(node.known) && !pickle_objects_allowed(vm, args, &culprit))
         return refuse_argument(vm, callable, culprit);
     node.flags |= FSDP_NODE_OPAQUE;
-    return push_call(vm, node, callable, args, kwargs);
+    return pickle_push_call(vm, node, callable, args, kwargs);
 }
 
 fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args,
@@ -706,7 +603,7 @@ fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_
     const fsdp_pickle_node *node = node_at(vm, callable);
     fsdp_node size;
     if (is_plain_object(vm, how, node, args))
-        return push_call(
+        return pickle_push_call(
             vm,
             (fsdp_pickle_node){.known = node->known, .flags = FSDP_NODE_OBJECT | FSDP_NODE_OPAQUE},
             callable, args, 0);
@@ -724,7 +621,7 @@ fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_
     if (is_nested_class && how != PICKLE_REDUCE) {
         fsdp_pickle_node made = {.known = FSDP_KNOWN_TORCH,
                                  .flags = FSDP_NODE_OPAQUE | FSDP_NODE_OBJECT};
-        return push_call(vm, made, callable, args, kwargs);
+        return pickle_push_call(vm, made, callable, args, kwargs);
     }
     return refuse_call(vm, callable);
 }

@@ -1,5 +1,4 @@
-/* The state of the pickle machine, shared by pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c,
- * pickle_arguments.c and pickle_keys.c. */
+/* The state of the pickle machine, shared by the files of the room that parse. */
 #ifndef FSDP_PICKLE_VM_H
 #define FSDP_PICKLE_VM_H
 
@@ -62,6 +61,8 @@ typedef struct pickle_vm {
     fsdp_error *err;
 } pickle_vm;
 
+/* --- pickle_error.c --- */
+
 /* Fails with the offset of the current opcode. */
 fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why);
 fsdp_status pickle_no_memory(pickle_vm *vm);
@@ -111,6 +112,9 @@ fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from);
 fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, size_t from);
 fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state);
 fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs);
+/* Makes `node` a call; kwargs 0: none. */
+fsdp_status pickle_push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable, fsdp_node args,
+                             fsdp_node kwargs);
 /* module and name are copied. */
 fsdp_status pickle_push_global(pickle_vm *vm, const char *module, size_t module_size, const char *name,
                                size_t name_size);
@@ -123,6 +127,13 @@ fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t size);
 fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size);
 /* UTF-8 as Python writes it with surrogatepass. */
 bool pickle_text_valid(const char *data, size_t size);
+
+/* --- pickle_items.c --- */
+
+/* True for OrderedDict, defaultdict, Counter and deque. */
+bool pickle_is_container(unsigned known);
+/* Pushes the call of such a class, whose arguments were checked; the items that it is given become its own. */
+fsdp_status pickle_push_container(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable, fsdp_node args);
 
 /* --- pickle_keys.c --- */
 
