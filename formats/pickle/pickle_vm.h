@@ -132,7 +132,7 @@ bool pickle_text_valid(const char *data, size_t size);
 
 /* True for OrderedDict, defaultdict, Counter and deque. */
 bool pickle_is_container(unsigned known);
-/* Pushes the call of such a class, whose arguments were checked; the items that it is given become its own. */
+/* Pushes the call of such a class, whose arguments were checked; the items it is given become its own. */
 fsdp_status pickle_push_container(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable, fsdp_node args);
 
 /* --- pickle_keys.c --- */
