@@ -23,8 +23,8 @@
  *
  * Caller: statedict. The room calls hdf5, hdf5_child (native_check.c), kernels and base.
  */
-#ifndef FSDP_FORMAT_H
-#define FSDP_FORMAT_H
+#ifndef FSDP_SHARD_H
+#define FSDP_SHARD_H
 
 #include "base/io/io.h"
 #include "kernels/kernels.h"

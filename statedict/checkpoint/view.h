@@ -1,6 +1,6 @@
 /* Writes the view of a checkpoint that is being saved: every tensor over its stored boxes. */
-#ifndef FSDP_STATEDICT_VIEW_H
-#define FSDP_STATEDICT_VIEW_H
+#ifndef FSDP_VIEW_H
+#define FSDP_VIEW_H
 
 #include "statedict/manifest/manifest.h"
 

@@ -4,8 +4,8 @@
  * writer. Step 4 of docs/flow_save.md and docs/flow_load.md. save/, checkpoint/ and convert/ call this room;
  * pipeline.h moves the data of a plan.
  */
-#ifndef FSDP_PLAN_H
-#define FSDP_PLAN_H
+#ifndef FSDP_BOX_PLAN_H
+#define FSDP_BOX_PLAN_H
 
 #include "base/core/mem.h"
 #include "formats/shard.h"
