@@ -66,7 +66,7 @@ static void drop_state(state *own)
 
 /* --- saving -------------------------------------------------------------------------------------- */
 
-static void tell(void *user, const char *text)
+static void report_note(void *user, const char *text)
 {
     (void)user;
     fprintf(stderr, "note: %s\n", text);
@@ -78,7 +78,7 @@ static fsdp_status save_step(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t step, fsd
     fsdp_save_opts opts = {0};
     opts.compress = true;
     opts.retain = &retention;
-    opts.watch.notice = tell;
+    opts.watch.notice = report_note;
     return fsdp_run_save(sd, ctl, "run", step, &opts, err);
 }
 
@@ -101,7 +101,7 @@ static fsdp_status load_newest(fsdp_sd *sd, fsdp_ctl *ctl, fsdp_error *err)
 {
     fsdp_load_report report;
     fsdp_load_opts opts = {.include = "^model[.]", .report = &report};
-    opts.watch.notice = tell; /* damaged steps that were skipped */
+    opts.watch.notice = report_note; /* damaged steps that were skipped */
     fsdp_status st = fsdp_sd_load(sd, ctl, "run", &opts, err);
     if (st == FSDP_OK && fsdp_ctl_rank(ctl) == 0)
         printf("loaded %s\n", report.path);

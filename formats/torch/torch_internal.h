@@ -121,7 +121,6 @@ fsdp_status torch_resolve_links(torch_archive *archive,
 fsdp_status torch_memory_create(torch_memory **memory_out, fsdp_error *err);
 /* Takes the row-major little-endian bytes of a tensor. Tensors arrive in rising order. */
 fsdp_status torch_memory_keep(torch_memory *memory, size_t tensor, char *data, fsdp_error *err);
-bool torch_memory_has(const torch_memory *memory, size_t tensor);
 fsdp_status torch_memory_read(const torch_memory *memory, const fsdp_source *source, size_t tensor,
                               const fsdp_box *box, void *data, fsdp_error *err);
 void torch_memory_close(torch_memory *memory);         /* accepts NULL */

@@ -144,12 +144,6 @@ static int compare_arrays(const void *key, const void *item)
     return (tensor > other) - (tensor < other);
 }
 
-bool torch_memory_has(const torch_memory *memory, size_t tensor)
-{
-    return memory->count > 0 &&
-           bsearch(&tensor, memory->arrays, memory->count, sizeof *memory->arrays, compare_arrays);
-}
-
 fsdp_status torch_memory_read(const torch_memory *memory, const fsdp_source *source, size_t tensor,
                               const fsdp_box *box, void *data, fsdp_error *err)
 {

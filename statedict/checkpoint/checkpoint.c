@@ -133,7 +133,7 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     if (!checkpoint->readers || !checkpoint->owners)
         return fsdp_fail_memory(err, "a checkpoint");
     if (manifest->kind != FSDP_LOCAL)
-        FSDP_TRY(fsdp_plan_owners(manifest->sd, manifest->owners, checkpoint->owners, err));
+        FSDP_TRY(fsdp_box_plan_owners(manifest->sd, manifest->owners, checkpoint->owners, err));
     fill_info(checkpoint);
     return load_stored_values(checkpoint, err);
 }
@@ -238,8 +238,8 @@ static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_
                           fsdp_number_visit visit, void *user, fsdp_error *err)
 {
     located search = {checkpoint, entry, visit, user};
-    return fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry), checkpoint->owners[entry],
-                            box, visit_located, &search, err);
+    return fsdp_box_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
+                                checkpoint->owners[entry], box, visit_located, &search, err);
 }
 
 static fsdp_status find_stored_box(void *user, int rank, size_t part, const fsdp_box *box,
@@ -257,8 +257,8 @@ static fsdp_status require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error
     located search = {.checkpoint = checkpoint, .entry = entry};
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
-    return fsdp_plan_stored(tensor, checkpoint->owners[entry], &whole, find_stored_box, &search,
-                            err);
+    return fsdp_box_plan_stored(tensor, checkpoint->owners[entry], &whole, find_stored_box, &search,
+                                err);
 }
 
 static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out)

@@ -130,8 +130,8 @@ fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request
     if (!state.near)
         return fsdp_fail_memory(err, "a list of boxes");
     fsdp_box all = hull(request->targets, request->count);
-    fsdp_status st = fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
-                                      checkpoint->owners[entry], &all, get_stored, &state, err);
+    fsdp_status st = fsdp_box_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
+                                          checkpoint->owners[entry], &all, get_stored, &state, err);
     fsdp_free(state.near);
     return st;
 }

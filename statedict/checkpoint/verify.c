@@ -346,8 +346,8 @@ static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
         char tensor[160];
         cover.entry = i;
         cover.elements = 0;
-        FSDP_TRY(
-            fsdp_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover, err));
+        FSDP_TRY(fsdp_box_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover,
+                                      err));
         if (cover.elements != fsdp_box_count(&whole))
             report(job, manifest_name(job),
                    fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,

@@ -33,7 +33,7 @@ static fsdp_status each_stored(const fsdp_entry *entry, int owner, fsdp_stored_v
                                void *user, fsdp_error *err)
 {
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-    return fsdp_plan_stored(entry, owner, &whole, visit, user, err);
+    return fsdp_box_plan_stored(entry, owner, &whole, visit, user, err);
 }
 
 fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners, int64_t *count_out,

@@ -13,7 +13,7 @@ fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners,
 typedef struct fsdp_view_opts {
     fsdp_io *io;
     const fsdp_manifest *manifest;
-    const int *owners;         /* fsdp_plan_owners */
+    const int *owners;         /* fsdp_box_plan_owners */
     bool sync;
     const fsdp_watch *watch;   /* gets a notice when the view is left out; may be NULL */
 } fsdp_view_opts;

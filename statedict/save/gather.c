@@ -97,7 +97,7 @@ static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
     else
         while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, job->slab_bytes / size,
                                &job->slab_box)) {
-            FSDP_TRY(fsdp_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
+            FSDP_TRY(fsdp_box_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
             visit_slab(job, first, slabs.next - first);
             FSDP_TRY(barrier_after(job, (slabs.next - first) * size, err));
             first = slabs.next;
@@ -126,7 +126,7 @@ static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
         job->slab = fsdp_alloc_pages((size_t)job->slab_bytes);
     if (!job->owners || !job->message || (fsdp_ctl_rank(job->ctl) == 0 && !job->slab))
         return fsdp_fail_memory(err, "gathering the full state");
-    FSDP_TRY(fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
+    FSDP_TRY(fsdp_box_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
     return fsdp_check_memory(job->sd, job->ctl, err);
 }
 

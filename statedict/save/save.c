@@ -98,9 +98,10 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     if (rank0_writes_all(job)) /* one rank, one copy: owners stay 0 */
         return fsdp_relayout_whole(job->sd, NULL, &job->whole, err);
     if (job->opts->kind != FSDP_LOCAL)
-        FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
-    fsdp_plan_input input = {job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank};
-    return fsdp_plan_save(&input, &job->plan, err);
+        FSDP_TRY(fsdp_box_plan_owners(job->sd, job->opts->owners, job->owners, err));
+    fsdp_box_plan_input input = {job->sd, job->opts->kind, job->opts->compress, job->owners,
+                                 job->rank};
+    return fsdp_box_plan_save(&input, &job->plan, err);
 }
 
 /* Checks before the first byte that the disk has room, and warns of a file system in memory. */
@@ -420,8 +421,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     if (job->rank == 0) {
-        fsdp_plan_input input = {job->whole, FSDP_FULL, job->opts->compress, job->owners, 0};
-        st = fsdp_plan_save(&input, &job->plan, err);
+        fsdp_box_plan_input input = {job->whole, FSDP_FULL, job->opts->compress, job->owners, 0};
+        st = fsdp_box_plan_save(&input, &job->plan, err);
         job->meter.total = job->plan.bytes;
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);
