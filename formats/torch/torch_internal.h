@@ -113,9 +113,9 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
                                   torch_storage_id *id_out, fsdp_error *err);
 /* Makes the table of links; place fills in the place of each storage. */
 fsdp_status torch_resolve_links(torch_archive *archive,
-                                fsdp_status (*place)(void *user, const torch_storage_id *id,
+                                fsdp_status (*place)(void *context, const torch_storage_id *id,
                                                      torch_storage *storage, fsdp_error *err),
-                                void *user, fsdp_error *err);
+                                void *context, fsdp_error *err);
 
 /* Tensors whose bytes are in memory: their chunks have file -1. One table per source. */
 fsdp_status torch_memory_create(torch_memory **memory_out, fsdp_error *err);

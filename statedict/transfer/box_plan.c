@@ -575,12 +575,12 @@ static fsdp_status search_flat(stored_search *search, fsdp_error *err)
 }
 
 fsdp_status fsdp_box_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box *wanted,
-                                 fsdp_stored_visit visit, void *user, fsdp_error *err)
+                                 fsdp_stored_visit visit, void *context, fsdp_error *err)
 {
     if (fsdp_box_count(wanted) == 0)
         return FSDP_OK;
     stored_search search = {
-        .entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .user = user};
+        .entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .user = context};
     if (entry->layout.kind == FSDP_LAYOUT_BOXES)
         return search_boxes(&search, err);
     if (entry->layout.kind == FSDP_LAYOUT_FLAT)

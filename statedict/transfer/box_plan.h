@@ -17,7 +17,8 @@
  * of tensors that have the same copies on the same mesh, from the largest to the smallest, each goes to the
  * copy with the fewest bytes so far.
  */
-fsdp_status fsdp_box_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out, fsdp_error *err);
+fsdp_status fsdp_box_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out,
+                                 fsdp_error *err);
 
 /* The datasets and boxes that one rank writes into a file. */
 typedef struct fsdp_save_plan {
@@ -58,10 +59,10 @@ void fsdp_save_plan_release(fsdp_save_plan *plan);
  * Calls visit for every stored box of an entry that shares an element with `wanted`: the rank that
  * stored it, its part number and the box. Stops at the first failure.
  */
-typedef fsdp_status (*fsdp_stored_visit)(void *user, int rank, size_t part, const fsdp_box *box,
+typedef fsdp_status (*fsdp_stored_visit)(void *context, int rank, size_t part, const fsdp_box *box,
                                          fsdp_error *err);
 fsdp_status fsdp_box_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box *wanted,
-                             fsdp_stored_visit visit, void *user, fsdp_error *err);
+                             fsdp_stored_visit visit, void *context, fsdp_error *err);
 
 /*
  * Row-major slabs of a tensor that hold at most max_elements each: contiguous in the tensor's
