@@ -518,6 +518,8 @@ fsdp_status fsdp_source_add_stream(fsdp_source *source, const fsdp_source_stream
     if (is_bomb(stream, where->size))
         return fail_bomb(source, stream, err);
     pthread_mutex_init(&stream->lock, NULL);
+    if (where->has_crc)
+        fsdp_source_count_checked(source, where->stored);
     source->streams[source->stream_count] = stream;
     *number_out = (int)source->stream_count++;
     return where->size < 0 ? measure(source, stream, err) : FSDP_OK;
