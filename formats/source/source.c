@@ -486,16 +486,6 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *chec
     return FSDP_OK;
 }
 
-void fsdp_source_count_checked(fsdp_source *source, int64_t bytes)
-{
-    atomic_fetch_add(&source->checked_bytes, bytes);
-}
-
-int64_t fsdp_source_checked_bytes(const fsdp_source *source)
-{
-    return atomic_load(&source->checked_bytes);
-}
-
 size_t fsdp_source_check_count(const fsdp_source *source)
 {
     size_t own = source->ops.check_count ? source->ops.check_count(source->state) : 0;

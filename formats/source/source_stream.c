@@ -443,6 +443,16 @@ fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_error *err)
     return status;
 }
 
+void fsdp_source_count_checked(fsdp_source *source, int64_t bytes)
+{
+    atomic_fetch_add(&source->checked_bytes, bytes);
+}
+
+int64_t fsdp_source_checked_bytes(const fsdp_source *source)
+{
+    return atomic_load(&source->checked_bytes);
+}
+
 fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check,
                            fsdp_source_reader *reader, fsdp_error *err)
 {

@@ -20,8 +20,8 @@
 #include "statedict/sd/access.h"
 #include <fsdp/checkpoint.h>
 
-/* fsdp_save_begun. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded; else
- * NULL. */
+/* fsdp_save_begun. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded;
+ * else NULL. */
 fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err);
 
 /* FSDP_STEP_NONE: none was given. */
