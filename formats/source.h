@@ -239,6 +239,11 @@ typedef struct fsdp_source_crc {
 
 fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *check, fsdp_error *err);
 
+/* Counts bytes of data that a checksum of another kind protects; any thread. */
+void fsdp_source_count_checked(fsdp_source *source, int64_t bytes);
+/* Bytes of files or streams that have checksums; final when all checks were made. 0: the format has none. */
+int64_t fsdp_source_checked_bytes(const fsdp_source *source);
+
 /* Limit for the bytes of all names and their paths together: nesting copies a long key for each short one
  * beneath it. */
 enum { FSDP_SOURCE_NAMES = 256 << 20 };

@@ -137,7 +137,7 @@ static fsdp_status check_item(void *context, size_t number, fsdp_source_reader *
     const placed_item *place;
     FSDP_TRY(find_place(state, &state->items[number], &place, err));
     const torch_storage *storage = &place->storage;
-    if (storage->crc == 0)
+    if (!storage->has_crc)
         return FSDP_OK;
     uint8_t *data = fsdp_realloc(NULL, PIECE, 1);
     uint32_t crc = 0;
@@ -150,6 +150,7 @@ static fsdp_status check_item(void *context, size_t number, fsdp_source_reader *
             crc = fsdp_crc32(crc, data, piece);
         reader->bytes_read += (int64_t)piece;
     }
+    fsdp_source_count_checked(state->source, storage->size);
     fsdp_free(data);
     if (st == FSDP_OK && crc != storage->crc)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,

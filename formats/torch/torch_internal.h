@@ -29,7 +29,8 @@ typedef struct torch_storage {
     int file;                  /* -1: no bytes (location "meta") */
     int stream;                /* FSDP_NO_STREAM: plain bytes in the file */
     int64_t offset, size;      /* in the file or stream, in bytes */
-    uint32_t crc;              /* CRC of those bytes; 0: none */
+    bool has_crc;
+    uint32_t crc;              /* CRC of those bytes */
     fsdp_dtype dtype;          /* from its class; FSDP_DTYPE_NONE: quantized; FSDP_U8: untyped */
 } torch_storage;
 

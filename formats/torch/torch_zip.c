@@ -173,6 +173,7 @@ static fsdp_status place_storage(void *context, const torch_storage_id *id, torc
     storage->stream = zip->reader.stream;
     storage->size = entry->size;
     storage->offset = entry->offset;
+    storage->has_crc = entry->has_crc;
     storage->crc = entry->crc;
     return FSDP_OK;
 }
@@ -182,7 +183,7 @@ static fsdp_status add_checksums(torch_zip *zip, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_zip_count(zip->zip); i++) {
         const fsdp_zip_entry *entry = fsdp_zip_at(zip->zip, i);
-        if (entry->crc == 0 || entry->is_deflated) /* code/ */
+        if (!entry->has_crc || entry->is_deflated) /* code/ */
             continue;
         char shown[100], what[120];
         fsdp_printable(entry->name, entry->name_size, shown, sizeof shown);

@@ -58,6 +58,7 @@ typedef struct fsdp_checkpoint_ops {
     fsdp_status (*stream_inner)(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
                                 fsdp_slab_visit visit, void *context, fsdp_error *err);
     fsdp_status (*check)(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err);
+    int64_t (*checked_bytes)(const fsdp_checkpoint *checkpoint);
     const char *(*extra)(const fsdp_checkpoint *checkpoint, const char *member);
     fsdp_status (*set_memory)(fsdp_checkpoint *checkpoint, int64_t memory, const char *to, fsdp_error *err);
     fsdp_status (*announce)(fsdp_checkpoint *checkpoint, size_t entry, bool repeated, fsdp_error *err);

@@ -200,6 +200,8 @@ static fsdp_status compare_with_now(void *context, int number, const char *path,
 
 fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
+    if (!checkpoint->source)
+        return FSDP_OK;
     return fsdp_checkpoint_each_file(checkpoint, compare_with_now, checkpoint->io, err);
 }
 

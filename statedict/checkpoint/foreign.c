@@ -264,6 +264,11 @@ static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *e
     return fsdp_parallel(threads, (size_t)threads, check_worker, &job, err);
 }
 
+static int64_t checked_bytes(const fsdp_checkpoint *checkpoint)
+{
+    return fsdp_source_checked_bytes(checkpoint->source);
+}
+
 /* --- places of tensors -------------------------------------------------------------------------- */
 
 static int compare_numbers(const int64_t *a, const int64_t *b, int n)
@@ -394,6 +399,7 @@ static const fsdp_checkpoint_ops foreign_ops = {.close = close_source,
                                                 .stored_box = stored_box,
                                                 .stream_inner = stream_inner,
                                                 .check = check,
+                                                .checked_bytes = checked_bytes,
                                                 .extra = extra,
                                                 .set_memory = set_memory,
                                                 .announce = announce,

@@ -478,7 +478,7 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
         summary.tensors = count_tensors(job.checkpoint->manifest.sd);
     }
     summary.blocks = atomic_load(&job.blocks);
-    summary.bytes = atomic_load(&job.bytes);
+    summary.bytes = summary.checked_bytes = atomic_load(&job.bytes);
     summary.findings = atomic_load(&job.findings);
     summary.unreadable = job.unreadable;
     summary.warnings = job.warnings;

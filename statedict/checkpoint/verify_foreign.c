@@ -75,6 +75,7 @@ static fsdp_status verify_opened(verify_job *job, fsdp_checkpoint *checkpoint, f
     if (job->opts->level < FSDP_VERIFY_DATA)
         return FSDP_OK;
     fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &found);
+    job->summary.checked_bytes = checkpoint->ops->checked_bytes(checkpoint);
     FSDP_TRY(judge(job, st, &found, "", err));
     FSDP_TRY(read_all(job, checkpoint, err));
     st = fsdp_checkpoint_check_unchanged(checkpoint, &found);

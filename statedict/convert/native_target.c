@@ -341,7 +341,8 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
 {
     status = fsdp_staging_judge(&job->staging, status, err);
     fsdp_native_release(job);
-    if (status != FSDP_OK && !job->opts.resume)
+    bool is_kept = job->opts.resume && job->staging.has_notes; /* without them nothing resumes it */
+    if (status != FSDP_OK && !is_kept)
         fsdp_staging_abandon(&job->staging, err);
     fsdp_staging_release(&job->staging);
     return status;

@@ -498,10 +498,10 @@ static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
     return commit(job, st, err);
 }
 
-static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
+static fsdp_status save(save_job *job, const char *dir, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "begin: rank %d of %d", job->rank, job->world);
-    fsdp_status st = prepare(job, err);
+    fsdp_status st = mine == FSDP_OK ? prepare(job, err) : mine;
     FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
     FSDP_TRY(agree_options(job, err));
     fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
@@ -533,7 +533,7 @@ static void add_to_error(fsdp_error *err, const char *what)
     snprintf(err->text + used, sizeof err->text - used, "; %s", what);
 }
 
-void fsdp_save_report_unchanged(fsdp_error *err)
+static void report_unchanged(fsdp_error *err)
 {
     if (err)
         add_to_error(err, "nothing was saved, and existing checkpoints are unchanged");
@@ -547,7 +547,7 @@ static void explain_lost_rank(const save_job *job, fsdp_error *err)
     else if (job->may_be_published)
         add_to_error(err, "the checkpoint is saved whole or not at all, and rank 0 reports which");
     else
-        fsdp_save_report_unchanged(err);
+        report_unchanged(err);
 }
 
 static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *err)
@@ -559,20 +559,19 @@ static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *
     return status;
 }
 
-fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
-                              const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err)
+fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err)
 {
     fsdp_error local = {0};
     static const fsdp_save_opts defaults = {0};
-    save_job job = {.sd = sd,
-                    .ctl = ctl,
-                    .opts = opts ? opts : &defaults,
-                    .rank = fsdp_ctl_rank(ctl),
-                    .world = fsdp_ctl_size(ctl)};
+    save_job job = {.sd = call->sd,
+                    .ctl = call->ctl,
+                    .opts = call->opts ? call->opts : &defaults,
+                    .rank = fsdp_ctl_rank(call->ctl),
+                    .world = fsdp_ctl_size(call->ctl)};
     job.io = fsdp_access_io(&job.opts->access);
     job.watch = job.opts->watch;
     err = err ? err : &local;
-    fsdp_status st = explain(&job, save(&job, dir, err), err);
+    fsdp_status st = explain(&job, save(&job, call->dir, call->mine, err), err);
     *lease_out = st == FSDP_OK ? fsdp_staging_move_lease(&job.staging) : NULL;
     fsdp_staging_release(&job.staging);
     fsdp_save_plan_release(&job.plan);
@@ -581,11 +580,16 @@ fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
     return st;
 }
 
+fsdp_status fsdp_save_begun(const fsdp_save_call *call, fsdp_error *err)
+{
+    fsdp_lease *lease;
+    fsdp_status st = fsdp_save_leased(call, &lease, err);
+    fsdp_lease_release(lease);
+    return st;
+}
+
 fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                          const fsdp_save_opts *opts, fsdp_error *err)
 {
-    fsdp_lease *lease;
-    fsdp_status st = fsdp_sd_save_step(sd, ctl, dir, opts, &lease, err);
-    fsdp_lease_release(lease);
-    return st;
+    return fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, FSDP_OK}, err);
 }
