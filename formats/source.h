@@ -291,8 +291,8 @@ fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const
 typedef struct fsdp_source_opts {
     const char *format;        /* a name of fsdp_source_format_name: only this format is tried */
     /* True when the entry of this name may be incomplete because one of its files is missing. NULL: never. */
-    bool (*may_lack)(void *user, const char *name, size_t size);
-    void *user;
+    bool (*may_lack)(void *context, const char *name, size_t size);
+    void *context;
 } fsdp_source_opts;
 
 /* Applies opts of the probe (or NULL); formats call it before they add the first file. */

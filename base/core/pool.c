@@ -19,7 +19,7 @@
 
 typedef struct queued_job {
     fsdp_job job;
-    void *user;
+    void *context;
 } queued_job;
 
 struct fsdp_pool {
@@ -48,7 +48,7 @@ static int start_thread(pthread_t *thread, void *(*body)(void *), void *context)
 /* Runs the job and makes sure that a failure carries its status. */
 static void run_job(queued_job job, fsdp_error *err)
 {
-    fsdp_status status = job.job(job.user, err);
+    fsdp_status status = job.job(job.context, err);
     err->status = status;
 }
 
@@ -189,8 +189,8 @@ void fsdp_pool_free(fsdp_pool *pool)
 }
 
 typedef struct parallel_loop {
-    fsdp_status (*job)(void *user, size_t i, fsdp_error *err);
-    void *user;
+    fsdp_status (*job)(void *context, size_t i, fsdp_error *err);
+    void *context;
     size_t n;
     _Atomic size_t next;
     atomic_bool failed;
@@ -218,7 +218,7 @@ static void *run_indexes(void *context)
         if (i >= loop->n)
             break;
         fsdp_error err = {0};
-        err.status = loop->job(loop->user, i, &err);
+        err.status = loop->job(loop->context, i, &err);
         if (err.status != FSDP_OK)
             keep_lowest_error(loop, i, &err);
     }
@@ -231,7 +231,7 @@ fsdp_status fsdp_parallel(int threads, size_t n,
                           fsdp_status (*job)(void *context, size_t i, fsdp_error *err),
                           void *context, fsdp_error *err)
 {
-    parallel_loop loop = {.job = job, .user = context, .n = n};
+    parallel_loop loop = {.job = job, .context = context, .n = n};
     pthread_mutex_init(&loop.lock, NULL);
     pthread_t helper[PARALLEL_THREADS];
     int helpers = 0;

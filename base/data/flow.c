@@ -26,7 +26,7 @@ void fsdp_flow(const char *step, const char *format, ...)
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    watcher->report(watcher->user, step, line);
+    watcher->report(watcher->context, step, line);
 }
 
 static void add_ranges(fsdp_text *text, const fsdp_box *box)
@@ -47,6 +47,6 @@ void fsdp_flow_box(const char *step, const char *verb, const char *name, size_t 
     fsdp_text_addf(&line, "%s '%s' [", verb, fsdp_printable(name, name_size, printable, NAME_ROOM));
     add_ranges(&line, box);
     fsdp_text_addf(&line, "]");
-    watcher->report(watcher->user, step, line.failed ? verb : line.data);
+    watcher->report(watcher->context, step, line.failed ? verb : line.data);
     fsdp_text_release(&line);
 }

@@ -12,8 +12,8 @@
 
 typedef struct fsdp_flow_watcher {
     /* step is the source file, as in "statedict/save/save.c". Called on the thread that does the step. */
-    void (*report)(void *user, const char *step, const char *text);
-    void *user;
+    void (*report)(void *context, const char *step, const char *text);
+    void *context;
 } fsdp_flow_watcher;
 
 /* One watcher for the process, borrowed; NULL ends it. Not while an operation is under way. */

@@ -244,7 +244,7 @@ static fsdp_status list_file(hdf5_state *state, fsdp_error *err)
         .path = fsdp_source_file_path(state->source, (size_t)state->file),
         .size = fsdp_source_file_size(state->source, (size_t)state->file),
         .pread = read_file,
-        .user = state,
+        .context = state,
         .limits_only = fsdp_source_io(state->source)->trust & FSDP_TRUST_LIMITS,
     };
     fsdp_text listing = {0};

@@ -112,7 +112,7 @@ static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *
         size > session->view.size - offset)
         return fail_child(session, "asks for bytes that the file does not have", err);
     fsdp_status status =
-        session->view.pread(session->view.user, session->shared, (size_t)size, offset, err);
+        session->view.pread(session->view.context, session->shared, (size_t)size, offset, err);
     if (status != FSDP_OK) {
         session->is_over = true;
         return status;

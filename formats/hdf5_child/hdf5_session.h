@@ -31,8 +31,8 @@ typedef struct fsdp_h5_session fsdp_h5_session;
 typedef struct fsdp_h5_file_view {
     const char *path;          /* for messages */
     int64_t size;
-    fsdp_status (*pread)(void *user, void *data, size_t size, int64_t offset, fsdp_error *err);
-    void *user;
+    fsdp_status (*pread)(void *context, void *data, size_t size, int64_t offset, fsdp_error *err);
+    void *context;
     bool limits_only;          /* confines the child by resource limits alone */
 } fsdp_h5_file_view;
 

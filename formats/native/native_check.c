@@ -60,7 +60,7 @@ static fsdp_status list(structure *with, fsdp_text *listing, fsdp_error *err)
         .path = fsdp_shard_path(with->reader),
         .size = fsdp_source_file_size(with->source, (size_t)with->file),
         .pread = read_file,
-        .user = with,
+        .context = with,
         .limits_only = fsdp_source_io(with->source)->trust & FSDP_TRUST_LIMITS,
     };
     fsdp_h5_session *session = NULL;

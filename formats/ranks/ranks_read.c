@@ -191,7 +191,7 @@ static fsdp_status create(const fsdp_probe *probe, rank_files *set, fsdp_error *
 
 static fsdp_status walk_file(rank_files *set, int file, fsdp_error *err)
 {
-    const torch_visitor visitor = {.user = set,
+    const torch_visitor visitor = {.context = set,
                                    .tensor = rank_files_tensor,
                                    .distributed = rank_files_distributed,
                                    .object = rank_files_object,

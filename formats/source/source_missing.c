@@ -21,7 +21,7 @@ bool fsdp_source_tolerates(const fsdp_source *source)
 static bool may_lack(const fsdp_source *source, const char *name, size_t size)
 {
     const fsdp_source_opts *opts = &source->tolerance;
-    return opts->may_lack && opts->may_lack(opts->user, name, size);
+    return opts->may_lack && opts->may_lack(opts->context, name, size);
 }
 
 static fsdp_status keep(fsdp_source *source, const char *name, size_t size, fsdp_error *err)

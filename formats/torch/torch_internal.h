@@ -230,16 +230,16 @@ typedef struct torch_item {
 
 /* Receives the findings of a walk in place of the source: for rank files, where they are parts of wholes. */
 typedef struct torch_visitor {
-    void *user;
+    void *context;
     /* A tensor. The visitor takes the data of a decoded one. */
-    fsdp_status (*tensor)(void *user, const torch_item *item, torch_tensor *tensor, fsdp_error *err);
+    fsdp_status (*tensor)(void *context, const torch_item *item, torch_tensor *tensor, fsdp_error *err);
     /* A DTensor or ShardedTensor. */
-    fsdp_status (*distributed)(void *user, const torch_item *item, const torch_wrapper *wrapper,
+    fsdp_status (*distributed)(void *context, const torch_item *item, const torch_wrapper *wrapper,
                                fsdp_error *err);
     /* Called before the parts of an object are visited; *taken_out true: they are not. NULL: they are. */
-    fsdp_status (*object)(void *user, const torch_item *item, bool *taken_out, fsdp_error *err);
+    fsdp_status (*object)(void *context, const torch_item *item, bool *taken_out, fsdp_error *err);
     /* Any other entry; the visitor takes the contents of value. */
-    fsdp_status (*value)(void *user, const torch_item *item, fsdp_value *value, fsdp_error *err);
+    fsdp_status (*value)(void *context, const torch_item *item, fsdp_value *value, fsdp_error *err);
 } torch_visitor;
 
 /* Names every part of the archive and adds it to the source, or passes it to the visitor (may be NULL). */

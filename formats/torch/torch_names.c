@@ -117,7 +117,7 @@ static fsdp_status add_value(walk *at, fsdp_node node, fsdp_value *value)
 {
     const torch_visitor *visitor = at->visitor;
     torch_item item = item_of(at, node);
-    fsdp_status st = visitor ? visitor->value(visitor->user, &item, value, at->err)
+    fsdp_status st = visitor ? visitor->value(visitor->context, &item, value, at->err)
                              : fsdp_source_add_value(at->archive->source, item.name, item.name_size,
                                                      value, NULL, at->err);
     fsdp_value_release(value);
@@ -138,7 +138,7 @@ static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
     torch_item item = item_of(at, 0);
     size_t number;
     at->archive->has_elements |= fsdp_shape_count(tensor->ndim, tensor->shape) > 0;
-    fsdp_status st = visitor ? visitor->tensor(visitor->user, &item, tensor, at->err)
+    fsdp_status st = visitor ? visitor->tensor(visitor->context, &item, tensor, at->err)
                              : torch_tensor_add(at->archive, item.name, item.name_size, tensor,
                                                 &number, at->err);
     torch_tensor_release(tensor);
@@ -339,7 +339,7 @@ static fsdp_status go_into_object(walk *at, fsdp_node node)
     bool is_taken = false;
     torch_item item = item_of(at, node);
     if (at->visitor && at->visitor->object)
-        FSDP_TRY(at->visitor->object(at->visitor->user, &item, &is_taken, at->err));
+        FSDP_TRY(at->visitor->object(at->visitor->context, &item, &is_taken, at->err));
     if (is_taken)
         return FSDP_OK;
     FSDP_TRY(class_leaf(at, node));
@@ -360,7 +360,7 @@ static fsdp_status go_into_wrapper(walk *at, fsdp_node node)
     torch_item item = item_of(at, node);
     if (wrapper.known == FSDP_KNOWN_DTENSOR || wrapper.known == FSDP_KNOWN_SHARDED_TENSOR)
         return at->visitor
-                   ? at->visitor->distributed(at->visitor->user, &item, &wrapper, at->err)
+                   ? at->visitor->distributed(at->visitor->context, &item, &wrapper, at->err)
                    : torch_dist_add(at->archive, item.name, item.name_size, &wrapper, at->err);
     FSDP_TRY(class_leaf(at, wrapper.type != 0 ? wrapper.type : node));
     return go_into_state(at, wrapper.state);

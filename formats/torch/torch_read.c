@@ -218,8 +218,10 @@ fsdp_status torch_file_open(const torch_opening *opening, torch_archive *archive
 
 static fsdp_status walk(torch_state *state, torch_archive *archive, fsdp_error *err)
 {
-    const torch_visitor visitor = {
-        .user = state, .tensor = take_tensor, .distributed = take_distributed, .value = take_value};
+    const torch_visitor visitor = {.context = state,
+                                   .tensor = take_tensor,
+                                   .distributed = take_distributed,
+                                   .value = take_value};
     return torch_walk(archive, &visitor, err);
 }
 

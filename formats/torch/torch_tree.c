@@ -29,8 +29,8 @@ typedef struct tree {
     size_t count, room;
     container_table table; /* of numbers of nodes */
     fsdp_pickler *pickler;
-    fsdp_status (*emit)(void *user, size_t entry, fsdp_error *err);
-    void *user;
+    fsdp_status (*emit)(void *context, size_t entry, fsdp_error *err);
+    void *context;
 } tree;
 
 /* --- growing ---------------------------------------------------------------------------------- */
@@ -138,7 +138,7 @@ static fsdp_status emit_node(tree *at, size_t number, fsdp_error *err)
 {
     tree_node node = at->nodes[number];
     if (node.is_leaf)
-        return at->emit(at->user, node.entry, err);
+        return at->emit(at->context, node.entry, err);
     fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_EMPTY_LIST : FSDP_OP_EMPTY_DICT);
     fsdp_pickler_op(at->pickler, FSDP_OP_MARK);
     for (size_t i = node.first; i != NO_NODE; i = at->nodes[i].next) {
@@ -168,7 +168,7 @@ fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entr
                .entry_count = count,
                .pickler = pickler,
                .emit = emit,
-               .user = context};
+               .context = context};
     fsdp_status st = emit_tree(&at, err);
     nesting_release(&at.nesting);
     fsdp_free(at.nodes);

@@ -129,7 +129,7 @@ void fsdp_shared_observe(fsdp_transport *transport, fsdp_ctl *ctl)
 {
     shared_transport *mine = (shared_transport *)transport;
     mine->observed = ctl;
-    ctl->observer = (fsdp_ctl_observer){.note = note_call, .find = find_rank, .user = transport};
+    ctl->observer = (fsdp_ctl_observer){.note = note_call, .find = find_rank, .context = transport};
 }
 
 void fsdp_shared_unobserve(shared_transport *transport)

@@ -189,7 +189,7 @@ static void report_load(load_job *job, fsdp_load_report *loaded)
 static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_load_report *loaded,
                         fsdp_error *err)
 {
-    const fsdp_load_hooks hooks = {.user = job, .want = want, .take = take};
+    const fsdp_load_hooks hooks = {.context = job, .want = want, .take = take};
     fsdp_load_opts opts = job->opts.load;
     opts.partial = true; /* match_all has checked the names */
     opts.report = loaded;

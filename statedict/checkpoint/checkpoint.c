@@ -222,7 +222,7 @@ typedef struct located {
     const fsdp_checkpoint *checkpoint;
     size_t entry;
     fsdp_number_visit visit;
-    void *user;
+    void *context;
 } located;
 
 static fsdp_status visit_located(void *context, int rank, size_t part, const fsdp_box *box,
@@ -231,7 +231,7 @@ static fsdp_status visit_located(void *context, int rank, size_t part, const fsd
     const located *search = context;
     (void)part;
     (void)box;
-    return search->visit(search->user, fsdp_checkpoint_file_of(search->checkpoint, rank), err);
+    return search->visit(search->context, fsdp_checkpoint_file_of(search->checkpoint, rank), err);
 }
 
 static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,

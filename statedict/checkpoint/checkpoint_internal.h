@@ -139,7 +139,7 @@ typedef struct fsdp_slab_stream {
     void *source;
     int64_t memory;            /* of a slab; 0: the default */
     fsdp_slab_visit visit;
-    void *user;
+    void *context;
 } fsdp_slab_stream;
 fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err);
 

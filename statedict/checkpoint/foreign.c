@@ -224,7 +224,7 @@ static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, in
                                .source = &reader,
                                .memory = memory,
                                .visit = visit,
-                               .user = context};
+                               .context = context};
     fsdp_status st = fsdp_stream_slabs(&stream, err);
     fsdp_source_reader_release(&reader.reader);
     return st;
@@ -525,7 +525,7 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, co
 {
     fsdp_source_opts opts = {.format = format,
                              .may_lack = checkpoint->may_lack ? may_lack : NULL,
-                             .user = checkpoint->may_lack};
+                             .context = checkpoint->may_lack};
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");

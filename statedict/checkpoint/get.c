@@ -174,7 +174,7 @@ static fsdp_status stream_with(const fsdp_slab_stream *stream, char *data, int64
     fsdp_box slab;
     for (int64_t first = 0; fsdp_slabs_next(&slabs, tensor->ndim, tensor->shape, most, &slab);) {
         FSDP_TRY(stream->read(stream->source, &slab, data, err));
-        FSDP_TRY(stream->visit(stream->user, tensor, first, slabs.next - first, data, err));
+        FSDP_TRY(stream->visit(stream->context, tensor, first, slabs.next - first, data, err));
         first = slabs.next;
     }
     return FSDP_OK;
@@ -185,7 +185,7 @@ fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err)
     int64_t bytes = fsdp_entry_bytes(stream->tensor);
     int64_t memory = stream->memory > 0 ? stream->memory : FSDP_MEMORY_DEFAULT;
     if (bytes == 0)
-        return stream->visit(stream->user, stream->tensor, 0, 0, "", err);
+        return stream->visit(stream->context, stream->tensor, 0, 0, "", err);
     /* smaller slabs would read each block several times */
     memory = memory > FSDP_BLOCK_BYTES ? memory : FSDP_BLOCK_BYTES;
     int64_t room = bytes < memory ? bytes : memory;
@@ -223,7 +223,7 @@ fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, in
                                .source = &reader,
                                .memory = memory,
                                .visit = visit,
-                               .user = context};
+                               .context = context};
     fsdp_status st = fsdp_stream_slabs(&stream, err);
     fsdp_block_reader_release(&reader.blocks);
     return st;

@@ -35,7 +35,7 @@ typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_e
 static void note_call(const fsdp_ctl *ctl, uint32_t call, int waits_for)
 {
     if (ctl->observer.note)
-        ctl->observer.note(ctl->observer.user, call, waits_for);
+        ctl->observer.note(ctl->observer.context, call, waits_for);
 }
 
 /* --- rank 0 and its peers --------------------------------------------------------------------- */

@@ -43,10 +43,10 @@ typedef struct fsdp_ctl_peer {
 typedef struct fsdp_ctl_observer {
     /* This rank is in a call (a call_kind of ctl_frame.h; 0: none) in which it waits for another rank (-1:
      * not yet). */
-    void (*note)(void *user, uint32_t call, int waits_for);
+    void (*note)(void *context, uint32_t call, int waits_for);
     /* Describes a rank: "it is in all_gather, where it waits for rank 0". Unknown: leaves `out` unchanged. */
-    void (*find)(void *user, int rank, char *out, size_t out_size);
-    void *user;
+    void (*find)(void *context, int rank, char *out, size_t out_size);
+    void *context;
 } fsdp_ctl_observer;
 
 struct fsdp_ctl {

@@ -34,7 +34,7 @@ fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fs
         call->timed_out = true;
         char where[160] = "it is gone, stuck, or in another call";
         if (ctl->observer.find)
-            ctl->observer.find(ctl->observer.user, peer, where, sizeof where);
+            ctl->observer.find(ctl->observer.context, peer, where, sizeof where);
         return fsdp_fail(err, FSDP_ERR_PEER,
                          "rank %d did not answer within %g s, when the ranks were to %s: %s", peer,
                          ctl->deadline_ms / 1000.0, fsdp_ctl_call_purpose(call->head.call), where);

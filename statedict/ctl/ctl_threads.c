@@ -266,7 +266,7 @@ fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err)
 typedef struct rank_run {
     fsdp_ctl *ctl;
     fsdp_rank_body body;
-    void *user;
+    void *context;
     pthread_t thread;
     bool has_thread;
     int rank;
@@ -289,7 +289,7 @@ static void report_leave(const rank_run *run)
 static void *run_rank(void *context)
 {
     rank_run *run = context;
-    run->status = run->body(run->user, run->ctl, &run->error);
+    run->status = run->body(run->context, run->ctl, &run->error);
     if (run->status != FSDP_OK)
         report_leave(run);
     fsdp_ctl_free(run->ctl);
@@ -368,7 +368,7 @@ fsdp_status fsdp_ctl_run_threads(int n, fsdp_rank_body body, void *context, fsdp
         status = fsdp_ctl_threads(n, ctls, err);
     if (status == FSDP_OK) {
         for (int i = 0; i < n; i++)
-            runs[i] = (rank_run){.ctl = ctls[i], .body = body, .user = context, .rank = i};
+            runs[i] = (rank_run){.ctl = ctls[i], .body = body, .context = context, .rank = i};
         status = run_ranks(runs, n, err);
     }
     const rank_run *failed = status == FSDP_OK ? first_failure(runs, n) : NULL;

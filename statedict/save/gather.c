@@ -27,7 +27,7 @@ typedef struct gather_job {
     int64_t slab_bytes, since_round;
     char *slab, *message;
     fsdp_slab_visit visit;
-    void *user;
+    void *context;
     fsdp_status failed; /* rank 0: its first local failure */
     fsdp_error *err;
     /* at hand */
@@ -74,7 +74,7 @@ static fsdp_status bring_share(void *context, int rank, size_t part, const fsdp_
 static void visit_slab(gather_job *job, int64_t first, int64_t count)
 {
     if (fsdp_ctl_rank(job->ctl) == 0 && job->failed == FSDP_OK)
-        job->failed = job->visit(job->user, job->entry, first, count, job->slab, job->err);
+        job->failed = job->visit(job->context, job->entry, first, count, job->slab, job->err);
 }
 
 /* Ranks stay within ROUND_BYTES of each other. */
@@ -133,7 +133,8 @@ static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
 fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how,
                               fsdp_status mine, fsdp_error *err)
 {
-    gather_job job = {.sd = sd, .ctl = ctl, .visit = how->visit, .user = how->user, .err = err};
+    gather_job job = {
+        .sd = sd, .ctl = ctl, .visit = how->visit, .context = how->context, .err = err};
     if (mine == FSDP_OK)
         mine = prepare(&job, how->memory, err);
     fsdp_status st = how->is_described ? fsdp_ctl_agree(ctl, mine, err)
@@ -150,7 +151,7 @@ fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsd
                            void *context, fsdp_error *err)
 {
     fsdp_error local = {0};
-    fsdp_gather how = {.memory = memory, .visit = visit, .user = context};
+    fsdp_gather how = {.memory = memory, .visit = visit, .context = context};
     err = err ? err : &local;
     FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, &how.memory, sizeof how.memory, err));
     fsdp_status st = fsdp_gather_slabs(sd, ctl, &how, FSDP_OK, err);

@@ -492,7 +492,7 @@ static fsdp_status ask_want(load_job *job, fsdp_error *err)
 {
     FSDP_TRY(begin_peer_access(job, err));
     fsdp_status st =
-        job->hooks->want(job->hooks->user, job->checkpoint->manifest.sd, &job->sd, err);
+        job->hooks->want(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
     end_peer_access(job);
     return st;
 }
@@ -511,7 +511,7 @@ static fsdp_status take(load_job *job, fsdp_error *err)
 {
     fsdp_status st = begin_peer_access(job, err);
     if (st == FSDP_OK) {
-        st = job->hooks->take(job->hooks->user, &job->checkpoint->info, err);
+        st = job->hooks->take(job->hooks->context, &job->checkpoint->info, err);
         end_peer_access(job);
     }
     return fsdp_ctl_agree(job->ctl, st, err);

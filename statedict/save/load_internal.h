@@ -7,12 +7,12 @@
 /* Both are local and called on every rank, once per checkpoint that is tried: in a run, the load continues
  * with the next older checkpoint after a damaged one. */
 typedef struct fsdp_load_hooks {
-    void *user;
+    void *context;
     /* Makes the state dict to load from a checkpoint with these entries. The hooks own *sd_out, which stays
      * valid until the load returns or calls `want` again. */
-    fsdp_status (*want)(void *user, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err);
+    fsdp_status (*want)(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err);
     /* Called once all entries are loaded; `stored` is still valid. */
-    fsdp_status (*take)(void *user, const fsdp_checkpoint_info *info, fsdp_error *err);
+    fsdp_status (*take)(void *context, const fsdp_checkpoint_info *info, fsdp_error *err);
 } fsdp_load_hooks;
 
 /* Collective. fsdp_sd_load of the state dict that the hooks make. Opens the checkpoint and its manifest

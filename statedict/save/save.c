@@ -429,7 +429,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
         if (st == FSDP_OK)
             st = fsdp_put_plan(job->writer, &job->plan, NULL, err);
     }
-    fsdp_gather how = {.memory = job->memory, .is_described = true, .visit = put_slab, .user = job};
+    fsdp_gather how = {
+        .memory = job->memory, .is_described = true, .visit = put_slab, .context = job};
     FSDP_TRY(fsdp_gather_slabs(job->sd, job->ctl, &how, st, err));
     return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
 }

@@ -34,7 +34,7 @@ typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */
     bool is_described;         /* the ranks have compared their state dicts already */
     fsdp_slab_visit visit;     /* on rank 0 */
-    void *user;
+    void *context;
 } fsdp_gather;
 
 /*

@@ -459,7 +459,7 @@ typedef struct stored_search {
     int owner;
     const fsdp_box *wanted;
     fsdp_stored_visit visit;
-    void *user;
+    void *context;
     int cuts[FSDP_MAX_MESH_DIMS], cut_count; /* mesh dims in the order in which they cut */
     int64_t coord[FSDP_MAX_MESH_DIMS];
 } stored_search;
@@ -502,7 +502,7 @@ static fsdp_status visit_hit(const stored_search *search, int rank, size_t part,
 {
     const fsdp_entry *entry = search->entry;
     fsdp_flow_box("statedict/transfer/box_plan.c", "find", entry->name, entry->name_size, box);
-    return search->visit(search->user, rank, part, box, err);
+    return search->visit(search->context, rank, part, box, err);
 }
 
 /* Follows only the chunks that overlap the wanted box, so the cost is the number of hits. */
@@ -580,7 +580,7 @@ fsdp_status fsdp_box_plan_stored(const fsdp_entry *entry, int owner, const fsdp_
     if (fsdp_box_count(wanted) == 0)
         return FSDP_OK;
     stored_search search = {
-        .entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .user = context};
+        .entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .context = context};
     if (entry->layout.kind == FSDP_LAYOUT_BOXES)
         return search_boxes(&search, err);
     if (entry->layout.kind == FSDP_LAYOUT_FLAT)

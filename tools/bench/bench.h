@@ -201,12 +201,12 @@ double bench_median_cpu(const bench_times *times);
 typedef struct bench_contest {
     fsdp_ctl *ctl;
     int rounds;
-    void *user;
-    fsdp_status (*prepare)(void *user, fsdp_error *err);
-    fsdp_status (*ours)(void *user, fsdp_error *err);
-    fsdp_status (*prove)(void *user, fsdp_error *err);
-    fsdp_status (*plain)(void *user, int64_t piece, fsdp_error *err);
-    fsdp_status (*clean)(void *user, fsdp_error *err);
+    void *context;
+    fsdp_status (*prepare)(void *context, fsdp_error *err);
+    fsdp_status (*ours)(void *context, fsdp_error *err);
+    fsdp_status (*prove)(void *context, fsdp_error *err);
+    fsdp_status (*plain)(void *context, int64_t piece, fsdp_error *err);
+    fsdp_status (*clean)(void *context, fsdp_error *err);
 } bench_contest;
 
 typedef struct bench_outcome {

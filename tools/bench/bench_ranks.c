@@ -30,7 +30,7 @@ int bench_mpi_rank(void)
 typedef struct rank_job {
     const bench_options *opts;
     fsdp_rank_body body;
-    void *user;
+    void *context;
 } rank_job;
 
 static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
@@ -38,7 +38,7 @@ static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
     const rank_job *job = context;
     if (job->opts->deadline_ms > 0)
         fsdp_ctl_set_deadline(ctl, job->opts->deadline_ms);
-    return job->body(job->user, ctl, err);
+    return job->body(job->context, ctl, err);
 }
 
 static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)

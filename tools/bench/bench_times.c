@@ -107,7 +107,7 @@ static fsdp_status together(const bench_contest *contest, contest_step step, fsd
 {
     fsdp_status st = cli_check_stop(err);
     if (st == FSDP_OK && step)
-        st = step(contest->user, err);
+        st = step(contest->context, err);
     return fsdp_ctl_agree(contest->ctl, st, err);
 }
 
@@ -131,7 +131,7 @@ static fsdp_status run_plain(const bench_contest *contest, int piece, bench_outc
     FSDP_TRY(together(contest, contest->prepare, err));
     FSDP_TRY(fsdp_ctl_barrier(contest->ctl, err));
     bench_clock began = bench_now();
-    fsdp_status st = contest->plain(contest->user, bench_pieces[piece], err);
+    fsdp_status st = contest->plain(contest->context, bench_pieces[piece], err);
     FSDP_TRY(fsdp_ctl_agree(contest->ctl, st, err));
     bench_add_time(&outcome->plain[piece], &began);
     return together(contest, contest->clean, err);

@@ -129,7 +129,7 @@ static fsdp_status measure_row(load_rank *r, fsdp_error *err)
     bench_outcome *outcome = calloc(1, sizeof *outcome);
     bench_contest contest = {.ctl = r->ctl,
                              .rounds = r->job->opts->rounds,
-                             .user = r,
+                             .context = r,
                              .prepare = spoil,
                              .ours = load_ours,
                              .prove = prove_ours,

@@ -104,7 +104,7 @@ static fsdp_status measure_row(save_rank *r, bool sync, fsdp_error *err)
     bench_outcome *outcome = calloc(1, sizeof *outcome);
     bench_contest contest = {.ctl = r->ctl,
                              .rounds = r->job->opts->rounds,
-                             .user = r,
+                             .context = r,
                              .prepare = settle,
                              .ours = save_ours,
                              .prove = prove_ours,

@@ -572,7 +572,7 @@ static void say_where(void *user, int rank, char *out, size_t out_size)
 static fsdp_status wait_for_one_elsewhere(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     ctl->observer.find = say_where;
-    ctl->observer.user = user;
+    ctl->observer.context = user;
     return keep_silent(user, ctl, err);
 }
 
