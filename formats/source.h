@@ -208,8 +208,8 @@ fsdp_status fsdp_source_create(fsdp_io *io, const char *path, const char *format
 void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *state);
 
 /*
- * Adds a regular file; a file that is replaced while it is read is noticed. The same path gets the same
- * number. beneath: the path is the directory of the source, '/' and a name that came out of a file; the
+ * Adds a regular file; a file that is replaced while it is read is noticed. A path that was added gets its
+ * old number. beneath: the path is the directory of the source, '/' and a name that came out of a file; the
  * name must be a clean relative one, and no symbolic link may lead out of the directory, except the links
  * of a Hugging Face cache (snapshots/R/NAME -> blobs/X).
  */
@@ -238,6 +238,11 @@ typedef struct fsdp_source_crc {
 } fsdp_source_crc;
 
 fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *check, fsdp_error *err);
+
+/* Counts bytes of data that a checksum of another kind protects; any thread. */
+void fsdp_source_count_checked(fsdp_source *source, int64_t bytes);
+/* Bytes of files or streams that have checksums; final when all checks were made. 0: the format has none. */
+int64_t fsdp_source_checked_bytes(const fsdp_source *source);
 
 /* Limit for the bytes of all names and their paths together: nesting copies a long key for each short one
  * beneath it. */

@@ -305,6 +305,8 @@ typedef struct fsdp_verify_opts {
 
 typedef struct fsdp_verify_summary {
     int64_t files, tensors, blocks, bytes;
+    int64_t checked_bytes;             /* compared with checksums, as stored; 0: the format has none, or only
+                                        * sizes and indexes were asked for */
     int64_t findings, unreadable;      /* damage; the unreadable ones among it */
     int64_t warnings, fixed;           /* findings of the other kinds */
 } fsdp_verify_summary;

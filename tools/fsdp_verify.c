@@ -134,9 +134,9 @@ static void add_finding_json(verify_report *report, const fsdp_finding *finding)
     report->has_findings = true;
 }
 
-static void on_finding(void *user, const fsdp_finding *finding)
+static void on_finding(void *context, const fsdp_finding *finding)
 {
-    verify_report *report = user;
+    verify_report *report = context;
     if (report->options->common.json) {
         add_finding_json(report, finding);
         return;
@@ -168,6 +168,7 @@ static void end_path_json(verify_report *report, const fsdp_verify_summary *summ
                    status == FSDP_OK ? "true" : "false", summary->files, summary->tensors);
     fsdp_text_addf(text, ", \"blocks\": %" PRId64 ", \"bytes\": %" PRId64, summary->blocks,
                    summary->bytes);
+    fsdp_text_addf(text, ", \"checked_bytes\": %" PRId64, summary->checked_bytes);
     if (status != FSDP_OK && status != FSDP_DIFFERS) {
         fsdp_text_addf(text, ", ");
         cli_add_json_error(text, status, err);
@@ -188,6 +189,8 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
         fsdp_text_addf(text, ", %s", cli_plural(summary->blocks, "block", number));
         fsdp_text_addf(text, ", %s", cli_bytes(summary->bytes, number));
         fsdp_text_addf(text, " in %.2f s (%s)", seconds, cli_rate(summary->bytes, seconds, number));
+        if (summary->checked_bytes == 0)
+            fsdp_text_addf(text, ", no checksums in this format: structure only");
     } else {
         fsdp_text_addf(text, ", sizes and indexes");
     }

@@ -219,34 +219,18 @@ fsdp_status fsdp_io_read_file(fsdp_io *io, const char *path, size_t max_size, ch
     return status;
 }
 
-/* True while another process writes the temporary file: it keeps it locked. */
-static bool is_being_written(fsdp_io *io, const char *path)
-{
-    fsdp_file *file;
-    if (io->ops->open(io, path, FSDP_IO_WRITE, &file) < 0)
-        return false;
-    bool is_locked = file->ops->lock(file) == -EWOULDBLOCK;
-    (void)fsdp_io_close(&file, path, NULL);
-    return is_locked;
-}
-
-/* Creates the temporary file and locks it until it is closed. One that a killed writer left is removed
- * first. */
+/* A temporary file that a killed writer left is removed first. */
 static fsdp_status create_afresh(fsdp_io *io, const char *path, fsdp_file **file_out,
                                  fsdp_error *err)
 {
     int result = io->ops->open(io, path, FSDP_IO_CREATE, file_out);
-    if (result == -EEXIST && is_being_written(io, path))
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "another process is writing '%s'", path);
-    if (result == -EEXIST) {
+    if (result == 0)
+        return FSDP_OK;
+    if (result == -EEXIST)
         result = io->ops->unlink(io, path);
-        if (result == 0)
-            result = io->ops->open(io, path, FSDP_IO_CREATE, file_out);
-    }
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot create '%s'", path);
-    (void)(*file_out)->ops->lock(*file_out); /* not every file system has locks */
-    return FSDP_OK;
+    return fsdp_io_open(io, path, FSDP_IO_CREATE, file_out, err);
 }
 
 static fsdp_status write_whole(fsdp_io *io, const char *path, const void *data, size_t size,
@@ -258,10 +242,7 @@ static fsdp_status write_whole(fsdp_io *io, const char *path, const void *data, 
     if (status == FSDP_OK)
         status = fsdp_io_sync(file, path, err);
     fsdp_status closed = fsdp_io_close(&file, path, status == FSDP_OK ? err : NULL);
-    status = status == FSDP_OK ? closed : status;
-    if (status != FSDP_OK)
-        io->ops->unlink(io, path);
-    return status;
+    return status == FSDP_OK ? closed : status;
 }
 
 fsdp_status fsdp_io_replace_file(fsdp_io *io, const char *path, const void *data, size_t size,
@@ -275,11 +256,10 @@ fsdp_status fsdp_io_replace_file(fsdp_io *io, const char *path, const void *data
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", sizeof ".tmp");
     fsdp_status status = write_whole(io, temporary, data, size, err);
-    if (status == FSDP_OK) {
+    if (status == FSDP_OK)
         status = fsdp_io_rename(io, temporary, path, true, err);
-        if (status != FSDP_OK)
-            io->ops->unlink(io, temporary);
-    }
+    if (status != FSDP_OK)
+        io->ops->unlink(io, temporary);
     fsdp_free(temporary);
     return status;
 }

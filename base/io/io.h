@@ -129,8 +129,7 @@ bool fsdp_io_exists(fsdp_io *io, const char *path);
  * A small file as a whole. Reading is refused (FSDP_ERR_LIMIT) above max_size, and through a symbolic
  * link (FSDP_ERR_REFUSED), which could lead out of a checkpoint.
  * *data_out is freed with fsdp_free and has a zero byte after its end. Replacing is write-temporary
- * (PATH.tmp, locked: FSDP_ERR_EXISTS while another process writes it), fsync, rename; the directory is not
- * synced.
+ * (PATH.tmp), fsync, rename; the directory is not synced.
  */
 fsdp_status fsdp_io_read_file(fsdp_io *io, const char *path, size_t max_size, char **data_out,
                               size_t *size_out, fsdp_error *err);

@@ -227,10 +227,10 @@ typedef struct attribute_walk {
     const fsdp_h5_path *path;
 } attribute_walk;
 
-static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *info, void *user)
+static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context)
 {
     (void)info;
-    const attribute_walk *walk = user;
+    const attribute_walk *walk = context;
     hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
     if (attribute < 0)
         return -1;
@@ -369,6 +369,11 @@ static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const
     fsdp_h5_child_put_i64(child, stored > INT64_MAX ? INT64_MAX : (int64_t)stored);
     bool is_chunked =
         layout == H5D_CHUNKED && H5Pget_chunk(creation, H5S_MAX_RANK, chunk) == whole->ndim;
+    unsigned flags;
+    size_t values = 0;
+    bool has_checksums = H5Pget_filter_by_id2(creation, H5Z_FILTER_FLETCHER32, &flags, &values,
+                                              NULL, 0, NULL, NULL) >= 0;
+    fsdp_h5_child_put_u8(child, has_checksums);
     fsdp_h5_child_put_u8(child, is_chunked);
     for (int d = 0; is_chunked && d < whole->ndim; d++)
         fsdp_h5_child_put_i64(child, (int64_t)chunk[d]);

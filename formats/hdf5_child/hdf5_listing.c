@@ -301,7 +301,7 @@ typedef struct dataset {
     unsigned dtype, mark, swap;
     fsdp_box whole;
     int64_t offset, stored;
-    unsigned is_chunked;
+    unsigned has_checksums, is_chunked;
     int64_t chunk[FSDP_MAX_DIMS];
     fsdp_dtype info; /* combined from dtype and mark */
 } dataset;
@@ -328,7 +328,8 @@ static bool take_dataset(listing *list, dataset *out)
     return take_text(list, &out->path) && take_u8(list, &out->dtype) && take_u8(list, &out->mark) &&
            take_u8(list, &out->swap) && take_shape(list, &out->whole) &&
            take(list, &out->offset, 8) && take(list, &out->stored, 8) &&
-           take_u8(list, &out->is_chunked) && out->stored >= 0 &&
+           take_u8(list, &out->has_checksums) && take_u8(list, &out->is_chunked) &&
+           out->stored >= 0 &&
            (!out->is_chunked ||
             take(list, out->chunk, (size_t)out->whole.ndim * sizeof out->chunk[0]));
 }
@@ -372,6 +373,8 @@ static fsdp_status keep_tensor(listing *list, const dataset *set, size_t number)
     *tensor = (fsdp_h5_tensor){
         .dataset = list->dataset, .is_plain = set->offset >= 0, .stored = set->stored};
     tensors->count = number + 1;
+    if (set->has_checksums)
+        fsdp_source_count_checked(list->source, set->stored);
     if (!set->is_chunked)
         return FSDP_OK;
     if (!measure_chunk(set, &tensor->chunk_bytes))

@@ -17,8 +17,8 @@
  *
  * The listing is a sequence of records:
  *   'D'  path, u8 dtype, u8 mark (a dtype that an attribute names, or 0), u8 swap, u8 ndim, i64 shape[ndim],
- *        i64 offset (of plain bytes in the file, -1: READ fetches them), i64 stored, u8 is_chunked,
- *        i64 chunk[ndim] if so           the n-th one has the number n in READ
+ *        i64 offset (of plain bytes in the file, -1: READ fetches them), i64 stored, u8 has_checksums,
+ *        u8 is_chunked, i64 chunk[ndim] if so    the n-th one has the number n in READ
  *   'V'  path, value                     a dataset that is not a tensor
  *   'A'  path, name, value               an attribute of the object at the path
  *   'S'  path, target                    a soft link

@@ -141,9 +141,9 @@ typedef struct zip_file {
     int file;
 } zip_file;
 
-static fsdp_status read_zip(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
+static fsdp_status read_zip(void *context, void *data, size_t size, int64_t offset, fsdp_error *err)
 {
-    const zip_file *file = user;
+    const zip_file *file = context;
     return fsdp_source_pread(file->source, file->file, data, size, offset, err);
 }
 
@@ -166,12 +166,12 @@ static fsdp_status place_member(fsdp_source *source, int file, const fsdp_zip_en
                                      .offset = entry->offset,
                                      .stored = entry->stored,
                                      .size = entry->size,
-                                     .has_crc = entry->crc != 0,
+                                     .has_crc = entry->has_crc,
                                      .crc = entry->crc};
         place->offset = 0;
         return fsdp_source_add_stream(source, &stream, &place->stream, err);
     }
-    if (entry->crc == 0)
+    if (!entry->has_crc)
         return FSDP_OK;
     char what[200], shown[150];
     snprintf(what, sizeof what, "member '%s'",

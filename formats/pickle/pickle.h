@@ -7,7 +7,8 @@
  *   pickle.c            opcodes, stack, memo
  *   pickle_text.c       text arguments of protocol 0, big integers
  *   pickle_nodes.c      nodes, their memory, and the queries of readers
- *   pickle_policy.c     the calls that a checkpoint may contain
+ *   pickle_known.c      the globals that a checkpoint may name
+ *   pickle_policy.c     the calls that it may contain
  *   pickle_arguments.c  the arguments that those calls may have
  *   pickle_items.c      containers that are made of their items
  *   pickle_keys.c       equal keys of dicts

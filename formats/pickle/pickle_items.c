@@ -43,7 +43,9 @@ static fsdp_status push_pairs(pickle_vm *vm, fsdp_node list)
     for (uint32_t i = 0; i < node_at(vm, list)->count; i++) {
         const fsdp_pickle_node *pair = node_at(vm, node_at(vm, list)->as.items[i]);
         if (pair->count != 2)
-            return pickle_fail(vm, FSDP_ERR_DAMAGED, "a dict is made of what is no pair");
+            return pickle_fail(
+                vm, FSDP_ERR_DAMAGED,
+                "the argument of an OrderedDict or defaultdict is no list of (key, value)");
         fsdp_node value = pair->as.items[1];
         FSDP_TRY(pickle_push(vm, pair->as.items[0]));
         FSDP_TRY(pickle_push(vm, value));
@@ -65,7 +67,9 @@ static fsdp_status push_given(pickle_vm *vm, unsigned known, fsdp_node given)
     bool counts = known == FSDP_KNOWN_COUNTER && at->count > 0; /* how often, not pairs */
     if (makes_dict(known) && !counts && (is_sequence(at) || given == 0))
         return push_pairs(vm, given);
-    return pickle_fail(vm, FSDP_ERR_DAMAGED, "a container is made of what is none");
+    return pickle_fail(
+        vm, FSDP_ERR_DAMAGED,
+        "the argument of an OrderedDict, defaultdict, Counter or deque holds no items");
 }
 
 /* args without the items: the factory of a defaultdict, the length of a deque. */

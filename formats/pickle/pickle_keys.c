@@ -55,7 +55,12 @@ static void add_key(const pickle_vm *vm, fsdp_node key, int depth, key_text *tex
     switch (node->kind) {
     case FSDP_NODE_BOOL:
     case FSDP_NODE_INT: add(text, KEY_INT, &node->as.i64, sizeof node->as.i64); return;
-    case FSDP_NODE_FLOAT: add_float(text, node->as.f64); return;
+    case FSDP_NODE_FLOAT:
+        if (isnan(node->as.f64)) /* equals no other */
+            add(text, KEY_NODE, &key, sizeof key);
+        else
+            add_float(text, node->as.f64);
+        return;
     case FSDP_NODE_BYTES: add(text, KEY_BYTES_OF, node->as.text, node->count); return;
     case FSDP_NODE_BIGINT: add(text, KEY_BIGINT, node->as.text, node->count); return;
     case FSDP_NODE_STR: add(text, 0, node->as.text, node->count); return;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 enum { FIRST_BLOCK = 4 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 8 };
+enum { SURROGATE_LEAD = 0xED };
 enum { MORE_KWARGS, MORE_LIST, MORE_DICT, MORE_SET, MORE_COUNT };
 
 /* --- memory ------------------------------------------------------------------------------------- */
@@ -47,6 +48,40 @@ void pickle_store_release(fsdp_pickle_store *store)
         fsdp_free(store->blocks);
         store->blocks = next;
     }
+}
+
+static bool is_ascii(const char *data, size_t size)
+{
+    uint64_t high = 0, piece;
+    size_t i = 0;
+    for (; i + sizeof piece <= size; i += sizeof piece) {
+        memcpy(&piece, data + i, sizeof piece);
+        high |= piece;
+    }
+    for (; i < size; i++)
+        high |= (uint64_t)(uint8_t)data[i];
+    return (high & UINT64_C(0x8080808080808080)) == 0;
+}
+
+static bool is_surrogate(const char *data, size_t size)
+{
+    return size >= 3 && (uint8_t)data[0] == SURROGATE_LEAD && (uint8_t)data[1] >= 0xA0 &&
+           (uint8_t)data[1] <= 0xBF && (uint8_t)data[2] >= 0x80 && (uint8_t)data[2] <= 0xBF;
+}
+
+bool pickle_text_valid(const char *data, size_t size)
+{
+    if (is_ascii(data, size) || fsdp_utf8_valid(data, size))
+        return true;
+    size_t start = 0;
+    for (size_t i = 0; i < size; i++)
+        if (is_surrogate(data + i, size - i)) {
+            if (!fsdp_utf8_valid(data + start, i - start))
+                return false;
+            i += 2;
+            start = i + 1;
+        }
+    return start > 0 && fsdp_utf8_valid(data + start, size - start);
 }
 
 static fsdp_node *take_nodes(pickle_vm *vm, size_t count)
@@ -301,17 +336,6 @@ fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, 
     fsdp_node part;
     FSDP_TRY(more_of(vm, target, parts[kind], kind, &part));
     return extend(vm, part, from);
-}
-
-fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state)
-{
-    fsdp_pickle_node *node = &vm->nodes[target];
-    if (node->kind != FSDP_NODE_CALL || !pickle_takes_state(node))
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "a state is given to what has none");
-    if (node->as.call->state != 0)
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "an object is given two states");
-    node->as.call->state = state;
-    return node->flags & FSDP_NODE_PENDING ? pickle_complete_shape(vm, target, state) : FSDP_OK;
 }
 
 fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs)

@@ -13,41 +13,7 @@
 
 /* Python refuses to print integers with more digits. */
 enum { DECIMAL_DIGITS = 4300, DECIMAL_BYTES = 1786 };
-enum { SURROGATE_LEAD = 0xED, CHUNK = 1000000000, CHUNK_DIGITS = 9 };
-
-static bool is_ascii(const char *data, size_t size)
-{
-    uint64_t high = 0, piece;
-    size_t i = 0;
-    for (; i + sizeof piece <= size; i += sizeof piece) {
-        memcpy(&piece, data + i, sizeof piece);
-        high |= piece;
-    }
-    for (; i < size; i++)
-        high |= (uint64_t)(uint8_t)data[i];
-    return (high & UINT64_C(0x8080808080808080)) == 0;
-}
-
-static bool is_surrogate(const char *data, size_t size)
-{
-    return size >= 3 && (uint8_t)data[0] == SURROGATE_LEAD && (uint8_t)data[1] >= 0xA0 &&
-           (uint8_t)data[1] <= 0xBF && (uint8_t)data[2] >= 0x80 && (uint8_t)data[2] <= 0xBF;
-}
-
-bool pickle_text_valid(const char *data, size_t size)
-{
-    if (is_ascii(data, size) || fsdp_utf8_valid(data, size))
-        return true;
-    size_t start = 0;
-    for (size_t i = 0; i < size; i++)
-        if (is_surrogate(data + i, size - i)) {
-            if (!fsdp_utf8_valid(data + start, i - start))
-                return false;
-            i += 2;
-            start = i + 1;
-        }
-    return start > 0 && fsdp_utf8_valid(data + start, size - start);
-}
+enum { CHUNK = 1000000000, CHUNK_DIGITS = 9 };
 
 /* --- numbers ------------------------------------------------------------------------------------ */
 

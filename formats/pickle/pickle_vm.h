@@ -106,11 +106,12 @@ static inline fsdp_node *pickle_shared(pickle_vm *vm, uint64_t a, uint64_t b)
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value);
 fsdp_status pickle_push_bigint(pickle_vm *vm, const uint8_t *data, size_t size);
 fsdp_status pickle_push_text(pickle_vm *vm, fsdp_node_kind kind, const char *data, size_t size);
+/* UTF-8 as Python writes it with surrogatepass. */
+bool pickle_text_valid(const char *data, size_t size);
 /* Replaces the nodes on the stack from `from` on by a container of them. */
 fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from);
 /* Appends the nodes on the stack from `from` on to the list, dict, set or object below. */
 fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, size_t from);
-fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state);
 fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs);
 /* Makes `node` a call; kwargs 0: none. */
 fsdp_status pickle_push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable, fsdp_node args,
@@ -125,8 +126,6 @@ fsdp_status pickle_long_line(pickle_vm *vm, const char *line, size_t size);
 fsdp_status pickle_float_line(pickle_vm *vm, const char *line, size_t size);
 fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t size);
 fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size);
-/* UTF-8 as Python writes it with surrogatepass. */
-bool pickle_text_valid(const char *data, size_t size);
 
 /* --- pickle_items.c --- */
 
@@ -140,22 +139,32 @@ fsdp_status pickle_push_container(pickle_vm *vm, fsdp_pickle_node node, fsdp_nod
 /* Of equal keys of every dict, the first key and the last value stay. */
 fsdp_status pickle_settle_keys(pickle_vm *vm);
 
-/* --- pickle_policy.c --- */
-typedef enum pickle_how { PICKLE_REDUCE, PICKLE_NEWOBJ, PICKLE_NEWOBJ_EX } pickle_how;
+/* --- pickle_known.c --- */
 
 /* Identifies the global; *dtype_out for those that stand for a dtype. */
 fsdp_known pickle_recognise(const fsdp_pickle_global *global, uint32_t *dtype_out);
-/* Replaces callable and args (kwargs 0: none) by the node of the call, or refuses the file. */
-fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args, fsdp_node kwargs);
+/* A function or class that readers evaluate. */
+bool pickle_is_callable(unsigned known);
+/* .metadata needs it, although it is no class of DCP. */
+bool pickle_is_in_metadata(unsigned known);
+bool pickle_is_torch(unsigned known);
+bool pickle_is_dcp(unsigned known);
+/* True for a class whose objects may be made although the policy does not list it. */
+bool pickle_is_unknown_class(const fsdp_pickle_node *node);
 /* True when items (LIST, DICT or SET) or a state may be added to the node. */
 bool pickle_takes_items(const fsdp_pickle_node *node, fsdp_node_kind kind);
 bool pickle_takes_state(const fsdp_pickle_node *node);
-/* Adds the state to the first half of a shape, which completes it. */
-fsdp_status pickle_complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node state);
+
+/* --- pickle_policy.c --- */
+
+typedef enum pickle_how { PICKLE_REDUCE, PICKLE_NEWOBJ, PICKLE_NEWOBJ_EX } pickle_how;
+
+/* Replaces callable and args (kwargs 0: none) by the node of the call, or refuses the file. */
+fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args, fsdp_node kwargs);
+/* Adds a state to the object, or to the first half of a shape, which completes it. */
+fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state);
 /* Fails when an incomplete shape is left at the end. */
 fsdp_status pickle_check_pending(pickle_vm *vm);
-/* True for a class whose objects may be made although the policy does not list it. */
-bool pickle_is_unknown_class(const fsdp_pickle_node *node);
 
 /* --- pickle_arguments.c --- */
 

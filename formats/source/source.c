@@ -482,6 +482,7 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *chec
         return fsdp_fail_memory(err, "the checksums of a checkpoint");
     source->checks[source->check_count] = *check;
     source->checks[source->check_count++].what = name;
+    fsdp_source_count_checked(source, size);
     return FSDP_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "formats/source.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { FSDP_NAME_SHOWN = 200 };           /* buffer for a name in a message */
 
@@ -61,6 +62,7 @@ struct fsdp_source {
     size_t stream_count, stream_room;
     fsdp_source_crc *checks;
     size_t check_count, check_room;
+    atomic_llong checked_bytes;        /* of them, of streams, and of what formats check themselves */
     fsdp_source_chunk *chunks; /* in the order of arrival; once complete: sorted by tensor */
     size_t chunk_count, chunk_room;
     size_t *chunk_tensors;     /* the tensor of each chunk; NULL once complete */

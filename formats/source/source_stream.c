@@ -443,6 +443,16 @@ fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_error *err)
     return status;
 }
 
+void fsdp_source_count_checked(fsdp_source *source, int64_t bytes)
+{
+    atomic_fetch_add(&source->checked_bytes, bytes);
+}
+
+int64_t fsdp_source_checked_bytes(const fsdp_source *source)
+{
+    return atomic_load(&source->checked_bytes);
+}
+
 fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check,
                            fsdp_source_reader *reader, fsdp_error *err)
 {
@@ -518,6 +528,8 @@ fsdp_status fsdp_source_add_stream(fsdp_source *source, const fsdp_source_stream
     if (is_bomb(stream, where->size))
         return fail_bomb(source, stream, err);
     pthread_mutex_init(&stream->lock, NULL);
+    if (where->has_crc)
+        fsdp_source_count_checked(source, where->stored);
     source->streams[source->stream_count] = stream;
     *number_out = (int)source->stream_count++;
     return where->size < 0 ? measure(source, stream, err) : FSDP_OK;

@@ -520,6 +520,17 @@ static void drop_folders(fsdp_zip *zip)
     qsort(zip->sorted, kept, sizeof(central *), compare_entries);
 }
 
+/* PyTorch can switch checksums off, and writes zeros then. Any other archive has one for each entry, and a 0
+ * among them is the checksum of its bytes. */
+static void find_checksums(fsdp_zip *zip)
+{
+    bool has_any = false;
+    for (size_t i = 0; i < zip->count; i++)
+        has_any |= zip->entries[i].entry.crc != 0;
+    for (size_t i = 0; i < zip->count; i++)
+        zip->entries[i].entry.has_crc = has_any;
+}
+
 /* --- opening ------------------------------------------------------------------------------------ */
 
 static fsdp_status load(fsdp_zip *zip, fsdp_error *err)
@@ -531,6 +542,7 @@ static fsdp_status load(fsdp_zip *zip, fsdp_error *err)
     FSDP_TRY(read_locals(zip, err));
     FSDP_TRY(sort_names(zip, err));
     drop_folders(zip);
+    find_checksums(zip);
     return FSDP_OK;
 }
 

@@ -43,7 +43,8 @@ typedef struct fsdp_zip_entry {
     const char *name;          /* zero-terminated behind its end */
     size_t name_size;
     bool is_deflated;          /* false: stored */
-    uint32_t crc;              /* of the decoded bytes; 0: not computed */
+    bool has_crc;              /* false: the writer computed none for any entry of the archive */
+    uint32_t crc;              /* of the decoded bytes; may be 0 */
     int64_t offset;            /* of its data in the file */
     int64_t stored, size;      /* bytes in the file, and decoded */
 } fsdp_zip_entry;
@@ -70,8 +71,7 @@ const fsdp_zip_entry *fsdp_zip_find(const fsdp_zip *zip, const char *name, size_
 fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size_t max_size, char **data_out,
                           fsdp_error *err);
 
-/* Compares the CRC of an entry with its bytes, which are read through a small buffer. An entry with CRC 0
- * is not checked. */
+/* Compares the CRC of an entry, if it has one, with its bytes, which are read through a small buffer. */
 fsdp_status fsdp_zip_check(const fsdp_zip *zip, const fsdp_zip_entry *entry, fsdp_error *err);
 
 #endif

@@ -106,7 +106,7 @@ static fsdp_status read_stored(const fsdp_zip *zip, const fsdp_zip_entry *entry,
         uint8_t *out = data ? data + at : scratch;
         FSDP_TRY(fsdp_zip_input_of(zip)->read(fsdp_zip_input_of(zip)->user, out, piece,
                                               entry->offset + at, err));
-        if (entry->crc != 0)
+        if (entry->has_crc)
             *crc = fsdp_crc32(*crc, out, piece);
         at += (int64_t)piece;
     }
@@ -123,7 +123,7 @@ static fsdp_status read_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, 
     fsdp_status st = entry->is_deflated ? inflate_entry(zip, entry, data, scratch, &crc, err)
                                         : read_stored(zip, entry, data, scratch, &crc, err);
     fsdp_free(scratch);
-    if (st == FSDP_OK && entry->crc != 0 && crc != entry->crc)
+    if (st == FSDP_OK && entry->has_crc && crc != entry->crc)
         return fail_entry(zip, entry, "does not have the checksum that the archive gives", err);
     return st;
 }
@@ -155,5 +155,5 @@ fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size
 
 fsdp_status fsdp_zip_check(const fsdp_zip *zip, const fsdp_zip_entry *entry, fsdp_error *err)
 {
-    return entry->crc == 0 ? FSDP_OK : read_entry(zip, entry, NULL, err);
+    return entry->has_crc ? read_entry(zip, entry, NULL, err) : FSDP_OK;
 }

@@ -1,11 +1,12 @@
 /*
  * Checkpoints of a root and its optimizers. Saving writes the live dict (state_get.c). Loading matches the
  * checkpoint like any other dict (state_set.c) and reads it into the root's own memory
- * (statedict/load_internal.h). See state.h.
+ * (statedict/save/load_internal.h). See state.h.
  */
 #include "runtime/state/state_internal.h"
 
 #include "statedict/save/load_internal.h"
+#include "statedict/save/save_call.h"
 
 #include <fsdp/run.h>
 
@@ -61,11 +62,10 @@ fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_sav
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     int64_t step = given->save.step ? *given->save.step : FSDP_STEP_NONE;
     fsdp_sd *sd = NULL;
-    fsdp_status status = fsdp_ctl_agree(ctl, make_saved(root, given, &sd, err), err);
-    if (status == FSDP_OK && given->into_run)
-        status = fsdp_run_save(sd, ctl, dir, step, &given->save, err);
-    else if (status == FSDP_OK)
-        status = fsdp_sd_save(sd, ctl, dir, &given->save, err);
+    fsdp_status mine = make_saved(root, given, &sd, err);
+    const fsdp_save_call call = {sd, ctl, dir, &given->save, mine};
+    fsdp_status status =
+        given->into_run ? fsdp_run_save_begun(&call, step, err) : fsdp_save_begun(&call, err);
     fsdp_sd_free(sd);
     return status;
 }

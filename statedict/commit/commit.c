@@ -293,6 +293,7 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
     FSDP_TRY(write_manifest(staging, manifest, size, err));
     if (staging->has_notes)
         fsdp_marker_remove(staging->io, staging->path, FSDP_RESUME_NAME);
+    staging->has_notes = false;
     if (staging->keeper.lease)
         FSDP_TRY(fsdp_lease_refresh(staging->keeper.lease, err));
     bool replaces = staging->overwrite && fsdp_io_exists(staging->io, staging->target);

@@ -208,7 +208,7 @@ static bool is_over(fsdp_io *io, const char *path, const char *text, size_t size
     if (!decode(text, size, holder_out)) {
         *holder_out = (lease_text){.since = 0};
         int64_t age = age_of_file(io, path);
-        return is_torn(text, size) && (age > TORN_SECONDS || age < -TORN_SECONDS);
+        return is_torn(text, size) && (age > TORN_SECONDS || age < -FSDP_LEASE_SECONDS);
     }
     if (!fsdp_process_may_live(&holder_out->process) || was_ours(holder_out))
         return true;
@@ -303,8 +303,8 @@ static bool path_holds(const fsdp_lease *lease, const char *text, size_t size)
     return same;
 }
 
-/* For file systems without a rename that refuses to replace: creates the file empty, then writes
- * it. A reader in between finds no lease and waits; one that waited too long took the path over. */
+/* For file systems without a rename that refuses to replace: creates the file empty, locks it as
+ * those do who take over, then writes it. A reader in between finds no lease and waits. */
 static fsdp_status create_in_place(const fsdp_lease *lease, const fsdp_text *text, bool *done_out,
                                    fsdp_error *err)
 {
@@ -315,6 +315,11 @@ static fsdp_status create_in_place(const fsdp_lease *lease, const fsdp_text *tex
         return FSDP_OK;
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot create '%s'", lease->path);
+    if (file->ops->lock(file) == -EWOULDBLOCK) { /* another process takes it over */
+        *done_out = false;
+        (void)fsdp_io_close(&file, lease->path, NULL);
+        return FSDP_OK;
+    }
     FSDP_TRY(write_text(lease, file, lease->path, text, err));
     *done_out = path_holds(lease, text->data, text->size);
     return FSDP_OK;

@@ -31,9 +31,19 @@ static void pass_notice(void *user, const char *text)
         keeper->watch.notice(keeper->watch.context, text);
 }
 
+static bool pass_stopped(void *user)
+{
+    const fsdp_lease_keeper *keeper = user;
+    return keeper->watch.stopped(keeper->watch.context);
+}
+
 fsdp_watch fsdp_lease_keeper_watch(fsdp_lease_keeper *keeper)
 {
     if (!keeper->lease)
         return keeper->watch;
-    return (fsdp_watch){.context = keeper, .progress = keep, .notice = pass_notice};
+    bool is_asked = keeper->watch.stopped != NULL;
+    return (fsdp_watch){.context = keeper,
+                        .progress = keep,
+                        .notice = pass_notice,
+                        .stopped = is_asked ? pass_stopped : NULL};
 }

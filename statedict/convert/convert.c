@@ -19,6 +19,9 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
     job->io = fsdp_access_io(&job->opts.open.access);
     job->kind = job->opts.kind;
     FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
+    if (job->opts.bytes_per_second < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%lld bytes a second is not a valid rate",
+                         (long long)job->opts.bytes_per_second);
     if (!job->opts.format || strcmp(job->opts.format, "fsdp") == 0)
         return FSDP_OK;
     job->format = fsdp_target_find(job->opts.format);
@@ -182,6 +185,21 @@ fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_
     return end_job(&job, st, err);
 }
 
+/* Two processes may write a plan to one path: each has a temporary name of its own, the last one counts. */
+static fsdp_status replace_beside_others(fsdp_io *io, const char *path, const fsdp_text *text,
+                                         fsdp_error *err)
+{
+    char *own;
+    FSDP_TRY(fsdp_beside_name(path, FSDP_SUFFIX_STAGING, &own, err));
+    fsdp_status st = fsdp_io_replace_file(io, own, text->data, text->size, err);
+    if (st == FSDP_OK)
+        st = fsdp_io_rename(io, own, path, true, err);
+    if (st != FSDP_OK)
+        io->ops->unlink(io, own);
+    fsdp_free(own);
+    return st;
+}
+
 fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
                                                const fsdp_convert_opts *opts, const char *path,
                                                fsdp_error *err)
@@ -192,7 +210,7 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
     fsdp_io *io = fsdp_access_io(&opts->open.access);
     fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
     if (st == FSDP_OK)
-        st = fsdp_io_replace_file(io, path, text.data, text.size, err);
+        st = replace_beside_others(io, path, &text, err);
     fsdp_text_release(&text);
     return st;
 }

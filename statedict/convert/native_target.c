@@ -60,8 +60,8 @@ fsdp_status fsdp_native_measure(convert_job *job, fsdp_convert_plan *plan, fsdp_
 static fsdp_status plan_file(const convert_job *job, int file, fsdp_save_plan *plan,
                              fsdp_error *err)
 {
-    fsdp_plan_input input = {job->sd, job->kind, job->opts.compress, job->owners, file};
-    return fsdp_plan_save(&input, plan, err);
+    fsdp_box_plan_input input = {job->sd, job->kind, job->opts.compress, job->owners, file};
+    return fsdp_box_plan_save(&input, plan, err);
 }
 
 static fsdp_status list_file(const convert_job *job, int file, convert_part_visit visit, void *user,
@@ -341,7 +341,8 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
 {
     status = fsdp_staging_judge(&job->staging, status, err);
     fsdp_native_release(job);
-    if (status != FSDP_OK && !job->opts.resume)
+    bool is_kept = job->opts.resume && job->staging.has_notes; /* without them nothing resumes it */
+    if (status != FSDP_OK && !is_kept)
         fsdp_staging_abandon(&job->staging, err);
     fsdp_staging_release(&job->staging);
     return status;

@@ -127,10 +127,25 @@ static fsdp_status make_result(fsdp_output_place *place, fsdp_error *err)
                                                            : FSDP_OK;
 }
 
+static bool put_back(void *context, const char *path)
+{
+    const fsdp_output_place *place = context;
+    return place->io->ops->rename(place->io, path, place->target, false) != 0;
+}
+
+/* Without an exchange of names a kill may come between the two renames of an overwrite: DST is at DST.old-UUID
+ * then. */
+static void restore_replaced(fsdp_output_place *place)
+{
+    if (place->format->limits.is_directory && !fsdp_io_exists(place->io, place->target))
+        (void)fsdp_beside_each(place->io, place->target, FSDP_SUFFIX_REPLACED, put_back, place);
+}
+
 fsdp_status fsdp_output_begin(fsdp_output_place *place, const char *to, fsdp_error *err)
 {
-    FSDP_TRY(check_name(place, to, err));
     FSDP_TRY(fsdp_path_split(to, &place->target, &place->parent, err));
+    restore_replaced(place);
+    FSDP_TRY(check_name(place, to, err));
     fsdp_leftovers_clear(place->io, place->target, place->parent,
                          place->resume ? place->hash : NULL, &place->staging, &place->marker);
     place->is_taken_up = place->staging != NULL;
@@ -160,6 +175,19 @@ void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t
 
 /* --- publish ---------------------------------------------------------------------------------- */
 
+/* The old file stays until the new one is durable, where two names can be exchanged. */
+static fsdp_status replace_file(const fsdp_output_place *place, fsdp_error *err)
+{
+    fsdp_io *io = place->io;
+    bool is_exchanged = io->ops->exchange(io, place->path, place->target) == 0;
+    if (!is_exchanged)
+        FSDP_TRY(fsdp_io_rename(io, place->path, place->target, true, err));
+    fsdp_status status = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+    if (status != FSDP_OK && is_exchanged)
+        (void)io->ops->exchange(io, place->path, place->target);
+    return status;
+}
+
 static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
 {
     fsdp_io *io = place->io;
@@ -167,10 +195,8 @@ static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
     bool is_old;
     if (!place->overwrite || !fsdp_io_exists(io, place->target))
         return fsdp_swap_new(&swap, err);
-    if (!place->format->limits.is_directory) {
-        FSDP_TRY(fsdp_io_rename(io, place->path, place->target, true, err));
-        return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
-    }
+    if (!place->format->limits.is_directory)
+        return replace_file(place, err);
     FSDP_TRY(check_name(place, place->target, err)); /* DST may have changed */
     fsdp_status status = fsdp_swap_replace(&swap, &is_old, err);
     if (is_old) { /* it is in the staging directory, which stays */

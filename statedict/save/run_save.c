@@ -62,7 +62,7 @@ static fsdp_status prepare_run(run_job *job, fsdp_error *err)
         st = fsdp_retention_check(job->opts.retain, err);
     if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0)
         st = make_run_directory(job, err);
-    return fsdp_ctl_agree(job->ctl, st, err);
+    return st;
 }
 
 /* For people who look into the directory; nothing of ours reads it. */
@@ -82,9 +82,9 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
 
 /* The other ranks have returned and wait for rank 0 in their next call: sends them signs of
  * life. */
-static int report_to_ranks(void *user, int64_t done, int64_t total, const char *what)
+static int report_to_ranks(void *context, int64_t done, int64_t total, const char *what)
 {
-    const run_job *job = user;
+    const run_job *job = context;
     const fsdp_watch *watch = &job->opts.watch;
     if (job->thread == fsdp_thread_number())
         fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
@@ -131,30 +131,34 @@ static void tidy_run(run_job *job)
     notify_untidy(job, "tidying the run", retain_others(job, &err), &err);
 }
 
-static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
+static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_status mine, fsdp_error *err)
 {
-    fsdp_status st = prepare_run(job, err);
-    if (st == FSDP_ERR_PEER)
-        fsdp_save_report_unchanged(err);
-    FSDP_TRY(st);
-    FSDP_TRY(fsdp_sd_save_step(sd, job->ctl, job->path, &job->opts, &job->lease, err));
+    if (mine == FSDP_OK)
+        mine = prepare_run(job, err);
+    const fsdp_save_call call = {sd, job->ctl, job->path, &job->opts, mine};
+    FSDP_TRY(fsdp_save_leased(&call, &job->lease, err));
     if (fsdp_ctl_rank(job->ctl) == 0)
         tidy_run(job);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int64_t step,
-                          const fsdp_save_opts *opts, fsdp_error *err)
+fsdp_status fsdp_run_save_begun(const fsdp_save_call *call, int64_t step, fsdp_error *err)
 {
-    run_job job = {.ctl = ctl, .run = run, .step = step};
-    if (opts)
-        job.opts = *opts;
+    run_job job = {.ctl = call->ctl, .run = call->dir, .step = step};
+    if (call->opts)
+        job.opts = *call->opts;
     job.io = fsdp_access_io(&job.opts.access);
     job.opts.step = &job.step;
     job.thread = fsdp_thread_number();
     job.opts.overwrite = false;
-    fsdp_status st = run_save(&job, sd, err);
+    fsdp_status st = run_save(&job, call->sd, call->mine, err);
     fsdp_lease_release(job.lease);
     fsdp_free(job.path);
     return st;
+}
+
+fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int64_t step,
+                          const fsdp_save_opts *opts, fsdp_error *err)
+{
+    return fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, FSDP_OK}, step, err);
 }

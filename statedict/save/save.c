@@ -98,9 +98,10 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     if (rank0_writes_all(job)) /* one rank, one copy: owners stay 0 */
         return fsdp_relayout_whole(job->sd, NULL, &job->whole, err);
     if (job->opts->kind != FSDP_LOCAL)
-        FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
-    fsdp_plan_input input = {job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank};
-    return fsdp_plan_save(&input, &job->plan, err);
+        FSDP_TRY(fsdp_box_plan_owners(job->sd, job->opts->owners, job->owners, err));
+    fsdp_box_plan_input input = {job->sd, job->opts->kind, job->opts->compress, job->owners,
+                                 job->rank};
+    return fsdp_box_plan_save(&input, &job->plan, err);
 }
 
 /* Checks before the first byte that the disk has room, and warns of a file system in memory. */
@@ -123,17 +124,17 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
 }
 
 /* Rank 0 may wait for the lease of the run: it sends signs of life to the other ranks. */
-static int report_run_wait(void *user, int64_t done, int64_t total, const char *what)
+static int report_run_wait(void *context, int64_t done, int64_t total, const char *what)
 {
-    const save_job *job = user;
+    const save_job *job = context;
     const fsdp_watch *watch = &job->opts->watch;
     fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
     return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
 }
 
-static void pass_notice(void *user, const char *text)
+static void pass_notice(void *context, const char *text)
 {
-    const save_job *job = user;
+    const save_job *job = context;
     fsdp_notice(&job->opts->watch, "%s", text);
 }
 
@@ -403,10 +404,10 @@ static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
 
 /* --- full, rank 0 writing --- */
 
-static fsdp_status put_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status put_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                             const void *data, fsdp_error *err)
 {
-    save_job *job = user;
+    save_job *job = context;
     if (count == 0)
         return FSDP_OK;
     size_t number = (size_t)fsdp_sd_find(job->whole, entry->name, entry->name_size);
@@ -420,8 +421,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     if (job->rank == 0) {
-        fsdp_plan_input input = {job->whole, FSDP_FULL, job->opts->compress, job->owners, 0};
-        st = fsdp_plan_save(&input, &job->plan, err);
+        fsdp_box_plan_input input = {job->whole, FSDP_FULL, job->opts->compress, job->owners, 0};
+        st = fsdp_box_plan_save(&input, &job->plan, err);
         job->meter.total = job->plan.bytes;
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);
@@ -478,10 +479,10 @@ static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
 }
 
 /* Rank 0 has written and others have not: calls progress during the wait, which may stop it. */
-static void report_rank_wait(void *user)
+static void report_rank_wait(void *context)
 {
     static const char what[] = "waiting for other ranks";
-    save_job *job = user;
+    save_job *job = context;
     (void)fsdp_meter_add(&job->meter, 0, what, sizeof what - 1, NULL);
 }
 
@@ -497,10 +498,10 @@ static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
     return commit(job, st, err);
 }
 
-static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
+static fsdp_status save(save_job *job, const char *dir, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "begin: rank %d of %d", job->rank, job->world);
-    fsdp_status st = prepare(job, err);
+    fsdp_status st = mine == FSDP_OK ? prepare(job, err) : mine;
     FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
     FSDP_TRY(agree_options(job, err));
     fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
@@ -532,7 +533,7 @@ static void add_to_error(fsdp_error *err, const char *what)
     snprintf(err->text + used, sizeof err->text - used, "; %s", what);
 }
 
-void fsdp_save_report_unchanged(fsdp_error *err)
+static void report_unchanged(fsdp_error *err)
 {
     if (err)
         add_to_error(err, "nothing was saved, and existing checkpoints are unchanged");
@@ -546,7 +547,7 @@ static void explain_lost_rank(const save_job *job, fsdp_error *err)
     else if (job->may_be_published)
         add_to_error(err, "the checkpoint is saved whole or not at all, and rank 0 reports which");
     else
-        fsdp_save_report_unchanged(err);
+        report_unchanged(err);
 }
 
 static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *err)
@@ -558,20 +559,19 @@ static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *
     return status;
 }
 
-fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
-                              const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err)
+fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err)
 {
     fsdp_error local = {0};
     static const fsdp_save_opts defaults = {0};
-    save_job job = {.sd = sd,
-                    .ctl = ctl,
-                    .opts = opts ? opts : &defaults,
-                    .rank = fsdp_ctl_rank(ctl),
-                    .world = fsdp_ctl_size(ctl)};
+    save_job job = {.sd = call->sd,
+                    .ctl = call->ctl,
+                    .opts = call->opts ? call->opts : &defaults,
+                    .rank = fsdp_ctl_rank(call->ctl),
+                    .world = fsdp_ctl_size(call->ctl)};
     job.io = fsdp_access_io(&job.opts->access);
     job.watch = job.opts->watch;
     err = err ? err : &local;
-    fsdp_status st = explain(&job, save(&job, dir, err), err);
+    fsdp_status st = explain(&job, save(&job, call->dir, call->mine, err), err);
     *lease_out = st == FSDP_OK ? fsdp_staging_move_lease(&job.staging) : NULL;
     fsdp_staging_release(&job.staging);
     fsdp_save_plan_release(&job.plan);
@@ -580,11 +580,16 @@ fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
     return st;
 }
 
+fsdp_status fsdp_save_begun(const fsdp_save_call *call, fsdp_error *err)
+{
+    fsdp_lease *lease;
+    fsdp_status st = fsdp_save_leased(call, &lease, err);
+    fsdp_lease_release(lease);
+    return st;
+}
+
 fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                          const fsdp_save_opts *opts, fsdp_error *err)
 {
-    fsdp_lease *lease;
-    fsdp_status st = fsdp_sd_save_step(sd, ctl, dir, opts, &lease, err);
-    fsdp_lease_release(lease);
-    return st;
+    return fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, FSDP_OK}, err);
 }

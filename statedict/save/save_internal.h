@@ -16,22 +16,19 @@
 #define FSDP_SAVE_INTERNAL_H
 
 #include "statedict/commit/commit.h"
+#include "statedict/save/save_call.h"
 #include "statedict/sd/access.h"
 #include <fsdp/checkpoint.h>
 
-/* fsdp_sd_save. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded; else
- * NULL. */
-fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
-                              const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err);
+/* fsdp_save_begun. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded;
+ * else NULL. */
+fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err);
 
 /* FSDP_STEP_NONE: none was given. */
 static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
 {
     return opts->step ? *opts->step : FSDP_STEP_NONE;
 }
-
-/* Appends to the error that nothing was published and the earlier checkpoint is unchanged. */
-void fsdp_save_report_unchanged(fsdp_error *err);
 
 typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */

@@ -14,7 +14,6 @@ ALLOWED = {
     # a pair, or more, that is one object
     "dcp_metadata.c dcp_read.c": "a DCP directory: what there is, and bytes",
     "hdf5_library.c hdf5_types.c": "libhdf5's lock, and the types that are made under it",
-    "pickle_arguments.c pickle_items.c pickle_nodes.c pickle_policy.c pickle_text.c": "one pickle machine",
     "torch_numpy.c torch_tensor.c": "rebuilders of one table",
     "comm.c comm_async.c": "one communicator: its calls, its queue",
     "cli.c cli_complete.c cli_rules.c": "one command line, whose errors name the file that an option is from",

@@ -13,6 +13,7 @@
 #include "base/core/mem.h"
 #include "tests/support/rounds/comm_rounds.h"
 #include "tests/support/ranks/rank_processes.h"
+#include "tests/support/sample_state.h"
 
 enum { LONG_MS = 60000, SHORT_MS = 700, COUNT = 400000 };
 
@@ -75,8 +76,11 @@ static fsdp_status run_rounds(rank_process *rank, fsdp_error *err)
 
 static void test_values(void)
 {
+    test_sampler sampler = {.every = test_sample(1)};
     for (int n = 1; n <= 4; n++) {
         for (int buffers = COMM_MIXED; buffers <= COMM_PRIVATE; buffers++) {
+            if (!test_sampler_takes(&sampler))
+                continue;
             comm_rounds rounds = {.seed = (uint64_t)(n * 10 + buffers),
                                   .rounds = 25,
                                   .max_count = 300000 / n,

@@ -544,4 +544,8 @@ Test(pickle, of_equal_keys_the_first_key_and_the_last_value_stay)
     cr_expect_eq(number_at(items, 3), 5);
     cr_expect_eq(number_at(items, 5), 7);
     cr_expect_eq(number_at(items, 7), 8);
+    /* {nan: 1, nan: 2} */
+    cr_assert_eq(PARSE("\x80\2}(G\x7f\xf8\0\0\0\0\0\0K\1G\x7f\xf8\0\0\0\0\0\0K\2u."), FSDP_OK, "%s",
+                 err.text);
+    cr_expect_eq(root()->count, 4);
 }

@@ -103,6 +103,7 @@ typedef struct job {
     fsdp_save_opts save;
     fsdp_load_opts load;
     int dim;
+    bool into_run;
 } job;
 
 static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
@@ -110,7 +111,8 @@ static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
     job *j = user;
     state s;
     build(&s, fsdp_ctl_size(ctl), j->dim, fsdp_ctl_rank(ctl), true);
-    fsdp_status st = fsdp_sd_save(s.sd, ctl, j->path, &j->save, err);
+    fsdp_status st = j->into_run ? fsdp_run_save(s.sd, ctl, j->path, 7, &j->save, err)
+                                 : fsdp_sd_save(s.sd, ctl, j->path, &j->save, err);
     drop(&s);
     return st;
 }
@@ -598,7 +600,7 @@ static void count_round(void *user, const char *step, const char *text)
         ++*(atomic_int *)user;
 }
 
-static int rounds_of_save(const char *name, const fsdp_save_opts *opts)
+static int rounds_of_save(const char *name, const fsdp_save_opts *opts, bool into_run)
 {
     enum { RANKS = 3 };
     char path[128];
@@ -606,7 +608,7 @@ static int rounds_of_save(const char *name, const fsdp_save_opts *opts)
     atomic_int rounds = 0;
     fsdp_flow_watcher watcher = {count_round, &rounds};
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    job j = {.path = path, .save = *opts};
+    job j = {.path = path, .save = *opts, .into_run = into_run};
     fsdp_flow_watch(&watcher);
     fsdp_status st = fsdp_ctl_run_threads(RANKS, save_rank, &j, &err);
     fsdp_flow_watch(NULL);
@@ -616,12 +618,14 @@ static int rounds_of_save(const char *name, const fsdp_save_opts *opts)
 
 Test(save_load, a_save_of_any_kind_takes_at_most_six_rounds)
 {
-    fsdp_save_opts opts = {0};
-    cr_assert_leq(rounds_of_save("sharded", &opts), 5);
-    opts.kind = FSDP_LOCAL;
-    cr_assert_leq(rounds_of_save("local", &opts), 5);
-    opts.kind = FSDP_FULL;
-    cr_assert_leq(rounds_of_save("full", &opts), 6);
-    opts.rank0_writes = true;
-    cr_assert_leq(rounds_of_save("rank0", &opts), 6);
+    for (int into_run = 0; into_run <= 1; into_run++) {
+        fsdp_save_opts opts = {0};
+        cr_assert_leq(rounds_of_save(into_run ? "run1" : "sharded", &opts, into_run), 5);
+        opts.kind = FSDP_LOCAL;
+        cr_assert_leq(rounds_of_save(into_run ? "run2" : "local", &opts, into_run), 5);
+        opts.kind = FSDP_FULL;
+        cr_assert_leq(rounds_of_save(into_run ? "run3" : "full", &opts, into_run), 6);
+        opts.rank0_writes = true;
+        cr_assert_leq(rounds_of_save(into_run ? "run4" : "rank0", &opts, into_run), 6);
+    }
 }
