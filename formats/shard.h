@@ -23,8 +23,8 @@
  *
  * Caller: statedict. The room calls hdf5, hdf5_child (native_check.c), kernels and base.
  */
-#ifndef FSDP_FORMAT_H
-#define FSDP_FORMAT_H
+#ifndef FSDP_SHARD_H
+#define FSDP_SHARD_H
 
 #include "base/io/io.h"
 #include "kernels/kernels.h"
@@ -99,7 +99,7 @@ typedef struct fsdp_shard_opts {
     bool sync;
     /* Progress callback, called by every thread that works for the writer. true: a long wait follows,
      * during which there will be no call. NULL: none. */
-    void (*alive)(void *user, bool long_wait);
+    void (*alive)(void *context, bool long_wait);
     void *alive_user;
 } fsdp_shard_opts;
 

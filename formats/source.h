@@ -208,8 +208,8 @@ fsdp_status fsdp_source_create(fsdp_io *io, const char *path, const char *format
 void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *state);
 
 /*
- * Adds a regular file; a file that is replaced while it is read is noticed. The same path gets the same
- * number. beneath: the path is the directory of the source, '/' and a name that came out of a file; the
+ * Adds a regular file; a file that is replaced while it is read is noticed. A path that was added gets its
+ * old number. beneath: the path is the directory of the source, '/' and a name that came out of a file; the
  * name must be a clean relative one, and no symbolic link may lead out of the directory, except the links
  * of a Hugging Face cache (snapshots/R/NAME -> blobs/X).
  */

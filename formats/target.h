@@ -129,7 +129,7 @@ struct fsdp_target_format {
     /* True for names that files of such a directory have: an overwrite deletes these and no others. NULL
      * for formats of one file. */
     bool (*owns)(const char *name);
-    const fsdp_target_ops *ops;    /* NULL: a native file, which fsdp_checkpoint_save writes */
+    const fsdp_target_ops *ops;    /* NULL: a native file, which statedict/convert writes */
     const struct fsdp_packed_format *packed;   /* for the ops of packed formats */
 };
 

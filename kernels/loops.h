@@ -6,8 +6,8 @@
  * NaN results are always the positive quiet NaN without payload: which of two NaNs an addition keeps would
  * depend on the compiler.
  */
-#ifndef FSDP_KERNELS_LOOPS_H
-#define FSDP_KERNELS_LOOPS_H
+#ifndef FSDP_LOOPS_H
+#define FSDP_LOOPS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -6,8 +6,8 @@
  * The rooms kernels/bytes and kernels/x86 implement these functions and kernels.h: buffers in, buffers and
  * checksums out. Only dispatch.c and other kernels call them; callers outside use fsdp_kernels_get.
  */
-#ifndef FSDP_KERNELS_VARIANTS_H
-#define FSDP_KERNELS_VARIANTS_H
+#ifndef FSDP_VARIANTS_H
+#define FSDP_VARIANTS_H
 
 #include "kernels/kernels.h"
 #include "kernels/loops.h"

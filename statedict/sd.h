@@ -5,8 +5,8 @@
  * boxes. That memory is borrowed: it must stay until the call that uses the state dict returns. Everything
  * else (names, shapes, meshes, boxes, values) is copied.
  *
- * A name is UTF-8 with a length, 0..65,535 bytes, and may hold NUL and '/'. The same name twice, another
- * rule that is broken, or a layout that does not fit its shape is FSDP_ERR_USAGE, and nothing is added. All
+ * A name is UTF-8 with a length, 0..65,535 bytes, and may hold NUL and '/'. A repeated name, another
+ * broken rule, or a layout that does not fit its shape is FSDP_ERR_USAGE, and nothing is added. All
  * calls are local; a state dict is used by one thread at a time.
  */
 #ifndef FSDP_SD_H

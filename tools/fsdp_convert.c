@@ -47,9 +47,9 @@ typedef struct digest_list {
     bool json;
 } digest_list;
 
-static void take_digest(void *user, const char *name, const uint8_t digest[32])
+static void take_digest(void *context, const char *name, const uint8_t digest[32])
 {
-    const digest_list *list = user;
+    const digest_list *list = context;
     convert_add_digest(list->text, list->json, name, digest);
 }
 

@@ -103,9 +103,9 @@ static const cli_tool tool = {
 
 /* --- collecting ------------------------------------------------------------------------------- */
 
-static void keep_item(void *user, const fsdp_diff_item *item)
+static void keep_item(void *context, const fsdp_diff_item *item)
 {
-    diff_list *list = user;
+    diff_list *list = context;
     if (item->state == FSDP_DIFF_EQUAL || list->failed)
         return;
     if (list->count == list->capacity) {

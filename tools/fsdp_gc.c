@@ -123,9 +123,9 @@ static void warn_about_pins(const gc_report *report)
     }
 }
 
-static void on_action(void *user, const fsdp_retain_action *action)
+static void on_action(void *context, const fsdp_retain_action *action)
 {
-    gc_report *report = user;
+    gc_report *report = context;
     note_pins(report, action->name);
     if (report->options->common.json)
         add_action_json(report, action);

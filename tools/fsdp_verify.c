@@ -134,9 +134,9 @@ static void add_finding_json(verify_report *report, const fsdp_finding *finding)
     report->has_findings = true;
 }
 
-static void on_finding(void *user, const fsdp_finding *finding)
+static void on_finding(void *context, const fsdp_finding *finding)
 {
-    verify_report *report = user;
+    verify_report *report = context;
     if (report->options->common.json) {
         add_finding_json(report, finding);
         return;

@@ -35,12 +35,12 @@ struct fsdp_pool {
 };
 
 /* Workers block all signals, so that only the program's own threads handle them. */
-static int start_thread(pthread_t *thread, void *(*body)(void *), void *user)
+static int start_thread(pthread_t *thread, void *(*body)(void *), void *context)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int errnum = pthread_create(thread, NULL, body, user);
+    int errnum = pthread_create(thread, NULL, body, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return errnum;
 }
@@ -78,9 +78,9 @@ static void take_job(fsdp_pool *pool)
         pthread_cond_broadcast(&pool->idle);
 }
 
-static void *work(void *user)
+static void *work(void *context)
 {
-    fsdp_pool *pool = user;
+    fsdp_pool *pool = context;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         while (pool->queued == 0 && !pool->ending)
@@ -136,9 +136,9 @@ fsdp_status fsdp_pool_create(int threads, size_t queue, fsdp_pool **pool_out, fs
     return FSDP_OK;
 }
 
-void fsdp_pool_submit(fsdp_pool *pool, fsdp_job job, void *user)
+void fsdp_pool_submit(fsdp_pool *pool, fsdp_job job, void *context)
 {
-    queued_job entry = {job, user};
+    queued_job entry = {job, context};
     if (pool->threads == 0) {
         fsdp_error err = {0};
         if (pool->error.status == FSDP_OK)
@@ -210,9 +210,9 @@ static void keep_lowest_error(parallel_loop *loop, size_t i, const fsdp_error *e
     atomic_store(&loop->failed, true);
 }
 
-static void *run_indexes(void *user)
+static void *run_indexes(void *context)
 {
-    parallel_loop *loop = user;
+    parallel_loop *loop = context;
     while (!atomic_load(&loop->failed)) {
         size_t i = atomic_fetch_add(&loop->next, 1);
         if (i >= loop->n)
@@ -228,10 +228,10 @@ static void *run_indexes(void *user)
 enum { PARALLEL_THREADS = 64 };
 
 fsdp_status fsdp_parallel(int threads, size_t n,
-                          fsdp_status (*job)(void *user, size_t i, fsdp_error *err), void *user,
-                          fsdp_error *err)
+                          fsdp_status (*job)(void *context, size_t i, fsdp_error *err),
+                          void *context, fsdp_error *err)
 {
-    parallel_loop loop = {.job = job, .user = user, .n = n};
+    parallel_loop loop = {.job = job, .user = context, .n = n};
     pthread_mutex_init(&loop.lock, NULL);
     pthread_t helper[PARALLEL_THREADS];
     int helpers = 0;

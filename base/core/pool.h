@@ -12,13 +12,13 @@
 typedef struct fsdp_pool fsdp_pool;
 
 /* A job fills err like any other function. */
-typedef fsdp_status (*fsdp_job)(void *user, fsdp_error *err);
+typedef fsdp_status (*fsdp_job)(void *context, fsdp_error *err);
 
 /* threads 0: submit runs the job at once in the caller. */
 fsdp_status fsdp_pool_create(int threads, size_t queue, fsdp_pool **pool_out, fsdp_error *err);
 
 /* Blocks while the queue is full. After a job has failed, later jobs are dropped, not run. */
-void fsdp_pool_submit(fsdp_pool *pool, fsdp_job job, void *user);
+void fsdp_pool_submit(fsdp_pool *pool, fsdp_job job, void *context);
 
 /* Waits until every submitted job has ended; returns the first failure, and clears it. */
 fsdp_status fsdp_pool_wait(fsdp_pool *pool, fsdp_error *err);
@@ -32,8 +32,8 @@ uintptr_t fsdp_thread_number(void);
 /* Cores this process may use (affinity and cgroup quota respected), at least 1. */
 int fsdp_pool_cores(void);
 
-/* Runs job(user, i, err) for i in [0, n) on up to `threads` threads (the caller is one of them). */
-fsdp_status fsdp_parallel(int threads, size_t n, fsdp_status (*job)(void *user, size_t i, fsdp_error *err),
-                          void *user, fsdp_error *err);
+/* Runs job(context, i, err) for i in [0, n) on up to `threads` threads (the caller is one of them). */
+fsdp_status fsdp_parallel(int threads, size_t n, fsdp_status (*job)(void *context, size_t i, fsdp_error *err),
+                          void *context, fsdp_error *err);
 
 #endif

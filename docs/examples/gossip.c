@@ -14,10 +14,10 @@ enum { D = 8, ROWS = 4, STEPS = 50 };
 typedef struct gossip { int64_t round; } gossip;
 
 /* In round k rank r averages with rank (k - r) mod n, which computes the same partner. */
-static fsdp_status average(void *user, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
+static fsdp_status average(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
     int n = fsdp_comm_size(comm), rank = fsdp_comm_rank(comm);
-    int partner = (int)((((gossip *)user)->round++ - rank) % n + n) % n;
+    int partner = (int)((((gossip *)context)->round++ - rank) % n + n) % n;
     float *mine = bucket->grad;
     float *theirs = malloc((size_t)bucket->count * sizeof *theirs);
     int64_t *counts = calloc((size_t)n, sizeof *counts);

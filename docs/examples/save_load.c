@@ -19,8 +19,8 @@ static fsdp_status rank_body(void *save, fsdp_ctl *ctl, fsdp_error *err)
     if (st == FSDP_OK)
         st = fsdp_sd_allocate(sd, fsdp_ctl_rank(ctl), err); /* or bring your own memory */
     if (st == FSDP_OK)
-        st = save ? fsdp_sd_save(sd, ctl, "ckpt", NULL, err)
-                  : fsdp_sd_load(sd, ctl, "ckpt", NULL, err);
+        st = save ? fsdp_sd_save(sd, ctl, "state", NULL, err)
+                  : fsdp_sd_load(sd, ctl, "state", NULL, err);
     fsdp_sd_free(sd);
     fsdp_mesh_free(mesh);
     return st;

@@ -66,9 +66,9 @@ static void drop_state(state *own)
 
 /* --- saving -------------------------------------------------------------------------------------- */
 
-static void tell(void *user, const char *text)
+static void report_note(void *context, const char *text)
 {
-    (void)user;
+    (void)context;
     fprintf(stderr, "note: %s\n", text);
 }
 
@@ -78,14 +78,14 @@ static fsdp_status save_step(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t step, fsd
     fsdp_save_opts opts = {0};
     opts.compress = true;
     opts.retain = &retention;
-    opts.watch.notice = tell;
+    opts.watch.notice = report_note;
     return fsdp_run_save(sd, ctl, "run", step, &opts, err);
 }
 
-static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status save_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
-    (void)user;
+    (void)context;
     fsdp_status st = make_state(&own, ctl, err);
     if (st == FSDP_OK)
         fill_rows(fsdp_sd_at(own.sd, 0), fsdp_ctl_rank(ctl));
@@ -101,7 +101,7 @@ static fsdp_status load_newest(fsdp_sd *sd, fsdp_ctl *ctl, fsdp_error *err)
 {
     fsdp_load_report report;
     fsdp_load_opts opts = {.include = "^model[.]", .report = &report};
-    opts.watch.notice = tell; /* damaged steps that were skipped */
+    opts.watch.notice = report_note; /* damaged steps that were skipped */
     fsdp_status st = fsdp_sd_load(sd, ctl, "run", &opts, err);
     if (st == FSDP_OK && fsdp_ctl_rank(ctl) == 0)
         printf("loaded %s\n", report.path);
@@ -109,10 +109,10 @@ static fsdp_status load_newest(fsdp_sd *sd, fsdp_ctl *ctl, fsdp_error *err)
     return st;
 }
 
-static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status load_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
-    (void)user;
+    (void)context;
     fsdp_status st = make_state(&own, ctl, err);
     if (st == FSDP_OK)
         st = load_newest(own.sd, ctl, err);
@@ -122,11 +122,11 @@ static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 
 /* --- the full state on rank 0 -------------------------------------------------------------------- */
 
-static fsdp_status gather_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status gather_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
     state own = {0};
     fsdp_sd *full = NULL;
-    (void)user;
+    (void)context;
     fsdp_status st = make_state(&own, ctl, err);
     if (st == FSDP_OK)
         st = fsdp_sd_gather_full(own.sd, ctl, &full, err); /* NULL on the other ranks */
@@ -137,10 +137,10 @@ static fsdp_status gather_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
     return st;
 }
 
-static fsdp_status add_up(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status add_up(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                           const void *data, fsdp_error *err)
 {
-    double *sum = user;
+    double *sum = context;
     const float *element = data;
     (void)entry, (void)first, (void)err;
     for (int64_t i = 0; i < count; i++)

@@ -106,10 +106,10 @@ static fsdp_status find_place(dcp_state *state, tensor_item *item, const placed_
     return *place_out ? FSDP_OK : fsdp_fail_memory(err, "the place of an item");
 }
 
-static fsdp_status place_chunk(void *user, size_t tensor, fsdp_source_chunk *chunk,
+static fsdp_status place_chunk(void *context, size_t tensor, fsdp_source_chunk *chunk,
                                int64_t *strides, fsdp_error *err)
 {
-    dcp_state *state = user;
+    dcp_state *state = context;
     tensor_item *item = &state->items[chunk->offset];
     const placed_item *place;
     (void)tensor;
@@ -123,17 +123,17 @@ static fsdp_status place_chunk(void *user, size_t tensor, fsdp_source_chunk *chu
     return FSDP_OK;
 }
 
-static size_t count_checks(void *user)
+static size_t count_checks(void *context)
 {
-    return ((const dcp_state *)user)->count;
+    return ((const dcp_state *)context)->count;
 }
 
 /* Compares the checksum of one item's storage. */
-static fsdp_status check_item(void *user, size_t number, fsdp_source_reader *reader,
+static fsdp_status check_item(void *context, size_t number, fsdp_source_reader *reader,
                               fsdp_error *err)
 {
     enum { PIECE = 256 << 10 };
-    dcp_state *state = user;
+    dcp_state *state = context;
     const placed_item *place;
     FSDP_TRY(find_place(state, &state->items[number], &place, err));
     const torch_storage *storage = &place->storage;
@@ -160,9 +160,9 @@ static fsdp_status check_item(void *user, size_t number, fsdp_source_reader *rea
     return st;
 }
 
-static void close_state(void *user)
+static void close_state(void *context)
 {
-    dcp_state *state = user;
+    dcp_state *state = context;
     fsdp_arena_release(&state->arena);
     fsdp_free(state->items);
     pthread_mutex_destroy(&state->lock);

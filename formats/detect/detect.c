@@ -40,9 +40,9 @@ typedef struct seen_path {
     uint8_t head[FSDP_PROBE_BYTES];
 } seen_path;
 
-static int keep_name(void *user, const char *name)
+static int keep_name(void *context, const char *name)
 {
-    seen_path *seen = user;
+    seen_path *seen = context;
     const char *copy = fsdp_arena_strndup(&seen->arena, name, strlen(name));
     if (!copy ||
         !fsdp_grow(&seen->names, &seen->name_room, seen->name_count + 1, sizeof *seen->names)) {

@@ -55,9 +55,9 @@ typedef struct library_error {
 } library_error;
 
 /* The innermost entry has the cause; the outer ones only name the callers. */
-static herr_t take_error(unsigned depth, const H5E_error2_t *entry, void *user)
+static herr_t take_error(unsigned depth, const H5E_error2_t *entry, void *context)
 {
-    library_error *error = user;
+    library_error *error = context;
     if (depth == 0 && entry->desc)
         snprintf(error->text, sizeof error->text, "%s", entry->desc);
     if (entry->maj_num == H5E_RESOURCE)

@@ -6,8 +6,8 @@
  * hex (the true name stands in the shard index). Box 1, 2, ... of a tensor in one file adds "%#1",
  * "%#2", ... A link of "%" and a lower-case letter other than a-f and h is an object of ours.
  */
-#ifndef FSDP_NATIVE_NAME_H
-#define FSDP_NATIVE_NAME_H
+#ifndef FSDP_HDF5_LINK_NAME_H
+#define FSDP_HDF5_LINK_NAME_H
 
 #include <fsdp/status.h>
 #include <stdbool.h>

@@ -73,7 +73,7 @@ static int compare_disks(const H5FD_t *a, const H5FD_t *b)
     return (first > second) - (first < second);
 }
 
-/* The same features as libhdf5's POSIX driver. */
+/* Reports the features of libhdf5's POSIX driver. */
 static herr_t query_features(const H5FD_t *file, unsigned long *flags)
 {
     (void)file;

@@ -82,9 +82,9 @@ static fsdp_status check_link(const group_walk *walk, const char *name, H5L_type
     return FSDP_OK;
 }
 
-static herr_t take_link(hid_t group, const char *name, const H5L_info_t *info, void *user)
+static herr_t take_link(hid_t group, const char *name, const H5L_info_t *info, void *context)
 {
-    group_walk *walk = user;
+    group_walk *walk = context;
     group_frame *frame = &walk->frames[walk->depth - 1];
     walk->links++;
     walk->status = check_link(walk, name, info->type);

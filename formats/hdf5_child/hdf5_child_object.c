@@ -227,10 +227,10 @@ typedef struct attribute_walk {
     const fsdp_h5_path *path;
 } attribute_walk;
 
-static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *info, void *user)
+static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context)
 {
     (void)info;
-    const attribute_walk *walk = user;
+    const attribute_walk *walk = context;
     hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
     if (attribute < 0)
         return -1;

@@ -97,9 +97,9 @@ typedef struct reason {
     bool is_memory;
 } reason;
 
-static herr_t take_reason(unsigned depth, const H5E_error2_t *entry, void *user)
+static herr_t take_reason(unsigned depth, const H5E_error2_t *entry, void *context)
 {
-    reason *why = user;
+    reason *why = context;
     if (depth == 0 && entry->desc)
         snprintf(why->text, sizeof why->text, "%s", entry->desc);
     if (entry->maj_num == H5E_RESOURCE)

@@ -164,19 +164,19 @@ static fsdp_status blame_dataset(const hdf5_state *state, const fsdp_source_tens
     return status;
 }
 
-static fsdp_status check_memory(void *user, size_t number, fsdp_error *err)
+static fsdp_status check_memory(void *context, size_t number, fsdp_error *err)
 {
-    const hdf5_state *state = user;
+    const hdf5_state *state = context;
     if (number >= state->tensors.count)
         return FSDP_OK;
     return blame_dataset(state, fsdp_source_tensor_at(state->source, number),
                          check_chunk(state, &state->tensors.items[number], err), err);
 }
 
-static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void *data,
+static fsdp_status read_box(void *context, size_t number, const fsdp_box *box, void *data,
                             fsdp_error *err)
 {
-    hdf5_state *state = user;
+    hdf5_state *state = context;
     if (number >= state->tensors.count)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a tensor that is not in the file");
     const fsdp_source_tensor *tensor = fsdp_source_tensor_at(state->source, number);
@@ -203,9 +203,9 @@ static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-static void close_state(void *user)
+static void close_state(void *context)
 {
-    hdf5_state *state = user;
+    hdf5_state *state = context;
     fsdp_h5_session_stop(state->session);
     fsdp_h5_tensors_release(&state->tensors);
     fsdp_free(state);
@@ -214,9 +214,10 @@ static void close_state(void *user)
 static const fsdp_source_ops ops = {
     .read = read_box, .check_memory = check_memory, .close = close_state};
 
-static fsdp_status read_file(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
+static fsdp_status read_file(void *context, void *data, size_t size, int64_t offset,
+                             fsdp_error *err)
 {
-    const hdf5_state *state = user;
+    const hdf5_state *state = context;
     return fsdp_source_pread(state->source, state->file, data, size, offset, err);
 }
 

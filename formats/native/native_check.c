@@ -46,9 +46,10 @@ static fsdp_status fail_box(const fsdp_stored_box *box, const char *what, fsdp_e
 
 /* --- the listing of libhdf5 ------------------------------------------------------------------- */
 
-static fsdp_status read_file(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
+static fsdp_status read_file(void *context, void *data, size_t size, int64_t offset,
+                             fsdp_error *err)
 {
-    const structure *with = user;
+    const structure *with = context;
     return fsdp_source_pread(with->source, with->file, data, size, offset, err);
 }
 

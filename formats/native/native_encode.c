@@ -103,9 +103,9 @@ static const void *padded_chunk(encode_slot *slot, size_t size, size_t whole)
     return slot->padded;
 }
 
-static fsdp_status encode_block(void *user, fsdp_error *err)
+static fsdp_status encode_block(void *context, fsdp_error *err)
 {
-    encode_slot *slot = user;
+    encode_slot *slot = context;
     fsdp_shard_writer *w = slot->writer;
     box_state *state = &w->states[slot->box];
     size_t size = (size_t)slot->count * state->element_size;

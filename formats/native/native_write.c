@@ -367,9 +367,9 @@ typedef struct raw_work {
     size_t *first_block; /* per piece: number of its first span, counted over all pieces */
 } raw_work;
 
-static fsdp_status write_raw_task(void *user, size_t task, fsdp_error *err)
+static fsdp_status write_raw_task(void *context, size_t task, fsdp_error *err)
 {
-    raw_work *work = user;
+    raw_work *work = context;
     size_t low = 0, high = work->count;
     while (high - low > 1) {
         size_t middle = (low + high) / 2;

@@ -41,7 +41,7 @@ struct fsdp_shard_writer {
     fsdp_hasher *index_hasher;
     fsdp_encoder *encoder;
     bool owns_encoder;
-    void (*alive)(void *user, bool long_wait);
+    void (*alive)(void *context, bool long_wait);
     void *alive_user;
 };
 

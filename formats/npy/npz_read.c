@@ -141,9 +141,9 @@ typedef struct zip_file {
     int file;
 } zip_file;
 
-static fsdp_status read_zip(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
+static fsdp_status read_zip(void *context, void *data, size_t size, int64_t offset, fsdp_error *err)
 {
-    const zip_file *file = user;
+    const zip_file *file = context;
     return fsdp_source_pread(file->source, file->file, data, size, offset, err);
 }
 

@@ -202,13 +202,13 @@ fsdp_status rank_files_add_chunk(rank_files *set, rank_chunks *chunks, int rank,
 fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dtype, int ndim,
                             const int64_t *shape, fsdp_error *err);
 
-/* --- ranks_dist.c, ranks_plain.c, ranks_flat.c: functions of a torch_visitor, user is the rank_files --- */
+/* --- ranks_dist.c, ranks_plain.c, ranks_flat.c: of a torch_visitor, whose context is the rank_files --- */
 
-fsdp_status rank_files_distributed(void *user, const torch_item *found, const torch_wrapper *wrapper,
+fsdp_status rank_files_distributed(void *context, const torch_item *found, const torch_wrapper *wrapper,
                                    fsdp_error *err);
-fsdp_status rank_files_tensor(void *user, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
-fsdp_status rank_files_value(void *user, const torch_item *found, fsdp_value *value, fsdp_error *err);
-fsdp_status rank_files_object(void *user, const torch_item *found, bool *taken_out, fsdp_error *err);
+fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
+fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value *value, fsdp_error *err);
+fsdp_status rank_files_object(void *context, const torch_item *found, bool *taken_out, fsdp_error *err);
 void rank_items_release(rank_entry *entry);
 
 /* --- ranks_compare.c --- */

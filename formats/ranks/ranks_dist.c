@@ -452,9 +452,9 @@ static fsdp_status add_sharded(rank_files *set, const torch_item *found,
     return FSDP_OK;
 }
 
-fsdp_status rank_files_distributed(void *user, const torch_item *found,
+fsdp_status rank_files_distributed(void *context, const torch_item *found,
                                    const torch_wrapper *wrapper, fsdp_error *err)
 {
-    return wrapper->known == FSDP_KNOWN_DTENSOR ? add_dtensor(user, found, wrapper, err)
-                                                : add_sharded(user, found, wrapper, err);
+    return wrapper->known == FSDP_KNOWN_DTENSOR ? add_dtensor(context, found, wrapper, err)
+                                                : add_sharded(context, found, wrapper, err);
 }

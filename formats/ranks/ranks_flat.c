@@ -85,9 +85,10 @@ static fsdp_status read_param(rank_files *set, const torch_archive *archive, con
     return is_good ? FSDP_OK : bad_metadata(archive, err);
 }
 
-fsdp_status rank_files_object(void *user, const torch_item *found, bool *taken_out, fsdp_error *err)
+fsdp_status rank_files_object(void *context, const torch_item *found, bool *taken_out,
+                              fsdp_error *err)
 {
-    rank_files *set = user;
+    rank_files *set = context;
     torch_archive *archive = found->archive;
     columns from = {0};
     *taken_out = strcmp(torch_class_name(archive, found->node), "FlatParamShardMetadata") == 0;

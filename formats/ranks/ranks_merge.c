@@ -101,10 +101,10 @@ static fsdp_status settle_world(rank_files *set, fsdp_error *err)
 
 /* --- boxes -------------------------------------------------------------------------------------- */
 
-static int compare_boxes(const void *a, const void *b, void *user)
+static int compare_boxes(const void *a, const void *b, void *context)
 {
     const rank_chunk *x = a, *y = b;
-    size_t bytes = (size_t)((const rank_entry *)user)->ndim * sizeof(int64_t);
+    size_t bytes = (size_t)((const rank_entry *)context)->ndim * sizeof(int64_t);
     int order = bytes == 0 ? 0 : memcmp(x->chunk.lo, y->chunk.lo, bytes);
     if (order == 0 && bytes > 0)
         order = memcmp(x->chunk.len, y->chunk.len, bytes);

@@ -51,10 +51,10 @@ static fsdp_status check_work(rank_files *set, const torch_tensor *tensor, fsdp_
                            set->where);
 }
 
-fsdp_status rank_files_tensor(void *user, const torch_item *found, torch_tensor *tensor,
+fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tensor *tensor,
                               fsdp_error *err)
 {
-    rank_files *set = user;
+    rank_files *set = context;
     rank_entry *entry;
     rank_item *item;
     FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
@@ -99,10 +99,10 @@ static bool is_same(const rank_item *first, const rank_item *item, const fsdp_va
            memcmp(&first->stored, &item->stored, sizeof first->stored) == 0;
 }
 
-fsdp_status rank_files_value(void *user, const torch_item *found, fsdp_value *value,
+fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value *value,
                              fsdp_error *err)
 {
-    rank_files *set = user;
+    rank_files *set = context;
     rank_entry *entry;
     rank_item *item;
     if (found->name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)

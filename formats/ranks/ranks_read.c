@@ -154,16 +154,16 @@ typedef struct ranks_state {
     torch_memory *memory;
 } ranks_state;
 
-static fsdp_status read_tensor(void *user, size_t tensor, const fsdp_box *box, void *data,
+static fsdp_status read_tensor(void *context, size_t tensor, const fsdp_box *box, void *data,
                                fsdp_error *err)
 {
-    const ranks_state *state = user;
+    const ranks_state *state = context;
     return torch_memory_read(state->memory, state->source, tensor, box, data, err);
 }
 
-static void close_state(void *user)
+static void close_state(void *context)
 {
-    ranks_state *state = user;
+    ranks_state *state = context;
     torch_memory_close(state->memory);
     fsdp_free(state);
 }

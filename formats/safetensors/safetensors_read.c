@@ -335,7 +335,7 @@ static fsdp_status read_index(model_folder *folder, const char *name, fsdp_error
     return parse_index(folder, file, err);
 }
 
-/* Of several indexes the one with the usual name is taken; other names are ambiguous. */
+/* If there are several indexes, takes the one with the usual name; other names are ambiguous. */
 static fsdp_status choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err)
 {
     *name_out = fsdp_probe_has(probe, usual_index) ? usual_index : NULL;
@@ -560,8 +560,8 @@ static fsdp_status open_single(fsdp_source *source, const char *path, fsdp_error
 
 /* --- the format ------------------------------------------------------------------------------- */
 
-/* Checks that the length fits into the file and that '{' follows. Of a truncated file only the
- * upper bytes of the length can be right. */
+/* Checks that the length fits into the file and that '{' follows. If the file is truncated, only
+ * the upper bytes of the length can be right. */
 static int bid_for_file(const fsdp_probe *probe)
 {
     if (probe->head_size < 9 || probe->head[8] != '{')

@@ -107,9 +107,9 @@ static bool is_link(fsdp_io *io, const char *path)
     return result < 0;
 }
 
-static int compare_blob(void *user, const char *name)
+static int compare_blob(void *context, const char *name)
 {
-    blob_search *search = user;
+    blob_search *search = context;
     char *path = fsdp_path_join(search->directory, name);
     fsdp_file_info info;
     if (path && search->io->ops->info(search->io, path, &info) == 0 &&

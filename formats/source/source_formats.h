@@ -1,6 +1,6 @@
 /* The table entries of the foreign formats, each defined in its own file; detect.c lists them. */
-#ifndef FSDP_FOREIGN_H
-#define FSDP_FOREIGN_H
+#ifndef FSDP_SOURCE_FORMATS_H
+#define FSDP_SOURCE_FORMATS_H
 
 #include "formats/source.h"
 

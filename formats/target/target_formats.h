@@ -1,6 +1,6 @@
 /* The formats that can be written, for the table in detect/targets.c. */
-#ifndef FSDP_TARGETS_H
-#define FSDP_TARGETS_H
+#ifndef FSDP_TARGET_FORMATS_H
+#define FSDP_TARGET_FORMATS_H
 
 #include "formats/target.h"
 

@@ -114,15 +114,14 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
                                   torch_storage_id *id_out, fsdp_error *err);
 /* Makes the table of links; place fills in the place of each storage. */
 fsdp_status torch_resolve_links(torch_archive *archive,
-                                fsdp_status (*place)(void *user, const torch_storage_id *id,
+                                fsdp_status (*place)(void *context, const torch_storage_id *id,
                                                      torch_storage *storage, fsdp_error *err),
-                                void *user, fsdp_error *err);
+                                void *context, fsdp_error *err);
 
 /* Tensors whose bytes are in memory: their chunks have file -1. One table per source. */
 fsdp_status torch_memory_create(torch_memory **memory_out, fsdp_error *err);
 /* Takes the row-major little-endian bytes of a tensor. Tensors arrive in rising order. */
 fsdp_status torch_memory_keep(torch_memory *memory, size_t tensor, char *data, fsdp_error *err);
-bool torch_memory_has(const torch_memory *memory, size_t tensor);
 fsdp_status torch_memory_read(const torch_memory *memory, const fsdp_source *source, size_t tensor,
                               const fsdp_box *box, void *data, fsdp_error *err);
 void torch_memory_close(torch_memory *memory);         /* accepts NULL */

@@ -224,10 +224,10 @@ static fsdp_status place_view(const legacy *file, const torch_storage_id *id,
     return FSDP_OK;
 }
 
-static fsdp_status place_storage(void *user, const torch_storage_id *id, torch_storage *storage,
+static fsdp_status place_storage(void *context, const torch_storage_id *id, torch_storage *storage,
                                  fsdp_error *err)
 {
-    const legacy *file = user;
+    const legacy *file = context;
     const stored *found = find_storage(file, id->key, id->key_size);
     if (!found || found->elements < 0)
         return damaged(file, "a storage is not in the file", err);

@@ -54,10 +54,10 @@ static char *quote(const char *path)
     return where;
 }
 
-static fsdp_status read_tensor(void *user, size_t tensor, const fsdp_box *box, void *data,
+static fsdp_status read_tensor(void *context, size_t tensor, const fsdp_box *box, void *data,
                                fsdp_error *err)
 {
-    const torch_state *state = user;
+    const torch_state *state = context;
     return torch_memory_read(state->memory, state->source, tensor, box, data, err);
 }
 
@@ -108,10 +108,10 @@ static int compare_entries(const void *key, const void *item)
     return (entry > other) - (entry < other);
 }
 
-static fsdp_status save_value(void *user, size_t entry, size_t most, fsdp_text *out,
+static fsdp_status save_value(void *context, size_t entry, size_t most, fsdp_text *out,
                               fsdp_error *err)
 {
-    torch_state *state = user;
+    torch_state *state = context;
     const opaque_value *found =
         state->opaque_count == 0
             ? NULL
@@ -140,25 +140,25 @@ static fsdp_status note_opaque(torch_state *state, const torch_archive *archive,
 
 /* --- visitor ------------------------------------------------------------------------------------ */
 
-static fsdp_status take_tensor(void *user, const torch_item *item, torch_tensor *tensor,
+static fsdp_status take_tensor(void *context, const torch_item *item, torch_tensor *tensor,
                                fsdp_error *err)
 {
     size_t number;
-    (void)user;
+    (void)context;
     return torch_tensor_add(item->archive, item->name, item->name_size, tensor, &number, err);
 }
 
-static fsdp_status take_distributed(void *user, const torch_item *item,
+static fsdp_status take_distributed(void *context, const torch_item *item,
                                     const torch_wrapper *wrapper, fsdp_error *err)
 {
-    (void)user;
+    (void)context;
     return torch_dist_add(item->archive, item->name, item->name_size, wrapper, err);
 }
 
-static fsdp_status take_value(void *user, const torch_item *item, fsdp_value *value,
+static fsdp_status take_value(void *context, const torch_item *item, fsdp_value *value,
                               fsdp_error *err)
 {
-    torch_state *state = user;
+    torch_state *state = context;
     if (fsdp_value_is_opaque(value) && !is_cycle(value))
         FSDP_TRY(note_opaque(state, item->archive, err));
     return fsdp_source_add_value(state->source, item->name, item->name_size, value, NULL, err);
@@ -166,9 +166,9 @@ static fsdp_status take_value(void *user, const torch_item *item, fsdp_value *va
 
 /* --- opening and closing ------------------------------------------------------------------------ */
 
-static void close_state(void *user)
+static void close_state(void *context)
 {
-    torch_state *state = user;
+    torch_state *state = context;
     close_look(&state->look);
     torch_memory_close(state->memory);
     fsdp_free(state->opaque);

@@ -72,21 +72,21 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
 }
 
 static fsdp_status resolve_one(torch_archive *archive, fsdp_node node,
-                               fsdp_status (*place)(void *user, const torch_storage_id *id,
+                               fsdp_status (*place)(void *context, const torch_storage_id *id,
                                                     torch_storage *storage, fsdp_error *err),
-                               void *user, fsdp_error *err)
+                               void *context, fsdp_error *err)
 {
     torch_storage_id id;
     FSDP_TRY(torch_read_storage_id(archive, node, &id, err));
     torch_link *link = &archive->links[archive->link_count++];
     *link = (torch_link){node, id.storage};
-    return id.is_meta || id.is_module ? FSDP_OK : place(user, &id, &link->storage, err);
+    return id.is_meta || id.is_module ? FSDP_OK : place(context, &id, &link->storage, err);
 }
 
 fsdp_status torch_resolve_links(torch_archive *archive,
-                                fsdp_status (*place)(void *user, const torch_storage_id *id,
+                                fsdp_status (*place)(void *context, const torch_storage_id *id,
                                                      torch_storage *storage, fsdp_error *err),
-                                void *user, fsdp_error *err)
+                                void *context, fsdp_error *err)
 {
     size_t count = 0;
     for (size_t i = 0; i < archive->pickle.count; i++)
@@ -96,7 +96,7 @@ fsdp_status torch_resolve_links(torch_archive *archive,
         return fsdp_fail_memory(err, "storages");
     for (size_t i = 0; i < archive->pickle.count; i++)
         if (archive->pickle.nodes[i].kind == FSDP_NODE_PERSISTENT)
-            FSDP_TRY(resolve_one(archive, (fsdp_node)i, place, user, err));
+            FSDP_TRY(resolve_one(archive, (fsdp_node)i, place, context, err));
     return FSDP_OK;
 }
 
@@ -142,12 +142,6 @@ static int compare_arrays(const void *key, const void *item)
 {
     size_t tensor = *(const size_t *)key, other = ((const kept_array *)item)->tensor;
     return (tensor > other) - (tensor < other);
-}
-
-bool torch_memory_has(const torch_memory *memory, size_t tensor)
-{
-    return memory->count > 0 &&
-           bsearch(&tensor, memory->arrays, memory->count, sizeof *memory->arrays, compare_arrays);
 }
 
 fsdp_status torch_memory_read(const torch_memory *memory, const fsdp_source *source, size_t tensor,

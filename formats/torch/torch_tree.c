@@ -161,11 +161,14 @@ static fsdp_status emit_tree(tree *at, fsdp_error *err)
 }
 
 fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries, size_t count,
-                            fsdp_status (*emit)(void *user, size_t entry, fsdp_error *err),
-                            void *user, fsdp_error *err)
+                            fsdp_status (*emit)(void *context, size_t entry, fsdp_error *err),
+                            void *context, fsdp_error *err)
 {
-    tree at = {
-        .entries = entries, .entry_count = count, .pickler = pickler, .emit = emit, .user = user};
+    tree at = {.entries = entries,
+               .entry_count = count,
+               .pickler = pickler,
+               .emit = emit,
+               .user = context};
     fsdp_status st = emit_tree(&at, err);
     nesting_release(&at.nesting);
     fsdp_free(at.nodes);

@@ -8,7 +8,7 @@
  * and is called once for each. */
 FSDP_CHECKED fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries,
                                          size_t count,
-                                         fsdp_status (*emit)(void *user, size_t entry, fsdp_error *err),
-                                         void *user, fsdp_error *err);
+                                         fsdp_status (*emit)(void *context, size_t entry, fsdp_error *err),
+                                         void *context, fsdp_error *err);
 
 #endif

@@ -71,9 +71,9 @@ static size_t storage_for(fsdp_target *target, size_t i)
     return *known - 1;
 }
 
-static fsdp_status pickle_entry(void *user, size_t i, fsdp_error *err)
+static fsdp_status pickle_entry(void *context, size_t i, fsdp_error *err)
 {
-    fsdp_target *target = user;
+    fsdp_target *target = context;
     const fsdp_target_entry *entry = &target->opts.entries[i];
     if (entry->value)
         return torch_blame_entry(entry, fsdp_pickler_value(&target->pickler, entry->value, err),

@@ -25,9 +25,10 @@ typedef struct torch_zip {
     torch_archive *archive;
 } torch_zip;
 
-static fsdp_status read_bytes(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
+static fsdp_status read_bytes(void *context, void *data, size_t size, int64_t offset,
+                              fsdp_error *err)
 {
-    const zip_reader *reader = user;
+    const zip_reader *reader = context;
     if (reader->stream >= 0)
         return fsdp_source_stream_pread(reader->source, reader->stream, data, size, offset, err);
     return fsdp_source_pread(reader->source, reader->file, data, size, offset, err);
@@ -148,10 +149,10 @@ static fsdp_status read_pickle(torch_zip *zip, fsdp_error *err)
                              err);
 }
 
-static fsdp_status place_storage(void *user, const torch_storage_id *id, torch_storage *storage,
+static fsdp_status place_storage(void *context, const torch_storage_id *id, torch_storage *storage,
                                  fsdp_error *err)
 {
-    torch_zip *zip = user;
+    torch_zip *zip = context;
     char shown[100];
     zip->name.size = 0;
     fsdp_text_add(&zip->name, zip->root, zip->root_size);

@@ -5,8 +5,8 @@
  * The room kernels/cast takes elements of one floating type and returns them in another, with counts of the
  * values that changed. kernels/train includes this header; other layers call kernels.h and stats.h.
  */
-#ifndef FSDP_KERNELS_BLOCKS_H
-#define FSDP_KERNELS_BLOCKS_H
+#ifndef FSDP_BLOCKS_H
+#define FSDP_BLOCKS_H
 
 #include "kernels/kernels.h"
 #include "kernels/loops.h"

@@ -2,8 +2,8 @@
  * The sum of bf16 numbers, in registers and rounded once: the hot loop of reduce-scatter in bf16. It is part
  * of the f32 loops and compiled with them.
  */
-#ifndef FSDP_KERNELS_BF16_LOOPS_H
-#define FSDP_KERNELS_BF16_LOOPS_H
+#ifndef FSDP_BF16_LOOPS_H
+#define FSDP_BF16_LOOPS_H
 
 #include "kernels/train/real_loops.h"
 

@@ -1,6 +1,6 @@
 /* Sums and maxima of integers over ranks, for fsdp_tensor_fold: sums wrap. */
-#ifndef FSDP_KERNELS_INTEGER_FOLD_H
-#define FSDP_KERNELS_INTEGER_FOLD_H
+#ifndef FSDP_INTEGER_FOLD_H
+#define FSDP_INTEGER_FOLD_H
 
 #include "kernels/train/tensor.h"
 

@@ -3,8 +3,8 @@
  * compiled for one processor; so all variants round alike. The compiler vectorizes each loop ("omp simd": no
  * element depends on another), and the result of element i never depends on its lane.
  */
-#ifndef FSDP_KERNELS_REAL_LOOPS_H
-#define FSDP_KERNELS_REAL_LOOPS_H
+#ifndef FSDP_REAL_LOOPS_H
+#define FSDP_REAL_LOOPS_H
 
 #include "kernels/loops.h"
 

@@ -55,7 +55,7 @@ fsdp_status fsdp_message_disseminate(message_group *group, void *mine, size_t si
 
 /* --- headers ---------------------------------------------------------------------------------- */
 
-/* Of the members known so far: the first one's header, and that of the first member whose header
+/* The header of the first member that is known so far, and that of the first known member whose header
  * differs. */
 typedef struct known_headers {
     int32_t first, other; /* members; other -1: all headers are equal */

@@ -1,6 +1,6 @@
 /* The parts of transport_shm.c: memory segments that the processes of a host share. */
-#ifndef FSDP_FABRIC_SHM_H
-#define FSDP_FABRIC_SHM_H
+#ifndef FSDP_TRANSPORT_SHM_H
+#define FSDP_TRANSPORT_SHM_H
 
 #include "runtime/bootstrap/process_watch.h"
 #include <fsdp/ctl.h>

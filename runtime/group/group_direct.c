@@ -1,5 +1,5 @@
 /*
- * A reduction without packing. Where nothing overlaps (device cpu) and ranks can read each other's memory,
+ * A reduction without packing. If nothing overlaps (device cpu) and ranks can read each other's memory,
  * each rank adds up its rows of all ranks' gradients in place. In docs/flow_step.md: step 10.
  *
  * The block that packing would fill holds a table instead: for each part, the distance in bytes from the

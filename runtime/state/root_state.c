@@ -1,7 +1,7 @@
 /*
  * Checkpoints of a root and its optimizers. Saving writes the live dict (state_get.c). Loading matches the
  * checkpoint like any other dict (state_set.c) and reads it into the root's own memory
- * (statedict/load_internal.h). See state.h.
+ * (statedict/save/load_internal.h). See state.h.
  */
 #include "runtime/state/state_internal.h"
 

@@ -142,8 +142,8 @@ static fsdp_status tell(fsdp_ctl *ctl, const fsdp_text *text, const fsdp_text *b
     return status;
 }
 
-fsdp_status fsdp_state_tell(fsdp_root *root, const fsdp_sd *sd, fsdp_state_message *message_out,
-                            fsdp_error *err)
+fsdp_status fsdp_state_send_description(fsdp_root *root, const fsdp_sd *sd,
+                                        fsdp_state_message *message_out, fsdp_error *err)
 {
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     fsdp_text text = {0}, bytes = {0};

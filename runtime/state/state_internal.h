@@ -138,7 +138,7 @@ typedef struct fsdp_state_message {
     char *bytes;               /* the data of 0-d tensors */
 } fsdp_state_message;
 /* Collective. Only rank 0's `sd` counts. Release the message also when this failed. */
-fsdp_status fsdp_state_tell(fsdp_root *root, const fsdp_sd *sd, fsdp_state_message *message_out,
+fsdp_status fsdp_state_send_description(fsdp_root *root, const fsdp_sd *sd, fsdp_state_message *message_out,
                             fsdp_error *err);
 void fsdp_state_message_release(fsdp_state_message *message);
 /* Collective. data: rank 0's dict, of which match->sd is the description. */

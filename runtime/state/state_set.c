@@ -563,7 +563,7 @@ static fsdp_status set_from_rank0(const fsdp_state_scope *scope, const fsdp_sd *
     fsdp_root *root = scope->root;
     fsdp_state_message message = {0};
     FSDP_TRY(fsdp_state_agree(scope, live, "sets state from rank 0", false, mine, err));
-    fsdp_status status = fsdp_state_tell(root, sd, &message, err);
+    fsdp_status status = fsdp_state_send_description(root, sd, &message, err);
     fsdp_state_match match = {
         .scope = scope, .live = live, .sd = message.sd, .is_description = true};
     if (status == FSDP_OK)

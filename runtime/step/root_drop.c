@@ -8,8 +8,8 @@ static void move_place(fsdp_group *group, size_t from, size_t to)
             group->order[i] = to;
 }
 
-/* Removes the forwards of this root from the context's order. Those of other roots move up: several roots on
- * one context may take turns, so that a forward of some root is always pending. */
+/* Removes the forwards of this root from the context's order. Forwards of other roots move up: several
+ * roots on one context may take turns, so that a forward of some root is always pending. */
 static void clear_order(fsdp_root *root)
 {
     fsdp_context *context = root->context;

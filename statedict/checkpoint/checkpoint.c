@@ -133,7 +133,7 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     if (!checkpoint->readers || !checkpoint->owners)
         return fsdp_fail_memory(err, "a checkpoint");
     if (manifest->kind != FSDP_LOCAL)
-        FSDP_TRY(fsdp_plan_owners(manifest->sd, manifest->owners, checkpoint->owners, err));
+        FSDP_TRY(fsdp_box_plan_owners(manifest->sd, manifest->owners, checkpoint->owners, err));
     fill_info(checkpoint);
     return load_stored_values(checkpoint, err);
 }
@@ -193,28 +193,28 @@ static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoi
 }
 
 static fsdp_status visit_file(const fsdp_checkpoint *checkpoint, int number, char *path,
-                              fsdp_file_visit visit, void *user, fsdp_error *err)
+                              fsdp_file_visit visit, void *context, fsdp_error *err)
 {
     fsdp_file_info info;
     if (!path)
         return fsdp_fail_memory(err, "a path");
     int result = checkpoint->io->ops->info(checkpoint->io, path, &info);
-    fsdp_status st = result == 0 ? visit(user, number, path, &info, err)
+    fsdp_status st = result == 0 ? visit(context, number, path, &info, err)
                                  : fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
     fsdp_free(path);
     return st;
 }
 
 /* Visits all files except missing ones (incomplete.h). */
-static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
-                             fsdp_error *err)
+static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
+                             void *context, fsdp_error *err)
 {
     if (!checkpoint->is_one_file)
         FSDP_TRY(visit_file(checkpoint, -1, fsdp_path_join(checkpoint->path, FSDP_MANIFEST_NAME),
-                            visit, user, err));
+                            visit, context, err));
     for (int i = 0; i < checkpoint->manifest.file_count; i++)
         if (checkpoint->readers[i])
-            FSDP_TRY(visit_file(checkpoint, i, file_path(checkpoint, i), visit, user, err));
+            FSDP_TRY(visit_file(checkpoint, i, file_path(checkpoint, i), visit, context, err));
     return FSDP_OK;
 }
 
@@ -225,27 +225,27 @@ typedef struct located {
     void *user;
 } located;
 
-static fsdp_status visit_located(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status visit_located(void *context, int rank, size_t part, const fsdp_box *box,
                                  fsdp_error *err)
 {
-    const located *search = user;
+    const located *search = context;
     (void)part;
     (void)box;
     return search->visit(search->user, fsdp_checkpoint_file_of(search->checkpoint, rank), err);
 }
 
 static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
-                          fsdp_number_visit visit, void *user, fsdp_error *err)
+                          fsdp_number_visit visit, void *context, fsdp_error *err)
 {
-    located search = {checkpoint, entry, visit, user};
-    return fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry), checkpoint->owners[entry],
-                            box, visit_located, &search, err);
+    located search = {checkpoint, entry, visit, context};
+    return fsdp_box_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
+                                checkpoint->owners[entry], box, visit_located, &search, err);
 }
 
-static fsdp_status find_stored_box(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status find_stored_box(void *context, int rank, size_t part, const fsdp_box *box,
                                    fsdp_error *err)
 {
-    const located *search = user;
+    const located *search = context;
     const fsdp_stored_box *stored;
     fsdp_shard_reader *reader;
     fsdp_promised_box promised = {search->entry, rank, part, box};
@@ -257,8 +257,8 @@ static fsdp_status require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error
     located search = {.checkpoint = checkpoint, .entry = entry};
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
-    return fsdp_plan_stored(tensor, checkpoint->owners[entry], &whole, find_stored_box, &search,
-                            err);
+    return fsdp_box_plan_stored(tensor, checkpoint->owners[entry], &whole, find_stored_box, &search,
+                                err);
 }
 
 static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out)

@@ -30,9 +30,9 @@ struct fsdp_read_request;
 
 /* Called for a file that is read: `number` as in fsdp_checkpoint_file_at, or -1 for a file that only
  * describes others. */
-typedef fsdp_status (*fsdp_file_visit)(void *user, int number, const char *path, const fsdp_file_info *info,
-                                       fsdp_error *err);
-typedef fsdp_status (*fsdp_number_visit)(void *user, int number, fsdp_error *err);
+typedef fsdp_status (*fsdp_file_visit)(void *context, int number, const char *path,
+                                       const fsdp_file_info *info, fsdp_error *err);
+typedef fsdp_status (*fsdp_number_visit)(void *context, int number, fsdp_error *err);
 
 /*
  * The functions that read an opened checkpoint: native (checkpoint.c, get.c) or another program's
@@ -42,10 +42,10 @@ typedef struct fsdp_checkpoint_ops {
     void (*close)(fsdp_checkpoint *checkpoint);
     fsdp_status (*get)(fsdp_checkpoint *checkpoint, const struct fsdp_read_request *request, fsdp_error *err);
     void (*file_at)(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out);
-    fsdp_status (*each_file)(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
+    fsdp_status (*each_file)(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *context,
                              fsdp_error *err);
     fsdp_status (*locate)(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
-                          fsdp_number_visit visit, void *user, fsdp_error *err);
+                          fsdp_number_visit visit, void *context, fsdp_error *err);
     const char *(*missing_at)(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out);
 
     /* Native only: files are opened before they are read, and an index may lack boxes of the manifest. */
@@ -56,7 +56,7 @@ typedef struct fsdp_checkpoint_ops {
     bool (*stored_box)(const fsdp_checkpoint *checkpoint, size_t entry, size_t number, fsdp_box *box_out,
                        int *file_out);
     fsdp_status (*stream_inner)(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
-                                fsdp_slab_visit visit, void *user, fsdp_error *err);
+                                fsdp_slab_visit visit, void *context, fsdp_error *err);
     fsdp_status (*check)(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err);
     int64_t (*checked_bytes)(const fsdp_checkpoint *checkpoint);
     const char *(*extra)(const fsdp_checkpoint *checkpoint, const char *member);
@@ -163,14 +163,14 @@ fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request
 /* --- files ------------------------------------------------------------------------------------ */
 
 /* Visits all files that exist. */
-fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
+fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *context,
                                       fsdp_error *err);
 /* FSDP_ERR_DAMAGED when a file of another program has another size, time or inode than when it was opened:
  * what was read before may be of the old file. Native blocks have digests that notice it. */
 fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err);
 /* Visits the numbers of the files that hold a part of a box, some perhaps more than once. */
 fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
-                                   fsdp_number_visit visit, void *user, fsdp_error *err);
+                                   fsdp_number_visit visit, void *context, fsdp_error *err);
 /* True when one of its files, or the checkpoint itself, is in this directory. */
 bool fsdp_checkpoint_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);
 /* True when `path` would lie in the checkpoint's directory. */

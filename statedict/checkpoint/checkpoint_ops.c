@@ -48,11 +48,11 @@ fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, f
 }
 
 fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor,
-                                         int64_t memory, fsdp_slab_visit visit, void *user,
+                                         int64_t memory, fsdp_slab_visit visit, void *context,
                                          fsdp_error *err)
 {
     if (checkpoint->ops->stream_inner)
-        return checkpoint->ops->stream_inner(checkpoint, tensor, memory, visit, user, err);
+        return checkpoint->ops->stream_inner(checkpoint, tensor, memory, visit, context, err);
     return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no inner tensor %llu", checkpoint->path,
                      (unsigned long long)tensor);
 }
@@ -135,15 +135,15 @@ void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
 }
 
 fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
-                                      void *user, fsdp_error *err)
+                                      void *context, fsdp_error *err)
 {
-    return checkpoint->ops->each_file(checkpoint, visit, user, err);
+    return checkpoint->ops->each_file(checkpoint, visit, context, err);
 }
 
 fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
-                                   fsdp_number_visit visit, void *user, fsdp_error *err)
+                                   fsdp_number_visit visit, void *context, fsdp_error *err)
 {
-    return checkpoint->ops->locate(checkpoint, entry, box, visit, user, err);
+    return checkpoint->ops->locate(checkpoint, entry, box, visit, context, err);
 }
 
 static bool lies_in(fsdp_io *io, const char *path, const char *dir)
@@ -162,10 +162,10 @@ typedef struct path_search {
     bool is_inside, is_same;
 } path_search;
 
-static fsdp_status look_at_file(void *user, int number, const char *path,
+static fsdp_status look_at_file(void *context, int number, const char *path,
                                 const fsdp_file_info *info, fsdp_error *err)
 {
-    path_search *search = user;
+    path_search *search = context;
     (void)number;
     (void)info;
     (void)err;
@@ -181,10 +181,10 @@ static path_search search_files(const fsdp_checkpoint *checkpoint, const char *p
     return search;
 }
 
-static fsdp_status compare_with_now(void *user, int number, const char *path,
+static fsdp_status compare_with_now(void *context, int number, const char *path,
                                     const fsdp_file_info *then, fsdp_error *err)
 {
-    fsdp_io *io = user;
+    fsdp_io *io = context;
     fsdp_file_info now;
     (void)number;
     int result = io->ops->info(io, path, &now);

@@ -26,9 +26,9 @@ typedef struct own_files {
     bool manifest, other;
 } own_files;
 
-static int find_own_file(void *user, const char *name)
+static int find_own_file(void *context, const char *name)
 {
-    own_files *found = user;
+    own_files *found = context;
     if (strcmp(name, FSDP_MANIFEST_NAME) == 0)
         found->manifest = true;
     else
@@ -200,14 +200,14 @@ typedef struct inner_reader {
     fsdp_source_reader reader;
 } inner_reader;
 
-static fsdp_status read_inner(void *user, const fsdp_box *slab, char *data, fsdp_error *err)
+static fsdp_status read_inner(void *context, const fsdp_box *slab, char *data, fsdp_error *err)
 {
-    inner_reader *inner = user;
+    inner_reader *inner = context;
     return fsdp_source_read(inner->source, inner->tensor, slab, data, &inner->reader, err);
 }
 
 static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
-                                fsdp_slab_visit visit, void *user, fsdp_error *err)
+                                fsdp_slab_visit visit, void *context, fsdp_error *err)
 {
     inner_reader reader = {.source = checkpoint->source, .tensor = (size_t)tensor};
     if (tensor >= fsdp_source_tensor_count(checkpoint->source))
@@ -224,7 +224,7 @@ static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, in
                                .source = &reader,
                                .memory = memory,
                                .visit = visit,
-                               .user = user};
+                               .user = context};
     fsdp_status st = fsdp_stream_slabs(&stream, err);
     fsdp_source_reader_release(&reader.reader);
     return st;
@@ -242,9 +242,9 @@ typedef struct check_job {
     atomic_llong next;
 } check_job;
 
-static fsdp_status check_worker(void *user, size_t worker, fsdp_error *err)
+static fsdp_status check_worker(void *context, size_t worker, fsdp_error *err)
 {
-    check_job *job = user;
+    check_job *job = context;
     fsdp_source_reader reader = {0};
     int64_t count = (int64_t)fsdp_source_check_count(job->source);
     fsdp_status st = FSDP_OK;
@@ -364,24 +364,24 @@ static void close_source(fsdp_checkpoint *checkpoint)
     fsdp_free(checkpoint->source_boxes);
 }
 
-static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
-                             fsdp_error *err)
+static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
+                             void *context, fsdp_error *err)
 {
     const fsdp_source *source = checkpoint->source;
     for (size_t i = 0; i < fsdp_source_file_count(source); i++)
-        FSDP_TRY(visit(user, (int)i, fsdp_source_file_path(source, i),
+        FSDP_TRY(visit(context, (int)i, fsdp_source_file_path(source, i),
                        fsdp_source_file_info(source, i), err));
     return FSDP_OK;
 }
 
 static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
-                          fsdp_number_visit visit, void *user, fsdp_error *err)
+                          fsdp_number_visit visit, void *context, fsdp_error *err)
 {
     fsdp_box stored, shared;
     int file;
     for (size_t i = 0; stored_box(checkpoint, entry, i, &stored, &file); i++)
         if (fsdp_box_intersect(&stored, box, &shared))
-            FSDP_TRY(visit(user, file, err));
+            FSDP_TRY(visit(context, file, err));
     return FSDP_OK;
 }
 
@@ -515,9 +515,9 @@ static fsdp_status mark_missing(fsdp_checkpoint *checkpoint, fsdp_error *err)
     return FSDP_OK;
 }
 
-static bool may_lack(void *user, const char *name, size_t size)
+static bool may_lack(void *context, const char *name, size_t size)
 {
-    return fsdp_filter_selects(user, name, size);
+    return fsdp_filter_selects(context, name, size);
 }
 
 static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, const char *format,

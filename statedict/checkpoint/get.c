@@ -85,10 +85,10 @@ static bool pass_blocks(fsdp_work_counter *counter, int64_t blocks)
     return true;
 }
 
-static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status get_stored(void *context, int rank, size_t part, const fsdp_box *box,
                               fsdp_error *err)
 {
-    const get_state *state = user;
+    const get_state *state = context;
     const fsdp_read_request *request = state->request;
     fsdp_box_read read = {.block_reader = request->block_reader, .targets = state->near};
     fsdp_box shared;
@@ -130,8 +130,8 @@ fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request
     if (!state.near)
         return fsdp_fail_memory(err, "a list of boxes");
     fsdp_box all = hull(request->targets, request->count);
-    fsdp_status st = fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
-                                      checkpoint->owners[entry], &all, get_stored, &state, err);
+    fsdp_status st = fsdp_box_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
+                                          checkpoint->owners[entry], &all, get_stored, &state, err);
     fsdp_free(state.near);
     return st;
 }
@@ -204,9 +204,9 @@ typedef struct entry_reader {
     fsdp_block_reader blocks;
 } entry_reader;
 
-static fsdp_status read_slab(void *user, const fsdp_box *slab, char *data, fsdp_error *err)
+static fsdp_status read_slab(void *context, const fsdp_box *slab, char *data, fsdp_error *err)
 {
-    entry_reader *reader = user;
+    entry_reader *reader = context;
     const fsdp_entry *tensor = fsdp_sd_at(reader->checkpoint->manifest.sd, reader->entry);
     fsdp_read_target target = {.box = *slab, .dtype = tensor->dtype, .data = data};
     fsdp_read_request request = {reader->entry, &target, 1, &reader->blocks, NULL};
@@ -214,7 +214,7 @@ static fsdp_status read_slab(void *user, const fsdp_box *slab, char *data, fsdp_
 }
 
 fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, int64_t memory,
-                                   fsdp_slab_visit visit, void *user, fsdp_error *err)
+                                   fsdp_slab_visit visit, void *context, fsdp_error *err)
 {
     FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
     entry_reader reader = {.checkpoint = checkpoint, .entry = entry};
@@ -223,7 +223,7 @@ fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, in
                                .source = &reader,
                                .memory = memory,
                                .visit = visit,
-                               .user = user};
+                               .user = context};
     fsdp_status st = fsdp_stream_slabs(&stream, err);
     fsdp_block_reader_release(&reader.blocks);
     return st;

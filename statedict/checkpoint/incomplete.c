@@ -61,9 +61,9 @@ typedef struct lost_search {
     int file; /* that holds a part of the entry, or -1 */
 } lost_search;
 
-static fsdp_status find_lost(void *user, int file, fsdp_error *err)
+static fsdp_status find_lost(void *context, int file, fsdp_error *err)
 {
-    lost_search *search = user;
+    lost_search *search = context;
     (void)err;
     if (!search->checkpoint->readers[file])
         search->file = file;

@@ -113,9 +113,9 @@ static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
     return FSDP_OK;
 }
 
-static fsdp_status verify_worker(void *user, size_t worker, fsdp_error *err)
+static fsdp_status verify_worker(void *context, size_t worker, fsdp_error *err)
 {
-    verify_job *job = user;
+    verify_job *job = context;
     fsdp_shard_reader *reader = job->checkpoint->readers[job->file];
     int64_t count = (int64_t)fsdp_shard_box_count(reader);
     fsdp_block_reader block_reader = {0};
@@ -170,10 +170,10 @@ typedef struct coverage {
     int64_t boxes;    /* found, over all entries */
 } coverage;
 
-static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status cover_box(void *context, int rank, size_t part, const fsdp_box *box,
                              fsdp_error *err)
 {
-    coverage *cover = user;
+    coverage *cover = context;
     const fsdp_stored_box *stored = NULL;
     fsdp_shard_reader *reader = NULL;
     fsdp_error found = {0};
@@ -346,8 +346,8 @@ static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
         char tensor[160];
         cover.entry = i;
         cover.elements = 0;
-        FSDP_TRY(
-            fsdp_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover, err));
+        FSDP_TRY(fsdp_box_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover,
+                                      err));
         if (cover.elements != fsdp_box_count(&whole))
             report(job, manifest_name(job),
                    fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,

@@ -31,10 +31,10 @@ static fsdp_status judge(verify_job *job, fsdp_status status, const fsdp_error *
     return FSDP_OK;
 }
 
-static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status count_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                               const void *data, fsdp_error *err)
 {
-    verify_job *job = user;
+    verify_job *job = context;
     int64_t bytes = count * (int64_t)fsdp_dtype_size(entry->dtype);
     (void)first;
     if (job->opts->level >= FSDP_VERIFY_DEEP)

@@ -59,19 +59,19 @@ int64_t fsdp_values_bytes(const fsdp_sd *sd)
     return bytes;
 }
 
-static fsdp_status add_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                             const void *data, fsdp_error *err)
 {
-    tensor_scan *scan = user;
+    tensor_scan *scan = context;
     (void)first;
     fsdp_stats_add(scan->stats, entry->dtype, data, count);
     return fsdp_meter_add(scan->meter, count * (int64_t)fsdp_dtype_size(entry->dtype), entry->name,
                           entry->name_size, err);
 }
 
-static fsdp_status scan_worker(void *user, size_t worker, fsdp_error *err)
+static fsdp_status scan_worker(void *context, size_t worker, fsdp_error *err)
 {
-    value_scan *job = user;
+    value_scan *job = context;
     const fsdp_sd *sd = job->checkpoint->manifest.sd;
     int64_t count = (int64_t)fsdp_sd_count(sd);
     fsdp_status st = FSDP_OK;

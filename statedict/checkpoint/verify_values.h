@@ -1,7 +1,7 @@
 /* Deep verification of values: NaN and infinite numbers, and optimizer states without their parameters.
  * Findings are of the kind FSDP_FINDING_VALUE and no damage. */
-#ifndef FSDP_STATEDICT_VERIFY_VALUES_H
-#define FSDP_STATEDICT_VERIFY_VALUES_H
+#ifndef FSDP_VERIFY_VALUES_H
+#define FSDP_VERIFY_VALUES_H
 
 #include "statedict/checkpoint/checkpoint_internal.h"
 

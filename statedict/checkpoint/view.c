@@ -18,22 +18,22 @@ typedef struct source_list {
     int64_t total; /* over all tensors */
 } source_list;
 
-static fsdp_status count_source(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status count_source(void *context, int rank, size_t part, const fsdp_box *box,
                                 fsdp_error *err)
 {
     (void)rank;
     (void)part;
     (void)box;
     (void)err;
-    ++*(int64_t *)user;
+    ++*(int64_t *)context;
     return FSDP_OK;
 }
 
 static fsdp_status each_stored(const fsdp_entry *entry, int owner, fsdp_stored_visit visit,
-                               void *user, fsdp_error *err)
+                               void *context, fsdp_error *err)
 {
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-    return fsdp_plan_stored(entry, owner, &whole, visit, user, err);
+    return fsdp_box_plan_stored(entry, owner, &whole, visit, context, err);
 }
 
 fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners, int64_t *count_out,
@@ -75,10 +75,10 @@ static void place_in_flat(const source_list *list, int rank, size_t part, fsdp_v
     source->len[0] = fsdp_box_count(&source->box);
 }
 
-static fsdp_status add_source(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status add_source(void *context, int rank, size_t part, const fsdp_box *box,
                               fsdp_error *err)
 {
-    source_list *list = user;
+    source_list *list = context;
     if (!fsdp_grow(&list->items, &list->capacity, list->count + 1, sizeof *list->items) ||
         !fsdp_grow(&list->files, &list->file_capacity, list->count + 1, sizeof *list->files))
         return fsdp_fail_memory(err, "a view");

@@ -1,6 +1,6 @@
 /* Writes the view of a checkpoint that is being saved: every tensor over its stored boxes. */
-#ifndef FSDP_STATEDICT_VIEW_H
-#define FSDP_STATEDICT_VIEW_H
+#ifndef FSDP_VIEW_H
+#define FSDP_VIEW_H
 
 #include "statedict/manifest/manifest.h"
 
@@ -13,7 +13,7 @@ fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners,
 typedef struct fsdp_view_opts {
     fsdp_io *io;
     const fsdp_manifest *manifest;
-    const int *owners;         /* fsdp_plan_owners */
+    const int *owners;         /* fsdp_box_plan_owners */
     bool sync;
     const fsdp_watch *watch;   /* gets a notice when the view is left out; may be NULL */
 } fsdp_view_opts;

@@ -39,8 +39,7 @@ static bool is_to_be_kept(const clearing *work, const char *path)
     return work->hash && !work->kept && fsdp_resume_matches(work->io, path, work->hash);
 }
 
-/* --- killed at the very beginning
- * --------------------------------------------------------------- */
+/* --- killed at the very beginning -------------------------------------------------------------- */
 
 enum { YOUNG_SECONDS = 600 };
 
@@ -61,8 +60,7 @@ static void clear_stillborn(fsdp_io *io, const char *path)
         (void)io->ops->rmdir(io, path);
 }
 
-/* --- killed at work
- * ----------------------------------------------------------------------------- */
+/* --- killed at work ---------------------------------------------------------------------------- */
 
 /* Removes the staging of a dead process. Renames it to .deleting-UUID first, so that a half that
  * stays is recognised without a marker. */

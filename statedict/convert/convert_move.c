@@ -116,8 +116,8 @@ static fsdp_status cut_slab(slab_worker *work, fsdp_error *err)
     size_t tensor = fsdp_sd_tensor_of(job->sd, work->entry);
     work->count = 0;
     work->used = 0;
-    return fsdp_plan_stored(fsdp_sd_at(job->sd, tensor), job->owners[tensor], &work->slab,
-                            add_piece, work, err);
+    return fsdp_box_plan_stored(fsdp_sd_at(job->sd, tensor), job->owners[tensor], &work->slab,
+                                add_piece, work, err);
 }
 
 /* --- reading ---------------------------------------------------------------------------------- */

@@ -79,7 +79,7 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");
     if (job->kind != FSDP_LOCAL)
-        FSDP_TRY(fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
+        FSDP_TRY(fsdp_box_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
     return job->target->declare(job, selection, err);
 }
 

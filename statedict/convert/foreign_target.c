@@ -62,7 +62,7 @@ static fsdp_status declare_entry(const convert_job *job, size_t i, box_list *lis
     declared->ndim = tensor->ndim;
     declared->shape = tensor->shape;
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
-    FSDP_TRY(fsdp_plan_stored(tensor, job->owners[number], &whole, add_box, list, err));
+    FSDP_TRY(fsdp_box_plan_stored(tensor, job->owners[number], &whole, add_box, list, err));
     declared->box_count = list->files->box_count - first;
     return FSDP_OK;
 }

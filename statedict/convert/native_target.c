@@ -60,8 +60,8 @@ fsdp_status fsdp_native_measure(convert_job *job, fsdp_convert_plan *plan, fsdp_
 static fsdp_status plan_file(const convert_job *job, int file, fsdp_save_plan *plan,
                              fsdp_error *err)
 {
-    fsdp_plan_input input = {job->sd, job->kind, job->opts.compress, job->owners, file};
-    return fsdp_plan_save(&input, plan, err);
+    fsdp_box_plan_input input = {job->sd, job->kind, job->opts.compress, job->owners, file};
+    return fsdp_box_plan_save(&input, plan, err);
 }
 
 static fsdp_status list_file(const convert_job *job, int file, convert_part_visit visit, void *user,

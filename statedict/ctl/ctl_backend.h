@@ -58,7 +58,7 @@ struct fsdp_ctl {
     void *backend;
     int64_t announced_until_ms;     /* until when the others wait for this rank */
     fsdp_ctl_peer *peers;      /* rank 0: one per rank */
-    void (*waiting)(void *user);
+    void (*waiting)(void *context);
     void *waiting_user;
     fsdp_ctl_observer observer;
     size_t unexpected_size;         /* of the last message, when recv waited for another size; 0: none */
@@ -98,7 +98,7 @@ fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, 
 void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms);
 
 /* Rank 0 calls this every few seconds while it waits for others; NULL: nothing. */
-void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user);
+void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *context), void *context);
 
 /*
  * Local. Leaves the control plane with a reason, which ranks in a call get at once. Waits at most a second

@@ -82,8 +82,8 @@ void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds)
     ctl->deadline_ms = milliseconds > 0 ? milliseconds : 1;
 }
 
-void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user)
+void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *context), void *context)
 {
     ctl->waiting = waiting;
-    ctl->waiting_user = user;
+    ctl->waiting_user = context;
 }

@@ -170,7 +170,7 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
     return status;
 }
 
-/* With the lock held. What a rank sent before it left still arrives. */
+/* With the lock held. A message that a rank sent before it left still arrives. */
 static fsdp_status wait_for_message(thread_hub *hub, int from, int to, int64_t until_ms,
                                     fsdp_error *err)
 {
@@ -286,9 +286,9 @@ static void report_leave(const rank_run *run)
 }
 
 /* Leaves at the end, so that a rank that gives up early is not waited for. */
-static void *run_rank(void *user)
+static void *run_rank(void *context)
 {
-    rank_run *run = user;
+    rank_run *run = context;
     run->status = run->body(run->user, run->ctl, &run->error);
     if (run->status != FSDP_OK)
         report_leave(run);
@@ -357,7 +357,7 @@ static fsdp_status report_failure(const rank_run *failed, fsdp_error *err)
     return failed->status;
 }
 
-fsdp_status fsdp_ctl_run_threads(int n, fsdp_rank_body body, void *user, fsdp_error *err)
+fsdp_status fsdp_ctl_run_threads(int n, fsdp_rank_body body, void *context, fsdp_error *err)
 {
     fsdp_ctl **ctls = fsdp_alloc(n > 0 ? (size_t)n : 0, sizeof *ctls);
     rank_run *runs = fsdp_alloc(n > 0 ? (size_t)n : 0, sizeof *runs);
@@ -368,7 +368,7 @@ fsdp_status fsdp_ctl_run_threads(int n, fsdp_rank_body body, void *user, fsdp_er
         status = fsdp_ctl_threads(n, ctls, err);
     if (status == FSDP_OK) {
         for (int i = 0; i < n; i++)
-            runs[i] = (rank_run){.ctl = ctls[i], .body = body, .user = user, .rank = i};
+            runs[i] = (rank_run){.ctl = ctls[i], .body = body, .user = context, .rank = i};
         status = run_ranks(runs, n, err);
     }
     const rank_run *failed = status == FSDP_OK ? first_failure(runs, n) : NULL;

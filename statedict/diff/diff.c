@@ -224,9 +224,9 @@ static fsdp_status run_tasks(diff_worker *worker, fsdp_error *err)
     }
 }
 
-static fsdp_status work(void *user, size_t index, fsdp_error *err)
+static fsdp_status work(void *context, size_t index, fsdp_error *err)
 {
-    diff_state *state = user;
+    diff_state *state = context;
     diff_worker worker = {.state = state};
     (void)index;
     fsdp_status st = run_tasks(&worker, err);

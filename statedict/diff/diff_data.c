@@ -117,7 +117,7 @@ void fsdp_diff_merge(fsdp_diff_found *into, const fsdp_diff_found *found)
     into->max_rel = max_rel;
 }
 
-/* What data is compared as: `rule` is of the components, complex elements have two. */
+/* The rule of comparison: `rule` is of the components; complex elements have two. */
 typedef struct component_rule {
     fsdp_diff_rule rule;
     int per_element;

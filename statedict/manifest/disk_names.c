@@ -210,9 +210,9 @@ typedef struct beside_search {
     size_t name_size, suffix_size;
 } beside_search;
 
-static bool is_beside(void *user, const char *name)
+static bool is_beside(void *context, const char *name)
 {
-    const beside_search *search = user;
+    const beside_search *search = context;
     return strncmp(name, search->name, search->name_size) == 0 &&
            strncmp(name + search->name_size, search->suffix, search->suffix_size) == 0 &&
            is_uuid(name + search->name_size + search->suffix_size);
@@ -220,11 +220,11 @@ static bool is_beside(void *user, const char *name)
 
 /* visit may remove the path. */
 static bool visit_found(const fsdp_io_names *names, const char *parent,
-                        bool (*visit)(void *user, const char *path), void *user)
+                        bool (*visit)(void *context, const char *path), void *context)
 {
     for (size_t i = 0; i < names->count; i++) {
         char *path = fsdp_path_join(parent, names->items[i]);
-        bool more = path && visit(user, path);
+        bool more = path && visit(context, path);
         bool failed = !path;
         fsdp_free(path);
         if (!more)
@@ -234,7 +234,7 @@ static bool visit_found(const fsdp_io_names *names, const char *parent,
 }
 
 bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
-                      bool (*visit)(void *user, const char *path), void *user)
+                      bool (*visit)(void *context, const char *path), void *context)
 {
     char *path = NULL, *parent = NULL;
     bool ok = false;
@@ -246,7 +246,7 @@ bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
                                 .suffix_size = strlen(suffix)};
         fsdp_io_names names;
         ok = fsdp_io_list_names(io, parent, is_beside, &search, &names, NULL) == FSDP_OK &&
-             visit_found(&names, parent, visit, user);
+             visit_found(&names, parent, visit, context);
         fsdp_io_names_release(&names);
     }
     fsdp_free(path);
@@ -276,9 +276,9 @@ typedef struct replaced_search {
     char *found;
 } replaced_search;
 
-static bool take_replaced(void *user, const char *path)
+static bool take_replaced(void *context, const char *path)
 {
-    replaced_search *search = user;
+    replaced_search *search = context;
     if (fsdp_has_manifest(search->io, path))
         search->found = fsdp_strndup(path, strlen(path));
     return !search->found;

@@ -44,7 +44,7 @@ fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out,
  * parent cannot be listed or memory is short.
  */
 bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
-                      bool (*visit)(void *user, const char *path), void *user);
+                      bool (*visit)(void *context, const char *path), void *context);
 
 /* True when DIR.old-UUID holds a manifest: then *path_out is its path (fresh memory). */
 bool fsdp_replaced_find(fsdp_io *io, const char *dir, char **path_out);

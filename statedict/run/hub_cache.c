@@ -48,9 +48,9 @@ static fsdp_status read_main(const char *path, fsdp_io *io, char revision[LONGES
     return st;
 }
 
-static bool is_wanted(void *user, const char *name)
+static bool is_wanted(void *context, const char *name)
 {
-    (void)user;
+    (void)context;
     return is_revision(name);
 }
 

@@ -107,9 +107,9 @@ static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step
 }
 
 /* Stops at any file that has a value of its own without a manifest and shard files. */
-static int stop_at_value(void *user, const char *name)
+static int stop_at_value(void *context, const char *name)
 {
-    bool *has_value = user;
+    bool *has_value = context;
     *has_value = strcmp(name, FSDP_MARKER_SAVING) != 0 && strcmp(name, FSDP_VIEW_NAME) != 0 &&
                  strcmp(name, FSDP_MANIFEST_TEMPORARY) != 0;
     return *has_value;
@@ -458,9 +458,9 @@ static fsdp_status retain_all(retention *retain, fsdp_error *err)
 }
 
 /* Removes temporary lease files of killed processes. A young one may belong to a living process. */
-static int sweep_lease(void *user, const char *name)
+static int sweep_lease(void *context, const char *name)
 {
-    const retention *retain = user;
+    const retention *retain = context;
     if (strncmp(name, LEASE_TEMPORARY, strlen(LEASE_TEMPORARY)) != 0)
         return 0;
     char *path = fsdp_path_join(retain->run, name);

@@ -52,9 +52,9 @@ static bool state_of_name(fsdp_step_name_kind kind, fsdp_step_state *state_out)
     return false;
 }
 
-static int collect_step(void *user, const char *name)
+static int collect_step(void *context, const char *name)
 {
-    scan *found = user;
+    scan *found = context;
     fsdp_run_steps *steps = found->steps;
     fsdp_run_step step = {.step = FSDP_STEP_NONE};
     if (!state_of_name(fsdp_step_parse(name, &step.step), &step.state))

@@ -57,9 +57,9 @@ static bool add_file(fsdp_io *io, const char *dir, const char *name, fsdp_finger
 }
 
 /* Markers and pins are no part of the fingerprint: they change while the data does not. */
-static bool is_part(void *user, const char *name)
+static bool is_part(void *context, const char *name)
 {
-    (void)user;
+    (void)context;
     return name[0] != '.';
 }
 

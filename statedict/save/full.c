@@ -122,7 +122,7 @@ fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd
 /* --- streamed --- */
 
 static fsdp_status stream_entries(fsdp_checkpoint *checkpoint, const fsdp_sd *full,
-                                  const fsdp_load_opts *opts, fsdp_slab_visit visit, void *user,
+                                  const fsdp_load_opts *opts, fsdp_slab_visit visit, void *context,
                                   fsdp_error *err)
 {
     const fsdp_sd *stored = checkpoint->manifest.sd;
@@ -132,19 +132,19 @@ static fsdp_status stream_entries(fsdp_checkpoint *checkpoint, const fsdp_sd *fu
             continue;
         int64_t at = fsdp_sd_find(stored, entry->name, entry->name_size);
         FSDP_TRY(fsdp_checkpoint_stream(checkpoint, (size_t)at, opts ? opts->memory : 0, visit,
-                                        user, err));
+                                        context, err));
     }
     return FSDP_OK;
 }
 
 fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts, fsdp_slab_visit visit,
-                             void *user, fsdp_error *err)
+                             void *context, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_sd *full = NULL;
     fsdp_status st = describe_full(path, opts, &checkpoint, &full, err);
     if (st == FSDP_OK)
-        st = stream_entries(checkpoint, full, opts, visit, user, err);
+        st = stream_entries(checkpoint, full, opts, visit, context, err);
     fsdp_sd_free(full);
     fsdp_checkpoint_close(checkpoint);
     return st;

@@ -49,10 +49,10 @@ static const char *local_memory(const gather_job *job, size_t part)
 }
 
 /* Moves the part of the slab that one rank stores to the slab of rank 0. */
-static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status bring_share(void *context, int rank, size_t part, const fsdp_box *box,
                                fsdp_error *err)
 {
-    gather_job *job = user;
+    gather_job *job = context;
     fsdp_box shared;
     int local = fsdp_ctl_rank(job->ctl);
     if ((local != 0 && local != rank) || !fsdp_box_intersect(box, &job->slab_box, &shared))
@@ -97,7 +97,7 @@ static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
     else
         while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, job->slab_bytes / size,
                                &job->slab_box)) {
-            FSDP_TRY(fsdp_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
+            FSDP_TRY(fsdp_box_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
             visit_slab(job, first, slabs.next - first);
             FSDP_TRY(barrier_after(job, (slabs.next - first) * size, err));
             first = slabs.next;
@@ -126,7 +126,7 @@ static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
         job->slab = fsdp_alloc_pages((size_t)job->slab_bytes);
     if (!job->owners || !job->message || (fsdp_ctl_rank(job->ctl) == 0 && !job->slab))
         return fsdp_fail_memory(err, "gathering the full state");
-    FSDP_TRY(fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
+    FSDP_TRY(fsdp_box_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
     return fsdp_check_memory(job->sd, job->ctl, err);
 }
 
@@ -147,10 +147,10 @@ fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gathe
 }
 
 fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsdp_slab_visit visit,
-                           void *user, fsdp_error *err)
+                           void *context, fsdp_error *err)
 {
     fsdp_error local = {0};
-    fsdp_gather how = {.memory = memory, .visit = visit, .user = user};
+    fsdp_gather how = {.memory = memory, .visit = visit, .user = context};
     err = err ? err : &local;
     FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, &how.memory, sizeof how.memory, err));
     fsdp_status st = fsdp_gather_slabs(sd, ctl, &how, FSDP_OK, err);
@@ -159,10 +159,10 @@ fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsd
 
 /* --- into memory ------------------------------------------------------------------------------ */
 
-static fsdp_status keep_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status keep_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                              const void *data, fsdp_error *err)
 {
-    fsdp_sd *full = user;
+    fsdp_sd *full = context;
     size_t size = fsdp_dtype_size(entry->dtype);
     int64_t at = fsdp_sd_find(full, entry->name, entry->name_size);
     if (at < 0)

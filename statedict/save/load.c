@@ -242,9 +242,9 @@ static bool is_loaded(const load_job *job, size_t i)
     return job->source[i] >= 0 && fsdp_sd_at(job->sd, i)->kind == FSDP_ENTRY_TENSOR;
 }
 
-static fsdp_status need_file(void *user, int number, fsdp_error *err)
+static fsdp_status need_file(void *context, int number, fsdp_error *err)
 {
-    return fsdp_checkpoint_need_file(user, number, err);
+    return fsdp_checkpoint_need_file(context, number, err);
 }
 
 /* Opens the files that hold a part of what one rank reads. */
@@ -296,9 +296,9 @@ static fsdp_status load_entries(load_job *job, target_list *targets,
     return FSDP_OK;
 }
 
-static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
+static fsdp_status load_worker(void *context, size_t worker, fsdp_error *err)
 {
-    load_job *job = user;
+    load_job *job = context;
     target_list targets = {0};
     fsdp_block_reader block_reader = {.check = job->opts->check};
     fsdp_work_counter counter;

@@ -82,9 +82,9 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
 
 /* The other ranks have returned and wait for rank 0 in their next call: sends them signs of
  * life. */
-static int report_to_ranks(void *user, int64_t done, int64_t total, const char *what)
+static int report_to_ranks(void *context, int64_t done, int64_t total, const char *what)
 {
-    const run_job *job = user;
+    const run_job *job = context;
     const fsdp_watch *watch = &job->opts.watch;
     if (job->thread == fsdp_thread_number())
         fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);

@@ -98,9 +98,10 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     if (rank0_writes_all(job)) /* one rank, one copy: owners stay 0 */
         return fsdp_relayout_whole(job->sd, NULL, &job->whole, err);
     if (job->opts->kind != FSDP_LOCAL)
-        FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
-    fsdp_plan_input input = {job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank};
-    return fsdp_plan_save(&input, &job->plan, err);
+        FSDP_TRY(fsdp_box_plan_owners(job->sd, job->opts->owners, job->owners, err));
+    fsdp_box_plan_input input = {job->sd, job->opts->kind, job->opts->compress, job->owners,
+                                 job->rank};
+    return fsdp_box_plan_save(&input, &job->plan, err);
 }
 
 /* Checks before the first byte that the disk has room, and warns of a file system in memory. */
@@ -123,17 +124,17 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
 }
 
 /* Rank 0 may wait for the lease of the run: it sends signs of life to the other ranks. */
-static int report_run_wait(void *user, int64_t done, int64_t total, const char *what)
+static int report_run_wait(void *context, int64_t done, int64_t total, const char *what)
 {
-    const save_job *job = user;
+    const save_job *job = context;
     const fsdp_watch *watch = &job->opts->watch;
     fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
     return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
 }
 
-static void pass_notice(void *user, const char *text)
+static void pass_notice(void *context, const char *text)
 {
-    const save_job *job = user;
+    const save_job *job = context;
     fsdp_notice(&job->opts->watch, "%s", text);
 }
 
@@ -403,10 +404,10 @@ static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
 
 /* --- full, rank 0 writing --- */
 
-static fsdp_status put_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status put_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                             const void *data, fsdp_error *err)
 {
-    save_job *job = user;
+    save_job *job = context;
     if (count == 0)
         return FSDP_OK;
     size_t number = (size_t)fsdp_sd_find(job->whole, entry->name, entry->name_size);
@@ -420,8 +421,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     if (job->rank == 0) {
-        fsdp_plan_input input = {job->whole, FSDP_FULL, job->opts->compress, job->owners, 0};
-        st = fsdp_plan_save(&input, &job->plan, err);
+        fsdp_box_plan_input input = {job->whole, FSDP_FULL, job->opts->compress, job->owners, 0};
+        st = fsdp_box_plan_save(&input, &job->plan, err);
         job->meter.total = job->plan.bytes;
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);
@@ -478,10 +479,10 @@ static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
 }
 
 /* Rank 0 has written and others have not: calls progress during the wait, which may stop it. */
-static void report_rank_wait(void *user)
+static void report_rank_wait(void *context)
 {
     static const char what[] = "waiting for other ranks";
-    save_job *job = user;
+    save_job *job = context;
     (void)fsdp_meter_add(&job->meter, 0, what, sizeof what - 1, NULL);
 }
 

@@ -12,7 +12,7 @@
 fsdp_status fsdp_describe_hash(const fsdp_sd *sd, bool with_values, fsdp_hash *hash_out, fsdp_error *err);
 
 /*
- * Collective. `mine` and *err are the outcome of this rank so far, which the same round carries. Where ranks
+ * Collective. `mine` and *err are the outcome of this rank so far, which the same round carries. If ranks
  * differ, all get FSDP_ERR_USAGE with the first entry that differs and the ranks.
  */
 fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *ctl, fsdp_status mine,

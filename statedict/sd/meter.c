@@ -64,9 +64,9 @@ void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl)
     meter->ctl_thread = fsdp_thread_number();
 }
 
-void fsdp_meter_alive(void *user, bool long_wait)
+void fsdp_meter_alive(void *context, bool long_wait)
 {
-    const fsdp_meter *meter = user;
+    const fsdp_meter *meter = context;
     if (meter->ctl && meter->ctl_thread == fsdp_thread_number())
         fsdp_ctl_report_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
 }

@@ -3,8 +3,8 @@
  * written from its beginning, so that the cast needs no other memory. Overflows, NaNs and rounding are
  * counted.
  */
-#ifndef FSDP_RECAST_H
-#define FSDP_RECAST_H
+#ifndef FSDP_CAST_BOX_H
+#define FSDP_CAST_BOX_H
 
 #include "kernels/kernels.h"
 #include <fsdp/box.h>

@@ -1,4 +1,4 @@
-/* The same state with another layout: see relayout.h. */
+/* Gives a state another layout: see relayout.h. */
 #include "statedict/select/relayout.h"
 
 #include "base/data/name_path.h"

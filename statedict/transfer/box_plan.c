@@ -131,8 +131,8 @@ static fsdp_status balance_owners(const fsdp_sd *sd, owner_item *items, int *own
     return st;
 }
 
-fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out,
-                             fsdp_error *err)
+fsdp_status fsdp_box_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out,
+                                 fsdp_error *err)
 {
     memset(owners_out, 0, fsdp_sd_count(sd) * sizeof *owners_out);
     if (policy == FSDP_OWNERS_LOWEST)
@@ -146,7 +146,7 @@ fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *o
 }
 
 /* True when the rank stores its box `part` of a tensor. In a local checkpoint every rank does. */
-static bool stores(const fsdp_plan_input *input, size_t tensor, size_t part)
+static bool stores(const fsdp_box_plan_input *input, size_t tensor, size_t part)
 {
     if (input->kind == FSDP_LOCAL)
         return true;
@@ -206,7 +206,7 @@ static bool is_one_run(const fsdp_box *box, const int64_t *shape)
 }
 
 /* Flat buffers are stored as such: their chunk is one dataset. */
-static bool keeps_flats(const fsdp_plan_input *input)
+static bool keeps_flats(const fsdp_box_plan_input *input)
 {
     return input->kind == FSDP_LOCAL && !input->encode;
 }
@@ -215,7 +215,7 @@ static bool keeps_flats(const fsdp_plan_input *input)
  * A box lies in the dataset of the flat chunk that holds it, in that of the whole tensor (full), or
  * alone in one.
  */
-static void plan_tensor(const fsdp_plan_input *input, size_t tensor, const size_t *dataset_of,
+static void plan_tensor(const fsdp_box_plan_input *input, size_t tensor, const size_t *dataset_of,
                         fsdp_save_plan *plan)
 {
     const fsdp_entry *entry = fsdp_sd_at(input->sd, tensor);
@@ -252,7 +252,7 @@ static void plan_tensor(const fsdp_plan_input *input, size_t tensor, const size_
 }
 
 /* A value too large for the manifest is a u8 dataset that rank 0 stores. */
-static fsdp_status plan_value(const fsdp_plan_input *input, size_t number, fsdp_save_plan *plan,
+static fsdp_status plan_value(const fsdp_box_plan_input *input, size_t number, fsdp_save_plan *plan,
                               fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(input->sd, number);
@@ -316,7 +316,8 @@ int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank)
            fsdp_shard_writer_room(size.boxes);
 }
 
-static fsdp_status make_room(const fsdp_plan_input *input, fsdp_save_plan *plan, fsdp_error *err)
+static fsdp_status make_room(const fsdp_box_plan_input *input, fsdp_save_plan *plan,
+                             fsdp_error *err)
 {
     plan_size size = measure_plan(input->sd, input->kind, input->rank);
     plan->boxes = fsdp_alloc(size.boxes, sizeof *plan->boxes);
@@ -378,7 +379,8 @@ static fsdp_status plan_full_datasets(const fsdp_sd *sd, fsdp_save_plan *plan,
     return FSDP_OK;
 }
 
-static fsdp_status plan_save(const fsdp_plan_input *input, fsdp_save_plan *plan, fsdp_error *err)
+static fsdp_status plan_save(const fsdp_box_plan_input *input, fsdp_save_plan *plan,
+                             fsdp_error *err)
 {
     const fsdp_sd *sd = input->sd;
     size_t *dataset_of = NULL;
@@ -397,7 +399,8 @@ static fsdp_status plan_save(const fsdp_plan_input *input, fsdp_save_plan *plan,
     return FSDP_OK;
 }
 
-fsdp_status fsdp_plan_save(const fsdp_plan_input *input, fsdp_save_plan *plan_out, fsdp_error *err)
+fsdp_status fsdp_box_plan_save(const fsdp_box_plan_input *input, fsdp_save_plan *plan_out,
+                               fsdp_error *err)
 {
     fsdp_save_plan plan = {0};
     fsdp_status st = plan_save(input, &plan, err);
@@ -412,12 +415,12 @@ fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind, fsdp_owner_p
 {
     fsdp_save_plan plan = {0};
     int *chosen = fsdp_alloc(fsdp_sd_count(sd), sizeof *chosen);
-    fsdp_plan_input input = {.sd = sd, .kind = kind, .owners = chosen, .rank = rank};
+    fsdp_box_plan_input input = {.sd = sd, .kind = kind, .owners = chosen, .rank = rank};
     if (!chosen)
         return fsdp_fail_memory(err, "a save plan");
-    fsdp_status st = fsdp_plan_owners(sd, owners, chosen, err);
+    fsdp_status st = fsdp_box_plan_owners(sd, owners, chosen, err);
     if (st == FSDP_OK)
-        st = fsdp_plan_save(&input, &plan, err);
+        st = fsdp_box_plan_save(&input, &plan, err);
     *bytes_out = plan.bytes;
     fsdp_save_plan_release(&plan);
     fsdp_free(chosen);
@@ -571,13 +574,13 @@ static fsdp_status search_flat(stored_search *search, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box *wanted,
-                             fsdp_stored_visit visit, void *user, fsdp_error *err)
+fsdp_status fsdp_box_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box *wanted,
+                                 fsdp_stored_visit visit, void *context, fsdp_error *err)
 {
     if (fsdp_box_count(wanted) == 0)
         return FSDP_OK;
     stored_search search = {
-        .entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .user = user};
+        .entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .user = context};
     if (entry->layout.kind == FSDP_LAYOUT_BOXES)
         return search_boxes(&search, err);
     if (entry->layout.kind == FSDP_LAYOUT_FLAT)

@@ -4,8 +4,8 @@
  * writer. Step 4 of docs/flow_save.md and docs/flow_load.md. save/, checkpoint/ and convert/ call this room;
  * pipeline.h moves the data of a plan.
  */
-#ifndef FSDP_PLAN_H
-#define FSDP_PLAN_H
+#ifndef FSDP_BOX_PLAN_H
+#define FSDP_BOX_PLAN_H
 
 #include "base/core/mem.h"
 #include "formats/shard.h"
@@ -17,7 +17,8 @@
  * of tensors that have the same copies on the same mesh, from the largest to the smallest, each goes to the
  * copy with the fewest bytes so far.
  */
-fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out, fsdp_error *err);
+fsdp_status fsdp_box_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out,
+                                 fsdp_error *err);
 
 /* The datasets and boxes that one rank writes into a file. */
 typedef struct fsdp_save_plan {
@@ -34,20 +35,20 @@ typedef struct fsdp_save_plan {
     fsdp_arena arena;
 } fsdp_save_plan;
 
-typedef struct fsdp_plan_input {
+typedef struct fsdp_box_plan_input {
     const fsdp_sd *sd;
     fsdp_kind kind;
     bool encode;               /* blocks are compressed */
-    const int *owners;         /* fsdp_plan_owners; of no use in a local checkpoint */
+    const int *owners;         /* fsdp_box_plan_owners; of no use in a local checkpoint */
     int rank;
-} fsdp_plan_input;
+} fsdp_box_plan_input;
 
 /*
  * The plan of one rank. Sharded: a dataset per box. Local: a dataset per flat chunk and per other
  * box; encoded, when a chunk of the file must lie in one box, a dataset per box throughout. Full: a
  * dataset per tensor, the same list on every rank, and inside them the boxes that this rank stores.
  */
-fsdp_status fsdp_plan_save(const fsdp_plan_input *input, fsdp_save_plan *plan_out, fsdp_error *err);
+fsdp_status fsdp_box_plan_save(const fsdp_box_plan_input *input, fsdp_save_plan *plan_out, fsdp_error *err);
 /* An estimate of the bytes of such a plan and its writer. */
 int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank);
 /* Number of a box in the plan; it must be there. */
@@ -58,10 +59,10 @@ void fsdp_save_plan_release(fsdp_save_plan *plan);
  * Calls visit for every stored box of an entry that shares an element with `wanted`: the rank that
  * stored it, its part number and the box. Stops at the first failure.
  */
-typedef fsdp_status (*fsdp_stored_visit)(void *user, int rank, size_t part, const fsdp_box *box,
+typedef fsdp_status (*fsdp_stored_visit)(void *context, int rank, size_t part, const fsdp_box *box,
                                          fsdp_error *err);
-fsdp_status fsdp_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box *wanted,
-                             fsdp_stored_visit visit, void *user, fsdp_error *err);
+fsdp_status fsdp_box_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box *wanted,
+                             fsdp_stored_visit visit, void *context, fsdp_error *err);
 
 /*
  * Row-major slabs of a tensor that hold at most max_elements each: contiguous in the tensor's

@@ -1,10 +1,11 @@
 """Checks that what a header declares is defined in the header's own folder: with layers.py this keeps calls
-going down, too. That unit tests lie in the folder and the room of what they test, and that no two sources
-have one file name.
+going down, too. Unit tests lie in the folder and the room of what they test, no two sources have one file
+name, the include guard of a header is FSDP_ and the file's name, and no room has more than 20 sources.
 
 usage: homes.py REPOSITORY
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path, PurePath
@@ -12,6 +13,7 @@ from pathlib import Path, PurePath
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
 NAMED = [*FOLDERS, "tests"]
+ROOM_SOURCES = 20
 
 
 def tags():
@@ -44,6 +46,25 @@ def repeated_names():
             yield f"{name} is the name of {' and '.join(sorted(where))}"
 
 
+def other_guards():
+    """Headers whose include guard has another name than the file."""
+    for folder in NAMED:
+        for path in sorted((ROOT / folder).rglob("*.h")):
+            guard = re.search(r"^#ifndef\s+(\w+)", path.read_text(), re.M)
+            wanted = f"FSDP_{path.stem.upper()}_H"
+            if not guard or guard[1] != wanted:
+                yield f"{path.relative_to(ROOT)}: its include guard is not {wanted}"
+
+
+def full_rooms():
+    """Folders of the product with more sources than a room has."""
+    for folder in FOLDERS:
+        for room in sorted({path.parent for path in (ROOT / folder).rglob("*.c")}):
+            count = len(list(room.glob("*.c")))
+            if count > ROOM_SOURCES:
+                yield f"{room.relative_to(ROOT)}: {count} sources, more than {ROOM_SOURCES}"
+
+
 def main():
     declared, defined = [], {}
     for name, path, kind in tags():
@@ -51,7 +72,7 @@ def main():
             defined.setdefault(name, set()).add(path)
         elif path.suffix == ".h" and name.startswith("fsdp_"):
             declared.append((name, path))
-    problems = [*tests_elsewhere(), *repeated_names()]
+    problems = [*tests_elsewhere(), *repeated_names(), *other_guards(), *full_rooms()]
     for name, header in declared:
         homes = defined.get(name, set())
         if not any(home.is_relative_to(header.parent) for home in homes):

@@ -8,8 +8,8 @@
  *   run        ROOT/run, steps 10 and 20         save step 30, keep last 2    step 20 or step 30
  *   convert    ROOT/from, and another ROOT/to    convert over ROOT/to         the old or the new one
  */
-#ifndef TEST_SCENARIO_H
-#define TEST_SCENARIO_H
+#ifndef FSDP_SCENARIO_H
+#define FSDP_SCENARIO_H
 
 #include "base/io/io.h"
 #include "tests/support/sample_state.h"

@@ -329,7 +329,7 @@ fsdp_status step_fault_body(world_rank *rank, fsdp_error *err)
 
 /* --- expected results ------------------------------------------------------------------------- */
 
-static bool complain(fsdp_text *why, const char *what, const fsdp_error *err)
+static bool fail_with(fsdp_text *why, const char *what, const fsdp_error *err)
 {
     fsdp_text_addf(why, "%s: status %d, '%s'", what, (int)err->status, err->text);
     return false;
@@ -376,9 +376,9 @@ static bool judge_memory(const step_fault *fault, int rank, fsdp_status status,
     if (status == FSDP_OK)
         return true;
     if (!is_told && !is_seen)
-        return complain(why, "no word of memory", err);
+        return fail_with(why, "no word of memory", err);
     return rank == fault->rank || names_rank(err, fault->rank) ||
-           complain(why, "another rank", err);
+           fail_with(why, "another rank", err);
 }
 
 /* With replicas a rank may wait for one that itself waits for the one that does not come, and
@@ -406,18 +406,18 @@ bool step_fault_judge(const step_fault *fault, int rank, fsdp_status status, con
     if (status == FSDP_OK && is_last && is_slow(fault) && rank == fault->rank)
         return true;
     if (status != wanted_status(fault->kind))
-        return complain(why, "another status", err);
+        return fail_with(why, "another status", err);
     if (status == FSDP_OK)
         return true;
     if (rank != fault->rank && !names_rank(err, fault->rank) &&
         !names_one_who_waits(fault, rank, err))
-        return complain(why, "the rank is not named", err);
+        return fail_with(why, "the rank is not named", err);
     if (fault->kind == STEP_FAULT_GIVES_UP)
-        return strstr(err->text, "is full") || complain(why, "another reason", err);
+        return strstr(err->text, "is full") || fail_with(why, "another reason", err);
     if (is_callers)
-        return strstr(err->text, " L1") || complain(why, "the unit is not named", err);
+        return strstr(err->text, " L1") || fail_with(why, "the unit is not named", err);
     if (rank != fault->rank && !names_unit(fault, err))
-        return complain(why, "the unit is not named", err);
+        return fail_with(why, "the unit is not named", err);
     return true;
 }
 

@@ -13,8 +13,8 @@
  * gradient           gives the last unit a gradient less
  * memory             allocation `at` of its step fails
  */
-#ifndef TEST_STEP_FAULT_H
-#define TEST_STEP_FAULT_H
+#ifndef FSDP_STEP_FAULT_H
+#define FSDP_STEP_FAULT_H
 
 #include "tests/support/ranks/worlds.h"
 

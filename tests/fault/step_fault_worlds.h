@@ -2,8 +2,8 @@
  * Every fault in every world: the cases of the tests of step faults, of which threads and processes run
  * those that they can have. Each is judged by whoever runs it.
  */
-#ifndef TEST_STEP_FAULT_WORLDS_H
-#define TEST_STEP_FAULT_WORLDS_H
+#ifndef FSDP_STEP_FAULT_WORLDS_H
+#define FSDP_STEP_FAULT_WORLDS_H
 
 #include "tests/fault/step_fault.h"
 

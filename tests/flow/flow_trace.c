@@ -38,7 +38,7 @@ static char folder[64];
 static _Thread_local int own_rank;
 static int problems;
 
-static void complain(const char *what, const char *detail)
+static void report_problem(const char *what, const char *detail)
 {
     fprintf(stderr, "%s: %s\n", what, detail);
     problems++;
@@ -133,7 +133,7 @@ static void convert(void)
         st = fsdp_checkpoint_convert(dcp, hf, &opts, &err);
     fsdp_flow_watch(NULL);
     if (st != FSDP_OK)
-        complain("the conversion failed", err.text);
+        report_problem("the conversion failed", err.text);
 }
 
 typedef struct job {
@@ -175,7 +175,7 @@ static void run(int ranks, rank_work work)
     fsdp_status st = fsdp_ctl_run_threads(ranks, run_rank, &own, &err);
     fsdp_flow_watch(NULL);
     if (st != FSDP_OK)
-        complain("the operation failed", err.text);
+        report_problem("the operation failed", err.text);
 }
 
 /* --- the rules ----------------------------------------------------------------------------------- */
@@ -212,7 +212,7 @@ static const struct step *step_of(const line *at)
     for (int i = 0; i < STEPS; i++)
         if (strcmp(steps[i].file, at->step) == 0)
             return &steps[i];
-    complain("no step of the straight line", at->step);
+    report_problem("no step of the straight line", at->step);
     return &steps[0];
 }
 
@@ -236,7 +236,7 @@ static void check_step_count(const line *const *lines, int count)
         *known = true;
     }
     if (distinct > MAX_STEPS || distinct < 5)
-        complain("the number of steps is wrong", lines[0]->text);
+        report_problem("the number of steps is wrong", lines[0]->text);
 }
 
 /* What save.c, commit.c and view.c begin only goes down until they begin something else. */
@@ -245,7 +245,7 @@ static void check_save_goes_down(const line *const *lines, int count)
     for (int i = 1; i < count; i++) {
         int level = step_of(lines[i])->level;
         if (level != TOP && level < step_of(lines[i - 1])->level)
-            complain("a save goes uphill", lines[i]->text);
+            report_problem("a save goes uphill", lines[i]->text);
     }
 }
 
@@ -255,7 +255,7 @@ static void check_load_comes_up(const line *const *lines, int count)
     for (int i = 1; i < count; i++) {
         int level = step_of(lines[i])->level;
         if (level > PLAN && level < BOTTOM && level >= step_of(lines[i - 1])->level)
-            complain("a load goes downhill with data", lines[i]->text);
+            report_problem("a load goes downhill with data", lines[i]->text);
     }
 }
 
@@ -264,7 +264,7 @@ static int find_line(const line *const *lines, int count, const char *text)
     for (int i = 0; i < count; i++)
         if (strncmp(lines[i]->text, text, strlen(text)) == 0)
             return i;
-    complain("the trace lacks", text);
+    report_problem("the trace lacks", text);
     return 0;
 }
 
@@ -297,12 +297,12 @@ static void check_mirror(const struct step *const *down, int down_length,
                          const struct step *const *up, int up_length)
 {
     if (down_length != up_length || down_length < 4) {
-        complain("the ways down and up differ", "in length");
+        report_problem("the ways down and up differ", "in length");
         return;
     }
     for (int i = 0; i < down_length; i++)
         if (!down[i]->mirror || strcmp(down[i]->mirror, up[up_length - 1 - i]->file) != 0)
-            complain("the way up does not mirror the way down", down[i]->file);
+            report_problem("the way up does not mirror the way down", down[i]->file);
 }
 
 static void check_rules(int ranks, void (*check)(const line *const *lines, int count))
@@ -311,7 +311,7 @@ static void check_rules(int ranks, void (*check)(const line *const *lines, int c
     for (int rank = 0; rank < ranks; rank++) {
         int count = lines_of(rank, lines);
         if (count == 0) {
-            complain("a rank", "tells nothing");
+            report_problem("a rank", "tells nothing");
             continue;
         }
         if (rank > 0) /* rank 0 also publishes, which is not on a shard's way */
@@ -350,7 +350,7 @@ static void read_page(const char *path, fsdp_text *page)
     size_t n;
     FILE *file = fopen(path, "r");
     if (!file) {
-        complain("cannot open", path);
+        report_problem("cannot open", path);
         return;
     }
     while ((n = fread(buffer, 1, sizeof buffer, file)) > 0)
@@ -363,7 +363,7 @@ static void replace_block(const char *path, const fsdp_text *page, const char *b
 {
     FILE *file = fopen(path, "w");
     if (!file) {
-        complain("cannot write", path);
+        report_problem("cannot write", path);
         return;
     }
     fwrite(page->data, 1, (size_t)(block - page->data), file);
@@ -383,7 +383,7 @@ static void compare_page(const char *path, int rank, const char *from, bool upda
     char *block = page.data ? strstr(page.data, fence) : NULL;
     char *end = block ? strstr(block + strlen(fence), "```") : NULL;
     if (!end) {
-        complain(path, "a block of the flow is missing");
+        report_problem(path, "a block of the flow is missing");
     } else {
         block += strlen(fence);
         size_t size = (size_t)(end - block);
@@ -391,7 +391,8 @@ static void compare_page(const char *path, int rank, const char *from, bool upda
         if (!same && update)
             replace_block(path, &page, block, size, &lines);
         else if (!same)
-            complain(path, "the flow is not what happens (to take it over: --update), which is");
+            report_problem(path,
+                           "the flow is not what happens (to take it over: --update), which is");
         if (!same)
             fputs(lines.data, stderr);
     }
@@ -426,7 +427,7 @@ static void check_function(const char *root, const char *file, const char *funct
     read_page(path, &text);
     if (text.data && !is_defined(text.data, function)) {
         snprintf(path, sizeof path, "%s:%s", file, function);
-        complain("a page names a function that is not there", path);
+        report_problem("a page names a function that is not there", path);
     }
     fsdp_text_release(&text);
 }
@@ -452,7 +453,7 @@ static void check_functions(const char *root, const char *page_name, int least)
         found++;
     }
     if (found < least)
-        complain(page_path, "names hardly any function");
+        report_problem(page_path, "names hardly any function");
     fsdp_text_release(&page);
 }
 
@@ -463,7 +464,7 @@ static void remove_folder(void)
     char command[100];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     if (system(command) != 0)
-        complain("cannot remove", folder);
+        report_problem("cannot remove", folder);
 }
 
 int main(int argc, char **argv)

@@ -3,8 +3,8 @@
  * the name, two bytes (little-endian) with the size of what it holds, and that. What is cut off counts as
  * far as it is there.
  */
-#ifndef FSDP_FUZZ_BUNDLE_H
-#define FSDP_FUZZ_BUNDLE_H
+#ifndef FSDP_BUNDLE_H
+#define FSDP_BUNDLE_H
 
 #include "tests/fuzz/memory_file.h"
 

@@ -1,6 +1,6 @@
 /* The last line of manifests and plans, which holds the hash of what stands before it. */
-#ifndef FSDP_FUZZ_CLOSING_H
-#define FSDP_FUZZ_CLOSING_H
+#ifndef FSDP_CLOSING_H
+#define FSDP_CLOSING_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* An io table of files in memory, for fuzz targets of formats that read files. */
-#ifndef FSDP_FUZZ_MEMORY_FILE_H
-#define FSDP_FUZZ_MEMORY_FILE_H
+#ifndef FSDP_MEMORY_FILE_H
+#define FSDP_MEMORY_FILE_H
 
 #include "base/io/io.h"
 

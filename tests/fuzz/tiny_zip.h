@@ -1,6 +1,6 @@
 /* A zip archive of stored records, built in memory. */
-#ifndef FSDP_FUZZ_TINY_ZIP_H
-#define FSDP_FUZZ_TINY_ZIP_H
+#ifndef FSDP_TINY_ZIP_H
+#define FSDP_TINY_ZIP_H
 
 #include <stddef.h>
 #include <stdint.h>

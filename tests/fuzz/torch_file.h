@@ -1,6 +1,6 @@
 /* The archive that torch.save would put around a pickle, for fuzz targets. */
-#ifndef FSDP_FUZZ_TORCH_FILE_H
-#define FSDP_FUZZ_TORCH_FILE_H
+#ifndef FSDP_TORCH_FILE_H
+#define FSDP_TORCH_FILE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,8 +3,8 @@
  * a checkpoint knows (the model, the optimizer) follows from the seed; the rest from the seed and the number
  * of ranks. What happens in a step is thrown when it happens (step.c), of dice for that step.
  */
-#ifndef FSDP_TESTS_CASE_H
-#define FSDP_TESTS_CASE_H
+#ifndef FSDP_CASE_H
+#define FSDP_CASE_H
 
 #include "tests/random/dice.h"
 #include <fsdp/fsdp.h>

@@ -1,6 +1,6 @@
 /* Dice that fall alike on every machine: what a seed decides, every rank decides by itself. */
-#ifndef FSDP_TESTS_DICE_H
-#define FSDP_TESTS_DICE_H
+#ifndef FSDP_DICE_H
+#define FSDP_DICE_H
 
 #include <stdbool.h>
 #include <stddef.h>

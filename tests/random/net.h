@@ -1,6 +1,6 @@
 /* A case as the runtime has it: meshes, model, units or flat parameters, optimizer; and its checkpoints. */
-#ifndef FSDP_TESTS_NET_H
-#define FSDP_TESTS_NET_H
+#ifndef FSDP_NET_H
+#define FSDP_NET_H
 
 #include "tests/random/case.h"
 #include "tests/support/nets/toy.h"

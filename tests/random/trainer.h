@@ -3,8 +3,8 @@
  * rank, and of the gathered values, so that every rank knows those of all: what is reduced must be their
  * mean, to what the dtypes can hold. To the bit, runs are compared by what they print (random_training.py).
  */
-#ifndef FSDP_TESTS_TRAINER_H
-#define FSDP_TESTS_TRAINER_H
+#ifndef FSDP_TRAINER_H
+#define FSDP_TRAINER_H
 
 #include "tests/random/net.h"
 

@@ -4,8 +4,8 @@
  * any rank of any layout can fill its boxes and count the wrong bytes in them. Uses public headers
  * only.
  */
-#ifndef TEST_STATE_H
-#define TEST_STATE_H
+#ifndef FSDP_SAMPLE_STATE_H
+#define FSDP_SAMPLE_STATE_H
 
 #include <fsdp/fsdp.h>
 

@@ -143,7 +143,7 @@ int bench_mpi_world(void);
 int bench_mpi_local_world(void);   /* those on this machine */
 int bench_mpi_rank(void);
 /* Runs body as the ranks of mpirun, or else as `world` threads. */
-fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body, void *user,
+fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body, void *context,
                             fsdp_error *err);
 /*
  * Runs body as the ranks of fsdp_launch, which takes its options out of the command line, and ends the
@@ -225,8 +225,8 @@ typedef struct bench_child_result {
     int64_t bytes_read;
     int64_t peak_kib;          /* the process's largest resident size */
 } bench_child_result;
-typedef fsdp_status (*bench_child_work)(void *user, bench_child_result *result, fsdp_error *err);
-fsdp_status bench_in_child(bench_child_work work, void *user, bench_child_result *result_out,
+typedef fsdp_status (*bench_child_work)(void *context, bench_child_result *result, fsdp_error *err);
+fsdp_status bench_in_child(bench_child_work work, void *context, bench_child_result *result_out,
                            fsdp_error *err);
 
 int64_t bench_bytes_read(void);    /* by this process so far, as /proc/self/io says */

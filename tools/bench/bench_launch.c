@@ -14,9 +14,9 @@ typedef struct launched_work {
     bench_world_body body;
 } launched_work;
 
-static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
+static int run_rank(void *context, fsdp_world *world, int argc, char **argv)
 {
-    const launched_work *work = user;
+    const launched_work *work = context;
     fsdp_error err = {0};
     (void)argc, (void)argv;
     fsdp_ctl_set_deadline(fsdp_world_ctl(world), PATIENCE_MS);

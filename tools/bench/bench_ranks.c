@@ -33,9 +33,9 @@ typedef struct rank_job {
     void *user;
 } rank_job;
 
-static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
-    const rank_job *job = user;
+    const rank_job *job = context;
     if (job->opts->deadline_ms > 0)
         fsdp_ctl_set_deadline(ctl, job->opts->deadline_ms);
     return job->body(job->user, ctl, err);
@@ -50,10 +50,10 @@ static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)
     return st;
 }
 
-fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body, void *user,
-                            fsdp_error *err)
+fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body,
+                            void *context, fsdp_error *err)
 {
-    rank_job job = {opts, body, user};
+    rank_job job = {opts, body, context};
     return bench_mpi_world() > 0 ? run_mpi_rank(&job, err)
                                  : fsdp_ctl_run_threads(world, run_rank, &job, err);
 }
@@ -104,9 +104,9 @@ _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err)
     exit(code);
 }
 
-static int stop_when_asked(void *user, int64_t done, int64_t total, const char *what)
+static int stop_when_asked(void *context, int64_t done, int64_t total, const char *what)
 {
-    (void)user, (void)done, (void)total, (void)what;
+    (void)context, (void)done, (void)total, (void)what;
     return cli_stopped();
 }
 

@@ -101,7 +101,7 @@ int64_t bench_peak_kib(void)
 
 /* --- two sides in turns ----------------------------------------------------------------------- */
 
-typedef fsdp_status (*contest_step)(void *user, fsdp_error *err);
+typedef fsdp_status (*contest_step)(void *context, fsdp_error *err);
 
 static fsdp_status together(const bench_contest *contest, contest_step step, fsdp_error *err)
 {
@@ -172,10 +172,10 @@ typedef struct child_report {
     bench_child_result result;
 } child_report;
 
-static void work_and_tell(int to, bench_child_work work, void *user)
+static void work_and_tell(int to, bench_child_work work, void *context)
 {
     child_report report = {0};
-    report.status = work(user, &report.result, &report.err);
+    report.status = work(context, &report.result, &report.err);
     bool told = write(to, &report, sizeof report) == (ssize_t)sizeof report;
     _exit(told ? 0 : 1);
 }
@@ -196,7 +196,7 @@ static fsdp_status hear(int from, pid_t child, bench_child_result *result_out, f
     return FSDP_OK;
 }
 
-fsdp_status bench_in_child(bench_child_work work, void *user, bench_child_result *result_out,
+fsdp_status bench_in_child(bench_child_work work, void *context, bench_child_result *result_out,
                            fsdp_error *err)
 {
     int ends[2];
@@ -205,7 +205,7 @@ fsdp_status bench_in_child(bench_child_work work, void *user, bench_child_result
         return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot make a pipe");
     pid_t child = fork();
     if (child == 0)
-        work_and_tell(ends[1], work, user);
+        work_and_tell(ends[1], work, context);
     close(ends[1]);
     fsdp_status st = child > 0 ? hear(ends[0], child, result_out, err)
                                : fsdp_fail(err, FSDP_ERR_LIMIT, "cannot make a process");

@@ -207,10 +207,10 @@ static fsdp_status show_progress(const slab_check *check, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status compare_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
-                                const void *data, fsdp_error *err)
+static fsdp_status compare_slab(void *context, const fsdp_entry *entry, int64_t first,
+                                int64_t count, const void *data, fsdp_error *err)
 {
-    slab_check *check = user;
+    slab_check *check = context;
     size_t size = fsdp_dtype_size(entry->dtype);
     int64_t bad = bench_stream_compare(&check->stream, first, count, data);
     if (bad >= 0)
@@ -241,9 +241,9 @@ static void note_failure(prove_job *job, size_t entry)
 }
 
 /* Threads take entries in order, so every entry before a bad one is checked as well. */
-static fsdp_status prove_entries(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status prove_entries(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
-    prove_job *job = user;
+    prove_job *job = context;
     int thread = fsdp_ctl_rank(ctl);
     prover_result *result = &job->results[thread];
     (void)err;

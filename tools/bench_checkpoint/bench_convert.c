@@ -67,9 +67,9 @@ static void add_word(command *line, const char *word)
     line->words[line->count++] = word; /* the last one stays NULL: cases are short */
 }
 
-static fsdp_status run_command(void *user, bench_child_result *result, fsdp_error *err)
+static fsdp_status run_command(void *context, bench_child_result *result, fsdp_error *err)
 {
-    const command *line = user;
+    const command *line = context;
     char *argv[MOST_ARGUMENTS], none[2];
     memcpy(argv, line->words, sizeof argv);
     bench_clock began = bench_now();
@@ -128,9 +128,9 @@ typedef struct native_source {
     int64_t bytes; /* 0: 40,000 tensors */
 } native_source;
 
-static fsdp_status save_native(void *user, bench_child_result *result, fsdp_error *err)
+static fsdp_status save_native(void *context, bench_child_result *result, fsdp_error *err)
 {
-    const native_source *source = user;
+    const native_source *source = context;
     bench_model model;
     bench_state_opts state = {.world = source->world,
                               .weights_only = source->bytes > 0,

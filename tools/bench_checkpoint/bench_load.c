@@ -46,9 +46,9 @@ typedef struct load_rank {
 /* --- the two sides ---------------------------------------------------------------------------- */
 
 /* Overwrites every element, so that only a load can make it right. */
-static fsdp_status spoil(void *user, fsdp_error *err)
+static fsdp_status spoil(void *context, fsdp_error *err)
 {
-    const load_rank *r = user;
+    const load_rank *r = context;
     (void)err;
     for (size_t i = 0; i < fsdp_sd_count(r->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(r->sd, i);
@@ -58,9 +58,9 @@ static fsdp_status spoil(void *user, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status load_ours(void *user, fsdp_error *err)
+static fsdp_status load_ours(void *context, fsdp_error *err)
 {
-    const load_rank *r = user;
+    const load_rank *r = context;
     fsdp_load_opts load = {.check = r->job->kind->check,
                            .access = *cli_access(),
                            .threads = r->job->opts->common.jobs,
@@ -68,9 +68,9 @@ static fsdp_status load_ours(void *user, fsdp_error *err)
     return fsdp_sd_load(r->sd, r->ctl, r->job->checkpoint, &load, err);
 }
 
-static fsdp_status prove_ours(void *user, fsdp_error *err)
+static fsdp_status prove_ours(void *context, fsdp_error *err)
 {
-    const load_rank *r = user;
+    const load_rank *r = context;
     return bench_state_compare(r->sd, r->rank, r->job->opts->seed, BENCH_STEP, err);
 }
 
@@ -84,9 +84,9 @@ static int64_t local_bytes(const fsdp_sd *sd, int rank)
 }
 
 /* Each thread reads its part of the files. */
-static fsdp_status read_plain(void *user, int64_t piece, fsdp_error *err)
+static fsdp_status read_plain(void *context, int64_t piece, fsdp_error *err)
 {
-    const load_rank *r = user;
+    const load_rank *r = context;
     bench_file_row files = {.paths = r->job->files, .count = SAVED_BY};
     for (int rank = 0; rank < r->rank; rank++)
         files.first += local_bytes(r->sd, rank);
@@ -143,9 +143,9 @@ static fsdp_status measure_row(load_rank *r, fsdp_error *err)
     return fsdp_ctl_agree(r->ctl, st, err);
 }
 
-static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
-    load_rank r = {.job = user, .ctl = ctl, .rank = fsdp_ctl_rank(ctl)};
+    load_rank r = {.job = context, .ctl = ctl, .rank = fsdp_ctl_rank(ctl)};
     bench_state_opts state = {.world = r.job->kind->world,
                               .shard_dim = r.job->kind->shard_dim,
                               .weights_only = true,

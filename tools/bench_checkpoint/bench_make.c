@@ -213,9 +213,9 @@ static fsdp_status make_once(maker *m, fsdp_error *err)
     return fsdp_ctl_agree(m->ctl, st, err);
 }
 
-static fsdp_status make_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status make_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
-    const make_job *job = user;
+    const make_job *job = context;
     maker m = {.job = job, .ctl = ctl};
     int saves = job->opts->saves > 0 ? job->opts->saves : 1;
     FSDP_TRY(agree_on_step(&m, err));

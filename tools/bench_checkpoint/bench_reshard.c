@@ -19,9 +19,9 @@ typedef struct reshard_job {
 
 /* --- work for processes ----------------------------------------------------------------------- */
 
-static fsdp_status save_source(void *user, bench_child_result *result, fsdp_error *err)
+static fsdp_status save_source(void *context, bench_child_result *result, fsdp_error *err)
 {
-    const reshard_job *job = user;
+    const reshard_job *job = context;
     bench_model model;
     bench_state_opts state = {
         .world = FROM, .weights_only = true, .seed = job->opts->seed, .step = BENCH_STEP};
@@ -30,9 +30,9 @@ static fsdp_status save_source(void *user, bench_child_result *result, fsdp_erro
     return bench_save_model(job->opts, &model, &state, job->from, err);
 }
 
-static fsdp_status convert(void *user, bench_child_result *result, fsdp_error *err)
+static fsdp_status convert(void *context, bench_child_result *result, fsdp_error *err)
 {
-    const reshard_job *job = user;
+    const reshard_job *job = context;
     fsdp_convert_opts convert = {.kind = FSDP_SHARDED,
                                  .open.access = *cli_access(),
                                  .world = TO,
@@ -47,16 +47,16 @@ static fsdp_status convert(void *user, bench_child_result *result, fsdp_error *e
     return FSDP_OK;
 }
 
-static fsdp_status prove(void *user, bench_child_result *result, fsdp_error *err)
+static fsdp_status prove(void *context, bench_child_result *result, fsdp_error *err)
 {
-    const reshard_job *job = user;
+    const reshard_job *job = context;
     (void)result;
     return bench_prove_path(job->to, job->opts->seed, err);
 }
 
-static fsdp_status copy(void *user, bench_child_result *result, fsdp_error *err)
+static fsdp_status copy(void *context, bench_child_result *result, fsdp_error *err)
 {
-    const reshard_job *job = user;
+    const reshard_job *job = context;
     bench_clock began = bench_now();
     FSDP_TRY(bench_copy_plain(job->from, job->to, err));
     bench_add_time(&result->times, &began);

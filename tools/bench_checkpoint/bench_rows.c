@@ -120,9 +120,9 @@ typedef struct model_save {
     const char *path;
 } model_save;
 
-static fsdp_status save_model_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status save_model_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
-    const model_save *job = user;
+    const model_save *job = context;
     fsdp_sd *sd = NULL;
     fsdp_save_opts save = {0};
     save.skip_fsync = true;

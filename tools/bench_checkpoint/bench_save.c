@@ -29,15 +29,15 @@ typedef struct save_rank {
 
 /* --- the two sides ---------------------------------------------------------------------------- */
 
-static fsdp_status settle(void *user, fsdp_error *err)
+static fsdp_status settle(void *context, fsdp_error *err)
 {
-    const save_rank *r = user;
+    const save_rank *r = context;
     return r->rank == 0 ? bench_settle(r->dir, err) : FSDP_OK;
 }
 
-static fsdp_status save_ours(void *user, fsdp_error *err)
+static fsdp_status save_ours(void *context, fsdp_error *err)
 {
-    const save_rank *r = user;
+    const save_rank *r = context;
     static const int64_t step = BENCH_STEP;
     fsdp_save_opts save = {0};
     save.skip_fsync = !r->sync;
@@ -47,21 +47,21 @@ static fsdp_status save_ours(void *user, fsdp_error *err)
     return fsdp_sd_save(r->sd, r->ctl, r->ours, &save, err);
 }
 
-static fsdp_status prove_ours(void *user, fsdp_error *err)
+static fsdp_status prove_ours(void *context, fsdp_error *err)
 {
-    const save_rank *r = user;
+    const save_rank *r = context;
     return r->rank == 0 ? bench_prove_path(r->ours, r->job->opts->seed, err) : FSDP_OK;
 }
 
-static fsdp_status write_plain(void *user, int64_t piece, fsdp_error *err)
+static fsdp_status write_plain(void *context, int64_t piece, fsdp_error *err)
 {
-    const save_rank *r = user;
+    const save_rank *r = context;
     return bench_write_plain(r->sd, r->rank, r->plain, piece, r->sync, err);
 }
 
-static fsdp_status clean(void *user, fsdp_error *err)
+static fsdp_status clean(void *context, fsdp_error *err)
 {
-    const save_rank *r = user;
+    const save_rank *r = context;
     FSDP_TRY(bench_remove(r->plain, err));
     return r->rank == 0 ? bench_remove(r->ours, err) : FSDP_OK;
 }
@@ -156,9 +156,9 @@ static fsdp_status measure_rows(save_rank *r, fsdp_error *err)
     return measure_row(r, false, err);
 }
 
-static fsdp_status run_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
-    save_rank r = {.job = user, .ctl = ctl, .rank = fsdp_ctl_rank(ctl)};
+    save_rank r = {.job = context, .ctl = ctl, .rank = fsdp_ctl_rank(ctl)};
     fsdp_error ignored;
     FSDP_TRY(name_directory(&r, err));
     fsdp_status st = measure_rows(&r, err);

@@ -149,10 +149,10 @@ int cli_parse_compress(const char *text)
 
 /* --- help ------------------------------------------------------------------------------------- */
 
-static bool print_option(const struct argp_option *option, void *user)
+static bool print_option(const struct argp_option *option, void *context)
 {
     char names[80];
-    (void)user;
+    (void)context;
     if (!option->doc)
         return false;
     char letter[4] = "    ";
@@ -271,13 +271,14 @@ const struct argp_child cli_children[CLI_CHILDREN + 1] = {{&cli_names_argp, 0, N
 
 /* --- mistyped options ------------------------------------------------------------------------- */
 
-const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user)
+const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test,
+                                          void *context)
 {
     for (const struct argp_option *option = argp->options; option && option->name; option++)
-        if (test(option, user))
+        if (test(option, context))
             return option;
     for (const struct argp_child *child = argp->children; child && child->argp; child++) {
-        const struct argp_option *found = cli_find_option(child->argp, test, user);
+        const struct argp_option *found = cli_find_option(child->argp, test, context);
         if (found)
             return found;
     }
@@ -292,27 +293,27 @@ typedef struct typed_name {
     const struct argp_option *first; /* that begins with it */
 } typed_name;
 
-static bool begins_with_typed(const struct argp_option *option, void *user)
+static bool begins_with_typed(const struct argp_option *option, void *context)
 {
-    const typed_name *typed = user;
+    const typed_name *typed = context;
     return strncmp(option->name, typed->text, typed->size) == 0;
 }
 
-static bool is_typed(const struct argp_option *option, void *user)
+static bool is_typed(const struct argp_option *option, void *context)
 {
-    const typed_name *typed = user;
-    return begins_with_typed(option, user) && strlen(option->name) == typed->size;
+    const typed_name *typed = context;
+    return begins_with_typed(option, context) && strlen(option->name) == typed->size;
 }
 
-static bool begins_alike(const struct argp_option *option, void *user)
+static bool begins_alike(const struct argp_option *option, void *context)
 {
-    const typed_name *typed = user;
-    return option != typed->first && begins_with_typed(option, user);
+    const typed_name *typed = context;
+    return option != typed->first && begins_with_typed(option, context);
 }
 
-static bool has_letter(const struct argp_option *option, void *user)
+static bool has_letter(const struct argp_option *option, void *context)
 {
-    return option->key == *(const char *)user;
+    return option->key == *(const char *)context;
 }
 
 static int least(int a, int b)
@@ -343,9 +344,9 @@ static int edit_distance(const char *a, size_t size_a, const char *b, size_t siz
     return rows[size_a][size_b];
 }
 
-static bool keep_nearest(const struct argp_option *option, void *user)
+static bool keep_nearest(const struct argp_option *option, void *context)
 {
-    typed_name *typed = user;
+    typed_name *typed = context;
     if (!option->doc || (option->flags & CLI_NEVER_GUESSED))
         return false;
     int distance = edit_distance(typed->text, typed->size, option->name, strlen(option->name));

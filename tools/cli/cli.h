@@ -82,8 +82,8 @@ const char *cli_rules_place(int argument, char *out, size_t out_size);
 /* --- the tables, for completion (cli_complete.c) ------------------------------------------------- */
 
 /* The first option in the tables that passes the test; visits all when none does. */
-typedef bool (*cli_option_test)(const struct argp_option *option, void *user);
-const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user);
+typedef bool (*cli_option_test)(const struct argp_option *option, void *context);
+const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *context);
 /* The option that was probably meant, or NULL. */
 const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size);
 

@@ -75,9 +75,9 @@ static void print_bash_function_name(const char *tool)
         printf("%c", *tool == '-' ? '_' : *tool);
 }
 
-static bool print_bash_pattern(const struct argp_option *option, void *user)
+static bool print_bash_pattern(const struct argp_option *option, void *context)
 {
-    printing *print = user;
+    printing *print = context;
     if (!option->doc || kind_of(print->tool, option) != print->kind)
         return false;
     printf("%s--%s", print->any ? "|" : "    ", option->name);
@@ -87,9 +87,9 @@ static bool print_bash_pattern(const struct argp_option *option, void *user)
     return false;
 }
 
-static bool print_bash_words(const struct argp_option *option, void *user)
+static bool print_bash_words(const struct argp_option *option, void *context)
 {
-    const printing *print = user;
+    const printing *print = context;
     if (!option->doc || kind_of(print->tool, option) != WORD_VALUE)
         return false;
     printf("    --%s", option->name);
@@ -113,9 +113,9 @@ static void print_bash_group(const cli_tool *tool, value_kind kind)
     printf("        return ;;\n");
 }
 
-static bool print_bash_option(const struct argp_option *option, void *user)
+static bool print_bash_option(const struct argp_option *option, void *context)
 {
-    (void)user;
+    (void)context;
     if (!option->doc)
         return false;
     printf("--%s ", option->name);
@@ -188,9 +188,9 @@ static void print_zsh_value(const cli_tool *tool, const struct argp_option *opti
     }
 }
 
-static bool print_zsh_option(const struct argp_option *option, void *user)
+static bool print_zsh_option(const struct argp_option *option, void *context)
 {
-    const cli_tool *tool = user;
+    const cli_tool *tool = context;
     bool has_value = option->arg != NULL;
     if (!option->doc)
         return false;
@@ -229,9 +229,9 @@ static void print_fish_text(const char *text)
         printf("%s%c", *text == '\'' || *text == '\\' ? "\\" : "", *text);
 }
 
-static bool print_fish_option(const struct argp_option *option, void *user)
+static bool print_fish_option(const struct argp_option *option, void *context)
 {
-    const cli_tool *tool = user;
+    const cli_tool *tool = context;
     value_kind kind = kind_of(tool, option);
     if (!option->doc)
         return false;

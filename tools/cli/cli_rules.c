@@ -102,9 +102,9 @@ static const char *shown(const char *name, char out[80])
     return fsdp_printable(name, strlen(name), out, 80);
 }
 
-static bool has_name(const struct argp_option *option, void *user)
+static bool has_name(const struct argp_option *option, void *context)
 {
-    return option->doc && strcmp(option->name, user) == 0;
+    return option->doc && strcmp(option->name, context) == 0;
 }
 
 static const struct argp_option *find_option(const cli_tool *tool, char *name, int line)

@@ -116,9 +116,9 @@ static void log_progress(int64_t done, int64_t total, const char *what)
     cli_log("progress", line);
 }
 
-static int on_progress(void *user, int64_t done, int64_t total, const char *what)
+static int on_progress(void *context, int64_t done, int64_t total, const char *what)
 {
-    (void)user;
+    (void)context;
     note_part(done);
     log_progress(done, total, what ? what : "");
     if (shown.mode == CLI_PROGRESS_JSON || (shown.mode == CLI_PROGRESS_AUTO && !shown.quiet))
@@ -126,18 +126,18 @@ static int on_progress(void *user, int64_t done, int64_t total, const char *what
     return cli_stopped();
 }
 
-static void on_notice(void *user, const char *text)
+static void on_notice(void *context, const char *text)
 {
-    (void)user;
+    (void)context;
     if (!shown.quiet)
         cli_say("warn", "%s", text);
     else
         cli_log("warn", text);
 }
 
-static bool on_wait(void *user)
+static bool on_wait(void *context)
 {
-    (void)user;
+    (void)context;
     return cli_stopped() != 0;
 }
 

@@ -4,8 +4,8 @@
  * convert_next.c (suggested commands). In come options and the library's plan, out comes text. Only
  * fsdp_convert.c calls this room; the conversion is fsdp_checkpoint_convert's.
  */
-#ifndef FSDP_TOOLS_CONVERT_H
-#define FSDP_TOOLS_CONVERT_H
+#ifndef FSDP_CONVERT_TOOL_H
+#define FSDP_CONVERT_TOOL_H
 
 #include "tools/cli/cli.h"
 

@@ -59,7 +59,8 @@ bool ls_same_layout(const ls_listing *listing, size_t a, size_t b);
 void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value);
 
 /* Reads a whole tensor in slabs and reports progress. */
-fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *user, fsdp_error *err);
+fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *context,
+                      fsdp_error *err);
 
 /* The directory of the zstd filter for other programs, or "" when it is not found. */
 void ls_plugin_path(char *out, size_t size);

@@ -35,12 +35,12 @@ static void cache_free(digest_cache *cache)
     free(cache->known);
 }
 
-static fsdp_status add_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                             const void *data, fsdp_error *err)
 {
     (void)first;
     (void)err;
-    fsdp_sha256_add(user, data, (size_t)count * fsdp_dtype_size(entry->dtype));
+    fsdp_sha256_add(context, data, (size_t)count * fsdp_dtype_size(entry->dtype));
     return FSDP_OK;
 }
 

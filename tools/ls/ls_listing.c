@@ -23,10 +23,10 @@ static int64_t listed_bytes(const ls_listing *listing, size_t number)
     return entry->kind == FSDP_ENTRY_TENSOR ? fsdp_entry_bytes(entry) : -1;
 }
 
-static int by_size(const void *left, const void *right, void *user)
+static int by_size(const void *left, const void *right, void *context)
 {
     size_t a = *(const size_t *)left, b = *(const size_t *)right;
-    int64_t bytes_a = listed_bytes(user, a), bytes_b = listed_bytes(user, b);
+    int64_t bytes_a = listed_bytes(context, a), bytes_b = listed_bytes(context, b);
     if (bytes_a != bytes_b)
         return bytes_a > bytes_b ? -1 : 1;
     return a < b ? -1 : a > b;
@@ -51,9 +51,9 @@ static size_t component_size(const char *data, size_t size)
     return dot ? (size_t)(dot - data) : size;
 }
 
-static int by_name(const void *left, const void *right, void *user)
+static int by_name(const void *left, const void *right, void *context)
 {
-    const ls_listing *listing = user;
+    const ls_listing *listing = context;
     const fsdp_entry *a = fsdp_sd_at(listing->sd, *(const size_t *)left);
     const fsdp_entry *b = fsdp_sd_at(listing->sd, *(const size_t *)right);
     size_t at_a = 0, at_b = 0;
@@ -99,26 +99,26 @@ fsdp_status ls_select(ls_listing *listing, fsdp_error *err)
 typedef struct counted_visit {
     ls_listing *listing;
     fsdp_slab_visit visit;
-    void *user;
+    void *context;
 } counted_visit;
 
-static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status count_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                               const void *data, fsdp_error *err)
 {
-    counted_visit *counted = user;
+    counted_visit *counted = context;
     ls_listing *listing = counted->listing;
     char name[160];
-    FSDP_TRY(counted->visit(counted->user, entry, first, count, data, err));
+    FSDP_TRY(counted->visit(counted->context, entry, first, count, data, err));
     listing->done += count * (int64_t)fsdp_dtype_size(entry->dtype);
     fsdp_printable(entry->name, entry->name_size, name, sizeof name);
     listing->watch.progress(listing->watch.context, listing->done, listing->total, name);
     return cli_check_stop(err);
 }
 
-fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *user,
+fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *context,
                       fsdp_error *err)
 {
-    counted_visit counted = {listing, visit, user};
+    counted_visit counted = {listing, visit, context};
     return fsdp_checkpoint_stream(listing->checkpoint, number, listing->options->common.memory,
                                   count_slab, &counted, err);
 }

@@ -8,12 +8,12 @@
 #include <math.h>
 #include <stdio.h>
 
-static fsdp_status add_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                             const void *data, fsdp_error *err)
 {
     (void)first;
     (void)err;
-    fsdp_stats_add(user, entry->dtype, data, count);
+    fsdp_stats_add(context, entry->dtype, data, count);
     return FSDP_OK;
 }
 

@@ -177,10 +177,10 @@ static int compare_rows(const summary *sum, size_t a, size_t b)
     return 0;
 }
 
-static int by_row(const void *left, const void *right, void *user)
+static int by_row(const void *left, const void *right, void *context)
 {
     size_t a = *(const size_t *)left, b = *(const size_t *)right;
-    int order = compare_rows(user, a, b);
+    int order = compare_rows(context, a, b);
     return order != 0 ? order : compare_numbers((int64_t)a, (int64_t)b);
 }
 

@@ -127,10 +127,10 @@ typedef struct inner_digest {
     fsdp_text head; /* dtype and shape */
 } inner_digest;
 
-static fsdp_status add_inner_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
-                                  const void *data, fsdp_error *err)
+static fsdp_status add_inner_slab(void *context, const fsdp_entry *entry, int64_t first,
+                                  int64_t count, const void *data, fsdp_error *err)
 {
-    inner_digest *inner = user;
+    inner_digest *inner = context;
     (void)err;
     fsdp_sha256_add(&inner->sha, data, (size_t)count * fsdp_dtype_size(entry->dtype));
     if (first > 0)

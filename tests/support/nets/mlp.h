@@ -3,8 +3,8 @@
  * parameters. Layers are y = relu(x W^T + b), the last without relu; the loss is the mean of (y - t)^2. Both
  * ways do the same arithmetic in the same order.
  */
-#ifndef FSDP_TESTS_MLP_H
-#define FSDP_TESTS_MLP_H
+#ifndef FSDP_MLP_H
+#define FSDP_MLP_H
 
 #include "tests/support/nets/toy.h"
 

@@ -1,7 +1,7 @@
 /* A toy with everything that a state dict can hold, for tests of state dicts over thread ranks. Its AdamW has
  * two groups: 0 decays, 1 (biases) does not. */
-#ifndef FSDP_TESTS_STATE_NET_H
-#define FSDP_TESTS_STATE_NET_H
+#ifndef FSDP_STATE_NET_H
+#define FSDP_STATE_NET_H
 
 #include "tests/support/nets/tensors.h"
 #include "tests/support/nets/toy.h"

@@ -1,6 +1,6 @@
 /* Parameters of units for tests: values and gradients as f32, for every stored dtype. */
-#ifndef FSDP_TESTS_TENSORS_H
-#define FSDP_TESTS_TENSORS_H
+#ifndef FSDP_TENSORS_H
+#define FSDP_TENSORS_H
 
 #include <fsdp/root.h>
 

@@ -3,8 +3,8 @@
  * builds a toy, calls the hooks of a step, and frees it. mlp.h and transformer.h compute its layers,
  * training.h trains it with either face, state_net.h gives it everything that a state dict can hold.
  */
-#ifndef FSDP_TESTS_TOY_H
-#define FSDP_TESTS_TOY_H
+#ifndef FSDP_TOY_H
+#define FSDP_TOY_H
 
 #include "tests/support/ranks/worlds.h"
 #include <fsdp/optim.h>

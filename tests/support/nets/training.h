@@ -2,8 +2,8 @@
  * Training of a toy, a linear MLP: layers.0 .. layers.2 as units and a bias of the root, on reproducible
  * values; wrapped by fsdp_wrap_create, or by plain units. Tests compare runs by their net_result.
  */
-#ifndef FSDP_TESTS_TRAINING_H
-#define FSDP_TESTS_TRAINING_H
+#ifndef FSDP_TRAINING_H
+#define FSDP_TRAINING_H
 
 #include "tests/support/nets/toy.h"
 #include "tests/support/nets/unit_tuning.h"

@@ -3,8 +3,8 @@
  * which is tied with the head. In every mode, each rank compares its values with the record of one rank
  * that ran the microbatches of all, one after the other, without synchronisation.
  */
-#ifndef FSDP_TESTS_TRANSFORMER_UNITS_H
-#define FSDP_TESTS_TRANSFORMER_UNITS_H
+#ifndef FSDP_TRANSFORMER_UNITS_H
+#define FSDP_TRANSFORMER_UNITS_H
 
 #include "tests/support/nets/transformer.h"
 #include <fsdp/optim.h>

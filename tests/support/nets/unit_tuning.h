@@ -1,6 +1,6 @@
 /* Settings of units that change order, groups or memory, but no result, for tests. */
-#ifndef FSDP_TESTS_UNIT_TUNING_H
-#define FSDP_TESTS_UNIT_TUNING_H
+#ifndef FSDP_UNIT_TUNING_H
+#define FSDP_UNIT_TUNING_H
 
 #include <fsdp/unit.h>
 

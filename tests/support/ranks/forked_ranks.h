@@ -1,7 +1,7 @@
 /* Ranks that are forked processes, connected to each other by sockets; the common part of worlds and
  * transports of processes. */
-#ifndef FSDP_TESTS_FORKED_RANKS_H
-#define FSDP_TESTS_FORKED_RANKS_H
+#ifndef FSDP_FORKED_RANKS_H
+#define FSDP_FORKED_RANKS_H
 
 #include <stddef.h>
 #include <sys/types.h>

@@ -1,6 +1,6 @@
 /* The result of a rank, for tests that run several. */
-#ifndef FSDP_TESTS_RANK_OUTCOME_H
-#define FSDP_TESTS_RANK_OUTCOME_H
+#ifndef FSDP_RANK_OUTCOME_H
+#define FSDP_RANK_OUTCOME_H
 
 #include <fsdp/status.h>
 

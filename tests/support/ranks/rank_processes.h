@@ -1,6 +1,6 @@
 /* Ranks that are processes of this host, connected by shared memory, for tests. */
-#ifndef FSDP_TESTS_RANK_PROCESSES_H
-#define FSDP_TESTS_RANK_PROCESSES_H
+#ifndef FSDP_RANK_PROCESSES_H
+#define FSDP_RANK_PROCESSES_H
 
 #include "runtime/comm/comm_backend.h"
 #include "tests/support/ranks/forked_ranks.h"

@@ -1,6 +1,6 @@
 /* Ranks that are threads connected over TCP, for tests. */
-#ifndef FSDP_TESTS_RANK_SOCKETS_H
-#define FSDP_TESTS_RANK_SOCKETS_H
+#ifndef FSDP_RANK_SOCKETS_H
+#define FSDP_RANK_SOCKETS_H
 
 #include <fsdp/ctl.h>
 

@@ -1,6 +1,6 @@
 /* Ranks of a transport of threads, for tests: n threads, each with its transport and a group of all. */
-#ifndef FSDP_TESTS_RANK_THREADS_H
-#define FSDP_TESTS_RANK_THREADS_H
+#ifndef FSDP_RANK_THREADS_H
+#define FSDP_RANK_THREADS_H
 
 #include "runtime/comm/comm_backend.h"
 

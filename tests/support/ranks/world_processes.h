@@ -1,6 +1,6 @@
 /* Worlds of ranks that are processes of this host, over shared memory, for tests of the runtime. */
-#ifndef FSDP_TESTS_WORLD_PROCESSES_H
-#define FSDP_TESTS_WORLD_PROCESSES_H
+#ifndef FSDP_WORLD_PROCESSES_H
+#define FSDP_WORLD_PROCESSES_H
 
 #include "tests/support/ranks/forked_ranks.h"
 #include "tests/support/ranks/worlds.h"

@@ -1,6 +1,6 @@
 /* Worlds of thread ranks for tests of the runtime, and events as short texts. */
-#ifndef FSDP_TESTS_WORLDS_H
-#define FSDP_TESTS_WORLDS_H
+#ifndef FSDP_WORLDS_H
+#define FSDP_WORLDS_H
 
 #include "runtime/step/step.h"
 #include "runtime/launch/world_internal.h"

@@ -1,6 +1,6 @@
 /* Random collectives: equal calls over every back end, each checked against a model of one rank. */
-#ifndef FSDP_TESTS_COMM_ROUNDS_H
-#define FSDP_TESTS_COMM_ROUNDS_H
+#ifndef FSDP_COMM_ROUNDS_H
+#define FSDP_COMM_ROUNDS_H
 
 #include "runtime/comm/comm_backend.h"
 

@@ -1,6 +1,6 @@
 /* A control plane over socket pairs that were made before the ranks were forked, for tests of processes. */
-#ifndef FSDP_TESTS_CTL_PAIRS_H
-#define FSDP_TESTS_CTL_PAIRS_H
+#ifndef FSDP_CTL_PAIRS_H
+#define FSDP_CTL_PAIRS_H
 
 #include <fsdp/ctl.h>
 

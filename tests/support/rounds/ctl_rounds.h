@@ -1,6 +1,6 @@
 /* Random calls of a control plane, for threads and for real ranks. */
-#ifndef FSDP_TESTS_CTL_ROUNDS_H
-#define FSDP_TESTS_CTL_ROUNDS_H
+#ifndef FSDP_CTL_ROUNDS_H
+#define FSDP_CTL_ROUNDS_H
 
 #include <fsdp/ctl.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* Toys in Criterion: a body that fails on a rank fails the test. */
-#ifndef FSDP_TESTS_UNIT_EXPECT_TOY_H
-#define FSDP_TESTS_UNIT_EXPECT_TOY_H
+#ifndef FSDP_EXPECT_TOY_H
+#define FSDP_EXPECT_TOY_H
 
 #include "tests/support/nets/state_net.h"
 

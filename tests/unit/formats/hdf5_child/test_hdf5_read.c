@@ -355,7 +355,7 @@ Test(hdf5_read, a_virtual_dataset_within_the_file_is_read)
 
 /* --- filters ---------------------------------------------------------------------------------- */
 
-enum { STRANGE = 32099 };
+enum { UNKNOWN_FILTER = 32099 };
 
 static size_t do_nothing(unsigned flags, size_t count, const unsigned values[], size_t size,
                          size_t *room, void **buf)
@@ -368,28 +368,28 @@ static size_t do_nothing(unsigned flags, size_t count, const unsigned values[], 
     return size;
 }
 
-static void write_strange(unsigned flags)
+static void write_unknown_filter(unsigned flags)
 {
-    const H5Z_class2_t filter = {H5Z_CLASS_T_VERS, STRANGE, 1,    1,
-                                 "strange",        NULL,    NULL, do_nothing};
+    const H5Z_class2_t filter = {H5Z_CLASS_T_VERS, UNKNOWN_FILTER, 1,    1,
+                                 "unknown",        NULL,           NULL, do_nothing};
     const hsize_t dims[] = {3};
     cr_assert(H5Zregister(&filter) >= 0);
     hid_t file = create(), plist = chunked(1, dims);
-    H5Pset_filter(plist, STRANGE, flags, 0, NULL);
+    H5Pset_filter(plist, UNKNOWN_FILTER, flags, 0, NULL);
     add_numbers(file, "w", H5T_STD_I32LE, 1, dims, plist);
     H5Fclose(file);
-    cr_assert(H5Zunregister(STRANGE) >= 0);
+    cr_assert(H5Zunregister(UNKNOWN_FILTER) >= 0);
 }
 
 Test(hdf5_read, a_filter_that_must_be_known_is_named)
 {
-    write_strange(H5Z_FLAG_MANDATORY);
+    write_unknown_filter(H5Z_FLAG_MANDATORY);
     expect_refusal(FSDP_ERR_REFUSED, "dataset 'w': it needs filter 32099");
 }
 
 Test(hdf5_read, a_filter_that_may_be_unknown_is_named_when_its_data_is_read)
 {
-    write_strange(H5Z_FLAG_OPTIONAL);
+    write_unknown_filter(H5Z_FLAG_OPTIONAL);
     fsdp_source *source = open_source();
     fsdp_error err = {0};
     fsdp_source_reader reader = {0};

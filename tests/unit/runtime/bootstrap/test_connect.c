@@ -17,13 +17,13 @@
 #include "statedict/ctl/ctl_backend.h"
 #include "tests/support/ranks/rank_sockets.h"
 
-enum { RANKS = 3, FILES = 100, DEADLINE_MS = 10000, STRANGERS = 2 };
+enum { RANKS = 3, FILES = 100, DEADLINE_MS = 10000, SILENT_CONNECTIONS = 2 };
 
 /* The result of each rank. */
 typedef struct findings {
     fsdp_error errors[RANKS];
     int64_t waited_ms[RANKS];
-    int strangers;         /* other programs' connections to rank 0 before rank 1's */
+    int silent;            /* other programs' connections to rank 0 before rank 1's */
     int files_left[RANKS]; /* that a rank may open; 0: no limit */
 } findings;
 
@@ -93,14 +93,14 @@ static socklen_t find_rank_0(struct sockaddr_un *name)
     return 0;
 }
 
-static int strangers[STRANGERS];
+static int silent[SILENT_CONNECTIONS];
 static int expected, came, sends;
 static const fsdp_ctl_ops *real_ops;
 
 /* Two other programs connect to rank 0 before rank 1 reports that it listens, that is, before it can
  * send. */
-static fsdp_status send_after_strangers(fsdp_ctl *ctl, int to, const void *data, size_t size,
-                                        int64_t until_ms, fsdp_error *err)
+static fsdp_status send_after_silent(fsdp_ctl *ctl, int to, const void *data, size_t size,
+                                     int64_t until_ms, fsdp_error *err)
 {
     struct sockaddr_un name;
     sends++;
@@ -108,7 +108,7 @@ static fsdp_status send_after_strangers(fsdp_ctl *ctl, int to, const void *data,
         socklen_t length = find_rank_0(&name);
         int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (length > 0 && connect(fd, (struct sockaddr *)&name, length) == 0)
-            strangers[came++] = fd;
+            silent[came++] = fd;
         else
             close(fd);
         usleep(1000);
@@ -123,11 +123,11 @@ static fsdp_status exchange_memory(void *user, fsdp_ctl *ctl, fsdp_error *err)
     int rank = fsdp_ctl_rank(ctl);
     shm_segment own;
     shm_peer peers[2] = {{.process = {-1, 0}}, {.process = {-1, 0}}};
-    if (rank == 1 && found->strangers > 0) {
-        expected = found->strangers;
+    if (rank == 1 && found->silent > 0) {
+        expected = found->silent;
         real_ops = ctl->ops;
         late_ops = *ctl->ops;
-        late_ops.send = send_after_strangers;
+        late_ops.send = send_after_silent;
         ctl->ops = &late_ops;
     }
     FSDP_TRY(fsdp_shm_segment_init(2, &own, err));
@@ -147,25 +147,25 @@ static fsdp_status exchange_memory(void *user, fsdp_ctl *ctl, fsdp_error *err)
 
 Test(connect, a_silent_connection_delays_no_rank, .timeout = 60)
 {
-    findings found = {.strangers = 1};
+    findings found = {.silent = 1};
     fsdp_error err = {0};
     cr_assert_eq(fsdp_ctl_run_threads(2, exchange_memory, &found, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(came, 1);
     for (int i = 0; i < 2; i++)
         cr_expect_lt(found.waited_ms[i], DEADLINE_MS / 2);
-    close(strangers[0]);
+    close(silent[0]);
 }
 
 /* Rank 0 has files for its listener, the other rank's process, and two connections. */
 Test(connect, silent_connections_are_closed_when_no_file_is_left_for_a_rank, .timeout = 60)
 {
-    findings found = {.strangers = STRANGERS, .files_left = {4}};
+    findings found = {.silent = SILENT_CONNECTIONS, .files_left = {4}};
     fsdp_error err = {0};
     (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, FILES});
     cr_assert_eq(fsdp_ctl_run_threads(2, exchange_memory, &found, &err), FSDP_OK, "%s", err.text);
-    cr_assert_eq(came, STRANGERS);
-    for (int i = 0; i < STRANGERS; i++)
-        close(strangers[i]);
+    cr_assert_eq(came, SILENT_CONNECTIONS);
+    for (int i = 0; i < SILENT_CONNECTIONS; i++)
+        close(silent[i]);
 }
 
 Test(connect, a_rank_without_room_for_the_memory_of_others_says_so_before_the_deadline,

@@ -256,13 +256,13 @@ Test(ctl_tcp, a_rank_that_left_is_named_by_one_who_connects_late)
 /* --- no file is left -------------------------------------------------------------------------- */
 
 /* A listener with a connection in its backlog. */
-static int listen_with_stranger(int *stranger_out)
+static int listen_with_backlog(int *waiting_out)
 {
     int listener = -1;
     fsdp_error err = {0};
     cr_assert_eq(fsdp_socket_listen(FSDP_LOOPBACK, 0, &listener, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_socket_connect(FSDP_LOOPBACK, fsdp_socket_port(listener),
-                                     fsdp_now_ms() + 10000, stranger_out, &err),
+                                     fsdp_now_ms() + 10000, waiting_out, &err),
                  FSDP_OK, "%s", err.text);
     return listener;
 }
@@ -280,14 +280,14 @@ static void allow_no_more_files(void)
 /* Rank 1 of 3 waits for the call of rank 2. */
 Test(ctl_tcp, a_rank_that_can_accept_no_connection_waits_no_longer_than_its_deadline, .timeout = 60)
 {
-    int ends[2], stranger = -1;
+    int ends[2], waiting = -1;
     char byte;
     fsdp_ctl *ctl = NULL;
     fsdp_error err = {0};
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
     fsdp_tcp_parts parts = {.rank = 1,
                             .size = 3,
-                            .listener = listen_with_stranger(&stranger),
+                            .listener = listen_with_backlog(&waiting),
                             .fds = fsdp_alloc(1, sizeof(int)),
                             .addresses = fsdp_alloc(3, sizeof(fsdp_rank_address))};
     parts.fds[0] = ends[0];
@@ -296,24 +296,24 @@ Test(ctl_tcp, a_rank_that_can_accept_no_connection_waits_no_longer_than_its_dead
     cr_expect_eq(ctl->ops->recv(ctl, 2, &byte, 1, fsdp_now_ms() + SHORT_MS, &err), FSDP_ERR_LIMIT);
     cr_expect(strstr(err.text, "no file is left"), "%s", err.text);
     fsdp_ctl_free(ctl);
-    close(stranger);
+    close(waiting);
     close(ends[1]);
 }
 
 Test(ctl_tcp, a_rendezvous_that_lacks_files_fails_at_once, .timeout = 30)
 {
-    int stranger = -1;
+    int waiting = -1;
     fsdp_ctl *ctl = NULL;
     fsdp_error err = {0};
     const fsdp_rendezvous_spec spec = {.size = 2,
                                        .job = "test",
                                        .is_one_host = true,
                                        .deadline_ms = 60000,
-                                       .listener = listen_with_stranger(&stranger)};
+                                       .listener = listen_with_backlog(&waiting)};
     allow_no_more_files();
     cr_expect_eq(fsdp_rendezvous(&spec, &ctl, &err), FSDP_ERR_LIMIT);
     cr_expect(strstr(err.text, "ulimit -n"), "%s", err.text);
-    close(stranger);
+    close(waiting);
 }
 
 static fsdp_status barrier_only(void *user, fsdp_ctl *ctl, fsdp_error *err)

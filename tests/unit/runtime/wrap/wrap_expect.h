@@ -1,6 +1,6 @@
 /* What tests of the FSDP1 face expect, on ranks that are threads. */
-#ifndef FSDP_TESTS_WRAP_EXPECT_H
-#define FSDP_TESTS_WRAP_EXPECT_H
+#ifndef FSDP_WRAP_EXPECT_H
+#define FSDP_WRAP_EXPECT_H
 
 #include "tests/support/nets/training.h"
 #include <fsdp/root_init.h>

@@ -1,8 +1,8 @@
 /*
  * Runs that leave their whole state, and others that find it: for tests of state dicts of the FSDP1 face.
  */
-#ifndef FSDP_TESTS_WRAP_STATE_CASES_H
-#define FSDP_TESTS_WRAP_STATE_CASES_H
+#ifndef FSDP_WRAP_STATE_CASES_H
+#define FSDP_WRAP_STATE_CASES_H
 
 #include "tests/unit/runtime/wrap/wrap_expect.h"
 #include <fsdp/state.h>

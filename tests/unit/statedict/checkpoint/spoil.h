@@ -2,8 +2,8 @@
  * For tests of damage: a small checkpoint on disk, its files as bytes to be changed and put back, and
  * the hashes made right again over what was changed, as somebody with bad intent would.
  */
-#ifndef SPOIL_H
-#define SPOIL_H
+#ifndef FSDP_SPOIL_H
+#define FSDP_SPOIL_H
 
 #include "base/text.h"
 #include "formats/native/native_index.h"

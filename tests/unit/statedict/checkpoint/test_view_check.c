@@ -64,7 +64,7 @@ static described describe(int count, int ranks, int aliases)
     fsdp_mesh_free(mesh);
     described d = {{.kind = FSDP_SHARDED, .sd = sd, .world = ranks, .file_count = ranks}, NULL};
     d.owners = fsdp_alloc(fsdp_sd_count(sd), sizeof *d.owners);
-    cr_assert_eq(fsdp_plan_owners(sd, FSDP_OWNERS_BALANCED, d.owners, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_box_plan_owners(sd, FSDP_OWNERS_BALANCED, d.owners, NULL), FSDP_OK);
     return d;
 }
 

@@ -2,8 +2,8 @@
  * For tests of the commit: checkpoints of one small file, saved with the real steps, and checks of the
  * disk after a crash at every storage call.
  */
-#ifndef TINY_CHECKPOINT_H
-#define TINY_CHECKPOINT_H
+#ifndef FSDP_TINY_CHECKPOINT_H
+#define FSDP_TINY_CHECKPOINT_H
 
 #include "tests/support/disk/io_fault.h"
 #include "tests/support/disk/io_sim.h"

@@ -56,11 +56,11 @@ static void check_stored_once(const fsdp_sd *sd, fsdp_kind kind, fsdp_owner_poli
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
     unsigned char marks[400] = {0};
     int owner;
-    cr_assert_eq(fsdp_plan_owners(sd, policy, &owner, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_box_plan_owners(sd, policy, &owner, NULL), FSDP_OK);
     for (int rank = 0; rank < world; rank++) {
         fsdp_save_plan plan;
-        fsdp_plan_input input = {sd, kind, false, &owner, rank};
-        cr_assert_eq(fsdp_plan_save(&input, &plan, NULL), FSDP_OK);
+        fsdp_box_plan_input input = {sd, kind, false, &owner, rank};
+        cr_assert_eq(fsdp_box_plan_save(&input, &plan, NULL), FSDP_OK);
         for (size_t i = 0; i < plan.box_count; i++) {
             fsdp_box box = fsdp_shard_box_box(&plan.boxes[i]);
             mark(marks, entry->shape, &box);
@@ -95,7 +95,7 @@ static void check_found(const fsdp_sd *sd, fsdp_owner_policy policy)
 {
     int owner;
     const fsdp_entry *entry = fsdp_sd_at(sd, 0);
-    cr_assert_eq(fsdp_plan_owners(sd, policy, &owner, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_box_plan_owners(sd, policy, &owner, NULL), FSDP_OK);
     for (int64_t lo = 0; lo < entry->shape[0]; lo += 2)
         for (int64_t len = 1; lo + len <= entry->shape[0]; len += 3) {
             fsdp_box wanted = fsdp_box_whole(entry->ndim, entry->shape);
@@ -104,7 +104,8 @@ static void check_found(const fsdp_sd *sd, fsdp_owner_policy policy)
             found_boxes found = {.entry = entry, .wanted = &wanted};
             unsigned char expected[400] = {0};
             mark(expected, entry->shape, &wanted);
-            cr_assert_eq(fsdp_plan_stored(entry, owner, &wanted, note_box, &found, NULL), FSDP_OK);
+            cr_assert_eq(fsdp_box_plan_stored(entry, owner, &wanted, note_box, &found, NULL),
+                         FSDP_OK);
             for (size_t i = 0; i < sizeof expected; i++)
                 cr_assert(found.marks[i] >= expected[i] && found.marks[i] <= 1);
         }
@@ -167,11 +168,11 @@ Test(plan, replicas_are_written_once_by_ranks_with_about_equal_bytes)
         total += (1 + i * i) * 4;
     }
     int owners[TENSORS];
-    cr_assert_eq(fsdp_plan_owners(sd, FSDP_OWNERS_BALANCED, owners, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_box_plan_owners(sd, FSDP_OWNERS_BALANCED, owners, NULL), FSDP_OK);
     for (int rank = 0; rank < WORLD; rank++) {
         fsdp_save_plan plan;
-        fsdp_plan_input input = {sd, FSDP_SHARDED, false, owners, rank};
-        cr_assert_eq(fsdp_plan_save(&input, &plan, NULL), FSDP_OK);
+        fsdp_box_plan_input input = {sd, FSDP_SHARDED, false, owners, rank};
+        cr_assert_eq(fsdp_box_plan_save(&input, &plan, NULL), FSDP_OK);
         least = plan.bytes < least ? plan.bytes : least;
         most = plan.bytes > most ? plan.bytes : most;
         total -= plan.bytes;
@@ -180,7 +181,7 @@ Test(plan, replicas_are_written_once_by_ranks_with_about_equal_bytes)
     cr_assert_eq(total, 0);
     cr_assert_lt(most - least, most / 20, "from %lld to %lld bytes", (long long)least,
                  (long long)most);
-    cr_assert_eq(fsdp_plan_owners(sd, FSDP_OWNERS_LOWEST, owners, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_box_plan_owners(sd, FSDP_OWNERS_LOWEST, owners, NULL), FSDP_OK);
     for (int i = 0; i < TENSORS; i++)
         cr_assert_eq(owners[i], 0);
     fsdp_mesh_free(mesh);
@@ -194,7 +195,7 @@ static void check_owners(const fsdp_sd *sd, int copies)
     enum { MOST = 64 };
     int owners[MOST], order[MOST] = {0}, count = (int)fsdp_sd_count(sd);
     int64_t load[MOST] = {0};
-    cr_assert_eq(fsdp_plan_owners(sd, FSDP_OWNERS_BALANCED, owners, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_box_plan_owners(sd, FSDP_OWNERS_BALANCED, owners, NULL), FSDP_OK);
     for (int i = 0; i < count; i++) {
         int at = i;
         int64_t bytes = fsdp_entry_bytes(fsdp_sd_at(sd, (size_t)i));
@@ -239,8 +240,8 @@ Test(plan, local_checkpoints_keep_every_copy)
     add(sd, "w", 1, (int64_t[]){10}, mesh, &whole);
     for (int rank = 0; rank < 3; rank++) {
         fsdp_save_plan plan;
-        fsdp_plan_input input = {sd, FSDP_LOCAL, false, &owner, rank};
-        cr_assert_eq(fsdp_plan_save(&input, &plan, NULL), FSDP_OK);
+        fsdp_box_plan_input input = {sd, FSDP_LOCAL, false, &owner, rank};
+        cr_assert_eq(fsdp_box_plan_save(&input, &plan, NULL), FSDP_OK);
         cr_assert_eq(plan.box_count, 1);
         fsdp_save_plan_release(&plan);
     }
