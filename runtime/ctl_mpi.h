@@ -2,14 +2,15 @@
  * The control plane over MPI (library fsdp_mpi). It uses a duplicate of the given communicator, so that its
  * messages never mix with the program's.
  *
- * Life: fsdp_ctl_mpi_world, use, fsdp_ctl_free, fsdp_mpi_finalize. Collective: all ranks create.
+ * The program calls fsdp_ctl_mpi_world or fsdp_ctl_mpi_comm, uses the control plane, and calls fsdp_ctl_free,
+ * then fsdp_mpi_finalize. The two that create it are collective over their communicator.
  *
  * When a rank is dead or stopped, MPI_Finalize would block for ever. After a failure of the control plane
  * fsdp_mpi_finalize therefore returns false without calling it; the program then flushes its output and ends
  * with _exit, never with exit or a return from main. By default mpirun kills all ranks when one dies; with
  * `mpirun --enable-recovery` they live on and report who was lost.
  *
- * All calls of one process from one thread (MPI_THREAD_FUNNELED).
+ * One thread of a process makes all calls (MPI_THREAD_FUNNELED).
  */
 #ifndef FSDP_CTL_MPI_H
 #define FSDP_CTL_MPI_H

@@ -14,7 +14,8 @@ extern "C" {
 typedef enum fsdp_memory_class {
     FSDP_MEMORY_SHARD,         /* parameters' shards and buffers */
     FSDP_MEMORY_UNSHARDED,     /* gathered parameters */
-    FSDP_MEMORY_ALL_GATHER,    /* flat buffers of gathers, and shards of int reshard */
+    FSDP_MEMORY_ALL_GATHER,    /* flat buffers of gathers, and the slices that are kept when
+                                * parameters are resharded to groups of k ranks */
     FSDP_MEMORY_REDUCE,        /* flat buffers of reductions */
     FSDP_MEMORY_GRAD,          /* gradients, whole and sharded */
     FSDP_MEMORY_OPTIM,         /* moments and masters */

@@ -40,7 +40,8 @@ typedef struct fsdp_param_spec {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add(fsdp_model *model, const fsdp_param_spec *spec,
                                                  fsdp_param **param_out, fsdp_error *err);
 /* Local. A further name of a parameter that modules share: an alias in state dicts. Units go by its first
- * name: where the other module is in another unit, that unit's hooks do not gather it. */
+ * name: where the other module is in another unit, that unit's hooks do not gather it. FSDP_ERR_USAGE, and no
+ * change, after the root was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
                                                        fsdp_error *err);
 
@@ -60,7 +61,7 @@ typedef struct fsdp_param_info {
     int ndim;
     const int64_t *shape;              /* global */
     bool is_buffer;
-    bool requires_grad;
+    bool requires_grad;                /* default: true for parameters of floating dtypes */
     const char *const *aliases;
     size_t alias_count;
     const fsdp_layout *layout;         /* over the unit's mesh, as state dicts have it; NULL before the root
@@ -81,7 +82,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, f
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                                                            fsdp_placement placement, fsdp_error *err);
 
-/* Where one parameter is cut. */
+/* The cut of one parameter into shards. */
 typedef struct fsdp_param_place {
     int dim;                   /* tensor dim; negative: from the end. Other than 0 must divide evenly */
     const fsdp_mesh *mesh;     /* NULL: the unit's. Parameters of several meshes are several groups */

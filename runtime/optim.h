@@ -47,17 +47,21 @@ typedef struct fsdp_sgd_opts {
     const fsdp_optim_group *groups;
     size_t group_count;
 } fsdp_sgd_opts;
+/* Local. *optim_out is the caller's; the root outlives it. Frozen parameters get no state. FSDP_ERR_USAGE for
+ * numbers that SGD does not accept. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts,
                                                   fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
 
-/* Local. Steps every parameter of the optimizer that has a sharded gradient, and drops the gradients; those
- * that another optimizer of the root is to step wait for it. A unit of a parameter that is still gathered, or
- * on its way, is given back: what it holds is what was before the step. */
+/* Local. Steps every parameter of the optimizer that has a sharded gradient, and drops the gradient.
+ * The gradients of other optimizers of the root stay until their steps. Units of stepped parameters that are
+ * gathered, or whose gather is under way, are resharded: their gathered data is from before the step. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
 
 FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);
 FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);  /* NaN: there is no such group */
+/* Local, with the same value on all ranks. FSDP_ERR_USAGE: there is no such group, or lr is negative or not
+ * finite. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr,
                                                     fsdp_error *err);
 
@@ -84,11 +88,11 @@ FSDP_API size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_pa
 typedef struct fsdp_clip_opts {
     double max_norm;           /* 0 or infinity: only measure */
     double norm_type;          /* default 2; infinity: the largest */
-    bool error_if_nonfinite;
+    bool error_if_nonfinite;   /* a norm that is not finite is FSDP_ERR_DAMAGED, and no gradient changes */
 } fsdp_clip_opts;
-/* Collective over all ranks of the root's meshes, between end_backward and the step. *norm_out: of all
- * gradients as one vector, the same on every rank. They are multiplied by
- * min(1, max_norm / (norm + 1e-6)). */
+/* Collective over all ranks of the root's meshes, between end_backward and the step. *norm_out, not
+ * NULL, is the norm of all gradients as one vector, the same on every rank. The gradients are multiplied by
+ * min(1, max_norm / (norm + 1e-6)). opts NULL: all zero, which only measures. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts,
                                                            double *norm_out, fsdp_error *err);
 
@@ -102,7 +106,8 @@ typedef struct fsdp_scaler_opts {
 /* Local. opts NULL: all defaults. *scaler_out is the caller's. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out,
                                                      fsdp_error *err);
-FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);
+FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);   /* local; accepts NULL */
+/* Local. The scale of the next backward, the same on every rank. */
 FSDP_API double fsdp_scaler_scale(const fsdp_scaler *scaler);
 /* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once after a
  * backward; the step does it otherwise. The gradients of one root at a time. */
@@ -120,8 +125,8 @@ typedef enum fsdp_schedule_kind {
     FSDP_SCHEDULE_COSINE               /* falls to `end` along half a cosine */
 } fsdp_schedule_kind;
 
-/* The factor rises in equal parts to 1, which step warmup - 1 has; then `kind` says. Step `total` and those
- * behind it have `end`. */
+/* The factor rises in equal parts to 1, which step warmup - 1 has; then `kind` decides. From step `total` on
+ * it is `end`, except for CONSTANT, which stays at 1. */
 typedef struct fsdp_schedule {
     fsdp_schedule_kind kind;
     int64_t warmup, total;

@@ -24,14 +24,16 @@ extern "C" {
 typedef struct fsdp_root fsdp_root;
 
 /* Collective. Makes the unit `root` of the parameters that no unit has, allocates all shards (zeroed), and
- * freezes the structure. *root_out is the caller's, and is freed before its model. */
+ * freezes the structure. *root_out is the caller's, and is freed before its model. opts NULL: all zero, which
+ * is FSDP_ERR_USAGE, as for every unit without a mesh. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts,
                                                    fsdp_root **root_out, fsdp_error *err);
 FSDP_API void fsdp_root_free(fsdp_root *root); /* local; accepts NULL */
 FSDP_API fsdp_unit *fsdp_root_unit(fsdp_root *root);   /* the unit `root` */
 FSDP_API size_t fsdp_root_unit_count(const fsdp_root *root);
-FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i); /* root first, then by name order
-                                                                         * of their parameters */
+/* The unit `root` is first; the others follow in the order in which their first parameters were declared,
+ * units without parameters last. */
+FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i);
 
 /* Local, before the first step and before `root` has an optimizer. The units of both roots gather and reduce
  * in one order, share buffers in flight, and count memory as one. */
@@ -98,6 +100,7 @@ FSDP_API void fsdp_root_zero_grad(fsdp_root *root);
 
 /* Local. Bytes on this rank, rounding of allocations not counted. */
 FSDP_API fsdp_memory fsdp_root_memory(const fsdp_root *root);
+/* Local. Peaks start again from the bytes of now, for all roots that share the context. */
 FSDP_API void fsdp_root_reset_peak(fsdp_root *root);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /*
- * Types of the settings that unit.h takes: when gathered parameters are given back, and the caller's own
+ * Types of the settings that unit.h takes: when gathered parameters are resharded, and the caller's own
  * collectives, buffers and hooks.
  */
 #ifndef FSDP_SETTINGS_H
@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* When the gathered parameters are given back; k >= 2: resharded to groups of k ranks after forward. */
+/* Whether post_forward reshards the gathered parameters; k >= 2: to groups of k ranks. */
 enum {
     FSDP_RESHARD_AUTO = 0,             /* always, but never for the root */
     FSDP_RESHARD_ALWAYS = 1,
@@ -24,14 +24,14 @@ typedef fsdp_status (*fsdp_all_reduce_hook)(void *context, void *data, fsdp_dtyp
                                             fsdp_error *err);
 
 /*
- * A collective and its buffers in place of the library's. Of a gather the flat buffer that `run` gets as
- * call->out, with call->in inside it; of a reduction its input and its output, two buffers.
+ * A collective and its buffers in place of the library's. A gather has one flat buffer, which `run` gets as
+ * call->out, with call->in inside it; a reduction has two buffers, its input and its output.
  *
- * Who owns what: a buffer is the root's from `alloc` to `dealloc`. It is used again for steps to come, by
+ * Ownership: the root owns a buffer from `alloc` to `dealloc`, and uses it again in later steps, for
  * collectives with the same context, alloc and dealloc only; so alloc is called a few times, not in every
- * step. A reduction's output may stay as the sharded gradient until that is dropped. Buffers that hold
- * nothing go back when another collective is set, every other one before fsdp_root_free returns: `context`
- * must live until then.
+ * step. The output of a reduction may stay as the sharded gradient until that is dropped. Setting another
+ * collective frees the buffers that hold nothing, fsdp_root_free the others: `context` lives until
+ * fsdp_root_free returns.
  *
  * Threads and order: alloc and dealloc are called by the thread that calls the hooks; run on the stream's
  * thread, maybe at the same time. dealloc comes after all work with the buffer, also run's own.
@@ -40,10 +40,10 @@ typedef fsdp_status (*fsdp_all_reduce_hook)(void *context, void *data, fsdp_dtyp
  */
 typedef struct fsdp_custom_collective {
     void *context;
-    /* size > 0 bytes that the device can use, aligned like malloc's; need not be zeroed. When it returns
-     * NULL, what is not in use goes back and it is asked once more; then the hook fails with FSDP_ERR_LIMIT
-     * and names the unit. alloc NULL: the buffers are the library's, or the communicator's if that was set
-     * before. */
+    /* size > 0 bytes that the device can use, aligned like malloc's; need not be zeroed. After a NULL the
+     * root frees the buffers that are not in use and calls alloc once more; after a second one the hook fails
+     * with FSDP_ERR_LIMIT and names the unit. alloc NULL: the buffers are the library's, or the
+     * communicator's if that was set before. */
     void *(*alloc)(void *context, size_t size);
     /* NULL: the buffers are the user's to free, after fsdp_root_free. Not called without alloc. */
     void (*dealloc)(void *context, void *data);

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/* Which state. */
+/* The part of the state that a call gets or sets. */
 typedef enum fsdp_state_part {
     FSDP_STATE_ALL = 0,
     FSDP_STATE_MODEL,          /* optimizers are left alone [get_model_state_dict] */
@@ -31,8 +31,8 @@ typedef enum fsdp_state_part {
 /* All zero: everything, sharded, strict. In brackets: PyTorch's StateDictOptions. */
 typedef struct fsdp_state_opts {
     fsdp_state_part part;
-    /* Whose state; NULL: all optimizers of the root, in the order in which they were made. Several are
-     * merged, and have no parameter in common. */
+    /* The optimizers whose state it is; NULL: all of the root, in the order in which they were made. Several
+     * are merged, and have no parameter in common. */
     fsdp_optim *const *optims;
     size_t optim_count;
     bool ignore_frozen;                /* parameters that need no gradient are neither in what is got, nor
@@ -127,18 +127,18 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save(fsdp_root *root, const char *di
 
 typedef struct fsdp_root_load_opts {
     fsdp_state_opts state;     /* as above */
-    fsdp_load_opts load;       /* cast, verify, watch, ... partial is that of state. The report has names
-                                * as fsdp_root_set_state does, also when they are why it failed; and the path.
-                                * include and exclude are FSDP_ERR_USAGE: state has submodules */
+    fsdp_load_opts load;       /* check, cast, watch, ... partial is set here or in state. The report has
+                                * names as fsdp_root_set_state does, also when they are why it failed; and the
+                                * path. include and exclude are FSDP_ERR_USAGE: state has submodules */
     fsdp_sd *own;              /* loaded, too: tensors into their memory (where there is none, the state
-                                * dict's own), values replaced. What the checkpoint lacks is missing; if
-                                * partial it stays as it is. May be NULL */
+                                * dict's own), values replaced. A name that the checkpoint lacks is
+                                * missing; if partial, its entry stays as it is. May be NULL */
     int64_t *step;             /* gets the checkpoint's step, FSDP_STEP_NONE if it has none. May be NULL */
 } fsdp_root_load_opts;
 
 /*
  * Collective over the world. Takes what fsdp_root_set_state takes from a checkpoint of any mesh, either face
- * and any format that is read (PyTorch's, saved under "model" and "optim"): each rank reads its part. Of a
+ * and any format that is read (PyTorch's, saved under "model" and "optim"): each rank reads its part. In a
  * run it takes the newest good one. opts NULL: all zero. Nothing is changed when names, shapes or dtypes do
  * not fit; after a failed read, contents are undefined.
  */

@@ -20,7 +20,8 @@ extern "C" {
 
 typedef struct fsdp_unit fsdp_unit;
 
-/* All zero but the mesh: FSDP over its one dim (of several: HSDP), computed as stored. */
+/* All zero but the mesh: FSDP over a mesh of one dim, HSDP over one of several, computed in the stored dtype.
+ * A unit without a mesh is FSDP_ERR_USAGE. */
 typedef struct fsdp_unit_opts {
     const fsdp_mesh *mesh;             /* connected, see fsdp_world_mesh; outlives the model */
     const char *shard_dims;            /* "dp": names of mesh dims, joined by commas; several are seen as one.
@@ -34,26 +35,25 @@ typedef struct fsdp_unit_opts {
     bool keep_input_dtype;             /* inputs are not cast to param_dtype; see fsdp_unit_input_dtype */
     bool offload;                      /* shards and their gradients live in host memory, which on devices of
                                         * the host only means that gradients are copied */
-    bool pageable;                     /* offloaded memory is not pinned; on devices of the host
-                                        * it never is */
     /* Callbacks, each may be NULL. */
     void *context;
     void (*placement)(void *context, const fsdp_param *param, fsdp_param_place *place);
-    /* In place of param_dtype: it, the parameter's stored one, or NONE, which means param_dtype. */
+    /* The dtype of one gathered parameter: param_dtype, its stored dtype, or NONE, which is param_dtype. */
     fsdp_dtype (*param_dtype_of)(void *context, const fsdp_param *param);
     bool (*ignore)(void *context, const fsdp_param *param);       /* left whole, not reduced */
 } fsdp_unit_opts;
 
 /*
- * Local. A unit of every parameter that has no unit yet and whose name is `prefix` or begins with "prefix.";
- * "": all. Inner units are made first. A unit may have no parameters, when inner units took them all or they
- * are ignored. FSDP_ERR_USAGE when no parameter, buffer or alias has such a name, with the nearest one that
- * exists, and when a unit has that prefix already. The opts are copied.
+ * Local. A unit of every parameter that has no unit yet and whose name is `prefix` or begins with "prefix.".
+ * Inner units are made first. A unit may have no parameters, when inner units took them all or they are
+ * ignored. FSDP_ERR_USAGE when no parameter, buffer or alias has such a name, with the nearest one that
+ * exists, when a unit has that prefix already, and for "": fsdp_root_create makes the unit of the rest. The
+ * opts are copied; NULL: all zero. The unit is the model's; unit_out may be NULL.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix,
                                                    const fsdp_unit_opts *opts, fsdp_unit **unit_out,
                                                    fsdp_error *err);
-/* Local. One unit of several prefixes, its members. */
+/* Local. One unit of n >= 1 different prefixes, its members; otherwise as fsdp_unit_create. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes,
                                                         size_t n, const fsdp_unit_opts *opts,
                                                         fsdp_unit **unit_out, fsdp_error *err);
@@ -65,13 +65,13 @@ FSDP_API fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i);
 /* --- hooks ------------------------------------------------------------------------------------ */
 
 /*
- * pre_forward and pre_backward gather the parameters; post_forward gives them back, post_backward reduces the
- * gradients and gives the parameters back. A hook that is called twice in a row does nothing the second time,
+ * pre_forward and pre_backward gather the parameters; post_forward reshards them, post_backward reduces the
+ * gradients and reshards the parameters. A hook that is called twice in a row does nothing the second time,
  * but post_forward without its pre_forward is FSDP_ERR_USAGE. post_backward may come without pre_backward: it
  * reduces the gradients that there are.
  *
  * Activations that are computed again in backward: a pre_forward of a unit whose backward has begun, or of a
- * unit inside it, gathers, and its post_forward gives nothing back.
+ * unit inside it, gathers, and its post_forward does not reshard.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err);
@@ -80,7 +80,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_
 
 /*
  * The hook of one member of a unit of fsdp_unit_create_list; `member` is the index of its prefix. The first
- * pre_forward gathers, the last post_forward gives back. A backward ends with the last post_backward of the
+ * pre_forward gathers, the last post_forward reshards. A backward ends with the last post_backward of the
  * members that ran in forward: a member that is called several times reduces as often. A forward that not all
  * members came through ends with fsdp_root_end_forward.
  */
@@ -94,7 +94,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_member_hook(fsdp_unit *unit, size_t 
                                                         fsdp_error *err);
 
 /* Gathers outside the hooks. *handle_out (may be NULL) is the unit's, and is waited for by fsdp_unshard_wait
- * or by the next pre_forward. fsdp_unit_reshard gives the parameters back at once. */
+ * or by the next pre_forward. fsdp_unit_reshard frees the gathered parameters at once. */
 typedef struct fsdp_unshard_handle fsdp_unshard_handle;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async,
                                                     fsdp_unshard_handle **handle_out, fsdp_error *err);
@@ -118,7 +118,7 @@ FSDP_API void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out); /
 
 /* The gradient of this backward, as large as the data: zeroed on the first request, to be added to. */
 FSDP_API void *fsdp_param_grad(fsdp_param *param);
-/* The same without zeroing, all of it to be overwritten. */
+/* The gradient without zeroing: the caller overwrites all of it. */
 FSDP_API void *fsdp_param_grad_raw(fsdp_param *param);
 /* The reduced gradient of this rank's rows, from end_backward to the optimizer's step; NULL: none. */
 FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
@@ -135,36 +135,44 @@ FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_error(const fsdp_param *param, fsdp_error *err);
 
-/* Frozen parameters are gathered and have no gradient. Between steps only. */
+/* Local, with the same value on all ranks. Default: true for parameters of floating dtypes. A parameter with
+ * false is frozen: it is gathered and has no gradient. FSDP_ERR_USAGE inside a forward or backward, in a flat
+ * parameter (wrap.h), and true for a buffer or for a dtype that is not floating. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad,
                                                                fsdp_error *err);
 
 /* --- settings, named as PyTorch's ------------------------------------------------------------- */
 
-/* 1 or 0 where nothing else is said. The last two change how a unit communicates: FSDP_ERR_USAGE inside a
- * forward or backward. The others take effect with the next hook. */
+/* A setting is a switch, 1 or 0, unless its line has other values. The last two change how a unit
+ * communicates: FSDP_ERR_USAGE inside a forward or backward. The others take effect with the next hook. */
 typedef enum fsdp_unit_setting {
+    /* Default 1. 0: post_backward keeps gradients whole and adds them up. Sets REQUIRES_ALL_REDUCE, too. */
     FSDP_UNIT_REQUIRES_GRADIENT_SYNC,
+    /* Default 1. 0: HSDP reduce-scatters gradients and adds them up, until 1 all-reduces the sum. */
     FSDP_UNIT_REQUIRES_ALL_REDUCE,
+    /* Default: the option's. 1 is FSDP_RESHARD_ALWAYS, 0 FSDP_RESHARD_NEVER; either replaces a number k. */
     FSDP_UNIT_RESHARD_AFTER_FORWARD,
-    FSDP_UNIT_RESHARD_AFTER_BACKWARD,
-    FSDP_UNIT_UNSHARD_IN_BACKWARD,
-    FSDP_UNIT_KEEP_UNSHARDED_STORAGE,
-    FSDP_UNIT_UNSHARD_ASYNC_OP,
-    FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS,
-    FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS,            /* zeros for parameters without a gradient, so that
-                                                        * ranks may use different ones */
-    FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS,        /* in flight, at least 1; units of one root share the
-                                                        * largest */
-    FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP,           /* reduce-scatter has a communicator of its own, beside
-                                                        * all-gather; the first time, this is collective */
-    FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP       /* buffers in memory that the communicator gives;
-                                                        * FSDP_ERR_USAGE beside a custom collective */
+    FSDP_UNIT_RESHARD_AFTER_BACKWARD,          /* default 1; 0: post_backward does not reshard */
+    FSDP_UNIT_UNSHARD_IN_BACKWARD,             /* default 1; 0: pre_backward does not gather */
+    FSDP_UNIT_KEEP_UNSHARDED_STORAGE,          /* default 0; 1: memory stays for the next gather */
+    FSDP_UNIT_UNSHARD_ASYNC_OP,                /* default 0; 1: hooks gather on the compute stream */
+    FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS,   /* default 0; 1: collectives sum, a division follows */
+    /* Default 0. 1: zeros for parameters without a gradient, so that ranks may use different ones. */
+    FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS,
+    /* Default 1. The number of inputs in flight, at least 1; units of one root share the largest. */
+    FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS,
+    /* Default 0. 1: reduce-scatter has a communicator of its own, beside all-gather; the first time, this is
+     * collective. */
+    FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP,
+    /* Default 0. 1: buffers lie in memory that the communicator allocates; FSDP_ERR_USAGE beside a custom
+     * collective. */
+    FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP
 } fsdp_unit_setting;
-/* recurse: of all units below the unit's prefixes, too. */
+/* recurse: sets all units below the unit's prefixes, too. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set(fsdp_unit *unit, fsdp_unit_setting setting, int value,
                                                 bool recurse, fsdp_error *err);
-/* factor > 0 replaces the number of ranks in the mean of gradients. */
+/* Local. The factor divides the sum of gradients in place of the number of ranks; a call with the number of
+ * ranks restores the mean. FSDP_ERR_USAGE unless the factor is positive and finite. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor,
                                                                        fsdp_error *err);
 /* The units that are gathered ahead by this unit's `hook`: FSDP_HOOK_PRE_FORWARD or FSDP_HOOK_PRE_BACKWARD.

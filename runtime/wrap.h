@@ -9,7 +9,7 @@
  *
  *   fsdp_param_data, fsdp_param_grad     the parameter's place in the gathered flat parameter; a gradient is
  *                                        always zeroed when it is first asked for, fsdp_param_grad_raw's, too
- *   fsdp_param_shard                     what of it lies in this rank's chunk: a run of its elements in
+ *   fsdp_param_shard                     its part in this rank's chunk: a run of its elements in
  *                                        row-major order, which need not be whole rows. The box is that run:
  *                                        one dim, (first, count), count 0 for none
  *   fsdp_param_shard_grad                the reduced gradient of that run
@@ -20,7 +20,7 @@
  * Everything else is the root's, fsdp_wrap_root: first values (root_init.h), optimizers, clipping and loss
  * scaling (optim.h), steps (root.h, unit.h), state dicts and checkpoints (state.h). They show declared
  * parameters, with the names, shapes and dtypes that they were declared with, so that checkpoints go from
- * either face to the other at any world size. What of PyTorch's FSDP1 calls is where:
+ * either face to the other at any world size. PyTorch's FSDP1 calls have these counterparts:
  *
  *   FULL_STATE_DICT, rank0_only          fsdp_state_opts.full_state_dict, with cpu_offload
  *   SHARDED_STATE_DICT, LOCAL_           sharded; checkpoints of kind FSDP_SHARDED, FSDP_LOCAL
@@ -51,17 +51,19 @@ typedef struct fsdp_wrap fsdp_wrap;
 /* --- how a unit is sharded -------------------------------------------------------------------- */
 
 typedef enum fsdp_wrap_strategy {
-    FSDP_WRAP_FULL_SHARD = 0,    /* given back after forward, gathered again in backward */
-    FSDP_WRAP_SHARD_GRAD_OP,     /* kept from forward to backward; under no_sync also behind it */
+    FSDP_WRAP_FULL_SHARD = 0,    /* resharded after forward, gathered again in backward */
+    FSDP_WRAP_SHARD_GRAD_OP,     /* gathered from forward to the end of backward; a backward that
+                                  * accumulates (no_sync) does not reshard it */
     FSDP_WRAP_NO_SHARD,          /* whole on every rank, gradients are all-reduced */
     FSDP_WRAP_HYBRID_SHARD,      /* FULL_SHARD in rows of the mesh, replicated over its columns */
-    FSDP_WRAP_HYBRID_SHARD_ZERO2 /* the same of SHARD_GRAD_OP */
+    FSDP_WRAP_HYBRID_SHARD_ZERO2 /* SHARD_GRAD_OP in rows of the mesh, replicated likewise */
 } fsdp_wrap_strategy;
 
-/* When the unit whose backward comes next is gathered. A wrong guess costs a gather, never correctness. */
+/* The time at which the unit whose backward comes next is gathered. A wrong guess costs a gather, never
+ * correctness. */
 typedef enum fsdp_wrap_prefetch {
     FSDP_WRAP_BACKWARD_PRE = 0,  /* before this unit's mathematics: most overlap, most memory */
-    FSDP_WRAP_BACKWARD_POST,     /* after this unit has given its parameters back, before it reduces */
+    FSDP_WRAP_BACKWARD_POST,     /* after this unit is resharded, before it reduces */
     FSDP_WRAP_BACKWARD_NONE
 } fsdp_wrap_prefetch;
 
@@ -103,7 +105,7 @@ typedef struct fsdp_wrap_policy {
     void *context;
     /* The type of a module, "Block"; NULL: it has none. May be NULL. */
     const char *(*type_of)(void *context, const char *module);
-    /* Of CUSTOM: is the module a unit? *opts may be changed for it. */
+    /* For CUSTOM: is the module a unit? *opts may be changed for it. */
     bool (*wants)(void *context, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts);
     /* With any policy: modules of these types are units of their own that are computed as stored, without
      * param_dtype and reduce_dtype (batch norms). */
@@ -122,8 +124,7 @@ typedef struct fsdp_wrap_opts {
     bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
                                 * and they lie at multiples of 16 bytes; otherwise it sees flat ones */
     bool unlimited_gathers;    /* otherwise at most 2 gathers are in flight: the host waits for memory that
-                                * was given back, prefetches beyond that are left out [not
-                                * limit_all_gathers] */
+                                * was freed, prefetches beyond that are left out [not limit_all_gathers] */
     fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
     /* Left whole, neither sharded nor reduced: modules (not the units inside of them that NAMES wraps), or
      * single parameters. One of the two. Names that nothing has are FSDP_ERR_USAGE. */
@@ -134,12 +135,14 @@ typedef struct fsdp_wrap_opts {
  * Collective. Wraps the model, which takes no further parameters and units from now on, and allocates all
  * shards (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
  * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. The model outlives it.
+ * opts NULL: all zero.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts,
                                                    fsdp_wrap **wrap_out, fsdp_error *err);
 /* Free optimizers and state dicts first. Accepts NULL. */
 FSDP_API void fsdp_wrap_free(fsdp_wrap *wrap);
 
+/* Local, never NULL. The root is the fsdp_wrap's, and is freed with it. */
 FSDP_API fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap);
 /* The unit of exactly that module, "" for the root; NULL when it is none. */
 FSDP_API fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module);
@@ -152,14 +155,15 @@ typedef enum fsdp_wrap_training {
     FSDP_WRAP_FORWARD_BACKWARD,
     FSDP_WRAP_SUMMON_FULL_PARAMS
 } fsdp_wrap_training;
+/* Local. FORWARD_BACKWARD inside a forward or a backward, SUMMON_FULL_PARAMS until fsdp_wrap_summon_end. */
 FSDP_API fsdp_wrap_training fsdp_wrap_training_state(const fsdp_wrap *wrap);
 
-/* Where a parameter lies. Counted in elements. */
+/* The place of a parameter in its flat parameter, in elements. */
 typedef struct fsdp_wrap_place {
     fsdp_param *flat;          /* NULL: it was ignored, or is a buffer; the rest is zero then */
     int64_t offset, count;     /* in the flat parameter */
     int64_t first, own;        /* this rank's run of it; own 0: none */
-    int64_t at;                /* where that run begins in this rank's chunk */
+    int64_t at;                /* the run's first element in this rank's chunk */
 } fsdp_wrap_place;
 FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);
 
@@ -170,13 +174,13 @@ FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating,
                                                              fsdp_error *err);
 
-/* What a communication hook gets: it replaces the reduction of one unit, with its division. */
+/* The argument of a communication hook, which replaces the reduction of one unit, with its division. */
 typedef struct fsdp_wrap_bucket {
     const char *unit;
     fsdp_dtype dtype;
     void *grad;                /* the whole flat gradient of this rank, padded; scratch if there is a shard */
     int64_t count;
-    void *shard;               /* where this rank's chunk of the mean goes, as many elements as count over the
+    void *shard;               /* receives this rank's chunk of the mean, as many elements as count over the
                                 * ranks; NULL for NO_SHARD: grad becomes the mean */
 } fsdp_wrap_bucket;
 /* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
@@ -214,11 +218,13 @@ typedef struct fsdp_wrap_summon_opts {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
                                                                const fsdp_wrap_summon_opts *opts,
                                                                fsdp_error *err);
+/* Local. Ends the summoning: writes changes to the shards, as said above, and frees the gathered parameters.
+ * FSDP_ERR_USAGE when none are summoned. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err);
 
 /* --- keys of optimizer state ------------------------------------------------------------------ */
 
-/* Which parameters the optimizer was given, by position: names of declared parameters, or of flat ones
+/* The parameters that the optimizer was given, by position: names of declared parameters, or of flat ones
  * without use_orig_params. Groups one after the other. */
 typedef struct fsdp_wrap_optim_input {
     const char *const *names;

@@ -87,7 +87,7 @@ static fsdp_status clip(fsdp_root *root, const fsdp_clip_opts *opts, double *nor
 fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
                                      fsdp_error *err)
 {
-    fsdp_clip_opts given = *opts;
+    fsdp_clip_opts given = opts ? *opts : (fsdp_clip_opts){0};
     FSDP_TRY(fsdp_root_ready(root, err));
     if (given.norm_type == 0)
         given.norm_type = 2;

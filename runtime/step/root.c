@@ -64,7 +64,7 @@ static fsdp_status allocate_wholes(fsdp_root *root, fsdp_error *err)
 
 static fsdp_status create_root_unit(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_create(root->model, "", opts, &root->unit, err));
+    FSDP_TRY(fsdp_unit_create_root(root->model, opts, &root->unit, err));
     root->unit->is_root = true;
     char *name = fsdp_strndup("root", 4);
     if (!name)

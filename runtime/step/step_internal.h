@@ -6,6 +6,9 @@
 
 /* --- unit.c ----------------------------------------------------------------------------------- */
 
+/* The unit of the parameters that no other unit has. */
+fsdp_status fsdp_unit_create_root(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_unit **unit_out,
+                                  fsdp_error *err);
 void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL; its groups were released with the root */
 
 /* --- unit_groups.c ---------------------------------------------------------------------------- */

@@ -184,7 +184,7 @@ static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsd
 static fsdp_status check_opts(const fsdp_model *model, const char *const *prefixes, size_t n,
                               const fsdp_unit_opts *opts, fsdp_error *err)
 {
-    const char *first = n > 0 ? prefixes[0] : "";
+    const char *first = n > 0 && prefixes[0][0] != '\0' ? prefixes[0] : "root";
     if (n < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a unit has at least one member");
     if (model->root)
@@ -236,10 +236,11 @@ static fsdp_status fill(fsdp_unit *unit, const char *const *prefixes, size_t n,
     return fsdp_unit_check_meshes(unit, err);
 }
 
-fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes, size_t n,
-                                  const fsdp_unit_opts *opts, fsdp_unit **unit_out, fsdp_error *err)
+static fsdp_status create(fsdp_model *model, const char *const *prefixes, size_t n,
+                          const fsdp_unit_opts *given, fsdp_unit **unit_out, fsdp_error *err)
 {
-    FSDP_TRY(check_opts(model, prefixes, n, opts, err));
+    const fsdp_unit_opts opts = given ? *given : (fsdp_unit_opts){0};
+    FSDP_TRY(check_opts(model, prefixes, n, &opts, err));
     if (!fsdp_grow(&model->units, &model->unit_room, model->unit_count + 1, sizeof(fsdp_unit *)))
         return fsdp_fail_memory(err, "a unit");
     fsdp_unit *unit = fsdp_alloc(1, sizeof *unit);
@@ -247,7 +248,7 @@ fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes
         return fsdp_fail_memory(err, "a unit");
     unit->model = model;
     model->free_unit = fsdp_unit_free;
-    fsdp_status status = fill(unit, prefixes, n, opts, err);
+    fsdp_status status = fill(unit, prefixes, n, &opts, err);
     if (status != FSDP_OK) {
         fsdp_unit_free(unit);
         return status;
@@ -258,10 +259,28 @@ fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes
     return FSDP_OK;
 }
 
+fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes, size_t n,
+                                  const fsdp_unit_opts *opts, fsdp_unit **unit_out, fsdp_error *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (prefixes[i][0] == '\0')
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the prefix is empty: fsdp_root_create makes the unit of everything "
+                             "that is left");
+    return create(model, prefixes, n, opts, unit_out, err);
+}
+
 fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix, const fsdp_unit_opts *opts,
                              fsdp_unit **unit_out, fsdp_error *err)
 {
     return fsdp_unit_create_list(model, &prefix, 1, opts, unit_out, err);
+}
+
+fsdp_status fsdp_unit_create_root(fsdp_model *model, const fsdp_unit_opts *opts,
+                                  fsdp_unit **unit_out, fsdp_error *err)
+{
+    const char *all = "";
+    return create(model, &all, 1, opts, unit_out, err);
 }
 
 /* Leaves the parameters as they were before the unit, so that another one may take them. */

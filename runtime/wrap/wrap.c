@@ -289,17 +289,18 @@ static fsdp_status build(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_error
     return FSDP_OK;
 }
 
-fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts, fsdp_wrap **wrap_out,
+fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *given, fsdp_wrap **wrap_out,
                              fsdp_error *err)
 {
+    const fsdp_wrap_opts opts = given ? *given : (fsdp_wrap_opts){0};
     fsdp_wrap *wrap = fsdp_alloc(1, sizeof *wrap);
     if (!wrap) /* the other ranks wait for this rank's status */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world),
                               fsdp_fail_memory(err, "a wrapped model"), err);
     wrap->model = model;
-    wrap->use_orig_params = opts->use_orig_params;
-    wrap->buffer_dtype = opts->buffer_dtype;
-    fsdp_status status = build(wrap, opts, err);
+    wrap->use_orig_params = opts.use_orig_params;
+    wrap->buffer_dtype = opts.buffer_dtype;
+    fsdp_status status = build(wrap, &opts, err);
     if (status == FSDP_OK)
         *wrap_out = wrap;
     else

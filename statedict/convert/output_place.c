@@ -133,8 +133,8 @@ static bool put_back(void *context, const char *path)
     return place->io->ops->rename(place->io, path, place->target, false) != 0;
 }
 
-/* Without an exchange of names a kill may come between the two renames of an overwrite: DST is at DST.old-UUID
- * then. */
+/* Without an exchange of names a kill may come between the two renames of an overwrite, which
+ * leaves DST at DST.old-UUID. */
 static void restore_replaced(fsdp_output_place *place)
 {
     if (place->format->limits.is_directory && !fsdp_io_exists(place->io, place->target))

@@ -320,7 +320,8 @@ static void say_dataset(const char *name, unsigned dtype, unsigned mark, int64_t
     say_i64(count);
     say_i64(offset);
     say_i64(count);
-    say_u8(0);
+    say_u8(0); /* no checksums */
+    say_u8(0); /* not chunked */
 }
 
 static fsdp_status take_said(fsdp_error *err)
@@ -424,6 +425,7 @@ Test(hdf5_listing, gigabytes_out_of_nothing_are_refused)
     say_i64((int64_t)5 << 30);
     say_i64(-1);
     say_i64(INT64_MAX); /* what is stored, as it says */
+    say_u8(0);
     say_u8(0);
     say_u8('E');
     cr_assert_eq(take_said(&err), FSDP_ERR_REFUSED);

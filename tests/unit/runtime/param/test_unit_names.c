@@ -39,7 +39,7 @@ static fsdp_status make_root(toy *net, fsdp_error *err)
 static fsdp_status misspell(toy *net, fsdp_error *err)
 {
     fsdp_unit *unit;
-    const char *const members[] = {"layers.0", "layers.2"};
+    const char *const members[] = {"layers.0", "layers.2"}, *const with_all[] = {"layers.0", ""};
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0", &net->opts, &unit, why),
                    "unit 'layers.0' has no parameters: declare them before it");
     FSDP_TRY(declare(net, err));
@@ -52,6 +52,11 @@ static fsdp_status misspell(toy *net, fsdp_error *err)
                    "the nearest one is 'layers.0'");
     EXPECT_REFUSAL(fsdp_unit_create_list(net->model, members, 2, &net->opts, &unit, why),
                    "unit 'layers.2' has no parameters");
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "", &net->opts, &unit, why),
+                   "the prefix is empty: fsdp_root_create makes the unit of everything that is "
+                   "left");
+    EXPECT_REFUSAL(fsdp_unit_create_list(net->model, with_all, 2, &net->opts, &unit, why),
+                   "the prefix is empty");
     FSDP_TRY(make_root(net, err));
     EXPECT(fsdp_root_unit_count(net->root) == 1);
     EXPECT(fsdp_unit_param_count(fsdp_root_unit(net->root)) == 2);

@@ -117,6 +117,41 @@ Test(wrong_use, so_are_those_of_the_fsdp1_face)
     expect_ok(1, wrap_wrongly);
 }
 
+/* --- no options ------------------------------------------------------------------------------- */
+
+static fsdp_status give_no_opts(toy *net, fsdp_error *err)
+{
+    double norm = -1;
+    fsdp_param *weight;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "w", NULL, NULL, why), "unit 'w' has no mesh");
+    EXPECT_REFUSAL(fsdp_unit_create_list(net->model, (const char *[]){"w"}, 1, NULL, NULL, why),
+                   "unit 'w' has no mesh");
+    EXPECT_REFUSAL(fsdp_root_create(net->model, NULL, &net->root, why), "unit 'root' has no mesh");
+    FSDP_TRY(make_root(net, err));
+    FSDP_TRY(fsdp_root_clip_grad_norm(net->root, NULL, &norm, err));
+    EXPECT(norm == 0);
+    return FSDP_OK;
+}
+
+static fsdp_status wrap_without_opts(toy *net, fsdp_error *err)
+{
+    fsdp_param *weight;
+    fsdp_wrap *wrap;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    FSDP_TRY(fsdp_wrap_create(net->model, NULL, &wrap, err));
+    bool is_wrapped = fsdp_wrap_unit(wrap, "") == fsdp_root_unit(fsdp_wrap_root(wrap));
+    fsdp_wrap_free(wrap);
+    EXPECT(is_wrapped);
+    return FSDP_OK;
+}
+
+Test(wrong_use, options_may_be_null)
+{
+    expect_ok(2, give_no_opts);
+    expect_ok(2, wrap_without_opts);
+}
+
 /* --- numbers ---------------------------------------------------------------------------------- */
 
 static fsdp_status give_numbers(toy *net, fsdp_error *err)
