@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-enum { ATTRIBUTES_MOST = 4096, NESTED_MOST = 256, STATE_DEPTH = 3, PAIRS_MOST = 1 << 22 };
+enum { ATTRIBUTES_MOST = 4096, NESTED_MOST = 256, STATE_DEPTH = 3, ITEMS_MOST = 1 << 22 };
 
 typedef struct call_check {
     pickle_vm *vm;
@@ -167,22 +167,31 @@ static bool are_data(call_check *check, size_t from)
     return true;
 }
 
+static bool is_sequence(const fsdp_pickle_node *node)
+{
+    return node->kind == FSDP_NODE_LIST || node->kind == FSDP_NODE_TUPLE ||
+           node->kind == FSDP_NODE_SET || node->kind == FSDP_NODE_FROZENSET;
+}
+
+/* Bounds the items that calls copy: a small pickle may give one long list to many calls. */
+static bool may_be_copied(call_check *check, fsdp_node items)
+{
+    const fsdp_pickle_node *at = node_at(check, items);
+    fsdp_pickle pickle = {.nodes = check->vm->nodes, .count = check->vm->node_count};
+    if (at->kind == FSDP_NODE_CALL)
+        at = node_at(check, fsdp_pickle_dict_items(&pickle, at));
+    if (is_sequence(at) || at->kind == FSDP_NODE_DICT)
+        check->vm->items_copied += at->count;
+    return verdict(check, check->vm->items_copied <= ITEMS_MOST, items);
+}
+
 /* A list that becomes a dict must be a list of pairs, because each item is iterated over. */
 static bool is_list_of_pairs(call_check *check, fsdp_node list)
 {
     const fsdp_pickle_node *at = node_at(check, list);
-    fsdp_pickle pickle = {.nodes = check->vm->nodes, .count = check->vm->node_count};
-    bool is_list = at->kind == FSDP_NODE_LIST || at->kind == FSDP_NODE_TUPLE ||
-                   at->kind == FSDP_NODE_SET || at->kind == FSDP_NODE_FROZENSET;
-    if (at->kind == FSDP_NODE_CALL)
-        at = node_at(check, fsdp_pickle_dict_items(&pickle, at));
-    if (is_list || at->kind == FSDP_NODE_DICT)
-        check->vm->pairs_seen += at->count;
-    if (check->vm->pairs_seen > PAIRS_MOST)
-        return verdict(check, false, list);
-    if (!is_list)
-        return true;
-    for (uint32_t i = 0; i < at->count; i++) {
+    if (!may_be_copied(check, list))
+        return false;
+    for (uint32_t i = 0; is_sequence(at) && i < at->count; i++) {
         uint8_t kind = node_at(check, at->as.items[i])->kind;
         if (kind != FSDP_NODE_TUPLE && kind != FSDP_NODE_LIST)
             return verdict(check, false, at->as.items[i]);
@@ -344,6 +353,7 @@ static bool allowed(call_check *check, unsigned known)
     case FSDP_KNOWN_COUNTER:
     case FSDP_KNOWN_ORDERED_DICT:
         return are_data(check, 0) && is_list_of_pairs(check, argument(check, 0));
+    case FSDP_KNOWN_DEQUE: return are_data(check, 0) && may_be_copied(check, argument(check, 0));
     case FSDP_KNOWN_DATETIME: return are_parts_of_time(check);
     case FSDP_KNOWN_NUMPY_DTYPE:
         return are_data(check, is_numpy(node_at(check, argument(check, 0))) ? 1 : 0);

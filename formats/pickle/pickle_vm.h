@@ -56,7 +56,7 @@ typedef struct pickle_vm {
     fsdp_node shared[PICKLE_SHARED];          /* by a hash of their contents */
     fsdp_node *pending;                       /* first halves of shapes, checked at the end */
     size_t pending_count, pending_capacity;
-    size_t pairs_seen;                        /* in lists that are arguments of calls */
+    size_t items_copied;                      /* from the arguments of calls */
     fsdp_pickle_store *store;
     fsdp_error *err;
 } pickle_vm;

@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static fsdp_pickle pickle;
@@ -548,4 +549,25 @@ Test(pickle, of_equal_keys_the_first_key_and_the_last_value_stay)
     cr_assert_eq(PARSE("\x80\2}(G\x7f\xf8\0\0\0\0\0\0K\1G\x7f\xf8\0\0\0\0\0\0K\2u."), FSDP_OK, "%s",
                  err.text);
     cr_expect_eq(root()->count, 4);
+}
+
+/* One list of 1,000 items, given to 5,000 deques: 40 KB would become 5 million items. */
+Test(pickle, a_list_cannot_be_copied_without_bound)
+{
+    enum { ITEMS = 1000, CALLS = 5000 };
+    static const char deque[] = "ccollections\ndeque\nh\1\x85R0";
+    const size_t call = sizeof deque - 1;
+    char *bytes = malloc(8 + 2 * ITEMS + CALLS * call + 2), *to = bytes;
+    cr_assert(bytes);
+    memcpy(to, "\x80\2]q\1(", 6);
+    to += 6;
+    for (int i = 0; i < ITEMS; i++, to += 2)
+        memcpy(to, "K\1", 2);
+    *to++ = 'e';
+    for (int i = 0; i < CALLS; i++, to += call)
+        memcpy(to, deque, call);
+    *to++ = '.';
+    cr_expect_eq(parse_as(bytes, (size_t)(to - bytes), false), FSDP_ERR_REFUSED, "%s", err.text);
+    fsdp_pickle_release(&pickle);
+    free(bytes);
 }
