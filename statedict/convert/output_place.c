@@ -130,7 +130,8 @@ static fsdp_status make_result(fsdp_output_place *place, fsdp_error *err)
 static bool put_back(void *context, const char *path)
 {
     const fsdp_output_place *place = context;
-    return place->io->ops->rename(place->io, path, place->target, false) != 0;
+    /* such file systems have no rename that refuses to replace either; an empty directory is no loss */
+    return place->io->ops->rename(place->io, path, place->target, true) != 0;
 }
 
 /* Without an exchange of names a kill may come between the two renames of an overwrite, which
