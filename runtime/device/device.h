@@ -37,7 +37,8 @@ typedef struct fsdp_device_ops {
     bool is_at_once;           /* work is done when submit returns: nothing overlaps */
     fsdp_status (*stream_create)(fsdp_device *device, const char *name, fsdp_stream **stream_out,
                                  fsdp_error *err);
-    void (*stream_free)(fsdp_stream *stream);  /* does what is queued first */
+    /* Does what is queued first. No other stream may still wait for an event of this one. */
+    void (*stream_free)(fsdp_stream *stream);
     /* In stream order; at most FSDP_WORK_ARGS bytes of args are copied. What args points to stays valid until
      * the work is done. Host code: for devices whose kernels are host functions. */
     void (*submit)(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size);

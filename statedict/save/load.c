@@ -377,9 +377,10 @@ static void end_peer_access(load_job *job)
 }
 
 /*
- * After an agreement no rank uses the memory of another. When the ranks could not agree
- * (FSDP_ERR_PEER), this rank must wait until the others have stopped using its memory. They are
- * threads of this process and get no more blocks, so the wait is short.
+ * After an agreement no rank uses the memory of another. When the ranks could not agree, this rank
+ * must wait until the others have stopped using its memory. Its status does not tell which: a call
+ * that breaks for lack of memory, or after a failure of this rank's own, keeps that status. So every
+ * failure waits. The others are threads of this process and get no more blocks: the wait is short.
  */
 static void leave_group(load_job *job, fsdp_status status)
 {
@@ -387,7 +388,7 @@ static void leave_group(load_job *job, fsdp_status status)
     if (!shared)
         return;
     job->shared = NULL;
-    if (status == FSDP_ERR_PEER) {
+    if (status != FSDP_OK) {
         atomic_store(&shared->closed, true);
         fsdp_work_counter_stop(&(fsdp_work_counter){.next = &shared->next_block});
         while (atomic_load(&shared->accessing) > 0)

@@ -109,6 +109,7 @@ Test(device_watch, what_a_third_stream_has_waited_for_is_known)
     follow(&pair, third, pair.other);
     follow(&pair, pair.owner, third);
     pair.device->ops->disown(pair.owner, pair.block);
+    cr_assert_eq(pair.device->ops->sync(pair.device->ops->record(pair.owner), NULL), FSDP_OK);
     pair.device->ops->stream_free(third);
     cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
 }

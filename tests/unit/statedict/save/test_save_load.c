@@ -591,6 +591,64 @@ Test(save_load, a_thread_rank_that_is_late_never_finds_memory_gone)
     cr_assert(st == FSDP_OK || st == FSDP_ERR_PEER, "%s", err.text);
 }
 
+/* Rank 0 stops the load while rank 1 still reads, until longer than rank 0 waits for an answer. */
+typedef struct stopped_load {
+    job j;
+    atomic_bool is_reading, has_left;
+    atomic_int late_reads;
+} stopped_load;
+
+static int stop_once_the_other_reads(void *user, int64_t done, int64_t total, const char *what)
+{
+    stopped_load *stopped = user;
+    (void)done;
+    (void)total;
+    (void)what;
+    for (int i = 0; i < 500 && !atomic_load(&stopped->is_reading); i++)
+        usleep(10000);
+    return 1;
+}
+
+static int read_for_long(void *user, int64_t done, int64_t total, const char *what)
+{
+    stopped_load *stopped = user;
+    (void)done;
+    (void)total;
+    (void)what;
+    if (!atomic_exchange(&stopped->is_reading, true))
+        usleep(700000);
+    atomic_fetch_add(&stopped->late_reads, atomic_load(&stopped->has_left));
+    return 0;
+}
+
+static fsdp_status load_or_stop(void *user, fsdp_ctl *ctl, fsdp_error *err)
+{
+    stopped_load *stopped = user;
+    job mine = stopped->j;
+    bool stops = fsdp_ctl_rank(ctl) == 0;
+    mine.load.watch.context = stopped;
+    mine.load.watch.progress = stops ? stop_once_the_other_reads : read_for_long;
+    fsdp_ctl_set_deadline(ctl, 300);
+    fsdp_status st = load_rank(&mine, ctl, err);
+    if (stops)
+        atomic_store(&stopped->has_left, true);
+    return st;
+}
+
+Test(save_load, a_rank_that_fails_on_its_own_leaves_after_the_readers_of_its_memory)
+{
+    char path[128];
+    fsdp_error err = {0};
+    stopped_load stopped = {.j = {.path = path}};
+    snprintf(path, sizeof path, "%s/c", folder);
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &stopped.j, &err), FSDP_OK, "%s", err.text);
+    stopped.j.load.threads = 1;
+    cr_assert_eq(fsdp_ctl_run_threads(2, load_or_stop, &stopped, &err), FSDP_ERR_CANCELLED, "%s",
+                 err.text);
+    cr_assert(stopped.is_reading && stopped.has_left);
+    cr_assert_eq(stopped.late_reads, 0, "rank 1 read after rank 0 had left");
+}
+
 /* --- rounds of the control plane --- */
 
 static void count_round(void *user, const char *step, const char *text)
