@@ -92,20 +92,29 @@ Test(pool, a_failure_without_text_is_still_a_failure)
     fsdp_pool_free(pool);
 }
 
-static fsdp_status count_late(void *user, fsdp_error *err)
+typedef struct late_job {
+    atomic_bool has_begun, has_ended;
+} late_job;
+
+static fsdp_status end_late(void *user, fsdp_error *err)
 {
+    late_job *job = user;
+    (void)err;
+    atomic_store(&job->has_begun, true);
     usleep(20000);
-    return count_up(user, err);
+    atomic_store(&job->has_ended, true);
+    return FSDP_OK;
 }
 
-Test(pool, waiting_ends_after_the_last_job)
+Test(pool, waiting_ends_after_a_job_that_has_begun)
 {
-    atomic_int count = 0;
-    fsdp_pool *pool = make_pool(2, 4);
-    for (int i = 0; i < 2; i++)
-        fsdp_pool_submit(pool, count_late, &count);
+    late_job job = {false};
+    fsdp_pool *pool = make_pool(1, 4);
+    fsdp_pool_submit(pool, end_late, &job);
+    while (!atomic_load(&job.has_begun))
+        usleep(1000);
     cr_assert_eq(fsdp_pool_wait(pool, NULL), FSDP_OK);
-    cr_assert_eq(atomic_load(&count), 2);
+    cr_assert(atomic_load(&job.has_ended));
     fsdp_pool_free(pool);
 }
 
