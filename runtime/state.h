@@ -133,7 +133,7 @@ typedef struct fsdp_root_load_opts {
     fsdp_sd *own;              /* loaded, too: tensors into their memory (where there is none, the state
                                 * dict's own), values replaced. A name that the checkpoint lacks is
                                 * missing; if partial, its entry stays as it is. May be NULL */
-    int64_t *step;             /* gets the checkpoint's step, FSDP_STEP_NONE if it has none. May be NULL */
+    int64_t *step;             /* gets the checkpoint's step, FSDP_NO_STEP if it has none. May be NULL */
 } fsdp_root_load_opts;
 
 /*

@@ -56,7 +56,7 @@ typedef struct fsdp_access {
     void *disk;                /* NULL. Tests of the library put a disk here that fails */
 } fsdp_access;
 
-enum { FSDP_STEP_NONE = -1 };
+enum { FSDP_NO_STEP = -1 };
 #define FSDP_MEMORY_DEFAULT ((int64_t)256 << 20)
 
 /* --- save ------------------------------------------------------------------------------------- */
@@ -183,7 +183,7 @@ typedef struct fsdp_checkpoint_info {
     const char *format;        /* a name of fsdp_checkpoint_format_at */
     int format_major, format_minor;
     fsdp_kind kind;
-    int64_t step;              /* FSDP_STEP_NONE if none */
+    int64_t step;              /* FSDP_NO_STEP if none */
     uint8_t run[16];
     int world;
     bool compressed;

@@ -60,7 +60,7 @@ fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_sav
     static const fsdp_root_save_opts none = {0};
     const fsdp_root_save_opts *given = opts ? opts : &none;
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
-    int64_t step = given->save.step ? *given->save.step : FSDP_STEP_NONE;
+    int64_t step = given->save.step ? *given->save.step : FSDP_NO_STEP;
     fsdp_sd *sd = NULL;
     fsdp_status mine = make_saved(root, given, &sd, err);
     const fsdp_save_call call = {sd, ctl, dir, &given->save, mine};

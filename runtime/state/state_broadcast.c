@@ -67,7 +67,7 @@ static fsdp_status encode(const fsdp_sd *sd, fsdp_text *text, fsdp_text *bytes, 
 {
     fsdp_manifest_file none = {0};
     fsdp_manifest manifest = {
-        .kind = FSDP_FULL, .step = FSDP_STEP_NONE, .world = 1, .files = &none, .file_count = 1};
+        .kind = FSDP_FULL, .step = FSDP_NO_STEP, .world = 1, .files = &none, .file_count = 1};
     FSDP_TRY(fsdp_sd_create(&manifest.sd, err));
     fsdp_status status = describe_all(sd, manifest.sd, bytes, err);
     if (status == FSDP_OK && bytes->failed)

@@ -493,7 +493,7 @@ static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
     checkpoint->info = (fsdp_checkpoint_info){.path = checkpoint->path,
                                               .format = fsdp_source_format(source),
                                               .kind = FSDP_FULL,
-                                              .step = FSDP_STEP_NONE,
+                                              .step = FSDP_NO_STEP,
                                               .world = 1,
                                               .file_count = (int)fsdp_source_content_count(source)};
     for (size_t i = 0; i < fsdp_source_content_count(source); i++)
@@ -541,7 +541,7 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opt
         return fsdp_fail_memory(err, "a checkpoint");
     checkpoint->ops = &foreign_ops;
     checkpoint->io = io;
-    checkpoint->manifest.step = FSDP_STEP_NONE;
+    checkpoint->manifest.step = FSDP_NO_STEP;
     checkpoint->manifest.kind = FSDP_FULL;
     checkpoint->manifest.world = 1;
     fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);

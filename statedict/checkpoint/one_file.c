@@ -139,7 +139,7 @@ fsdp_status fsdp_one_file_read(fsdp_io *io, const char *path, fsdp_manifest *man
                                fsdp_error *err)
 {
     one_file one;
-    *manifest_out = (fsdp_manifest){.step = FSDP_STEP_NONE};
+    *manifest_out = (fsdp_manifest){.step = FSDP_NO_STEP};
     FSDP_TRY(open_one(io, path, FSDP_IO_READ, &one, err));
     fsdp_status st = read_text(&one, manifest_out, err);
     if (st == FSDP_OK && (st = check_file(&one, manifest_out, err)) != FSDP_OK)

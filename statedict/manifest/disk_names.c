@@ -47,7 +47,7 @@ static fsdp_step_name_kind kind_of_suffix(const char *suffix)
 fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out)
 {
     static const char start[] = "step-";
-    *step_out = FSDP_STEP_NONE;
+    *step_out = FSDP_NO_STEP;
     if (strncmp(name, start, sizeof start - 1) != 0)
         return FSDP_NAME_OTHER;
     const char *digits = name + sizeof start - 1;
@@ -196,7 +196,7 @@ fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err)
 {
     char right[FSDP_STEP_NAME_SIZE];
     int64_t named;
-    if (step == FSDP_STEP_NONE || !fsdp_dir_is_step(dir, &named) || named == step)
+    if (step == FSDP_NO_STEP || !fsdp_dir_is_step(dir, &named) || named == step)
         return FSDP_OK;
     fsdp_step_name(step, right);
     return fsdp_fail(err, FSDP_ERR_USAGE,

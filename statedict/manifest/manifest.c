@@ -51,7 +51,7 @@ void fsdp_manifest_release(fsdp_manifest *manifest)
     fsdp_sd_free(manifest->sd);
     fsdp_free(manifest->files);
     fsdp_free(manifest->stored);
-    *manifest = (fsdp_manifest){.step = FSDP_STEP_NONE};
+    *manifest = (fsdp_manifest){.step = FSDP_NO_STEP};
 }
 
 /* The contradiction between the numbers of a file, or NULL. */
@@ -90,7 +90,7 @@ static fsdp_status check_head(const fsdp_manifest *manifest, fsdp_error *err)
     if ((unsigned)manifest->kind >= KIND_COUNT || (unsigned)manifest->owners >= OWNERS_COUNT)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind %d or owner policy %d",
                          (int)manifest->kind, (int)manifest->owners);
-    if (manifest->step < FSDP_STEP_NONE)
+    if (manifest->step < FSDP_NO_STEP)
         return fsdp_fail(err, FSDP_ERR_USAGE, "step %" PRId64, manifest->step);
     if (manifest->world < 1 || manifest->world > WORLD_MAX ||
         manifest->file_count != files_of(manifest->kind, manifest->world))
@@ -105,7 +105,7 @@ static void put_head(fsdp_text *text, const fsdp_manifest *manifest)
                    "{\n\"fsdp\": {\"major\": %d, \"minor\": %d, \"writer\": \"fsdp %s\"},\n"
                    "\"kind\": \"%s\",\n",
                    FSDP_FORMAT_MAJOR, FSDP_FORMAT_MINOR, FSDP_VERSION, kinds[manifest->kind]);
-    if (manifest->step == FSDP_STEP_NONE)
+    if (manifest->step == FSDP_NO_STEP)
         fsdp_text_addf(text, "\"step\": null,\n");
     else
         fsdp_text_addf(text, "\"step\": %" PRId64 ",\n", manifest->step);
@@ -339,7 +339,7 @@ static fsdp_status take_hex(fsdp_json *json, uint8_t bytes_out[16], fsdp_error *
 
 static fsdp_status take_step(fsdp_json *json, int64_t *step_out, fsdp_error *err)
 {
-    *step_out = FSDP_STEP_NONE;
+    *step_out = FSDP_NO_STEP;
     if (fsdp_json_peek(json) == FSDP_JSON_NULL)
         return fsdp_json_null(json, err);
     FSDP_TRY(fsdp_json_i64(json, step_out, err));
@@ -479,7 +479,7 @@ static fsdp_status take_manifest(manifest_reader *reader, fsdp_error *err)
 fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path,
                                  fsdp_manifest *manifest_out, fsdp_error *err)
 {
-    *manifest_out = (fsdp_manifest){.step = FSDP_STEP_NONE};
+    *manifest_out = (fsdp_manifest){.step = FSDP_NO_STEP};
     FSDP_TRY(check_whole(text, size, path, err));
     manifest_reader reader = {.manifest = manifest_out,
                               .members = {.names = keys, .count = KEY_COUNT}};
@@ -566,7 +566,7 @@ fsdp_status fsdp_manifest_read_alone(fsdp_io *io, const char *dir, fsdp_manifest
                                      fsdp_error *err)
 {
     io = io ? io : fsdp_io_posix();
-    *manifest_out = (fsdp_manifest){.step = FSDP_STEP_NONE};
+    *manifest_out = (fsdp_manifest){.step = FSDP_NO_STEP};
     char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
     if (!path)
         return fsdp_fail_memory(err, dir);

@@ -60,7 +60,7 @@ static fsdp_status take_step(fsdp_candidates *list, fsdp_candidate *out, fsdp_er
 fsdp_status fsdp_candidates_next(fsdp_candidates *list, fsdp_candidate *candidate_out,
                                  fsdp_error *err)
 {
-    *candidate_out = (fsdp_candidate){.step = FSDP_STEP_NONE, .is_last = true};
+    *candidate_out = (fsdp_candidate){.step = FSDP_NO_STEP, .is_last = true};
     return list->is_run ? take_step(list, candidate_out, err)
                         : set_path(candidate_out, list->single, err);
 }
@@ -74,7 +74,7 @@ fsdp_status fsdp_candidate_refuse_newer(const fsdp_candidates *list, const fsdp_
 fsdp_status fsdp_candidate_check_step(const fsdp_candidate *candidate, int64_t stored_step,
                                       fsdp_error *err)
 {
-    if (candidate->step == FSDP_STEP_NONE || candidate->step == stored_step)
+    if (candidate->step == FSDP_NO_STEP || candidate->step == stored_step)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds step %lld: it was renamed", candidate->path,
                      (long long)stored_step);

@@ -20,7 +20,7 @@ enum { FSDP_CANDIDATE_PATH = 4096 };   /* the longest path that Linux opens */
 /* No pointers inside, so that rank 0 can broadcast it. */
 typedef struct fsdp_candidate {
     char path[FSDP_CANDIDATE_PATH];
-    int64_t step;              /* from the name step-N; FSDP_STEP_NONE for other names */
+    int64_t step;              /* from the name step-N; FSDP_NO_STEP for other names */
     bool is_last;
 } fsdp_candidate;
 

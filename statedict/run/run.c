@@ -56,7 +56,7 @@ static int collect_step(void *context, const char *name)
 {
     scan *found = context;
     fsdp_run_steps *steps = found->steps;
-    fsdp_run_step step = {.step = FSDP_STEP_NONE};
+    fsdp_run_step step = {.step = FSDP_NO_STEP};
     if (!state_of_name(fsdp_step_parse(name, &step.step), &step.state))
         return 0;
     step.name = fsdp_strndup(name, strlen(name));
@@ -104,7 +104,7 @@ static fsdp_status check_manifest(const char *path, int64_t step, fsdp_io *io, f
     FSDP_TRY(fsdp_manifest_read(io, path, &manifest, err));
     int64_t stated = manifest.step;
     fsdp_manifest_release(&manifest);
-    if (stated != FSDP_STEP_NONE && stated != step)
+    if (stated != FSDP_NO_STEP && stated != step)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds step %" PRId64 ": it was renamed", path,
                          stated);
     return FSDP_OK;

@@ -53,7 +53,7 @@ static fsdp_status prepare_run(run_job *job, fsdp_error *err)
     job->path = fsdp_path_join(job->run, job->name);
     if (!job->path)
         st = fsdp_fail_memory(err, "a path");
-    if (job->step == FSDP_STEP_NONE)
+    if (job->step == FSDP_NO_STEP)
         st = fsdp_fail(err, FSDP_ERR_USAGE,
                        "a checkpoint of a run is named after its step: give one");
     else if (job->step < 0)

@@ -66,7 +66,7 @@ static fsdp_status check_options(const save_job *job, fsdp_error *err)
     const fsdp_save_opts *opts = job->opts;
     if (opts->kind != FSDP_SHARDED && opts->kind != FSDP_FULL && opts->kind != FSDP_LOCAL)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of checkpoint %d", (int)opts->kind);
-    if (fsdp_save_step(opts) < FSDP_STEP_NONE)
+    if (fsdp_save_step(opts) < FSDP_NO_STEP)
         return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative",
                          (long long)fsdp_save_step(opts));
     if (opts->level < 0 || opts->level > 19)

@@ -24,10 +24,10 @@
  * else NULL. */
 fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err);
 
-/* FSDP_STEP_NONE: none was given. */
+/* FSDP_NO_STEP: none was given. */
 static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
 {
-    return opts->step ? *opts->step : FSDP_STEP_NONE;
+    return opts->step ? *opts->step : FSDP_NO_STEP;
 }
 
 typedef struct fsdp_gather {

@@ -16,7 +16,6 @@ ALLOWED = {
     "hdf5_library.c hdf5_types.c": "libhdf5's lock, and the types that are made under it",
     "torch_numpy.c torch_tensor.c": "rebuilders of one table",
     "comm.c comm_async.c": "one communicator: its calls, its queue",
-    "cli.c cli_complete.c cli_rules.c": "one command line, whose errors name the file that an option is from",
 }
 
 

@@ -86,7 +86,7 @@ fsdp_status net_save(random_net *net, const char *dir, fsdp_error *err)
 
 fsdp_status net_load(random_net *net, const char *dir, fsdp_error *err)
 {
-    int64_t step = FSDP_STEP_NONE;
+    int64_t step = FSDP_NO_STEP;
     const fsdp_root_load_opts opts = {.step = &step};
     FSDP_TRY(fsdp_root_load(net->toy.root, dir, &opts, err));
     if (step == NET_STEP)

@@ -127,7 +127,7 @@ static fsdp_status find_step(fsdp_checkpoint *checkpoint, bench_proof *proof, fs
 {
     const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
     proof->step = fsdp_checkpoint_describe(checkpoint)->step;
-    if (proof->step != FSDP_STEP_NONE)
+    if (proof->step != FSDP_NO_STEP)
         return FSDP_OK;
     int64_t at = fsdp_sd_find(sd, FSDP_NAME("step"));
     const fsdp_entry *entry = at >= 0 ? fsdp_sd_at(sd, (size_t)at) : NULL;

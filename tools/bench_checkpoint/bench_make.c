@@ -53,7 +53,7 @@ static int64_t step_of_path(const fsdp_run_steps *steps, const char *path)
     for (size_t i = 0; name && i < steps->count; i++)
         if (strcmp(steps->items[i].name, name + 1) == 0)
             return steps->items[i].step;
-    return FSDP_STEP_NONE;
+    return FSDP_NO_STEP;
 }
 
 /* Chooses a step after the newest good one, whose data is read as in a load; broken steps stay for people
@@ -73,7 +73,7 @@ static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *
         return fsdp_fail(err, st, "%s", none.text);
     st = path ? bench_check_goes_on(opts, path, err) : FSDP_OK;
     int64_t newest = path ? step_of_path(steps, path) : 0;
-    if (st == FSDP_OK && newest == FSDP_STEP_NONE)
+    if (st == FSDP_OK && newest == FSDP_NO_STEP)
         st = fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' came meanwhile: another job saves into the run",
                        path);
     fsdp_string_free(path);

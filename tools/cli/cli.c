@@ -1,8 +1,8 @@
 /*
- * Options, help and exit codes of all tools. argp does the parsing; help is printed from its tables, and
- * this file refuses mistyped options before argp parses them.
+ * Options and help of all tools. argp does the parsing; help is printed from its tables, and this file
+ * refuses mistyped options before argp parses them.
  */
-#include "tools/cli/cli.h"
+#include "tools/cli/cli_process.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -25,53 +25,9 @@ enum {
     KEY_LOG
 };
 
-static const cli_tool *running;
-static bool wants_json;
-static const struct argp_state *parsing; /* at an option of the command line, or of a file */
-static const char *rules_path, *log_path;
-static struct {
-    int argc;
-    char **argv;
-} typed_line; /* as it came */
-static fsdp_status begin_log(fsdp_error *err);
-static void print_json_error(fsdp_status status, const fsdp_error *err);
-
-/* --- errors ----------------------------------------------------------------------------------- */
-
-void cli_report(const fsdp_error *err)
-{
-    if (!err || err->status == FSDP_OK)
-        return;
-    fsdp_error_report(err);
-    cli_log("error", err->text[0] ? err->text : fsdp_status_name(err->status));
-}
-
-static int number_in_environment(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atoi(text) : 0;
-}
+static const char *rules_path; /* of --rules */
 
 /* --- values of options ------------------------------------------------------------------------ */
-
-_Noreturn void cli_usage_error(const char *format, ...)
-{
-    char place[FSDP_ERROR_TEXT], text[FSDP_ERROR_TEXT];
-    fsdp_error err = {0};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    cli_rules_place(parsing ? parsing->next - 1 : 0, place, sizeof place);
-    fsdp_fail(&err, FSDP_ERR_USAGE, "%s%s", place, text);
-    if (number_in_environment("OMPI_COMM_WORLD_RANK") == 0)
-        print_json_error(FSDP_ERR_USAGE, &err);
-    (void)begin_log(NULL); /* it may be an option behind --log that is wrong */
-    cli_report(&err);
-    fprintf(stderr, "       try '%s --help'\n", running->name);
-    cli_log_end(FSDP_ERR_USAGE);
-    exit(FSDP_ERR_USAGE);
-}
 
 int64_t cli_parse_integer(const char *option, const char *text, int64_t least, int64_t most)
 {
@@ -127,17 +83,14 @@ int cli_parse_word(const char *option, const char *text, const char *const *word
     cli_usage_error("%s '%s' is none of %.*s", option, text, (int)known.size, known.data);
 }
 
-static const char *const kinds[] = {
-    [FSDP_SHARDED] = "sharded", [FSDP_FULL] = "full", [FSDP_LOCAL] = "local", NULL};
-
 const char *cli_kind(fsdp_kind kind)
 {
-    return kind >= FSDP_SHARDED && kind <= FSDP_LOCAL ? kinds[kind] : "unknown";
+    return kind >= FSDP_SHARDED && kind <= FSDP_LOCAL ? cli_kinds[kind] : "unknown";
 }
 
 fsdp_kind cli_parse_kind(const char *text)
 {
-    return (fsdp_kind)cli_parse_word("--kind", text, kinds);
+    return (fsdp_kind)cli_parse_word("--kind", text, cli_kinds);
 }
 
 int cli_parse_compress(const char *text)
@@ -166,21 +119,22 @@ static bool print_option(const struct argp_option *option, void *context)
 
 static void print_help(void)
 {
-    printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s\noptions:\n", running->name,
-           running->args, running->summary, running->examples);
-    cli_find_option(running->argp, print_option, NULL);
-    printf("\nexit codes are listed in %s(1)\n", running->name);
+    printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s\noptions:\n", cli_process.tool->name,
+           cli_process.tool->args, cli_process.tool->summary, cli_process.tool->examples);
+    cli_find_option(cli_process.tool->argp, print_option, NULL);
+    printf("\nexit codes are listed in %s(1)\n", cli_process.tool->name);
 }
 
 static void print_usage(void)
 {
-    printf("usage: %s [OPTION]... %s\n%s\n'%s --help' lists examples and options.\n", running->name,
-           running->args, running->summary, running->name);
+    printf("usage: %s [OPTION]... %s\n%s\n'%s --help' lists examples and options.\n",
+           cli_process.tool->name, cli_process.tool->args, cli_process.tool->summary,
+           cli_process.tool->name);
 }
 
 static void print_version(void)
 {
-    printf("%s (fsdp) %s\n%s\n", running->name, FSDP_VERSION_TEXT, FSDP_FEATURES_TEXT);
+    printf("%s (fsdp) %s\n%s\n", cli_process.tool->name, FSDP_VERSION_TEXT, FSDP_FEATURES_TEXT);
 }
 
 static error_t parse_general(int key, char *arg, struct argp_state *state)
@@ -189,9 +143,9 @@ static error_t parse_general(int key, char *arg, struct argp_state *state)
     switch (key) {
     case KEY_JSON:
         common->json = true;
-        wants_json = true;
+        cli_process.wants_json = true;
         return 0;
-    case ARGP_KEY_INIT: parsing = state; return 0;
+    case ARGP_KEY_INIT: cli_process.parsing = state; return 0;
     case KEY_LOG: return 0; /* it is open by now */
     case 'q': common->quiet = true; return 0;
     case 'h': print_usage(); break;
@@ -213,15 +167,6 @@ static const struct argp_option general_options[] = {
     {0}};
 const struct argp cli_general_argp = {.options = general_options, .parser = parse_general};
 
-static const char *const progress_modes[] = {
-    [CLI_PROGRESS_AUTO] = "auto", [CLI_PROGRESS_JSON] = "json", [CLI_PROGRESS_OFF] = "off", NULL};
-
-enum { BY_SECCOMP, BY_LIMITS };
-static const char *const sandbox_modes[] = {[BY_SECCOMP] = "seccomp", [BY_LIMITS] = "rlimit", NULL};
-
-const cli_words cli_shared_words[] = {
-    {"kind", kinds}, {"progress", progress_modes}, {"sandbox", sandbox_modes}, {0}};
-
 static error_t parse_work(int key, char *arg, struct argp_state *state)
 {
     cli_common *common = state->input;
@@ -229,10 +174,11 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
     case 'j': common->jobs = (int)cli_parse_integer("--jobs", arg, 1, 1024); return 0;
     case KEY_MEM: common->memory = cli_parse_size("--mem", arg); return 0;
     case KEY_PROGRESS:
-        common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, progress_modes);
+        common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, cli_progress_modes);
         return 0;
     case KEY_SANDBOX:
-        cli_access()->limits_only = cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS;
+        cli_access()->limits_only =
+            cli_parse_word("--sandbox", arg, cli_sandbox_modes) == CLI_BY_LIMITS;
         return 0;
     case KEY_LINKS: cli_access()->follow_links = true; return 0;
     default: return ARGP_ERR_UNKNOWN;
@@ -271,25 +217,9 @@ const struct argp_child cli_children[CLI_CHILDREN + 1] = {{&cli_names_argp, 0, N
 
 /* --- mistyped options ------------------------------------------------------------------------- */
 
-const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test,
-                                          void *context)
-{
-    for (const struct argp_option *option = argp->options; option && option->name; option++)
-        if (test(option, context))
-            return option;
-    for (const struct argp_child *child = argp->children; child && child->argp; child++) {
-        const struct argp_option *found = cli_find_option(child->argp, test, context);
-        if (found)
-            return found;
-    }
-    return NULL;
-}
-
 typedef struct typed_name {
     const char *text;
     size_t size;
-    int distance; /* of the nearest option so far */
-    const char *nearest;
     const struct argp_option *first; /* that begins with it */
 } typed_name;
 
@@ -314,55 +244,6 @@ static bool begins_alike(const struct argp_option *option, void *context)
 static bool has_letter(const struct argp_option *option, void *context)
 {
     return option->key == *(const char *)context;
-}
-
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-enum { LONGEST_OPTION = 32 };
-
-/* Letters to insert, remove, change or swap with their neighbour to get from a to b. */
-static int edit_distance(const char *a, size_t size_a, const char *b, size_t size_b)
-{
-    int rows[LONGEST_OPTION + 1][LONGEST_OPTION + 1];
-    if (size_a > LONGEST_OPTION || size_b > LONGEST_OPTION)
-        return LONGEST_OPTION;
-    for (size_t i = 0; i <= size_a; i++) {
-        for (size_t k = 0; k <= size_b; k++) {
-            if (i == 0 || k == 0) {
-                rows[i][k] = (int)(i + k);
-                continue;
-            }
-            int change = rows[i - 1][k - 1] + (a[i - 1] != b[k - 1]);
-            rows[i][k] = least(change, 1 + least(rows[i - 1][k], rows[i][k - 1]));
-            if (i > 1 && k > 1 && a[i - 1] == b[k - 2] && a[i - 2] == b[k - 1])
-                rows[i][k] = least(rows[i][k], rows[i - 2][k - 2] + 1);
-        }
-    }
-    return rows[size_a][size_b];
-}
-
-static bool keep_nearest(const struct argp_option *option, void *context)
-{
-    typed_name *typed = context;
-    if (!option->doc || (option->flags & CLI_NEVER_GUESSED))
-        return false;
-    int distance = edit_distance(typed->text, typed->size, option->name, strlen(option->name));
-    if (distance < typed->distance) {
-        typed->distance = distance;
-        typed->nearest = option->name;
-    }
-    return false;
-}
-
-const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size)
-{
-    /* of a short name some letter must be left */
-    typed_name typed = {.text = text, .size = size, .distance = size < 3 ? (int)size : 3};
-    cli_find_option(argp, keep_nearest, &typed);
-    return typed.nearest;
 }
 
 static const char *checked; /* the argument at hand */
@@ -405,7 +286,7 @@ static const struct argp_option *find_long(const struct argp *argp, typed_name *
 static void note_option(const struct argp_option *option, const char *value)
 {
     if (strcmp(option->name, "log") == 0)
-        log_path = value;
+        cli_process.log_path = value;
     if (strcmp(option->name, "rules") != 0)
         return;
     if (rules_path && rules_path != value)
@@ -462,10 +343,10 @@ static void check_options(const struct argp *argp, int argc, char **argv)
             i += check_long(argp, argv[i] + 2, next);
         else if (argv[i][0] == '-' && argv[i][1] != '\0')
             i += check_letters(argp, argv[i] + 1, !next);
-        else if (running->runs_alone)
+        else if (cli_process.tool->runs_alone)
             cli_log_keep_out(argv[i]);
     }
-    for (i++; i < argc && running->runs_alone; i++)
+    for (i++; i < argc && cli_process.tool->runs_alone; i++)
         cli_log_keep_out(argv[i]);
 }
 
@@ -482,37 +363,30 @@ static void raise_file_limit(void)
 /* Refuses to run under mpirun, where all ranks would write the same result at once. */
 static void refuse_ranks(void)
 {
-    int ranks = number_in_environment("OMPI_COMM_WORLD_SIZE");
-    if (ranks <= 1 || !running->runs_alone)
+    int ranks = cli_number_in_environment("OMPI_COMM_WORLD_SIZE");
+    if (ranks <= 1 || !cli_process.tool->runs_alone)
         return;
-    if (number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
+    if (cli_number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
         exit(FSDP_ERR_USAGE); /* only rank 0 reports */
     cli_usage_error("mpirun started %s %d times: run it once, without mpirun; inside a job with "
                     "'env -u OMPI_COMM_WORLD_SIZE %s ...'",
-                    running->name, ranks, running->name);
+                    cli_process.tool->name, ranks, cli_process.tool->name);
 }
 
 /* The options of a file are in front of those that were typed, which therefore win. */
 static void add_rules(const cli_tool *tool, int *argc, char ***argv)
 {
     cli_rules_read(tool, rules_path, argc, argv);
-    wants_json = has_json(*argc, *argv);
+    cli_process.wants_json = has_json(*argc, *argv);
     check_options(tool->argp, *argc, *argv); /* for what they name */
-}
-
-static fsdp_status begin_log(fsdp_error *err)
-{
-    if (!log_path || cli_log_is_open())
-        return FSDP_OK;
-    return cli_log_open(log_path, FSDP_VERSION_TEXT, typed_line.argc, typed_line.argv, err);
 }
 
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 {
     fsdp_error err = {0};
-    typed_line.argc = argc;
-    typed_line.argv = argv;
-    running = tool;
+    cli_process.argc = argc;
+    cli_process.argv = argv;
+    cli_process.tool = tool;
     cli_catch_signals();
     raise_file_limit();
     argp_err_exit_status = FSDP_ERR_USAGE;
@@ -520,128 +394,17 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
         cli_print_completion(tool, argv[2]);
         exit(cli_end(FSDP_OK, NULL));
     }
-    wants_json = has_json(argc, argv);
+    cli_process.wants_json = has_json(argc, argv);
     check_options(tool->argp, argc, argv);
     if (rules_path)
         add_rules(tool, &argc, &argv);
-    if (begin_log(&err) != FSDP_OK)
+    if (cli_begin_log(&err) != FSDP_OK)
         exit(cli_end(err.status, &err));
     error_t failed = argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
     if (failed) {
         fsdp_status status = fsdp_fail_errno(&err, failed, "cannot read the command line");
         exit(cli_end(status, &err));
     }
-    parsing = NULL;
+    cli_process.parsing = NULL;
     refuse_ranks();
-}
-
-/* --- standard output and the end -------------------------------------------------------------- */
-
-enum { PUT_BYTES = 64 << 10 };
-
-static int output_errnum;
-static bool has_written;
-
-static bool write_out(const char *data, size_t size)
-{
-    has_written = has_written || size > 0;
-    if (output_errnum == 0 && size > 0 && fwrite(data, 1, size, stdout) != size)
-        output_errnum = errno ? errno : EIO;
-    return output_errnum == 0;
-}
-
-fsdp_status cli_put(fsdp_text *text)
-{
-    if (text->failed)
-        output_errnum = ENOMEM;
-    if (text->size >= PUT_BYTES && !wants_json) { /* JSON that ends half-way is none */
-        write_out(text->data, text->size);
-        text->size = 0;
-    }
-    return output_errnum || cli_stopped() ? FSDP_ERR_CANCELLED : FSDP_OK;
-}
-
-fsdp_status cli_put_end(fsdp_text *text)
-{
-    if (text->failed)
-        output_errnum = ENOMEM;
-    bool written = write_out(text->data, text->size);
-    fsdp_text_release(text);
-    return written ? FSDP_OK : FSDP_ERR_CANCELLED;
-}
-
-fsdp_status cli_put_all(fsdp_text *text)
-{
-    fsdp_status st = cli_put(text);
-    if (st == FSDP_OK && !write_out(text->data, text->size))
-        st = FSDP_ERR_CANCELLED;
-    fsdp_text_release(text);
-    return st;
-}
-
-void cli_drop(fsdp_text *text)
-{
-    if (wants_json)
-        text->size = 0;
-}
-
-void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err)
-{
-    const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
-    bool stopped = cli_stopped() && status == FSDP_ERR_CANCELLED;
-    fsdp_text_addf(text, "\"error\": ");
-    fsdp_text_add_json_string(text, told, strlen(told));
-    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + cli_stopped() : (int)status);
-}
-
-/* Programs that asked for JSON get an object, whatever happens. */
-static void print_json_error(fsdp_status status, const fsdp_error *err)
-{
-    fsdp_text text = {0};
-    if (!wants_json || has_written || output_errnum != 0)
-        return;
-    fsdp_text_addf(&text, "{\"schema\": 1, ");
-    cli_add_json_error(&text, status, err);
-    fsdp_text_addf(&text, "}\n");
-    (void)cli_put_end(&text);
-}
-
-/* A closed pipe gets no message, since its reader has ended, but scripts need the exit code. */
-static fsdp_status finish_output(void)
-{
-    fsdp_error err = {0};
-    if (fflush(stdout) != 0 && output_errnum == 0)
-        output_errnum = errno ? errno : EIO;
-    if (output_errnum == 0)
-        return FSDP_OK;
-    fsdp_fail_errno(&err, output_errnum, "cannot write to standard output");
-    if (output_errnum != EPIPE)
-        cli_report(&err);
-    return err.status;
-}
-
-static int report_end(fsdp_status status, const fsdp_error *err)
-{
-    cli_progress_clear();
-    if (status != FSDP_OK)
-        print_json_error(status, err);
-    fsdp_status output = finish_output();
-    if (cli_stopped() && status == FSDP_ERR_CANCELLED) {
-        cli_say("stop", "by signal %d; nothing is left half-written", cli_stopped());
-        return 128 + cli_stopped();
-    }
-    if (output != FSDP_OK)
-        return (int)output;
-    cli_report(err && status != FSDP_OK ? err : NULL);
-    if (status == FSDP_ERR_DAMAGED && cli_opened_run())
-        cli_say("next", "fsdp-verify --latest %s   names the newest checkpoint that is whole",
-                cli_opened_run());
-    return (int)status;
-}
-
-int cli_end(fsdp_status status, const fsdp_error *err)
-{
-    int code = report_end(status, err);
-    cli_log_end(code);
-    return code;
 }

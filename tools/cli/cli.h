@@ -76,10 +76,8 @@ int cli_parse_compress(const char *text);                            /* "zstd[:L
 /* The option "rules" is a tool's own; this is done when it is given. Adds the file's options behind the name
  * of the program. Ends the program when they make no sense. */
 void cli_rules_read(const cli_tool *tool, const char *path, int *argc, char ***argv);
-/* "FILE:LINE: " of that argument, "" of one that the command line has. Returns out. */
-const char *cli_rules_place(int argument, char *out, size_t out_size);
 
-/* --- the tables, for completion (cli_complete.c) ------------------------------------------------- */
+/* --- the tables (cli_options.c), and completion from them (cli_complete.c) ---------------------- */
 
 /* The first option in the tables that passes the test; visits all when none does. */
 typedef bool (*cli_option_test)(const struct argp_option *option, void *context);

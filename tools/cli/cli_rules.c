@@ -3,7 +3,7 @@
  * arguments before those of the command line, so that argp parses all of them alike: the last value
  * of an option counts, and repeated options apply in order.
  */
-#include "tools/cli/cli.h"
+#include "tools/cli/cli_process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,19 +17,16 @@
 enum { MOST_BYTES = 1 << 20, LONGEST_LINE = 16 << 10 };
 
 static struct {
-    const char *path;
     char *data;  /* the file; freed never, as argv is not */
     char **argv; /* the program, the file's options, the arguments of the command line */
-    int *lines;  /* of the file's options */
-    int count;   /* the file's options */
-    size_t room; /* of argv and lines, in options */
+    size_t room; /* of argv and of the lines in cli_process, in options */
 } rules;
 
 /* --- the file --------------------------------------------------------------------------------- */
 
 _Noreturn static void fail_file(const char *what)
 {
-    cli_usage_error("cannot read the rules '%s': %s", rules.path, what);
+    cli_usage_error("cannot read the rules '%s': %s", cli_process.rules.path, what);
 }
 
 static size_t read_all(int fd, char *data, size_t room)
@@ -61,7 +58,7 @@ static size_t drop_mark(char *data, size_t size)
 static void read_file(void)
 {
     struct stat info;
-    int fd = open(rules.path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    int fd = open(cli_process.rules.path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &info) != 0)
         fail_file(strerror(errno));
     if (!S_ISREG(info.st_mode))
@@ -80,7 +77,8 @@ static void read_file(void)
     for (const char *c = rules.data; zero && c < zero; c++)
         line += *c == '\n';
     if (zero)
-        cli_usage_error("%s:%d: a zero byte: this is not a text file", rules.path, line);
+        cli_usage_error("%s:%d: a zero byte: this is not a text file", cli_process.rules.path,
+                        line);
 }
 
 /* --- its lines -------------------------------------------------------------------------------- */
@@ -113,15 +111,16 @@ static const struct argp_option *find_option(const cli_tool *tool, char *name, i
     char text[80];
     for (size_t i = 0; i < sizeof typed / sizeof *typed; i++)
         if (strcmp(name, typed[i]) == 0)
-            cli_usage_error("%s:%d: '%s' is for the command line only", rules.path, line, name);
+            cli_usage_error("%s:%d: '%s' is for the command line only", cli_process.rules.path,
+                            line, name);
     const struct argp_option *option = cli_find_option(tool->argp, has_name, name);
     if (option)
         return option;
     const char *near = cli_nearest_option(tool->argp, name, strlen(name));
     if (near)
-        cli_usage_error("%s:%d: unknown option '%s'; did you mean '%s'?", rules.path, line,
-                        shown(name, text), near);
-    cli_usage_error("%s:%d: unknown option '%s'", rules.path, line, shown(name, text));
+        cli_usage_error("%s:%d: unknown option '%s'; did you mean '%s'?", cli_process.rules.path,
+                        line, shown(name, text), near);
+    cli_usage_error("%s:%d: unknown option '%s'", cli_process.rules.path, line, shown(name, text));
 }
 
 /* "--name=value"; for a flag "--name", or NULL when it is false. */
@@ -134,8 +133,8 @@ static char *spell_argument(const struct argp_option *option, const char *value,
     else if (strcmp(value, "true") == 0)
         size = asprintf(&argument, "--%s", option->name);
     else if (strcmp(value, "false") != 0)
-        cli_usage_error("%s:%d: %s is true or false, not '%s'", rules.path, line, option->name,
-                        shown(value, text));
+        cli_usage_error("%s:%d: %s is true or false, not '%s'", cli_process.rules.path, line,
+                        option->name, shown(value, text));
     if (size < 0)
         fail_file(strerror(ENOMEM));
     return argument;
@@ -148,28 +147,30 @@ static void check_section(const cli_tool *tool, const char *text, int line)
     size_t size = strlen(section);
     if (strncmp(text + 1, section, size) != 0 || strcmp(text + 1 + size, "]") != 0)
         cli_usage_error("%s:%d: section '%s' is not of %s, whose options are below [%s]",
-                        rules.path, line, shown(text, name), tool->name, section);
+                        cli_process.rules.path, line, shown(text, name), tool->name, section);
 }
 
 static void add_option(char *argument, int line)
 {
-    size_t count = (size_t)rules.count;
+    size_t count = (size_t)cli_process.rules.count;
     if (count == rules.room) {
         rules.room = 2 * rules.room + 16;
         rules.argv = realloc(rules.argv, rules.room * sizeof *rules.argv);
-        rules.lines = realloc(rules.lines, rules.room * sizeof *rules.lines);
-        if (!rules.argv || !rules.lines)
+        cli_process.rules.lines =
+            realloc(cli_process.rules.lines, rules.room * sizeof *cli_process.rules.lines);
+        if (!rules.argv || !cli_process.rules.lines)
             fail_file(strerror(ENOMEM));
     }
-    rules.argv[rules.count] = argument;
-    rules.lines[rules.count++] = line;
+    rules.argv[cli_process.rules.count] = argument;
+    cli_process.rules.lines[cli_process.rules.count++] = line;
 }
 
 static void take_line(const cli_tool *tool, char *text, int line)
 {
     char name[80];
     if (strlen(text) > LONGEST_LINE)
-        cli_usage_error("%s:%d: the line is longer than %d bytes", rules.path, line, LONGEST_LINE);
+        cli_usage_error("%s:%d: the line is longer than %d bytes", cli_process.rules.path, line,
+                        LONGEST_LINE);
     text = trim(text);
     if (text[0] == '\0' || text[0] == '#' || text[0] == ';')
         return;
@@ -179,7 +180,7 @@ static void take_line(const cli_tool *tool, char *text, int line)
     }
     char *sign = strchr(text, '=');
     if (!sign)
-        cli_usage_error("%s:%d: 'name = value' is expected, not '%s'", rules.path, line,
+        cli_usage_error("%s:%d: 'name = value' is expected, not '%s'", cli_process.rules.path, line,
                         shown(text, name));
     *sign = '\0';
     const struct argp_option *option = find_option(tool, trim(text), line);
@@ -192,30 +193,22 @@ static void take_line(const cli_tool *tool, char *text, int line)
 
 void cli_rules_read(const cli_tool *tool, const char *path, int *argc, char ***argv)
 {
-    rules.path = path;
+    cli_process.rules.path = path;
     read_file();
     int line = 0;
     for (char *rest = rules.data, *text; (text = strsep(&rest, "\n")) != NULL;)
         take_line(tool, text, ++line);
-    size_t count = (size_t)*argc + (size_t)rules.count;
+    size_t count = (size_t)*argc + (size_t)cli_process.rules.count;
     char **all = calloc(count + 1, sizeof *all);
     if (!all)
         fail_file(strerror(ENOMEM));
     all[0] = (*argv)[0];
-    for (int i = 0; i < rules.count; i++)
+    for (int i = 0; i < cli_process.rules.count; i++)
         all[1 + i] = rules.argv[i];
     for (int i = 1; i < *argc; i++)
-        all[rules.count + i] = (*argv)[i];
+        all[cli_process.rules.count + i] = (*argv)[i];
     free(rules.argv);
     rules.argv = all;
     *argv = all;
     *argc = (int)count;
-}
-
-const char *cli_rules_place(int argument, char *out, size_t out_size)
-{
-    out[0] = '\0';
-    if (argument >= 1 && argument <= rules.count)
-        snprintf(out, out_size, "%s:%d: ", rules.path, rules.lines[argument - 1]);
-    return out;
 }

@@ -277,7 +277,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
     else
         fsdp_text_addf(text, "null");
     fsdp_text_addf(text, ", \"kind\": \"%s\",\n \"step\": ", cli_kind(info->kind));
-    if (info->step == FSDP_STEP_NONE)
+    if (info->step == FSDP_NO_STEP)
         fsdp_text_addf(text, "null");
     else
         fsdp_text_addf(text, "%" PRId64, info->step);

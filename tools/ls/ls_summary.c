@@ -65,7 +65,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
     if (info->format_major > 0)
         fsdp_text_addf(text, ", format %d.%d, %s", info->format_major, info->format_minor,
                        cli_kind(info->kind));
-    if (info->step != FSDP_STEP_NONE)
+    if (info->step != FSDP_NO_STEP)
         fsdp_text_addf(text, ", step %" PRId64, info->step);
     if (info->format_major > 0) {
         fsdp_text_addf(text, ", saved by %s", cli_plural(info->world, "rank", number));

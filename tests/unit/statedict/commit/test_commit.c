@@ -55,7 +55,7 @@ Test(commit, only_the_exact_grammar_is_ours)
                                   "latest",
                                   ".lock"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        expect_name(others[i], FSDP_NAME_OTHER, FSDP_STEP_NONE);
+        expect_name(others[i], FSDP_NAME_OTHER, FSDP_NO_STEP);
     const int64_t steps[] = {0, 1, 99999999, 100000000, INT64_MAX};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         char name[FSDP_STEP_NAME_SIZE];
@@ -351,7 +351,7 @@ Test(commit, the_name_of_another_step_is_refused)
     cr_assert(strstr(err.text, "'step-00000004'"), "%s", err.text);
     cr_assert_eq(fsdp_name_check_step(STEP "//", 4, NULL), FSDP_ERR_USAGE);
     cr_assert_eq(fsdp_name_check_step(STEP, 5, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_name_check_step(STEP, FSDP_STEP_NONE, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_name_check_step(STEP, FSDP_NO_STEP, NULL), FSDP_OK);
     cr_assert_eq(fsdp_name_check_step("/run/c", 4, NULL), FSDP_OK);
 }
 

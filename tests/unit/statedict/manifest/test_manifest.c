@@ -256,7 +256,7 @@ Test(manifest, full_checkpoint_without_step_or_entries)
 {
     fsdp_manifest_file file = {.size = 10};
     fsdp_manifest manifest = {.kind = FSDP_FULL,
-                              .step = FSDP_STEP_NONE,
+                              .step = FSDP_NO_STEP,
                               .world = 8,
                               .compressed = true,
                               .owners = FSDP_OWNERS_LOWEST,
@@ -268,7 +268,7 @@ Test(manifest, full_checkpoint_without_step_or_entries)
     encode(&manifest, &text);
     cr_assert_eq(decode(text.data, text.size, &back, NULL), FSDP_OK);
     cr_assert_eq(back.kind, FSDP_FULL);
-    cr_assert_eq(back.step, FSDP_STEP_NONE);
+    cr_assert_eq(back.step, FSDP_NO_STEP);
     cr_assert_eq(back.world, 8);
     cr_assert_eq(back.owners, FSDP_OWNERS_LOWEST);
     cr_assert(back.compressed);
@@ -530,7 +530,7 @@ Test(manifest, what_cannot_be_stored_is_refused_by_name)
 {
     fsdp_manifest_file files[2] = {{0}, {0}};
     fsdp_manifest manifest = {
-        .step = FSDP_STEP_NONE, .world = 2, .sd = new_sd(), .files = files, .file_count = 2};
+        .step = FSDP_NO_STEP, .world = 2, .sd = new_sd(), .files = files, .file_count = 2};
     fsdp_error err = {0};
     fsdp_text text = {0};
     fsdp_mesh *mesh = mesh_of(1, (int64_t[]){4}, NULL);
