@@ -179,8 +179,9 @@ def code_on_request(folder):
     save(source, objects())
     for name, *options in EVERYWHERE:
         ran = run("fsdp-convert", source, folder / f"no-{name}", *options)
-        check(ran.returncode == USAGE and "'config (mine.Config)'" in ran.stderr, f"{name} took it: {ran.stderr}")
-        check("--opaque copy" in ran.stderr and "'set" not in ran.stderr, ran.stderr)
+        check(ran.returncode == USAGE, f"{name} took it: {ran.stderr}")
+        check("'config (mine.Config)'" in ran.stderr and "'set" not in ran.stderr, ran.stderr)
+        check("--opaque copy" in ran.stderr, ran.stderr)
         check(not (folder / f"no-{name}").exists(), f"{name} is there")
         ran = run("fsdp-convert", source, folder / f"no-{name}", *options, "--opaque", "copy", "-n", "--json")
         check(code_of(ran.stdout) == CODE, f"{name}: {ran.stdout}")
@@ -191,7 +192,8 @@ def code_on_request(folder):
         written = [folder / f"some-{name}", *(folder / f"some-{name}").glob("*")]
         check(not any(b"mine" in path.read_bytes() for path in written if path.is_file()), f"code in {name}")
     ran = run("fsdp-convert", source, folder / "p.dcp", "-n", "--opaque", "copy", "--plan-out", plan)
-    check("  object config (mine.Config, " in ran.stdout and ") runs code when loaded" in ran.stdout, ran.stdout)
+    (line,) = [line for line in ran.stdout.splitlines() if line.startswith("  object config ")]
+    check("(mine.Config, " in line and line.endswith(") runs code when loaded"), ran.stdout)
     check(code_of(plan.read_text()) == CODE, plan.read_text())
     ran = run("fsdp-convert", "--apply", plan)
     check(ran.returncode == 0 and "5 objects run code when they are loaded: " in ran.stderr, ran.stderr)
@@ -237,7 +239,8 @@ def nested_pickles(folder):
         for outer in (2, 4):
             save(folder / "nested.pt", {"pipe": wrapper, "weight": tensor(1.0)}, outer)
             ran = run("fsdp-ls", folder / "nested.pt")
-            check(ran.returncode == REFUSED and "bytes in an object" in ran.stderr, f"{protocol}: {ran.stderr}")
+            check(ran.returncode == REFUSED, f"{protocol}: {ran.stderr}")
+            check("bytes in an object" in ran.stderr, ran.stderr)
         wrapper.state = [pickle.dumps({"fn": 1, "size": [2.5]}, protocol)]
         save(folder / "nested.pt", {"pipe": wrapper, "weight": tensor(1.0)})
         ran = run("fsdp-ls", folder / "nested.pt")
