@@ -62,7 +62,8 @@ def convert(what, change, words):
         data = bytearray(path.read_bytes())
         change(data)
         path.write_bytes(data)
-        ran = subprocess.run([BIN / "fsdp-convert", "-q", "--to", "fsdp", source, target], capture_output=True, text=True)
+        ran = subprocess.run([BIN / "fsdp-convert", "-q", "--to", "fsdp", source, target],
+                             capture_output=True, text=True)
         wanted = DAMAGED if words else 0
         if ran.returncode != wanted or words not in ran.stderr or Path(target).exists() == bool(words):
             problems.append(f"{what}: status {ran.returncode}, not {wanted} with '{words}': {ran.stderr}")

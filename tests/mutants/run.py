@@ -119,8 +119,8 @@ def check(build):
 
 def copy_tree():
     """Copies the files that differ and that git does not ignore, so that only they are compiled again."""
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-coz", "--exclude-standard"], check=True, capture_output=True,
-                            text=True).stdout
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-coz", "--exclude-standard"], check=True,
+                            capture_output=True, text=True).stdout
     names = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
     for old in TREE.rglob("*"):
         if not old.is_dir() and str(old.relative_to(TREE)) not in names:

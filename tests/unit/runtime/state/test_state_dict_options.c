@@ -676,8 +676,8 @@ static fsdp_status refuse_beside_partial_sums(toy *net, fsdp_error *err)
 {
     fsdp_sd *sd = NULL;
     FSDP_TRY(net_get(net, &(fsdp_state_opts){.cpu_offload = true}, &sd, err));
-    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->root), FSDP_UNIT_REQUIRES_ALL_REDUCE, false, true,
-                           err));
+    FSDP_TRY(
+        fsdp_unit_set(fsdp_root_unit(net->root), FSDP_UNIT_REQUIRES_ALL_REDUCE, false, true, err));
     FSDP_TRY(net_forward(net, err));
     FSDP_TRY(net_backward(net, err));
     EXPECT(!fsdp_param_shard_grad(fsdp_unit_param_at(net->unit[0], 0)));
@@ -690,13 +690,9 @@ static fsdp_status refuse_beside_partial_sums(toy *net, fsdp_error *err)
 
 Test(state_dict_options, state_is_not_set_while_partial_sums_wait)
 {
-    expect_net_on("cpu", (toy_case){2,
-                                    {2, 2},
-                                    {"rep", "dp"},
-                                    declare_net,
-                                    refuse_beside_partial_sums,
-                                    NULL,
-                                    {0}});
+    expect_net_on(
+        "cpu",
+        (toy_case){2, {2, 2}, {"rep", "dp"}, declare_net, refuse_beside_partial_sums, NULL, {0}});
 }
 
 /* Expects an error for the dict with one entry replaced. */

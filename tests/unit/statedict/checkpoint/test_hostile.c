@@ -323,9 +323,8 @@ Test(hostile, a_box_that_the_manifest_does_not_know_is_found)
     spoil_save("c", FSDP_SHARDED, false, 4, 1);
     cr_assert_eq(fsdp_checkpoint_verify(spoil_path("c"), &quick, NULL, &err), FSDP_OK, "%s",
                  err.text);
-    spoil_edit("c",
-               "\"dtype\": \"u16\", \"shape\": [5], \"mesh\": 0, \"placements\": [\"R\"]", value,
-               sizeof value - 1);
+    spoil_edit("c", "\"dtype\": \"u16\", \"shape\": [5], \"mesh\": 0, \"placements\": [\"R\"]",
+               value, sizeof value - 1);
     cr_expect_eq(fsdp_checkpoint_verify(spoil_path("c"), &quick, NULL, &err), FSDP_DIFFERS, "%s",
                  err.text);
     cr_expect(strstr(found, "boxes that the manifest does not know"), "%s", found);
