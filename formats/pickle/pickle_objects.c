@@ -86,7 +86,16 @@ static fsdp_status no_memory(const object_check *check)
                      check->options->where);
 }
 
-/* A function of Python's library that runs what it is given. */
+/* torch.load, torch.hub.load, torch.storage._load_from_bytes, numpy.load: they load pickles. */
+static bool loads_files(const fsdp_pickle_node *node)
+{
+    const fsdp_pickle_global *global = node->as.global;
+    const char *name = global->name + strspn(global->name, "_");
+    return strncmp(name, "load", 4) == 0 &&
+           (pickle_is_torch(node->known) || strncmp(global->module, "numpy", 5) == 0);
+}
+
+/* A function that runs what it is given. */
 static bool runs_arguments(const fsdp_pickle_node *node)
 {
     static const char packages[] =
@@ -96,7 +105,7 @@ static bool runs_arguments(const fsdp_pickle_node *node)
         " __import__ apply breakpoint compile delattr eval exec execfile file getattr input open "
         "raw_input setattr ";
     const fsdp_pickle_global *global = node->as.global;
-    if (node->known == FSDP_KNOWN_GETATTR)
+    if (node->known == FSDP_KNOWN_GETATTR || loads_files(node))
         return true;
     if (node->known != FSDP_KNOWN_STANDARD)
         return false;
