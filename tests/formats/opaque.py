@@ -226,7 +226,8 @@ def verify_names_code(folder):
     array = folder / "objects.npz"
     with zipfile.ZipFile(array, "w") as archive:
         header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
-        archive.writestr("a.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + pickle.dumps([1]))
+        head = b"\x93NUMPY\1\0" + struct.pack("<H", len(header))
+        archive.writestr("a.npy", head + header + pickle.dumps([1]))
     for path, count in ((folder / "files", 3), (array, 1)):
         told = json.loads(run("fsdp-verify", "--json", path).stdout)["paths"][0]
         check(told["code_files"] == len(told["findings"]) == count, f"{told}")
