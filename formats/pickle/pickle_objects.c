@@ -32,7 +32,8 @@ static bool is_layout(const fsdp_pickle_global *global)
     static const char *const modules[] = {
         "torch.distributed.tensor",       "torch.distributed._tensor",
         "torch.distributed._shard",       "torch.distributed.device_mesh",
-        "torch.distributed._mesh_layout", "torch.distributed.remote_device"};
+        "torch.distributed._mesh_layout", "torch.distributed.remote_device",
+        "torch.distributed.fsdp"};
     for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) {
         size_t size = strlen(modules[i]);
         if (strncmp(global->module, modules[i], size) == 0 &&

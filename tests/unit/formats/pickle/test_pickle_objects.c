@@ -154,4 +154,7 @@ Test(pickle_objects, code_is_what_the_policy_does_not_list)
     cr_expect_not(HOLDS_CODE("ctorch\nfloat32\n."));
     cr_expect_not(HOLDS_CODE("cargparse\nNamespace\n)\x81}b."));
     cr_expect_not(HOLDS_CODE("ctorch.distributed.tensor.placement_types\nShard\n)\x81}b."));
+    cr_expect_not(
+        HOLDS_CODE("ctorch.distributed.fsdp._flat_param\nFlatParamShardMetadata\n)\x81."));
+    cr_expect(HOLDS_CODE("ctorch.distributed.fsdpx\nC\n)\x81."), "another module");
 }
