@@ -63,10 +63,14 @@ static fsdp_status digest_files(convert_options *opts, fsdp_text *text, fsdp_err
     opts->convert.resume = false; /* nothing is left to go on with */
     if (opts->write_digests)
         st = fsdp_convert_write_digests(opts->to, &opts->convert, err);
-    if (st == FSDP_OK && opts->digest)
+    if (st != FSDP_OK) {
+        fsdp_error_prefix(err, "'%s' is written, but its digests are not", opts->to);
+        return st;
+    }
+    if (opts->digest)
         st = fsdp_convert_digests(opts->to, &opts->convert, take_digest, &list, err);
     if (st != FSDP_OK)
-        fsdp_error_prefix(err, "'%s' is written, but its digests are not", opts->to);
+        fsdp_error_prefix(err, "'%s' is written, but its digests could not be computed", opts->to);
     return st;
 }
 
