@@ -32,7 +32,8 @@ static bool is_layout(const fsdp_pickle_global *global)
     static const char *const modules[] = {
         "torch.distributed.tensor",       "torch.distributed._tensor",
         "torch.distributed._shard",       "torch.distributed.device_mesh",
-        "torch.distributed._mesh_layout", "torch.distributed.remote_device"};
+        "torch.distributed._mesh_layout", "torch.distributed.remote_device",
+        "torch.distributed.fsdp"};
     for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) {
         size_t size = strlen(modules[i]);
         if (strncmp(global->module, modules[i], size) == 0 &&
@@ -86,7 +87,16 @@ static fsdp_status no_memory(const object_check *check)
                      check->options->where);
 }
 
-/* A function of Python's library that runs what it is given. */
+/* torch.load, torch.hub.load, torch.storage._load_from_bytes, numpy.load: they load pickles. */
+static bool loads_files(const fsdp_pickle_node *node)
+{
+    const fsdp_pickle_global *global = node->as.global;
+    const char *name = global->name + strspn(global->name, "_");
+    return strncmp(name, "load", 4) == 0 &&
+           (pickle_is_torch(node->known) || strncmp(global->module, "numpy", 5) == 0);
+}
+
+/* A function that runs what it is given. */
 static bool runs_arguments(const fsdp_pickle_node *node)
 {
     static const char packages[] =
@@ -96,7 +106,7 @@ static bool runs_arguments(const fsdp_pickle_node *node)
         " __import__ apply breakpoint compile delattr eval exec execfile file getattr input open "
         "raw_input setattr ";
     const fsdp_pickle_global *global = node->as.global;
-    if (node->known == FSDP_KNOWN_GETATTR)
+    if (node->known == FSDP_KNOWN_GETATTR || loads_files(node))
         return true;
     if (node->known != FSDP_KNOWN_STANDARD)
         return false;

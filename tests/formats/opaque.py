@@ -220,6 +220,17 @@ def verify_names_code(folder):
         (finding,) = told["findings"]
         check(finding["kind"] == "code" and finding["file"].endswith(file), f"{finding}")
         check(told["code_files"] == 1 and told["good"], f"{told}")
+    (folder / "files").mkdir()
+    for rank in range(3):
+        save(folder / f"files/state_rank_{rank}.pt", {"nest": {"of": [Config(), rank]}, "same": tensor(4.0)})
+    array = folder / "objects.npz"
+    with zipfile.ZipFile(array, "w") as archive:
+        header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+        head = b"\x93NUMPY\1\0" + struct.pack("<H", len(header))
+        archive.writestr("a.npy", head + header + pickle.dumps([1]))
+    for path, count in ((folder / "files", 3), (array, 1)):
+        told = json.loads(run("fsdp-verify", "--json", path).stdout)["paths"][0]
+        check(told["code_files"] == len(told["findings"]) == count, f"{told}")
     ran = run("fsdp-verify", "--json", plain)
     told = json.loads(ran.stdout)["paths"][0]
     check(told["code_files"] == 0 and told["findings"] == [], f"{told}")

@@ -97,11 +97,18 @@ Test(pickle_objects, pickles_nest_to_a_bound)
 Test(pickle_objects, an_object_gets_no_function_that_runs_its_arguments)
 {
     static const char *const refused[] = {
-        "cos\nsystem\n",        "cposix\nsystem\n", "c__builtin__\neval\n", "cbuiltins\ngetattr\n",
-        "csubprocess\nPopen\n", "cpickle\nloads\n", "cconfig\nos.system\n"};
-    static const char *const fine[] = {"ctyping\nAny\n",   "c__builtin__\ndict\n",
-                                       "cbuiltins\nlen\n", "cmath\nsqrt\n",
-                                       "cmy.mod\nf\n",     "ctorch\nfloat32\n"};
+        "cos\nsystem\n",        "cposix\nsystem\n",     "c__builtin__\neval\n",
+        "cbuiltins\ngetattr\n", "csubprocess\nPopen\n", "cpickle\nloads\n",
+        "cconfig\nos.system\n", "ctorch\nload\n",       "ctorch.storage\n_load_from_bytes\n",
+        "cnumpy\nload\n"};
+    static const char *const fine[] = {"ctyping\nAny\n",
+                                       "c__builtin__\ndict\n",
+                                       "cbuiltins\nlen\n",
+                                       "cmath\nsqrt\n",
+                                       "cmy.mod\nf\n",
+                                       "ctorch\nfloat32\n",
+                                       "ctorch.nn.functional\nrelu\n",
+                                       "cmy.mod\nload\n"};
     char bytes[200];
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         int size = snprintf(bytes, sizeof bytes, "cmy.mod\nC\n)\x81}K\1%ssb.", refused[i]);
@@ -147,4 +154,7 @@ Test(pickle_objects, code_is_what_the_policy_does_not_list)
     cr_expect_not(HOLDS_CODE("ctorch\nfloat32\n."));
     cr_expect_not(HOLDS_CODE("cargparse\nNamespace\n)\x81}b."));
     cr_expect_not(HOLDS_CODE("ctorch.distributed.tensor.placement_types\nShard\n)\x81}b."));
+    cr_expect_not(
+        HOLDS_CODE("ctorch.distributed.fsdp._flat_param\nFlatParamShardMetadata\n)\x81."));
+    cr_expect(HOLDS_CODE("ctorch.distributed.fsdpx\nC\n)\x81."), "another module");
 }
