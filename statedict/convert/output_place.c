@@ -194,6 +194,7 @@ static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
     fsdp_io *io = place->io;
     fsdp_swap swap = {io, place->path, place->target, place->parent, place->durable, false};
     bool is_old;
+    FSDP_TRY(fsdp_place_forget_digests(io, place->target, place->parent, place->durable, err));
     if (!place->overwrite || !fsdp_io_exists(io, place->target))
         return fsdp_swap_new(&swap, err);
     if (!place->format->limits.is_directory)
