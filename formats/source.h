@@ -120,6 +120,11 @@ fsdp_status fsdp_source_file_compare(const fsdp_source *source, size_t number, c
  * understand the checkpoint (metadata, an index) follow. */
 size_t fsdp_source_content_count(const fsdp_source *source);
 
+/* Classes and functions that a program runs when it loads the file: printable names, at most so many of each
+ * file. NULL behind the last. */
+enum { FSDP_SOURCE_CODE = 4 };
+const char *fsdp_source_code_at(const fsdp_source *source, size_t file, size_t number);
+
 /* Members of the listing that are neither tensors nor values, as a JSON text or NULL: "metadata" of
  * safetensors, "attributes" of HDF5. */
 const char *fsdp_source_extra(const fsdp_source *source, const char *member);
@@ -180,6 +185,12 @@ fsdp_status fsdp_source_save_value(fsdp_source *source, size_t entry, size_t mos
  * one value, whose name is empty, and its tensors. data is borrowed until the source is closed. */
 fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **source_out, fsdp_error *err);
 
+/*
+ * Adds the names of the classes and functions that PyTorch runs when it loads the blob; none for bytes that
+ * are neither a torch.save file nor a pickle. FSDP_ERR_REFUSED: a call that no checkpoint may have.
+ */
+fsdp_status fsdp_source_blob_code(const void *data, size_t size, fsdp_text *names, fsdp_error *err);
+
 /* --- the builder, for formats ----------------------------------------------------------------- */
 
 /* Functions of a format whose elements are not plain bytes or streams. */
@@ -216,6 +227,8 @@ void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *
 fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath, int *number_out,
                                  fsdp_error *err);
 fsdp_io *fsdp_source_io(const fsdp_source *source);
+/* Notes a class or function that a program runs when it loads the file. Equal names count once. */
+fsdp_status fsdp_source_note_code(fsdp_source *source, int file, const char *name, fsdp_error *err);
 /* Reads headers of the format. */
 fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size, int64_t offset,
                               fsdp_error *err);

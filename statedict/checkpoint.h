@@ -279,7 +279,8 @@ typedef enum fsdp_verify_level {
 typedef enum fsdp_finding_kind {
     FSDP_FINDING_DAMAGE = 0,
     FSDP_FINDING_VALUE,        /* a warning: the bytes are as saved, but their values are doubtful */
-    FSDP_FINDING_FIXED         /* a damaged or missing file that was written anew */
+    FSDP_FINDING_FIXED,        /* a damaged or missing file that was written anew */
+    FSDP_FINDING_CODE          /* no damage: a program that loads the file runs code that it names */
 } fsdp_finding_kind;
 
 typedef struct fsdp_finding {
@@ -308,7 +309,7 @@ typedef struct fsdp_verify_summary {
     int64_t checked_bytes;             /* compared with checksums, as stored; 0: the format has none, or only
                                         * sizes and indexes were asked for */
     int64_t findings, unreadable;      /* damage; the unreadable ones among it */
-    int64_t warnings, fixed;           /* findings of the other kinds */
+    int64_t warnings, fixed, code_files;   /* findings of the other kinds */
 } fsdp_verify_summary;
 
 /* Local. FSDP_OK when the checkpoint is good (warnings do not count), FSDP_DIFFERS when there is damage,

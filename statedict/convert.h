@@ -55,6 +55,12 @@ typedef enum fsdp_tied {
     FSDP_TIED_DROP             /* one name; also of embeddings that are equal byte by byte */
 } fsdp_tied;
 
+/* Objects of classes that this library does not know; a program runs their code when it loads them. */
+typedef enum fsdp_opaque {
+    FSDP_OPAQUE_REFUSE = 0,    /* FSDP_ERR_USAGE names them */
+    FSDP_OPAQUE_COPY
+} fsdp_opaque;
+
 typedef struct fsdp_convert_opts {
     const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz", "npy" */
     fsdp_open_opts open;       /* of the source; access holds for the target, too */
@@ -76,6 +82,7 @@ typedef struct fsdp_convert_opts {
                                 * copied beside the weights, config.json edited to be true of them */
     bool copy_code;            /* Python files as well */
     fsdp_tied tied;
+    fsdp_opaque opaque;
     int threads;
     int64_t memory;
     bool resume;               /* continues an interrupted conversion of the same plan, and keeps its own work
@@ -104,6 +111,14 @@ typedef struct fsdp_convert_copy {
     const char *change;        /* "dtype float32 -> bfloat16", or "" */
 } fsdp_convert_copy;
 
+/* A value of the result that runs code when it is loaded. */
+typedef struct fsdp_convert_code {
+    const char *name;
+    size_t name_size;
+    const char *class_name;    /* "module.Class", or several with ", " between them */
+    int64_t bytes;
+} fsdp_convert_code;
+
 typedef struct fsdp_convert_plan {
     int64_t tensors, values, aliases;
     int64_t bytes_read, bytes_written, peak_memory, free_bytes;
@@ -126,6 +141,8 @@ typedef struct fsdp_convert_plan {
     size_t tied_count;
     const fsdp_convert_copy *copied;   /* files that are copied beside the weights */
     size_t copied_count;
+    const fsdp_convert_code *code;     /* objects of unknown classes that are copied, or would be */
+    size_t code_count;
     const bool *kept;          /* per entry of the source: its name, or what it becomes, is in the result */
     size_t kept_count;
     void *memory;              /* private: of the lists */

@@ -105,13 +105,14 @@ static void add_text_member(fsdp_text *text, const char *name, const char *value
     fsdp_text_add_json_string(text, value, strlen(value));
 }
 
-static const char *const kind_names[] = {"damage", "value", "fixed"};
+static const char *const kind_names[] = {"damage", "value", "fixed", "code"};
 
 static const char *mark_of(const fsdp_finding *finding)
 {
     switch (finding->kind) {
     case FSDP_FINDING_VALUE: return "warn  ";
     case FSDP_FINDING_FIXED: return "fixed ";
+    case FSDP_FINDING_CODE: return "code  ";
     case FSDP_FINDING_DAMAGE: break;
     }
     return finding->unreadable ? "error " : "bad   ";
@@ -169,6 +170,7 @@ static void end_path_json(verify_report *report, const fsdp_verify_summary *summ
     fsdp_text_addf(text, ", \"blocks\": %" PRId64 ", \"bytes\": %" PRId64, summary->blocks,
                    summary->bytes);
     fsdp_text_addf(text, ", \"checked_bytes\": %" PRId64, summary->checked_bytes);
+    fsdp_text_addf(text, ", \"code_files\": %" PRId64, summary->code_files);
     if (status != FSDP_OK && status != FSDP_DIFFERS) {
         fsdp_text_addf(text, ", ");
         cli_add_json_error(text, status, err);
@@ -196,6 +198,8 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
     }
     if (summary->warnings > 0)
         fsdp_text_addf(text, ", %s", cli_plural(summary->warnings, "warning", number));
+    if (summary->code_files > 0)
+        fsdp_text_addf(text, ", %s with code", cli_plural(summary->code_files, "file", number));
     if (report->options->repair && summary->fixed == 0)
         fsdp_text_addf(text, ", nothing to repair");
     fsdp_text_addf(text, "\n");

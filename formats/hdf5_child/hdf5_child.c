@@ -14,7 +14,8 @@
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-/* A dataset that is opened by its address gets the chunk cache with which the file was opened. */
+/* A dataset that is opened by its address gets the chunk cache with which the file was opened. cache 0 is for
+ * chunks without filters, whose lengths in the file libhdf5 then leaves alone (hdf5_child_chunk.c). */
 static fsdp_status open_file(fsdp_h5_child *child, size_t cache, fsdp_error *err)
 {
     enum { SLOTS = 4093, UNUSED = 0 };
@@ -31,18 +32,25 @@ static fsdp_status open_file(fsdp_h5_child *child, size_t cache, fsdp_error *err
     return status;
 }
 
-static void close_file(fsdp_h5_child *child)
+static void close_dataset(fsdp_h5_child *child)
 {
     if (child->open >= 0)
         H5Dclose(child->open);
     child->open = H5I_INVALID_HID;
+    fsdp_free(child->checked);
+    child->checked = NULL;
+}
+
+static void close_file(fsdp_h5_child *child)
+{
+    close_dataset(child);
     H5Fclose(child->file);
 }
 
 /* --- reading a box ---------------------------------------------------------------------------- */
 
 /* The cache for a dataset: a row of chunks, so that boxes that cut through chunks do not decode
- * them again and again; at least one chunk, at most `most` bytes. */
+ * them again and again; at least one chunk, at most `most` bytes. 0 for chunks without filters. */
 static size_t wanted_cache(hid_t dataset, int64_t most)
 {
     hsize_t chunk[H5S_MAX_RANK], dims[H5S_MAX_RANK];
@@ -50,7 +58,8 @@ static size_t wanted_cache(hid_t dataset, int64_t most)
     hid_t space = H5Dget_space(dataset);
     size_t one = H5Tget_size(type);
     int ndim = 0;
-    if (H5Pget_layout(creation) == H5D_CHUNKED &&
+    bool is_decoded = H5Pget_layout(creation) == H5D_CHUNKED && H5Pget_nfilters(creation) > 0;
+    if (is_decoded &&
         H5Sget_simple_extent_dims(space, dims, NULL) == H5Pget_chunk(creation, H5S_MAX_RANK, chunk))
         ndim = H5Pget_chunk(creation, H5S_MAX_RANK, chunk);
     for (int d = 0; d < ndim; d++)
@@ -63,6 +72,8 @@ static size_t wanted_cache(hid_t dataset, int64_t most)
     H5Sclose(space);
     H5Tclose(type);
     H5Pclose(creation);
+    if (!is_decoded)
+        return 0;
     if (most >= 0 && row > (size_t)most)
         row = (size_t)most;
     return row > one ? row : one;
@@ -74,14 +85,13 @@ static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, int64_t mos
     for (int round = 0; round < 2; round++) {
         if (child->open >= 0 && child->open_number == number)
             return FSDP_OK;
-        if (child->open >= 0)
-            H5Dclose(child->open);
+        close_dataset(child);
         child->open = H5Oopen_by_addr(child->file, child->datasets[number]);
         child->open_number = number;
         if (child->open < 0)
             return fsdp_h5_child_fail(err, "cannot open the dataset");
         size_t cache = wanted_cache(child->open, most_kept);
-        if (cache <= child->cache)
+        if (cache == child->cache || (cache > 0 && cache < child->cache))
             return FSDP_OK;
         close_file(child);
         FSDP_TRY(open_file(child, cache, err));
@@ -160,6 +170,8 @@ static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request
         status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a request that does not fit the dataset");
     *size_out = (size_t)count * element;
     if (status == FSDP_OK)
+        status = fsdp_h5_child_check(child, child->open, &request->box, err);
+    if (status == FSDP_OK)
         status = read_selected(child, &request->box, *size_out, type, space, err);
     if (status == FSDP_OK && info.is_swapped)
         swap_elements(child->reply, *size_out,
@@ -198,7 +210,6 @@ static fsdp_status prepare(fsdp_h5_child *child, bool limits_only, fsdp_error *e
 
 void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size, bool limits_only)
 {
-    enum { CACHE = 16 << 20 };
     fsdp_h5_child child = {.channel = channel,
                            .file_room = shared,
                            .reply = shared + FSDP_H5_FILE_ROOM,
@@ -208,7 +219,7 @@ void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size, bo
     fsdp_error err = {0};
     fsdp_status status = prepare(&child, limits_only, &err);
     if (status == FSDP_OK)
-        status = open_file(&child, CACHE, &err);
+        status = open_file(&child, 0, &err);
     if (status == FSDP_OK)
         fsdp_h5_send(&child, FSDP_H5_READY, 0, 0);
     else

@@ -1,7 +1,7 @@
 /*
  * The state of the child process, shared by hdf5_child.c (requests), hdf5_child_reply.c (answers),
  * hdf5_child_vfd.c (the file as libhdf5 sees it), hdf5_child_list.c (groups and links), hdf5_child_object.c
- * (datasets and attributes) and hdf5_child_type.c (types).
+ * (datasets and attributes), hdf5_child_chunk.c (checks of stored chunks) and hdf5_child_type.c (types).
  */
 #ifndef FSDP_HDF5_CHILD_H
 #define FSDP_HDF5_CHILD_H
@@ -30,6 +30,8 @@ typedef struct fsdp_h5_child {
     size_t count, room;
     hid_t open;                /* dataset number `open_number`, or negative */
     size_t open_number;
+    unsigned char *checked;    /* a bit per chunk of `open` that was checked; NULL: too many, or none yet */
+    bool sources_checked;      /* the chunks of all datasets of the file were checked */
 } fsdp_h5_child;
 
 /* --- hdf5_child_reply.c --- */
@@ -67,6 +69,13 @@ fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path
 /* Lists all attributes of an object. */
 fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t object,
                                      fsdp_error *err);
+
+/* --- hdf5_child_chunk.c --- */
+
+/* Checks the stored chunks of a box (NULL: of all) of a dataset, or of the sources of a virtual one.
+ * FSDP_ERR_DAMAGED for a chunk from which libhdf5 would decode more bytes than it has. */
+fsdp_status fsdp_h5_child_check(fsdp_h5_child *child, hid_t dataset, const fsdp_box *box,
+                                fsdp_error *err);
 
 /* --- hdf5_child_type.c --- */
 

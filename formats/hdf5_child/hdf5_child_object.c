@@ -117,6 +117,7 @@ static fsdp_status put_text_dataset(fsdp_h5_child *child, hid_t dataset, hid_t t
     if (count > child->file_size + ALWAYS)
         return fsdp_fail(err, FSDP_ERR_REFUSED, "it is %lld strings in a file of %lld bytes",
                          (long long)count, (long long)child->file_size);
+    FSDP_TRY(fsdp_h5_child_check(child, dataset, NULL, err));
     put_shape(child, 's', whole);
     text_dataset from = {.dataset = dataset,
                          .memory_type = text_in_memory(type),

@@ -11,7 +11,7 @@
  *   both:     hdf5_protocol.h the messages; hdf5_sandbox.c limits and seccomp
  *   child:    hdf5_child.c    requests; hdf5_child_vfd.c the file as libhdf5 sees it
  *             hdf5_child_list.c groups and links; hdf5_child_object.c datasets and attributes
- *             hdf5_child_type.c types; hdf5_lzf.c h5py's filter
+ *             hdf5_child_chunk.c checks of stored chunks; hdf5_child_type.c types; hdf5_lzf.c h5py's filter
  *
  * A crafted file may take over the child, so the parent trusts nothing that it sends. A session serves one
  * request at a time, and every wait has a deadline. Callers: detect (the format) and native_check.c (a

@@ -131,6 +131,8 @@ static fsdp_status add_one(const array_place *place, fsdp_error *err)
         return add_array(place, &npy, data, err);
     char text[sizeof npy.descr + 20];
     snprintf(text, sizeof text, "numpy array of %s", npy.descr);
+    if (npy.has_objects)
+        FSDP_TRY(fsdp_source_note_code(place->source, place->file, "numpy arrays of objects", err));
     return add_opaque(place, text, err);
 }
 

@@ -455,8 +455,16 @@ static fsdp_status check_protocol(pickle_vm *vm)
 {
     uint64_t protocol;
     FSDP_TRY(take_number(vm, 1, &protocol));
-    return protocol <= PROTOCOL_LIMIT ? FSDP_OK
-                                      : pickle_fail(vm, FSDP_ERR_LIMIT, "its protocol is above 5");
+    if (protocol <= PROTOCOL_LIMIT)
+        return FSDP_OK;
+    return pickle_fail(vm, vm->options->depth > 0 ? FSDP_ERR_DAMAGED : FSDP_ERR_LIMIT,
+                       "its protocol is above 5");
+}
+
+/* Python fails there without a registry or buffers, which bytes in an object do not have. */
+static fsdp_status outside(pickle_vm *vm, const char *why)
+{
+    return pickle_fail(vm, vm->options->depth > 0 ? FSDP_ERR_DAMAGED : FSDP_ERR_REFUSED, why);
 }
 
 static fsdp_status container_step(pickle_vm *vm, uint8_t opcode)
@@ -494,11 +502,11 @@ static fsdp_status other_step(pickle_vm *vm, uint8_t opcode)
     case OP_UNICODE: return line_step(vm, opcode);
     case OP_EXT1:
     case OP_EXT2:
-    case OP_EXT4:
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "it uses the extension registry of a program");
-    case OP_NEXT_BUFFER:
+    case OP_EXT4: return outside(vm, "it uses the extension registry of a program");
+    case OP_NEXT_BUFFER: return outside(vm, "it needs buffers from outside the file");
     case OP_READONLY_BUFFER:
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "it needs buffers from outside the file");
+        return vm->options->depth > 0 ? need(vm, 1)
+                                      : outside(vm, "it needs buffers from outside the file");
     default: return damaged(vm, "there is no such opcode");
     }
 }
@@ -616,8 +624,8 @@ static fsdp_status parse(pickle_vm *vm)
     return vm->options->is_metadata ? FSDP_OK : pickle_settle_keys(vm);
 }
 
-fsdp_status fsdp_pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
-                              fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err)
+fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
+                         fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err)
 {
     *pickle_out = (fsdp_pickle){0};
     pickle_vm vm = {.options = options, .data = data, .at = data, .opcode = data, .err = err};

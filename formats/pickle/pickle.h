@@ -12,6 +12,7 @@
  *   pickle_arguments.c  the arguments that those calls may have
  *   pickle_items.c      containers that are made of their items
  *   pickle_keys.c       equal keys of dicts
+ *   pickle_objects.c    objects of unknown classes: what they may hold, which of them are code
  *   pickle_error.c      errors, with the place in the pickle
  *   pickle_write.c      the mirror: pickles of protocol 2 (pickle_write.h)
  *
@@ -137,6 +138,7 @@ typedef struct fsdp_pickle_options {
     int64_t offset;            /* offset of the first byte of data, added to offsets in messages */
     bool *ran_out;             /* set when parsing fails because the data ends early; may be NULL */
     bool is_metadata;          /* accept only the classes of DCP's metadata; no persistent ids */
+    int depth;                 /* 0; over 0: bytes that may be a pickle, of so many around them */
 } fsdp_pickle_options;
 
 /*
@@ -147,6 +149,10 @@ typedef struct fsdp_pickle_options {
 fsdp_status fsdp_pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
                               fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err);
 void fsdp_pickle_release(fsdp_pickle *pickle);
+
+/* True for an object, or the name of a class or function, that makes Python run code outside the evaluated
+ * list when it loads the pickle. */
+bool fsdp_pickle_is_code(const fsdp_pickle *pickle, fsdp_node node);
 
 static inline const fsdp_pickle_node *fsdp_pickle_at(const fsdp_pickle *pickle, fsdp_node node)
 {

@@ -263,7 +263,7 @@ static void copy_element(const char *at, size_t size, char out[64])
  * when config imports os, and six.moves.builtins is builtins. Classes inside classes have no
  * such names.
  */
-static bool leads_to_python(const fsdp_pickle_global *global)
+bool pickle_leads_to_python(const fsdp_pickle_global *global)
 {
     static const char gates[] =
         " __builtin__ __builtins__ builtins importlib nt os posix pty runpy "
@@ -288,7 +288,7 @@ static fsdp_known known_package(const fsdp_pickle_global *global)
 {
     char package[64];
     copy_element(global->module, strcspn(global->module, "."), package);
-    if (leads_to_python(global))
+    if (pickle_leads_to_python(global))
         return FSDP_KNOWN_STANDARD;
     if (strcmp(package, "torch") == 0)
         return FSDP_KNOWN_TORCH;

@@ -143,8 +143,12 @@ static fsdp_status complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node sta
 fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state)
 {
     fsdp_pickle_node *node = &vm->nodes[target];
+    /* Python fails on data, so that bytes in an object with such a state are no pickle */
+    bool is_data =
+        vm->options->depth > 0 && node->kind != FSDP_NODE_GLOBAL && node->kind != FSDP_NODE_CALL;
     if (node->kind != FSDP_NODE_CALL || !pickle_takes_state(node))
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "a state is given to what has none");
+        return pickle_fail(vm, is_data ? FSDP_ERR_DAMAGED : FSDP_ERR_REFUSED,
+                           "a state is given to what has none");
     if (node->as.call->state != 0)
         return pickle_fail(vm, FSDP_ERR_REFUSED, "an object is given two states");
     node->as.call->state = state;

@@ -127,6 +127,12 @@ fsdp_status pickle_float_line(pickle_vm *vm, const char *line, size_t size);
 fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t size);
 fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size);
 
+/* --- pickle.c --- */
+
+/* fsdp_pickle_parse without its check of objects. */
+fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
+                         fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err);
+
 /* --- pickle_items.c --- */
 
 /* True for OrderedDict, defaultdict, Counter and deque. */
@@ -154,6 +160,8 @@ bool pickle_is_unknown_class(const fsdp_pickle_node *node);
 /* True when items (LIST, DICT or SET) or a state may be added to the node. */
 bool pickle_takes_items(const fsdp_pickle_node *node, fsdp_node_kind kind);
 bool pickle_takes_state(const fsdp_pickle_node *node);
+/* True for a dotted name that can reach Python's library through another module. */
+bool pickle_leads_to_python(const fsdp_pickle_global *global);
 
 /* --- pickle_policy.c --- */
 

@@ -37,6 +37,27 @@ const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t nu
     return &source->files[number].info;
 }
 
+/* --- code ------------------------------------------------------------------------------------- */
+
+const char *fsdp_source_code_at(const fsdp_source *source, size_t file, size_t number)
+{
+    return number < FSDP_SOURCE_CODE ? source->files[file].code[number] : NULL;
+}
+
+fsdp_status fsdp_source_note_code(fsdp_source *source, int file, const char *name, fsdp_error *err)
+{
+    const char **code = source->files[file].code;
+    char shown[200];
+    size_t i = 0;
+    fsdp_printable(name, strlen(name), shown, sizeof shown);
+    while (i < FSDP_SOURCE_CODE && code[i] && strcmp(code[i], shown) != 0)
+        i++;
+    if (i == FSDP_SOURCE_CODE || code[i])
+        return FSDP_OK;
+    code[i] = fsdp_arena_strndup(&source->arena, shown, strlen(shown));
+    return code[i] ? FSDP_OK : fsdp_fail_memory(err, "a name");
+}
+
 /* --- links ------------------------------------------------------------------------------------ */
 
 static bool same_node(const fsdp_file_info *a, const fsdp_file_info *b)

@@ -24,6 +24,7 @@ typedef struct source_file {
     int pins;                  /* threads that read it now */
     bool was_used;             /* since the last search for a file to close */
     bool is_beneath;
+    const char *code[FSDP_SOURCE_CODE];
 } source_file;
 
 /* The order of a tensor's chunks: they are sorted by their lower bound in `dim`, so that a box finds the

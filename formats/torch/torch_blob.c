@@ -1,11 +1,15 @@
 /*
  * Blobs: values that another format keeps as torch.save bytes. fsdp_source_save_value reads the
  * bytes of a value from a source; fsdp_source_open_blob opens such bytes as a value and its
- * tensors.
+ * tensors; fsdp_source_blob_code names the code in them.
  */
 #include "base/io/io_memory.h"
 #include "formats/source/source_internal.h"
 #include "formats/torch/torch_resave.h"
+
+#include <string.h>
+
+static const char where[] = "a stored value";
 
 typedef struct blob_state {
     fsdp_memory_io io;
@@ -30,10 +34,8 @@ static void blob_close(void *state)
 static fsdp_status add_value(blob_state *blob, size_t size, fsdp_error *err)
 {
     torch_archive archive;
-    torch_opening opening = {.source = blob->source,
-                             .memory = blob->memory,
-                             .stream = FSDP_NO_STREAM,
-                             .where = "a stored value"};
+    torch_opening opening = {
+        .source = blob->source, .memory = blob->memory, .stream = FSDP_NO_STREAM, .where = where};
     FSDP_TRY(fsdp_source_add_file(blob->source, "value", false, &opening.file, err));
     FSDP_TRY(torch_zip_open(&opening, 0, (int64_t)size, true, &archive, err));
     fsdp_value value = {0};
@@ -71,6 +73,78 @@ fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **s
     }
     *source_out = source;
     return FSDP_OK;
+}
+
+/* --- code in a blob ------------------------------------------------------------------------------ */
+
+static void add_class(fsdp_text *names, const char *name)
+{
+    fsdp_text_addf(names, names->size > 0 ? ", %s" : "%s", name);
+}
+
+static fsdp_status open_file(fsdp_source *source, int *file_out, fsdp_error *err)
+{
+    torch_archive archive;
+    torch_opening opening = {.source = source, .stream = FSDP_NO_STREAM, .where = where};
+    FSDP_TRY(fsdp_source_add_file(source, "value", false, &opening.file, err));
+    *file_out = opening.file;
+    fsdp_status st = torch_file_open(&opening, &archive, err);
+    torch_archive_release(&archive);
+    return st;
+}
+
+/* A file that PyTorch may read although this reader cannot counts as code. */
+static fsdp_status read_file(const void *data, size_t size, fsdp_text *names, fsdp_error *err)
+{
+    fsdp_memory_io io;
+    fsdp_source *source = NULL;
+    fsdp_error found = {0};
+    int file = 0;
+    fsdp_memory_io_borrow(&io, data, size);
+    FSDP_TRY(fsdp_source_create(&io.io, "value", "torch", &source, err));
+    fsdp_status st = open_file(source, &file, &found);
+    if (st == FSDP_ERR_DAMAGED || st == FSDP_ERR_NOT_FOUND) {
+        add_class(names, "bytes that cannot be read");
+        st = FSDP_OK;
+    } else if (st == FSDP_OK) {
+        const char *name;
+        for (size_t i = 0; (name = fsdp_source_code_at(source, (size_t)file, i)) != NULL; i++)
+            add_class(names, name);
+    } else if (err) {
+        *err = found;
+    }
+    fsdp_source_close(source);
+    return st;
+}
+
+/* A bare pickle. Other bytes that begin as one are data. */
+static fsdp_status read_pickle(const void *data, size_t size, fsdp_text *names, fsdp_error *err)
+{
+    fsdp_pickle pickle;
+    fsdp_pickle_options options = {.where = where, .depth = 1};
+    fsdp_error found = {0};
+    fsdp_status st = fsdp_pickle_parse(&options, data, size, &pickle, NULL, &found);
+    if (st == FSDP_ERR_DAMAGED)
+        return FSDP_OK;
+    if (st != FSDP_OK && err)
+        *err = found;
+    bool is_code = false;
+    for (size_t i = 0; i < pickle.count && !is_code; i++)
+        is_code = fsdp_pickle_is_code(&pickle, (fsdp_node)i);
+    if (is_code)
+        add_class(names, "a pickle of unknown classes");
+    fsdp_pickle_release(&pickle);
+    return st;
+}
+
+fsdp_status fsdp_source_blob_code(const void *data, size_t size, fsdp_text *names, fsdp_error *err)
+{
+    const uint8_t *bytes = data;
+    bool is_zip = size >= 4 && memcmp(data, "PK\3\4", 4) == 0;
+    fsdp_status st = is_zip || torch_legacy_begins(bytes, size) ? read_file(data, size, names, err)
+                     : size > 0 && bytes[0] == 0x80 ? read_pickle(data, size, names, err)
+                                                    : FSDP_OK;
+    return st == FSDP_OK && names->failed ? fsdp_fail_memory(err, "a name") : st;
 }
 
 /* --- reading the bytes of a value --------------------------------------------------------------- */

@@ -6,7 +6,7 @@
  * (source.h), or one torch.save file.
  *
  *   bytes -> torch_zip.c or torch_legacy.c (an archive: a pickle and its storages)
- *         -> torch_storage.c (persistent ids: the place of each storage)
+ *         -> torch_storage.c (persistent ids: the place of each storage)   torch_code.c (code that it holds)
  *         -> torch_tensor.c (nodes that are tensors)   torch_numpy.c (arrays, scalars)
  *         -> torch_names.c (the walk that names entries; torch_keys.c: keys of dicts)
  *         -> torch_value.c (other nodes as values)   torch_dist.c (DTensor, ShardedTensor)
@@ -92,6 +92,11 @@ fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t
 fsdp_status torch_legacy_open(const torch_opening *opening, torch_archive *archive_out, fsdp_error *err);
 bool torch_legacy_begins(const uint8_t *head, size_t size);
 void torch_archive_release(torch_archive *archive);
+
+/* --- torch_code.c --- */
+
+/* Notes the objects of a pickle of the file that run code when Python loads them. */
+fsdp_status torch_note_code(const torch_opening *opening, const fsdp_pickle *pickle, fsdp_error *err);
 
 /* Opens either form, which the first bytes distinguish. */
 fsdp_status torch_file_open(const torch_opening *opening, torch_archive *archive_out, fsdp_error *err);

@@ -71,7 +71,7 @@ static fsdp_status next_pickle(legacy *file, char **data_out, fsdp_pickle *pickl
         fsdp_status st = fsdp_pickle_parse(&options, data, (size_t)window, pickle_out, &used, &why);
         if (st == FSDP_OK) {
             file->at += (int64_t)used;
-            return FSDP_OK;
+            return torch_note_code(file->opening, pickle_out, err);
         }
         if (!ran_out || window == rest || window >= LARGEST_PICKLE) {
             if (err)

@@ -196,7 +196,8 @@ static fsdp_status add_checksums(torch_zip *zip, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status load(torch_zip *zip, int64_t offset, int64_t size, bool checks, fsdp_error *err)
+static fsdp_status load(torch_zip *zip, const torch_opening *opening, int64_t offset, int64_t size,
+                        fsdp_error *err)
 {
     const char *path = fsdp_source_file_path(zip->reader.source, (size_t)zip->reader.file);
     fsdp_zip_input input = {read_bytes, &zip->reader, path, offset, size};
@@ -206,8 +207,8 @@ static fsdp_status load(torch_zip *zip, int64_t offset, int64_t size, bool check
     FSDP_TRY(check_version(zip, err));
     FSDP_TRY(read_byteorder(zip, err));
     FSDP_TRY(read_pickle(zip, err));
-    FSDP_TRY(torch_resolve_links(zip->archive, place_storage, zip, err));
-    return checks && zip->reader.stream < 0 ? add_checksums(zip, err) : FSDP_OK;
+    FSDP_TRY(torch_note_code(opening, &zip->archive->pickle, err));
+    return torch_resolve_links(zip->archive, place_storage, zip, err);
 }
 
 fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t size, bool checks,
@@ -219,7 +220,9 @@ fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t
                                    .memory = opening->memory};
     torch_zip zip = {.reader = {opening->source, opening->file, opening->stream},
                      .archive = archive_out};
-    fsdp_status st = load(&zip, offset, size, checks, err);
+    fsdp_status st = load(&zip, opening, offset, size, err);
+    if (st == FSDP_OK && checks && opening->stream < 0)
+        st = add_checksums(&zip, err);
     fsdp_zip_close(zip.zip);
     fsdp_text_release(&zip.name);
     if (st != FSDP_OK)

@@ -9,6 +9,7 @@
 #include "statedict/commit/commit_internal.h"
 #include "statedict/checkpoint/foreign.h"
 #include "statedict/checkpoint/one_file.h"
+#include "statedict/checkpoint/verify_code.h"
 #include "statedict/checkpoint/verify_values.h"
 #include "statedict/checkpoint/view.h"
 
@@ -29,7 +30,7 @@ typedef struct verify_job {
     int64_t unreadable;
     int unreadable_errnum; /* of the first unreadable file */
     char reason[FSDP_ERROR_TEXT];
-    int64_t warnings, fixed;
+    int64_t warnings, fixed, code_files;
     fsdp_meter meter;
 } verify_job;
 
@@ -383,6 +384,15 @@ static int64_t bytes_to_read(const verify_job *job)
     return bytes;
 }
 
+/* Values over 64 KiB lie in the first shard file. */
+static fsdp_status verify_code(verify_job *job, fsdp_error *err)
+{
+    char shard[FSDP_SHARD_NAME_SIZE];
+    file_name(job, 0, shard);
+    return fsdp_code_report_values(job->opts, job->checkpoint->manifest.sd, manifest_name(job),
+                                   shard, &job->code_files, err);
+}
+
 static fsdp_status verify(verify_job *job, fsdp_error *err)
 {
     FSDP_TRY(open_files(job, err));
@@ -392,6 +402,7 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
     fsdp_meter_init(&job->meter, &job->opts->watch, bytes_to_read(job) + values);
     if (job->opts->level >= FSDP_VERIFY_DATA)
         FSDP_TRY(verify_data(job, err));
+    FSDP_TRY(verify_code(job, err));
     if (deep)
         FSDP_TRY(verify_values(job, err));
     if (deep)
@@ -483,6 +494,7 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     summary.unreadable = job.unreadable;
     summary.warnings = job.warnings;
     summary.fixed = job.fixed;
+    summary.code_files = job.code_files;
     fsdp_checkpoint_close(job.checkpoint);
     if (summary_out)
         *summary_out = summary;

@@ -1,6 +1,7 @@
 /* Verifies checkpoints of other programs: see foreign.h. verify.c verifies native ones. */
 #include "statedict/checkpoint/foreign.h"
 
+#include "statedict/checkpoint/verify_code.h"
 #include "statedict/checkpoint/verify_values.h"
 
 typedef struct verify_job {
@@ -68,10 +69,32 @@ static fsdp_status read_all(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_e
     return FSDP_OK;
 }
 
+/* Names the files that run code when a program loads them. */
+static fsdp_status report_code(verify_job *job, const fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_source *source = checkpoint->source;
+    for (size_t i = 0; i < fsdp_source_file_count(source); i++) {
+        fsdp_text names = {0};
+        const char *name;
+        for (size_t n = 0; (name = fsdp_source_code_at(source, i, n)) != NULL; n++)
+            fsdp_text_addf(&names, n > 0 ? ", %s" : "%s", name);
+        fsdp_status st = FSDP_OK;
+        if (names.failed)
+            st = fsdp_fail_memory(err, "a finding");
+        else if (names.size > 0)
+            st = fsdp_code_report(job->opts, fsdp_source_file_path(source, i), "", &names, err);
+        job->summary.code_files += names.size > 0;
+        fsdp_text_release(&names);
+        FSDP_TRY(st);
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status verify_opened(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
     fsdp_error found = {0};
     job->summary.files = checkpoint->info.file_count;
+    FSDP_TRY(report_code(job, checkpoint, err));
     if (job->opts->level < FSDP_VERIFY_DATA)
         return FSDP_OK;
     fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &found);

@@ -101,6 +101,8 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
                         .copies = &job->copies};
     if (st == FSDP_OK)
         st = fsdp_plan_note(plan, &noted, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_note_code(plan, job, selection, err);
     fsdp_selection_describe(selection, plan);
     job->casts = plan->cast_tensors > 0;
     fsdp_selection_free(selection);

@@ -67,6 +67,8 @@ void fsdp_convert_plan_release(fsdp_convert_plan *plan)
     plan->memory = NULL;
     plan->tied = NULL;
     plan->copied = NULL;
+    plan->code = NULL;
+    plan->code_count = 0;
     plan->kept = NULL;
     plan->kept_count = 0;
     plan->tied_count = plan->copied_count = 0;

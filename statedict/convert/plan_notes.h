@@ -6,6 +6,8 @@
 #include "statedict/select/selection.h"
 #include "statedict/convert/ties.h"
 
+struct convert_job;
+
 /* copies may be NULL. count: entries of the selection's source. notes_ties: the target records tied
  * names that are left out. */
 typedef struct fsdp_noted {
@@ -17,5 +19,10 @@ typedef struct fsdp_noted {
 } fsdp_noted;
 
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err);
+
+/* Notes the values that are code; FSDP_ERR_USAGE when there are some and the options do not copy them.
+ * Called after fsdp_plan_note. */
+fsdp_status fsdp_plan_note_code(fsdp_convert_plan *plan, const struct convert_job *job,
+                                const fsdp_selection *selection, fsdp_error *err);
 
 #endif

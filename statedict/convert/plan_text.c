@@ -233,6 +233,20 @@ static void add_copied(const spelling *out)
     }
 }
 
+/* [{"name": ..., "class": ..., "bytes": ...}], only if there are some. */
+static void add_code(const spelling *out, const fsdp_convert_plan *plan)
+{
+    for (size_t i = 0; i < plan->code_count; i++) {
+        const fsdp_convert_code *code = &plan->code[i];
+        fsdp_text_addf(out->text, i == 0 ? ",\n\"code\": [\n  {\"name\": " : ",\n  {\"name\": ");
+        fsdp_text_add_json_string(out->text, code->name, code->name_size);
+        fsdp_text_addf(out->text, ", \"class\": ");
+        fsdp_text_add_json_string(out->text, code->class_name, strlen(code->class_name));
+        fsdp_text_addf(out->text, ", \"bytes\": %" PRId64 "}%s", code->bytes,
+                       i + 1 == plan->code_count ? "\n]" : "");
+    }
+}
+
 static fsdp_status add_contents(spelling *out, convert_job *job, const fsdp_convert_plan *plan,
                                 fsdp_error *err)
 {
@@ -244,6 +258,7 @@ static fsdp_status add_contents(spelling *out, convert_job *job, const fsdp_conv
     add_entries(out, is_empty, "empty");
     add_tied(out);
     add_copied(out);
+    add_code(out, plan);
     if (!job->limits)
         add_entries(out, is_alias, "aliases");
     fsdp_text_addf(out->text, ",\n\"outputs\": [");

@@ -8,6 +8,7 @@ The pickles are made of stand-ins for the classes of torch, which are written by
 import datetime
 import io
 import json
+import os
 import pathlib
 import pickle
 import struct
@@ -20,7 +21,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 BIN = Path(sys.argv[1])
-USAGE = 2
+USAGE, REFUSED = 2, 5
 problems = []
 
 
@@ -104,7 +105,7 @@ def listing(path):
 def check_same(source, expected, folder, targets):
     for name, *options in targets:
         path = folder / name
-        ran = run("fsdp-convert", source, path, *options, "--overwrite")
+        ran = run("fsdp-convert", source, path, *options, "--overwrite", "--opaque", "copy")
         check(ran.returncode == 0, f"{source} -> {name}: {ran.returncode} {ran.stderr}")
         check(ran.returncode != 0 or listing(path) == expected, f"{source} -> {name}: {listing(path)}")
 
@@ -161,8 +162,104 @@ def of_ranks(folder):
     check(ran.returncode == USAGE and "'rng'" in ran.stderr, f"dcp took it: {ran.stderr}")
 
 
+CODE = {"config": "mine.Config", "again.config": "mine.Config", "table": "mine.Table", "rows": "mine.Rows",
+        "class": "mine.Config"}
+
+
+def code_of(told):
+    """The members "code" of a plan, by name."""
+    found = json.loads(told).get("code", [])
+    check(all(one["bytes"] > 0 for one in found), f"{found}")
+    return {one["name"]: one["class"] for one in found}
+
+
+def code_on_request(folder):
+    """Objects of unknown classes run code when they are loaded: nothing copies them unasked."""
+    source, plan = folder / "code.pt", folder / "plan.json"
+    save(source, objects())
+    for name, *options in EVERYWHERE:
+        ran = run("fsdp-convert", source, folder / f"no-{name}", *options)
+        check(ran.returncode == USAGE, f"{name} took it: {ran.stderr}")
+        check("'config (mine.Config)'" in ran.stderr and "'set" not in ran.stderr, ran.stderr)
+        check("--opaque copy" in ran.stderr, ran.stderr)
+        check(not (folder / f"no-{name}").exists(), f"{name} is there")
+        ran = run("fsdp-convert", source, folder / f"no-{name}", *options, "--opaque", "copy", "-n", "--json")
+        check(code_of(ran.stdout) == CODE, f"{name}: {ran.stdout}")
+        drops = ["-X", "^(config|again|table|rows|class)", "--overwrite"]
+        ran = run("fsdp-convert", source, folder / f"some-{name}", *options, *drops)
+        check(ran.returncode == 0 and "code" not in ran.stderr, f"{name}: {ran.stderr}")
+        check("set" in listing(folder / f"some-{name}")["values"], "sets are no code")
+        written = [folder / f"some-{name}", *(folder / f"some-{name}").glob("*")]
+        check(not any(b"mine" in path.read_bytes() for path in written if path.is_file()), f"code in {name}")
+    ran = run("fsdp-convert", source, folder / "p.dcp", "-n", "--opaque", "copy", "--plan-out", plan)
+    (line,) = [line for line in ran.stdout.splitlines() if line.startswith("  object config ")]
+    check("(mine.Config, " in line and line.endswith(") runs code when loaded"), ran.stdout)
+    check(code_of(plan.read_text()) == CODE, plan.read_text())
+    ran = run("fsdp-convert", "--apply", plan)
+    check(ran.returncode == 0 and "5 objects run code when they are loaded: " in ran.stderr, ran.stderr)
+    check((folder / "p.dcp").exists(), "the plan was not applied")
+
+
+def verify_names_code(folder):
+    """fsdp-verify names the files that hold such objects, in every format that has pickles."""
+    source, plain = folder / "code.pt", folder / "plain.pt"
+    save(source, {"config": Config(), "set": {1}, "weight": tensor(1.0)})
+    save(plain, {"set": {1}, "weight": tensor(1.0)})
+    paths = {source: "code.pt"}
+    for name, file, *options in (("v.dcp", "__0_0.distcp"), ("v.h5", ""),
+                                 ("v.native", "manifest.json", "--to", "fsdp")):
+        ran = run("fsdp-convert", source, folder / name, *options, "--opaque", "copy")
+        check(ran.returncode == 0, ran.stderr)
+        paths[folder / name] = file
+    for path, file in paths.items():
+        ran = run("fsdp-verify", path)
+        lines = [line for line in ran.stdout.splitlines() if line.startswith("code  ")]
+        check(ran.returncode == 0 and len(lines) == 1 and lines[0].endswith("mine.Config"), ran.stdout)
+        check(ran.stdout.rstrip().endswith("1 file with code"), ran.stdout)
+        told = json.loads(run("fsdp-verify", "--quick", "--json", path).stdout)["paths"][0]
+        (finding,) = told["findings"]
+        check(finding["kind"] == "code" and finding["file"].endswith(file), f"{finding}")
+        check(told["code_files"] == 1 and told["good"], f"{told}")
+    (folder / "files").mkdir()
+    for rank in range(3):
+        save(folder / f"files/state_rank_{rank}.pt", {"nest": {"of": [Config(), rank]}, "same": tensor(4.0)})
+    array = folder / "objects.npz"
+    with zipfile.ZipFile(array, "w") as archive:
+        header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+        head = b"\x93NUMPY\1\0" + struct.pack("<H", len(header))
+        archive.writestr("a.npy", head + header + pickle.dumps([1]))
+    for path, count in ((folder / "files", 3), (array, 1)):
+        told = json.loads(run("fsdp-verify", "--json", path).stdout)["paths"][0]
+        check(told["code_files"] == len(told["findings"]) == count, f"{told}")
+    ran = run("fsdp-verify", "--json", plain)
+    told = json.loads(ran.stdout)["paths"][0]
+    check(told["code_files"] == 0 and told["findings"] == [], f"{told}")
+
+
+class Command:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def nested_pickles(folder):
+    """A pickle that a class loads itself holds no call either, however it is stored."""
+    Wrapper = stand_in("torch.utils.data.datapipes.datapipe", "_IterDataPipeSerializationWrapper")
+    for protocol in range(6):
+        wrapper = Wrapper()
+        wrapper.state = [pickle.dumps({"fn": Command()}, protocol)]
+        for outer in (2, 4):
+            save(folder / "nested.pt", {"pipe": wrapper, "weight": tensor(1.0)}, outer)
+            ran = run("fsdp-ls", folder / "nested.pt")
+            check(ran.returncode == REFUSED, f"{protocol}: {ran.stderr}")
+            check("bytes in an object" in ran.stderr, ran.stderr)
+        wrapper.state = [pickle.dumps({"fn": 1, "size": [2.5]}, protocol)]
+        save(folder / "nested.pt", {"pipe": wrapper, "weight": tensor(1.0)})
+        ran = run("fsdp-ls", folder / "nested.pt")
+        check(ran.returncode == 0, f"{protocol}: {ran.stderr}")
+
+
 with tempfile.TemporaryDirectory() as place:
-    for test in (of_torch_save, too_large, of_ranks):
+    for test in (of_torch_save, too_large, of_ranks, code_on_request, verify_names_code, nested_pickles):
         test(Path(place))
 print("\n".join(problems) or "what only Python understands goes along")
 sys.exit(1 if problems else 0)

@@ -145,7 +145,7 @@ class Pickler(pickle._Pickler):
         return "storage", value.kind, str(self.storages.index(value)), "cpu", len(value.data) // 4
 
 
-def write(path, state):
+def write(path, state, byteorder="little"):
     with tempfile.TemporaryFile() as file:
         pickler = Pickler(file)
         pickler.dump(state)
@@ -153,17 +153,17 @@ def write(path, state):
         data = file.read()
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", data)
-        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/byteorder", byteorder)
         for number, storage in enumerate(pickler.storages):
             archive.writestr(f"archive/data/{number}", storage.data)
         archive.writestr("archive/version", "3\n")
 
 
-def run(states, name="rank_{r}.pt", pattern=None):
+def run(states, name="rank_{r}.pt", pattern=None, byteorders={}):
     with tempfile.TemporaryDirectory() as folder:
         ranks = states.items() if isinstance(states, dict) else enumerate(states)
         for rank, state in ranks:
-            write(Path(folder) / name.replace("{r}", str(rank)), state)
+            write(Path(folder) / name.replace("{r}", str(rank)), state, byteorders.get(rank, "little"))
         began = time.monotonic()
         source = f"{folder}/{pattern}" if pattern else folder
         ran = list_path(source)
@@ -338,6 +338,10 @@ def plain():
           {"t": {"per_rank": inner + inner[:1]}})
     holds("tensor and value", [{"t": tensor([1.0])}, {"t": None}, {"t": 3}], {},
           {"t": {"per_rank": inner[:1] + [None, 3]}})
+    swapped = struct.unpack(">f", struct.pack("<f", 1.0))
+    other = {"tensor": {"dtype": "f32", "shape": [1], "sha256": digest(swapped)}}
+    holds("equal bytes of other byte orders", [{"t": tensor([1.0])}, {"t": tensor([1.0])}], {},
+          {"t": {"per_rank": inner[:1] + [other]}}, byteorders={1: "big"})
     turned = tensor([0.0, 2.0, 1.0, 3.0], (2, 2), strides=(1, 2))
     holds("other strides", [{"t": tensor(rows(0, 4), (2, 2))}, {"t": turned}], {"t": ((2, 2), rows(0, 4))})
     mesh = old_mesh([0], (1,))

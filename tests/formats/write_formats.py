@@ -18,7 +18,7 @@ SUFFIX, OPTIONS = {
     "torch": (".pt", []),
     "dcp": (".dcp", RANKS),
     "fsdp": (".fsdp", RANKS),
-    "hdf5": (".h5", []),
+    "hdf5": (".h5", ["--opaque", "copy"]),
 }[FORMAT]
 # In a slow build, every file is written as one of three formats.
 PART = {"torch": 0, "dcp": 1, "hdf5": 2}.get(FORMAT) if "FSDP_TEST_FEWER" in os.environ else None

@@ -22,10 +22,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 CONVERT, GOLDEN = sys.argv[1], Path(sys.argv[2])
 
 
-def converted(source, folder, world):
+def converted(source, folder, world, *options):
     path = folder / f"written-{world}.dcp"
     shutil.rmtree(path, ignore_errors=True)
-    run(CONVERT, source, path, "--world-size", world)
+    run(CONVERT, source, path, "--world-size", world, *options)
     return path
 
 
@@ -181,7 +181,7 @@ def lists(folder):
     state = {"one": [{}], "two": [{}, []], "deep": [[[{}], 1], {}], "x.y": [torch.ones(2), [{}, 3], {}]}
     state["in"] = {"a": [{}, {"b": [{}]}], "objects": [Thing(), 5], "late": [{1}, torch.ones(1)]}
     torch.save(state, folder / "lists.pt")
-    path = converted(folder / "lists.pt", folder, 2)
+    path = converted(folder / "lists.pt", folder, 2, "--opaque", "copy")
     dcp_to_torch_save(path, folder / "lists-back.pt")
     got = torch.load(folder / "lists-back.pt", weights_only=False)
     for name in ("one", "two", "deep", "x.y"):
@@ -219,7 +219,7 @@ def objects(folder):
         if not form:  # a module's source stands in legacy files
             del state["linear"]
             torch.save(state, folder / "objects.pt", _use_new_zipfile_serialization=form)
-        path = converted(folder / "objects.pt", folder, 2)
+        path = converted(folder / "objects.pt", folder, 2, "--opaque", "copy")
         dcp_to_torch_save(path, folder / "objects-back.pt")
         got = torch.load(folder / "objects-back.pt", weights_only=False)
         thing = got["thing"]

@@ -71,9 +71,38 @@ void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *p
     fsdp_text_release(&text);
 }
 
+void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    size_t count = plan->code_count;
+    if (count == 0 || opts->common.quiet || opts->common.json)
+        return;
+    fsdp_text_addf(&text, "%zu object%s when %s loaded: ", count,
+                   count == 1 ? " runs code" : "s run code", count == 1 ? "it is" : "they are");
+    for (size_t i = 0; i < count && add_between(&text, i, count); i++) {
+        add_name(&text, plan->code[i].name, plan->code[i].name_size);
+        fsdp_text_addf(&text, " (%s)", plan->code[i].class_name);
+    }
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
+static void add_code(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    char number[CLI_NUMBER];
+    for (size_t i = 0; i < plan->code_count; i++) {
+        fsdp_text_addf(text, "  object ");
+        add_name(text, plan->code[i].name, plan->code[i].name_size);
+        fsdp_text_addf(text, " (%s, %s) runs code when loaded\n", plan->code[i].class_name,
+                       cli_bytes(plan->code[i].bytes, number));
+    }
+}
+
 void convert_add_carried(fsdp_text *text, const convert_options *opts,
                          const fsdp_convert_plan *plan)
 {
+    add_code(text, plan);
     for (size_t i = 0; i < plan->tied_count; i++) {
         if (i == NAMES_SHOWN) {
             fsdp_text_addf(text, "  and %zu more\n", plan->tied_count - i);
@@ -117,6 +146,14 @@ void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
     for (size_t i = 0; i < plan->copied_count; i++) {
         fsdp_text_addf(text, i > 0 ? ", " : "");
         fsdp_text_add_json_string(text, plan->copied[i].name, strlen(plan->copied[i].name));
+    }
+    fsdp_text_addf(text, "], \"code\": [");
+    for (size_t i = 0; i < plan->code_count; i++) {
+        fsdp_text_addf(text, i > 0 ? ", {\"name\": " : "{\"name\": ");
+        fsdp_text_add_json_string(text, plan->code[i].name, plan->code[i].name_size);
+        fsdp_text_addf(text, ", \"class\": ");
+        fsdp_text_add_json_string(text, plan->code[i].class_name, strlen(plan->code[i].class_name));
+        fsdp_text_addf(text, ", \"bytes\": %" PRId64 "}", plan->code[i].bytes);
     }
     fsdp_text_addf(text, "], \"missing\": [");
     for (size_t i = 0; i < count; i++) {

@@ -28,6 +28,7 @@ enum {
     KEY_NO_VIEW,
     KEY_ONLY,
     KEY_DROP,
+    KEY_OPAQUE,
     KEY_RENAME,
     KEY_DTYPE,
     KEY_DTYPE_FOR,
@@ -47,6 +48,7 @@ static const struct argp_option options[] = {
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
+    {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
     {"dtype", KEY_DTYPE, "T", 0, "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ...", 0},
     {"dtype-for", KEY_DTYPE_FOR, "RE=T", 0, "cast names that match; the first rule wins", 0},
@@ -84,6 +86,7 @@ enum { MOST_FORMATS = 32 };
 static const char *formats[MOST_FORMATS + 1], *sources[MOST_FORMATS + 1];
 static const char *const parts[] = {"all", "model", "optim", NULL};
 static const char *const ties[] = {"auto", "keep", "drop", NULL};
+static const char *const opaques[] = {"refuse", "copy", NULL};
 static const char *const modes[] = {"auto", "pread", "direct", NULL};
 static const char *const digests[] = {"sha256", NULL};
 static const char *const policies[] = {"fail", "clamp", "inf", NULL};
@@ -92,6 +95,7 @@ static const char *dtypes[MOST_DTYPES + 1] = {"keep"};
 static const cli_words words[] = {{"to", formats},
                                   {"from", sources},
                                   {"tied", ties},
+                                  {"opaque", opaques},
                                   {"only", parts},
                                   {"io", modes},
                                   {"digest", digests},
@@ -330,6 +334,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TIED: convert->tied = (fsdp_tied)cli_parse_word("--tied", arg, ties); return 0;
     case KEY_ONLY:
         convert->select.only = (fsdp_only)(FSDP_ONLY_ALL + cli_parse_word("--only", arg, parts));
+        return 0;
+    case KEY_OPAQUE:
+        convert->opaque = (fsdp_opaque)cli_parse_word("--opaque", arg, opaques);
         return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;

@@ -1,6 +1,6 @@
 /*
  * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_report.c (plan and
- * results), convert_casts.c (casts), convert_carried.c (tied names, copied files, missing entries),
+ * results), convert_casts.c (casts), convert_carried.c (tied names, copied files, missing entries, code),
  * convert_next.c (suggested commands). In come options and the library's plan, out comes text. Only
  * fsdp_convert.c calls this room; the conversion is fsdp_checkpoint_convert's.
  */
@@ -78,5 +78,6 @@ void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsd
 void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_missing(const convert_options *opts);
 void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan);
 
 #endif

@@ -28,11 +28,15 @@ Test(mem, nothing_is_a_valid_pointer)
 
 Test(mem, a_size_that_overflows_is_refused)
 {
+    const size_t wraps = SIZE_MAX / 4 + 2; /* four times that is 4 */
+    cr_assert_null(fsdp_alloc(wraps, 4));
+    cr_assert_null(fsdp_realloc(NULL, wraps, 4));
     cr_assert_null(fsdp_alloc(SIZE_MAX / 2, 3));
     cr_assert_null(fsdp_realloc(NULL, SIZE_MAX / 2, 3));
     cr_assert_null(fsdp_alloc_pages(SIZE_MAX));
     cr_assert_null(fsdp_strndup("", SIZE_MAX));
     fsdp_arena arena = {0};
+    cr_assert_null(fsdp_arena_alloc(&arena, wraps, 4));
     cr_assert_null(fsdp_arena_alloc(&arena, SIZE_MAX / 2, 3));
     cr_assert_null(fsdp_arena_alloc(&arena, SIZE_MAX - 4, 1));
     fsdp_arena_release(&arena);

@@ -92,6 +92,32 @@ Test(pool, a_failure_without_text_is_still_a_failure)
     fsdp_pool_free(pool);
 }
 
+typedef struct late_job {
+    atomic_bool has_begun, has_ended;
+} late_job;
+
+static fsdp_status end_late(void *user, fsdp_error *err)
+{
+    late_job *job = user;
+    (void)err;
+    atomic_store(&job->has_begun, true);
+    usleep(20000);
+    atomic_store(&job->has_ended, true);
+    return FSDP_OK;
+}
+
+Test(pool, waiting_ends_after_a_job_that_has_begun)
+{
+    late_job job = {false};
+    fsdp_pool *pool = make_pool(1, 4);
+    fsdp_pool_submit(pool, end_late, &job);
+    while (!atomic_load(&job.has_begun))
+        usleep(1000);
+    cr_assert_eq(fsdp_pool_wait(pool, NULL), FSDP_OK);
+    cr_assert(atomic_load(&job.has_ended));
+    fsdp_pool_free(pool);
+}
+
 typedef struct job_gate {
     pthread_mutex_t lock;
     pthread_cond_t opened;
@@ -189,6 +215,27 @@ Test(pool, parallel_stops_at_the_lowest_failure)
         cr_assert_str_eq(err.text, "index 10");
         cr_assert_lt(atomic_load(&calls), 20);
     }
+}
+
+/* Index 0 fails after index 1 did. */
+static fsdp_status fail_in_turn(void *user, size_t i, fsdp_error *err)
+{
+    atomic_bool *has_failed = user;
+    for (int n = 0; i == 0 && n < 1000 && !atomic_load(has_failed); n++)
+        usleep(10000);
+    if (i == 0)
+        usleep(20000);
+    else
+        atomic_store(has_failed, true);
+    return fsdp_fail(err, FSDP_ERR_IO, "index %zu", i);
+}
+
+Test(pool, parallel_keeps_the_failure_of_the_lowest_index)
+{
+    atomic_bool has_failed = false;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_parallel(2, 2, fail_in_turn, &has_failed, &err), FSDP_ERR_IO);
+    cr_assert_str_eq(err.text, "index 0");
 }
 
 Test(pool, cores_follow_the_affinity)

@@ -115,6 +115,7 @@ Test(json, strings_follow_the_grammar)
     check_invalid("\"\\ud800\"", "'m.json' line 1 column 4: half of a surrogate pair");
     check_invalid("\"\\udc00\"", "'m.json' line 1 column 4: half of a surrogate pair");
     check_invalid("\"\\ud800\\u0041\"", "'m.json' line 1 column 4: half of a surrogate pair");
+    check_invalid("\"\\ud800\\ue000\"", "'m.json' line 1 column 4: half of a surrogate pair");
     check_invalid("\"\\ud800x\"", "'m.json' line 1 column 4: half of a surrogate pair");
     check_invalid("\"\xff\"", "'m.json' line 1 column 1: a string that is not UTF-8");
     check_invalid("\"\xed\xa0\x80\"", "'m.json' line 1 column 1: a string that is not UTF-8");

@@ -89,6 +89,9 @@ Test(value, numbers_of_other_kinds_or_bits_differ)
     fsdp_value i64 = fsdp_value_i64(1), u64 = fsdp_value_u64(1), yes = fsdp_value_bool(true);
     fsdp_value zero = fsdp_value_f64(0.0), minus = fsdp_value_f64(-0.0), nan = fsdp_value_f64(NAN);
     fsdp_value other_nan = fsdp_value_f64(-NAN);
+    fsdp_value turns = {.kind = FSDP_VALUE_COMPLEX, .as.complex_parts = {1, -2}}, back = turns;
+    back.as.complex_parts[1] = 2;
+    cr_assert_not(fsdp_value_equal(&turns, &back));
     cr_assert_not(fsdp_value_equal(&i64, &u64));
     cr_assert_not(fsdp_value_equal(&i64, &yes));
     cr_assert_not(fsdp_value_equal(&zero, &minus));

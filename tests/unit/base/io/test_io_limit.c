@@ -135,6 +135,18 @@ Test(io_limit, the_end_of_a_file_takes_no_time)
     end(io, file);
 }
 
+Test(io_limit, a_failed_write_takes_no_time)
+{
+    fsdp_io *io = make(RATE);
+    fsdp_file *file = create(io), *full = NULL;
+    cr_assert_eq(fsdp_io_close(&file, "a", NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_open(io, "a", FSDP_IO_READ, &full, NULL), FSDP_OK);
+    for (int i = 0; i < 1000; i++)
+        cr_assert_lt(full->ops->pwrite(full, bytes, FILE_BYTES, 0), 0);
+    cr_assert_leq(clock_now.slept, SECOND / 8);
+    end(io, full);
+}
+
 Test(io_limit, waits_are_slept_in_slices_and_end_when_stopped)
 {
     fsdp_io *io = make(1000);

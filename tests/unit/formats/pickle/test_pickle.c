@@ -382,6 +382,17 @@ Test(pickle, what_python_writes_for_such_calls_is_taken)
                      honest[i].what, err.text);
 }
 
+/* Python looks for the whole name, so a name must not end at a NUL here. */
+Test(pickle, a_global_is_known_by_its_whole_name)
+{
+    cr_expect_eq(PARSE("ccollections\nOrderedDict\0x\n)R."), FSDP_ERR_REFUSED, "%s", err.text);
+    cr_expect_eq(PARSE("ccollections\0x\nOrderedDict\n)R."), FSDP_ERR_REFUSED, "%s", err.text);
+    cr_expect_eq(PARSE("\x8c\013collections\x8c\015OrderedDict\0x\x93)R."), FSDP_ERR_REFUSED, "%s",
+                 err.text);
+    cr_expect_eq(PARSE_METADATA("ccollections\nOrderedDict\0x\n)R."), FSDP_ERR_REFUSED, "%s",
+                 err.text);
+}
+
 Test(pickle, metadata_holds_the_classes_of_dcp_only)
 {
     static const given refused[] = {

@@ -136,6 +136,18 @@ Test(zip, counts_and_places_of_the_end_record_must_hold)
     }
 }
 
+/* The last record has no bytes, so that its data begins where the directory does. */
+Test(zip, a_record_ends_before_the_directory)
+{
+    size_t local = directory() - 30 - strlen(records[2].name);
+    size_t central = end_record() - 46 - strlen(records[2].name);
+    cr_assert_eq(memcmp(archive(central + 46), "a/none", 6), 0);
+    *archive(local + 18) = *archive(local + 22) = 1;
+    *archive(central + 20) = *archive(central + 24) = 1;
+    cr_expect_eq(open_zip(0), FSDP_ERR_DAMAGED, "%s", err.text);
+    cr_expect(strstr(err.text, "reaches beyond the end"), "%s", err.text);
+}
+
 Test(zip, a_comment_may_follow_but_no_second_end)
 {
     file.size += 30;

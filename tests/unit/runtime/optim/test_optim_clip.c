@@ -158,6 +158,19 @@ static fsdp_status find_infinity(mixed_net *net, world_rank *rank, fsdp_error *e
     return fsdp_world_rank(rank->world) == 0 ? expect_scaled(net, 0, err) : FSDP_OK;
 }
 
+/* In the parameter that is measured first: the later ones are finite. */
+static fsdp_status find_nan(mixed_net *net, world_rank *rank, fsdp_error *err)
+{
+    const fsdp_clip_opts opts = {.norm_type = INFINITY};
+    double norm = 0;
+    FSDP_TRY(give_grads(net, err));
+    if (fsdp_world_rank(rank->world) == 1)
+        *(float *)fsdp_param_shard_grad(net->params[0]) = NAN;
+    FSDP_TRY(fsdp_root_clip_grad_norm(net->root, &opts, &norm, err));
+    EXPECT(isnan(norm));
+    return FSDP_OK;
+}
+
 static fsdp_status refuse_norms(mixed_net *net, world_rank *rank, fsdp_error *err)
 {
     double norm;
@@ -195,6 +208,11 @@ static fsdp_status run_infinity(world_rank *rank, fsdp_error *err)
     return run_mixed(rank, find_infinity, err);
 }
 
+static fsdp_status run_nan(world_rank *rank, fsdp_error *err)
+{
+    return run_mixed(rank, find_nan, err);
+}
+
 static fsdp_status run_refusals(world_rank *rank, fsdp_error *err)
 {
     return run_mixed(rank, refuse_norms, err);
@@ -220,6 +238,12 @@ Test(optim_clip, a_norm_that_is_not_finite_is_an_error_of_all_ranks_when_asked)
 {
     fsdp_error err = {0};
     cr_assert_eq(run_worlds(RANKS, "cpu", run_infinity, NULL, &err), FSDP_OK, "%s", err.text);
+}
+
+Test(optim_clip, the_largest_of_numbers_and_nan_is_nan)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(run_worlds(RANKS, "cpu", run_nan, NULL, &err), FSDP_OK, "%s", err.text);
 }
 
 Test(optim_clip, norms_that_mean_nothing_are_refused)

@@ -671,6 +671,30 @@ Test(state_dict_options, state_is_set_only_outside_a_step)
     expect_net(refuse_inside_step, NULL);
 }
 
+/* Without an all-reduce over the replicas there are sums and no gradients yet. */
+static fsdp_status refuse_beside_partial_sums(toy *net, fsdp_error *err)
+{
+    fsdp_sd *sd = NULL;
+    FSDP_TRY(net_get(net, &(fsdp_state_opts){.cpu_offload = true}, &sd, err));
+    FSDP_TRY(
+        fsdp_unit_set(fsdp_root_unit(net->root), FSDP_UNIT_REQUIRES_ALL_REDUCE, false, true, err));
+    FSDP_TRY(net_forward(net, err));
+    FSDP_TRY(net_backward(net, err));
+    EXPECT(!fsdp_param_shard_grad(fsdp_unit_param_at(net->unit[0], 0)));
+    EXPECT_REFUSAL(net_set(net, NULL, sd, why), "there are gradients");
+    FSDP_TRY(fsdp_root_reset(net->root, err));
+    FSDP_TRY(net_set(net, NULL, sd, err));
+    fsdp_sd_free(sd);
+    return FSDP_OK;
+}
+
+Test(state_dict_options, state_is_not_set_while_partial_sums_wait)
+{
+    expect_net_on(
+        "cpu",
+        (toy_case){2, {2, 2}, {"rep", "dp"}, declare_net, refuse_beside_partial_sums, NULL, {0}});
+}
+
 /* Expects an error for the dict with one entry replaced. */
 static fsdp_status refuse_entry(toy *net, const char *name, fsdp_dtype dtype, int64_t rows,
                                 const char *words, fsdp_error *err)

@@ -100,19 +100,35 @@ static fsdp_status keep_masters(bf16_net *net, bool scatters, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* An optimizer step would otherwise undo the change. */
+static fsdp_status change_summoned(bf16_net *net, fsdp_error *err)
+{
+    const float two = 2, *master = net->optim->states[0].master;
+    FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, NULL, NULL, err));
+    uint16_t *data = fsdp_param_data(fsdp_model_find(net->model, "weight"));
+    for (int i = 0; i < 15; i++)
+        fsdp_cast(&data[i], FSDP_BF16, &two, FSDP_F32, 1);
+    FSDP_TRY(fsdp_wrap_summon_end(net->wrap, err));
+    for (int64_t i = 0; i < fsdp_param_own_count(net->optim->states[0].param); i++)
+        EXPECT(master[i] == 2);
+    return FSDP_OK;
+}
+
 static fsdp_status look_at_masters(world_rank *rank, fsdp_error *err)
 {
     bf16_net net = {0};
     fsdp_status status = build_bf16(&net, rank->world, err);
     for (int scatters = 0; scatters < 2 && status == FSDP_OK; scatters++)
         status = keep_masters(&net, scatters, err);
+    if (status == FSDP_OK)
+        status = change_summoned(&net, err);
     fsdp_optim_free(net.optim);
     fsdp_wrap_free(net.wrap);
     fsdp_model_free(net.model);
     return status;
 }
 
-Test(fsdp1_optim, masters_stay_where_a_dict_has_none)
+Test(fsdp1_optim, masters_stay_where_a_dict_has_none_and_follow_summoned_parameters)
 {
     expect_ranks(2, look_at_masters, NULL);
 }

@@ -307,6 +307,29 @@ Test(hostile, a_newer_index_is_refused_by_version)
     contradict(&(index_lie){"newer", newer_index, NULL}, FSDP_ERR_NOT_FOUND, "version 2 is newer");
 }
 
+static void keep_finding(void *context, const fsdp_finding *finding)
+{
+    snprintf(context, FSDP_ERROR_TEXT, "%s", finding->text);
+}
+
+/* A manifest that lacks a tensor, whose box stays in a shard file. */
+Test(hostile, a_box_that_the_manifest_does_not_know_is_found)
+{
+    char found[FSDP_ERROR_TEXT] = "";
+    const fsdp_verify_opts quick = {
+        .level = FSDP_VERIFY_QUICK, .finding = keep_finding, .finding_context = found};
+    static const char value[] = "\"value\": {\"i64\": 1}";
+    fsdp_error err = {0};
+    spoil_save("c", FSDP_SHARDED, false, 4, 1);
+    cr_assert_eq(fsdp_checkpoint_verify(spoil_path("c"), &quick, NULL, &err), FSDP_OK, "%s",
+                 err.text);
+    spoil_edit("c", "\"dtype\": \"u16\", \"shape\": [5], \"mesh\": 0, \"placements\": [\"R\"]",
+               value, sizeof value - 1);
+    cr_expect_eq(fsdp_checkpoint_verify(spoil_path("c"), &quick, NULL, &err), FSDP_DIFFERS, "%s",
+                 err.text);
+    cr_expect(strstr(found, "boxes that the manifest does not know"), "%s", found);
+}
+
 /* --- bombs ------------------------------------------------------------------------------------ */
 
 /* One frame of 4 MiB of zeros, many blocks: what a few kilobytes would claim to hold is 4 GiB. */

@@ -746,6 +746,38 @@ Test(ctl, a_message_of_another_size_is_an_error_on_all_ranks)
     }
 }
 
+/* The message is older than the barrier after which rank 2 expects one. */
+static fsdp_status receive_late(void *user, fsdp_ctl *ctl, fsdp_error *err)
+{
+    char data[8] = "";
+    fsdp_error found = {0};
+    fsdp_status status = FSDP_OK;
+    int rank = fsdp_ctl_rank(ctl);
+    (void)err;
+    int64_t start_ms = fsdp_now_ms();
+    if (rank == 1)
+        status = fsdp_ctl_send(ctl, 2, data, sizeof data, &found);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_barrier(ctl, &found);
+    if (status == FSDP_OK && rank == 2)
+        status = fsdp_ctl_recv(ctl, 1, data, sizeof data, &found);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_barrier(ctl, &found);
+    return record(user, ctl, status, &found, start_ms);
+}
+
+Test(ctl, a_message_from_before_another_call_is_an_error_on_all_ranks)
+{
+    test_group group = {0};
+    expect_group(4, receive_late, &group);
+    for (int rank = 0; rank < 4; rank++) {
+        const char *text = group.errors[rank].text;
+        cr_expect_eq(group.errors[rank].status, FSDP_ERR_PEER);
+        cr_expect(strstr(text, "send of 8 bytes (after call 0)"), "%s", text);
+        cr_expect(strstr(text, "recv of 8 bytes (after call 1)"), "%s", text);
+    }
+}
+
 /* --- window ----------------------------------------------------------------------------------- */
 
 enum { WINDOW_MESSAGES = 24 };

@@ -31,6 +31,7 @@ Test(diff, without_tolerances_bits_decide)
     cr_assert_eq(differing_f32(zero, minus_zero, 0, 0, 0), 1);
     cr_assert_eq(differing_f32(zero, minus_zero, 1e-300, 0, 0), 0);
     cr_assert_eq(differing_f32(nan, zero, INFINITY, 0, 0), 1);
+    cr_assert_eq(compare(FSDP_F32, &nan, FSDP_F32, &zero, 1, 0, 0, 0).max_abs, INFINITY);
     cr_assert_eq(differing_f32(0x7F800000, 0xFF800000, 1e300, 0, 0), 1, "infinities of both signs");
 }
 
@@ -119,6 +120,7 @@ Test(diff, large_integers_are_told_apart)
     found = compare(FSDP_U64, &low, FSDP_U64, &high, 1, 0, 0, 0);
     fsdp_diff_spell(FSDP_U64, found.to, text);
     cr_assert_str_eq(text, "18446744073709551615");
+    cr_assert_eq(found.max_abs, 0x1p64);
 }
 
 Test(diff, the_worst_element_is_shown)

@@ -296,6 +296,31 @@ Test(run, retention_keeps_the_union_of_its_rules)
     fsdp_sim_free(io);
 }
 
+static int fail_pin(void *user, fsdp_io_call call, const char *path)
+{
+    const char *pin = user;
+    return call == FSDP_CALL_INFO && strcmp(path, pin) == 0 ? -EIO : 0;
+}
+
+Test(run, a_pin_that_cannot_be_read_keeps_its_step)
+{
+    fsdp_io *disk = tiny_disk(), *io;
+    char path[200];
+    save_steps(disk, (int64_t[]){10, 20, 30, 40}, 4);
+    in_step(10, ".pin", path);
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_INFO,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = fail_pin,
+                            .user = path};
+    cr_assert_eq(fsdp_io_fault_create(disk, &plan, &io, NULL), FSDP_OK);
+    must_retain(io, &(fsdp_retention){.keep_last = 2});
+    expect_good(disk, "40 30 10");
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(disk);
+}
+
 Test(run, retention_counts_only_what_verifies_and_leaves_the_rest_alone)
 {
     fsdp_io *io = tiny_disk();

@@ -649,6 +649,52 @@ Test(save_load, a_rank_that_fails_on_its_own_leaves_after_the_readers_of_its_mem
     cr_assert_eq(stopped.late_reads, 0, "rank 1 read after rank 0 had left");
 }
 
+/* Rank 1 pauses before it uses the memory of rank 0, until rank 0 has given up and left. */
+typedef struct late_load {
+    job j;
+    atomic_bool has_left;
+    fsdp_error late;
+} late_load;
+
+static _Thread_local int this_rank;
+
+static void pause_before_access(void *user, const char *step, const char *text)
+{
+    late_load *load = user;
+    (void)step;
+    if (this_rank == 1 && strcmp(text, "match names and find files") == 0)
+        for (int i = 0; i < 1000 && !atomic_load(&load->has_left); i++)
+            usleep(10000);
+}
+
+static fsdp_status load_or_leave(void *user, fsdp_ctl *ctl, fsdp_error *err)
+{
+    late_load *load = user;
+    this_rank = fsdp_ctl_rank(ctl);
+    fsdp_ctl_set_deadline(ctl, 300);
+    fsdp_status st = load_rank(&load->j, ctl, err);
+    if (this_rank == 0)
+        atomic_store(&load->has_left, true);
+    else
+        load->late = *err;
+    return st;
+}
+
+Test(save_load, a_late_rank_does_not_begin_to_use_memory_of_a_rank_that_left)
+{
+    char path[128];
+    fsdp_error err = {0};
+    late_load load = {.j = {.path = path}};
+    fsdp_flow_watcher watcher = {pause_before_access, &load};
+    snprintf(path, sizeof path, "%s/c", folder);
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &load.j, &err), FSDP_OK, "%s", err.text);
+    fsdp_flow_watch(&watcher);
+    cr_assert_eq(fsdp_ctl_run_threads(2, load_or_leave, &load, &err), FSDP_ERR_PEER, "%s",
+                 err.text);
+    fsdp_flow_watch(NULL);
+    cr_assert(strstr(load.late.text, "another rank has left the load"), "%s", load.late.text);
+}
+
 /* --- rounds of the control plane --- */
 
 static void count_round(void *user, const char *step, const char *text)

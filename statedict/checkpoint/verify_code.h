@@ -1,0 +1,20 @@
+/* Code in checkpoints: objects of unknown classes, which a program runs when it loads them. */
+#ifndef FSDP_VERIFY_CODE_H
+#define FSDP_VERIFY_CODE_H
+
+#include "base/text.h"
+#include <fsdp/checkpoint.h>
+
+/* Adds the names of the classes and functions that a value runs when it is loaded, with ", " between them.
+ * FSDP_ERR_REFUSED: a call that no checkpoint may have. */
+fsdp_status fsdp_value_code(const fsdp_value *value, fsdp_text *names, fsdp_error *err);
+
+/* Reports that a file holds such objects; tensor: the printable name of the value, or "". */
+fsdp_status fsdp_code_report(const fsdp_verify_opts *opts, const char *file, const char *tensor,
+                             const fsdp_text *names, fsdp_error *err);
+
+/* Reports each such value of a native checkpoint; *files counts the files that hold some. */
+fsdp_status fsdp_code_report_values(const fsdp_verify_opts *opts, const fsdp_sd *sd, const char *manifest,
+                                    const char *shard, int64_t *files, fsdp_error *err);
+
+#endif

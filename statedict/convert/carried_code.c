@@ -1,0 +1,90 @@
+/*
+ * Values that a program runs code for when it loads them: objects of classes outside the evaluated
+ * list of the pickle reader. A target gets them only with opts.opaque copy, and the plan names
+ * each. See plan_notes.h.
+ */
+#include "statedict/checkpoint/verify_code.h"
+#include "statedict/convert/convert_job.h"
+#include "statedict/convert/plan_notes.h"
+#include "statedict/manifest/large_value.h"
+#include "statedict/sd/names.h"
+
+#include <string.h>
+
+typedef struct code_list {
+    const fsdp_sd *sd; /* of the source */
+    const fsdp_selection *selection;
+    fsdp_arena *arena;
+    fsdp_convert_code *items;
+    size_t count;
+    fsdp_name_list names; /* for the message */
+} code_list;
+
+static fsdp_status add_item(code_list *list, const fsdp_entry *entry, const fsdp_selected *selected,
+                            const char *class_name, fsdp_error *err)
+{
+    fsdp_text shown = {0};
+    fsdp_convert_code item = {
+        .name = fsdp_arena_strndup(list->arena, selected->name, selected->name_size),
+        .name_size = selected->name_size,
+        .class_name = fsdp_arena_strndup(list->arena, class_name, strlen(class_name)),
+        .bytes = (int64_t)fsdp_value_bytes(&entry->value)};
+    fsdp_text_add(&shown, entry->name, entry->name_size);
+    fsdp_text_addf(&shown, " (%s)", class_name);
+    bool is_whole = item.name && item.class_name && !shown.failed &&
+                    fsdp_names_add(&list->names, shown.data, shown.size);
+    fsdp_text_release(&shown);
+    list->items[list->count++] = item;
+    return is_whole ? FSDP_OK : fsdp_fail_memory(err, "a plan");
+}
+
+static fsdp_status check_entry(code_list *list, size_t i, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(list->sd, i);
+    const fsdp_selected *selected = fsdp_selection_at(list->selection, i);
+    fsdp_text classes = {0};
+    if (!selected->is_kept || entry->kind != FSDP_ENTRY_VALUE)
+        return FSDP_OK;
+    fsdp_status st = fsdp_value_code(&entry->value, &classes, err);
+    if (st != FSDP_OK) {
+        char name[160];
+        fsdp_error_prefix(err, "'%s'",
+                          fsdp_printable(entry->name, entry->name_size, name, sizeof name));
+    }
+    fsdp_text_add(&classes, "", 1);
+    if (st == FSDP_OK && classes.failed)
+        st = fsdp_fail_memory(err, "a plan");
+    if (st == FSDP_OK && classes.size > 1)
+        st = add_item(list, entry, selected, classes.data, err);
+    fsdp_text_release(&classes);
+    return st;
+}
+
+static fsdp_status fail_code(const code_list *list, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "the result would run code when it is loaded");
+    (void)fsdp_names_append(&list->names, list->count == 1 ? "object" : "objects", &text);
+    fsdp_text_addf(&text, "; copy with --opaque copy; leave out with --drop opaque");
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+fsdp_status fsdp_plan_note_code(fsdp_convert_plan *plan, const convert_job *job,
+                                const fsdp_selection *selection, fsdp_error *err)
+{
+    code_list list = {.sd = job->from->manifest.sd, .selection = selection, .arena = plan->memory};
+    size_t count = fsdp_sd_count(list.sd);
+    list.items = fsdp_arena_alloc(list.arena, count, sizeof *list.items);
+    fsdp_status st = list.items ? FSDP_OK : fsdp_fail_memory(err, "a plan");
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = check_entry(&list, i, err);
+    plan->code = list.items;
+    plan->code_count = list.count;
+    if (st == FSDP_OK && list.count > 0 && job->opts.opaque != FSDP_OPAQUE_COPY)
+        st = fail_code(&list, err);
+    fsdp_names_release(&list.names);
+    return st;
+}
