@@ -27,7 +27,8 @@ NOT_IN = {
 GROUPS = ("safetensors", "hf", "npz", "dcp", "torchsave", "rankfiles", "fsdp1")
 SMALL_SHARDS = 3000
 # every n-th target of the cases
-EVERY = int(os.environ.get("FSDP_TEST_SAMPLE") or 0) or (len(NOT_IN) if "FSDP_TEST_FEWER" in os.environ else 1)
+USUAL_SAMPLE = len(NOT_IN) if "FSDP_TEST_FEWER" in os.environ else 1
+EVERY = int(os.environ.get("FSDP_TEST_SAMPLE") or USUAL_SAMPLE)
 
 
 def convert(source, target, path, *options):
