@@ -292,8 +292,15 @@ typedef struct fsdp_finding {
     fsdp_finding_kind kind;
 } fsdp_finding;
 
+typedef enum fsdp_digests {
+    FSDP_DIGESTS_IGNORE = 0,
+    FSDP_DIGESTS_USE,          /* compares the files with PATH.xxh3, if it is there (docs/formats.md) */
+    FSDP_DIGESTS_WRITE         /* and writes it for a good checkpoint that has none */
+} fsdp_digests;
+
 typedef struct fsdp_verify_opts {
     fsdp_verify_level level;
+    fsdp_digests digests;
     bool repair;               /* writes a missing or wrong view anew when the data is whole. FSDP_ERR_USAGE
                                   with FSDP_VERIFY_QUICK and for checkpoints of other programs */
     int threads;
@@ -306,10 +313,12 @@ typedef struct fsdp_verify_opts {
 
 typedef struct fsdp_verify_summary {
     int64_t files, tensors, blocks, bytes;
-    int64_t checked_bytes;             /* compared with checksums, as stored; 0: the format has none, or only
-                                        * sizes and indexes were asked for */
+    int64_t checked_bytes;             /* compared with checksums or digests, as stored; 0: there are none, or
+                                        * only sizes and indexes were asked for */
     int64_t findings, unreadable;      /* damage; the unreadable ones among it */
     int64_t warnings, fixed, code_files;   /* findings of the other kinds */
+    int64_t digest_files;              /* files that PATH.xxh3 lists; 0: there is none, or it was not used */
+    bool digests_written;
 } fsdp_verify_summary;
 
 /* Local. FSDP_OK when the checkpoint is good (warnings do not count), FSDP_DIFFERS when there is damage,

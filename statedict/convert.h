@@ -186,6 +186,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_digests(const char *to, const fsd
                                                        fsdp_file_digest_visit visit, void *context,
                                                        fsdp_error *err);
 
+/* Writes the digest file TO.xxh3 beside `to`, a finished conversion, with the same options in force. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_write_digests(const char *to, const fsdp_convert_opts *opts,
+                                                             fsdp_error *err);
+
 /* --- plans as files --- */
 
 /*

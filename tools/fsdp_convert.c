@@ -57,10 +57,18 @@ static void take_digest(void *context, const char *name, const uint8_t digest[32
 static fsdp_status digest_files(convert_options *opts, fsdp_text *text, fsdp_error *err)
 {
     digest_list list = {text, opts->common.json};
-    if (!opts->digest)
+    fsdp_status st = FSDP_OK;
+    if (!opts->digest && !opts->write_digests)
         return FSDP_OK;
     opts->convert.resume = false; /* nothing is left to go on with */
-    fsdp_status st = fsdp_convert_digests(opts->to, &opts->convert, take_digest, &list, err);
+    if (opts->write_digests)
+        st = fsdp_convert_write_digests(opts->to, &opts->convert, err);
+    if (st != FSDP_OK) {
+        fsdp_error_prefix(err, "'%s' is written, but its digests are not", opts->to);
+        return st;
+    }
+    if (opts->digest)
+        st = fsdp_convert_digests(opts->to, &opts->convert, take_digest, &list, err);
     if (st != FSDP_OK)
         fsdp_error_prefix(err, "'%s' is written, but its digests could not be computed", opts->to);
     return st;
@@ -89,7 +97,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
     if (opts->common.json)
         convert_add_json(&text, opts, info, plan, &outcome);
     else if (!opts->common.quiet)
-        convert_add_done(&text, opts, info, plan, outcome.seconds);
+        convert_add_done(&text, opts, info, plan, &outcome);
     if (!opts->common.json && outcome.digests.size > 0)
         fsdp_text_add(&text, outcome.digests.data, outcome.digests.size);
     text.failed = text.failed || outcome.digests.failed;

@@ -15,7 +15,7 @@
 typedef struct verify_options {
     cli_common common;
     fsdp_verify_level level;
-    bool quick, deep, repair, latest;
+    bool quick, deep, repair, latest, write_digests;
     const char **paths;
     int path_count;
 } verify_options;
@@ -26,17 +26,20 @@ typedef struct verify_report {
     fsdp_text text;
     bool has_paths, has_findings; /* something stands before in the JSON lists */
     int64_t verified;             /* checkpoints of the run at hand */
+    char *path;                   /* the checkpoint that was verified; NULL: the given one */
     fsdp_status worst;
 } verify_report;
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_REPAIR, KEY_LATEST };
+enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_REPAIR, KEY_LATEST, KEY_WRITE_DIGESTS };
 
 static const struct argp_option options[] = {
     {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
     {"deep", KEY_DEEP, NULL, 0, "also: the view, NaN and Inf, optimizer fits model", 0},
     {"repair", KEY_REPAIR, NULL, 0, "write a lost or wrong index.h5 anew, if data is good", 0},
+    {"write-digests", KEY_WRITE_DIGESTS, NULL, 0,
+     "leave PATH.xxh3 beside a good checkpoint, which later calls compare", 0},
     {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
     {0}};
 
@@ -53,6 +56,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_DEEP: opts->deep = true; return 0;
     case KEY_REPAIR: opts->repair = true; return 0;
     case KEY_LATEST: opts->latest = true; return 0;
+    case KEY_WRITE_DIGESTS: opts->write_digests = true; return 0;
     case ARGP_KEY_ARG: opts->paths[opts->path_count++] = arg; return 0;
     case ARGP_KEY_END:
         if (opts->path_count == 0)
@@ -61,6 +65,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             cli_usage_error("--quick and --deep contradict each other");
         if (opts->repair && (opts->quick || opts->latest))
             cli_usage_error("--repair reads all data of PATH: it does not go with --%s",
+                            opts->quick ? "quick" : "latest");
+        if (opts->write_digests && (opts->quick || opts->latest))
+            cli_usage_error("--write-digests reads all data of PATH: it does not go with --%s",
                             opts->quick ? "quick" : "latest");
         if (opts->latest && opts->path_count > 1)
             cli_usage_error("--latest takes one run, '%s' is too many", opts->paths[1]);
@@ -84,7 +91,9 @@ static const cli_tool tool = {
                 "  fsdp-verify --quick runs/*/step-*    sizes and indexes, no data\n"
                 "  fsdp-verify --latest runs/gpt2       newest good checkpoint, alone on stdout\n"
                 "  fsdp-verify --json step-00001200     findings for programs\n"
-                "  fsdp-verify --repair step-00001200   index.h5 anew from data that is good\n",
+                "  fsdp-verify --repair step-00001200   index.h5 anew from data that is good\n"
+                "  fsdp-verify --write-digests model.safetensors    for later calls, in "
+                "model.safetensors.xxh3\n",
     .argp = &argp};
 
 static const char *level_name(fsdp_verify_level level)
@@ -161,8 +170,28 @@ static void begin_path(verify_report *report, const char *path)
     report->has_findings = false;
 }
 
-static void end_path_json(verify_report *report, const fsdp_verify_summary *summary,
-                          fsdp_status status, const fsdp_error *err)
+/* PATH.xxh3, as JSON or as text for people. */
+static void add_digest_path(verify_report *report, const char *path)
+{
+    fsdp_text file = {0};
+    path = report->path ? report->path : path;
+    size_t size = strlen(path);
+    while (size > 1 && path[size - 1] == '/')
+        size--;
+    fsdp_text_add(&file, path, size);
+    fsdp_text_addf(&file, ".xxh3");
+    if (file.failed)
+        report->text.failed = true;
+    else if (report->options->common.json)
+        fsdp_text_add_json_string(&report->text, file.data, file.size);
+    else
+        cli_add_message(&report->text, file.data);
+    fsdp_text_release(&file);
+}
+
+static void end_path_json(verify_report *report, const char *path,
+                          const fsdp_verify_summary *summary, fsdp_status status,
+                          const fsdp_error *err)
 {
     fsdp_text *text = &report->text;
     fsdp_text_addf(text, "],\n   \"good\": %s, \"files\": %" PRId64 ", \"tensors\": %" PRId64,
@@ -170,6 +199,12 @@ static void end_path_json(verify_report *report, const fsdp_verify_summary *summ
     fsdp_text_addf(text, ", \"blocks\": %" PRId64 ", \"bytes\": %" PRId64, summary->blocks,
                    summary->bytes);
     fsdp_text_addf(text, ", \"checked_bytes\": %" PRId64, summary->checked_bytes);
+    fsdp_text_addf(text, ", \"digests\": ");
+    if (summary->digest_files > 0)
+        add_digest_path(report, path);
+    else
+        fsdp_text_addf(text, "null");
+    fsdp_text_addf(text, ", \"digests_written\": %s", summary->digests_written ? "true" : "false");
     fsdp_text_addf(text, ", \"code_files\": %" PRId64, summary->code_files);
     if (status != FSDP_OK && status != FSDP_DIFFERS) {
         fsdp_text_addf(text, ", ");
@@ -191,10 +226,16 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
         fsdp_text_addf(text, ", %s", cli_plural(summary->blocks, "block", number));
         fsdp_text_addf(text, ", %s", cli_bytes(summary->bytes, number));
         fsdp_text_addf(text, " in %.2f s (%s)", seconds, cli_rate(summary->bytes, seconds, number));
-        if (summary->checked_bytes == 0)
+        if (summary->checked_bytes == 0 && !summary->digests_written)
             fsdp_text_addf(text, ", no checksums in this format: structure only");
     } else {
         fsdp_text_addf(text, ", sizes and indexes");
+    }
+    if (summary->digest_files > 0) {
+        fsdp_text_addf(text, summary->digests_written ? ", wrote "
+                             : report->options->quick ? ", sizes as in "
+                                                      : ", checked against ");
+        add_digest_path(report, path);
     }
     if (summary->warnings > 0)
         fsdp_text_addf(text, ", %s", cli_plural(summary->warnings, "warning", number));
@@ -219,7 +260,7 @@ static void end_path(verify_report *report, const char *path, const fsdp_verify_
 {
     cli_progress_clear();
     if (report->options->common.json)
-        end_path_json(report, summary, status, err);
+        end_path_json(report, path, summary, status, err);
     else if (status == FSDP_OK)
         add_good(report, path, summary, seconds);
     else if (status == FSDP_DIFFERS)
@@ -235,8 +276,9 @@ static fsdp_status worse(fsdp_status a, fsdp_status b)
 }
 
 /* Verifies the checkpoint that other tools would open. verify repeats and reports a failed resolve. */
-static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opts,
-                                   fsdp_verify_summary *summary_out, fsdp_error *err)
+static fsdp_status verify_resolved(verify_report *report, const char *path,
+                                   const fsdp_verify_opts *opts, fsdp_verify_summary *summary_out,
+                                   fsdp_error *err)
 {
     char *resolved = NULL;
     fsdp_error found = {0};
@@ -249,9 +291,8 @@ static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opt
     }
     if (status != FSDP_OK)
         return fsdp_checkpoint_verify(path, opts, summary_out, err);
-    status = fsdp_checkpoint_verify(resolved, opts, summary_out, err);
-    fsdp_string_free(resolved);
-    return status;
+    report->path = resolved;
+    return fsdp_checkpoint_verify(resolved, opts, summary_out, err);
 }
 
 /* True when retention, in the job that owns the run, has removed the checkpoint meanwhile. */
@@ -280,6 +321,8 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
     fsdp_error err = {0};
     fsdp_verify_summary summary = {0};
     fsdp_verify_opts opts = {.level = report->options->level,
+                             .digests = report->options->write_digests ? FSDP_DIGESTS_WRITE
+                                                                       : FSDP_DIGESTS_USE,
                              .access = *cli_access(),
                              .repair = report->options->repair,
                              .threads = common->jobs,
@@ -290,8 +333,10 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
     double began = cli_now();
     const verify_report before = *report;
     begin_path(report, path);
-    fsdp_status status = verify_resolved(path, &opts, &summary, &err);
+    fsdp_status status = verify_resolved(report, path, &opts, &summary, &err);
     if (step && status != FSDP_OK && status != FSDP_ERR_CANCELLED && is_gone(path)) {
+        fsdp_string_free(report->path);
+        report->path = NULL;
         forget_path(report, &before, step);
         return FSDP_OK;
     }
@@ -304,6 +349,8 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
         status = FSDP_DIFFERS;
     }
     end_path(report, path, &summary, status, &err, cli_now() - began);
+    fsdp_string_free(report->path);
+    report->path = NULL;
     if (status != FSDP_OK && status != FSDP_DIFFERS && status != FSDP_ERR_CANCELLED)
         cli_report(&err);
     report->worst = worse(report->worst, status);

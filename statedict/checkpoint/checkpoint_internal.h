@@ -9,6 +9,7 @@
  *   incomplete.c       checkpoints of which files are missing; one_file.c  a checkpoint in one file
  *   view.c             writes index.h5; view_check.c compares it
  *   verify*.c          verification: files, indexes, values, other programs' checksums
+ *   digests*.c         digest files beside checkpoints; file_list.c  files and their digests
  */
 #ifndef FSDP_CHECKPOINT_INTERNAL_H
 #define FSDP_CHECKPOINT_INTERNAL_H

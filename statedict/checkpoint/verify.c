@@ -7,6 +7,7 @@
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/commit/commit_internal.h"
+#include "statedict/checkpoint/digests.h"
 #include "statedict/checkpoint/foreign.h"
 #include "statedict/checkpoint/one_file.h"
 #include "statedict/checkpoint/verify_code.h"
@@ -464,20 +465,11 @@ static fsdp_status check_repair(fsdp_io *io, const char *path, const fsdp_verify
     return FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
-                                   fsdp_verify_summary *summary_out, fsdp_error *err)
+static fsdp_status verify_native(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
+                                 fsdp_verify_summary *summary, fsdp_error *err)
 {
-    static const fsdp_verify_opts defaults = {0};
-    fsdp_verify_summary summary = {0};
     fsdp_error found = {0};
-    verify_job job = {.opts = opts ? opts : &defaults, .reporting = ATOMIC_FLAG_INIT};
-    fsdp_io *io = fsdp_access_io(&job.opts->access);
-    if (summary_out)
-        *summary_out = summary;
-    FSDP_TRY(fsdp_check_budget(job.opts->threads, job.opts->memory, err));
-    FSDP_TRY(check_repair(io, path, job.opts, err));
-    if (fsdp_path_is_foreign(io, path))
-        return fsdp_foreign_verify(io, path, job.opts, summary_out, err);
+    verify_job job = {.opts = opts, .reporting = ATOMIC_FLAG_INIT};
     job.is_one_file = fsdp_is_one_file(io, path);
     fsdp_status st = fsdp_checkpoint_open_alone(io, path, &job.checkpoint, &found);
     if (st != FSDP_OK)
@@ -485,18 +477,36 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     else
         st = verify(&job, err);
     if (job.checkpoint) {
-        summary.files = job.checkpoint->manifest.file_count;
-        summary.tensors = count_tensors(job.checkpoint->manifest.sd);
+        summary->files = job.checkpoint->manifest.file_count;
+        summary->tensors = count_tensors(job.checkpoint->manifest.sd);
     }
-    summary.blocks = atomic_load(&job.blocks);
-    summary.bytes = summary.checked_bytes = atomic_load(&job.bytes);
-    summary.findings = atomic_load(&job.findings);
-    summary.unreadable = job.unreadable;
-    summary.warnings = job.warnings;
-    summary.fixed = job.fixed;
-    summary.code_files = job.code_files;
+    summary->blocks = atomic_load(&job.blocks);
+    summary->bytes = summary->checked_bytes = atomic_load(&job.bytes);
+    summary->findings = atomic_load(&job.findings);
+    summary->unreadable = job.unreadable;
+    summary->warnings = job.warnings;
+    summary->fixed = job.fixed;
+    summary->code_files = job.code_files;
     fsdp_checkpoint_close(job.checkpoint);
+    return st != FSDP_OK ? st : judge(path, &job, summary, err);
+}
+
+fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
+                                   fsdp_verify_summary *summary_out, fsdp_error *err)
+{
+    static const fsdp_verify_opts defaults = {0};
+    fsdp_verify_summary summary = {0};
+    opts = opts ? opts : &defaults;
+    fsdp_io *io = fsdp_access_io(&opts->access);
     if (summary_out)
         *summary_out = summary;
-    return st != FSDP_OK ? st : judge(path, &job, &summary, err);
+    FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
+    FSDP_TRY(check_repair(io, path, opts, err));
+    fsdp_status st = fsdp_path_is_foreign(io, path)
+                         ? fsdp_foreign_verify(io, path, opts, &summary, err)
+                         : verify_native(io, path, opts, &summary, err);
+    st = fsdp_digests_verify(io, path, opts, &summary, st, err);
+    if (summary_out)
+        *summary_out = summary;
+    return st;
 }

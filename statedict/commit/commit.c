@@ -311,6 +311,8 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
         FSDP_TRY(fsdp_lease_refresh(staging->keeper.lease, err));
     bool replaces = staging->overwrite && fsdp_io_exists(staging->io, staging->target);
     fsdp_swap swap = swap_of(staging);
+    FSDP_TRY(fsdp_place_forget_digests(staging->io, staging->target, staging->parent,
+                                       staging->durable, err));
     FSDP_TRY(replaces ? replace(staging, err) : fsdp_swap_new(&swap, err));
     end_marker(staging);
     fsdp_free(staging->path);

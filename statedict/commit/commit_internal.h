@@ -29,6 +29,10 @@ fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err);
 /* Checks that a checkpoint may be saved as DIR: the parent is a writable directory and no checkpoint, and
  * DIR does not exist or, with overwrite, is a checkpoint. */
 fsdp_status fsdp_place_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
+/* Removes the digest file DIR.xxh3 before DIR becomes another checkpoint or goes away: the new one would not
+ * match it. A file of another program under this name stays. */
+fsdp_status fsdp_place_forget_digests(fsdp_io *io, const char *dir, const char *parent, bool durable,
+                                      fsdp_error *err);
 /* True when both paths lead to the same file or directory. */
 bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b);
 

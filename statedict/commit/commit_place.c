@@ -35,6 +35,38 @@ fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err)
     return result == -ENOENT ? restore_replaced(io, dir, err) : FSDP_OK;
 }
 
+/* A file that cannot be read is not known to be a digest file. */
+static bool is_digest_file(fsdp_io *io, const char *path)
+{
+    char head[sizeof FSDP_DIGESTS_MAGIC - 1];
+    fsdp_file *file = NULL;
+    if (io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file) < 0)
+        return false;
+    bool is_ours = fsdp_io_read(file, path, head, sizeof head, 0, NULL) == FSDP_OK &&
+                   memcmp(head, FSDP_DIGESTS_MAGIC, sizeof head) == 0;
+    (void)fsdp_io_close(&file, path, NULL); /* only read */
+    return is_ours;
+}
+
+fsdp_status fsdp_place_forget_digests(fsdp_io *io, const char *dir, const char *parent,
+                                      bool durable, fsdp_error *err)
+{
+    fsdp_text path = {0};
+    fsdp_status status = FSDP_OK;
+    fsdp_text_addf(&path, "%s" FSDP_DIGESTS_SUFFIX, dir);
+    if (path.failed) {
+        status = fsdp_fail_memory(err, dir);
+    } else if (is_digest_file(io, path.data)) {
+        int result = io->ops->unlink(io, path.data);
+        if (result < 0 && result != -ENOENT)
+            status = fsdp_fail_errno(err, -result, "cannot remove '%s'", path.data);
+        else if (durable)
+            status = fsdp_io_sync_dir(io, parent, err);
+    }
+    fsdp_text_release(&path);
+    return status;
+}
+
 bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b)
 {
     fsdp_file_info left, right;

@@ -198,6 +198,8 @@ static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
                       .folder = place->staging,
                       .durable = place->durable};
     bool is_old;
+    FSDP_TRY(
+        fsdp_place_forget_digests(place->io, place->target, place->parent, place->durable, err));
     if (!place->overwrite || !fsdp_io_exists(place->io, place->target))
         return fsdp_swap_new(&swap, err);
     if (!place->format->limits.is_directory)

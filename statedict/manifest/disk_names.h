@@ -12,6 +12,10 @@
 #define FSDP_MARKER_PUBLISHING ".publishing" /* in one whose files move one by one */
 #define FSDP_RESUME_NAME ".resume"           /* in a staging directory: the notes of a conversion */
 
+/* PATH.xxh3 holds digests of the checkpoint PATH (checkpoint/digests.h); its first bytes. */
+#define FSDP_DIGESTS_SUFFIX ".xxh3"
+#define FSDP_DIGESTS_MAGIC "fsdp-digests "
+
 /* 32 hex digits of randomness; names only, never stored in a checkpoint. */
 void fsdp_random_hex(char out[33]);
 

@@ -6,6 +6,7 @@
 #include "statedict/run/hub_cache.h"
 
 #include "base/core/mem.h"
+#include "statedict/manifest/disk_names.h"
 
 #include <string.h>
 
@@ -51,7 +52,7 @@ static fsdp_status read_main(const char *path, fsdp_io *io, char revision[LONGES
 static bool is_wanted(void *context, const char *name)
 {
     (void)context;
-    return is_revision(name);
+    return is_revision(name) && !strstr(name, FSDP_DIGESTS_SUFFIX); /* digests of a snapshot */
 }
 
 /* Without refs/main: the only snapshot. */

@@ -326,9 +326,10 @@ static fsdp_status remove_step(retention *retain, const fsdp_run_step *step, fsd
     char *path = fsdp_path_join(retain->run, step->name);
     if (!path)
         return fsdp_fail_memory(err, retain->run);
-    fsdp_status status = step->state == FSDP_STEP_GOOD
-                             ? fsdp_checkpoint_delete(retain->io, path, err)
-                             : remove_leftover(retain, step, path, err);
+    fsdp_status status = fsdp_place_forget_digests(retain->io, path, retain->run, true, err);
+    if (status == FSDP_OK)
+        status = step->state == FSDP_STEP_GOOD ? fsdp_checkpoint_delete(retain->io, path, err)
+                                               : remove_leftover(retain, step, path, err);
     fsdp_free(path);
     return status;
 }

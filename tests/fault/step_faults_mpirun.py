@@ -1,5 +1,5 @@
 """One of three ranks of mpirun fails at a collective of a training step: the others say which, and where.
-Over shared memory and over MPI; FSDP_TEST_SAMPLE=n: every n-th of all faults, over both and at several collectives.
+Over shared memory and over MPI; FSDP_TEST_SAMPLE=n: every n-th of all faults.
 
 usage: step_faults_mpirun.py MPIEXEC PROGRAM
 """

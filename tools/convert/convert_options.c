@@ -40,7 +40,8 @@ enum {
     KEY_RULES,
     KEY_IO,
     KEY_RATE,
-    KEY_DIGEST
+    KEY_DIGEST,
+    KEY_WRITE_DIGESTS
 };
 
 static const struct argp_option options[] = {
@@ -77,6 +78,7 @@ static const struct argp_option options[] = {
     {"io", KEY_IO, "MODE", 0, "how files are read: auto, pread or direct", 0},
     {"bwlimit", KEY_RATE, "RATE", 0, "bytes per second, read and written: 100M", 0},
     {"digest", KEY_DIGEST, "sha256", 0, "print the SHA-256 of every file written", 0},
+    {"write-digests", KEY_WRITE_DIGESTS, NULL, 0, "leave DST.xxh3, for fsdp-verify", 0},
     {"rules", KEY_RULES, "FILE", 0, "more options, one per line; typed ones win", 0},
     {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
     {0}};
@@ -379,6 +381,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         (void)cli_parse_word("--digest", arg, digests);
         opts->digest = true;
         return 0;
+    case KEY_WRITE_DIGESTS: opts->write_digests = true; return 0;
     case 'n': opts->plan = true; return 0;
     case 'v': opts->verbose = true; return 0;
     case ARGP_KEY_ARG: return parse_argument(opts, arg, state);

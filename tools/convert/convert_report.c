@@ -108,6 +108,24 @@ void convert_add_plan(fsdp_text *text, const convert_options *opts,
     add_changes(text, opts, plan);
 }
 
+/* DST.xxh3, as JSON or for people. */
+static void add_digest_file(fsdp_text *text, const convert_options *opts, bool json)
+{
+    fsdp_text path = {0};
+    size_t size = strlen(opts->to);
+    while (size > 1 && opts->to[size - 1] == '/')
+        size--;
+    fsdp_text_add(&path, opts->to, size);
+    fsdp_text_addf(&path, ".xxh3");
+    if (path.failed)
+        text->failed = true;
+    else if (json)
+        fsdp_text_add_json_string(text, path.data, path.size);
+    else
+        cli_add_message(text, path.data);
+    fsdp_text_release(&path);
+}
+
 void convert_add_json(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
                       const convert_outcome *outcome)
@@ -144,6 +162,10 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     else
         fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f",
                        opts->convert.skip_verify ? "false" : "true", outcome->seconds);
+    if (opts->write_digests && !opts->plan && !outcome->failure) {
+        fsdp_text_addf(text, ",\n \"digests\": ");
+        add_digest_file(text, opts, true);
+    }
     if (outcome->digests.size > 0)
         fsdp_text_addf(text, ",\n \"sha256\": {%.*s}", (int)outcome->digests.size,
                        outcome->digests.data);
@@ -185,15 +207,20 @@ void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint
 
 void convert_add_done(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
-                      double seconds)
+                      const convert_outcome *outcome)
 {
+    double seconds = outcome->seconds;
     char number[CLI_NUMBER];
     fsdp_text_addf(text, "ok    %s, ", cli_plural(plan->tensors, "tensor", number));
     fsdp_text_addf(text, "%s in %.2f s ", cli_bytes(plan->bytes_written, number), seconds);
     fsdp_text_addf(text, "(%s), ", cli_rate(plan->bytes_written, seconds, number));
     if (plan->cast_tensors > 0)
         convert_add_cast_result(text, &opts->cast);
-    fsdp_text_addf(text, "%s\n",
-                   opts->convert.skip_verify ? "not verified" : "verified by re-read");
+    fsdp_text_addf(text, "%s", opts->convert.skip_verify ? "not verified" : "verified by re-read");
+    if (opts->write_digests && !outcome->failure) {
+        fsdp_text_addf(text, ", digests in ");
+        add_digest_file(text, opts, false);
+    }
+    fsdp_text_addf(text, "\n");
     convert_add_next(text, opts, info, plan);
 }

@@ -15,7 +15,8 @@ typedef struct convert_options {
     const char *mesh_text;
     fsdp_mesh *mesh;
     bool kind_given, dim_given, plan, verbose;
-    bool digest;               /* of the files that were written */
+    bool digest;               /* prints those of the files that were written */
+    bool write_digests;        /* into TO.xxh3 */
     const char **drops, **renames, **dtype_rules; /* as many as there are arguments at most */
     fsdp_cast_report cast;     /* what casting did to values */
     const char *from, *to;
@@ -49,7 +50,7 @@ void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint
 /* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
 void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                      const fsdp_convert_plan *plan, double seconds);
+                      const fsdp_convert_plan *plan, const convert_outcome *outcome);
 
 /* --- convert_casts.c --------------------------------------------------------------------------- */
 
