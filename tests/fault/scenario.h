@@ -33,7 +33,7 @@ typedef struct scenario {
     int world;                 /* ranks, as threads, of the act (convert: of its result) */
     fsdp_kind kind;
     bool compress;
-    const char *format;        /* convert: of ROOT/to, a name of fsdp_convert_opts; NULL: a native directory */
+    const char *format;        /* convert: of ROOT/to; NULL: a native directory */
     bool is_new;               /* convert: there is no ROOT/to before */
 } scenario;
 
