@@ -148,7 +148,7 @@ static void check_digests(fsdp_io *disk, void *user)
 
 static void crash_while_saving(int64_t old)
 {
-    enum { SEEDS = 8 };
+    enum { SEEDS = 64 };
     fsdp_error err = {0};
     fsdp_io *sim = tiny_disk();
     if (old >= 0)
