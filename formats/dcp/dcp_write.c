@@ -172,8 +172,10 @@ static void release_plan(dcp_plan *plan)
     fsdp_free(plan->rank_sizes);
 }
 
-static fsdp_status fill_plan(dcp_plan *plan, const fsdp_target_opts *opts, fsdp_error *err)
+/* The caller releases the plan, also after a failure. */
+static fsdp_status make_plan(const fsdp_target_opts *opts, dcp_plan *plan, fsdp_error *err)
 {
+    *plan = (dcp_plan){.world = opts->world > 0 ? opts->world : 1};
     FSDP_TRY(dcp_fold_lists(opts->entries, opts->entry_count, &plan->fold, err));
     plan->entries = plan->fold.entries;
     plan->entry_count = plan->fold.count;
@@ -190,24 +192,14 @@ static fsdp_status fill_plan(dcp_plan *plan, const fsdp_target_opts *opts, fsdp_
     return dcp_emit_metadata(plan, err);
 }
 
-static fsdp_status make_plan(const fsdp_target_opts *opts, dcp_plan *plan, fsdp_error *err)
-{
-    *plan = (dcp_plan){.world = opts->world > 0 ? opts->world : 1};
-    fsdp_status st = fill_plan(plan, opts, err);
-    if (st != FSDP_OK)
-        release_plan(plan);
-    return st;
-}
-
 static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
                            fsdp_error *err)
 {
     dcp_plan plan;
-    FSDP_TRY(make_plan(opts, &plan, err));
+    fsdp_status st = make_plan(opts, &plan, err);
     *files_out = plan.world + 1;
     *bytes_out = (int64_t)plan.metadata.text.size;
-    fsdp_status st = FSDP_OK;
-    for (int rank = 0; rank < plan.world; rank++)
+    for (int rank = 0; st == FSDP_OK && rank < plan.world; rank++)
         if (fsdp_add_overflow(*bytes_out, plan.rank_sizes[rank], bytes_out))
             st = fsdp_fail(err, FSDP_ERR_LIMIT, "the checkpoint is too large");
     release_plan(&plan);

@@ -212,10 +212,19 @@ static void withdraw(const fsdp_swap *swap)
         (void)fsdp_delete_as(swap->io, swap->target, swap->parent, swap->target, NULL);
 }
 
+fsdp_status fsdp_swap_sync(const fsdp_swap *swap, fsdp_error *err)
+{
+    if (!swap->durable)
+        return FSDP_OK;
+    if (swap->folder)
+        FSDP_TRY(fsdp_io_sync_dir(swap->io, swap->folder, err));
+    return fsdp_io_sync_dir(swap->io, swap->parent, err);
+}
+
 fsdp_status fsdp_swap_new(const fsdp_swap *swap, fsdp_error *err)
 {
     FSDP_TRY(move_into_place(swap, err));
-    fsdp_status status = swap->durable ? fsdp_io_sync_dir(swap->io, swap->parent, err) : FSDP_OK;
+    fsdp_status status = fsdp_swap_sync(swap, err);
     if (status != FSDP_OK)
         withdraw(swap);
     return status;
@@ -248,7 +257,7 @@ fsdp_status fsdp_swap_replace(const fsdp_swap *swap, bool *is_old_out, fsdp_erro
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot exchange '%s' and '%s'", swap->path,
                                swap->target);
-    fsdp_status status = swap->durable ? fsdp_io_sync_dir(io, swap->parent, err) : FSDP_OK;
+    fsdp_status status = fsdp_swap_sync(swap, err);
     if (status == FSDP_OK)
         (void)fsdp_delete_as(io, swap->path, swap->parent, swap->target, NULL);
     else /* the exchange is not durable; when it cannot be undone, both stay */
@@ -260,8 +269,12 @@ fsdp_status fsdp_swap_replace(const fsdp_swap *swap, bool *is_old_out, fsdp_erro
 
 static fsdp_swap swap_of(const fsdp_staging *staging)
 {
-    return (fsdp_swap){staging->io,     staging->path,    staging->target,
-                       staging->parent, staging->durable, true};
+    return (fsdp_swap){.io = staging->io,
+                       .path = staging->path,
+                       .target = staging->target,
+                       .parent = staging->parent,
+                       .durable = staging->durable,
+                       .is_checkpoint = true};
 }
 
 static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)

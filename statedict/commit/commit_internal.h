@@ -47,9 +47,12 @@ typedef struct fsdp_swap {
     const char *path;          /* complete, and durable when that is asked for */
     const char *target;
     const char *parent;        /* holds the target */
+    const char *folder;        /* holds the path; NULL: the parent does */
     bool durable;
     bool is_checkpoint;        /* where a directory cannot be renamed, its files are, the manifest last */
 } fsdp_swap;
+/* Syncs the directories that a rename or exchange of path and target changed, when that is asked for. */
+fsdp_status fsdp_swap_sync(const fsdp_swap *swap, fsdp_error *err);
 /* The target must not exist. After a failure it does not, or is another job's. */
 fsdp_status fsdp_swap_new(const fsdp_swap *swap, fsdp_error *err);
 /* Directories. After a failure the target is the old one; or, *is_old_out, the new one, and the old one is at

@@ -15,9 +15,13 @@ typedef struct clearing {
     fsdp_file *marker;
 } clearing;
 
+/* The rename to this name becomes durable first, or half a checkpoint could come back with its old
+ * name. */
 static bool finish_delete(void *user, const char *path)
 {
-    (void)fsdp_io_remove_tree(user, path, NULL);
+    const clearing *work = user;
+    if (fsdp_io_sync_dir(work->io, work->parent, NULL) == FSDP_OK)
+        (void)fsdp_io_remove_tree(work->io, path, NULL);
     return true;
 }
 
@@ -62,8 +66,18 @@ static void clear_stillborn(fsdp_io *io, const char *path)
 
 /* --- killed at work ---------------------------------------------------------------------------- */
 
-/* Removes the staging of a dead process. Renames it to .deleting-UUID first, so that a half that
- * stays is recognised without a marker. */
+/*
+ * Deletes a staging as .deleting-UUID, so that a half that stays is recognised without a marker. A
+ * conversion that was killed after it exchanged its result with the old output leaves the old one in
+ * it: the exchange becomes durable first, which takes a sync of both directories.
+ */
+static void remove_staging(const clearing *work, const char *path)
+{
+    if (fsdp_io_sync_dir(work->io, path, NULL) == FSDP_OK)
+        (void)fsdp_delete_as(work->io, path, work->parent, work->target, NULL);
+}
+
+/* Removes the staging of a dead process. */
 static bool clear_abandoned(void *user, const char *path)
 {
     clearing *work = user;
@@ -73,7 +87,7 @@ static bool clear_abandoned(void *user, const char *path)
             work->marker = marker;
             return true;
         }
-        (void)fsdp_delete_as(work->io, path, work->parent, work->target, NULL);
+        remove_staging(work, path);
     } else if (fsdp_marker_take_over(work->io, path, FSDP_MARKER_PUBLISHING, &marker) ||
                is_exchanged(work, path)) {
         (void)fsdp_delete_as(work->io, path, work->parent, work->target, NULL);
@@ -88,7 +102,7 @@ void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, c
                           char **kept_out, fsdp_file **marker_out)
 {
     clearing work = {.io = io, .target = target, .parent = parent, .hash = hash};
-    (void)fsdp_beside_each(io, target, FSDP_SUFFIX_DELETING, finish_delete, io);
+    (void)fsdp_beside_each(io, target, FSDP_SUFFIX_DELETING, finish_delete, &work);
     (void)fsdp_beside_each(io, target, FSDP_SUFFIX_STAGING, clear_abandoned, &work);
     *kept_out = work.kept;
     *marker_out = work.marker;

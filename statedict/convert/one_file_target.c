@@ -28,7 +28,7 @@ static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
         written->is_one_file && fsdp_sd_count(written->manifest.sd) == fsdp_sd_count(job->sd);
     fsdp_checkpoint_close(written);
     return same ? FSDP_OK
-                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' differs from the bytes written",
+                : fsdp_fail(err, FSDP_ERR_IO, "'%s' differs from the bytes written",
                             job->place.path);
 }
 

@@ -177,28 +177,33 @@ void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t
 /* --- publish ---------------------------------------------------------------------------------- */
 
 /* The old file stays until the new one is durable, where two names can be exchanged. */
-static fsdp_status replace_file(const fsdp_output_place *place, fsdp_error *err)
+static fsdp_status replace_file(const fsdp_swap *swap, fsdp_error *err)
 {
-    fsdp_io *io = place->io;
-    bool is_exchanged = io->ops->exchange(io, place->path, place->target) == 0;
+    fsdp_io *io = swap->io;
+    bool is_exchanged = io->ops->exchange(io, swap->path, swap->target) == 0;
     if (!is_exchanged)
-        FSDP_TRY(fsdp_io_rename(io, place->path, place->target, true, err));
-    fsdp_status status = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+        FSDP_TRY(fsdp_io_rename(io, swap->path, swap->target, true, err));
+    fsdp_status status = fsdp_swap_sync(swap, err);
     if (status != FSDP_OK && is_exchanged)
-        (void)io->ops->exchange(io, place->path, place->target);
+        (void)io->ops->exchange(io, swap->path, swap->target);
     return status;
 }
 
 static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
 {
-    fsdp_io *io = place->io;
-    fsdp_swap swap = {io, place->path, place->target, place->parent, place->durable, false};
+    fsdp_swap swap = {.io = place->io,
+                      .path = place->path,
+                      .target = place->target,
+                      .parent = place->parent,
+                      .folder = place->staging,
+                      .durable = place->durable};
     bool is_old;
-    FSDP_TRY(fsdp_place_forget_digests(io, place->target, place->parent, place->durable, err));
-    if (!place->overwrite || !fsdp_io_exists(io, place->target))
+    FSDP_TRY(
+        fsdp_place_forget_digests(place->io, place->target, place->parent, place->durable, err));
+    if (!place->overwrite || !fsdp_io_exists(place->io, place->target))
         return fsdp_swap_new(&swap, err);
     if (!place->format->limits.is_directory)
-        return replace_file(place, err);
+        return replace_file(&swap, err);
     FSDP_TRY(check_name(place, place->target, err)); /* DST may have changed */
     fsdp_status status = fsdp_swap_replace(&swap, &is_old, err);
     if (is_old) { /* it is in the staging directory, which stays */

@@ -298,9 +298,11 @@ static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step 
     if (!whole)
         return fsdp_fail_memory(err, retain->run);
     fsdp_status status = fsdp_moves_clear(retain->io, whole, err);
-    if (status == FSDP_OK)
-        status = step->state == FSDP_STEP_DELETING ? fsdp_io_remove_tree(retain->io, path, err)
-                                                   : remove_as_deleting(retain, path, whole, err);
+    if (status == FSDP_OK && step->state != FSDP_STEP_DELETING)
+        status = remove_as_deleting(retain, path, whole, err);
+    else if (status == FSDP_OK &&
+             (status = fsdp_io_sync_dir(retain->io, retain->run, err)) == FSDP_OK)
+        status = fsdp_io_remove_tree(retain->io, path, err); /* its new name is durable */
     fsdp_free(whole);
     return status;
 }

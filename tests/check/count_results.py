@@ -1,9 +1,10 @@
-"""Prints "PASSED FAILED SKIPPED" of a JUnit file that ctest wrote."""
+"""Prints "PASSED FAILED SKIPPED NAMES" of a JUnit file that ctest wrote, with the names of those skipped."""
 
 import sys
 import xml.etree.ElementTree as xml
 
 counts = {"passed": 0, "failed": 0, "skipped": 0}
+left_out = []
 for case in xml.parse(sys.argv[1]).iter("testcase"):
     status = case.get("status")
     note = case.find("skipped")
@@ -13,6 +14,7 @@ for case in xml.parse(sys.argv[1]).iter("testcase"):
         counts["passed"] += 1
     elif status == "disabled" or (status == "notrun" and chose_to_skip):
         counts["skipped"] += 1
+        left_out.append(case.get("name"))
     else:
         counts["failed"] += 1
-print(*counts.values())
+print(*counts.values(), *left_out)

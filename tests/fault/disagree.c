@@ -3,6 +3,7 @@
  * error names the first entry that differs and the ranks that have it differently.
  */
 #include "tests/fault/scenario.h"
+#include "tests/support/matrix_row.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,8 +140,7 @@ int main(void)
         }
     }
     scenario_remove(folder);
-    printf("| ranks that declare different state | %d differences | not refused with entry and "
-           "ranks %d |\n",
-           COUNT, wrong);
-    return wrong == 0 ? 0 : 1;
+    matrix_row row = {"ranks that declare different state", "differences", COUNT, COUNT, 0};
+    bool is_true = matrix_row_print(&row, " | not refused with entry and ranks %d", wrong);
+    return is_true && wrong == 0 ? 0 : 1;
 }

@@ -4,10 +4,13 @@
  * compressed; the space is also asked for in vain, so that the save runs into the end of the disk.
  * It works, or says what is missing, leaves nothing behind and the old state untouched, and works
  * once there is room. Also: a read-only file system, and a limit on the size of files.
+ *
+ * usage: full_disk simulated|mounted [WORDS]    exit 77: no file system may be mounted here
  */
 #include "tests/support/disk/io_fault.h"
 #include "tests/support/disk/io_sim.h"
 #include "tests/fault/scenario.h"
+#include "tests/support/matrix_row.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +32,8 @@ enum {
     STEP_BYTES = 64 << 10,
     DISK_BYTES = 8 << 20,
     DISK_FILES = 200,
-    MOST_LEVELS = 64
+    MOST_LEVELS = 64,
+    SKIPPED = 77
 };
 
 typedef struct counts {
@@ -211,6 +215,8 @@ static bool run_level(const scenario *s, disk *d, const char *what, int64_t leve
 
 /* --- all levels --------------------------------------------------------------------------------- */
 
+static const char *only; /* of the works */
+
 typedef bool (*opener)(disk *d, const char *folder);
 
 static bool open_simulated_in(disk *d, const char *folder)
@@ -276,13 +282,13 @@ static bool run_files(const scenario *s, opener open, const char *folder, bool b
 
 static bool run_disk(const char *name, opener open, const char *folder, bool has_files)
 {
+    scenario s;
     counts bytes = {0}, files = {0};
     test_sampler sampler = {.every = test_sample(USUAL_SAMPLE)};
     bool ok = true;
-    for (int i = 0; i < SCENARIO_COUNT; i++) {
-        scenario s = scenario_at(i);
+    for (int i = 0; scenario_next(&i, only, &s);) {
         s.model = STATE_MEGABYTE;
-        if (s.work == WORK_FRESH || s.world == 4)
+        if (scenario_is_fresh(&s) || s.world == 4)
             continue;
         for (int blind = 0; blind < 2; blind++) {
             ok = run_bytes(&s, open, folder, blind, &sampler, &bytes) && ok;
@@ -292,12 +298,19 @@ static bool run_disk(const char *name, opener open, const char *folder, bool has
     }
     const counts *all[] = {&bytes, &files};
     for (int i = 0; i < 1 + has_files; i++) {
-        printf(
-            "| %s, %s | %" PRId64 " levels (1 of %" PRId64 "): worked %" PRId64 ", refused %" PRId64
-            " | wrong %" PRId64 ", leftovers %" PRId64 ", next save fails %" PRId64 " |\n",
-            name, i == 0 ? "full at every 64 KiB" : "no files left", all[i]->levels, sampler.every,
-            all[i]->worked, all[i]->refused, all[i]->wrong, all[i]->left, all[i]->stuck);
-        ok = ok && all[i]->levels > 0 && all[i]->worked > 0 && all[i]->refused > 0 &&
+        char what[100];
+        snprintf(what, sizeof what, "%s, %s", name,
+                 i == 0 ? "full at every 64 KiB" : "no files left");
+        /* which level is enough is not known before */
+        matrix_row row = {what, "levels", all[i]->levels, 0, sampler.every};
+        ok = matrix_row_print(&row,
+                              ": worked %" PRId64 ", refused %" PRId64 " | wrong %" PRId64
+                              ", leftovers %" PRId64 ", next save fails %" PRId64,
+                              all[i]->worked, all[i]->refused, all[i]->wrong, all[i]->left,
+                              all[i]->stuck) &&
+             ok;
+        bool is_both = all[i]->worked > 0 && all[i]->refused > 0;
+        ok = ok && all[i]->levels > 0 && (is_both || sampler.every > USUAL_SAMPLE) &&
              all[i]->wrong + all[i]->left + all[i]->stuck == 0;
     }
     return ok;
@@ -318,21 +331,24 @@ static bool is_refused(const scenario *s, disk *d, fsdp_status expected, const c
 
 static bool try_read_only(const char *folder)
 {
-    bool ok = true;
-    for (int i = 0; i < WORK_FRESH; i++) {
+    int works = 0, wrong = 0;
+    for (int i = 0; i < SCENARIO_COUNT; i++) {
         scenario s = scenario_at(i);
         disk d;
+        if (scenario_is_fresh(&s) || (i >= WORK_COUNT && !s.format))
+            continue;
         if (!prepared(&s, &d, open_real, folder))
             return false;
-        ok = mount("fsdp-test", folder, "tmpfs", MS_REMOUNT | MS_RDONLY, NULL) == 0 && ok;
+        bool ok = mount("fsdp-test", folder, "tmpfs", MS_REMOUNT | MS_RDONLY, NULL) == 0;
         ok = is_refused(&s, &d, FSDP_ERR_IO, "Read-only file system") && ok;
         ok = mount("fsdp-test", folder, "tmpfs", MS_REMOUNT, NULL) == 0 && ok;
         ok = scenario_again(&s, d.io, d.root, NULL) == FSDP_OK && ok;
         close_disk(&d);
+        works++;
+        wrong += !ok;
     }
-    printf("| read-only file system | %d works | %s |\n", WORK_FRESH,
-           ok ? "refused with its reason" : "WRONG");
-    return ok;
+    matrix_row row = {"read-only file system", "works", works, only ? 0 : works, 0};
+    return matrix_row_print(&row, " | not refused with the reason %d", wrong) && wrong == 0;
 }
 
 /* As `ulimit -f` does it, with SIGXFSZ ignored as a program must. In a child: limits stay. */
@@ -356,27 +372,34 @@ static bool try_file_size_limit(const char *folder)
     }
     int status = 1;
     waitpid(child, &status, 0);
-    printf("| limit on the size of files | 1 work | %s |\n",
-           status == 0 ? "refused with its reason" : "WRONG");
-    return status == 0;
+    matrix_row row = {"limit on the size of files", "work", 1, 1, 0};
+    return matrix_row_print(&row, " | not refused with the reason %d", status != 0) && status == 0;
 }
 
-int main(void)
+static bool run_mounted(const char *folder)
+{
+    bool ok = run_disk("tmpfs", open_real, folder, true);
+    return try_read_only(folder) && ok;
+}
+
+static bool run_simulated(const char *folder)
+{
+    bool ok = try_file_size_limit(folder);
+    return run_disk("simulated disk", open_simulated_in, folder, false) && ok;
+}
+
+int main(int argc, char **argv)
 {
     char folder[100];
+    bool mounts = argc > 1 && strcmp(argv[1], "mounted") == 0;
+    only = argc > 2 ? argv[2] : NULL;
+    if (mounts && !may_mount()) {
+        printf("no file system may be mounted here: none was filled\n");
+        return getenv("CI") ? 1 : SKIPPED;
+    }
     if (!scenario_folder(folder, sizeof folder))
         return 1;
-    bool ok = try_file_size_limit(folder);
-    scenario_remove(folder);
-    ok = mkdir(folder, 0777) == 0 && ok;
-    ok = run_disk("simulated disk", open_simulated_in, folder, false) && ok;
-    if (may_mount()) {
-        ok = run_disk("tmpfs", open_real, folder, true) && ok;
-        ok = try_read_only(folder) && ok;
-    } else {
-        printf("not root: no real file system was filled\n");
-        ok = ok && !getenv("CI");
-    }
+    bool ok = mounts ? run_mounted(folder) : run_simulated(folder);
     scenario_remove(folder);
     return ok ? 0 : 1;
 }

@@ -10,11 +10,35 @@
 /* The seed of a state is also its step. */
 enum { STEP_FIRST = 10, STEP_OLD = 20, STEP_NEW = 30, STEP_LATER = 40, STEP_LAST = 50 };
 
+enum { SHARD_BYTES = 600 }; /* of hf: several files with an index */
+
 static const char *const work_names[] = {"run", "overwrite", "convert", "fresh"};
 static const char *const kind_names[] = {"sharded", "full", "local"};
 
+static const struct {
+    const char *name;
+    bool has_values, has_bf16;
+} formats[] = {{"dcp", true, true},   {"hf", false, true},   {"safetensors", false, true},
+               {"torch", true, true}, {"npz", false, false}, {"hdf5", true, true}};
+_Static_assert(SCENARIO_FOREIGN == 2 * sizeof formats / sizeof formats[0], "two of each format");
+
+static scenario foreign_at(int number)
+{
+    scenario s = {.work = WORK_CONVERT,
+                  .model = STATE_SMALL,
+                  .world = 1,
+                  .format = formats[number / 2].name,
+                  .is_new = number % 2};
+    if (strcmp(s.format, "dcp") == 0)
+        s.world = 2;
+    snprintf(s.name, sizeof s.name, "convert to %s%s", s.format, s.is_new ? ", a new one" : "");
+    return s;
+}
+
 scenario scenario_at(int number)
 {
+    if (number >= SCENARIO_NATIVE)
+        return foreign_at(number - SCENARIO_NATIVE);
     static const int worlds[] = {1, 2, 4};
     scenario s = {.work = (scenario_work)(number % WORK_COUNT),
                   .model = STATE_SMALL,
@@ -24,6 +48,16 @@ scenario scenario_at(int number)
     snprintf(s.name, sizeof s.name, "%s, %s%s, %d rank%s", work_names[s.work], kind_names[s.kind],
              s.compress ? " compressed" : "", s.world, s.world == 1 ? "" : "s");
     return s;
+}
+
+bool scenario_next(int *number, const char *only, scenario *out)
+{
+    while (*number < SCENARIO_COUNT) {
+        *out = scenario_at((*number)++);
+        if (!only || strstr(out->name, only))
+            return true;
+    }
+    return false;
 }
 
 /* --- one save, one load ------------------------------------------------------------------------- */
@@ -104,17 +138,50 @@ static const char *in(const char *root, const char *name, char *path)
 
 /* --- the three phases --------------------------------------------------------------------------- */
 
-static fsdp_status convert(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
+bool scenario_is_fresh(const scenario *s)
 {
-    char from[SCENARIO_PATH], to[SCENARIO_PATH];
+    return s->work == WORK_FRESH || s->is_new;
+}
+
+static fsdp_status convert_to(const scenario *s, fsdp_io *io, const char *from, const char *to,
+                              fsdp_error *err)
+{
+    static const char *const drops[] = {"values", "dtype:bf16"};
+    bool is_whole = s->kind == FSDP_FULL || (s->format && s->world == 1);
     fsdp_convert_opts opts = {.kind = s->kind,
-                              .world = s->kind == FSDP_FULL ? 0 : s->world,
-                              .shard_dim = 1,
+                              .world = is_whole ? 0 : s->world,
+                              .shard_dim = is_whole ? 0 : 1,
                               .compress = s->compress,
                               .overwrite = true,
                               .threads = 1 + s->world % 2,
+                              .format = s->format,
+                              .max_shard_bytes = SHARD_BYTES,
                               .open.access.disk = io};
-    return fsdp_checkpoint_convert(in(root, "from", from), in(root, "to", to), &opts, err);
+    for (size_t i = 0; s->format && i < sizeof formats / sizeof formats[0]; i++) {
+        if (strcmp(s->format, formats[i].name) != 0)
+            continue;
+        opts.select.drops = drops;
+        opts.select.drop_count = (size_t)!formats[i].has_values + !formats[i].has_bf16;
+    }
+    return fsdp_checkpoint_convert(from, to, &opts, err);
+}
+
+static fsdp_status convert(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
+{
+    char from[SCENARIO_PATH], to[SCENARIO_PATH];
+    return convert_to(s, io, in(root, "from", from), in(root, "to", to), err);
+}
+
+/* The old output of another format: a conversion of the old state, which then is removed. */
+static fsdp_status prepare_foreign(const scenario *s, fsdp_io *io, const char *root,
+                                   fsdp_error *err)
+{
+    char from[SCENARIO_PATH], to[SCENARIO_PATH];
+    if (s->is_new)
+        return FSDP_OK;
+    FSDP_TRY(save(s, io, in(root, "before", from), false, 3, STEP_OLD, err));
+    FSDP_TRY(convert_to(s, io, from, in(root, "to", to), err));
+    return fsdp_io_remove_tree(io, from, err);
 }
 
 fsdp_status scenario_prepare(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
@@ -128,6 +195,8 @@ fsdp_status scenario_prepare(const scenario *s, fsdp_io *io, const char *root, f
         return save(s, io, path, true, 3, STEP_OLD, err);
     default:
         FSDP_TRY(save(s, io, in(root, "from", path), false, 3, STEP_NEW, err));
+        if (s->format)
+            return prepare_foreign(s, io, root, err);
         return save(s, io, in(root, "to", path), false, 2, STEP_OLD, err);
     }
 }
@@ -185,6 +254,34 @@ static scenario_found look_at(const scenario *s, fsdp_io *io, const char *path, 
     return found_by_step(step, why);
 }
 
+/* A format without values has no step: all tensors of one seed, and as many as the format holds. */
+static scenario_found look_at_foreign(const scenario *s, fsdp_io *io, const char *path,
+                                      fsdp_error *why)
+{
+    static const int64_t steps[] = {STEP_OLD, STEP_NEW};
+    fsdp_sd *full = NULL;
+    scenario_found found = FOUND_WRONG;
+    /* a format without aliases has a tensor of that name */
+    fsdp_load_opts opts = {.access.disk = io, .threads = 1, .exclude = "^tied$"};
+    if (fsdp_load_full(path, &opts, &full, why) != FSDP_OK)
+        return FOUND_NOTHING;
+    size_t tensors = 0;
+    for (size_t i = 0; i < fsdp_sd_count(full); i++)
+        tensors += fsdp_sd_at(full, i)->kind == FSDP_ENTRY_TENSOR;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        bool is_that = test_tensors_differing(full, 0, (uint64_t)steps[i]) == 0;
+        int64_t step = step_of(full);
+        if (is_that && (step < 0 || step == steps[i]))
+            found = found_by_step(steps[i], why);
+    }
+    if (tensors < (s->model == STATE_SMALL ? 7 : 2) || found == FOUND_WRONG) {
+        found = FOUND_WRONG;
+        fsdp_fail(why, FSDP_DIFFERS, "'%s' has %zu tensors, which are of no state", path, tensors);
+    }
+    fsdp_sd_free(full);
+    return found;
+}
+
 /* Every step that a run calls good is good, and there are at least two. */
 static scenario_found check_steps(const scenario *s, fsdp_io *io, const char *run, fsdp_error *why)
 {
@@ -212,26 +309,37 @@ static scenario_found check_steps(const scenario *s, fsdp_io *io, const char *ru
     return st == FSDP_OK ? FOUND_OLD : FOUND_WRONG;
 }
 
+static const char *output_path(const scenario *s, const char *root, char *path)
+{
+    static const char *const names[] = {"run", "ck", "to", "ck"};
+    return in(root, names[s->work], path);
+}
+
+scenario_found scenario_load(const scenario *s, fsdp_io *io, const char *root, fsdp_error *why)
+{
+    char path[SCENARIO_PATH];
+    output_path(s, root, path);
+    return s->format ? look_at_foreign(s, io, path, why) : look_at(s, io, path, why);
+}
+
 scenario_found scenario_look(const scenario *s, fsdp_io *io, const char *root, fsdp_error *why)
 {
     char path[SCENARIO_PATH];
-    if (s->work == WORK_RUN) {
-        if (check_steps(s, io, in(root, "run", path), why) == FOUND_WRONG)
-            return FOUND_WRONG;
-        return look_at(s, io, path, why);
-    }
-    if (s->work == WORK_CONVERT) {
-        if (look_at(s, io, in(root, "from", path), why) != FOUND_NEW)
-            return FOUND_WRONG;
-        return look_at(s, io, in(root, "to", path), why);
-    }
-    return look_at(s, io, in(root, "ck", path), why);
+    if (s->work == WORK_RUN && check_steps(s, io, output_path(s, root, path), why) == FOUND_WRONG)
+        return FOUND_WRONG;
+    if (s->work == WORK_CONVERT && look_at(s, io, in(root, "from", path), why) != FOUND_NEW)
+        return FOUND_WRONG;
+    scenario_found found = scenario_load(s, io, root, why);
+    /* half of a new one is not nothing */
+    bool is_half = found == FOUND_NOTHING && scenario_is_fresh(s) &&
+                   fsdp_io_exists(io, output_path(s, root, path));
+    return is_half ? FOUND_WRONG : found;
 }
 
 bool scenario_is_whole(const scenario *s, scenario_found found)
 {
     if (found == FOUND_NOTHING)
-        return s->work == WORK_FRESH;
+        return scenario_is_fresh(s);
     return found != FOUND_WRONG;
 }
 

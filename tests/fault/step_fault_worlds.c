@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "tests/support/matrix_row.h"
 #include "tests/support/sample_state.h"
 
 typedef struct step_run {
@@ -93,8 +94,11 @@ bool step_fault_run_worlds(const step_fault_runner *runner)
         run.world = &worlds[i];
         run_faults(&run);
     }
-    printf("| a rank that is a %s fails at a collective of a step | %" PRId64
-           " cases (1 of %" PRId64 "), %" PRId64 " failures | wrong %" PRId64 " |\n",
-           runner->name, run.cases, run.sampler.every, run.failed, run.wrong);
-    return run.failed > 0 && run.wrong == 0;
+    char what[100];
+    snprintf(what, sizeof what, "a rank that is a %s fails at a collective of a step",
+             runner->name);
+    matrix_row row = {what, "cases", run.cases, run.sampler.seen, run.sampler.every};
+    bool is_true =
+        matrix_row_print(&row, ", %" PRId64 " failures | wrong %" PRId64, run.failed, run.wrong);
+    return is_true && run.failed > 0 && run.wrong == 0;
 }

@@ -1,7 +1,7 @@
 """Trains random configurations, each in several ways, and compares: the same bits everywhere.
 
 usage: random_training.py PROGRAM [--mpiexec MPIEXEC] [--seconds S] [SEED | FIRST-LAST ...]
-       without seeds: a few that are always the same, or with FSDP_TEST_SAMPLE=1 all of the matrix
+       without seeds: a few that are always the same, or with FSDP_TEST_SAMPLE=n every n-th of the matrix
 
 Ways: ranks as threads, processes, processes over TCP and of mpirun; device cpu and cpu-async; buffers of
 collectives from the communicator, private and mixed; with detours that must change nothing; one rank alone
@@ -175,7 +175,8 @@ def seed_range(text):
 def seeds_of(options):
     if options.seeds:
         return options.seeds
-    return MATRIX if os.environ.get("FSDP_TEST_SAMPLE") == "1" else FEW
+    every = int(os.environ.get("FSDP_TEST_SAMPLE") or 0)
+    return MATRIX[::every] if every else FEW
 
 
 def try_seeds(options, folder):

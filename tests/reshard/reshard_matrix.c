@@ -6,6 +6,7 @@
  * Two models: one of many small tensors (every dtype, awkward shapes, all layouts) for all W and W'
  * in 1..16, 33 and 64; one of tensors of several hash blocks for a few.
  */
+#include "tests/support/matrix_row.h"
 #include "tests/support/sample_state.h"
 
 #include <inttypes.h>
@@ -204,10 +205,14 @@ static bool run_matrix(matrix *m)
         for (int form = 0; form < FORMS; form++)
             run_source(m, m->worlds[i], form);
     }
-    printf("| reshard, %s | %" PRId64 " saves, %" PRId64 " loads, %" PRId64
-           " conversions (1 of %" PRId64 " cases) | %" PRId64 " bytes differ, %" PRId64 " fail |\n",
-           m->name, m->saves, m->loads, m->conversions, m->sampler.every, m->differing, m->failed);
-    return m->failed == 0 && m->differing == 0 && m->loads > 0;
+    char what[200];
+    snprintf(what, sizeof what, "reshard, %s", m->name);
+    matrix_row row = {what, "cases", m->sampler.taken, m->sampler.seen, m->sampler.every};
+    bool is_true = matrix_row_print(&row,
+                                    ": %" PRId64 " saves, %" PRId64 " loads, %" PRId64
+                                    " conversions | bytes differ %" PRId64 ", fail %" PRId64,
+                                    m->saves, m->loads, m->conversions, m->differing, m->failed);
+    return is_true && m->failed == 0 && m->differing == 0 && m->loads > 0;
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 """Collectives over a network: values, bits as over shared memory, ranks that get lost, several hosts.
 
 usage: comm_network.py PROGRAM EXAMPLE mpi|mpi_loss MPIEXEC
-       comm_network.py PROGRAM EXAMPLE tcp|tcp_loss
+       comm_network.py PROGRAM EXAMPLE tcp|tcp_loss|tcp_apart    exit 77: ranks cannot be apart here
        comm_network.py PROGRAM EXAMPLE large [MPIEXEC]
 
 EXAMPLE trains something and prints losses.
@@ -22,7 +22,7 @@ from ports import free_port
 PROGRAM, EXAMPLE, WHAT, *REST = sys.argv[1:]
 MPIEXEC = REST[0] if REST else None
 TIMEOUT = 100
-IS_ALL = os.environ.get("FSDP_TEST_SAMPLE") == "1"
+EVERY = int(os.environ.get("FSDP_TEST_SAMPLE") or 0)
 WORLDS = (3,) if "FSDP_TEST_FEWER" in os.environ else (2, 3, 4)     # a slow build
 CLEAN = {name: value for name, value in os.environ.items()
          if not name.startswith(("FSDP_", "OMPI_COMM", "PMIX_"))}
@@ -131,12 +131,12 @@ def large():
     """Gigabytes, page by page: one call, or all over all back ends."""
     global TIMEOUT
     TIMEOUT = 1000
-    kinds = ALL_KINDS if IS_ALL else BROADCAST
-    expect_lines(run(PROGRAM, "--np", 2, "large", kinds), "^large over shm$", 2, "large")
-    if IS_ALL:
-        expect_lines(run(PROGRAM, "--np", 2, "--comm", "tcp", "large", kinds), "^large over tcp$", 2, "large")
-    if IS_ALL and MPIEXEC:
-        expect_lines(mpirun(2, "--comm", "mpi", "large", kinds), "^large over mpi$", 2, "large")
+    kinds = ALL_KINDS if EVERY else BROADCAST
+    ways = [("shm", lambda: run(PROGRAM, "--np", 2, "large", kinds)),
+            ("tcp", lambda: run(PROGRAM, "--np", 2, "--comm", "tcp", "large", kinds)),
+            ("mpi", lambda: mpirun(2, "--comm", "mpi", "large", kinds))][:3 if MPIEXEC else 2]
+    for comm, way in ways[::EVERY] if EVERY else ways[:1]:
+        expect_lines(way(), f"^large over {comm}$", 2, "large")
 
 
 # --- trouble -----------------------------------------------------------------------------------------
@@ -237,11 +237,12 @@ def lose(how, special, code, *words, deadline=60, members=()):
 APART = ("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh")
 
 
-def can_be_apart():
+def apart():
     tried = subprocess.run([*APART, "true"], stderr=subprocess.PIPE, text=True)
     if tried.returncode != 0:
         print("left out: ranks that cannot watch each other:", tried.stderr.strip())
-    return tried.returncode == 0
+        sys.exit(77)
+    lose("kill", 1, 10, "rank 1, whose connection ended, died", members=APART)
 
 
 def loss():
@@ -256,13 +257,11 @@ def loss():
              lambda: lose("abort", 1, 7, "the disk is full"),
              lambda: lose("differ", 2, 2, other),
              lambda: lose("counts", 1, 2, "rank 1 sends 8 elements to rank 0, which expects 3 from it, in")]
-    if not MPIEXEC and can_be_apart():
-        cases.append(lambda: lose("kill", 1, 10, "rank 1, whose connection ended, died", members=APART))
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(case) for case in cases]:
             done.result()
 
 
-{"mpi": mpi, "tcp": tcp, "mpi_loss": loss, "tcp_loss": loss, "large": large}[WHAT]()
+{"mpi": mpi, "tcp": tcp, "mpi_loss": loss, "tcp_loss": loss, "tcp_apart": apart, "large": large}[WHAT]()
 print("\n".join(problems) or f"{WHAT}: as it should be")
 sys.exit(1 if problems else 0)

@@ -504,15 +504,20 @@ static int64_t differing_values(const fsdp_sd *sd, uint64_t seed)
     return differing;
 }
 
-int64_t test_sd_differing(const fsdp_sd *sd, int rank, uint64_t seed)
+int64_t test_tensors_differing(const fsdp_sd *sd, int rank, uint64_t seed)
 {
-    int64_t differing = differing_values(sd, seed);
+    int64_t differing = 0;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_TENSOR)
             differing += visit_tensor(entry, rank, seed, false);
     }
     return differing;
+}
+
+int64_t test_sd_differing(const fsdp_sd *sd, int rank, uint64_t seed)
+{
+    return differing_values(sd, seed) + test_tensors_differing(sd, rank, seed);
 }
 
 int64_t test_state_differing(const test_state *state, uint64_t seed)
@@ -532,14 +537,23 @@ int64_t test_sample(int64_t usual)
 {
     int64_t every = number_in_environment("FSDP_TEST_SAMPLE");
     int64_t fewer = number_in_environment("FSDP_TEST_FEWER");
-    int64_t least = fewer > 1 ? usual * fewer : usual;
-    return every == 1 || every > least ? every : least;
+    int64_t least = number_in_environment("FSDP_TEST_LEAST");
+    if (every > 0)
+        return every;
+    every = fewer > 1 ? usual * fewer : usual;
+    return every > least ? every : least;
 }
 
 int64_t test_sample_at_most(int64_t most)
 {
     int64_t every = test_sample(1);
-    return every < most ? every : most;
+    return every < most || number_in_environment("FSDP_TEST_SAMPLE") > 0 ? every : most;
+}
+
+int test_sample_of(int cases, int64_t most)
+{
+    int64_t some = cases / test_sample_at_most(most);
+    return some > 0 ? (int)some : 1;
 }
 
 bool test_sampler_takes(test_sampler *sampler)

@@ -34,18 +34,21 @@ void test_state_release(test_state *state);
 /* The number of bytes of this rank's boxes and values that differ from those of the seed. */
 int64_t test_state_differing(const test_state *state, uint64_t seed);
 
-/* test_state_differing for any state dict of that model, such as a full state. */
+/* test_state_differing for any state dict of that model, such as a full state; and for its tensors alone. */
 int64_t test_sd_differing(const fsdp_sd *sd, int rank, uint64_t seed);
+int64_t test_tensors_differing(const fsdp_sd *sd, int rank, uint64_t seed);
 
 /* --- sampling ------------------------------------------------------------------------------------ */
 
-/* A test with many cases runs every n-th: n is `usual`, FSDP_TEST_FEWER times as much where that is set
- * (slow builds), or FSDP_TEST_SAMPLE when that is 1 (all) or more than both. */
+/* A test with many cases runs every n-th: n is FSDP_TEST_SAMPLE where that is set (1: all). Else it is
+ * `usual`, FSDP_TEST_FEWER times as much (slow builds), and not below FSDP_TEST_LEAST. */
 int64_t test_sample(int64_t usual);
-/* test_sample for a test that usually runs all cases, and at least every `most`-th. */
+/* test_sample for a test that runs all cases, or at least every `most`-th unless FSDP_TEST_SAMPLE is set. */
 int64_t test_sample_at_most(int64_t most);
+/* How many of `cases` that are, at least 1. */
+int test_sample_of(int cases, int64_t most);
 
-/* Chooses cases by number, so that every loop around them is sampled evenly. */
+/* Chooses cases by number, the first one always, so that every loop around them is sampled evenly. */
 typedef struct test_sampler {
     int64_t every, seen, taken;
 } test_sampler;

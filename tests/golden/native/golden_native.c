@@ -417,10 +417,13 @@ static void check_bytes(const golden *g, const char *path, const char *again)
     }
 }
 
+static bool is_left_out; /* some comparison */
+
 static bool has_other_libraries(const golden *g)
 {
     bool other = strcmp(HDF5_RELEASE, made_with_hdf5) != 0 ||
                  (g->compress && strcmp(ZSTD_RELEASE, made_with_zstd) != 0);
+    is_left_out = is_left_out || other;
     if (other)
         printf("%-8s bytes are not compared: made with HDF5 %s and zstd %s, here are %s and %s\n",
                g->name, made_with_hdf5, made_with_zstd, HDF5_RELEASE, ZSTD_RELEASE);
@@ -458,5 +461,7 @@ int main(int argc, char **argv)
         else
             check(&goldens[i], argv[2], argv[3]);
     }
-    return failures == 0 ? 0 : 1;
+    if (failures > 0)
+        return 1;
+    return is_left_out ? 77 : 0; /* 77: skipped */
 }

@@ -109,14 +109,14 @@ Test(comm, random_calls_on_every_number_of_ranks)
 {
     for (int n = 1; n <= 8; n++) {
         comm_rounds rounds = {
-            .seed = (uint64_t)n, .rounds = 30 / (int)test_sample_at_most(3), .max_count = 10000};
+            .seed = (uint64_t)n, .rounds = test_sample_of(30, 3), .max_count = 10000};
         expect_well(n, run_rounds, &rounds);
     }
 }
 
 Test(comm, hundred_and_twenty_eight_ranks)
 {
-    comm_rounds rounds = {.seed = 128, .rounds = 4 / (int)test_sample_at_most(2), .max_count = 100};
+    comm_rounds rounds = {.seed = 128, .rounds = test_sample_of(4, 2), .max_count = 100};
     expect_well(MANY, run_rounds, &rounds);
 }
 

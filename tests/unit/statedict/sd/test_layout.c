@@ -334,7 +334,7 @@ static int sample_step(int otherwise)
 {
     const char *text = getenv("FSDP_TEST_SAMPLE");
     int step = text ? atoi(text) : otherwise;
-    return step > 0 ? step : 1;
+    return step > 0 ? step : otherwise;
 }
 
 Test(layout, vectors_on_every_mesh_agree_with_the_model)
