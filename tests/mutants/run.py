@@ -1,7 +1,9 @@
 """Plants the bugs of the list beside this file, one at a time, and runs the tests that must fail.
 
-run.py [--table] [ROOM, FILE or NAME...]   plants those bugs, or all; ./dev mutants calls it
-run.py --check BUILD                       checks the list itself: a check of the source
+run.py [--new] [--table] [ROOM, FILE or NAME...]   plants those bugs, or all; ./dev mutants calls it
+    --new     only those that were not caught yet as they are in the list now
+    --table   then writes the table of docs/reliability.md
+run.py --check BUILD                               checks the list itself: a check of the source
 
 A mutant is found once in its file, compiles, and its tests pass without it: anything else is an error,
 not "caught". The tree is a copy in build-mutants/, so that the checkout stays as it is.
@@ -250,9 +252,11 @@ def selected(mutants, words):
 def main(arguments):
     if arguments[:1] == ["--check"]:
         return check(arguments[1])
-    table = "--table" in arguments
     mutants = read_list()
-    chosen = selected(mutants, [word for word in arguments if word != "--table"])
+    chosen = selected(mutants, [word for word in arguments if word not in ("--table", "--new")])
+    if "--new" in arguments:
+        results = known_results()
+        chosen = [mutant for mutant in chosen if results.get(key_of(mutant)) != "caught"]
     WORK.mkdir(exist_ok=True)
     lock = open(WORK / "lock", "w")
     try:
@@ -274,7 +278,7 @@ def main(arguments):
             continue
         survivors += result == "survived" and "cannot_matter" not in mutant
         RESULTS.write_text(json.dumps({**known_results(), key_of(mutant): result}))
-    if table:
+    if "--table" in arguments:
         write_table(mutants)
     print(f"{len(chosen)} planted, {survivors} survived without a reason, {wrong} errors")
     return 1 if survivors or wrong else 0

@@ -72,6 +72,7 @@ Test(npy_header, what_is_no_literal_is_damage)
         "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (3,)}",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (3,)} x",
         "{'descr': '<f3', 'fortran_order': False, 'shape': (3,)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (36893488147419103235,)}", /* 2^65 + 3 */
         "{'descr': '<f4x', 'fortran_order': False, 'shape': (3,)}",
         "{'descr': 'f4",
         "{'descr': [('a', '<i4')",
@@ -79,6 +80,17 @@ Test(npy_header, what_is_no_literal_is_damage)
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         cr_expect_eq(parse(texts[i]), FSDP_ERR_DAMAGED, "%s", texts[i]);
+}
+
+Test(npy_header, later_versions_are_not_known)
+{
+    uint8_t prefix[FSDP_NPY_PREFIX] = "\x93NUMPY\3";
+    int64_t offset;
+    size_t size;
+    cr_expect_eq(fsdp_npy_place("file", prefix, sizeof prefix, &offset, &size, &err), FSDP_OK);
+    prefix[6] = 4;
+    cr_expect_eq(fsdp_npy_place("file", prefix, sizeof prefix, &offset, &size, &err),
+                 FSDP_ERR_NOT_FOUND);
 }
 
 Test(npy_header, depth_and_dims_are_bounded)

@@ -447,6 +447,10 @@ Test(pickle, getattr_of_sharded_tensor_is_a_class)
         "c__builtin__\ngetattr\nctorch.distributed._shard.sharded_tensor.api\n"
         "ShardedTensor\nX\x11\0\0\0ProcessGroupState\x86R)\x81}b.";
     cr_expect_eq(PARSE(shape), FSDP_OK, "%s", err.text);
+    static const char with_default[] =
+        "c__builtin__\ngetattr\nctorch.distributed._shard.sharded_tensor.api\n"
+        "ShardedTensor\nX\x11\0\0\0ProcessGroupStateN\x87R)\x81}b.";
+    cr_expect_eq(PARSE(with_default), FSDP_ERR_REFUSED, "%s", err.text);
     cr_expect_eq(PARSE("c__builtin__\ngetattr\ncos\nX\nX\x06\0\0\0system\x86R."), FSDP_ERR_REFUSED);
 }
 
@@ -538,6 +542,7 @@ Test(pickle, a_deque_of_a_list_has_its_items)
 Test(pickle, a_dict_made_of_what_holds_no_pairs_is_damaged)
 {
     cr_expect_eq(PARSE("\x80\2" ORDERED_DICT "](](K\1ee\x85R."), FSDP_ERR_DAMAGED);
+    cr_expect_eq(PARSE("\x80\2" ORDERED_DICT "](](K\1K\2K\3ee\x85R."), FSDP_ERR_DAMAGED);
     cr_expect_eq(PARSE("\x80\2" ORDERED_DICT "K\1\x85R."), FSDP_ERR_DAMAGED);
     cr_expect_eq(PARSE("\x80\2ccollections\nCounter\n](" PAIR("a", "\1") "e\x85R."),
                  FSDP_ERR_DAMAGED);

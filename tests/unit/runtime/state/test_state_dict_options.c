@@ -144,7 +144,7 @@ static fsdp_status choose_submodules(toy *net, fsdp_error *err)
 {
     const char *layers[] = {"layers.1"}, *head[] = {"head", "norm"},
                *two[] = {"layers.0", "layers.1"};
-    const char *none[] = {"layers.2"};
+    const char *none[] = {"layers.2"}, *part[] = {"layer"};
     fsdp_state_opts opts = {.submodules = layers, .submodule_count = 1, .part = FSDP_STATE_MODEL};
     fsdp_sd *sd = NULL;
     FSDP_TRY(expect_names(net, &opts, "model.layers.1.weight model.layers.1.bias", err));
@@ -166,6 +166,8 @@ static fsdp_status choose_submodules(toy *net, fsdp_error *err)
     EXPECT_REFUSAL(net_get(net, &opts, &sd, why), "would both be 'w'");
     opts = (fsdp_state_opts){.submodules = none, .submodule_count = 1};
     EXPECT_REFUSAL(net_get(net, &opts, &sd, why), "no parameter is below 'layers.2'");
+    opts.submodules = part;
+    EXPECT_REFUSAL(net_get(net, &opts, &sd, why), "no parameter is below 'layer'");
     return FSDP_OK;
 }
 

@@ -455,6 +455,7 @@ static fsdp_status expect_nothing_gathered(const layers_net *net, fsdp_error *er
 {
     const fsdp_memory memory = fsdp_root_memory(net->toy.root);
     int64_t left = memory.now[FSDP_MEMORY_UNSHARDED] + memory.now[FSDP_MEMORY_ALL_GATHER];
+    EXPECT(memory.total_peak > memory.total_now);
     return left == 0 ? FSDP_OK
                      : fsdp_fail(err, FSDP_ERR_INTERNAL, "%lld bytes are left", (long long)left);
 }
