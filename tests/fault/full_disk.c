@@ -284,7 +284,7 @@ static bool run_disk(const char *name, opener open, const char *folder, bool has
 {
     scenario s;
     counts bytes = {0}, files = {0};
-    test_sampler sampler = {.every = test_sample(USUAL_SAMPLE)};
+    test_sampler sampler = {.every = test_sample(USUAL_SAMPLE)}, of_files = sampler;
     bool ok = true;
     for (int i = 0; scenario_next(&i, only, &s);) {
         s.model = STATE_MEGABYTE;
@@ -293,7 +293,7 @@ static bool run_disk(const char *name, opener open, const char *folder, bool has
         for (int blind = 0; blind < 2; blind++) {
             ok = run_bytes(&s, open, folder, blind, &sampler, &bytes) && ok;
             if (has_files)
-                ok = run_files(&s, open, folder, blind, &sampler, &files) && ok;
+                ok = run_files(&s, open, folder, blind, &of_files, &files) && ok;
         }
     }
     const counts *all[] = {&bytes, &files};
