@@ -113,19 +113,26 @@ bool fsdp_utf8_valid(const char *data, size_t size)
     return true;
 }
 
-static void add_json_escape(fsdp_text *text, unsigned char c)
+/* Control characters, and the ones that reorder or hide the text around them. */
+static bool misleads_terminal(uint32_t c)
+{
+    return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
+           (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x2069) || c == 0xFEFF;
+}
+
+static void add_json_escape(fsdp_text *text, uint32_t character)
 {
     static const char letters[] = "btn\0fr"; /* of 8, 9, 10, 12, 13 */
-    char escape[6] = {'\\', (char)c};
+    char escape[6] = {'\\', (char)character};
     size_t length = 2;
-    if (c == '"' || c == '\\') {
+    if (character == '"' || character == '\\') {
         /* stands for itself */
-    } else if (c >= 8 && c <= 13 && c != 11) {
-        escape[1] = letters[c - 8];
+    } else if (character >= 8 && character <= 13 && character != 11) {
+        escape[1] = letters[character - 8];
     } else {
-        memcpy(escape + 1, "u00", 3);
-        escape[4] = HEX_DIGITS[c >> 4];
-        escape[5] = HEX_DIGITS[c & 15];
+        escape[1] = 'u';
+        for (int i = 0; i < 4; i++)
+            escape[2 + i] = HEX_DIGITS[character >> (12 - 4 * i) & 15];
         length = 6;
     }
     fsdp_text_add(text, escape, length);
@@ -139,17 +146,19 @@ void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size)
     for (size_t at = 0; at < size;) {
         uint32_t character = 0;
         size_t length = utf8_length(p + at, size - at, &character);
-        bool escape = length == 1 && (character < 0x20 || character == '"' || character == '\\');
+        bool escape =
+            length > 0 && (character == '"' || character == '\\' || misleads_terminal(character));
         if (length > 0 && !escape) {
             at += length;
             continue;
         }
         fsdp_text_add(text, data + plain, at - plain);
         if (escape)
-            add_json_escape(text, p[at]);
+            add_json_escape(text, character);
         else
             fsdp_text_add(text, "\xEF\xBF\xBD", 3);
-        plain = ++at;
+        at += length > 0 ? length : 1;
+        plain = at;
     }
     fsdp_text_add(text, data + plain, size - plain);
     fsdp_text_add(text, "\"", 1);
@@ -220,13 +229,6 @@ void fsdp_text_add_hex(fsdp_text *text, const void *data, size_t size)
     }
     *to = '\0';
     text->size += size * 2;
-}
-
-/* Control characters, and the ones that reorder or hide the text around them. */
-static bool misleads_terminal(uint32_t c)
-{
-    return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
-           (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x2069) || c == 0xFEFF;
 }
 
 enum { PIECE_BYTES = 16 }; /* four bytes as \xHH */

@@ -402,7 +402,8 @@ fsdp_status fsdp_json_i64(fsdp_json *json, int64_t *value_out, fsdp_error *err)
 fsdp_status fsdp_json_u64(fsdp_json *json, uint64_t *value_out, fsdp_error *err)
 {
     bool negative = false;
-    return take_integer(json, 0, UINT64_MAX, &negative, value_out, err);
+    FSDP_TRY(take_integer(json, 0, UINT64_MAX, &negative, value_out, err));
+    return negative ? fsdp_json_fail(json, err, "a negative number") : FSDP_OK;
 }
 
 static locale_t c_locale;

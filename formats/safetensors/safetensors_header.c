@@ -111,10 +111,11 @@ static fsdp_status read_numbers(fsdp_json *json, int64_t *numbers, int room, int
                 err->status = FSDP_ERR_LIMIT;
             return FSDP_ERR_LIMIT;
         }
-        FSDP_TRY(fsdp_json_i64(json, &numbers[*count_out], err));
-        if (numbers[*count_out] < 0)
-            return fsdp_json_fail(json, err, "a negative number");
-        ++*count_out;
+        uint64_t number;
+        FSDP_TRY(fsdp_json_u64(json, &number, err));
+        if (number > INT64_MAX)
+            return fsdp_json_fail(json, err, "an integer out of range");
+        numbers[(*count_out)++] = (int64_t)number;
     }
 }
 

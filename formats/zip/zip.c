@@ -44,6 +44,7 @@ typedef struct central {
     unsigned flags, method;
     int64_t header; /* offset of its local header from the beginning of the archive */
     uint32_t kind;  /* of the file, as Unix encodes it */
+    uint8_t dos_kind;
 } central;
 
 typedef struct window {
@@ -305,7 +306,7 @@ static bool element_is_bad(const char *element, size_t size)
  * or uses another system's separators is refused. */
 static bool name_is_clean(const char *name, size_t size)
 {
-    if (memchr(name, '\0', size) || memchr(name, '\\', size))
+    if (memchr(name, '\\', size))
         return false;
     if (size > 0 && name[size - 1] == '/')
         size--;
@@ -327,10 +328,16 @@ static bool is_folder(const central *item)
 
 static fsdp_status check_name(const fsdp_zip *zip, const central *item, fsdp_error *err)
 {
-    enum { KIND_MASK = 0170000, KIND_FILE = 0100000, KIND_FOLDER = 0040000 };
+    enum { KIND_MASK = 0170000, KIND_FILE = 0100000, KIND_FOLDER = 0040000, DOS_FOLDER = 0x10 };
     uint32_t kind = item->kind & KIND_MASK;
     if (kind != 0 && kind != KIND_FILE && !(kind == KIND_FOLDER && is_folder(item)))
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "is no regular file", err);
+    if ((item->dos_kind & DOS_FOLDER) &&
+        !is_folder(item)) /* PyTorch reads nothing, NumPy reads it */
+        return refuse_entry(zip, item, FSDP_ERR_REFUSED, "is a file and marked as a folder", err);
+    if (memchr(item->entry.name, '\0',
+               item->entry.name_size)) /* Python's zipfile ends names there */
+        return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has a name with a zero byte", err);
     if (!(zip->flags & FSDP_ZIP_NAMES_ARE_DATA) &&
         !name_is_clean(item->entry.name, item->entry.name_size))
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has a name that leaves the archive", err);
@@ -355,6 +362,7 @@ static fsdp_status read_central(fsdp_zip *zip, const uint8_t *data, size_t rest,
     item->flags = fsdp_load_u16(data + 8);
     item->method = fsdp_load_u16(data + 10);
     item->entry.crc = fsdp_load_u32(data + 16);
+    item->dos_kind = data[38];
     item->kind = fsdp_load_u32(data + 38) >> 16;
     if (fsdp_load_u16(data + 34) != 0)
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "lies on another disk", err);

@@ -36,7 +36,7 @@ typedef struct fsdp_zip_input {
 } fsdp_zip_input;
 
 enum {
-    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain "..", "/" and NUL: they are not paths (npz) */
+    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain ".." and "/": they are not paths (npz) */
 };
 
 typedef struct fsdp_zip_entry {

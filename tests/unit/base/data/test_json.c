@@ -237,6 +237,7 @@ Test(json, integers_are_exact_over_the_whole_range)
     cr_assert_eq(read_u64("18446744073709551616", &u), FSDP_ERR_DAMAGED);
     cr_assert_eq(read_u64("100000000000000000000000", &u), FSDP_ERR_DAMAGED);
     cr_assert_eq(read_u64("-1", &u), FSDP_ERR_DAMAGED);
+    cr_assert_eq(read_u64("-0", &u), FSDP_ERR_DAMAGED);
 }
 
 Test(json, a_fraction_or_an_exponent_is_no_integer)

@@ -159,13 +159,28 @@ Test(zip, a_comment_may_follow_but_no_second_end)
 
 Test(zip, names_are_paths_unless_they_are_data)
 {
-    static const char *const names[] = {"../up", "/root", "a\\up", "a/../", "a//bc"};
+    static const char *const names[] = {"../up", "/root", "a\\bup", "a/../", "a//bc"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         memcpy(archive(FIRST_NAME), names[i], 5);
         memcpy(archive(directory() + 46), names[i], 5);
         cr_expect_eq(open_zip(0), FSDP_ERR_REFUSED, "%s", names[i]);
         cr_expect_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s: %s", names[i], err.text);
     }
+}
+
+Test(zip, names_with_a_zero_byte_are_refused_as_data_too)
+{
+    *archive(FIRST_NAME + 3) = *archive(directory() + 46 + 3) = '\0';
+    cr_expect_eq(open_zip(0), FSDP_ERR_REFUSED);
+    cr_expect_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_ERR_REFUSED);
+    cr_expect(strstr(err.text, "zero byte"), "%s", err.text);
+}
+
+Test(zip, files_that_are_marked_as_folders_are_refused)
+{
+    *archive(directory() + 38) = 0x10;
+    cr_expect_eq(open_zip(0), FSDP_ERR_REFUSED);
+    cr_expect(strstr(err.text, "marked as a folder"), "%s", err.text);
 }
 
 Test(zip, links_and_encrypted_records_are_refused)
