@@ -8,6 +8,7 @@
 
 #include "base/core/clock.h"
 #include <fsdp/ctl.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 enum {
@@ -49,6 +50,12 @@ typedef struct fsdp_ctl_observer {
     void *context;
 } fsdp_ctl_observer;
 
+/* Of ranks with one address space; it lives until the last of them has freed its fsdp_ctl. */
+typedef struct fsdp_ctl_access {
+    atomic_int users;          /* ranks that use memory of other ranks now */
+    atomic_bool closed;        /* a rank has withdrawn its memory: no rank may begin */
+} fsdp_ctl_access;
+
 struct fsdp_ctl {
     const fsdp_ctl_ops *ops;
     int rank, size;
@@ -56,6 +63,7 @@ struct fsdp_ctl {
     uint64_t calls;            /* collectives so far; sent with every message, to detect mixed-up calls */
     fsdp_error poison;         /* the first failure of the control plane */
     void *backend;
+    fsdp_ctl_access *access;   /* NULL: no rank has the memory of another */
     int64_t announced_until_ms;     /* until when the others wait for this rank */
     fsdp_ctl_peer *peers;      /* rank 0: one per rank */
     void (*waiting)(void *context);
@@ -70,6 +78,18 @@ FSDP_CHECKED fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error
 
 /* True when all ranks share one address space: a pointer sent to another rank may be used there. */
 bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl);
+
+/*
+ * Local. Between begin and end a rank may use memory whose address another rank sent it, and waits for no
+ * rank. begin and check are FSDP_ERR_PEER once a rank has withdrawn its memory; long work checks repeatedly.
+ */
+FSDP_CHECKED fsdp_status fsdp_ctl_begin_access(fsdp_ctl *ctl, fsdp_error *err);
+FSDP_CHECKED fsdp_status fsdp_ctl_check_access(const fsdp_ctl *ctl, fsdp_error *err);
+void fsdp_ctl_end_access(fsdp_ctl *ctl);
+/* Local, before a rank frees memory whose address it sent. After an agreement nobody uses it, and this does
+ * nothing. When the control plane broke, by whatever failure, no rank begins any more, and this waits for
+ * those that have begun. */
+void fsdp_ctl_withdraw_memory(fsdp_ctl *ctl);
 
 /* Point to point; the sizes of both sides must be equal. A send may wait until the receiver has
  * room: at most FSDP_CTL_WINDOW bytes or one message are under way between two ranks. Exported for the

@@ -36,6 +36,7 @@ typedef struct endpoint {
 typedef struct thread_hub {
     pthread_mutex_t lock;
     int size, endpoints_made, references;
+    fsdp_ctl_access access;
     endpoint *endpoints;
     mailbox *boxes; /* [from * size + to] */
 } thread_hub;
@@ -252,8 +253,10 @@ fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err)
     for (int i = 0; i < n; i++) {
         hub->references = i + 1; /* also when create fails: it leaves the hub, too */
         fsdp_status status = fsdp_ctl_create(&thread_ops, i, n, hub, &ctls_out[i], err);
-        if (status == FSDP_OK)
+        if (status == FSDP_OK) {
+            ctls_out[i]->access = &hub->access;
             continue;
+        }
         ctls_out[i] = NULL;
         free_ctls(ctls_out, i);
         return status;

@@ -16,18 +16,6 @@
 
 #include <fsdp/filter.h>
 #include <string.h>
-#include <time.h>
-
-/*
- * State shared by the ranks of one process while each of them writes into the buffers of all. The
- * last rank to leave frees it, which need not be the one that allocated it.
- */
-typedef struct shared_load {
-    atomic_llong next_block;
-    atomic_int accessing; /* ranks that use memory of other ranks now */
-    atomic_bool closed;   /* a rank leaves early: no rank may begin */
-    atomic_int users;     /* ranks that have a pointer to this */
-} shared_load;
 
 typedef struct load_job {
     fsdp_sd *sd; /* of the caller, or of hooks->want */
@@ -42,7 +30,8 @@ typedef struct load_job {
     const fsdp_sd **group_sds;
     int *group_ranks;
     int group_size;
-    shared_load *shared;
+    atomic_llong *next_block; /* of rank 0 when ranks share memory, else first_block */
+    atomic_llong first_block;
     fsdp_meter meter;
     atomic_llong bytes_read;
 } load_job;
@@ -283,6 +272,7 @@ static fsdp_status load_entries(load_job *job, target_list *targets,
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         if (!is_loaded(job, i))
             continue;
+        FSDP_TRY(fsdp_ctl_check_access(job->ctl, err));
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         int64_t before = block_reader->bytes_read;
         FSDP_TRY(group_targets(job, i, targets, err));
@@ -303,7 +293,7 @@ static fsdp_status load_worker(void *context, size_t worker, fsdp_error *err)
     fsdp_block_reader block_reader = {.check = job->opts->check};
     fsdp_work_counter counter;
     (void)worker;
-    fsdp_work_counter_begin(&counter, &job->shared->next_block);
+    fsdp_work_counter_begin(&counter, job->next_block);
     fsdp_status st = load_entries(job, &targets, &block_reader, &counter, err);
     if (st != FSDP_OK)
         fsdp_work_counter_stop(&counter);
@@ -356,47 +346,9 @@ static int64_t expected_bytes(const load_job *job)
 
 typedef struct group_member {
     const fsdp_sd *sd;
-    shared_load *shared;
+    atomic_llong *next_block;
     fsdp_checkpoint *checkpoint;
 } group_member;
-
-/* Between these two a rank may use the memory of other ranks; it does not wait for any rank
- * there. */
-static fsdp_status begin_peer_access(load_job *job, fsdp_error *err)
-{
-    atomic_fetch_add(&job->shared->accessing, 1);
-    if (!atomic_load(&job->shared->closed))
-        return FSDP_OK;
-    atomic_fetch_sub(&job->shared->accessing, 1);
-    return fsdp_fail(err, FSDP_ERR_PEER, "another rank has left the load");
-}
-
-static void end_peer_access(load_job *job)
-{
-    atomic_fetch_sub(&job->shared->accessing, 1);
-}
-
-/*
- * After an agreement no rank uses the memory of another. When the ranks could not agree, this rank
- * must wait until the others have stopped using its memory. Its status does not tell which: a call
- * that breaks for lack of memory, or after a failure of this rank's own, keeps that status. So every
- * failure waits. The others are threads of this process and get no more blocks: the wait is short.
- */
-static void leave_group(load_job *job, fsdp_status status)
-{
-    shared_load *shared = job->shared;
-    if (!shared)
-        return;
-    job->shared = NULL;
-    if (status != FSDP_OK) {
-        atomic_store(&shared->closed, true);
-        fsdp_work_counter_stop(&(fsdp_work_counter){.next = &shared->next_block});
-        while (atomic_load(&shared->accessing) > 0)
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    if (atomic_fetch_sub(&shared->users, 1) == 1)
-        fsdp_free(shared);
-}
 
 static void group_alone(load_job *job)
 {
@@ -407,18 +359,14 @@ static void group_alone(load_job *job)
 
 /*
  * Ranks with one address space give each other the addresses of their memory; rank 0's checkpoint
- * serves all. Once the ranks agree, other ranks may use rank 0's memory even when this round then
- * fails on rank 0.
+ * and block counter serve all. Other ranks may have the addresses even when this round fails here.
  */
 static fsdp_status group_together(load_job *job, fsdp_status mine, group_member *members,
                                   fsdp_error *err)
 {
-    group_member local = {job->sd, job->shared, job->checkpoint};
+    group_member local = {job->sd, job->next_block, job->checkpoint};
     FSDP_TRY(fsdp_ctl_agree_allgather(job->ctl, mine, &local, sizeof local, members, err));
-    if (!job->shared) {
-        job->shared = members[0].shared;
-        atomic_fetch_add(&job->shared->users, 1);
-    }
+    job->next_block = members[0].next_block;
     job->group_size = fsdp_ctl_size(job->ctl);
     for (int g = 0; g < job->group_size; g++) {
         job->group_sds[g] = members[g].sd;
@@ -436,14 +384,10 @@ static bool shares_memory(const load_job *job)
 static fsdp_status allocate_group(load_job *job, group_member **members_out, fsdp_error *err)
 {
     size_t n = (size_t)fsdp_ctl_size(job->ctl);
-    bool allocates = !shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0;
     job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
     job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
     *members_out = fsdp_alloc(n, sizeof **members_out);
-    job->shared = allocates ? fsdp_alloc(1, sizeof *job->shared) : NULL;
-    if (job->shared)
-        atomic_fetch_add(&job->shared->users, 1);
-    return job->group_sds && job->group_ranks && *members_out && (job->shared || !allocates)
+    return job->group_sds && job->group_ranks && *members_out
                ? FSDP_OK
                : fsdp_fail_memory(err, "a group of ranks");
 }
@@ -480,21 +424,21 @@ static fsdp_status open_checkpoint(load_job *job, const fsdp_candidate *chosen, 
 
 static fsdp_status match_and_open(load_job *job, fsdp_error *err)
 {
-    FSDP_TRY(begin_peer_access(job, err));
+    FSDP_TRY(fsdp_ctl_begin_access(job->ctl, err));
     fsdp_status st = match(job, err);
     if (st == FSDP_OK && job->owns_checkpoint)
         st = open_files(job, err);
-    end_peer_access(job);
+    fsdp_ctl_end_access(job->ctl);
     return st;
 }
 
 /* In the memory of rank 0 that is the checkpoint, too: it must not go meanwhile. */
 static fsdp_status ask_want(load_job *job, fsdp_error *err)
 {
-    FSDP_TRY(begin_peer_access(job, err));
+    FSDP_TRY(fsdp_ctl_begin_access(job->ctl, err));
     fsdp_status st =
         job->hooks->want(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
-    end_peer_access(job);
+    fsdp_ctl_end_access(job->ctl);
     return st;
 }
 
@@ -510,10 +454,10 @@ static fsdp_status want(load_job *job, fsdp_error *err)
 
 static fsdp_status take(load_job *job, fsdp_error *err)
 {
-    fsdp_status st = begin_peer_access(job, err);
+    fsdp_status st = fsdp_ctl_begin_access(job->ctl, err);
     if (st == FSDP_OK) {
         st = job->hooks->take(job->hooks->context, &job->checkpoint->info, err);
-        end_peer_access(job);
+        fsdp_ctl_end_access(job->ctl);
     }
     return fsdp_ctl_agree(job->ctl, st, err);
 }
@@ -528,12 +472,12 @@ static fsdp_status plan_load(load_job *job, fsdp_error *err)
 
 static fsdp_status fill_tensors(load_job *job, fsdp_error *err)
 {
-    FSDP_TRY(begin_peer_access(job, err));
+    FSDP_TRY(fsdp_ctl_begin_access(job->ctl, err));
     int workers = workers_of(job);
     fsdp_status st = fsdp_parallel(workers, (size_t)workers, load_worker, job, err);
     if (st == FSDP_OK)
         st = copy_values(job, err);
-    end_peer_access(job);
+    fsdp_ctl_end_access(job->ctl);
     return st;
 }
 
@@ -545,9 +489,9 @@ static fsdp_status move_data(load_job *job, fsdp_error *err)
     return fsdp_ctl_agree(job->ctl, st, err);
 }
 
-static void release_job(load_job *job, fsdp_status status)
+static void release_job(load_job *job)
 {
-    leave_group(job, status);
+    fsdp_ctl_withdraw_memory(job->ctl);
     if (job->owns_checkpoint)
         fsdp_checkpoint_close(job->checkpoint);
     job->checkpoint = NULL;
@@ -576,6 +520,8 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
     if (job->opts->report)
         fsdp_load_report_release(job->opts->report); /* of a checkpoint that was skipped */
     atomic_store(&job->bytes_read, 0);
+    atomic_store(&job->first_block, 0);
+    job->next_block = &job->first_block;
     fsdp_status st = open_checkpoint(job, chosen, err);
     if (st == FSDP_OK)
         st = form_group(job, err);
@@ -589,7 +535,7 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
         st = take(job, err);
     if (st == FSDP_OK)
         st = fill_report(job, chosen->path, err);
-    release_job(job, st);
+    release_job(job);
     return st;
 }
 
