@@ -27,6 +27,8 @@ void fsdp_text_addf(fsdp_text *text, const char *format, ...) FSDP_PRINTF(2, 3);
 
 /* A JSON string with quotes. Bytes that are not UTF-8 become U+FFFD. */
 void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size);
+/* The string for standard output: characters that mislead a terminal are escaped, too. */
+void fsdp_text_add_json_shown(fsdp_text *text, const char *data, size_t size);
 
 /* The shortest decimal text that reads back as the same double, always with a point or an exponent.
  * JSON has no spelling for nan and infinities: the caller does not pass them. */

@@ -472,7 +472,7 @@ static fsdp_status print_json(const diff_options *opts, const diff_list *list,
         const fsdp_diff_item *item = &list->items[i];
         const fsdp_entry *entry = item->a ? item->a : item->b;
         fsdp_text_addf(text, "%s\n {\"name\": ", i > 0 ? "," : "");
-        fsdp_text_add_json_string(text, entry->name, entry->name_size);
+        fsdp_text_add_json_shown(text, entry->name, entry->name_size);
         fsdp_text_addf(text, ", \"state\": \"%s\"", states[item->state]);
         if (item->state == FSDP_DIFF_DIFFERS)
             fsdp_text_addf(text, ", \"why\": \"%s\"", item->why ? item->why : "data");

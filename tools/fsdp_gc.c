@@ -89,9 +89,9 @@ static void add_action_json(gc_report *report, const fsdp_retain_action *action)
 {
     fsdp_text *text = &report->text;
     fsdp_text_addf(text, "%s\n {\"name\": ", report->kept + report->removed > 0 ? "," : "");
-    fsdp_text_add_json_string(text, action->name, strlen(action->name));
+    fsdp_text_add_json_shown(text, action->name, strlen(action->name));
     fsdp_text_addf(text, ", \"remove\": %s, \"reason\": ", action->remove ? "true" : "false");
-    fsdp_text_add_json_string(text, action->reason, strlen(action->reason));
+    fsdp_text_add_json_shown(text, action->reason, strlen(action->reason));
     fsdp_text_addf(text, "}");
 }
 
@@ -175,7 +175,7 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
     FSDP_TRY(cli_check_not_checkpoint(opts->run, err));
     if (opts->common.json) {
         fsdp_text_addf(&report.text, "{\"schema\": 1, \"run\": ");
-        fsdp_text_add_json_string(&report.text, opts->run, strlen(opts->run));
+        fsdp_text_add_json_shown(&report.text, opts->run, strlen(opts->run));
         fsdp_text_addf(&report.text, ", \"dry_run\": %s, \"actions\": [",
                        opts->yes ? "false" : "true");
     }

@@ -111,7 +111,7 @@ static const char *level_name(fsdp_verify_level level)
 static void add_text_member(fsdp_text *text, const char *name, const char *value)
 {
     fsdp_text_addf(text, "\"%s\": ", name);
-    fsdp_text_add_json_string(text, value, strlen(value));
+    fsdp_text_add_json_shown(text, value, strlen(value));
 }
 
 static const char *const kind_names[] = {"damage", "value", "fixed", "code"};
@@ -183,7 +183,7 @@ static void add_digest_path(verify_report *report, const char *path)
     if (file.failed)
         report->text.failed = true;
     else if (report->options->common.json)
-        fsdp_text_add_json_string(&report->text, file.data, file.size);
+        fsdp_text_add_json_shown(&report->text, file.data, file.size);
     else
         cli_add_message(&report->text, file.data);
     fsdp_text_release(&file);

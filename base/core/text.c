@@ -138,7 +138,7 @@ static void add_json_escape(fsdp_text *text, uint32_t character)
     fsdp_text_add(text, escape, length);
 }
 
-void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size)
+static void add_json(fsdp_text *text, const char *data, size_t size, bool for_people)
 {
     const unsigned char *p = (const unsigned char *)data;
     fsdp_text_add(text, "\"", 1);
@@ -146,8 +146,8 @@ void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size)
     for (size_t at = 0; at < size;) {
         uint32_t character = 0;
         size_t length = utf8_length(p + at, size - at, &character);
-        bool escape =
-            length > 0 && (character == '"' || character == '\\' || misleads_terminal(character));
+        bool escape = length > 0 && (character < 0x20 || character == '"' || character == '\\' ||
+                                     (for_people && misleads_terminal(character)));
         if (length > 0 && !escape) {
             at += length;
             continue;
@@ -162,6 +162,16 @@ void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size)
     }
     fsdp_text_add(text, data + plain, size - plain);
     fsdp_text_add(text, "\"", 1);
+}
+
+void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size)
+{
+    add_json(text, data, size, false);
+}
+
+void fsdp_text_add_json_shown(fsdp_text *text, const char *data, size_t size)
+{
+    add_json(text, data, size, true);
 }
 
 /* printf writes the decimal point of the process's locale, which may be several bytes. */

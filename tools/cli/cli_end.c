@@ -66,7 +66,7 @@ void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *e
     const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
     bool stopped = cli_stopped() && status == FSDP_ERR_CANCELLED;
     fsdp_text_addf(text, "\"error\": ");
-    fsdp_text_add_json_string(text, told, strlen(told));
+    fsdp_text_add_json_shown(text, told, strlen(told));
     fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + cli_stopped() : (int)status);
 }
 

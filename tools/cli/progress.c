@@ -70,7 +70,7 @@ static void write_json(int64_t done, int64_t total, const char *what)
         &text, "{\"schema\": 1, \"done\": %" PRId64 ", \"total\": %" PRId64 ", \"seconds\": ", done,
         total);
     fsdp_text_addf(&text, "%.3f, \"what\": ", cli_now() - shown.began);
-    fsdp_text_add_json_string(&text, what, strlen(what));
+    fsdp_text_add_json_shown(&text, what, strlen(what));
     if (!text.failed)
         fprintf(stderr, "%s}\n", text.data);
     fsdp_text_release(&text);

@@ -138,28 +138,28 @@ void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text, "\n \"tied\": {");
     for (size_t i = 0; i < plan->tied_count; i++) {
         fsdp_text_addf(text, i > 0 ? ", " : "");
-        fsdp_text_add_json_string(text, plan->tied[i].dropped, plan->tied[i].dropped_size);
+        fsdp_text_add_json_shown(text, plan->tied[i].dropped, plan->tied[i].dropped_size);
         fsdp_text_addf(text, ": ");
-        fsdp_text_add_json_string(text, plan->tied[i].kept, plan->tied[i].kept_size);
+        fsdp_text_add_json_shown(text, plan->tied[i].kept, plan->tied[i].kept_size);
     }
     fsdp_text_addf(text, "}, \"copied\": [");
     for (size_t i = 0; i < plan->copied_count; i++) {
         fsdp_text_addf(text, i > 0 ? ", " : "");
-        fsdp_text_add_json_string(text, plan->copied[i].name, strlen(plan->copied[i].name));
+        fsdp_text_add_json_shown(text, plan->copied[i].name, strlen(plan->copied[i].name));
     }
     fsdp_text_addf(text, "], \"code\": [");
     for (size_t i = 0; i < plan->code_count; i++) {
         fsdp_text_addf(text, i > 0 ? ", {\"name\": " : "{\"name\": ");
-        fsdp_text_add_json_string(text, plan->code[i].name, plan->code[i].name_size);
+        fsdp_text_add_json_shown(text, plan->code[i].name, plan->code[i].name_size);
         fsdp_text_addf(text, ", \"class\": ");
-        fsdp_text_add_json_string(text, plan->code[i].class_name, strlen(plan->code[i].class_name));
+        fsdp_text_add_json_shown(text, plan->code[i].class_name, strlen(plan->code[i].class_name));
         fsdp_text_addf(text, ", \"bytes\": %" PRId64 "}", plan->code[i].bytes);
     }
     fsdp_text_addf(text, "], \"missing\": [");
     for (size_t i = 0; i < count; i++) {
         const char *name = fsdp_checkpoint_missing_at(opts->source, i, &size);
         fsdp_text_addf(text, i > 0 ? ", " : "");
-        fsdp_text_add_json_string(text, name, size);
+        fsdp_text_add_json_shown(text, name, size);
     }
     fsdp_text_addf(text, "],\n ");
 }

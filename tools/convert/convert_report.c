@@ -120,7 +120,7 @@ static void add_digest_file(fsdp_text *text, const convert_options *opts, bool j
     if (path.failed)
         text->failed = true;
     else if (json)
-        fsdp_text_add_json_string(text, path.data, path.size);
+        fsdp_text_add_json_shown(text, path.data, path.size);
     else
         cli_add_message(text, path.data);
     fsdp_text_release(&path);
@@ -131,9 +131,9 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
                       const convert_outcome *outcome)
 {
     fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
-    fsdp_text_add_json_string(text, info->path, strlen(info->path));
+    fsdp_text_add_json_shown(text, info->path, strlen(info->path));
     fsdp_text_addf(text, ", \"to\": ");
-    fsdp_text_add_json_string(text, opts->to, strlen(opts->to));
+    fsdp_text_add_json_shown(text, opts->to, strlen(opts->to));
     fsdp_text_addf(text, ",\n \"format\": \"%s\"", opts->convert.format);
     if (is_ours(opts))
         fsdp_text_addf(text, ", \"kind\": \"%s\"", cli_kind(opts->convert.kind));
@@ -199,7 +199,7 @@ void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint
         return;
     }
     fsdp_text_addf(text, "%s", text->size > 0 ? ",\n  " : "");
-    fsdp_text_add_json_string(text, name, strlen(name));
+    fsdp_text_add_json_shown(text, name, strlen(name));
     fsdp_text_addf(text, ": \"");
     fsdp_text_add_hex(text, digest, 32);
     fsdp_text_addf(text, "\"");

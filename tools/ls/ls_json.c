@@ -98,7 +98,7 @@ static void add_key(fsdp_text *text, const char *name, size_t size, bool *is_fir
 {
     fsdp_text_addf(text, *is_first ? "\n  " : ",\n  ");
     *is_first = false;
-    fsdp_text_add_json_string(text, name, size);
+    fsdp_text_add_json_shown(text, name, size);
     fsdp_text_add(text, ": ", 2);
 }
 
@@ -141,7 +141,7 @@ static void add_places(fsdp_text *text, const ls_listing *listing, size_t number
         fsdp_checkpoint_file file;
         fsdp_checkpoint_file_at(listing->checkpoint, in, &file);
         fsdp_text_addf(text, "%s{\"file\": ", i > 0 ? ", " : "");
-        fsdp_text_add_json_string(text, file.name, strlen(file.name));
+        fsdp_text_add_json_shown(text, file.name, strlen(file.name));
         fsdp_text_addf(text, ", \"offset\": ");
         add_numbers(text, box.ndim, box.lo);
         fsdp_text_addf(text, ", \"shape\": ");
@@ -216,7 +216,7 @@ static fsdp_status add_aliases(ls_listing *listing, fsdp_text *text)
             continue;
         const fsdp_entry *target = fsdp_sd_at(listing->sd, entry->target);
         add_key(text, entry->name, entry->name_size, &is_first);
-        fsdp_text_add_json_string(text, target->name, target->name_size);
+        fsdp_text_add_json_shown(text, target->name, target->name_size);
         FSDP_TRY(cli_put(text));
     }
     fsdp_text_add(text, "}", 1);
@@ -242,7 +242,7 @@ static void add_files(const ls_listing *listing, fsdp_text *text)
         fsdp_checkpoint_file file;
         fsdp_checkpoint_file_at(listing->checkpoint, i, &file);
         fsdp_text_addf(text, i > 0 ? ",\n  {\"name\": " : "\n  {\"name\": ");
-        fsdp_text_add_json_string(text, file.name, strlen(file.name));
+        fsdp_text_add_json_shown(text, file.name, strlen(file.name));
         fsdp_text_addf(text,
                        ", \"size\": %" PRId64 ", \"boxes\": %" PRId64 ", \"blocks\": ", file.size,
                        file.box_count);
@@ -270,7 +270,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
 {
     const fsdp_checkpoint_info *info = listing->info;
     fsdp_text_addf(text, "{\"schema\": 1, \"path\": ");
-    fsdp_text_add_json_string(text, info->path, strlen(info->path));
+    fsdp_text_add_json_shown(text, info->path, strlen(info->path));
     fsdp_text_addf(text, ", \"format\": \"%s\", \"format_version\": ", info->format);
     if (info->format_major > 0)
         fsdp_text_addf(text, "\"%d.%d\"", info->format_major, info->format_minor);
@@ -289,7 +289,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
         char plugin[4096];
         ls_plugin_path(plugin, sizeof plugin);
         fsdp_text_addf(text, " \"hdf5_plugin_path\": ");
-        fsdp_text_add_json_string(text, plugin, strlen(plugin));
+        fsdp_text_add_json_shown(text, plugin, strlen(plugin));
         fsdp_text_addf(text, ",\n");
     }
 }

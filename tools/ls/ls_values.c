@@ -100,7 +100,7 @@ static void add_opaque(ls_listing *listing, fsdp_text *text, const fsdp_value *v
         return;
     fsdp_text_addf(text, "{\"opaque\": ");
     if (fsdp_utf8_valid(value->as.bytes.data, value->as.bytes.size))
-        fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
+        fsdp_text_add_json_shown(text, value->as.bytes.data, value->as.bytes.size);
     else
         fsdp_text_addf(text, "\"%zu bytes\"", value->as.bytes.size);
     fsdp_text_add(text, "}", 1);
@@ -109,7 +109,7 @@ static void add_opaque(ls_listing *listing, fsdp_text *text, const fsdp_value *v
 static void add_integer(fsdp_text *text, const fsdp_value *value)
 {
     fsdp_text_addf(text, "{\"int\": ");
-    fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
+    fsdp_text_add_json_shown(text, value->as.bytes.data, value->as.bytes.size);
     fsdp_text_add(text, "}", 1);
 }
 
@@ -175,7 +175,7 @@ void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
         break;
     case FSDP_VALUE_F64: add_float(text, value->as.f64); break;
     case FSDP_VALUE_STRING:
-        fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
+        fsdp_text_add_json_shown(text, value->as.bytes.data, value->as.bytes.size);
         break;
     case FSDP_VALUE_BYTES: add_bytes(text, value); break;
     case FSDP_VALUE_LIST: add_list(listing, text, value); break;

@@ -54,20 +54,23 @@ Test(text, json_strings_escape_what_json_demands)
     check_json_string("", 0, "\"\"");
     check_json_string("a\"b\\c/d", 7, "\"a\\\"b\\\\c/d\"");
     check_json_string("\0\x01\b\t\n\x0b\f\r\x1f\x7f", 10,
-                      "\"\\u0000\\u0001\\b\\t\\n\\u000b\\f\\r\\u001f\\u007f\"");
+                      "\"\\u0000\\u0001\\b\\t\\n\\u000b\\f\\r\\u001f\x7f\"");
     check_json_string("gr\xc3\xbc\xc3\x9f \xf0\x9f\x98\x80", 11,
                       "\"gr\xc3\xbc\xc3\x9f \xf0\x9f\x98\x80\"");
 }
 
-Test(text, json_strings_escape_what_misleads_a_terminal)
+/* Files keep such characters as they are, so that their bytes stay the same. */
+Test(text, json_strings_for_people_escape_what_misleads_a_terminal)
 {
-    check_json_string("\xc2\x9b"
-                      "2J",
-                      4, "\"\\u009b2J\"");
-    check_json_string("a\xe2\x80\xae"
-                      "b",
-                      5, "\"a\\u202eb\"");
-    check_json_string("\xc2\xa0\xef\xbb\xbf", 5, "\"\xc2\xa0\\ufeff\"");
+    static const char data[] = "\xc2\x9b"
+                               "2J\x7f\xe2\x80\xae\xc2\xa0";
+    fsdp_text text = {0};
+    check_json_string(data, 10,
+                      "\"\xc2\x9b"
+                      "2J\x7f\xe2\x80\xae\xc2\xa0\"");
+    fsdp_text_add_json_shown(&text, data, 10);
+    cr_expect_str_eq(text.data, "\"\\u009b2J\\u007f\\u202e\xc2\xa0\"");
+    fsdp_text_release(&text);
 }
 
 Test(text, json_strings_replace_bytes_that_are_not_utf8)
