@@ -84,9 +84,6 @@ static fsdp_status add_part(void *context, int number, const char *path, const f
         name++;
     if (!fsdp_digests_name_is_clean(name, strlen(name)))
         return FSDP_OK; /* a blob of a Hugging Face cache; the link to it is listed */
-    for (size_t i = 0; i < walk->list->count; i++) /* from the tree */
-        if (place->is_directory && strcmp(walk->list->items[i].name, name) == 0)
-            return FSDP_OK;
     return fsdp_file_list_add(walk->list, path, name, info->size, err);
 }
 

@@ -97,8 +97,13 @@ static int by_name(const void *a, const void *b)
 
 void fsdp_file_list_sort(fsdp_file_list *list)
 {
+    size_t kept = 0;
     if (list->count > 0)
         qsort(list->items, list->count, sizeof *list->items, by_name);
+    for (size_t i = 0; i < list->count; i++)
+        if (kept == 0 || strcmp(list->items[kept - 1].name, list->items[i].name) != 0)
+            list->items[kept++] = list->items[i];
+    list->count = kept;
 }
 
 /* --- their digests ---------------------------------------------------------------------------- */

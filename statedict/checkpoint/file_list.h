@@ -31,7 +31,7 @@ fsdp_status fsdp_file_list_add(fsdp_file_list *list, const char *path, const cha
  * refuses. A name is the path from its byte prefix_size on. */
 fsdp_status fsdp_file_list_add_tree(fsdp_file_list *list, const char *path, size_t prefix_size,
                                     bool (*wanted)(void *user, const char *name), fsdp_error *err);
-/* By name, byte by byte. */
+/* By name, byte by byte; of equal names one stays. */
 void fsdp_file_list_sort(fsdp_file_list *list);
 
 typedef enum fsdp_digest_kind { FSDP_DIGEST_SHA256, FSDP_DIGEST_XXH3 } fsdp_digest_kind;
