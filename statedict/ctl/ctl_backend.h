@@ -88,7 +88,7 @@ FSDP_CHECKED fsdp_status fsdp_ctl_check_access(const fsdp_ctl *ctl, fsdp_error *
 void fsdp_ctl_end_access(fsdp_ctl *ctl);
 /* Local, before a rank frees memory whose address it sent. After an agreement nobody uses it, and this does
  * nothing. When the control plane broke, by whatever failure, no rank begins any more, and this waits for
- * those that have begun. */
+ * those that have begun: without a deadline, because the memory must stay as long as they use it. */
 void fsdp_ctl_withdraw_memory(fsdp_ctl *ctl);
 
 /* Point to point; the sizes of both sides must be equal. A send may wait until the receiver has
