@@ -414,15 +414,30 @@ static fsdp_status take_lines(config_file *file, FILE *stream, fsdp_error *err)
     return st;
 }
 
-fsdp_status train_config_read(train_config *config, const char *path, fsdp_error *err)
+static fsdp_status read_stream(train_config *config, FILE *stream, const char *path,
+                               fsdp_error *err)
 {
     config_file file = {.config = config, .path = path};
-    FILE *stream = fopen(path, "re");
-    if (!stream)
-        return fsdp_fail_errno(err, errno, "cannot open '%s'", path);
     fsdp_status st = take_lines(&file, stream, err);
     fclose(stream);
     return st;
+}
+
+fsdp_status train_config_read(train_config *config, const char *path, fsdp_error *err)
+{
+    FILE *stream = fopen(path, "re");
+    if (!stream)
+        return fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    return read_stream(config, stream, path, err);
+}
+
+fsdp_status train_config_parse(train_config *config, const char *text, size_t size,
+                               const char *origin, fsdp_error *err)
+{
+    FILE *stream = fmemopen((char *)text, size, "r"); /* only read */
+    if (!stream)
+        return fsdp_fail_errno(err, errno, "cannot read %s", origin);
+    return read_stream(config, stream, origin, err);
 }
 
 /* --- values -> text ------------------------------------------------------------------------------ */

@@ -69,6 +69,9 @@ fsdp_status train_config_set(train_config *config, const char *name, const char 
                              fsdp_error *err);
 /* Reads a file; a key that comes twice is FSDP_ERR_USAGE with both lines. */
 fsdp_status train_config_read(train_config *config, const char *path, fsdp_error *err);
+/* The same from text, as a checkpoint holds it; `origin` takes the place of the path. */
+fsdp_status train_config_parse(train_config *config, const char *text, size_t size, const char *origin,
+                               fsdp_error *err);
 /* The file that has every key with its value. */
 void train_config_print(const train_config *config, fsdp_text *text);
 /* The name of key i ("optim.lr") and its help; NULL behind the last. */
