@@ -7,7 +7,6 @@ Of a header and of scripts, the name is any word that stands in it.
 """
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -37,17 +36,16 @@ def problem_of(name, function):
     return None if has(found[0], function) else "the file has no such function"
 
 
-def tracked():
+def by_name():
     files = {}
-    # a tarball without .git has the same folders
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=False).stdout
-    paths = listed.split("\n") if listed else [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.[ch]")]
-    for path in filter(None, paths):
-        files.setdefault(Path(path).name, []).append(ROOT / path)
+    for top in ROOT.iterdir():
+        if top.is_dir() and not top.name.startswith(("build", ".")):
+            for path in top.rglob("*.*"):
+                files.setdefault(path.name, []).append(path)
     return files
 
 
-FILES = tracked()
+FILES = by_name()
 
 
 def main():
