@@ -79,7 +79,7 @@ typedef struct fsdp_io_ops {
     int (*rmdir)(fsdp_io *io, const char *path);
     int (*sync_dir)(fsdp_io *io, const char *path);
     /* Names in no order, without "." and "..". visit returns non-zero to stop. */
-    int (*list)(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name), void *user);
+    int (*list)(fsdp_io *io, const char *path, int (*visit)(void *context, const char *name), void *context);
     int (*info)(fsdp_io *io, const char *path, fsdp_file_info *info_out);
     int (*space)(fsdp_io *io, const char *path, fsdp_space *space_out);
     /* Removes a tree and never follows a symbolic link, not even one that replaces a directory during the
@@ -145,8 +145,8 @@ typedef struct fsdp_io_names {
     size_t count, capacity;
     fsdp_arena arena;
 } fsdp_io_names;
-fsdp_status fsdp_io_list_names(fsdp_io *io, const char *path, bool (*wanted)(void *user, const char *name),
-                               void *user, fsdp_io_names *names_out, fsdp_error *err);
+fsdp_status fsdp_io_list_names(fsdp_io *io, const char *path, bool (*wanted)(void *context, const char *name),
+                               void *context, fsdp_io_names *names_out, fsdp_error *err);
 void fsdp_io_names_release(fsdp_io_names *names);
 
 /* Deletes a directory tree (files and folders only; links are unlinked, not followed). Idempotent. */

@@ -253,8 +253,8 @@ static int posix_sync_dir(fsdp_io *io, const char *path)
     return result;
 }
 
-static int posix_list(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
-                      void *user)
+static int posix_list(fsdp_io *io, const char *path, int (*visit)(void *context, const char *name),
+                      void *context)
 {
     (void)io;
     DIR *dir = opendir(path);
@@ -270,7 +270,7 @@ static int posix_list(fsdp_io *io, const char *path, int (*visit)(void *user, co
         }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        if (visit(user, entry->d_name) != 0)
+        if (visit(context, entry->d_name) != 0)
             break;
     }
     closedir(dir);

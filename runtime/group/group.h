@@ -37,7 +37,7 @@ typedef struct fsdp_group_settings {
     fsdp_dtype reduce_dtype;           /* NONE: each parameter's own */
     double divide_factor;              /* 0: the number of ranks */
     fsdp_all_reduce_hook all_reduce_hook;
-    void *all_reduce_hook_user;
+    void *all_reduce_hook_context;
     fsdp_custom_collective *custom_gather, *custom_reduce, *custom_all_reduce;     /* or NULL */
 } fsdp_group_settings;
 

@@ -216,9 +216,9 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     if (has_replicas)
         all_reduce(group, reduced, &divide, last);
     if (settings->all_reduce_hook)
-        fsdp_work_all_reduce_hook(last, settings->all_reduce_hook, settings->all_reduce_hook_user,
-                                  reduced->block->data, reduced->dtype,
-                                  fsdp_reduced_count(reduced));
+        fsdp_work_all_reduce_hook(last, settings->all_reduce_hook,
+                                  settings->all_reduce_hook_context, reduced->block->data,
+                                  reduced->dtype, fsdp_reduced_count(reduced));
     fsdp_work_divide(last, reduced->block->data, reduced->dtype, fsdp_reduced_count(reduced),
                      divide.after);
     return view_out(group, reduced, has_replicas, last, err);

@@ -181,7 +181,7 @@ static int run_body(const fsdp_launch_job *job, fsdp_world *world)
         return fsdp_error_report(&err);
     }
     memcpy(argv, options->argv, (size_t)options->argc * sizeof *argv);
-    int code = job->body(job->user, world, options->argc, argv);
+    int code = job->body(job->context, world, options->argc, argv);
     fsdp_free(argv);
     return to_exit_code(code, fsdp_world_rank(world));
 }

@@ -40,7 +40,7 @@ struct fsdp_param {
     int place_count;
     fsdp_extension *extension;         /* or NULL */
     fsdp_grad_hook hook;
-    void *hook_user;
+    void *hook_context;
     fsdp_unit *unit;                   /* NULL: of none yet, or ignored */
     bool is_ignored;
     fsdp_unit *ignored_by;             /* the unit whose opts ignore it; NULL: the FSDP1 face does */

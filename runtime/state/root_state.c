@@ -114,9 +114,9 @@ static void forget_checkpoint(load_job *job)
     job->wanted = NULL;
 }
 
-static fsdp_status want(void *user, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err)
+static fsdp_status want(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err)
 {
-    load_job *job = user;
+    load_job *job = context;
     forget_checkpoint(job);
     job->match = (fsdp_state_match){.scope = &job->scope,
                                     .live = job->live,
@@ -144,9 +144,9 @@ static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status take(void *user, const fsdp_checkpoint_info *info, fsdp_error *err)
+static fsdp_status take(void *context, const fsdp_checkpoint_info *info, fsdp_error *err)
 {
-    load_job *job = user;
+    load_job *job = context;
     FSDP_TRY(fsdp_state_check_steps(&job->match, job->wanted, err));
     FSDP_TRY(take_numbers(job, err));
     FSDP_TRY(fsdp_state_take_own(job->opts.own, job->wanted, err));
