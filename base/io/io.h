@@ -20,6 +20,7 @@
 
 typedef struct fsdp_io fsdp_io;
 typedef struct fsdp_file fsdp_file;
+typedef struct fsdp_host fsdp_host;    /* process.h; NULL: the calling process and the system's clock */
 
 enum {
     FSDP_IO_READ = 1,          /* an existing regular file, read only */
@@ -88,10 +89,11 @@ typedef struct fsdp_io_ops {
 } fsdp_io_ops;
 
 /* Back ends put these first in their own structs. */
-struct fsdp_io { const fsdp_io_ops *ops; unsigned trust; };
+struct fsdp_io { const fsdp_io_ops *ops; unsigned trust; const fsdp_host *host; };
 struct fsdp_file { const fsdp_io_ops *ops; };
 
-/* How far files that are read are trusted: bits of fsdp_io.trust. A wrapper has those of its inner io. */
+/* How far files that are read are trusted: bits of fsdp_io.trust. A wrapper has the trust and the host of its
+ * inner io. */
 enum {
     FSDP_TRUST_LINKS = 1,      /* a symbolic link in a checkpoint's directory may lead anywhere */
     FSDP_TRUST_LIMITS = 2      /* resource limits alone confine a child that reads another program's file */

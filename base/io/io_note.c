@@ -64,7 +64,7 @@ static const fsdp_io_ops note_ops = {
 
 void fsdp_io_note_begin(fsdp_io_note *note, fsdp_io *inner)
 {
-    *note = (fsdp_io_note){.io = {&note_ops, inner->trust}, .inner = inner};
+    *note = (fsdp_io_note){.io = {&note_ops, inner->trust, inner->host}, .inner = inner};
 }
 
 void fsdp_io_note_release(fsdp_io_note *note)

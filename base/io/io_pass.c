@@ -163,7 +163,7 @@ static const fsdp_io_ops pass_ops = {
 void fsdp_io_pass_begin(fsdp_io_pass *pass, const char *name, fsdp_io *inner)
 {
     *pass = (fsdp_io_pass){.inner = inner, .ops = pass_ops};
-    pass->base = (fsdp_io){&pass->ops, inner->trust};
+    pass->base = (fsdp_io){&pass->ops, inner->trust, inner->host};
     pass->ops.name = name;
     if (!inner->ops->remove_tree)
         pass->ops.remove_tree = NULL;

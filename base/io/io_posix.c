@@ -421,6 +421,6 @@ fsdp_io *fsdp_io_posix_trusting(unsigned trust)
 {
     enum { ALL = FSDP_TRUST_LINKS | FSDP_TRUST_LIMITS };
     static fsdp_io ios[ALL + 1] = {
-        {&posix_ops, 0}, {&posix_ops, 1}, {&posix_ops, 2}, {&posix_ops, 3}};
+        {&posix_ops, 0, NULL}, {&posix_ops, 1, NULL}, {&posix_ops, 2, NULL}, {&posix_ops, 3, NULL}};
     return &ios[trust & ALL];
 }
