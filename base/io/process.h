@@ -1,6 +1,6 @@
 /*
- * Identity of processes across hosts and restarts: a lease, a marker or a peer names the process that made it,
- * which may have ended since. fsdp_io.host is the process and the clock of the code that uses an io.
+ * Identity of processes across hosts and restarts: a lease, a marker or a peer names the process that made
+ * it, which may have ended since. fsdp_io.host is the process and the clock of the code that uses an io.
  */
 #ifndef FSDP_PROCESS_H
 #define FSDP_PROCESS_H

@@ -74,7 +74,7 @@ struct fsdp_group {
     fsdp_param **params;
     size_t count;
     fsdp_mesh_roles roles;             /* of the mesh, several dims that shard, or replicate, seen as one */
-    fsdp_mesh *own_mesh;               /* that mesh when it was made here, else NULL */
+    fsdp_mesh *made_mesh;               /* that mesh when it was made here, else NULL */
     /* NULL in groups of one rank. `again` connects the ranks of an int reshard, `reduce` is a second
      * communicator for reductions or the same as `shard`. */
     fsdp_ordered_comm *shard, *replicate, *again, *reduce;

@@ -176,12 +176,13 @@ static void take_run(const fsdp_param *param, const fsdp_state_range *slab)
 /* Copies this rank's part of a slab to its place. */
 static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
 {
-    const fsdp_box own = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
+    const fsdp_box local =
+        param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
     const fsdp_state_range all = {*slab, 0, fsdp_box_count(slab), data};
     if (param->flat && param->flat->group)
         take_run(param, &all);
     else
-        fsdp_state_copy_range(&all, &own, param->shard, fsdp_dtype_size(param->dtype));
+        fsdp_state_copy_range(&all, &local, param->shard, fsdp_dtype_size(param->dtype));
 }
 
 static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,
