@@ -13,7 +13,7 @@
 
 /* --- members ------------------------------------------------------------------------------------- */
 
-typedef enum member {
+typedef enum config_member {
     MODEL_TYPE,
     ACTIVATION_FUNCTION,
     HIDDEN_ACT,
@@ -56,7 +56,7 @@ typedef enum member {
     PARTIAL_ROTARY_FACTOR,
     QUANTIZATION_CONFIG,
     MEMBERS
-} member;
+} config_member;
 
 static const char *const member_names[MEMBERS] = {"model_type",
                                                   "activation_function",
@@ -253,17 +253,18 @@ static fsdp_status read_members(reader *from, fsdp_error *err)
 
 /* --- from members to a config -------------------------------------------------------------------- */
 
-static bool has(const reader *from, member which)
+static bool has(const reader *from, config_member which)
 {
     return from->members[which].kind != FSDP_JSON_NULL;
 }
 
-static bool is_on(const reader *from, member which)
+static bool is_on(const reader *from, config_member which)
 {
     return from->members[which].kind == FSDP_JSON_BOOL && from->members[which].number != 0;
 }
 
-static fsdp_status take_number(const reader *from, member which, double *number, fsdp_error *err)
+static fsdp_status take_number(const reader *from, config_member which, double *number,
+                               fsdp_error *err)
 {
     if (!has(from, which))
         return FSDP_OK;
@@ -274,7 +275,8 @@ static fsdp_status take_number(const reader *from, member which, double *number,
     return FSDP_OK;
 }
 
-static fsdp_status take_count(const reader *from, member which, int64_t *count, fsdp_error *err)
+static fsdp_status take_count(const reader *from, config_member which, int64_t *count,
+                              fsdp_error *err)
 {
     double number = (double)*count;
     FSDP_TRY(take_number(from, which, &number, err));
@@ -285,7 +287,7 @@ static fsdp_status take_count(const reader *from, member which, int64_t *count, 
     return FSDP_OK;
 }
 
-static fsdp_status take_bool(const reader *from, member which, bool *is_set, fsdp_error *err)
+static fsdp_status take_bool(const reader *from, config_member which, bool *is_set, fsdp_error *err)
 {
     if (!has(from, which))
         return FSDP_OK;
@@ -296,8 +298,8 @@ static fsdp_status take_bool(const reader *from, member which, bool *is_set, fsd
     return FSDP_OK;
 }
 
-static fsdp_status take_activation(const reader *from, member which, fsdp_nn_function *function,
-                                   fsdp_error *err)
+static fsdp_status take_activation(const reader *from, config_member which,
+                                   fsdp_nn_function *function, fsdp_error *err)
 {
     static const struct {
         const char *name;
@@ -346,7 +348,7 @@ static fsdp_status take_gpt2(const reader *from, fsdp_model_config *config, fsdp
     FSDP_TRY(take_activation(from, ACTIVATION_FUNCTION, &config->activation, err));
     FSDP_TRY(take_bool(from, SCALE_ATTN_WEIGHTS, &config->scales_attention, err));
     FSDP_TRY(take_bool(from, SCALE_BY_LAYER, &config->scales_by_layer, err));
-    for (member which = ATTN_PDROP; which <= RESID_PDROP; which++)
+    for (config_member which = ATTN_PDROP; which <= RESID_PDROP; which++)
         config->has_dropout |= has(from, which) && from->members[which].number != 0;
     return FSDP_OK;
 }

@@ -11,6 +11,7 @@
  *   train_state.c     what a checkpoint holds beside tensors, and whether a resume fits it
  *   train_step.c      one step; evaluation
  *   train_save.c      checkpoints
+ *   train_use.c       --eval, --sample, --tokenize
  *   train_log.c, train_events.c   metrics.jsonl, main.log, TensorBoard
  *   train_grads.c, train_npy.c, train_file.c   arrays and other small files
  */
@@ -148,6 +149,14 @@ fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, in
 fsdp_status train_sum(const train_job *job, double *values, int count, fsdp_error *err);
 /* Collective, once after a backward. Writes whole gradients as safetensors. */
 fsdp_status train_dump_grads(train_job *job, const char *path, fsdp_error *err);
+
+/* --- uses of a model (train_use.c) --------------------------------------------------------------- */
+
+/* Collective: --eval, --sample. */
+fsdp_status train_use_eval(train_job *job, fsdp_error *err);
+fsdp_status train_use_sample(train_job *job, fsdp_error *err);
+/* --tokenize, without ranks; the exit code. */
+int train_use_tokenizer(const train_options *opts);
 
 /* --- checkpoints (train_state.c, train_save.c) --------------------------------------------------- */
 

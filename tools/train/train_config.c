@@ -24,18 +24,18 @@ typedef enum key_type {
     KEY_RESHARD
 } key_type;
 
-typedef struct key {
+typedef struct config_key {
     const char *name; /* "section.key" */
     key_type type;
     size_t offset;
     const char *initial;
     const char *words; /* of KEY_WORD: "cosine|linear|constant" */
     const char *help;
-} key;
+} config_key;
 
 #define AT(section, member) offsetof(train_config, section.member)
 
-static const key keys[] = {
+static const config_key keys[] = {
     {"model.family", KEY_WORD, AT(model, family), "gpt2", "gpt2|llama|mistral|qwen2",
      "architecture of a new model"},
     {"model.layers", KEY_COUNT, AT(model, layers), "4", NULL, "layers"},
@@ -200,7 +200,7 @@ static bool parse_reshard(const char *text, int64_t *reshard_out)
     return parse_count(text, false, reshard_out) && *reshard_out >= 2;
 }
 
-static bool parse(const key *key, const char *text, void *to)
+static bool parse(const config_key *key, const char *text, void *to)
 {
     switch (key->type) {
     case KEY_TEXT: return snprintf(to, TRAIN_TEXT, "%s", text) < TRAIN_TEXT;
@@ -216,7 +216,7 @@ static bool parse(const key *key, const char *text, void *to)
     return false;
 }
 
-static const char *describe(const key *key)
+static const char *describe(const config_key *key)
 {
     switch (key->type) {
     case KEY_TEXT: return "text of at most 1023 bytes";
@@ -480,7 +480,7 @@ static void add_reshard(fsdp_text *text, int64_t reshard)
         fsdp_text_addf(text, "%s", reshard < 0 ? "false" : "true");
 }
 
-static void add_value(fsdp_text *text, const key *key, const void *value)
+static void add_value(fsdp_text *text, const config_key *key, const void *value)
 {
     const double *reals = value;
     switch (key->type) {

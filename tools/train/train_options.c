@@ -57,7 +57,7 @@ static const struct argp_option own_options[OWN_OPTIONS] = {
     {"logits-out", KEY_LOGITS, "F.npy", 0, "eval: f32 [B, S, V]", 1},
     {"data", KEY_DATA, "PATH", 0, "eval: text or token files to find the loss of", 1},
     {"prompt", KEY_PROMPT, "TEXT", 0, "sample: text to go on from", 1},
-    {NULL, 'n', "N", 0, "sample: new tokens (default 64)", 1},
+    {"count", 'n', "N", 0, "sample: new tokens (default 64)", 1},
     {"temperature", KEY_TEMPERATURE, "T", 0, "sample: 0 is greedy (default 0.8)", 1},
     {"top-k", KEY_TOP_K, "K", 0, "sample: of the K likeliest only (default 40; 0: all)", 1},
     {"top-p", KEY_TOP_P, "P", 0, "sample: of the likeliest that make up P (default 1)", 1},

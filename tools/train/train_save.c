@@ -37,7 +37,7 @@ static fsdp_status save(train_job *job, const fsdp_sd *own, fsdp_error *err)
                                                .memory = config->save.mem,
                                                .retain = config->save.keep_last ? &retain : NULL},
                                       .into_run = true,
-                                      .own = own};
+                                      .extra = own};
     FSDP_TRY(fsdp_root_save(job->root, job->opts->run, &opts, err));
     if (config->save.also == TRAIN_ALSO_NONE)
         return FSDP_OK;

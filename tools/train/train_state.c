@@ -184,7 +184,7 @@ static fsdp_status restart_changed_data(train_job *job, const train_source *sour
 static fsdp_status load(train_job *job, const train_source *source, fsdp_sd *counters,
                         fsdp_error *err)
 {
-    const fsdp_root_load_opts opts = {.own = counters};
+    const fsdp_root_load_opts opts = {.extra = counters};
     FSDP_TRY(add_number(counters, "train.step", 0, err));
     FSDP_TRY(add_number(counters, "train.tokens", 0, err));
     FSDP_TRY(fsdp_root_load(job->root, source->path, &opts, err));

@@ -1,6 +1,9 @@
 /* What a trained model is used for: logits, the loss of data, text that goes on, and tokens. See train.h. */
 #include "tools/train/train.h"
 
+#include "runtime/tokens/tokenize_lines.h"
+
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -170,4 +173,50 @@ fsdp_status train_use_sample(train_job *job, fsdp_error *err)
         st = sample(job, &prompt, err);
     train_ids_release(&prompt);
     return st;
+}
+
+/* --- tokens -------------------------------------------------------------------------------------- */
+
+static fsdp_status tokenize_line(const fsdp_tokenizer *tokenizer, const train_options *opts,
+                                 const fsdp_text *line, int64_t number, fsdp_error *err)
+{
+    const fsdp_tokenize_options how = {.special = opts->special, .decode = opts->decode};
+    fsdp_text out = {0};
+    fsdp_status st = fsdp_tokenize_line(tokenizer, &how, line, number, &out, err);
+    if (st == FSDP_OK) {
+        fsdp_text_addf(&out, "\n");
+        return cli_put_all(&out);
+    }
+    fsdp_text_release(&out);
+    return st;
+}
+
+static fsdp_status tokenize_lines(const fsdp_tokenizer *tokenizer, const train_options *opts,
+                                  fsdp_error *err)
+{
+    char *data = NULL;
+    size_t room = 0;
+    ssize_t size;
+    fsdp_status st = FSDP_OK;
+    for (int64_t number = 1; st == FSDP_OK && (size = getline(&data, &room, stdin)) >= 0;
+         number++) {
+        fsdp_text line = {.data = data, .size = (size_t)size}; /* borrowed */
+        line.size -= line.size > 0 && data[line.size - 1] == '\n';
+        st = tokenize_line(tokenizer, opts, &line, number, err);
+    }
+    if (st == FSDP_OK && ferror(stdin))
+        st = fsdp_fail_errno(err, errno, "cannot read standard input");
+    free(data);
+    return st;
+}
+
+int train_use_tokenizer(const train_options *opts)
+{
+    fsdp_error err = {0};
+    fsdp_tokenizer *tokenizer = NULL;
+    fsdp_status st = fsdp_tokenizer_open(opts->tokenize, &tokenizer, &err);
+    if (st == FSDP_OK)
+        st = tokenize_lines(tokenizer, opts, &err);
+    fsdp_tokenizer_free(tokenizer);
+    return cli_end(st, &err);
 }
