@@ -581,10 +581,10 @@ static void drop_folders(fsdp_zip *zip)
 }
 
 /* PyTorch can switch checksums off, and writes zeros then. Any other archive has one for each entry, and a 0
- * among them is the checksum of its bytes. */
+ * among them is the checksum of its bytes; so it is in an npz, even of all entries. */
 static void find_checksums(fsdp_zip *zip)
 {
-    bool has_any = false;
+    bool has_any = zip->flags & FSDP_ZIP_NAMES_ARE_DATA;
     for (size_t i = 0; i < zip->count; i++)
         has_any |= zip->entries[i].entry.crc != 0;
     for (size_t i = 0; i < zip->count; i++)
