@@ -1,6 +1,6 @@
 /*
- * Names of archives whose names are data, as Python's zipfile reads them: UTF-8 when bit 11 of an entry's flags
- * says so, else code page 437. See zip_names.h.
+ * Names of archives whose names are data, as Python's zipfile reads them: UTF-8 when bit 11 of an
+ * entry's flags says so, else code page 437. See zip_names.h.
  */
 #include "formats/zip/zip_names.h"
 

@@ -1,5 +1,5 @@
-"""A checksum of 0 in a zip is one: bytes that have another are damage, bytes that have it are not. Only torch.save
-leaves checksums out, and then of every record.
+"""A checksum of 0 in a zip is one: bytes that have another are damage, bytes that have it are not. Only
+torch.save leaves checksums out, and then of every record.
 
 usage: checksums.py BIN
 """
@@ -60,7 +60,8 @@ def torch(element):
 
 def verify(path, is_good, words, target):
     ran = run("fsdp-verify", path)
-    check(ran.returncode == (not is_good) and words in ran.stdout, f"{path.name}: {ran.returncode} {ran.stdout}")
+    told = f"{path.name}: {ran.returncode} {ran.stdout}"
+    check(ran.returncode == (not is_good) and words in ran.stdout, told)
     ran = run("fsdp-convert", path, target, "--overwrite")
     wanted = 0 if is_good else DAMAGED
     check(ran.returncode == wanted, f"{path.name} is converted: {ran.returncode} {ran.stderr}")

@@ -1,5 +1,5 @@
-"""Names of an npz are those that Python's zipfile, and so NumPy, gives: in code page 437 without bit 11 of the
-flags. An archive whose names two versions of Python read differently is refused.
+"""Names of an npz are those that Python's zipfile, and so NumPy, gives: in code page 437 without bit 11 of
+the flags. An archive whose names two versions of Python read differently is refused.
 
 usage: zip_names.py BIN
 """

@@ -73,7 +73,8 @@ static int only_replacing_rename(fsdp_io *io, const char *from, const char *to, 
     return replace ? whole_ops->rename(io, from, to, true) : -EINVAL;
 }
 
-/* A file system without RENAME_EXCHANGE, and perhaps without RENAME_NOREPLACE. Its crashes are such disks, too. */
+/* A file system without RENAME_EXCHANGE, and perhaps without RENAME_NOREPLACE. Its crashes are such
+ * disks, too. */
 static void limit_renames(bool no_replace)
 {
     whole_ops = disk->ops;
