@@ -106,6 +106,39 @@ Test(zip, a_checksum_that_is_there_is_held_against_the_bytes)
     cr_expect_eq(fsdp_zip_check(zip, fsdp_zip_at(zip, 0), &err), FSDP_ERR_DAMAGED);
 }
 
+/* A deflated record of "abc", without a checksum, that says it has `size` bytes. */
+static fsdp_status read_deflated(uint8_t size, char **data_out)
+{
+    static const tiny_record deflated = {"a",
+                                         "\1\3\0\xfc\xff"
+                                         "abc",
+                                         8};
+    enum { CENTRAL = 30 + 1 + 8 };
+    size_t bytes;
+    free(file.data);
+    uint8_t *made = tiny_zip(&deflated, 1, &bytes);
+    file = (memory){calloc(1, BEFORE + bytes), BEFORE + bytes};
+    memcpy(file.data + BEFORE, made, bytes);
+    free(made);
+    *archive(8) = *archive(CENTRAL + 10) = 8; /* the method */
+    *archive(22) = *archive(CENTRAL + 24) = size;
+    cr_assert_eq(open_zip(0), FSDP_OK, "%s", err.text);
+    return fsdp_zip_read(zip, fsdp_zip_at(zip, 0), 100, data_out, &err);
+}
+
+/* Decoding stops at the size that a record has by its header, however much more follows. */
+Test(zip, a_deflated_record_is_as_long_as_it_says)
+{
+    char *data;
+    cr_assert_eq(read_deflated(3, &data), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(data, "abc");
+    fsdp_free(data);
+    cr_expect_eq(read_deflated(2, &data), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "longer than it says"), "%s", err.text);
+    cr_expect_eq(read_deflated(4, &data), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "another size than it says"), "%s", err.text);
+}
+
 Test(zip, every_disagreement_of_the_two_headers_is_refused)
 {
     static const size_t places[] = {8, 14, 18, 22, 26, 28, FIRST_NAME};
@@ -134,6 +167,14 @@ Test(zip, counts_and_places_of_the_end_record_must_hold)
         cr_expect_neq(open_zip(0), FSDP_OK, "byte %zu of the end record", places[i]);
         *archive(end_record() + places[i]) ^= 1;
     }
+}
+
+/* Memory for the records is allocated only after their number is compared with the directory. */
+Test(zip, more_records_than_the_directory_can_hold_are_refused)
+{
+    *archive(end_record() + 8) = *archive(end_record() + 10) = 4;
+    cr_expect_eq(open_zip(0), FSDP_ERR_DAMAGED, "%s", err.text);
+    cr_expect(strstr(err.text, "counts more records"), "%s", err.text);
 }
 
 /* The last record has no bytes, so that its data begins where the directory does. */

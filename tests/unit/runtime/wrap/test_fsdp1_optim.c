@@ -247,6 +247,8 @@ Test(fsdp1_optim, the_longest_known_name_is_the_key)
                    FSDP_WRAP_PARAM_NAME, "state.0.weight.x.step state.0.deep.step ", NULL);
     expect_rekeyed(dict_of((const char *const[]){"state.2.step", "state.0.weight.step"}, 2), &input,
                    FSDP_WRAP_PARAM_NAME, NULL, "some keys are names");
+    expect_rekeyed(dict_of((const char *const[]){"state.2x.step", "state.2", "state.0.step"}, 3),
+                   &input, FSDP_WRAP_PARAM_ID, "state.1.step ", NULL);
     expect_rekeyed(dict_of((const char *const[]){"state.7.step"}, 1), &input, FSDP_WRAP_PARAM_NAME,
                    NULL, "parameter 7");
 }

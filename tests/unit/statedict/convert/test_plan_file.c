@@ -126,6 +126,25 @@ Test(plan_file, every_option_comes_back)
     fsdp_mesh_free(mesh);
 }
 
+Test(plan_file, a_mesh_has_as_many_ranks_as_the_world)
+{
+    fsdp_convert_plan plan;
+    fsdp_mesh *mesh = NULL;
+    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){3}, (const char *[]){"dp"}, NULL, &mesh, &err),
+                 FSDP_OK);
+    for (int world = 0; world < 5; world++) {
+        const fsdp_convert_opts opts = {.format = "fsdp", .world = world, .mesh = mesh};
+        fsdp_status st = fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("out"),
+                                                      &opts, &plan, &err);
+        cr_expect_eq(st, world == 0 || world == 3 ? FSDP_OK : FSDP_ERR_USAGE, "%d", world);
+        cr_expect(st == FSDP_OK || strstr(err.text, "the mesh has 3 ranks, the world"), "%s",
+                  err.text);
+        if (st == FSDP_OK)
+            fsdp_convert_plan_release(&plan);
+    }
+    fsdp_mesh_free(mesh);
+}
+
 /* Plans of conversions without casts have no members about casts, as in earlier versions. */
 Test(plan_file, casts_come_back_and_are_silent_when_there_are_none)
 {

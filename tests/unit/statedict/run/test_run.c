@@ -69,6 +69,7 @@ Test(run, a_list_has_our_names_newest_first_and_says_what_is_broken)
     cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000050", NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000060.bak", NULL), FSDP_OK);
     tiny_must_save(io, "/run/step-00000007", 8, false);
+    tiny_must_save(io, "/run/step-00000080", 9, false);
     write_small(io, "/run/step-00000070");
     write_small(io, "/run/latest");
 
@@ -80,15 +81,11 @@ Test(run, a_list_has_our_names_newest_first_and_says_what_is_broken)
         int64_t step;
         fsdp_step_state state;
         const char *reason;
-    } expected[] = {{100000000, FSDP_STEP_GOOD, NULL},
-                    {70, FSDP_STEP_BROKEN, "is a file"},
-                    {50, FSDP_STEP_BROKEN, "no manifest"},
-                    {40, FSDP_STEP_STAGING, NULL},
-                    {30, FSDP_STEP_BROKEN, "is missing"},
-                    {20, FSDP_STEP_BROKEN, "damaged"},
-                    {10, FSDP_STEP_GOOD, NULL},
-                    {7, FSDP_STEP_BROKEN, "holds step 8"},
-                    {5, FSDP_STEP_GOOD, NULL},
+    } expected[] = {{100000000, FSDP_STEP_GOOD, NULL},     {80, FSDP_STEP_BROKEN, "holds step 9"},
+                    {70, FSDP_STEP_BROKEN, "is a file"},   {50, FSDP_STEP_BROKEN, "no manifest"},
+                    {40, FSDP_STEP_STAGING, NULL},         {30, FSDP_STEP_BROKEN, "is missing"},
+                    {20, FSDP_STEP_BROKEN, "damaged"},     {10, FSDP_STEP_GOOD, NULL},
+                    {7, FSDP_STEP_BROKEN, "holds step 8"}, {5, FSDP_STEP_GOOD, NULL},
                     {2, FSDP_STEP_DELETING, NULL}};
     cr_assert_eq(steps.count, sizeof expected / sizeof *expected);
     for (size_t i = 0; i < steps.count; i++) {
