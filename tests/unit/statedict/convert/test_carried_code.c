@@ -98,7 +98,7 @@ Test(carried_code, the_plan_of_dcp_refuses_bytes_that_are_no_zip)
                  {"\1\2\3", 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsdp_convert_plan plan;
-        save(cases[i].bytes, cases[i].size, false);
+        save(cases[i].bytes, cases[i].size);
         fsdp_convert_opts opts = {.format = "dcp", .opaque = FSDP_OPAQUE_COPY};
         err = (fsdp_error){0};
         cr_expect_eq(fsdp_checkpoint_convert_plan(source, target, &opts, &plan, &err),
