@@ -206,9 +206,9 @@ typedef struct forgetting {
     fsdp_error *err;
 } forgetting;
 
-static bool forget_one(void *user, const char *path)
+static bool forget_one(void *context, const char *path)
 {
-    forgetting *work = user;
+    forgetting *work = context;
     const fsdp_swap *swap = work->swap;
     /* DIR must be durable before what it replaced is gone */
     work->status = fsdp_io_sync_dir(swap->io, swap->parent, work->err);
