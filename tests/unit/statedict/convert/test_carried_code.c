@@ -86,6 +86,18 @@ Test(carried_code, an_object_is_copied_on_request_only)
     }
 }
 
+Test(carried_code, an_object_that_is_left_out_is_not_carried)
+{
+    const fsdp_value other = fsdp_value_i64(1);
+    fsdp_value object = opaque_value(OBJECT, sizeof(OBJECT) - 1);
+    fsdp_convert_opts opts = {.format = "fsdp"};
+    save_value(&object, &other);
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_ERR_USAGE);
+    opts.select.exclude = "^object$";
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_OK, "%s", err.text);
+    fsdp_value_release(&object);
+}
+
 /* No option carries a call that would have refused the file in which it was stored. */
 Test(carried_code, a_call_that_no_checkpoint_may_have_is_refused)
 {
