@@ -103,8 +103,8 @@ static fsdp_status look(fsdp_zip *zip, int64_t start, size_t size, fsdp_error *e
         if (!fsdp_grow(&view->data, &view->capacity, wanted, 1))
             return fsdp_fail_memory(err, "a zip directory");
         view->size = 0;
-        FSDP_TRY(
-            zip->input.read(zip->input.user, view->data, wanted, zip->input.offset + start, err));
+        FSDP_TRY(zip->input.read(zip->input.context, view->data, wanted, zip->input.offset + start,
+                                 err));
         view->start = start;
         view->size = wanted;
     }
@@ -399,7 +399,7 @@ static fsdp_status read_directory(fsdp_zip *zip, int64_t end, fsdp_error *err)
     if (!data)
         return fsdp_fail_memory(err, "a zip directory");
     fsdp_status st =
-        zip->input.read(zip->input.user, data, tail, zip->input.offset + zip->directory, err);
+        zip->input.read(zip->input.context, data, tail, zip->input.offset + zip->directory, err);
     if (st == FSDP_OK)
         st = check_one_end(zip, data, tail, (size_t)(end - zip->directory), err);
     if (st == FSDP_OK)

@@ -29,8 +29,8 @@
 /* A range of a file and the function that reads it. */
 typedef struct fsdp_zip_input {
     /* Reads exactly size bytes at offset in the file (not in the range). */
-    fsdp_status (*read)(void *user, void *data, size_t size, int64_t offset, fsdp_error *err);
-    void *user;
+    fsdp_status (*read)(void *context, void *data, size_t size, int64_t offset, fsdp_error *err);
+    void *context;
     const char *path;          /* for messages; borrowed while the zip is open */
     int64_t offset, size;      /* the archive; the caller checks that the file holds it */
 } fsdp_zip_input;

@@ -56,9 +56,9 @@ static fsdp_status place_init(digest_place *place, fsdp_io *io, const char *path
 /* --- files of a checkpoint -------------------------------------------------------------------- */
 
 /* Hidden files are pins, markers, and other programs' notes; DCP's .metadata is added as a part. */
-static bool is_kept(void *user, const char *name)
+static bool is_kept(void *context, const char *name)
 {
-    (void)user;
+    (void)context;
     return name[0] != '.' && !strstr(name, FSDP_DIGESTS_SUFFIX);
 }
 

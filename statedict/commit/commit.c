@@ -161,9 +161,9 @@ typedef struct forgetting {
     fsdp_error *err;
 } forgetting;
 
-static bool forget_one(void *user, const char *path)
+static bool forget_one(void *context, const char *path)
 {
-    forgetting *work = user;
+    forgetting *work = context;
     const fsdp_staging *staging = work->staging;
     /* DIR must be durable before what it replaced is gone */
     work->status = fsdp_io_sync_dir(staging->io, staging->parent, work->err);

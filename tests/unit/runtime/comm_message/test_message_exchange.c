@@ -175,7 +175,7 @@ Test(message_exchange, what_is_sent_stays_until_it_has_left)
     const fsdp_collective call = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = COUNT};
     const message_exchange exchange = {.group = &group,
                                        .fold = &call,
-                                       .own = (unsigned char *)sums,
+                                       .local = (unsigned char *)sums,
                                        .to = (unsigned char *)sums,
                                        .to_size = sizeof sums};
     fsdp_error err = {0};

@@ -306,7 +306,7 @@ static fsdp_status look_at_keys(toy *net, state_case *what, fsdp_error *err)
     FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
     const fsdp_entry *bias = find(sd, "optim.state.bias.exp_avg");
     bool is_there = bias && find(sd, "optim.state.bias.step") &&
-                    fsdp_entry_local_bytes(bias, rank) == 4 * fsdp_wrap_place_of(net->own).own;
+                    fsdp_entry_local_bytes(bias, rank) == 4 * fsdp_wrap_place_of(net->own).local;
     fsdp_sd_free(sd);
     EXPECT(is_there);
     return FSDP_OK;

@@ -4,6 +4,7 @@
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/commit/lease_internal.h"
+#include "base/io/process.h"
 #include "tests/support/sample_state.h"
 
 #include <fsdp/run.h>
@@ -487,7 +488,7 @@ Test(commit, only_a_staging_of_this_machine_is_ever_judged)
 {
     char text[400];
     fsdp_process self;
-    fsdp_process_self(&self);
+    fsdp_process_self(NULL, &self);
     expect_left(NULL, 0);
     expect_left("", 1);
     expect_left("something", 1);

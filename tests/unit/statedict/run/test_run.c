@@ -2,6 +2,7 @@
 #include "tests/unit/statedict/commit/tiny_checkpoint.h"
 
 #include "base/core/mem.h"
+#include "base/io/process.h"
 #include "statedict/commit/lease_internal.h"
 #include "statedict/run/run_internal.h"
 #include "statedict/run/verified.h"
@@ -877,13 +878,14 @@ Test(run, retention_stops_when_its_lease_is_lost)
 
 /* --- crashes: save a step, then retain, under the lease --- */
 
+/* The host of the disks below; its clock is ahead of their files by a minute. */
+static fsdp_process played;
+static fsdp_host host = {.self = &played, .clock_offset = 60};
+
 static void play(int64_t pid)
 {
-    fsdp_process process;
-    fsdp_lease_pretend(NULL, 0);
-    fsdp_process_self(&process);
-    process.pid = pid;
-    fsdp_lease_pretend(&process, 60);
+    fsdp_process_self(NULL, &played);
+    played.pid = pid;
 }
 
 static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
@@ -942,9 +944,10 @@ static void crash_everywhere(int stiff_errnum)
     fsdp_io *sim = tiny_disk(), *inner = sim;
     tiny_stiff stiff;
     save_steps(sim, (int64_t[]){10, 20, 30}, 3);
+    play(999999991);
+    sim->host = &host;
     if (stiff_errnum)
         inner = tiny_stiff_io(&stiff, sim, stiff_errnum);
-    play(999999991);
     tiny_crashes crashes = {.seeds = test_sample_of(SEEDS, 4), .check = check_recovery};
     fsdp_io *io = tiny_crash_io(&crashes, sim, inner);
     fsdp_error err = {0};
@@ -975,6 +978,7 @@ static bool fails_at(int64_t n, int errnum, bool forever)
     fsdp_io *sim = tiny_disk(), *io;
     save_steps(sim, (int64_t[]){10, 20, 30}, 3);
     play(999999991);
+    sim->host = &host;
     fsdp_fault_plan plan = {
         .at = n, .forever = forever, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
