@@ -14,7 +14,7 @@
 
 static fsdp_status say_start(train_job *job, fsdp_error *err)
 {
-    const fsdp_model_config *model = &job->model_config;
+    const fsdp_transformer_config *model = &job->model_config;
     char members[160];
     if (job->rank != 0)
         return FSDP_OK;

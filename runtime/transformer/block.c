@@ -162,7 +162,7 @@ static float scale_of(const fsdp_transformer *t, const model_block *block)
 static fsdp_nn_attention describe_attention(const fsdp_transformer *t, const model_block *block,
                                             const qkv_view *view, const block_arrays *arrays)
 {
-    const fsdp_model_config *config = &t->config;
+    const fsdp_transformer_config *config = &t->config;
     return (fsdp_nn_attention){.q = view->q,
                                .k = view->k,
                                .v = view->v,

@@ -57,7 +57,7 @@ static fsdp_status add_norm(place at, const char *name, model_norm *norm_out, fs
 /* Both families declare in the order of transformers' modules, so that listings read alike. */
 static fsdp_status add_gpt2_block(place at, model_block *block, fsdp_error *err)
 {
-    const fsdp_model_config *config = &at.t->config;
+    const fsdp_transformer_config *config = &at.t->config;
     const int64_t width = config->width;
     FSDP_TRY(add_norm(at, "ln_1", &block->norm1, err));
     FSDP_TRY(add_linear(at, "attn.c_attn",
@@ -77,7 +77,7 @@ static fsdp_status add_gpt2_block(place at, model_block *block, fsdp_error *err)
 
 static fsdp_status add_llama_block(place at, model_block *block, fsdp_error *err)
 {
-    const fsdp_model_config *config = &at.t->config;
+    const fsdp_transformer_config *config = &at.t->config;
     const int64_t width = config->width, inner = config->inner;
     const int64_t queries = config->heads * config->head_dim;
     const int64_t keys = config->kv_heads * config->head_dim;
@@ -127,7 +127,7 @@ static fsdp_status add_head(fsdp_transformer *t, fsdp_error *err)
 
 static fsdp_status declare(fsdp_transformer *t, fsdp_error *err)
 {
-    const fsdp_model_config *config = &t->config;
+    const fsdp_transformer_config *config = &t->config;
     const int64_t tokens[2] = {config->vocab, config->width};
     const int64_t positions[2] = {config->context, config->width};
     if (config->family == FSDP_GPT2) {
@@ -169,13 +169,13 @@ static fsdp_status set_sums(fsdp_transformer *t, fsdp_error *err)
 static fsdp_status prepare(fsdp_world *world, fsdp_transformer *t,
                            const fsdp_transformer_opts *opts, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_model_config_check(&t->config, "the model", err));
+    FSDP_TRY(fsdp_transformer_config_check(&t->config, "the model", err));
     FSDP_TRY(set_options(t, opts, err));
     FSDP_TRY(fsdp_model_create(world, &t->model, err));
     return declare(t, err);
 }
 
-fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_model_config *config,
+fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_config *config,
                                     const fsdp_transformer_opts *opts,
                                     fsdp_transformer **transformer_out, fsdp_error *err)
 {
@@ -223,7 +223,7 @@ fsdp_root *fsdp_transformer_root(fsdp_transformer *t)
     return t->root;
 }
 
-const fsdp_model_config *fsdp_transformer_config(const fsdp_transformer *t)
+const fsdp_transformer_config *fsdp_transformer_config_of(const fsdp_transformer *t)
 {
     return &t->config;
 }
@@ -244,7 +244,7 @@ int64_t fsdp_transformer_param_count(const fsdp_transformer *t)
 /* --- first values -------------------------------------------------------------------------------- */
 
 typedef struct first_values {
-    const fsdp_model_config *config;
+    const fsdp_transformer_config *config;
     uint64_t seed;
 } first_values;
 
@@ -254,7 +254,7 @@ static bool ends_with(const char *name, const char *end)
     return size >= end_size && strcmp(name + size - end_size, end) == 0;
 }
 
-static float scale_of(const fsdp_model_config *config, const char *name)
+static float scale_of(const fsdp_transformer_config *config, const char *name)
 {
     double scale = config->initializer_range;
     if (config->family == FSDP_GPT2 && ends_with(name, "c_proj.weight"))

@@ -94,7 +94,7 @@ static fsdp_status take(fsdp_transformer *t, int64_t rows, int64_t columns, floa
     return *data_out ? FSDP_OK : fsdp_fail_memory(err, "activations");
 }
 
-static int64_t qkv_width(const fsdp_model_config *config)
+static int64_t qkv_width(const fsdp_transformer_config *config)
 {
     return (config->heads + 2 * config->kv_heads) * config->head_dim;
 }
@@ -102,7 +102,7 @@ static int64_t qkv_width(const fsdp_model_config *config)
 static fsdp_status make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
                                      fsdp_error *err)
 {
-    const fsdp_model_config *config = &t->config;
+    const fsdp_transformer_config *config = &t->config;
     const int64_t width = config->width, attended = config->heads * config->head_dim;
     if (config->family == FSDP_GPT2) {
         FSDP_TRY(take(t, rows, 1, &arrays->mean1, err));
@@ -148,7 +148,7 @@ static int64_t logit_rows_for(const fsdp_transformer *t, int64_t rows)
 
 static fsdp_status make_rows(fsdp_transformer *t, int64_t rows, fsdp_error *err)
 {
-    const fsdp_model_config *config = &t->config;
+    const fsdp_transformer_config *config = &t->config;
     const size_t count = (size_t)(rows > 0 ? rows : 1);
     t->inputs = fsdp_alloc(count, sizeof *t->inputs);
     t->targets = fsdp_alloc(count, sizeof *t->targets);
@@ -175,7 +175,7 @@ static fsdp_status make_rows(fsdp_transformer *t, int64_t rows, fsdp_error *err)
 /* --- rotary positions ---------------------------------------------------------------------------- */
 
 /* Frequencies in f32 throughout, as transformers computes them. */
-static float frequency_of(const fsdp_model_config *config, int64_t pair)
+static float frequency_of(const fsdp_transformer_config *config, int64_t pair)
 {
     const fsdp_rope *rope = &config->rope;
     const float exponent = (float)(2 * pair) / (float)config->head_dim;
@@ -196,7 +196,7 @@ static float frequency_of(const fsdp_model_config *config, int64_t pair)
     return (float)((1 - smooth) * (double)plain / rope->factor + smooth * (double)plain);
 }
 
-static void fill_angles(const fsdp_model_config *config, int64_t positions, float *cosines,
+static void fill_angles(const fsdp_transformer_config *config, int64_t positions, float *cosines,
                         float *sines)
 {
     const int64_t pairs = config->head_dim / 2;

@@ -108,7 +108,7 @@ static void sampler_release(sampler *s)
 
 static fsdp_status make_caches(sampler *s, fsdp_error *err)
 {
-    const fsdp_model_config *config = &s->t->config;
+    const fsdp_transformer_config *config = &s->t->config;
     int64_t count;
     s->caches.layers = fsdp_alloc((size_t)config->layers, sizeof *s->caches.layers);
     if (!s->caches.layers ||

@@ -2,9 +2,9 @@
  * A transformer (gpt2, llama, mistral, qwen2) that is trained in shards: config -> parameters with the names
  * and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit; embedding, last norm
  * and head are the root's own. The room calls the public headers of the runtime and kernels/nn.h; trainers
- * and tools call this header and model_config.h.
+ * and tools call this header and transformer_config.h.
  *
- *   model_config*.c  config.json <-> fsdp_model_config
+ *   transformer_config*.c  config.json <-> fsdp_transformer_config
  *   declare.c        config -> parameters, units, root; first values
  *   block.c          one layer, forward and backward
  *   microbatch.c     ids -> loss and gradients; ids -> logits
@@ -17,7 +17,7 @@
 #ifndef FSDP_TRANSFORMER_H
 #define FSDP_TRANSFORMER_H
 
-#include "runtime/transformer/model_config.h"
+#include "runtime/transformer/transformer_config.h"
 #include <fsdp/root.h>
 
 typedef struct fsdp_transformer fsdp_transformer;
@@ -32,13 +32,13 @@ typedef struct fsdp_transformer_opts {
 
 /* Collective. Parameters are zero until fsdp_transformer_init or a load. *transformer_out is the caller's; the
  * world and the mesh outlive it. */
-FSDP_CHECKED fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_model_config *config,
+FSDP_CHECKED fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_config *config,
                                                  const fsdp_transformer_opts *opts,
                                                  fsdp_transformer **transformer_out, fsdp_error *err);
 void fsdp_transformer_free(fsdp_transformer *transformer);     /* accepts NULL */
 
 fsdp_root *fsdp_transformer_root(fsdp_transformer *transformer);       /* borrowed */
-const fsdp_model_config *fsdp_transformer_config(const fsdp_transformer *transformer);
+const fsdp_transformer_config *fsdp_transformer_config_of(const fsdp_transformer *transformer);
 int64_t fsdp_transformer_param_count(const fsdp_transformer *transformer);     /* elements; a tied one once */
 
 /* Local. Values of a new model, each a function of seed, name and element alone: weights are normal with

@@ -33,7 +33,7 @@ typedef struct block_arrays {
 } block_arrays;
 
 struct fsdp_transformer {
-    fsdp_model_config config;
+    fsdp_transformer_config config;
     fsdp_transformer_opts opts;
     fsdp_ctl *ctl;
     fsdp_model *model;

@@ -67,7 +67,7 @@ fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp
 typedef struct train_source {
     char *path;                /* of the checkpoint or directory itself */
     bool is_hf;
-    fsdp_model_config config;
+    fsdp_transformer_config config;
     fsdp_text config_text, tokenizer_text;     /* tokenizer: "" when there is none */
     int64_t step;              /* FSDP_NO_STEP: none */
     fsdp_text train_config;    /* of a checkpoint of a training */
@@ -93,7 +93,7 @@ typedef struct train_job {
     fsdp_mesh *mesh;
     fsdp_tokenizer *tokenizer; /* NULL: ids come from --batches or --tokens */
     train_batches *batches;
-    fsdp_model_config model_config;
+    fsdp_transformer_config model_config;
     fsdp_text model_text;      /* config.json */
     fsdp_transformer *model;
     fsdp_root *root;

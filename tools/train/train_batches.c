@@ -28,7 +28,7 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
 
 static int64_t length_of(const train_job *job)
 {
-    const int64_t wanted = job->config->model.context, most = job->model_config.context;
+    const int64_t wanted = job->config->model.context, most = job->transformer_config.context;
     return job->opts->init && wanted > most ? most : wanted;
 }
 

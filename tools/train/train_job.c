@@ -23,7 +23,7 @@ static fsdp_status make_mesh(train_job *job, fsdp_error *err)
 
 /* --- model --------------------------------------------------------------------------------------- */
 
-static fsdp_status take_model(train_job *job, const fsdp_model_config *config,
+static fsdp_status take_model(train_job *job, const fsdp_transformer_config *config,
                               const fsdp_text *text, fsdp_error *err)
 {
     job->model_config = *config;
@@ -45,9 +45,9 @@ static int64_t inner_of(const train_config *config)
 static fsdp_status describe_new(train_job *job, fsdp_error *err)
 {
     const train_config *config = job->config;
-    fsdp_model_config made;
+    fsdp_transformer_config made;
     fsdp_text text = {0};
-    fsdp_model_config_init(&made, (fsdp_family)config->model.family);
+    fsdp_transformer_config_init(&made, (fsdp_family)config->model.family);
     made.layers = config->model.layers;
     made.heads = config->model.heads;
     made.kv_heads = config->model.kv_heads ? config->model.kv_heads : config->model.heads;
@@ -61,8 +61,8 @@ static fsdp_status describe_new(train_job *job, fsdp_error *err)
     made.rope.theta = config->model.rope_theta;
     made.window = 0;
     made.bos = made.eos = fsdp_tokenizer_end_of_text(job->tokenizer);
-    FSDP_TRY(fsdp_model_config_check(&made, "[model]", err));
-    fsdp_model_config_write(&made, &text);
+    FSDP_TRY(fsdp_transformer_config_check(&made, "[model]", err));
+    fsdp_transformer_config_write(&made, &text);
     fsdp_status st = text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
                                  : take_model(job, &made, &text, err);
     fsdp_text_release(&text);

@@ -30,8 +30,8 @@ static fsdp_status open_hf(const char *path, const char *config, train_source *s
     FSDP_TRY(train_file_read(config, MOST_CONFIG, &source->config_text, err));
     if (find_in(path, "tokenizer.json", tokenizer))
         FSDP_TRY(train_file_read(tokenizer, MOST_TOKENIZER, &source->tokenizer_text, err));
-    return fsdp_model_config_parse(source->config_text.data, source->config_text.size, config,
-                                   &source->config, err);
+    return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, config,
+                                         &source->config, err);
 }
 
 /* --- checkpoints --------------------------------------------------------------------------------- */
@@ -65,8 +65,8 @@ static fsdp_status take_values(const fsdp_sd *sd, const char *path, train_source
             path);
     if (data)
         FSDP_TRY(fsdp_value_copy(data, &source->data, err));
-    return fsdp_model_config_parse(source->config_text.data, source->config_text.size, path,
-                                   &source->config, err);
+    return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, path,
+                                         &source->config, err);
 }
 
 static fsdp_status open_checkpoint(const char *path, train_source *source, fsdp_error *err)

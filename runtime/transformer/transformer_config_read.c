@@ -1,8 +1,8 @@
 /*
- * config.json -> fsdp_model_config. Members are collected first, since later ones (model_type, layer_types)
+ * config.json -> fsdp_transformer_config. Members are collected first, since later ones (model_type, layer_types)
  * decide what earlier ones mean; a null counts as absent, as it does in transformers.
  */
-#include "runtime/transformer/model_config.h"
+#include "runtime/transformer/transformer_config.h"
 
 #include "base/core/mem.h"
 #include "base/data/json.h"
@@ -337,7 +337,7 @@ static fsdp_status refuse_others(const reader *from, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status take_gpt2(const reader *from, fsdp_model_config *config, fsdp_error *err)
+static fsdp_status take_gpt2(const reader *from, fsdp_transformer_config *config, fsdp_error *err)
 {
     FSDP_TRY(take_count(from, N_LAYER, &config->layers, err));
     FSDP_TRY(take_count(from, N_HEAD, &config->heads, err));
@@ -354,7 +354,8 @@ static fsdp_status take_gpt2(const reader *from, fsdp_model_config *config, fsdp
 }
 
 /* Which layers have a window, as each family's class decides it. */
-static fsdp_status take_windows(const reader *from, fsdp_model_config *config, fsdp_error *err)
+static fsdp_status take_windows(const reader *from, fsdp_transformer_config *config,
+                                fsdp_error *err)
 {
     bool use = config->family == FSDP_MISTRAL;
     int64_t full_layers = 28;
@@ -379,7 +380,7 @@ static fsdp_status take_windows(const reader *from, fsdp_model_config *config, f
     return FSDP_OK;
 }
 
-static fsdp_status take_rope(const reader *from, fsdp_model_config *config, fsdp_error *err)
+static fsdp_status take_rope(const reader *from, fsdp_transformer_config *config, fsdp_error *err)
 {
     double theta = config->rope.theta;
     FSDP_TRY(take_number(from, ROPE_THETA, &theta, err));
@@ -400,7 +401,7 @@ static fsdp_status take_rope(const reader *from, fsdp_model_config *config, fsdp
     return FSDP_OK;
 }
 
-static fsdp_status take_llama(const reader *from, fsdp_model_config *config, fsdp_error *err)
+static fsdp_status take_llama(const reader *from, fsdp_transformer_config *config, fsdp_error *err)
 {
     FSDP_TRY(take_count(from, NUM_HIDDEN_LAYERS, &config->layers, err));
     FSDP_TRY(take_count(from, NUM_ATTENTION_HEADS, &config->heads, err));
@@ -423,7 +424,7 @@ static fsdp_status take_llama(const reader *from, fsdp_model_config *config, fsd
 }
 
 /* Sizes that follow from others when they are absent or null. */
-static void fill_sizes(fsdp_model_config *config)
+static void fill_sizes(fsdp_transformer_config *config)
 {
     if (config->kv_heads < 1)
         config->kv_heads = config->heads;
@@ -433,7 +434,8 @@ static void fill_sizes(fsdp_model_config *config)
         config->inner = 4 * config->width;
 }
 
-static fsdp_status take_members(const reader *from, fsdp_model_config *config, fsdp_error *err)
+static fsdp_status take_members(const reader *from, fsdp_transformer_config *config,
+                                fsdp_error *err)
 {
     fsdp_family family;
     const char *name = from->members[MODEL_TYPE].text;
@@ -444,7 +446,7 @@ static fsdp_status take_members(const reader *from, fsdp_model_config *config, f
                          "'%s': this trainer cannot do model_type '%s'; it can do gpt2, llama, "
                          "mistral, qwen2",
                          from->origin, name);
-    fsdp_model_config_init(config, family);
+    fsdp_transformer_config_init(config, family);
     FSDP_TRY(refuse_others(from, err));
     FSDP_TRY(family == FSDP_GPT2 ? take_gpt2(from, config, err) : take_llama(from, config, err));
     FSDP_TRY(take_count(from, VOCAB_SIZE, &config->vocab, err));
@@ -455,11 +457,11 @@ static fsdp_status take_members(const reader *from, fsdp_model_config *config, f
     if (from->members[EOS].kind == FSDP_JSON_NUMBER)
         FSDP_TRY(take_count(from, EOS, &config->eos, err));
     fill_sizes(config);
-    return fsdp_model_config_check(config, from->origin, err);
+    return fsdp_transformer_config_check(config, from->origin, err);
 }
 
-fsdp_status fsdp_model_config_parse(const char *text, size_t size, const char *origin,
-                                    fsdp_model_config *config_out, fsdp_error *err)
+fsdp_status fsdp_transformer_config_parse(const char *text, size_t size, const char *origin,
+                                          fsdp_transformer_config *config_out, fsdp_error *err)
 {
     reader *from = fsdp_alloc(1, sizeof *from);
     if (!from)

@@ -1,5 +1,5 @@
 /* What a model may be: families, defaults, sizes that fit together, and the config.json of a new model. */
-#include "runtime/transformer/model_config.h"
+#include "runtime/transformer/transformer_config.h"
 
 #include <math.h>
 #include <string.h>
@@ -26,7 +26,7 @@ bool fsdp_family_find(const char *name, fsdp_family *family_out)
 
 /* --- defaults, as the classes of transformers have them ----------------------------------------- */
 
-static void init_gpt2(fsdp_model_config *config)
+static void init_gpt2(fsdp_transformer_config *config)
 {
     config->layers = config->heads = 12;
     config->width = 768;
@@ -39,7 +39,7 @@ static void init_gpt2(fsdp_model_config *config)
     config->bos = config->eos = 50256;
 }
 
-static void init_llama(fsdp_model_config *config)
+static void init_llama(fsdp_transformer_config *config)
 {
     config->layers = config->heads = 32;
     config->width = 4096;
@@ -54,10 +54,10 @@ static void init_llama(fsdp_model_config *config)
     config->eos = 2;
 }
 
-void fsdp_model_config_init(fsdp_model_config *config, fsdp_family family)
+void fsdp_transformer_config_init(fsdp_transformer_config *config, fsdp_family family)
 {
-    *config =
-        (fsdp_model_config){.family = family, .initializer_range = 0.02, .bos = -1, .eos = -1};
+    *config = (fsdp_transformer_config){
+        .family = family, .initializer_range = 0.02, .bos = -1, .eos = -1};
     if (family == FSDP_GPT2) {
         init_gpt2(config);
         return;
@@ -92,8 +92,8 @@ static fsdp_status check_size(const char *name, int64_t value, int64_t most, con
     return FSDP_OK;
 }
 
-fsdp_status fsdp_model_config_check(const fsdp_model_config *config, const char *origin,
-                                    fsdp_error *err)
+fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config, const char *origin,
+                                          fsdp_error *err)
 {
     const int64_t most = 1 << 24;
     FSDP_TRY(check_size("the number of layers", config->layers, FSDP_MODEL_LAYERS, origin, err));
@@ -155,7 +155,7 @@ static void add_id(fsdp_text *text, const char *name, int64_t id)
         add_number(text, name, id);
 }
 
-static void write_gpt2(const fsdp_model_config *config, fsdp_text *text)
+static void write_gpt2(const fsdp_transformer_config *config, fsdp_text *text)
 {
     fsdp_text_addf(text, "  \"activation_function\": \"%s\",\n",
                    function_names[config->activation]);
@@ -191,7 +191,7 @@ static void write_rope(const fsdp_rope *rope, fsdp_text *text)
     fsdp_text_addf(text, "\n  },\n");
 }
 
-static void write_layer_types(const fsdp_model_config *config, fsdp_text *text)
+static void write_layer_types(const fsdp_transformer_config *config, fsdp_text *text)
 {
     fsdp_text_addf(text, "  \"layer_types\": [");
     for (int64_t i = 0; i < config->layers; i++)
@@ -201,7 +201,7 @@ static void write_layer_types(const fsdp_model_config *config, fsdp_text *text)
     fsdp_text_addf(text, "],\n");
 }
 
-static void write_llama(const fsdp_model_config *config, fsdp_text *text)
+static void write_llama(const fsdp_transformer_config *config, fsdp_text *text)
 {
     add_real(text, "attention_dropout", 0);
     add_number(text, "head_dim", config->head_dim);
@@ -229,7 +229,7 @@ static void write_llama(const fsdp_model_config *config, fsdp_text *text)
         fsdp_text_addf(text, "  \"sliding_window\": null,\n");
 }
 
-void fsdp_model_config_write(const fsdp_model_config *config, fsdp_text *text)
+void fsdp_transformer_config_write(const fsdp_transformer_config *config, fsdp_text *text)
 {
     static const char *const classes[] = {[FSDP_GPT2] = "GPT2LMHeadModel",
                                           [FSDP_LLAMA] = "LlamaForCausalLM",

@@ -3,8 +3,8 @@
  * changes the mathematics is honoured or refused by its name; members that transformers itself does not read
  * for these models are ignored.
  */
-#ifndef FSDP_MODEL_CONFIG_H
-#define FSDP_MODEL_CONFIG_H
+#ifndef FSDP_TRANSFORMER_CONFIG_H
+#define FSDP_TRANSFORMER_CONFIG_H
 
 #include "base/text.h"
 #include "kernels/nn.h"
@@ -22,7 +22,7 @@ typedef struct fsdp_rope {
 
 enum { FSDP_MODEL_LAYERS = 4096 };
 
-typedef struct fsdp_model_config {
+typedef struct fsdp_transformer_config {
     fsdp_family family;
     int64_t layers, width, inner, heads, kv_heads, head_dim, vocab, context;
     double norm_eps, initializer_range;
@@ -37,7 +37,7 @@ typedef struct fsdp_model_config {
     int64_t window;                    /* 0: none */
     bool is_windowed[FSDP_MODEL_LAYERS];
     int64_t bos, eos;                  /* -1: none */
-} fsdp_model_config;
+} fsdp_transformer_config;
 
 /* The name in model_type. */
 const char *fsdp_family_name(fsdp_family family);
@@ -45,16 +45,16 @@ const char *fsdp_family_name(fsdp_family family);
 bool fsdp_family_find(const char *name, fsdp_family *family_out);
 
 /* Defaults of a family: what its config.json means that has no members. */
-void fsdp_model_config_init(fsdp_model_config *config, fsdp_family family);
+void fsdp_transformer_config_init(fsdp_transformer_config *config, fsdp_family family);
 
 /* FSDP_ERR_USAGE names what this model cannot be; FSDP_ERR_DAMAGED: not the text of a config. `origin` is the
  * path for messages. */
-FSDP_CHECKED fsdp_status fsdp_model_config_parse(const char *text, size_t size, const char *origin,
-                                                 fsdp_model_config *config_out, fsdp_error *err);
+FSDP_CHECKED fsdp_status fsdp_transformer_config_parse(const char *text, size_t size, const char *origin,
+                                                 fsdp_transformer_config *config_out, fsdp_error *err);
 /* Sizes that fit together: FSDP_ERR_USAGE otherwise. */
-FSDP_CHECKED fsdp_status fsdp_model_config_check(const fsdp_model_config *config, const char *origin,
+FSDP_CHECKED fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config, const char *origin,
                                                  fsdp_error *err);
 /* The text of a config.json that transformers reads. */
-void fsdp_model_config_write(const fsdp_model_config *config, fsdp_text *text);
+void fsdp_transformer_config_write(const fsdp_transformer_config *config, fsdp_text *text);
 
 #endif
