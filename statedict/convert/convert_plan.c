@@ -117,6 +117,18 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
                      chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
 }
 
+/* Hugging Face's names begin behind "model." in checkpoints of a trainer. */
+static void strip_trainer_prefix(convert_job *job)
+{
+    static const char *const rules[] = {"s/^model\\.//"};
+    bool is_hf = job->opts.format && strcmp(job->opts.format, "hf") == 0;
+    if (is_hf && job->opts.select.rename_count == 0 &&
+        fsdp_copies_are_carried(job->from->manifest.sd)) {
+        job->opts.select.renames = rules;
+        job->opts.select.rename_count = 1;
+    }
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -126,7 +138,9 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
-    FSDP_TRY(fsdp_copies_open(job->io, &job->opts, job->to, &job->copies, err));
+    const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
+    FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
+    strip_trainer_prefix(job);
     FSDP_TRY(describe_target(job, plan, err));
     job->cast_sums = fsdp_alloc((size_t)job->file_count, sizeof *job->cast_sums);
     return job->cast_sums ? FSDP_OK : fsdp_fail_memory(err, "a conversion");

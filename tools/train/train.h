@@ -68,7 +68,7 @@ typedef struct train_source {
     char *path;                /* of the checkpoint or directory itself */
     bool is_hf;
     fsdp_transformer_config config;
-    fsdp_text config_text, tokenizer_text;     /* tokenizer: "" when there is none */
+    fsdp_text config_text, tokenizer_text, generation_text;    /* of JSON files; "" where there is none */
     int64_t step;              /* FSDP_NO_STEP: none */
     fsdp_text train_config;    /* of a checkpoint of a training */
     fsdp_value data;
@@ -95,6 +95,7 @@ typedef struct train_job {
     train_batches *batches;
     fsdp_transformer_config model_config;
     fsdp_text model_text;      /* config.json */
+    fsdp_text generation_text; /* generation_config.json, of --init */
     fsdp_transformer *model;
     fsdp_root *root;
     fsdp_optim *optim;

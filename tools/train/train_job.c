@@ -31,6 +31,16 @@ static fsdp_status take_model(train_job *job, const fsdp_transformer_config *con
     return job->model_text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory") : FSDP_OK;
 }
 
+static fsdp_status take_source(train_job *job, const train_source *source, fsdp_error *err)
+{
+    const fsdp_text *text = &source->generation_text;
+    if (text->size > 0)
+        fsdp_text_add(&job->generation_text, text->data, text->size);
+    if (job->generation_text.failed)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    return take_model(job, &source->config, &source->config_text, err);
+}
+
 static int64_t inner_of(const train_config *config)
 {
     if (config->model.inner > 0)
@@ -135,7 +145,7 @@ static fsdp_status prepare(train_job *job, const train_source *source, fsdp_erro
 {
     FSDP_TRY(open_tokenizer(job, source, err));
     if (source)
-        FSDP_TRY(take_model(job, &source->config, &source->config_text, err));
+        FSDP_TRY(take_source(job, source, err));
     else if (!job->tokenizer)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--batches needs --init, which says the vocabulary");
     else
@@ -284,4 +294,5 @@ void train_job_end(train_job *job)
     fsdp_transformer_free(job->model);
     fsdp_mesh_free(job->mesh);
     fsdp_text_release(&job->model_text);
+    fsdp_text_release(&job->generation_text);
 }

@@ -22,14 +22,16 @@ static bool find_in(const char *directory, const char *name, char path_out[PATH_
 static fsdp_status open_hf(const char *path, const char *config, train_source *source,
                            fsdp_error *err)
 {
-    char tokenizer[PATH_MAX];
+    char file[PATH_MAX];
     source->is_hf = true;
     source->path = strdup(path);
     if (!source->path)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     FSDP_TRY(train_file_read(config, MOST_CONFIG, &source->config_text, err));
-    if (find_in(path, "tokenizer.json", tokenizer))
-        FSDP_TRY(train_file_read(tokenizer, MOST_TOKENIZER, &source->tokenizer_text, err));
+    if (find_in(path, "tokenizer.json", file))
+        FSDP_TRY(train_file_read(file, MOST_TOKENIZER, &source->tokenizer_text, err));
+    if (find_in(path, "generation_config.json", file))
+        FSDP_TRY(train_file_read(file, MOST_CONFIG, &source->generation_text, err));
     return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, config,
                                          &source->config, err);
 }
@@ -56,6 +58,7 @@ static fsdp_status take_values(const fsdp_sd *sd, const char *path, train_source
     const fsdp_value *data = find_value(sd, "train.data");
     take_text(sd, "train.hf_config", &source->config_text);
     take_text(sd, "train.tokenizer", &source->tokenizer_text);
+    take_text(sd, "train.generation_config", &source->generation_text);
     take_text(sd, "train.config", &source->train_config);
     if (source->config_text.size == 0)
         return fsdp_fail(
@@ -99,6 +102,7 @@ void train_source_close(train_source *source)
     free(source->path);
     fsdp_text_release(&source->config_text);
     fsdp_text_release(&source->tokenizer_text);
+    fsdp_text_release(&source->generation_text);
     fsdp_text_release(&source->train_config);
     fsdp_value_release(&source->data);
     *source = (train_source){0};

@@ -22,16 +22,25 @@ static fsdp_status add_number(fsdp_sd *sd, const char *name, int64_t number, fsd
     return fsdp_sd_add_value(sd, name, strlen(name), &value, err);
 }
 
+/* The text of a tokenizer.json, also of bytes, so that an export needs nothing else; "" without a tokenizer. */
+static void add_tokenizer_text(const train_job *job, fsdp_text *text)
+{
+    size_t size = 0;
+    const char *data = job->tokenizer ? fsdp_tokenizer_text(job->tokenizer, &size) : "";
+    if (size == strlen("bytes") && memcmp(data, "bytes", size) == 0)
+        fsdp_tokenizer_add_bytes_json(text);
+    else
+        fsdp_text_add(text, data, size);
+}
+
 static fsdp_status add_tokenizer(const train_job *job, fsdp_sd *sd, fsdp_error *err)
 {
     fsdp_text text = {0};
-    if (job->tokenizer) {
-        size_t size;
-        const char *data = fsdp_tokenizer_text(job->tokenizer, &size);
-        text.data = (char *)data; /* borrowed: not released */
-        text.size = size;
-    }
-    return add_text(sd, "train.tokenizer", &text, err);
+    add_tokenizer_text(job, &text);
+    fsdp_status st = text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
+                                 : add_text(sd, "train.tokenizer", &text, err);
+    fsdp_text_release(&text);
+    return st;
 }
 
 static fsdp_status add_config(const train_job *job, fsdp_sd *sd, fsdp_error *err)
@@ -81,6 +90,8 @@ fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err)
     FSDP_TRY(add_data(job, sd, err));
     FSDP_TRY(add_config(job, sd, err));
     FSDP_TRY(add_text(sd, "train.hf_config", &job->model_text, err));
+    if (job->generation_text.size > 0)
+        FSDP_TRY(add_text(sd, "train.generation_config", &job->generation_text, err));
     return add_tokenizer(job, sd, err);
 }
 
@@ -121,10 +132,13 @@ static fsdp_status check_config(const train_job *job, const train_source *source
 
 static bool is_same_tokenizer(const train_job *job, const train_source *source)
 {
-    size_t size = 0;
-    const char *text = job->tokenizer ? fsdp_tokenizer_text(job->tokenizer, &size) : "";
-    return size == source->tokenizer_text.size &&
-           (size == 0 || memcmp(text, source->tokenizer_text.data, size) == 0);
+    fsdp_text text = {0};
+    add_tokenizer_text(job, &text);
+    bool is_same =
+        !text.failed && text.size == source->tokenizer_text.size &&
+        (text.size == 0 || memcmp(text.data, source->tokenizer_text.data, text.size) == 0);
+    fsdp_text_release(&text);
+    return is_same;
 }
 
 /* All but the last item, which is how far the training came. */
