@@ -217,6 +217,34 @@ Test(zip, names_with_a_zero_byte_are_refused_as_data_too)
     cr_expect(strstr(err.text, "zero byte"), "%s", err.text);
 }
 
+/* Sets byte 3 of the first name and the flags of its two headers. */
+static void rename_first(uint8_t letter, unsigned local_flags, unsigned flags)
+{
+    *archive(FIRST_NAME + 3) = *archive(directory() + 46 + 3) = letter;
+    *archive(FIRST_LOCAL + 7) = (uint8_t)(local_flags >> 8);
+    *archive(directory() + 9) = (uint8_t)(flags >> 8);
+}
+
+Test(zip, names_without_the_flag_of_utf_8_are_in_code_page_437_where_they_are_data)
+{
+    enum { UTF8 = 0x800 };
+    rename_first(0x82, 0, 0);
+    cr_assert_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(fsdp_zip_at(zip, 0)->name, "a/o\u00e9e");
+    cr_expect_eq(fsdp_zip_find(zip, "a/o\u00e9e", 6), fsdp_zip_at(zip, 0));
+    cr_expect_str_eq(fsdp_zip_at(zip, 1)->name, "a/two");
+    cr_assert_eq(open_zip(0), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(fsdp_zip_at(zip, 0)->name, "a/o\x82\x65");
+    rename_first(0x82, UTF8, UTF8);
+    cr_assert_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(fsdp_zip_at(zip, 0)->name, "a/o\x82\x65");
+    rename_first(0x82, UTF8, 0);
+    cr_expect_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_ERR_REFUSED);
+    cr_expect(strstr(err.text, "two names"), "%s", err.text);
+    rename_first('n', UTF8, 0);
+    cr_expect_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s", err.text);
+}
+
 Test(zip, files_that_are_marked_as_folders_are_refused)
 {
     *archive(directory() + 38) = 0x10;
@@ -245,9 +273,10 @@ Test(zip, the_same_name_twice_is_refused)
 
 Test(zip, running_out_of_memory_is_an_error)
 {
+    rename_first(0x82, 0, 0);
     for (int64_t n = 0;; n++) {
         fsdp_mem_fail_after(n, false);
-        fsdp_status st = open_zip(0);
+        fsdp_status st = open_zip(FSDP_ZIP_NAMES_ARE_DATA);
         fsdp_mem_fail_after(-1, false);
         if (st == FSDP_OK)
             break;
