@@ -22,6 +22,7 @@ extern "C" {
 typedef struct fsdp_world fsdp_world;
 struct fsdp_comm;
 
+/* Local, as all calls here that are not marked collective. */
 FSDP_API int fsdp_world_rank(const fsdp_world *world);
 FSDP_API int fsdp_world_size(const fsdp_world *world);
 /* Among the ranks of this host. */
