@@ -177,6 +177,25 @@ Test(zip, more_records_than_the_directory_can_hold_are_refused)
     cr_expect(strstr(err.text, "counts more records"), "%s", err.text);
 }
 
+/* The zip64 end record, of 56 bytes, ends before its locator. */
+Test(zip, a_zip64_end_record_is_no_part_of_its_locator)
+{
+    enum { LOCATOR_BYTES = 20, END64_BYTES = 56 };
+    size_t locator = end_record();
+    memmove(archive(locator + LOCATOR_BYTES), archive(locator), 22);
+    file.size += LOCATOR_BYTES;
+    for (size_t before = END64_BYTES - 1; before <= END64_BYTES; before++) {
+        uint8_t bytes[LOCATOR_BYTES] = {'P', 'K', 6, 7, [16] = 1};
+        bytes[8] = (uint8_t)(locator - before);
+        memcpy(archive(locator), bytes, sizeof bytes);
+        cr_expect_eq(open_zip(0), FSDP_ERR_DAMAGED);
+        cr_expect(strstr(err.text, before < END64_BYTES
+                                       ? "locator that points nowhere"
+                                       : "no zip64 end record where its locator points"),
+                  "%zu bytes before: %s", before, err.text);
+    }
+}
+
 /* The last record has no bytes, so that its data begins where the directory does. */
 Test(zip, a_record_ends_before_the_directory)
 {

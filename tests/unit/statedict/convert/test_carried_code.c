@@ -86,6 +86,18 @@ Test(carried_code, an_object_is_copied_on_request_only)
     }
 }
 
+Test(carried_code, an_object_that_is_left_out_is_not_carried)
+{
+    const fsdp_value other = fsdp_value_i64(1);
+    fsdp_value object = opaque_value(OBJECT, sizeof(OBJECT) - 1);
+    fsdp_convert_opts opts = {.format = "fsdp"};
+    save_value(&object, &other);
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_ERR_USAGE);
+    opts.select.exclude = "^object$";
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_OK, "%s", err.text);
+    fsdp_value_release(&object);
+}
+
 /* Items of DCP are zips: the plan refuses other bytes, before the re-read would. */
 Test(carried_code, the_plan_of_dcp_refuses_bytes_that_are_no_zip)
 {
