@@ -116,11 +116,11 @@ fsdp_status fsdp_message_begin(message_group *group, const fsdp_comm_header *hea
 /* --- message_exchange.c ----------------------------------------------------------------------- */
 
 /* Moves bytes along the routes of the group. With `fold`, received bytes are operands: the sum of those of
- * all members, `own` among them, goes to `to`. */
+ * all members, `local` among them, goes to `to`. */
 typedef struct message_exchange {
     message_group *group;
     const fsdp_collective *fold;       /* the call that reduces; NULL: bytes go to the routes' `in` */
-    const unsigned char *own;
+    const unsigned char *local;
     unsigned char *to;
     uint64_t to_size;
 } message_exchange;

@@ -17,9 +17,9 @@
 /* A source of memory in place of the device: a communicator, or a unit's custom collective. Two are equal if
  * all their members are. All zero: the device alone. */
 typedef struct fsdp_allocator {
-    void *user;
-    void *(*alloc)(void *user, size_t size);
-    void (*dealloc)(void *user, void *data);       /* NULL: its blocks stay in the pool until that ends */
+    void *context;
+    void *(*alloc)(void *context, size_t size);
+    void (*dealloc)(void *context, void *data);       /* NULL: its blocks stay in the pool until that ends */
     bool is_required;          /* alloc gives NULL: a failure. Otherwise the device gives instead */
 } fsdp_allocator;
 fsdp_allocator fsdp_allocator_of_comm(fsdp_comm *comm);                        /* accepts NULL */

@@ -48,7 +48,7 @@ void fsdp_work_rects(fsdp_stream *stream, fsdp_rect_list *list);
  * instead of it. counts and unit of the call stay the caller's until it is done. */
 void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered, const fsdp_collective *call,
                           const fsdp_custom_collective *custom);
-void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *user, void *data,
+void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *context, void *data,
                                fsdp_dtype dtype, int64_t count);
 
 /* --- arithmetic -------------------------------------------------------------------------------- */

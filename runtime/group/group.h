@@ -37,7 +37,7 @@ typedef struct fsdp_group_settings {
     fsdp_dtype reduce_dtype;           /* NONE: each parameter's own */
     double divide_factor;              /* 0: the number of ranks */
     fsdp_all_reduce_hook all_reduce_hook;
-    void *all_reduce_hook_user;
+    void *all_reduce_hook_context;
     fsdp_custom_collective *custom_gather, *custom_reduce, *custom_all_reduce;     /* or NULL */
 } fsdp_group_settings;
 
@@ -74,7 +74,7 @@ struct fsdp_group {
     fsdp_param **params;
     size_t count;
     fsdp_mesh_roles roles;             /* of the mesh, several dims that shard, or replicate, seen as one */
-    fsdp_mesh *own_mesh;               /* that mesh when it was made here, else NULL */
+    fsdp_mesh *made_mesh;               /* that mesh when it was made here, else NULL */
     /* NULL in groups of one rank. `again` connects the ranks of an int reshard, `reduce` is a second
      * communicator for reductions or the same as `shard`. */
     fsdp_ordered_comm *shard, *replicate, *again, *reduce;

@@ -40,7 +40,7 @@ struct fsdp_param {
     int place_count;
     fsdp_extension *extension;         /* or NULL */
     fsdp_grad_hook hook;
-    void *hook_user;
+    void *hook_context;
     fsdp_unit *unit;                   /* NULL: of none yet, or ignored */
     bool is_ignored;
     fsdp_unit *ignored_by;             /* the unit whose opts ignore it; NULL: the FSDP1 face does */
@@ -98,7 +98,7 @@ fsdp_status fsdp_param_lay_out(fsdp_param *param, const fsdp_mesh_roles *roles, 
                                fsdp_error *err);
 /* The number of elements of the data, of this rank's rows, and of the data with every shard padded. */
 int64_t fsdp_param_count(const fsdp_param *param);
-int64_t fsdp_param_own_count(const fsdp_param *param);
+int64_t fsdp_param_local_count(const fsdp_param *param);
 int64_t fsdp_param_padded_count(const fsdp_param *param, int parts);
 
 /* This rank's part of a parameter that lies in a flat one: elements [first, first + count) of it, which begin

@@ -163,7 +163,7 @@ static void print_places(FILE *out, toy *net)
             const fsdp_wrap_place place = fsdp_wrap_place_of(both[k]);
             fprintf(out, "place\t%s\t\t%lld %lld %lld %lld %lld\n", fsdp_param_name(both[k]),
                     (long long)place.offset, (long long)place.count, (long long)place.first,
-                    (long long)place.own, (long long)place.at);
+                    (long long)place.local, (long long)place.at);
         }
     }
 }

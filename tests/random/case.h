@@ -69,6 +69,7 @@ typedef struct training_case {
     int unit_count;
     bool is_adamw, has_master, is_nested;
     double momentum;
+    bool has_groups, has_own_hypers, maximizes, is_nesterov;   /* the optimizer: two groups, no defaults */
     bool is_finalized_by_hand;
     bool accumulates;                  /* backwards without reduction, or without all-reduce */
     bool repeats;                      /* layers run twice in a forward */
