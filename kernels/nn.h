@@ -32,7 +32,7 @@ typedef struct fsdp_nn_product {
     int64_t rows, columns, inner;
     bool a_is_turned;          /* a is stored inner x rows */
     bool b_is_turned;          /* b is stored columns x inner, as the weight of a linear layer is */
-    bool adds;                 /* to what is in out; without bias */
+    bool adds;                 /* the chains start from what is in out; without bias */
     const float *bias;         /* NULL: none */
 } fsdp_nn_product;
 
@@ -159,7 +159,7 @@ typedef struct fsdp_nn_ops {
     void (*zero)(fsdp_nn *nn, float *data, int64_t count);
     void (*copy)(fsdp_nn *nn, float *to, const float *from, int64_t count);
     void (*upload)(fsdp_nn *nn, float *to, const float *host, int64_t count);
-    void (*download)(fsdp_nn *nn, float *host, const float *from, int64_t count);      /* valid after finish */
+    void (*download)(fsdp_nn *nn, float *host, const float *from, int64_t count); /* valid after finish */
 
     void (*product)(fsdp_nn *nn, const fsdp_nn_product *call);
     void (*column_sums)(fsdp_nn *nn, float *sums, const float *x, int64_t rows, int64_t columns); /* adds */
@@ -184,8 +184,8 @@ struct fsdp_nn {
     const fsdp_nn_ops *ops;    /* of the one who made it, which has its own struct around this one */
 };
 
-/* On the host, with threads >= 1 of its own. *nn_out is the caller's: nn->ops->close. The best kernels of this
- * processor; FSDP_KERNELS=c in the environment forces the plain ones. */
+/* On the host, on 1 to 1024 threads, the caller's among them. *nn_out is the caller's: nn->ops->close. The best
+ * kernels of this processor; FSDP_KERNELS=c in the environment forces the plain ones. */
 fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err);
 /* "avx2" or "c": what fsdp_nn_open_cpu's kernels were made for. */
 const char *fsdp_nn_cpu_variant(void);
