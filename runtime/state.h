@@ -100,13 +100,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsd
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 /*
- * Everything that checkpoint.h can do, and entries of the caller's own: where the data stood, say. They are a
- * state dict of its own, under names that the model's and the optimizers' have not.
+ * Everything that checkpoint.h can do, and extra entries of the caller, such as the position in the data.
+ * They are a state dict with names that neither the model nor the optimizers have.
  *
- *   fsdp_root_save_opts opts = {.save.step = &step, .into_run = true, .own = own};   own has "data.epoch"
+ *   fsdp_root_save_opts opts = {.save.step = &step, .into_run = true, .extra = extra};
+ *                                                                     extra has "data.epoch"
  *   FSDP_TRY(fsdp_root_save(root, "run", &opts, err));
  *   ...
- *   fsdp_root_load_opts opts = {.own = own, .step = &step};
+ *   fsdp_root_load_opts opts = {.extra = extra, .step = &step};
  *   FSDP_TRY(fsdp_root_load(root, "run", &opts, err));
  */
 typedef struct fsdp_root_save_opts {
@@ -117,7 +118,7 @@ typedef struct fsdp_root_save_opts {
     fsdp_save_opts save;       /* kind, step, compress, overwrite, retain, ... */
     bool into_run;             /* dir is a run: the checkpoint is RUN/step-N, by fsdp_run_save. Needs
                                 * save.step; nothing is overwritten */
-    const fsdp_sd *own;        /* saved, too: values, and tensors, whose memory is borrowed. May be NULL */
+    const fsdp_sd *extra;      /* saved, too: values, and tensors, whose memory is borrowed. May be NULL */
 } fsdp_root_save_opts;
 
 /* Collective over the world. fsdp_sd_save of the sharded dict: on failure no checkpoint appears, and what was
@@ -130,8 +131,8 @@ typedef struct fsdp_root_load_opts {
     fsdp_load_opts load;       /* check, cast, watch, ... partial is set here or in state. The report has
                                 * names as fsdp_root_set_state does, also when they are why it failed; and the
                                 * path. include and exclude are FSDP_ERR_USAGE: state has submodules */
-    fsdp_sd *own;              /* loaded, too: tensors into their memory (where there is none, the state
-                                * dict's own), values replaced. A name that the checkpoint lacks is
+    fsdp_sd *extra;            /* loaded, too: tensors into their memory (where there is none, memory of that
+                                * state dict), values replaced. A name that the checkpoint lacks is
                                 * missing; if partial, its entry stays as it is. May be NULL */
     int64_t *step;             /* gets the checkpoint's step, FSDP_NO_STEP if it has none. May be NULL */
 } fsdp_root_load_opts;

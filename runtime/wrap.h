@@ -162,7 +162,7 @@ FSDP_API fsdp_wrap_training fsdp_wrap_training_state(const fsdp_wrap *wrap);
 typedef struct fsdp_wrap_place {
     fsdp_param *flat;          /* NULL: it was ignored, or is a buffer; the rest is zero then */
     int64_t offset, count;     /* in the flat parameter */
-    int64_t first, own;        /* this rank's run of it; own 0: none */
+    int64_t first, local;      /* this rank's run of it: first element, elements; local 0: none */
     int64_t at;                /* the run's first element in this rank's chunk */
 } fsdp_wrap_place;
 FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);

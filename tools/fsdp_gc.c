@@ -44,7 +44,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->pins = calloc((size_t)state->argc + 1, sizeof *opts->pins);
         policy->pins = opts->pins;
         opts->pin_met = calloc((size_t)state->argc + 1, sizeof *opts->pin_met);
-        state->child_inputs[0] = &opts->common;
+        state->child_inputs[0] = state->child_inputs[1] = &opts->common;
         return opts->pins && opts->pin_met ? 0 : ENOMEM;
     case KEY_YES: opts->yes = true; return 0;
     case KEY_LAST:
@@ -69,7 +69,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&cli_general_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&cli_buffers_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {.options = options, .parser = parse, .children = children};
 
 static const cli_tool tool = {
@@ -171,6 +172,8 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
     fsdp_retain_opts retain = {.apply = opts->yes,
                                .report = on_action,
                                .report_context = &report,
+                               .threads = opts->common.jobs,
+                               .memory = opts->common.memory,
                                .watch = cli_watch(&opts->common)};
     FSDP_TRY(cli_check_not_checkpoint(opts->run, err));
     if (opts->common.json) {

@@ -267,17 +267,17 @@ fsdp_status fsdp_io_replace_file(fsdp_io *io, const char *path, const void *data
 /* --- names of a directory --------------------------------------------------------------------- */
 
 typedef struct name_search {
-    bool (*wanted)(void *user, const char *name);
-    void *user;
+    bool (*wanted)(void *context, const char *name);
+    void *context;
     fsdp_io_names *names;
     bool failed;
 } name_search;
 
-static int keep_name(void *user, const char *name)
+static int keep_name(void *context, const char *name)
 {
-    name_search *search = user;
+    name_search *search = context;
     fsdp_io_names *names = search->names;
-    if (search->wanted && !search->wanted(search->user, name))
+    if (search->wanted && !search->wanted(search->context, name))
         return 0;
     char *copy = fsdp_arena_strndup(&names->arena, name, strlen(name));
     if (!copy || !fsdp_grow(&names->items, &names->capacity, names->count + 1, sizeof copy)) {
@@ -289,11 +289,11 @@ static int keep_name(void *user, const char *name)
 }
 
 fsdp_status fsdp_io_list_names(fsdp_io *io, const char *path,
-                               bool (*wanted)(void *user, const char *name), void *user,
+                               bool (*wanted)(void *context, const char *name), void *context,
                                fsdp_io_names *names_out, fsdp_error *err)
 {
     *names_out = (fsdp_io_names){0};
-    name_search search = {.wanted = wanted, .user = user, .names = names_out};
+    name_search search = {.wanted = wanted, .context = context, .names = names_out};
     io = or_posix(io);
     int result = io->ops->list(io, path, keep_name, &search);
     if (result == 0 && !search.failed)
@@ -338,7 +338,8 @@ static fsdp_status remove_children(fsdp_io *io, const char *path, int depth, fsd
     return status;
 }
 
-/* unlink tells directories from files here, since it never follows a symbolic link, as info does. */
+/* The result of unlink distinguishes directories from files, since info would follow a symbolic
+ * link. */
 static fsdp_status remove_entry(fsdp_io *io, const char *path, int depth, fsdp_error *err)
 {
     int result = io->ops->unlink(io, path);

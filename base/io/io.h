@@ -20,6 +20,7 @@
 
 typedef struct fsdp_io fsdp_io;
 typedef struct fsdp_file fsdp_file;
+typedef struct fsdp_host fsdp_host;    /* process.h; NULL: the calling process and the system's clock */
 
 enum {
     FSDP_IO_READ = 1,          /* an existing regular file, read only */
@@ -79,7 +80,7 @@ typedef struct fsdp_io_ops {
     int (*rmdir)(fsdp_io *io, const char *path);
     int (*sync_dir)(fsdp_io *io, const char *path);
     /* Names in no order, without "." and "..". visit returns non-zero to stop. */
-    int (*list)(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name), void *user);
+    int (*list)(fsdp_io *io, const char *path, int (*visit)(void *context, const char *name), void *context);
     int (*info)(fsdp_io *io, const char *path, fsdp_file_info *info_out);
     int (*space)(fsdp_io *io, const char *path, fsdp_space *space_out);
     /* Removes a tree and never follows a symbolic link, not even one that replaces a directory during the
@@ -88,10 +89,11 @@ typedef struct fsdp_io_ops {
 } fsdp_io_ops;
 
 /* Back ends put these first in their own structs. */
-struct fsdp_io { const fsdp_io_ops *ops; unsigned trust; };
+struct fsdp_io { const fsdp_io_ops *ops; unsigned trust; const fsdp_host *host; };
 struct fsdp_file { const fsdp_io_ops *ops; };
 
-/* How far files that are read are trusted: bits of fsdp_io.trust. A wrapper has those of its inner io. */
+/* How far files that are read are trusted: bits of fsdp_io.trust. A wrapper has the trust and the host of its
+ * inner io. */
 enum {
     FSDP_TRUST_LINKS = 1,      /* a symbolic link in a checkpoint's directory may lead anywhere */
     FSDP_TRUST_LIMITS = 2      /* resource limits alone confine a child that reads another program's file */
@@ -145,8 +147,8 @@ typedef struct fsdp_io_names {
     size_t count, capacity;
     fsdp_arena arena;
 } fsdp_io_names;
-fsdp_status fsdp_io_list_names(fsdp_io *io, const char *path, bool (*wanted)(void *user, const char *name),
-                               void *user, fsdp_io_names *names_out, fsdp_error *err);
+fsdp_status fsdp_io_list_names(fsdp_io *io, const char *path, bool (*wanted)(void *context, const char *name),
+                               void *context, fsdp_io_names *names_out, fsdp_error *err);
 void fsdp_io_names_release(fsdp_io_names *names);
 
 /* Deletes a directory tree (files and folders only; links are unlinked, not followed). Idempotent. */

@@ -86,13 +86,13 @@ static int dry_on_path(fsdp_io *io, const char *path)
     return 0;
 }
 
-static int dry_list(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
-                    void *user)
+static int dry_list(fsdp_io *io, const char *path, int (*visit)(void *context, const char *name),
+                    void *context)
 {
     (void)io;
     (void)path;
     (void)visit;
-    (void)user;
+    (void)context;
     return 0;
 }
 

@@ -30,24 +30,24 @@ static limit_io *owner_of(fsdp_file *file)
 
 /* --- time ------------------------------------------------------------------------------------- */
 
-static int64_t system_now(void *user)
+static int64_t system_now(void *context)
 {
     struct timespec now;
-    (void)user;
+    (void)context;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * SECOND + now.tv_nsec;
 }
 
-static void system_sleep(void *user, int64_t ns)
+static void system_sleep(void *context, int64_t ns)
 {
-    (void)user;
+    (void)context;
     struct timespec wait = {.tv_sec = ns / SECOND, .tv_nsec = ns % SECOND};
     (void)nanosleep(&wait, NULL); /* a signal may shorten it: the caller checks the clock */
 }
 
 static bool is_stopped(const limit_io *limit)
 {
-    return limit->opts.stopped && limit->opts.stopped(limit->opts.user);
+    return limit->opts.stopped && limit->opts.stopped(limit->opts.context);
 }
 
 /* --- booking transfers ------------------------------------------------------------------------ */
@@ -76,7 +76,7 @@ static void give_back(const limit_io *limit, rate_turn *turn, size_t bytes)
 
 static int await_turn(const limit_io *limit, rate_turn *turn, size_t bytes)
 {
-    int64_t now = limit->opts.now_ns(limit->opts.user);
+    int64_t now = limit->opts.now_ns(limit->opts.context);
     int64_t begin = take_turn(limit, turn, bytes, now);
     while (now < begin) {
         if (is_stopped(limit) && bytes < PIECE_LEAST)
@@ -85,8 +85,8 @@ static int await_turn(const limit_io *limit, rate_turn *turn, size_t bytes)
             give_back(limit, turn, bytes);
             return -ECANCELED;
         }
-        limit->opts.sleep_ns(limit->opts.user, begin - now < SLICE ? begin - now : SLICE);
-        now = limit->opts.now_ns(limit->opts.user);
+        limit->opts.sleep_ns(limit->opts.context, begin - now < SLICE ? begin - now : SLICE);
+        now = limit->opts.now_ns(limit->opts.context);
     }
     return 0;
 }

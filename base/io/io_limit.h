@@ -13,11 +13,11 @@
 
 typedef struct fsdp_io_limit_opts {
     int64_t bytes_per_second;          /* at least 1 */
-    /* All called from any thread, and with user. NULL: never stopped; the system's clock. */
-    bool (*stopped)(void *user);
-    int64_t (*now_ns)(void *user);
-    void (*sleep_ns)(void *user, int64_t ns);
-    void *user;
+    /* Called from any thread. NULL: never stopped; the system's clock. */
+    bool (*stopped)(void *context);
+    int64_t (*now_ns)(void *context);
+    void (*sleep_ns)(void *context, int64_t ns);
+    void *context;
 } fsdp_io_limit_opts;
 
 /* Borrows inner until it is freed. */

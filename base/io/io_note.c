@@ -41,10 +41,10 @@ static int note_unlink(fsdp_io *io, const char *path)
     return inner_io(io)->ops->unlink(inner_io(io), path);
 }
 
-static int note_list(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
-                     void *user)
+static int note_list(fsdp_io *io, const char *path, int (*visit)(void *context, const char *name),
+                     void *context)
 {
-    return inner_io(io)->ops->list(inner_io(io), path, visit, user);
+    return inner_io(io)->ops->list(inner_io(io), path, visit, context);
 }
 
 static int note_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
@@ -64,7 +64,7 @@ static const fsdp_io_ops note_ops = {
 
 void fsdp_io_note_begin(fsdp_io_note *note, fsdp_io *inner)
 {
-    *note = (fsdp_io_note){.io = {&note_ops, inner->trust}, .inner = inner};
+    *note = (fsdp_io_note){.io = {&note_ops, inner->trust, inner->host}, .inner = inner};
 }
 
 void fsdp_io_note_release(fsdp_io_note *note)

@@ -115,10 +115,10 @@ static int pass_sync_dir(fsdp_io *io, const char *path)
     return inner_io(io)->ops->sync_dir(inner_io(io), path);
 }
 
-static int pass_list(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
-                     void *user)
+static int pass_list(fsdp_io *io, const char *path, int (*visit)(void *context, const char *name),
+                     void *context)
 {
-    return inner_io(io)->ops->list(inner_io(io), path, visit, user);
+    return inner_io(io)->ops->list(inner_io(io), path, visit, context);
 }
 
 static int pass_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
@@ -163,7 +163,7 @@ static const fsdp_io_ops pass_ops = {
 void fsdp_io_pass_begin(fsdp_io_pass *pass, const char *name, fsdp_io *inner)
 {
     *pass = (fsdp_io_pass){.inner = inner, .ops = pass_ops};
-    pass->base = (fsdp_io){&pass->ops, inner->trust};
+    pass->base = (fsdp_io){&pass->ops, inner->trust, inner->host};
     pass->ops.name = name;
     if (!inner->ops->remove_tree)
         pass->ops.remove_tree = NULL;

@@ -253,8 +253,8 @@ static int posix_sync_dir(fsdp_io *io, const char *path)
     return result;
 }
 
-static int posix_list(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
-                      void *user)
+static int posix_list(fsdp_io *io, const char *path, int (*visit)(void *context, const char *name),
+                      void *context)
 {
     (void)io;
     DIR *dir = opendir(path);
@@ -270,7 +270,7 @@ static int posix_list(fsdp_io *io, const char *path, int (*visit)(void *user, co
         }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        if (visit(user, entry->d_name) != 0)
+        if (visit(context, entry->d_name) != 0)
             break;
     }
     closedir(dir);
@@ -421,6 +421,6 @@ fsdp_io *fsdp_io_posix_trusting(unsigned trust)
 {
     enum { ALL = FSDP_TRUST_LINKS | FSDP_TRUST_LIMITS };
     static fsdp_io ios[ALL + 1] = {
-        {&posix_ops, 0}, {&posix_ops, 1}, {&posix_ops, 2}, {&posix_ops, 3}};
+        {&posix_ops, 0, NULL}, {&posix_ops, 1, NULL}, {&posix_ops, 2, NULL}, {&posix_ops, 3, NULL}};
     return &ios[trust & ALL];
 }

@@ -122,8 +122,6 @@ static bool is_inside(const group_walk *walk, haddr_t address)
 static fsdp_status enter_group(group_walk *walk, hid_t group, haddr_t address)
 {
     char name[NAME_SHOWN];
-    if (is_inside(walk, address))
-        return FSDP_OK;
     if (walk->depth >= DEEPEST)
         return fsdp_fail(walk->err, FSDP_ERR_LIMIT, "groups are nested more than %d deep", DEEPEST);
     if (!fsdp_grow(&walk->frames, &walk->room, walk->depth + 1, sizeof *walk->frames))

@@ -355,11 +355,11 @@ static const segment *segment_of_rank(const fsdp_shard_reader *reader, uint32_t 
 const fsdp_stored_box *fsdp_shard_find(const fsdp_shard_reader *reader, uint32_t rank,
                                        uint32_t tensor, uint32_t part)
 {
-    const segment *own = segment_of_rank(reader, rank);
-    if (!own)
+    const segment *stored = segment_of_rank(reader, rank);
+    if (!stored)
         return NULL;
     const fsdp_stored_box wanted = {.tensor = tensor, .part = part};
-    size_t low = own->first, high = own->first + own->count;
+    size_t low = stored->first, high = stored->first + stored->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         if (in_order(&reader->boxes[middle], &wanted))
@@ -367,7 +367,7 @@ const fsdp_stored_box *fsdp_shard_find(const fsdp_shard_reader *reader, uint32_t
         else
             high = middle;
     }
-    if (low == own->first + own->count || in_order(&wanted, &reader->boxes[low]))
+    if (low == stored->first + stored->count || in_order(&wanted, &reader->boxes[low]))
         return NULL;
     return &reader->boxes[low];
 }

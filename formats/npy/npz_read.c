@@ -222,9 +222,9 @@ static fsdp_status read_escaped_names(fsdp_source *source, int file, const fsdp_
 
 static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
 {
-    zip_file user = {.source = source, .file = file};
+    zip_file context = {.source = source, .file = file};
     fsdp_zip_input input = {.read = read_zip,
-                            .user = &user,
+                            .context = &context,
                             .path = fsdp_source_path(source),
                             .size = fsdp_source_file_size(source, (size_t)file)};
     fsdp_zip *zip = NULL;

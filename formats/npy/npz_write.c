@@ -74,26 +74,27 @@ static void add_header(fsdp_text *out, const fsdp_packed_tensor *what)
 static fsdp_status make_head(const fsdp_packed *target, const target_tensor *tensor,
                              fsdp_text *head, fsdp_zip_member *member, fsdp_error *err)
 {
-    fsdp_text own = {0}, name = {0};
-    add_header(&own, &tensor->what);
+    fsdp_text header = {0}, name = {0};
+    add_header(&header, &tensor->what);
     fsdp_text_add(&name, tensor->stored_name, tensor->stored_name_size);
     fsdp_text_add(&name, ".npy", SUFFIX);
     member->name = name.data;
     member->name_size = name.size;
-    fsdp_status status = own.failed || name.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
-    if (status == FSDP_OK && fsdp_add_overflow(tensor->size, (int64_t)own.size, &member->size))
+    fsdp_status status =
+        header.failed || name.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
+    if (status == FSDP_OK && fsdp_add_overflow(tensor->size, (int64_t)header.size, &member->size))
         status = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
     if (status == FSDP_OK) {
-        uint32_t own_crc = fsdp_crc32(0, own.data, own.size);
-        member->crc = fsdp_crc32_join(own_crc, member->crc, (uint64_t)tensor->size);
+        uint32_t header_crc = fsdp_crc32(0, header.data, header.size);
+        member->crc = fsdp_crc32_join(header_crc, member->crc, (uint64_t)tensor->size);
         head->size = 0;
         fsdp_zip_emit_local(head, member, ALIGNMENT);
-        fsdp_text_add(head, own.data, own.size);
+        fsdp_text_add(head, header.data, header.size);
         if (head->failed)
             status = fsdp_fail_memory(err, target->path);
     }
     member->name = NULL;
-    fsdp_text_release(&own);
+    fsdp_text_release(&header);
     fsdp_text_release(&name);
     return status;
 }

@@ -262,8 +262,9 @@ typedef fsdp_status (*read_item)(header_reader *reader, fsdp_json *json, const u
                                  fsdp_error *err);
 
 /* Reads a text of the metadata that is a JSON object with a member per tensor. */
-static fsdp_status read_own_text(header_reader *reader, const char *key_of_text, const char *text,
-                                 size_t text_size, read_item read, fsdp_error *err)
+static fsdp_status read_native_text(header_reader *reader, const char *key_of_text,
+                                    const char *text, size_t text_size, read_item read,
+                                    fsdp_error *err)
 {
     fsdp_json json;
     fsdp_json_init(&json, text, text_size, reader->path);
@@ -296,7 +297,7 @@ typedef struct metadata_reader {
     struct {
         char *text;
         size_t size;
-    } own[METADATA_TEXTS]; /* text NULL: no such key */
+    } native[METADATA_TEXTS]; /* text NULL: no such key */
 } metadata_reader;
 
 static bool is_key(const char *key, size_t size, const char *wanted)
@@ -319,9 +320,9 @@ static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, c
     for (int i = 0; i < METADATA_TEXTS; i++) {
         if (!is_key(kept, key_size, metadata_keys[i]))
             continue;
-        metadata->own[i].text = fsdp_arena_strndup(&metadata->arena, data, size);
-        metadata->own[i].size = size;
-        if (!metadata->own[i].text)
+        metadata->native[i].text = fsdp_arena_strndup(&metadata->arena, data, size);
+        metadata->native[i].size = size;
+        if (!metadata->native[i].text)
             return fsdp_fail_memory(err, reader->path);
     }
     fsdp_text *text = &reader->header->metadata;
@@ -389,19 +390,19 @@ static fsdp_status resolve_names(header_reader *reader, const char *text, size_t
 }
 
 /* Shapes come first, because the offsets must have as many dims. */
-static fsdp_status read_own_texts(header_reader *reader, const metadata_reader *metadata,
-                                  fsdp_error *err)
+static fsdp_status read_native_texts(header_reader *reader, const metadata_reader *metadata,
+                                     fsdp_error *err)
 {
-    const char *shapes = metadata->own[SHAPES].text, *names = metadata->own[NAMES].text;
-    const char *sharding = metadata->own[SHARDING].text;
+    const char *shapes = metadata->native[SHAPES].text, *names = metadata->native[NAMES].text;
+    const char *sharding = metadata->native[SHARDING].text;
     reader->header->is_sharded = sharding != NULL;
     if (shapes)
-        FSDP_TRY(read_own_text(reader, metadata_keys[SHAPES], shapes, metadata->own[SHAPES].size,
-                               read_true_shape, err));
+        FSDP_TRY(read_native_text(reader, metadata_keys[SHAPES], shapes,
+                                  metadata->native[SHAPES].size, read_true_shape, err));
     if (names)
-        FSDP_TRY(resolve_names(reader, names, metadata->own[NAMES].size, err));
-    return sharding ? read_own_text(reader, metadata_keys[SHARDING], sharding,
-                                    metadata->own[SHARDING].size, read_box, err)
+        FSDP_TRY(resolve_names(reader, names, metadata->native[NAMES].size, err));
+    return sharding ? read_native_text(reader, metadata_keys[SHARDING], sharding,
+                                       metadata->native[SHARDING].size, read_box, err)
                     : FSDP_OK;
 }
 
@@ -418,7 +419,7 @@ static fsdp_status read_members(header_reader *reader, metadata_reader *metadata
         FSDP_TRY(read_member(reader, metadata, key, size, err));
     }
     FSDP_TRY(fsdp_json_finish(&reader->json, err));
-    return read_own_texts(reader, metadata, err);
+    return read_native_texts(reader, metadata, err);
 }
 
 static int compare_places(const void *a, const void *b)

@@ -28,11 +28,11 @@ static bool holds_name(const char *name, size_t size)
 /* False for keys of the metadata with another meaning. */
 static bool notes_tie(const char *name, size_t size)
 {
-    static const char own[] = "fsdp.";
-    bool is_own = size >= sizeof own - 1 && memcmp(name, own, sizeof own - 1) == 0;
+    static const char native[] = "fsdp.";
+    bool is_native = size >= sizeof native - 1 && memcmp(name, native, sizeof native - 1) == 0;
     bool is_format = size == 6 && memcmp(name, "format", 6) == 0;
     bool is_cut = size == 17 && memcmp(name, "DCP_SHARDING_INFO", 17) == 0;
-    return !is_own && !is_format && !is_cut && holds_name(name, size);
+    return !is_native && !is_format && !is_cut && holds_name(name, size);
 }
 
 /* --- the order within a file ------------------------------------------------------------------ */

@@ -172,17 +172,17 @@ static fsdp_status take_name(fsdp_source *source, const char *name, size_t size,
 {
     FSDP_TRY(check_name(source, name, size, err));
     FSDP_TRY(count_bytes(source, size, err));
-    const char *own = fsdp_arena_strndup(&source->arena, name, size);
+    const char *copy = fsdp_arena_strndup(&source->arena, name, size);
     size_t names_before = source->names.count;
-    uint64_t *count = own ? fsdp_name_table_enter(&source->names, own, size, 1) : NULL;
+    uint64_t *count = copy ? fsdp_name_table_enter(&source->names, copy, size, 1) : NULL;
     if (count && source->names.count == names_before) {
-        own = numbered_name(source, name, size, count, &size);
-        if (own && !fsdp_name_table_put(&source->names, own, size, 1))
-            own = NULL;
+        copy = numbered_name(source, name, size, count, &size);
+        if (copy && !fsdp_name_table_put(&source->names, copy, size, 1))
+            copy = NULL;
     }
-    *name_out = own;
+    *name_out = copy;
     *size_out = size;
-    return count && own ? FSDP_OK : fsdp_fail_memory(err, "the names of a checkpoint");
+    return count && copy ? FSDP_OK : fsdp_fail_memory(err, "the names of a checkpoint");
 }
 
 void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count)
@@ -199,13 +199,13 @@ static fsdp_status take_path(fsdp_source *source, const char *name, size_t size,
     if (count == 0 || !fsdp_path_fits(name, size, source->nesting, count))
         return FSDP_OK;
     FSDP_TRY(count_bytes(source, count * sizeof(int32_t), err));
-    int32_t *own = fsdp_arena_alloc(&source->arena, count, sizeof *own);
-    if (!own)
+    int32_t *copy = fsdp_arena_alloc(&source->arena, count, sizeof *copy);
+    if (!copy)
         return fsdp_fail_memory(err, "the names of a checkpoint");
-    memcpy(own, source->nesting, count * sizeof *own);
+    memcpy(copy, source->nesting, count * sizeof *copy);
     if (entry->name_size != size)
-        own[count - 1] = (int32_t)(fsdp_path_bytes(own[count - 1]) + entry->name_size - size);
-    entry->path = own;
+        copy[count - 1] = (int32_t)(fsdp_path_bytes(copy[count - 1]) + entry->name_size - size);
+    entry->path = copy;
     entry->path_count = count;
     return FSDP_OK;
 }
@@ -488,8 +488,8 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *chec
 
 size_t fsdp_source_check_count(const fsdp_source *source)
 {
-    size_t own = source->ops.check_count ? source->ops.check_count(source->state) : 0;
-    return source->check_count + source->stream_count + own;
+    size_t checks = source->ops.check_count ? source->ops.check_count(source->state) : 0;
+    return source->check_count + source->stream_count + checks;
 }
 
 fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,

@@ -55,13 +55,13 @@ static bool is_long_list(const char *name, const int32_t *path, size_t count)
 static fsdp_status set_path(nesting *paths, size_t i, const int32_t *path, size_t count,
                             fsdp_error *err)
 {
-    int32_t *own = fsdp_arena_alloc(&paths->arena, count, sizeof *own);
-    if (!own)
+    int32_t *copy = fsdp_arena_alloc(&paths->arena, count, sizeof *copy);
+    if (!copy)
         return fsdp_fail_memory(err, "the names of a checkpoint");
-    memcpy(own, path, count * sizeof *own);
-    if (own[0] < 0)
-        own[0] = (int32_t)fsdp_path_bytes(own[0]); /* the outermost container is a dict */
-    paths->paths[i] = own;
+    memcpy(copy, path, count * sizeof *copy);
+    if (copy[0] < 0)
+        copy[0] = (int32_t)fsdp_path_bytes(copy[0]); /* the outermost container is a dict */
+    paths->paths[i] = copy;
     paths->counts[i] = count;
     return FSDP_OK;
 }

@@ -37,7 +37,7 @@ static fsdp_status refill(inflation *state, fsdp_error *err)
     size_t piece = rest < CHECK_BYTES ? (size_t)rest : CHECK_BYTES;
     const fsdp_zip_input *input = fsdp_zip_input_of(state->zip);
     FSDP_TRY(
-        input->read(input->user, state->input, piece, state->entry->offset + state->taken, err));
+        input->read(input->context, state->input, piece, state->entry->offset + state->taken, err));
     state->taken += (int64_t)piece;
     state->stream.next_in = state->input;
     state->stream.avail_in = (uInt)piece;
@@ -104,7 +104,7 @@ static fsdp_status read_stored(const fsdp_zip *zip, const fsdp_zip_entry *entry,
     for (int64_t at = 0; at < entry->size;) {
         size_t piece = entry->size - at < CHECK_BYTES ? (size_t)(entry->size - at) : CHECK_BYTES;
         uint8_t *out = data ? data + at : scratch;
-        FSDP_TRY(fsdp_zip_input_of(zip)->read(fsdp_zip_input_of(zip)->user, out, piece,
+        FSDP_TRY(fsdp_zip_input_of(zip)->read(fsdp_zip_input_of(zip)->context, out, piece,
                                               entry->offset + at, err));
         if (entry->has_crc)
             *crc = fsdp_crc32(*crc, out, piece);

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/core/mem.h"
-#include "statedict/commit/lease_internal.h"
+#include "base/io/process.h"
 
 fsdp_status fsdp_process_watch_open(int pid, int rank, fsdp_process_watch *watch, fsdp_error *err)
 {
@@ -53,7 +53,7 @@ fsdp_status fsdp_process_watch_all(fsdp_ctl *ctl, fsdp_process_watch *watches, f
 {
     int size = fsdp_ctl_size(ctl), rank = fsdp_ctl_rank(ctl);
     fsdp_process self, *all = fsdp_alloc((size_t)size, sizeof *all);
-    fsdp_process_self(&self);
+    fsdp_process_self(NULL, &self);
     for (int i = 0; i < size; i++)
         watches[i] = (fsdp_process_watch){-1, 0};
     fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "where the other ranks are");

@@ -191,7 +191,7 @@ static fsdp_status open_listener(host_state *all, int64_t until_ms, fsdp_error *
         FSDP_TRY(listen_here(spec, spec->port, &all->listener.fd, err));
     if (!spec->publish)
         return FSDP_OK;
-    return spec->publish(spec->user, fsdp_socket_port(all->listener.fd), until_ms, err);
+    return spec->publish(spec->context, fsdp_socket_port(all->listener.fd), until_ms, err);
 }
 
 static fsdp_status accept_all(const host_state *all, int64_t until_ms, fsdp_error *err)
@@ -273,7 +273,7 @@ static void sleep_between(int tries, int64_t until_ms)
 static fsdp_status try_connect(joiner *mine, int64_t until_ms, fsdp_error *err)
 {
     const fsdp_rendezvous_spec *spec = mine->spec;
-    FSDP_TRY(spec->find(spec->user, mine->host, &mine->port, until_ms, err));
+    FSDP_TRY(spec->find(spec->context, mine->host, &mine->port, until_ms, err));
     return fsdp_socket_connect(mine->host, mine->port, until_ms, &mine->parts.fds[0], err);
 }
 

@@ -21,11 +21,11 @@ typedef struct fsdp_rendezvous_spec {
     /* Rank 0: where it listens. */
     int listener;              /* an open one, which it takes; -1: none */
     int port;                  /* else the port; 0: any free one */
-    fsdp_status (*publish)(void *user, int port, int64_t until_ms, fsdp_error *err);   /* or NULL */
+    fsdp_status (*publish)(void *context, int port, int64_t until_ms, fsdp_error *err);   /* or NULL */
     /* The others: finds the address of rank 0. Called before each attempt to connect. */
-    fsdp_status (*find)(void *user, char host_out[FSDP_HOST_SIZE], int *port_out, int64_t until_ms,
+    fsdp_status (*find)(void *context, char host_out[FSDP_HOST_SIZE], int *port_out, int64_t until_ms,
                         fsdp_error *err);
-    void *user;
+    void *context;
 } fsdp_rendezvous_spec;
 
 /* Collective over all ranks of the job. */

@@ -43,14 +43,14 @@ fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int si
     if (position < 0)
         return FSDP_OK;
     fsdp_comm *comm = fsdp_alloc(1, sizeof *comm);
-    int *own_ranks = fsdp_alloc((size_t)size, sizeof *own_ranks);
-    if (!comm || !own_ranks) {
+    int *copy = fsdp_alloc((size_t)size, sizeof *copy);
+    if (!comm || !copy) {
         fsdp_free(comm);
-        fsdp_free(own_ranks);
+        fsdp_free(copy);
         return fsdp_fail_memory(err, "a communicator");
     }
-    memcpy(own_ranks, ranks, (size_t)size * sizeof *ranks);
-    *comm = (fsdp_comm){.transport = transport, .rank = position, .size = size, .ranks = own_ranks};
+    memcpy(copy, ranks, (size_t)size * sizeof *ranks);
+    *comm = (fsdp_comm){.transport = transport, .rank = position, .size = size, .ranks = copy};
     *comm_out = comm;
     return FSDP_OK;
 }

@@ -94,7 +94,7 @@ typedef struct message_watch {
 fsdp_status fsdp_message_pause(message_group *group, message_watch *watch, bool has_moved, int waits_for,
                                fsdp_error *err);
 /* Records the first failure of the group, and later ones not. is_local: it happened on this rank and its text
- * names no other rank. is_common: every member detects it without being told. */
+ * names no other rank. is_common: every member detects it by itself. */
 void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_local, bool is_common);
 bool fsdp_message_has_failed(message_group *group, fsdp_error *err_out);
 /* Sends a leave message: this member begins no further calls. */
@@ -116,11 +116,11 @@ fsdp_status fsdp_message_begin(message_group *group, const fsdp_comm_header *hea
 /* --- message_exchange.c ----------------------------------------------------------------------- */
 
 /* Moves bytes along the routes of the group. With `fold`, received bytes are operands: the sum of those of
- * all members, `own` among them, goes to `to`. */
+ * all members, `local` among them, goes to `to`. */
 typedef struct message_exchange {
     message_group *group;
     const fsdp_collective *fold;       /* the call that reduces; NULL: bytes go to the routes' `in` */
-    const unsigned char *own;
+    const unsigned char *local;
     unsigned char *to;
     uint64_t to_size;
 } message_exchange;

@@ -141,7 +141,7 @@ static void add_up(progress *now, uint64_t row)
     uint64_t at = row * group->piece;
     for (int i = 0; i < group->size; i++)
         group->sources[i] = piece_at(group, in_place(group, half_of(row), i));
-    group->sources[group->rank] = exchange->own + at;
+    group->sources[group->rank] = exchange->local + at;
     fsdp_tensor_fold(exchange->to + at, group->sources, group->size, call->dtype,
                      piece_size(group, exchange->to_size, row) / fsdp_dtype_size(call->dtype),
                      fsdp_comm_reduction(call, group->size));

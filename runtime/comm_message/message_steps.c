@@ -39,11 +39,11 @@ static fsdp_status move(const message_call *now, fsdp_error *err)
     return fsdp_message_run_exchange(&exchange, err);
 }
 
-static fsdp_status add_up(const message_call *now, const unsigned char *own, unsigned char *to,
+static fsdp_status add_up(const message_call *now, const unsigned char *local, unsigned char *to,
                           uint64_t size, fsdp_error *err)
 {
     const message_exchange exchange = {
-        .group = now->group, .fold = now->call, .own = own, .to = to, .to_size = size};
+        .group = now->group, .fold = now->call, .local = local, .to = to, .to_size = size};
     return fsdp_message_run_exchange(&exchange, err);
 }
 
@@ -57,12 +57,12 @@ static uint64_t part_of(const message_call *now, int member)
 static fsdp_status gather(const message_call *now, fsdp_error *err)
 {
     message_group *group = now->group;
-    uint64_t place = 0, own = part_of(now, group->rank);
+    uint64_t place = 0, local = part_of(now, group->rank);
     clear_routes(group);
     for (int i = 0; i < group->size; i++) {
         uint64_t size = part_of(now, i);
         if (i != group->rank)
-            group->routes[i] = (message_route){now->in, now->out + place, own, size};
+            group->routes[i] = (message_route){now->in, now->out + place, local, size};
         else if (now->out + place != now->in && size > 0)
             memcpy(now->out + place, now->in, size);
         place += size;
@@ -74,17 +74,17 @@ static fsdp_status scatter(const message_call *now, fsdp_error *err)
 {
     message_group *group = now->group;
     const unsigned char *mine = now->in;
-    uint64_t place = 0, own = part_of(now, group->rank);
+    uint64_t place = 0, local = part_of(now, group->rank);
     clear_routes(group);
     for (int i = 0; i < group->size; i++) {
         uint64_t size = part_of(now, i);
         if (i != group->rank)
-            group->routes[i] = (message_route){now->in + place, NULL, size, own};
+            group->routes[i] = (message_route){now->in + place, NULL, size, local};
         else
             mine = now->in + place;
         place += size;
     }
-    return add_up(now, mine, now->out, own, err);
+    return add_up(now, mine, now->out, local, err);
 }
 
 /* --- slices ----------------------------------------------------------------------------------- */
@@ -120,14 +120,14 @@ static fsdp_status gather_slices(const message_call *now, const unsigned char *f
 static fsdp_status reduce_slices(const message_call *now, fsdp_error *err)
 {
     message_group *group = now->group;
-    uint64_t at = slice_at(now, group->rank), own = slice_of(now, group->rank);
+    uint64_t at = slice_at(now, group->rank), local = slice_of(now, group->rank);
     clear_routes(group);
     for (int i = 0; i < group->size; i++) {
         if (i != group->rank)
             group->routes[i] =
-                (message_route){now->in + slice_at(now, i), NULL, slice_of(now, i), own};
+                (message_route){now->in + slice_at(now, i), NULL, slice_of(now, i), local};
     }
-    FSDP_TRY(add_up(now, now->in + at, now->out + at, own, err));
+    FSDP_TRY(add_up(now, now->in + at, now->out + at, local, err));
     return gather_slices(now, now->out, -1, err);
 }
 

@@ -150,9 +150,9 @@ static fsdp_status check_received(const mpi_batch *batch, int place, const MPI_S
 static fsdp_status fail_test(const mpi_batch *batch, int count, int code, fsdp_error *err)
 {
     for (int i = 0; code == MPI_ERR_IN_STATUS && i < count; i++) {
-        int own = batch->statuses[i].MPI_ERROR;
-        if (own != MPI_SUCCESS && own != MPI_ERR_PENDING)
-            code = own;
+        int error = batch->statuses[i].MPI_ERROR;
+        if (error != MPI_SUCCESS && error != MPI_ERR_PENDING)
+            code = error;
     }
     return fsdp_mpi_fail(err, code, "MPI_Testsome");
 }

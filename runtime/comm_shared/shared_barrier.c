@@ -57,7 +57,7 @@ int64_t *fsdp_shared_counts(shared_group *group, int member)
     return (int64_t *)(void *)&group->block->slots[n] + (size_t)member * 2 * n;
 }
 
-static shared_slot *own_slot(shared_group *group)
+static shared_slot *local_slot(shared_group *group)
 {
     return &group->block->slots[group->rank];
 }
@@ -260,7 +260,7 @@ static void sleep_a_slice(shared_group *group, uint32_t event, barrier_watch *wa
 void fsdp_shared_arrive(shared_group *group)
 {
     int first = 0;
-    atomic_store(&own_slot(group)->phase, ++group->phase);
+    atomic_store(&local_slot(group)->phase, ++group->phase);
     if (are_all_here(group, &first))
         wake_all(group->block);
 }
@@ -306,7 +306,7 @@ fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err)
 
 fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err)
 {
-    atomic_store(&own_slot(group)->is_reading, 1);
+    atomic_store(&local_slot(group)->is_reading, 1);
     if (!fsdp_shared_has_failed(group, err))
         return FSDP_OK;
     fsdp_shared_end_read(group);
@@ -315,12 +315,12 @@ fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err)
 
 void fsdp_shared_end_read(shared_group *group)
 {
-    atomic_store(&own_slot(group)->is_reading, 0);
+    atomic_store(&local_slot(group)->is_reading, 0);
 }
 
 bool fsdp_shared_heartbeat(shared_group *group)
 {
-    atomic_fetch_add(&own_slot(group)->heartbeats, 1);
+    atomic_fetch_add(&local_slot(group)->heartbeats, 1);
     return atomic_load(&group->block->failure.state) == 0;
 }
 
@@ -336,6 +336,6 @@ void fsdp_shared_wait_for_readers(shared_group *group)
 
 void fsdp_shared_leave(shared_group *group)
 {
-    atomic_store(&own_slot(group)->has_left, 1 + (uint32_t)group->transport->base.exit_code);
+    atomic_store(&local_slot(group)->has_left, 1 + (uint32_t)group->transport->base.exit_code);
     wake_all(group->block);
 }

@@ -27,7 +27,7 @@ typedef struct connector {
     fsdp_listener listener;
     unsigned char token[TOKEN];
     int64_t until_ms;
-    const shm_segment *own;
+    const shm_segment *segment;
     shm_peer *peers;
     fsdp_status local; /* a failure of this rank, reported once the others have its hello */
 } connector;
@@ -144,7 +144,7 @@ static bool send_segment(const connector *now, int fd, int rank)
     fsdp_hello hello = fsdp_hello_make(FSDP_HELLO_MEMORY, now->rank, now->size, rank, now->token);
     hello.port = has_segment;
     return send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello &&
-           (!has_segment || send_descriptor(fd, now->own->fd));
+           (!has_segment || send_descriptor(fd, now->segment->fd));
 }
 
 /* was_sent stays false when the connection cannot take it now: a full backlog, a full buffer, or a
@@ -277,7 +277,7 @@ static fsdp_status share_token(connector *now, fsdp_error *err)
     return fsdp_ctl_broadcast(now->ctl, 0, now->token, TOKEN, err);
 }
 
-fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own,
+fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *segment,
                              shm_peer *peers, fsdp_error *err)
 {
     connector now = {.ctl = ctl,
@@ -285,7 +285,7 @@ fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *
                      .size = fsdp_ctl_size(ctl),
                      .listener = {.fd = -1},
                      .until_ms = fsdp_now_ms() + deadline_ms,
-                     .own = own,
+                     .segment = segment,
                      .peers = peers};
     FSDP_TRY(share_token(&now, err));
     fsdp_status status = fsdp_ctl_agree(ctl, listen_for_peers(&now, err), err);

@@ -14,7 +14,7 @@ enum { LEAST_HALF = 512 << 10, MOST_HALF = 2 << 20, HALF_PER_RANK = 32 << 10 };
 
 typedef struct shm_transport {
     shared_transport shared;
-    shm_segment own;
+    shm_segment local;
     shm_pool *pool;
     shm_peer *peers;
 } shm_transport;
@@ -53,7 +53,7 @@ static void free_transport(shm_transport *mine)
         return;
     release_peers(mine);
     fsdp_shm_pool_free(mine->pool);
-    fsdp_shm_segment_release(&mine->own);
+    fsdp_shm_segment_release(&mine->local);
     fsdp_shared_transport_release(&mine->shared);
     fsdp_free(mine);
 }
@@ -114,10 +114,10 @@ static fsdp_status prepare(shm_transport *mine, fsdp_error *err)
         return fsdp_fail_memory(err, "a transport");
     for (int i = 0; i < size; i++)
         mine->peers[i].process.fd = -1;
-    FSDP_TRY(fsdp_shm_segment_init(size, &mine->own, err));
-    FSDP_TRY(fsdp_shm_pool_create(&mine->own, &mine->pool, err));
-    mine->shared.segment_size = mine->own.size;
-    mine->shared.bases[rank] = (uintptr_t)mine->own.data;
+    FSDP_TRY(fsdp_shm_segment_init(size, &mine->local, err));
+    FSDP_TRY(fsdp_shm_pool_create(&mine->local, &mine->pool, err));
+    mine->shared.segment_size = mine->local.size;
+    mine->shared.bases[rank] = (uintptr_t)mine->local.data;
     if (rank != 0)
         return FSDP_OK;
     size_t block_size = fsdp_shared_block_size(size);
@@ -133,7 +133,7 @@ static void attach(shm_transport *mine)
             shared->bases[i] = (uintptr_t)mine->peers[i].segment.data;
     }
     shared->world.block = (shared_block *)shared->bases[0];
-    fsdp_shm_segment_close_fd(&mine->own);
+    fsdp_shm_segment_close_fd(&mine->local);
 }
 
 fsdp_status fsdp_transport_shm(fsdp_ctl *ctl, int deadline_ms, fsdp_transport **transport_out,
@@ -146,7 +146,7 @@ fsdp_status fsdp_transport_shm(fsdp_ctl *ctl, int deadline_ms, fsdp_transport **
         status = prepare(mine, &why);
     status = fsdp_ctl_agree(ctl, status, &why);
     if (status == FSDP_OK)
-        status = fsdp_shm_connect(ctl, deadline_ms, &mine->own, mine->peers, &why);
+        status = fsdp_shm_connect(ctl, deadline_ms, &mine->local, mine->peers, &why);
     if (status == FSDP_OK) {
         attach(mine);
         fsdp_shared_observe(&mine->shared.base, ctl);

@@ -42,6 +42,6 @@ typedef struct shm_peer {
  * Collective, with the same outcome for all. peers has an entry per rank, all zero but for the watches,
  * which are closed (-1).
  */
-fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own, shm_peer *peers,
+fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *segment, shm_peer *peers,
                               fsdp_error *err);
 #endif

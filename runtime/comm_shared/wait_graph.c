@@ -109,20 +109,20 @@ int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in,
 
 /* --- calls of the control plane --------------------------------------------------------------- */
 
-static void note_call(void *user, uint32_t call, int waits_for)
+static void note_call(void *context, uint32_t call, int waits_for)
 {
-    const shared_transport *transport = user;
+    const shared_transport *transport = context;
     shared_slot *mine = slot_of(transport, transport->base.rank);
     atomic_store(&mine->ctl_waits_for, (uint32_t)(waits_for + 1));
     atomic_store(&mine->ctl_call, call);
 }
 
-static void find_rank(void *user, int rank, char *out, size_t out_size)
+static void find_rank(void *context, int rank, char *out, size_t out_size)
 {
-    int other = awaited_in_collective(user, rank);
+    int other = awaited_in_collective(context, rank);
     if (other >= 0)
-        snprintf(out, out_size, "it is in %s, where it waits for rank %d", waited_kind(user, rank),
-                 other);
+        snprintf(out, out_size, "it is in %s, where it waits for rank %d",
+                 waited_kind(context, rank), other);
 }
 
 void fsdp_shared_observe(fsdp_transport *transport, fsdp_ctl *ctl)

@@ -41,28 +41,28 @@ void fsdp_memory_uncount(fsdp_memory_pool *pool, fsdp_block *block)
 
 /* --- allocators ------------------------------------------------------------------------------- */
 
-static void *alloc_of_comm(void *user, size_t size)
+static void *alloc_of_comm(void *context, size_t size)
 {
-    return fsdp_comm_alloc(user, size);
+    return fsdp_comm_alloc(context, size);
 }
 
-static void dealloc_of_comm(void *user, void *data)
+static void dealloc_of_comm(void *context, void *data)
 {
-    fsdp_comm_dealloc(user, data);
+    fsdp_comm_dealloc(context, data);
 }
 
 fsdp_allocator fsdp_allocator_of_comm(fsdp_comm *comm)
 {
     if (!comm)
         return (fsdp_allocator){0};
-    return (fsdp_allocator){.user = comm, .alloc = alloc_of_comm, .dealloc = dealloc_of_comm};
+    return (fsdp_allocator){.context = comm, .alloc = alloc_of_comm, .dealloc = dealloc_of_comm};
 }
 
 fsdp_allocator fsdp_allocator_of_custom(const fsdp_custom_collective *custom)
 {
     if (!custom || !custom->alloc)
         return (fsdp_allocator){0};
-    return (fsdp_allocator){.user = custom->context,
+    return (fsdp_allocator){.context = custom->context,
                             .alloc = custom->alloc,
                             .dealloc = custom->dealloc,
                             .is_required = true};
@@ -70,7 +70,7 @@ fsdp_allocator fsdp_allocator_of_custom(const fsdp_custom_collective *custom)
 
 static bool is_same(const fsdp_allocator *a, const fsdp_allocator *b)
 {
-    return a->user == b->user && a->alloc == b->alloc && a->dealloc == b->dealloc;
+    return a->context == b->context && a->alloc == b->alloc && a->dealloc == b->dealloc;
 }
 
 /* --- blocks ----------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ static void destroy(fsdp_memory_pool *pool, fsdp_block *block)
     if (!block->is_external)
         pool->device->ops->dealloc(pool->device, block->data, block->room);
     else if (block->allocator.dealloc)
-        block->allocator.dealloc(block->allocator.user, block->data);
+        block->allocator.dealloc(block->allocator.context, block->data);
     fsdp_free(block);
 }
 
@@ -187,7 +187,7 @@ static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
         pool->most_used = pool->used;
 }
 
-/* A block may be up to an eighth larger than asked for: the next step asks for the same sizes. */
+/* A block may be up to an eighth larger than requested: the next step requests the same sizes. */
 static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              size_t size)
 {
@@ -208,7 +208,7 @@ static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_allocator *allocator,
     block->room = size;
     block->allocator = *allocator;
     if (allocator->alloc)
-        block->data = allocator->alloc(allocator->user, size);
+        block->data = allocator->alloc(allocator->context, size);
     block->is_external = block->data != NULL;
     if (!block->data && !allocator->is_required)
         block->data = pool->device->ops->alloc(pool->device, size);

@@ -3,7 +3,7 @@
  * work that uses it. The block's stream waits for that work, so the next user of the block, on the same
  * stream, cannot come too early, and the host never waits.
  *
- * The pool keeps blocks that were given back, by stream and size: the next step asks for the same ones. All
+ * The pool keeps returned blocks by stream and size, since the next step needs the same ones. All
  * blocks together hold little more than was ever in use at once; beyond that the oldest free ones go back to
  * the device, or to the allocator that they came from.
  */
@@ -17,9 +17,9 @@
 /* A source of memory in place of the device: a communicator, or a unit's custom collective. Two are equal if
  * all their members are. All zero: the device alone. */
 typedef struct fsdp_allocator {
-    void *user;
-    void *(*alloc)(void *user, size_t size);
-    void (*dealloc)(void *user, void *data);       /* NULL: its blocks stay in the pool until that ends */
+    void *context;
+    void *(*alloc)(void *context, size_t size);
+    void (*dealloc)(void *context, void *data);       /* NULL: its blocks stay in the pool until that ends */
     bool is_required;          /* alloc gives NULL: a failure. Otherwise the device gives instead */
 } fsdp_allocator;
 fsdp_allocator fsdp_allocator_of_comm(fsdp_comm *comm);                        /* accepts NULL */

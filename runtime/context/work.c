@@ -44,19 +44,6 @@ void fsdp_rects_release(fsdp_rect_list *list)
     *list = (fsdp_rect_list){0};
 }
 
-fsdp_rect fsdp_rect_line(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
-                         int64_t count)
-{
-    return (fsdp_rect){.to = to,
-                       .from = from,
-                       .to_type = to_type,
-                       .from_type = from_type,
-                       .rows = 1,
-                       .width = count,
-                       .to_pitch = count,
-                       .from_pitch = count};
-}
-
 typedef struct rects_args {
     const fsdp_rect *items;
     size_t count;
@@ -183,7 +170,7 @@ void fsdp_work_cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const voi
 
 typedef struct hook_args {
     fsdp_all_reduce_hook hook;
-    void *user, *data;
+    void *context, *data;
     fsdp_dtype dtype;
     int64_t count;
 } hook_args;
@@ -191,14 +178,14 @@ typedef struct hook_args {
 static fsdp_status run_hook(void *args, fsdp_error *err)
 {
     const hook_args *work = args;
-    return work->hook(work->user, work->data, work->dtype, work->count, err);
+    return work->hook(work->context, work->data, work->dtype, work->count, err);
 }
 
-void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *user,
+void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *context,
                                void *data, fsdp_dtype dtype, int64_t count)
 {
     const hook_args args = {
-        .hook = hook, .user = user, .data = data, .dtype = dtype, .count = count};
+        .hook = hook, .context = context, .data = data, .dtype = dtype, .count = count};
     fsdp_work_uses(stream, data);
     ops_of(stream)->submit(stream, run_hook, &args, sizeof args);
 }

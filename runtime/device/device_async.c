@@ -70,9 +70,9 @@ static void run_item(async_stream *stream, async_item *item)
     pthread_mutex_unlock(&stream->lock);
 }
 
-static void *work(void *user)
+static void *work(void *context)
 {
-    async_stream *stream = user;
+    async_stream *stream = context;
     pthread_mutex_lock(&stream->lock);
     for (;;) {
         while (stream->done == stream->issued && !stream->is_ending)

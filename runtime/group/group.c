@@ -137,5 +137,5 @@ void fsdp_group_release(fsdp_group *group)
     fsdp_free(group->ranks);
     fsdp_free(group->order);
     fsdp_free(group->grads);
-    fsdp_mesh_free(group->own_mesh);
+    fsdp_mesh_free(group->made_mesh);
 }

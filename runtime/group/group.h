@@ -25,7 +25,7 @@
 #include "runtime/context/work.h"
 #include "runtime/param/param.h"
 
-/* Of the unit, and of each of its groups. */
+/* The phase and the gathered state of a unit and of each of its groups. */
 typedef enum fsdp_phase { FSDP_IDLE, FSDP_FORWARD, FSDP_PRE_BACKWARD, FSDP_POST_BACKWARD } fsdp_phase;
 typedef enum fsdp_group_state { FSDP_IS_SHARDED, FSDP_IS_SHARDED_AGAIN, FSDP_IS_UNSHARDED } fsdp_group_state;
 
@@ -37,7 +37,7 @@ typedef struct fsdp_group_settings {
     fsdp_dtype reduce_dtype;           /* NONE: each parameter's own */
     double divide_factor;              /* 0: the number of ranks */
     fsdp_all_reduce_hook all_reduce_hook;
-    void *all_reduce_hook_user;
+    void *all_reduce_hook_context;
     fsdp_custom_collective *custom_gather, *custom_reduce, *custom_all_reduce;     /* or NULL */
 } fsdp_group_settings;
 
@@ -74,7 +74,7 @@ struct fsdp_group {
     fsdp_param **params;
     size_t count;
     fsdp_mesh_roles roles;             /* of the mesh, several dims that shard, or replicate, seen as one */
-    fsdp_mesh *own_mesh;               /* that mesh when it was made here, else NULL */
+    fsdp_mesh *made_mesh;               /* that mesh when it was made here, else NULL */
     /* NULL in groups of one rank. `again` connects the ranks of an int reshard, `reduce` is a second
      * communicator for reductions or the same as `shard`. */
     fsdp_ordered_comm *shard, *replicate, *again, *reduce;
@@ -138,7 +138,7 @@ void fsdp_group_release(fsdp_group *group);    /* its blocks were given back */
 fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err);     /* issues */
 fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err);
 fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err);
-/* Gives back a gather that nobody waits for. */
+/* Frees a gather that no call waits for. */
 void fsdp_group_drop_gather(fsdp_group *group);
 /* The same, after the compute stream has waited for it: shards and slices that it reads may change then. */
 void fsdp_group_cancel_gather(fsdp_group *group);
@@ -165,7 +165,7 @@ void fsdp_trace_group(const fsdp_group *group, const char *event);    /* with it
 
 /* --- the mean of gradients (group_divide.c) --------------------------------------------------------- */
 
-/* What is divided by what, and where. Divisors are 1 for none. */
+/* The divisors of a reduction: before and after the sum. 1: none. */
 typedef struct fsdp_divide {
     double before, after;
     fsdp_reduce_op scatter_op, all_op;

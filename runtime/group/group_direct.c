@@ -118,9 +118,9 @@ static void add_up_part(addition *work, size_t i, const void *const *tables)
     memset(to + size, 0, (size_t)part->count * element - size);
 }
 
-static void add_up(void *user, const void *const *tables)
+static void add_up(void *context, const void *const *tables)
 {
-    addition *work = user;
+    addition *work = context;
     for (size_t i = 0; i < work->reduced->count && !work->lacks_one; i++)
         add_up_part(work, i, tables);
 }

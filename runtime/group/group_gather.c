@@ -327,9 +327,9 @@ static void copy_out_flat(fsdp_group *group, fsdp_stream *compute)
     extend(group, &from, compute);
 }
 
-static void copy_parts(void *user, const void *const *parts)
+static void copy_parts(void *context, const void *const *parts)
 {
-    fsdp_group *group = user;
+    fsdp_group *group = context;
     list_all_outputs(group, &(gathered){.parts = parts});
     fsdp_rects_copy(group->rects_out.items, group->rects_out.count);
 }

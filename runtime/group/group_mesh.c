@@ -85,7 +85,7 @@ static int64_t position(const fsdp_mesh *mesh, unsigned dims, int64_t index)
 }
 
 /* This rank's index among the coordinates of a set of dims. */
-static int64_t own_index(const fsdp_mesh *mesh, unsigned dims, int rank)
+static int64_t local_index(const fsdp_mesh *mesh, unsigned dims, int rank)
 {
     int64_t coord[FSDP_MAX_MESH_DIMS], index = 0;
     if (!fsdp_mesh_coord(mesh, rank, coord))
@@ -209,7 +209,7 @@ static fsdp_status flatten(fsdp_group *group, const fsdp_mesh *mesh, unsigned re
         FSDP_TRY(join_names(group, mesh, sets.dims[i], joined[i], err));
     }
     list_ranks(mesh, &sets, group->ranks);
-    return fsdp_mesh_create(sets.count, shape, names, group->ranks, &group->own_mesh, err);
+    return fsdp_mesh_create(sets.count, shape, names, group->ranks, &group->made_mesh, err);
 }
 
 static bool is_one_dim(unsigned dims)
@@ -239,7 +239,7 @@ fsdp_status fsdp_group_choose_mesh(fsdp_group *group, const fsdp_mesh *mesh,
         return FSDP_OK;
     }
     FSDP_TRY(flatten(group, mesh, replicate, shard, err));
-    roles->mesh = group->own_mesh;
+    roles->mesh = group->made_mesh;
     roles->replicate_dim = replicate ? 0 : -1;
     roles->shard_dim = shard ? roles->replicate_dim + 1 : -1;
     unsigned used = (shard ? 1u << roles->shard_dim : 0) | (replicate ? 1u : 0);
@@ -268,7 +268,7 @@ fsdp_status fsdp_group_connect(fsdp_group *group, fsdp_error *err)
     unsigned shard = bit_of(group->roles.shard_dim), replicate = bit_of(group->roles.replicate_dim);
     group->shard_size = (int)product(mesh, shard);
     group->replicate_size = (int)product(mesh, replicate);
-    group->shard_rank = (int)own_index(mesh, shard, group->context->world->rank);
+    group->shard_rank = (int)local_index(mesh, shard, group->context->world->rank);
     if (group->shard_size > 1)
         FSDP_TRY(connect(group, shard, group->shard_size, false, &group->shard, err));
     group->reduce = group->shard;

@@ -154,9 +154,9 @@ static bool install(const fsdp_reduced *reduced, fsdp_block *block, fsdp_stream 
     bool is_used = false;
     for (size_t i = 0; i < reduced->count; i++) {
         fsdp_param *param = reduced->parts[i].param;
-        int64_t own = fsdp_param_own_count(param);
+        int64_t count = fsdp_param_local_count(param);
         if (param->shard_grad)
-            fsdp_work_add(stream, param->shard_grad, param->dtype, at, param->dtype, own);
+            fsdp_work_add(stream, param->shard_grad, param->dtype, at, param->dtype, count);
         else
             param->shard_grad = at;
         param->is_reduced = true;
@@ -216,9 +216,9 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     if (has_replicas)
         all_reduce(group, reduced, &divide, last);
     if (settings->all_reduce_hook)
-        fsdp_work_all_reduce_hook(last, settings->all_reduce_hook, settings->all_reduce_hook_user,
-                                  reduced->block->data, reduced->dtype,
-                                  fsdp_reduced_count(reduced));
+        fsdp_work_all_reduce_hook(last, settings->all_reduce_hook,
+                                  settings->all_reduce_hook_context, reduced->block->data,
+                                  reduced->dtype, fsdp_reduced_count(reduced));
     fsdp_work_divide(last, reduced->block->data, reduced->dtype, fsdp_reduced_count(reduced),
                      divide.after);
     return view_out(group, reduced, has_replicas, last, err);

@@ -167,9 +167,9 @@ static int run(const fsdp_launch_job *job, const fsdp_place *place, fsdp_launch_
     return FSDP_ERR_INTERNAL;
 }
 
-static const char *get_variable(void *user, const char *name)
+static const char *get_variable(void *context, const char *name)
 {
-    (void)user;
+    (void)context;
     return getenv(name);
 }
 
@@ -223,7 +223,7 @@ int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context)
         status = fsdp_launch_decide(&options, &place, &mode, &err);
     int code;
     if (status == FSDP_OK) {
-        const fsdp_launch_job job = {.options = &options, .body = body, .user = context};
+        const fsdp_launch_job job = {.options = &options, .body = body, .context = context};
         report_choice(&options, &place);
         code = run(&job, &place, mode);
     } else {

@@ -10,7 +10,7 @@
 
 enum { NAME_SIZE = FSDP_JOB_SIZE + 32 };
 
-/* The user data of the rendezvous' callbacks. */
+/* The context of the rendezvous' callbacks. */
 typedef struct address {
     const fsdp_place *place;
     bool is_one_host;
@@ -22,10 +22,10 @@ static const char *host_of(const address *to)
     return to->is_one_host ? FSDP_LOOPBACK : to->place->host;
 }
 
-static fsdp_status find_known(void *user, char host_out[FSDP_HOST_SIZE], int *port_out,
+static fsdp_status find_known(void *context, char host_out[FSDP_HOST_SIZE], int *port_out,
                               int64_t until_ms, fsdp_error *err)
 {
-    const address *to = user;
+    const address *to = context;
     (void)until_ms;
     (void)err;
     snprintf(host_out, FSDP_HOST_SIZE, "%s", host_of(to));
@@ -33,18 +33,18 @@ static fsdp_status find_known(void *user, char host_out[FSDP_HOST_SIZE], int *po
     return FSDP_OK;
 }
 
-static fsdp_status publish_in_store(void *user, int port, int64_t until_ms, fsdp_error *err)
+static fsdp_status publish_in_store(void *context, int port, int64_t until_ms, fsdp_error *err)
 {
-    const address *to = user;
+    const address *to = context;
     char value[16];
     snprintf(value, sizeof value, "%d", port);
     return fsdp_store_set(to->place->host, to->place->port, to->name, value, until_ms, err);
 }
 
-static fsdp_status find_in_store(void *user, char host_out[FSDP_HOST_SIZE], int *port_out,
+static fsdp_status find_in_store(void *context, char host_out[FSDP_HOST_SIZE], int *port_out,
                                  int64_t until_ms, fsdp_error *err)
 {
-    const address *to = user;
+    const address *to = context;
     char value[FSDP_STORE_VALUE];
     snprintf(host_out, FSDP_HOST_SIZE, "%s", host_of(to));
     FSDP_TRY(fsdp_store_get(to->place->host, to->place->port, to->name, value, until_ms, err));
@@ -65,7 +65,7 @@ static fsdp_rendezvous_spec spec_of(const address *to, int deadline_ms)
                                   .port = place->has_store ? 0 : place->port,
                                   .publish = place->has_store ? publish_in_store : NULL,
                                   .find = place->has_store ? find_in_store : find_known,
-                                  .user = (void *)to};
+                                  .context = (void *)to};
 }
 
 fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,

@@ -13,14 +13,14 @@ enum { FIRST_PORT = 10000, PORTS = 20000 }; /* below the ephemeral ports */
 
 typedef struct environment {
     fsdp_getenv get;
-    void *user;
+    void *context;
     const char *set; /* the name of the set, for messages */
 } environment;
 
 /* An empty variable is none. */
 static const char *variable(const environment *from, const char *name)
 {
-    const char *text = from->get(from->user, name);
+    const char *text = from->get(from->context, name);
     return text && text[0] != '\0' ? text : NULL;
 }
 
@@ -239,11 +239,12 @@ const char *fsdp_launcher_name(fsdp_launcher kind)
     return "no launcher";
 }
 
-fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_out, fsdp_error *err)
+fsdp_status fsdp_launch_detect(fsdp_getenv get, void *context, fsdp_place *place_out,
+                               fsdp_error *err)
 {
     fsdp_place place = {.size = 1, .local_size = -1};
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
-        const environment from = {get, user, launchers[i].set};
+        const environment from = {get, context, launchers[i].set};
         if (!has_any(&from, launchers[i].begins) ||
             (launchers[i].kind == FSDP_LAUNCHED_SLURM && !is_slurm_step(&from)))
             continue;

@@ -40,9 +40,9 @@ typedef struct fsdp_launch_options {
 } fsdp_launch_options;
 
 /* getenv, replaced in tests. NULL: not set. */
-typedef const char *(*fsdp_getenv)(void *user, const char *name);
+typedef const char *(*fsdp_getenv)(void *context, const char *name);
 
-fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, void *user,
+fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, void *context,
                                      fsdp_launch_options *options_out, fsdp_error *err);
 void fsdp_launch_options_release(fsdp_launch_options *options);
 const char *fsdp_comm_choice_name(fsdp_comm_choice comm);
@@ -68,7 +68,7 @@ typedef struct fsdp_place {
 } fsdp_place;
 
 /* FSDP_ERR_USAGE names a variable that is missing in a launcher's set. */
-fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_out, fsdp_error *err);
+fsdp_status fsdp_launch_detect(fsdp_getenv get, void *context, fsdp_place *place_out, fsdp_error *err);
 /* "mpirun (OMPI_COMM_WORLD_RANK)" */
 const char *fsdp_launcher_name(fsdp_launcher launcher);
 
@@ -88,7 +88,7 @@ fsdp_status fsdp_launch_decide(const fsdp_launch_options *options, const fsdp_pl
 typedef struct fsdp_launch_job {
     const fsdp_launch_options *options;
     fsdp_rank_main body;
-    void *user;
+    void *context;
     /* Called with a rank's failure before its world ends, that is before other ranks can see it; or NULL. */
     void (*failed)(void *listener, int rank, int code);
     void *listener;

@@ -175,15 +175,15 @@ static fsdp_status read_arguments(int argc, char **argv, fsdp_launch_options *op
     return FSDP_OK;
 }
 
-static fsdp_status read_variables(fsdp_getenv get, void *user, fsdp_launch_options *options,
+static fsdp_status read_variables(fsdp_getenv get, void *context, fsdp_launch_options *options,
                                   fsdp_error *err)
 {
     for (int i = 0; i < OPTIONS; i++) {
-        const char *text = get(user, table[i].variable);
+        const char *text = get(context, table[i].variable);
         if (text && text[0] != '\0')
             FSDP_TRY(table[i].set(options, table[i].variable, text, err));
     }
-    const char *verbose = get(user, "FSDP_VERBOSE"), *host = get(user, "FSDP_HOST_ID");
+    const char *verbose = get(context, "FSDP_VERBOSE"), *host = get(context, "FSDP_HOST_ID");
     options->host = host && host[0] != '\0' ? host : NULL;
     options->is_quiet = verbose && strcmp(verbose, "0") == 0;
     options->is_verbose = verbose && verbose[0] != '\0' && !options->is_quiet;
@@ -210,7 +210,7 @@ static fsdp_status choose_kind(fsdp_launch_options *options, const fsdp_launch_o
     return FSDP_OK;
 }
 
-fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, void *user,
+fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, void *context,
                                      fsdp_launch_options *options_out, fsdp_error *err)
 {
     fsdp_launch_options options = {.device = "cpu", .deadline_ms = DEADLINE_MS};
@@ -218,7 +218,7 @@ fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, voi
     options.argv = fsdp_alloc((size_t)argc + 1, sizeof *options.argv);
     if (!options.argv)
         return fsdp_fail_memory(err, "the program's arguments");
-    fsdp_status status = read_variables(get, user, &options, err);
+    fsdp_status status = read_variables(get, context, &options, err);
     variables = options;
     if (status == FSDP_OK)
         status = read_arguments(argc, argv, &options, err);

@@ -26,10 +26,10 @@ typedef struct process_group {
 
 /* --- in a rank -------------------------------------------------------------------------------- */
 
-static fsdp_status find_listener(void *user, char host_out[FSDP_HOST_SIZE], int *port_out,
+static fsdp_status find_listener(void *context, char host_out[FSDP_HOST_SIZE], int *port_out,
                                  int64_t until_ms, fsdp_error *err)
 {
-    const process_group *group = user;
+    const process_group *group = context;
     (void)until_ms;
     (void)err;
     snprintf(host_out, FSDP_HOST_SIZE, "%s", FSDP_LOOPBACK);
@@ -48,7 +48,7 @@ static fsdp_status connect_rank(process_group *group, int rank, fsdp_ctl **ctl_o
                                        .deadline_ms = group->job.options->deadline_ms,
                                        .listener = group->listener,
                                        .find = find_listener,
-                                       .user = group};
+                                       .context = group};
     return fsdp_rendezvous(&spec, ctl_out, err);
 }
 

@@ -47,9 +47,9 @@ struct thread_group {
 static atomic_int ranks_at_work;
 static pid_t rank_process;
 
-static void *flush_all(void *user)
+static void *flush_all(void *context)
 {
-    (void)user;
+    (void)context;
     fflush(NULL);
     return NULL;
 }
@@ -94,9 +94,9 @@ static void note_failure(void *listener, int rank, int code)
     pthread_mutex_unlock(&group->lock);
 }
 
-static void *run_thread(void *user)
+static void *run_thread(void *context)
 {
-    thread_rank *rank = user;
+    thread_rank *rank = context;
     thread_group *group = rank->group;
     int number = fsdp_ctl_rank(rank->ctl);
     int code = fsdp_launch_rank(&group->job, rank->ctl, rank->transport);

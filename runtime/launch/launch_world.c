@@ -12,7 +12,7 @@
 #include "runtime/comm_message/message_transport.h"
 #include "runtime/comm_shared/shared_transports.h"
 #include "statedict/ctl/ctl_backend.h"
-#include "statedict/commit/lease_internal.h"
+#include "base/io/process.h"
 
 enum { HOST_ID = 384 };
 
@@ -30,7 +30,7 @@ static void name_this_host(const char *given, char id_out[HOST_ID])
         snprintf(id_out, HOST_ID, "%s", given);
         return;
     }
-    fsdp_process_self(&self);
+    fsdp_process_self(NULL, &self);
     (void)stat("/proc/self/ns/net", &network);
     snprintf(id_out, HOST_ID, "%s %s %llu", self.boot, self.host,
              (unsigned long long)network.st_ino);
@@ -181,7 +181,7 @@ static int run_body(const fsdp_launch_job *job, fsdp_world *world)
         return fsdp_error_report(&err);
     }
     memcpy(argv, options->argv, (size_t)options->argc * sizeof *argv);
-    int code = job->body(job->user, world, options->argc, argv);
+    int code = job->body(job->context, world, options->argc, argv);
     fsdp_free(argv);
     return to_exit_code(code, fsdp_world_rank(world));
 }

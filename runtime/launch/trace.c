@@ -15,8 +15,8 @@ struct fsdp_trace {
     int rank;
     fsdp_text line;
     fsdp_error failure;
-    void (*listener)(void *user, const fsdp_trace_event *event);
-    void *listener_user;
+    void (*listener)(void *context, const fsdp_trace_event *event);
+    void *listener_context;
 };
 
 /* --- the file --------------------------------------------------------------------------------- */
@@ -82,11 +82,11 @@ fsdp_status fsdp_trace_close(fsdp_trace *trace, fsdp_error *err)
 }
 
 void fsdp_trace_set_listener(fsdp_trace *trace,
-                             void (*listener)(void *user, const fsdp_trace_event *event),
-                             void *user)
+                             void (*listener)(void *context, const fsdp_trace_event *event),
+                             void *context)
 {
     trace->listener = listener;
-    trace->listener_user = user;
+    trace->listener_context = context;
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
@@ -146,7 +146,7 @@ void fsdp_trace_add(fsdp_trace *trace, const fsdp_trace_event *event)
     if (!trace)
         return;
     if (trace->listener)
-        trace->listener(trace->listener_user, event);
+        trace->listener(trace->listener_context, event);
     if (!trace->file)
         return;
     spell(trace, event);

@@ -28,7 +28,7 @@ typedef struct fsdp_trace_event {
 void fsdp_trace_step(fsdp_trace *trace, int64_t step); /* of the events that follow; accepts NULL */
 void fsdp_trace_add(fsdp_trace *trace, const fsdp_trace_event *event);         /* accepts NULL */
 /* For tests: called with every event, also. */
-void fsdp_trace_set_listener(fsdp_trace *trace, void (*listener)(void *user, const fsdp_trace_event *event),
-                             void *user);
+void fsdp_trace_set_listener(fsdp_trace *trace,
+                             void (*listener)(void *context, const fsdp_trace_event *event), void *context);
 
 #endif

@@ -36,7 +36,7 @@ static fsdp_dtype moment_dtype_of(const fsdp_optim *optim, const fsdp_param *par
 static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t size,
                             void **data_out, fsdp_error *err)
 {
-    int64_t count = fsdp_param_own_count(param);
+    int64_t count = fsdp_param_local_count(param);
     *data_out = fsdp_alloc((size_t)count, size);
     if (!*data_out)
         return fsdp_fail_memory(err, param->name);
@@ -62,7 +62,7 @@ void fsdp_optim_refresh_master(fsdp_optim_state *state)
 {
     const fsdp_param *param = state->param;
     const unsigned char *shard = param->shard;
-    size_t count = (size_t)fsdp_param_own_count(param), size = fsdp_dtype_size(param->dtype);
+    size_t count = (size_t)fsdp_param_local_count(param), size = fsdp_dtype_size(param->dtype);
     if (!state->master)
         return;
     for (size_t at = 0; at < count; at += REFRESH_AT_ONCE) {
@@ -389,7 +389,7 @@ static fsdp_status step_sgd(void *args, fsdp_error *err)
 static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *compute)
 {
     fsdp_work one = optim->kind == FSDP_OPTIM_ADAMW ? step_adamw : step_sgd;
-    const fsdp_optim_run whole = {.count = fsdp_param_own_count(state->param),
+    const fsdp_optim_run whole = {.count = fsdp_param_local_count(state->param),
                                   .group = state->group};
     const fsdp_optim_run *runs = state->runs ? state->runs : &whole;
     size_t n = state->runs ? state->run_count : 1;

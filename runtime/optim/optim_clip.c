@@ -43,10 +43,10 @@ static double local_norm(const fsdp_root *root, double p)
     double all = 0;
     for (size_t i = 0; i < root->model->count; i++) {
         const fsdp_param *param = root->model->params[i];
-        if (!param->shard_grad || fsdp_param_own_count(param) == 0 || !is_first_holder(param))
+        if (!param->shard_grad || fsdp_param_local_count(param) == 0 || !is_first_holder(param))
             continue;
         double part = fsdp_tensor_power_sum(param->shard_grad, param->dtype,
-                                            (size_t)fsdp_param_own_count(param), p);
+                                            (size_t)fsdp_param_local_count(param), p);
         if (isinf(p))
             all = isnan(all) || all > part ? all : part;
         else
@@ -61,7 +61,7 @@ static void multiply_grads(fsdp_root *root, double factor)
         const fsdp_param *param = root->model->params[i];
         if (param->shard_grad)
             fsdp_tensor_multiply(param->shard_grad, param->dtype,
-                                 (size_t)fsdp_param_own_count(param), factor);
+                                 (size_t)fsdp_param_local_count(param), factor);
     }
 }
 

@@ -76,7 +76,7 @@ static bool unscale_local(const fsdp_scaler *scaler, fsdp_root *root)
     bool finite = true;
     for (size_t i = 0; i < root->model->count; i++) {
         const fsdp_param *param = root->model->params[i];
-        size_t count = (size_t)fsdp_param_own_count(param);
+        size_t count = (size_t)fsdp_param_local_count(param);
         if (!param->shard_grad)
             continue;
         fsdp_tensor_multiply(param->shard_grad, param->dtype, count, 1 / scaler->scale);

@@ -258,8 +258,8 @@ fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *ex
     return FSDP_OK;
 }
 
-void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user)
+void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *context)
 {
     param->hook = hook;
-    param->hook_user = user;
+    param->hook_context = context;
 }

@@ -40,7 +40,7 @@ struct fsdp_param {
     int place_count;
     fsdp_extension *extension;         /* or NULL */
     fsdp_grad_hook hook;
-    void *hook_user;
+    void *hook_context;
     fsdp_unit *unit;                   /* NULL: of none yet, or ignored */
     bool is_ignored;
     fsdp_unit *ignored_by;             /* the unit whose opts ignore it; NULL: the FSDP1 face does */
@@ -79,9 +79,9 @@ struct fsdp_model {
     fsdp_root *root;
 };
 
-/* Is the name `prefix`, or that of something in the module `prefix`? In "" is everything. */
+/* True when the name is `prefix` or lies in the module `prefix`; "" contains every name. */
 bool fsdp_name_is_below(const char *name, const char *prefix);
-/* The same for any of the parameter's names, aliases included. */
+/* True when any of the parameter's names, aliases included, is below the prefix. */
 bool fsdp_param_is_below(const fsdp_param *param, const char *prefix);
 
 /* --- param_layout.c --------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@ fsdp_status fsdp_param_lay_out(fsdp_param *param, const fsdp_mesh_roles *roles, 
                                fsdp_error *err);
 /* The number of elements of the data, of this rank's rows, and of the data with every shard padded. */
 int64_t fsdp_param_count(const fsdp_param *param);
-int64_t fsdp_param_own_count(const fsdp_param *param);
+int64_t fsdp_param_local_count(const fsdp_param *param);
 int64_t fsdp_param_padded_count(const fsdp_param *param, int parts);
 
 /* This rank's part of a parameter that lies in a flat one: elements [first, first + count) of it, which begin

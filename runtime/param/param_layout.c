@@ -14,7 +14,7 @@ int64_t fsdp_param_count(const fsdp_param *param)
     return param->outer * param->n * param->rest;
 }
 
-int64_t fsdp_param_own_count(const fsdp_param *param)
+int64_t fsdp_param_local_count(const fsdp_param *param)
 {
     return param->outer * param->rows * param->rest;
 }

@@ -51,7 +51,7 @@ static fsdp_param *filled(fsdp_param *param)
 }
 
 /* Fills this rank's run of a parameter inside a flat one: consecutive boxes. */
-static fsdp_status fill_run(const fsdp_param *param, fsdp_param_fill fill, void *user,
+static fsdp_status fill_run(const fsdp_param *param, fsdp_param_fill fill, void *context,
                             fsdp_error *err)
 {
     const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
@@ -61,13 +61,13 @@ static fsdp_status fill_run(const fsdp_param *param, fsdp_param_fill fill, void 
     fsdp_box pieces[FSDP_BOX_PIECES];
     int n = fsdp_box_cut(&whole, run.first, run.count, pieces);
     for (int i = 0; i < n; i++) {
-        FSDP_TRY(fill(user, param, &pieces[i], to, err));
+        FSDP_TRY(fill(context, param, &pieces[i], to, err));
         to += (size_t)fsdp_box_count(&pieces[i]) * size;
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fsdp_error *err)
+fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *context, fsdp_error *err)
 {
     const fsdp_model *model = root->declared;
     FSDP_TRY(settle(root, "fsdp_root_init", err));
@@ -77,11 +77,11 @@ fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fs
         if (param->is_buffer)
             continue;
         if (param->flat && param->flat->group) {
-            FSDP_TRY(fill_run(param, fill, user, err));
+            FSDP_TRY(fill_run(param, fill, context, err));
             continue;
         }
         void *shard = fsdp_param_shard(param, &box);
-        FSDP_TRY(fill(user, param, &box, shard, err));
+        FSDP_TRY(fill(context, param, &box, shard, err));
     }
     fsdp_root_refresh_masters(root, NULL);
     return FSDP_OK;
@@ -111,11 +111,11 @@ static bool next_row(row_walk *walk)
     return false;
 }
 
-static fsdp_status fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box,
+static fsdp_status fill_uniform(void *context, const fsdp_param *param, const fsdp_box *box,
                                 void *data, fsdp_error *err)
 {
     enum { PIECE = 256 };
-    uint64_t begin = begin_of(*(const uint64_t *)user, param->name);
+    uint64_t begin = begin_of(*(const uint64_t *)context, param->name);
     double scale = sqrt((double)param->shape[param->ndim - 1]);
     size_t size = fsdp_dtype_size(param->dtype);
     unsigned char *to = data;
@@ -154,7 +154,7 @@ typedef struct sync_work {
     fsdp_root *root;
     fsdp_ordered_comm *ordered; /* of all ranks; NULL: a world of one rank */
     fsdp_param_fill fill;
-    void *user;
+    void *context;
     void *slab;
 } sync_work;
 
@@ -176,12 +176,13 @@ static void take_run(const fsdp_param *param, const fsdp_state_range *slab)
 /* Copies this rank's part of a slab to its place. */
 static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
 {
-    const fsdp_box own = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
+    const fsdp_box local =
+        param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
     const fsdp_state_range all = {*slab, 0, fsdp_box_count(slab), data};
     if (param->flat && param->flat->group)
         take_run(param, &all);
     else
-        fsdp_state_copy_range(&all, &own, param->shard, fsdp_dtype_size(param->dtype));
+        fsdp_state_copy_range(&all, &local, param->shard, fsdp_dtype_size(param->dtype));
 }
 
 static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,
@@ -190,7 +191,7 @@ static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsd
     const fsdp_world *world = work->root->world;
     fsdp_status status = FSDP_OK;
     if (world->rank == 0)
-        status = work->fill(work->user, param, slab, work->slab, err);
+        status = work->fill(work->context, param, slab, work->slab, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
     const fsdp_collective call = {
         .kind = FSDP_BROADCAST,
@@ -236,10 +237,10 @@ static fsdp_status sync_all(sync_work *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *user,
+fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *context,
                                       fsdp_error *err)
 {
-    sync_work work = {.root = root, .fill = fill, .user = user};
+    sync_work work = {.root = root, .fill = fill, .context = context};
     FSDP_TRY(settle(root, "fsdp_root_sync_from_rank0", err));
     fsdp_status status = sync_all(&work, err);
     fsdp_free(work.slab);

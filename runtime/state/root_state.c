@@ -51,7 +51,7 @@ static fsdp_status make_saved(fsdp_root *root, const fsdp_root_save_opts *opts, 
     if (opts->state.part != FSDP_STATE_OPTIM)
         FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
     FSDP_TRY(fsdp_root_get_state(root, &opts->state, sd_out, err));
-    return fsdp_state_save_own(opts->own, *sd_out, err);
+    return fsdp_state_save_extra(opts->extra, *sd_out, err);
 }
 
 fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_save_opts *opts,
@@ -103,7 +103,7 @@ static fsdp_status want_all(load_job *job, fsdp_error *err)
     for (size_t i = 0; i < fsdp_sd_count(job->live); i++)
         if (job->match.source[i] >= 0)
             FSDP_TRY(want_entry(job, i, err));
-    FSDP_TRY(fsdp_state_want_own(job->opts.own, job->match.sd, rank, job->wanted, err));
+    FSDP_TRY(fsdp_state_want_extra(job->opts.extra, job->match.sd, rank, job->wanted, err));
     return fsdp_sd_allocate(job->wanted, rank, err);
 }
 
@@ -114,16 +114,16 @@ static void forget_checkpoint(load_job *job)
     job->wanted = NULL;
 }
 
-static fsdp_status want(void *user, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err)
+static fsdp_status want(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err)
 {
-    load_job *job = user;
+    load_job *job = context;
     forget_checkpoint(job);
     job->match = (fsdp_state_match){.scope = &job->scope,
                                     .live = job->live,
                                     .sd = stored,
                                     .is_description = true,
                                     .casts = job->opts.load.cast,
-                                    .own = job->opts.own};
+                                    .extra = job->opts.extra};
     FSDP_TRY(fsdp_state_match_all(&job->match, err));
     FSDP_TRY(want_all(job, err));
     *sd_out = job->wanted;
@@ -144,12 +144,12 @@ static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status take(void *user, const fsdp_checkpoint_info *info, fsdp_error *err)
+static fsdp_status take(void *context, const fsdp_checkpoint_info *info, fsdp_error *err)
 {
-    load_job *job = user;
+    load_job *job = context;
     FSDP_TRY(fsdp_state_check_steps(&job->match, job->wanted, err));
     FSDP_TRY(take_numbers(job, err));
-    FSDP_TRY(fsdp_state_take_own(job->opts.own, job->wanted, err));
+    FSDP_TRY(fsdp_state_take_extra(job->opts.extra, job->wanted, err));
     if (job->opts.step)
         *job->opts.step = info->step;
     return fsdp_state_finish(&job->match, err);

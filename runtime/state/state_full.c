@@ -54,13 +54,13 @@ fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live,
 {
     fsdp_ctl *ctl = fsdp_world_ctl(scope->root->world);
     int n = fsdp_ctl_size(ctl);
-    asked own = {""}, *all = fsdp_alloc((size_t)n, sizeof *all);
-    snprintf(own.text, sizeof own.text, "%s", call);
+    asked local = {""}, *all = fsdp_alloc((size_t)n, sizeof *all);
+    snprintf(local.text, sizeof local.text, "%s", call);
     if (mine == FSDP_OK && !all)
         mine = fsdp_fail_memory(err, "a comparison of ranks");
     fsdp_status status = fsdp_ctl_agree(ctl, mine, err);
     if (status == FSDP_OK)
-        status = fsdp_ctl_allgather(ctl, &own, sizeof own, all, err);
+        status = fsdp_ctl_allgather(ctl, &local, sizeof local, all, err);
     if (status == FSDP_OK)
         status = compare_asked(all, n, err);
     fsdp_free(all);

@@ -12,11 +12,11 @@
 size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
                               fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS])
 {
-    fsdp_optim_params *own = &optim->groups[group];
+    fsdp_optim_params *params = &optim->groups[group];
     fsdp_adamw_opts *adamw = &optim->adamw;
     fsdp_sgd_opts *sgd = &optim->sgd;
     size_t n = 0;
-    hypers_out[n++] = (fsdp_state_hyper){"lr", {&own->lr}, NULL, false};
+    hypers_out[n++] = (fsdp_state_hyper){"lr", {&params->lr}, NULL, false};
     if (optim->kind == FSDP_OPTIM_ADAMW) {
         hypers_out[n++] = (fsdp_state_hyper){"betas", {&adamw->beta1, &adamw->beta2}, NULL, true};
         hypers_out[n++] = (fsdp_state_hyper){"eps", {&adamw->eps}, NULL, true};
@@ -24,7 +24,7 @@ size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
         hypers_out[n++] = (fsdp_state_hyper){"momentum", {&sgd->momentum}, NULL, true};
         hypers_out[n++] = (fsdp_state_hyper){"dampening", {&sgd->dampening}, NULL, true};
     }
-    hypers_out[n++] = (fsdp_state_hyper){"weight_decay", {&own->weight_decay}, NULL, false};
+    hypers_out[n++] = (fsdp_state_hyper){"weight_decay", {&params->weight_decay}, NULL, false};
     if (optim->kind == FSDP_OPTIM_ADAMW) {
         hypers_out[n++] = (fsdp_state_hyper){"maximize", {NULL}, &adamw->maximize, true};
     } else {

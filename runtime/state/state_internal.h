@@ -7,7 +7,7 @@
  *   state_full.c       whole values, from all ranks           state_broadcast.c    whole values of rank 0
  *   state_groups.c     puts hyper-parameters into a dict      state_groups_take.c  takes them from one
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
- *   root_state.c       checkpoints                            state_own.c          the caller's entries
+ *   root_state.c       checkpoints                            state_extra.c        the caller's entries
  */
 #ifndef FSDP_STATE_INTERNAL_H
 #define FSDP_STATE_INTERNAL_H
@@ -114,7 +114,7 @@ typedef struct fsdp_state_match {
     const fsdp_sd *live, *sd;
     bool is_description;       /* sd has no memory: its tensors come later, from elsewhere */
     bool casts;                /* loading casts floating dtypes that differ */
-    const fsdp_sd *own;        /* the caller's extra entries, which sd should have, too; or NULL */
+    const fsdp_sd *extra;      /* the caller's extra entries, which sd should have, too; or NULL */
     int64_t *source;           /* per live entry: the entry of sd, -1: none */
     struct fsdp_state_groups *groups;  /* NULL: none were taken */
     fsdp_name_list missing, unexpected;
@@ -182,15 +182,15 @@ bool fsdp_state_number(const fsdp_entry *entry, double *number_out);
 /* Sets the 0-d tensor `to` to the number `from`; false when from is no number. */
 bool fsdp_state_set_number(const fsdp_entry *to, const fsdp_entry *from);
 
-/* --- the caller's own entries (state_own.c) ------------------------------------------------------- */
+/* --- the caller's extra entries (state_extra.c) ------------------------------------------------------- */
 
-/* Adds the caller's extra entries to sd. own may be NULL. Memory of tensors is borrowed. */
-fsdp_status fsdp_state_save_own(const fsdp_sd *own, fsdp_sd *sd, fsdp_error *err);
+/* Adds the caller's extra entries to sd. extra may be NULL. Memory of tensors is borrowed. */
+fsdp_status fsdp_state_save_extra(const fsdp_sd *extra, fsdp_sd *sd, fsdp_error *err);
 /* Adds to `wanted` the extra entries that are stored; tensors get memory if they lack it. After the load,
- * fsdp_state_take_own copies values to own. */
-fsdp_status fsdp_state_want_own(fsdp_sd *own, const fsdp_sd *stored, int rank, fsdp_sd *wanted,
+ * fsdp_state_take_extra copies values to extra. */
+fsdp_status fsdp_state_want_extra(fsdp_sd *extra, const fsdp_sd *stored, int rank, fsdp_sd *wanted,
                                 fsdp_error *err);
-fsdp_status fsdp_state_take_own(fsdp_sd *own, const fsdp_sd *loaded, fsdp_error *err);
+fsdp_status fsdp_state_take_extra(fsdp_sd *extra, const fsdp_sd *loaded, fsdp_error *err);
 
 /* --- moving (state_move.c) ---------------------------------------------------------------------- */
 

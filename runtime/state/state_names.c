@@ -67,11 +67,11 @@ static fsdp_status add_name(fsdp_state_scope *scope, fsdp_state_param *param, co
         return FSDP_OK;
     if (at >= 0)
         return fail_twice(scope, at, name, spelled, err);
-    const char *own = fsdp_arena_strndup(&scope->arena, spelled, size);
-    if (!own)
+    const char *copy = fsdp_arena_strndup(&scope->arena, spelled, size);
+    if (!copy)
         return fsdp_fail_memory(err, name);
-    param->names[param->count++] = own;
-    return fsdp_sd_add_value(scope->index, own, size, &number, err);
+    param->names[param->count++] = copy;
+    return fsdp_sd_add_value(scope->index, copy, size, &number, err);
 }
 
 static fsdp_status add_names(fsdp_state_scope *scope, fsdp_state_param *param, fsdp_error *err)

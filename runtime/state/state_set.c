@@ -97,7 +97,7 @@ static fsdp_status place_unknown(fsdp_state_match *match, const fsdp_entry *entr
 {
     const fsdp_state_scope *scope = match->scope;
     size_t rest;
-    if (match->own && fsdp_sd_find(match->own, entry->name, entry->name_size) >= 0)
+    if (match->extra && fsdp_sd_find(match->extra, entry->name, entry->name_size) >= 0)
         return FSDP_OK;
     if (is_optim_name(scope, entry)) {
         bool is_group = !fsdp_state_behind(entry->name, entry->name_size, scope->opts.optim_prefix,
@@ -167,13 +167,13 @@ static bool may_be_missing(const fsdp_state_match *match, const fsdp_entry *live
            (ends_with(live, ".step", &param_size) && !is_of_adamw(match, live, param_size));
 }
 
-static fsdp_status match_own(fsdp_state_match *match, fsdp_error *err)
+static fsdp_status match_extra(fsdp_state_match *match, fsdp_error *err)
 {
-    for (size_t i = 0; match->own && i < fsdp_sd_count(match->own); i++) {
-        const fsdp_entry *own = fsdp_sd_at(match->own, i);
-        bool is_there = fsdp_sd_find(match->sd, own->name, own->name_size) >= 0;
-        if (own->kind != FSDP_ENTRY_ALIAS && !is_there)
-            FSDP_TRY(note(&match->missing, own, err));
+    for (size_t i = 0; match->extra && i < fsdp_sd_count(match->extra); i++) {
+        const fsdp_entry *extra = fsdp_sd_at(match->extra, i);
+        bool is_there = fsdp_sd_find(match->sd, extra->name, extra->name_size) >= 0;
+        if (extra->kind != FSDP_ENTRY_ALIAS && !is_there)
+            FSDP_TRY(note(&match->missing, extra, err));
     }
     return FSDP_OK;
 }
@@ -193,7 +193,7 @@ static fsdp_status match_names(fsdp_state_match *match, fsdp_error *err)
         if (live->kind == FSDP_ENTRY_TENSOR && match->source[i] < 0 && !may_be_missing(match, live))
             FSDP_TRY(note(&match->missing, live, err));
     }
-    return match_own(match, err);
+    return match_extra(match, err);
 }
 
 static fsdp_status check_names(const fsdp_state_match *match, fsdp_error *err)

@@ -67,10 +67,10 @@ static fsdp_status find_other(fsdp_comm *comm, const fsdp_text *text, int *other
 }
 
 /* Gives every rank the text of rank `from`; the caller frees it. */
-static fsdp_status fetch(fsdp_comm *comm, int from, const fsdp_text *own, char **text_out,
+static fsdp_status fetch(fsdp_comm *comm, int from, const fsdp_text *local, char **text_out,
                          fsdp_error *err)
 {
-    int64_t size = (int64_t)own->size;
+    int64_t size = (int64_t)local->size;
     fsdp_collective call = {.kind = FSDP_BROADCAST,
                             .dtype = FSDP_I64,
                             .in = &size,
@@ -83,7 +83,7 @@ static fsdp_status fetch(fsdp_comm *comm, int from, const fsdp_text *own, char *
     if (!text)
         return fsdp_fail_memory(err, "what ranks compare");
     if (fsdp_comm_rank(comm) == from && size > 0)
-        memcpy(text, own->data, (size_t)size);
+        memcpy(text, local->data, (size_t)size);
     call.dtype = FSDP_U8;
     call.in = call.out = text;
     call.count = size;

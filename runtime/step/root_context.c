@@ -52,11 +52,11 @@ fsdp_status fsdp_root_size_inputs(const fsdp_root *root, fsdp_context *context, 
 
 static fsdp_status check_shareable(const fsdp_root *root, const fsdp_root *with, fsdp_error *err)
 {
-    const fsdp_context *own = root->context;
-    bool is_in_step = root->is_in_forward || root->is_in_backward || own->finalizing;
+    const fsdp_context *local = root->context;
+    bool is_in_step = root->is_in_forward || root->is_in_backward || local->finalizing;
     if (root->world != with->world)
         return fsdp_fail(err, FSDP_ERR_USAGE, "roots of two worlds cannot share a context");
-    if (is_in_step || root->step > 0 || own->order_count > 0 || own->roots->next_sharing)
+    if (is_in_step || root->step > 0 || local->order_count > 0 || local->roots->next_sharing)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
     for (size_t i = 0; i < root->group_count; i++)
         if (!fsdp_group_is_at_rest(root->groups[i]))
@@ -83,14 +83,14 @@ static void move_blocks(fsdp_root *root, fsdp_context *to)
 
 fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err)
 {
-    fsdp_context *own = root->context, *shared = with->context;
-    if (own == shared)
+    fsdp_context *local = root->context, *shared = with->context;
+    if (local == shared)
         return FSDP_OK;
     FSDP_TRY(check_shareable(root, with, err));
-    FSDP_TRY(fsdp_context_sync(own, err));
+    FSDP_TRY(fsdp_context_sync(local, err));
     FSDP_TRY(fsdp_root_size_inputs(root, shared, err));
-    fsdp_context_flush_gather(own);
-    fsdp_context_drain(own);
+    fsdp_context_flush_gather(local);
+    fsdp_context_drain(local);
     root->has_post_optim_event = false;
     move_blocks(root, shared);
     fsdp_root_leave_context(root);

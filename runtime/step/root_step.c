@@ -81,7 +81,7 @@ static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
         bool is_new = param->is_reduced;
         param->is_reduced = false;
         if (param->hook && is_new && param->shard_grad)
-            FSDP_TRY(param->hook(param->hook_user, param, err));
+            FSDP_TRY(param->hook(param->hook_context, param, err));
     }
     return FSDP_OK;
 }

@@ -192,8 +192,8 @@ fsdp_status fsdp_unit_set_custom_collective(fsdp_unit *unit, fsdp_collective_kin
                      "unit %s: only all-gather and reduce-scatter can be replaced", unit->name);
 }
 
-void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *user)
+void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *context)
 {
     unit->settings.all_reduce_hook = hook;
-    unit->settings.all_reduce_hook_user = user;
+    unit->settings.all_reduce_hook_context = context;
 }

@@ -220,8 +220,8 @@ static fsdp_status make_mesh(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_e
     const char *const two[] = {"replicate", "shard"}, *const one[] = {"dp"};
     FSDP_TRY(fsdp_world_mesh(world, is_hybrid ? 2 : 1,
                              is_hybrid ? (int64_t[]){size / local, local} : &size,
-                             is_hybrid ? two : one, &wrap->own_mesh, err));
-    wrap->mesh = wrap->own_mesh;
+                             is_hybrid ? two : one, &wrap->made_mesh, err));
+    wrap->mesh = wrap->made_mesh;
     return FSDP_OK;
 }
 
@@ -334,7 +334,7 @@ void fsdp_wrap_free(fsdp_wrap *wrap)
     for (size_t i = 0; i < wrap->flat_count; i++)
         fsdp_wrap_flat_release(&wrap->flats[i]);
     fsdp_free(wrap->flats);
-    fsdp_mesh_free(wrap->own_mesh);
+    fsdp_mesh_free(wrap->made_mesh);
     fsdp_free(wrap);
 }
 

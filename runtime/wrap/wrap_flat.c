@@ -167,6 +167,6 @@ fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param)
                              .offset = param->flat_at,
                              .count = fsdp_wrap_count(param),
                              .first = run.first,
-                             .own = run.count,
+                             .local = run.count,
                              .at = run.at};
 }

@@ -9,10 +9,10 @@
 
 /* --- registering ------------------------------------------------------------------------------ */
 
-static fsdp_status run_scatter(void *user, fsdp_comm *comm, const fsdp_collective *call,
+static fsdp_status run_scatter(void *context, fsdp_comm *comm, const fsdp_collective *call,
                                fsdp_error *err)
 {
-    const fsdp_wrap *wrap = user;
+    const fsdp_wrap *wrap = context;
     const fsdp_wrap_bucket bucket = {.unit = call->unit,
                                      .dtype = call->dtype,
                                      .grad = (void *)call->in,
@@ -21,10 +21,10 @@ static fsdp_status run_scatter(void *user, fsdp_comm *comm, const fsdp_collectiv
     return wrap->hook(wrap->hook_context, comm, &bucket, err);
 }
 
-static fsdp_status run_all_reduce(void *user, fsdp_comm *comm, const fsdp_collective *call,
+static fsdp_status run_all_reduce(void *context, fsdp_comm *comm, const fsdp_collective *call,
                                   fsdp_error *err)
 {
-    const fsdp_wrap *wrap = user;
+    const fsdp_wrap *wrap = context;
     const fsdp_wrap_bucket bucket = {
         .unit = call->unit, .dtype = call->dtype, .grad = call->out, .count = call->count};
     return wrap->hook(wrap->hook_context, comm, &bucket, err);
@@ -66,12 +66,12 @@ static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *user,
+fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *context,
                                          fsdp_error *err)
 {
     FSDP_TRY(check_hook(wrap, err));
     wrap->hook = hook;
-    wrap->hook_context = user;
+    wrap->hook_context = context;
     for (size_t i = 0; i < wrap->flat_count; i++)
         FSDP_TRY(install(wrap, wrap->flats[i].unit, err));
     return FSDP_OK;
@@ -116,16 +116,16 @@ static fsdp_status compress(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsd
     return status;
 }
 
-fsdp_status fsdp_wrap_fp16_compress_hook(void *user, fsdp_comm *comm,
+fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)user;
+    (void)context;
     return compress(comm, bucket, FSDP_F16, err);
 }
 
-fsdp_status fsdp_wrap_bf16_compress_hook(void *user, fsdp_comm *comm,
+fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)user;
+    (void)context;
     return compress(comm, bucket, FSDP_BF16, err);
 }

@@ -1,5 +1,5 @@
 /*
- * Private interface of the FSDP1 face. The engine knows of it only that a parameter may lie in another one.
+ * Private interface of the FSDP1 face. The engine only sees that a parameter may lie in another one.
  *
  *   wrap_tree.c     the tree of modules from names; a policy chooses the units among them
  *   wrap_flat.c     flat parameters: their layout, and the inner model that declares them
@@ -59,7 +59,7 @@ struct fsdp_wrap {
     fsdp_model *inner;                 /* flat parameters, and parameters and buffers that stay whole */
     fsdp_root *root;                   /* of the inner model */
     const fsdp_mesh *mesh;
-    fsdp_mesh *own_mesh;               /* or NULL */
+    fsdp_mesh *made_mesh;               /* or NULL */
     bool use_orig_params;
     fsdp_dtype buffer_dtype;
     fsdp_wrap_flat *flats;               /* one per unit, in the order of creation, the root's last */

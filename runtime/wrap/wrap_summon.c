@@ -51,9 +51,9 @@ static bool is_whole(const fsdp_param *flat)
     return flat->group->shard_size == 1;
 }
 
-/* Collective in the flat parameter's group. own: this rank's part of the parameter or of a tensor with its
+/* Collective in the flat parameter's group. local: this rank's part of the parameter or of a tensor with its
  * layout. */
-static fsdp_status gather_parts(const fsdp_param *flat, const void *own, void *whole,
+static fsdp_status gather_parts(const fsdp_param *flat, const void *local, void *whole,
                                 fsdp_error *err)
 {
     const fsdp_group *group = flat->group;
@@ -66,21 +66,21 @@ static fsdp_status gather_parts(const fsdp_param *flat, const void *own, void *w
                                   .out = whole,
                                   .count = flat->padded,
                                   .unit = group->unit->name};
-    memcpy(mine, own, bytes);
+    memcpy(mine, local, bytes);
     memset(mine + bytes, 0, chunk - bytes);
     FSDP_TRY(group->context->device->ops->sync(group->shard->last, err));
     return fsdp_comm_run(group->shard->comm, &call, err);
 }
 
 /* A rank that keeps nothing takes part, too. */
-static fsdp_status gather(const fsdp_param *flat, const void *own, bool keeps, void **whole_out,
+static fsdp_status gather(const fsdp_param *flat, const void *local, bool keeps, void **whole_out,
                           fsdp_error *err)
 {
     size_t count = (size_t)(flat->padded * flat->group->shard_size);
     *whole_out = fsdp_alloc(count, fsdp_dtype_size(flat->dtype));
     if (!*whole_out)
         return fsdp_fail_memory(err, flat->name);
-    FSDP_TRY(gather_parts(flat, own, *whole_out, err));
+    FSDP_TRY(gather_parts(flat, local, *whole_out, err));
     if (keeps)
         return FSDP_OK;
     fsdp_free(*whole_out);
@@ -109,12 +109,12 @@ static fsdp_status take_out(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_error *e
 
 /* --- back ------------------------------------------------------------------------------------- */
 
-static void write_back(const fsdp_param *param, const void *whole, void *own)
+static void write_back(const fsdp_param *param, const void *whole, void *local)
 {
     size_t size = fsdp_dtype_size(param->dtype);
     size_t offset = (size_t)(param->padded * param->group->shard_rank) * size;
-    if (whole && own)
-        memcpy(own, (const unsigned char *)whole + offset, (size_t)param->rows * size);
+    if (whole && local)
+        memcpy(local, (const unsigned char *)whole + offset, (size_t)param->rows * size);
 }
 
 static void put_back(fsdp_wrap *wrap, fsdp_wrap_flat *flat)

@@ -15,8 +15,8 @@ enum { NONE = 0, MOST_DEPTH = 256, MIN_ELEMENTS = 100000000 };
 typedef struct tree_node {
     char *name;
     size_t child, last_child, next;
-    int64_t own;   /* elements of its own parameters that are not ignored */
-    int64_t below; /* of its own parameters and those below it */
+    int64_t direct; /* elements of its own parameters that are not ignored */
+    int64_t below;  /* of its own parameters and those below it */
 } tree_node;
 
 typedef struct module_tree {
@@ -82,7 +82,7 @@ static fsdp_status add_param(module_tree *tree, const fsdp_param *param, bool is
             tree->nodes[at].below += fsdp_wrap_count(param);
     }
     if (!is_ignored)
-        tree->nodes[at].own += fsdp_wrap_count(param);
+        tree->nodes[at].direct += fsdp_wrap_count(param);
     return FSDP_OK;
 }
 
@@ -113,7 +113,7 @@ static const char *last_name(const tree_node *node)
 
 static bool is_list(const module_tree *tree, const tree_node *node)
 {
-    if (node->own > 0 || node->child == NONE)
+    if (node->direct > 0 || node->child == NONE)
         return false;
     for (size_t at = node->child; at != NONE; at = tree->nodes[at].next) {
         const char *name = last_name(&tree->nodes[at]);
@@ -166,7 +166,7 @@ static bool matches_any(const char *name, const fsdp_wrap_policy *policy)
 
 /* --- ignored parameters ----------------------------------------------------------------------- */
 
-/* Tells whether the parameter is in a module that NAMES wraps, below `outer`. */
+/* *is_wrapped_out is true when the parameter is in a module below `outer` that NAMES wraps. */
 static fsdp_status is_wrapped_below(const fsdp_param *param, const char *outer,
                                     const fsdp_wrap_policy *policy, bool *is_wrapped_out,
                                     fsdp_error *err)
@@ -357,10 +357,10 @@ static fsdp_status check_type(const module_tree *tree, const char *type, fsdp_er
 {
     fsdp_nearest_name nearest = {.wanted = type};
     for (size_t at = 1; at < tree->count; at++) {
-        const char *own = type_of(tree, tree->nodes[at].name);
-        if (strcmp(own, type) == 0)
+        const char *found = type_of(tree, tree->nodes[at].name);
+        if (strcmp(found, type) == 0)
             return FSDP_OK;
-        fsdp_nearest_name_offer(&nearest, own, strlen(own));
+        fsdp_nearest_name_offer(&nearest, found, strlen(found));
     }
     return refuse("module to be wrapped of type", &nearest, err);
 }

@@ -37,7 +37,7 @@ fsdp_status fsdp_file_list_add(fsdp_file_list *list, const char *path, const cha
 typedef struct tree_walk {
     fsdp_file_list *list;
     size_t prefix_size;
-    bool (*wanted)(void *user, const char *name);
+    bool (*wanted)(void *context, const char *name);
 } tree_walk;
 
 static fsdp_status add_path(const tree_walk *walk, const char *path, int depth, fsdp_error *err);
@@ -85,7 +85,8 @@ static fsdp_status add_path(const tree_walk *walk, const char *path, int depth, 
 }
 
 fsdp_status fsdp_file_list_add_tree(fsdp_file_list *list, const char *path, size_t prefix_size,
-                                    bool (*wanted)(void *user, const char *name), fsdp_error *err)
+                                    bool (*wanted)(void *context, const char *name),
+                                    fsdp_error *err)
 {
     return add_path(&(tree_walk){list, prefix_size, wanted}, path, 0, err);
 }
@@ -154,9 +155,9 @@ static fsdp_status digest_open(digesting *all, fsdp_listed_file *listed, fsdp_fi
     return FSDP_OK;
 }
 
-static fsdp_status digest_file(void *user, size_t number, fsdp_error *err)
+static fsdp_status digest_file(void *context, size_t number, fsdp_error *err)
 {
-    digesting *all = user;
+    digesting *all = context;
     fsdp_listed_file *listed = &all->list->items[number];
     bool is_xxh3 = all->opts->kind == FSDP_DIGEST_XXH3;
     fsdp_file *file = NULL;

@@ -30,7 +30,7 @@ fsdp_status fsdp_file_list_add(fsdp_file_list *list, const char *path, const cha
 /* Adds a file, or every regular file below a directory, except links and names that wanted (NULL: all)
  * refuses. A name is the path from its byte prefix_size on. */
 fsdp_status fsdp_file_list_add_tree(fsdp_file_list *list, const char *path, size_t prefix_size,
-                                    bool (*wanted)(void *user, const char *name), fsdp_error *err);
+                                    bool (*wanted)(void *context, const char *name), fsdp_error *err);
 /* By name, byte by byte; of equal names one stays. */
 void fsdp_file_list_sort(fsdp_file_list *list);
 

@@ -85,13 +85,13 @@ void fsdp_staging_release(fsdp_staging *staging);
 fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err);
 
 /* --- the lease of a run: RUN/.lock --- */
-enum { FSDP_LEASE_SECONDS = 900, FSDP_LEASE_PATIENCE_MS = 5000 };
+enum { FSDP_LEASE_SECONDS = 900, FSDP_LEASE_WAIT_MS = 5000 };
 /*
  * FSDP_ERR_EXISTS names the holder (host, pid, since when). The lease of a dead process of this host
  * and boot is taken over at once, any other after it expired.
  */
 fsdp_status fsdp_lease_take(fsdp_io *io, const char *run, fsdp_lease **lease_out, fsdp_error *err);
-/* Like fsdp_lease_take, but waits up to FSDP_LEASE_PATIENCE_MS for another holder: a save has work to lose,
+/* Like fsdp_lease_take, but waits up to FSDP_LEASE_WAIT_MS for another holder: a save has work to lose,
  * and the holder may be about to finish. The progress of watch (may be NULL) may stop the wait. */
 fsdp_status fsdp_lease_await(fsdp_io *io, const char *run, const fsdp_watch *watch, fsdp_lease **lease_out,
                              fsdp_error *err);

@@ -9,7 +9,7 @@
  */
 #include "statedict/commit/commit_internal.h"
 
-#include "statedict/commit/lease_internal.h"
+#include "base/io/process.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -19,20 +19,20 @@
 enum { LOCK_TRIES = 200, TEXT_ROOM = 400 };
 
 /* Writes the text of this process; empty when the system has no boot id. */
-static void spell_maker(char text_out[TEXT_ROOM])
+static void spell_maker(const fsdp_io *io, char text_out[TEXT_ROOM])
 {
     fsdp_process self;
-    fsdp_process_self(&self);
+    fsdp_process_self(io->host, &self);
     text_out[0] = '\0';
     if (strcmp(self.boot, "unknown") != 0)
         snprintf(text_out, TEXT_ROOM, "boot %s\nhost %s\n", self.boot, self.host);
 }
 
 /* A marker of an earlier boot of this host counts as well: a restart ends all locks. */
-static bool is_of_this_machine(const char *text)
+static bool is_of_this_machine(const fsdp_io *io, const char *text)
 {
     char local[TEXT_ROOM];
-    spell_maker(local);
+    spell_maker(io, local);
     const char *line = strchr(text, '\n'), *local_line = strchr(local, '\n');
     if (!line || !local_line || strncmp(text, "boot ", 5) != 0 || text[strlen(text) - 1] != '\n')
         return false;
@@ -54,10 +54,10 @@ static int lock_patiently(fsdp_file *file)
 }
 
 /* A partial write is not continued: a text that is cut short is left alone like an empty one. */
-static fsdp_status sign(fsdp_file *marker, const char *path, fsdp_error *err)
+static fsdp_status sign(const fsdp_io *io, fsdp_file *marker, const char *path, fsdp_error *err)
 {
     char text[TEXT_ROOM];
-    spell_maker(text);
+    spell_maker(io, text);
     ssize_t n = marker->ops->pwrite(marker, text, strlen(text), 0);
     return n >= 0 ? FSDP_OK : fsdp_fail_errno(err, (int)-n, "cannot write '%s'", path);
 }
@@ -71,19 +71,19 @@ fsdp_status fsdp_marker_create(fsdp_io *io, const char *dir, const char *name,
         return fsdp_fail_memory(err, dir);
     fsdp_status status = fsdp_io_open(io, path, FSDP_IO_CREATE, marker_out, err);
     if (status == FSDP_OK && lock_patiently(*marker_out) == 0)
-        status = sign(*marker_out, path, err);
+        status = sign(io, *marker_out, path, err);
     fsdp_free(path);
     return status;
 }
 
-static bool is_abandoned(fsdp_file *marker)
+static bool is_abandoned(const fsdp_io *io, fsdp_file *marker)
 {
     char text[TEXT_ROOM];
     if (marker->ops->lock(marker) != 0)
         return false;
     ssize_t n = marker->ops->pread(marker, text, sizeof text - 1, 0);
     text[n > 0 ? n : 0] = '\0';
-    return n > 0 && is_of_this_machine(text);
+    return n > 0 && is_of_this_machine(io, text);
 }
 
 fsdp_marker_state fsdp_marker_look(fsdp_io *io, const char *dir, const char *name)
@@ -127,7 +127,7 @@ bool fsdp_marker_take_over(fsdp_io *io, const char *dir, const char *name, fsdp_
     char *path = fsdp_path_join(dir, name);
     *marker_out = NULL;
     bool abandoned = path && io->ops->open(io, path, FSDP_IO_WRITE, marker_out) == 0 &&
-                     is_abandoned(*marker_out);
+                     is_abandoned(io, *marker_out);
     if (!abandoned)
         (void)fsdp_io_close(marker_out, dir, NULL);
     fsdp_free(path);

@@ -60,9 +60,9 @@ static fsdp_status move_file(fsdp_io *io, const char *from, const char *to, cons
 }
 
 /* Everything but the manifest, which comes last, and the markers, which stay. */
-static bool is_moved(void *user, const char *name)
+static bool is_moved(void *context, const char *name)
 {
-    (void)user;
+    (void)context;
     return strcmp(name, FSDP_MANIFEST_NAME) != 0 && strcmp(name, FSDP_MARKER_PUBLISHING) != 0 &&
            strcmp(name, FSDP_MARKER_SAVING) != 0;
 }
@@ -152,19 +152,19 @@ typedef struct leftover_search {
     bool busy;   /* its publish is still at work */
 } leftover_search;
 
-static bool look_at_staging(void *user, const char *path)
+static bool look_at_staging(void *context, const char *path)
 {
-    leftover_search *search = user;
+    leftover_search *search = context;
     fsdp_marker_state state = fsdp_marker_look(search->io, path, FSDP_MARKER_PUBLISHING);
     search->busy = state == FSDP_MARKER_HELD;
     search->proven = search->proven || search->busy || state == FSDP_MARKER_FREE;
     return !search->busy;
 }
 
-static bool look_at_deleting(void *user, const char *path)
+static bool look_at_deleting(void *context, const char *path)
 {
     (void)path;
-    ((leftover_search *)user)->proven = true;
+    ((leftover_search *)context)->proven = true;
     return false;
 }
 

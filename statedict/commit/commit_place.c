@@ -95,9 +95,9 @@ static fsdp_status check_parent(fsdp_io *io, const char *dir, const char *parent
     return FSDP_OK;
 }
 
-static int take_foreign_name(void *user, const char *name)
+static int take_foreign_name(void *context, const char *name)
 {
-    char **foreign = user;
+    char **foreign = context;
     if (fsdp_is_checkpoint_file(name))
         return 0;
     *foreign = fsdp_strndup(name, strlen(name));

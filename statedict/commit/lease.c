@@ -9,7 +9,7 @@
 #include "statedict/commit/lease_internal.h"
 
 #include "base/core/clock.h"
-#include "base/io/io.h"
+#include "base/io/process.h"
 #include "base/data/json.h"
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
@@ -33,9 +33,6 @@ enum {
     TORN_SECONDS = 2,    /* a writer in place needs microseconds from the name to the text */
     ABSURD_PERIODS = 10  /* a lease that ends so far ahead was written by a clock that jumped */
 };
-
-/* Set by tests before they start threads. */
-static int patience_ms = FSDP_LEASE_PATIENCE_MS;
 
 typedef struct lease_text {
     fsdp_process process;
@@ -80,10 +77,10 @@ static void strike_off(const fsdp_lease *lease)
 }
 
 /* True when this process took that lease and released it since. */
-static bool was_ours(const lease_text *holder)
+static bool was_ours(const fsdp_io *io, const lease_text *holder)
 {
     fsdp_process self;
-    fsdp_process_self(&self);
+    fsdp_process_self(io->host, &self);
     if (holder->process.pid != self.pid || holder->process.start != self.start || self.start == 0 ||
         strcmp(holder->process.host, self.host) != 0 ||
         strcmp(holder->process.boot, self.boot) != 0 ||
@@ -183,7 +180,7 @@ static int64_t age_of_file(fsdp_io *io, const char *path)
     fsdp_file_info info;
     if (io->ops->info(io, path, &info) < 0)
         return 0;
-    return fsdp_lease_now() - info.mtime_ns / 1000000000;
+    return fsdp_host_now(io->host) - info.mtime_ns / 1000000000;
 }
 
 /*
@@ -210,9 +207,9 @@ static bool is_over(fsdp_io *io, const char *path, const char *text, size_t size
         int64_t age = age_of_file(io, path);
         return is_torn(text, size) && (age > TORN_SECONDS || age < -FSDP_LEASE_SECONDS);
     }
-    if (!fsdp_process_may_live(&holder_out->process) || was_ours(holder_out))
+    if (!fsdp_process_may_live(io->host, &holder_out->process) || was_ours(io, holder_out))
         return true;
-    int64_t now = fsdp_lease_now();
+    int64_t now = fsdp_host_now(io->host);
     if (holder_out->expires <= now)
         return true;
     return holder_out->expires - now > ABSURD_PERIODS * (int64_t)FSDP_LEASE_SECONDS &&
@@ -257,14 +254,14 @@ static fsdp_status fail_held(fsdp_lease *lease, const lease_text *holder, fsdp_e
     char who[200];
     lease->may_end = true;
     describe_holder(holder, who, sizeof who);
-    if (fsdp_process_is_here(&holder->process))
+    if (fsdp_process_is_here(lease->io->host, &holder->process))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
                          "'%s' is in use by %s, which is running: the run is free when it ends",
                          lease->run, who);
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' is in use by %s; if that process is gone, its lease ends in %" PRId64
                      " s",
-                     lease->run, who, holder->expires - fsdp_lease_now());
+                     lease->run, who, holder->expires - fsdp_host_now(lease->io->host));
 }
 
 /* --- changing the file ------------------------------------------------------------------------ */
@@ -350,7 +347,7 @@ static fsdp_status place(fsdp_lease *lease, bool replace, bool *done_out, fsdp_e
     char *temporary = NULL;
     fsdp_file *file;
     *done_out = false;
-    lease->mine.expires = fsdp_lease_now() + FSDP_LEASE_SECONDS;
+    lease->mine.expires = fsdp_host_now(lease->io->host) + FSDP_LEASE_SECONDS;
     lease->mine.serial++;
     fsdp_status status = encode(&lease->mine, &text, err);
     if (status == FSDP_OK)
@@ -484,11 +481,11 @@ static fsdp_status create_lease(fsdp_io *io, const char *run, fsdp_lease **lease
         *lease_out = NULL;
         return fsdp_fail_memory(err, "a lease");
     }
-    fsdp_process_self(&lease->mine.process);
+    fsdp_process_self(lease->io->host, &lease->mine.process);
     char job[33];
     fsdp_random_hex(job);
     memcpy(lease->mine.job, job, sizeof job);
-    lease->mine.since = fsdp_lease_now();
+    lease->mine.since = fsdp_host_now(lease->io->host);
     enrol(lease);
     return FSDP_OK;
 }
@@ -510,11 +507,11 @@ static fsdp_status take(fsdp_lease *lease, fsdp_error *err)
 
 /* Calls progress at intervals, which may stop the wait, and sends a notice once the wait gets
  * long. */
-static fsdp_status report_waiting(const fsdp_lease *lease, const fsdp_watch *watch, int tries,
-                                  const fsdp_error *held, fsdp_error *err)
+static fsdp_status report_waiting(const fsdp_lease *lease, int wait_ms, const fsdp_watch *watch,
+                                  int tries, const fsdp_error *held, fsdp_error *err)
 {
     if (watch && tries == NOTICE_TRIES)
-        fsdp_notice(watch, "waiting up to %d s for the run: %s", patience_ms / 1000, held->text);
+        fsdp_notice(watch, "waiting up to %d s for the run: %s", wait_ms / 1000, held->text);
     if (watch && watch->progress && tries % PROGRESS_TRIES == 0 &&
         watch->progress(watch->context, 0, 1, "waiting for the run") != 0)
         return fsdp_fail(err, FSDP_ERR_CANCELLED,
@@ -540,7 +537,7 @@ static fsdp_status take_patiently(fsdp_lease *lease, int wait_ms, const fsdp_wat
                 *err = held;
             return status;
         }
-        FSDP_TRY(report_waiting(lease, watch, tries, &held, err));
+        FSDP_TRY(report_waiting(lease, wait_ms, watch, tries, &held, err));
         wait_a_little();
         if (!fsdp_lease_is_held(lease->io,
                                 lease->run)) /* reading the file costs less than an attempt */
@@ -569,12 +566,9 @@ fsdp_status fsdp_lease_take(fsdp_io *io, const char *run, fsdp_lease **lease_out
 fsdp_status fsdp_lease_await(fsdp_io *io, const char *run, const fsdp_watch *watch,
                              fsdp_lease **lease_out, fsdp_error *err)
 {
-    return take_lease(io, run, patience_ms, watch, lease_out, err);
-}
-
-void fsdp_lease_set_patience(int milliseconds)
-{
-    patience_ms = milliseconds;
+    int wait_ms =
+        io && io->host && io->host->lease_wait_ms ? io->host->lease_wait_ms : FSDP_LEASE_WAIT_MS;
+    return take_lease(io, run, wait_ms, watch, lease_out, err);
 }
 
 bool fsdp_lease_is_held(fsdp_io *io, const char *run)

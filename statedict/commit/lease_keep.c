@@ -11,9 +11,9 @@ void fsdp_lease_keep(fsdp_lease_keeper *keeper, fsdp_lease *lease, const fsdp_wa
         keeper->watch = *watch;
 }
 
-static int keep(void *user, int64_t done, int64_t total, const char *what)
+static int keep(void *context, int64_t done, int64_t total, const char *what)
 {
-    fsdp_lease_keeper *keeper = user;
+    fsdp_lease_keeper *keeper = context;
     const fsdp_watch *watch = &keeper->watch;
     int64_t now = fsdp_now_ms();
     if (now >= keeper->refresh_ms) {
@@ -24,16 +24,16 @@ static int keep(void *user, int64_t done, int64_t total, const char *what)
     return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
 }
 
-static void pass_notice(void *user, const char *text)
+static void pass_notice(void *context, const char *text)
 {
-    const fsdp_lease_keeper *keeper = user;
+    const fsdp_lease_keeper *keeper = context;
     if (keeper->watch.notice)
         keeper->watch.notice(keeper->watch.context, text);
 }
 
-static bool pass_stopped(void *user)
+static bool pass_stopped(void *context)
 {
-    const fsdp_lease_keeper *keeper = user;
+    const fsdp_lease_keeper *keeper = context;
     return keeper->watch.stopped(keeper->watch.context);
 }
 

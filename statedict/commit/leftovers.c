@@ -17,9 +17,9 @@ typedef struct clearing {
 
 /* The rename to this name becomes durable first, or half a checkpoint could come back with its old
  * name. */
-static bool finish_delete(void *user, const char *path)
+static bool finish_delete(void *context, const char *path)
 {
-    const clearing *work = user;
+    const clearing *work = context;
     if (fsdp_io_sync_dir(work->io, work->parent, NULL) == FSDP_OK)
         (void)fsdp_io_remove_tree(work->io, path, NULL);
     return true;
@@ -78,9 +78,9 @@ static void remove_staging(const clearing *work, const char *path)
 }
 
 /* Removes the staging of a dead process. */
-static bool clear_abandoned(void *user, const char *path)
+static bool clear_abandoned(void *context, const char *path)
 {
-    clearing *work = user;
+    clearing *work = context;
     fsdp_file *marker;
     if (fsdp_marker_take_over(work->io, path, FSDP_MARKER_SAVING, &marker)) {
         if (is_to_be_kept(work, path) && (work->kept = fsdp_strndup(path, strlen(path)))) {

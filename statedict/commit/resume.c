@@ -115,9 +115,9 @@ typedef struct size_sum {
     int depth;
 } size_sum;
 
-static int add_size(void *user, const char *name)
+static int add_size(void *context, const char *name)
 {
-    size_sum *sum = user;
+    size_sum *sum = context;
     fsdp_file_info info;
     if (strcmp(name, FSDP_RESUME_NAME) == 0)
         return 0; /* of .resume, not of converted data */
@@ -136,9 +136,9 @@ static int add_size(void *user, const char *name)
 }
 
 /* Counts a staging directory, unless a living conversion of the same plan has it locked. */
-static bool add_staging(void *user, const char *path)
+static bool add_staging(void *context, const char *path)
 {
-    size_sum *sum = user;
+    size_sum *sum = context;
     fsdp_file *marker;
     sum->dir = path;
     if (fsdp_resume_matches(sum->io, path, sum->hash) &&

@@ -24,7 +24,7 @@ static fsdp_status list_files(fsdp_file_list *list, const char *to, fsdp_error *
 }
 
 fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
-                                 fsdp_file_digest_visit visit, void *user, fsdp_error *err)
+                                 fsdp_file_digest_visit visit, void *context, fsdp_error *err)
 {
     fsdp_convert_io how;
     fsdp_status st = fsdp_convert_io_begin(&how, opts, err);
@@ -38,7 +38,7 @@ fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
     if (st == FSDP_OK)
         st = fsdp_file_list_digest(&list, &digest, err);
     for (size_t i = 0; i < list.count && st == FSDP_OK; i++)
-        visit(user, list.items[i].name, list.items[i].digest);
+        visit(context, list.items[i].name, list.items[i].digest);
     fsdp_file_list_release(&list);
     fsdp_convert_io_end(&how);
     return st;

@@ -46,7 +46,7 @@ static fsdp_status make_io(fsdp_convert_io *how, fsdp_error *err)
     if (opts->bytes_per_second > 0) {
         fsdp_io_limit_opts limit = {.bytes_per_second = opts->bytes_per_second,
                                     .stopped = opts->watch.stopped,
-                                    .user = opts->watch.context};
+                                    .context = opts->watch.context};
         FSDP_TRY(fsdp_io_limit_create(io, &limit, &how->limit, err));
         opts->open.access.disk = io = how->limit;
     }

@@ -97,7 +97,7 @@ typedef struct convert_piece {
     char *data;
 } convert_piece;
 
-typedef fsdp_status (*convert_part_visit)(void *user, const char *file, size_t entry, const fsdp_box *box,
+typedef fsdp_status (*convert_part_visit)(void *context, const char *file, size_t entry, const fsdp_box *box,
                                           fsdp_error *err);
 #define CONVERT_NO_PART ((size_t)-1)    /* in place of an entry: a file, whose parts follow */
 
@@ -110,7 +110,7 @@ struct convert_target_ops {
     /* Sets files, bytes_written and bytes_needed of the plan. */
     fsdp_status (*measure)(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err);
     /* Visits every part of every file, for the plan's text. */
-    fsdp_status (*list)(convert_job *job, convert_part_visit visit, void *user, fsdp_error *err);
+    fsdp_status (*list)(convert_job *job, convert_part_visit visit, void *context, fsdp_error *err);
     /* Checks that the result may be published at its destination. */
     fsdp_status (*check_place)(const convert_job *job, fsdp_error *err);
 

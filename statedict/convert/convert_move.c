@@ -80,10 +80,10 @@ typedef struct slab_worker {
     atomic_llong next_share; /* when workers fill the slab together */
 } slab_worker;
 
-static fsdp_status add_piece(void *user, int rank, size_t part, const fsdp_box *box,
+static fsdp_status add_piece(void *context, int rank, size_t part, const fsdp_box *box,
                              fsdp_error *err)
 {
-    slab_worker *work = user;
+    slab_worker *work = context;
     const convert_job *job = work->job;
     fsdp_box shared;
     size_t n = work->count;
@@ -129,9 +129,9 @@ static fsdp_status read_slab(slab_worker *work, fsdp_block_reader *block_reader,
     return fsdp_checkpoint_get(work->from, &request, err);
 }
 
-static fsdp_status fill_share(void *user, size_t worker, fsdp_error *err)
+static fsdp_status fill_share(void *context, size_t worker, fsdp_error *err)
 {
-    slab_worker *work = user;
+    slab_worker *work = context;
     fsdp_block_reader block_reader = {0};
     fsdp_work_counter counter;
     (void)worker;
@@ -319,9 +319,9 @@ static fsdp_status work_unit(slab_worker *work, int64_t unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status run_worker(void *user, size_t worker, fsdp_error *err)
+static fsdp_status run_worker(void *context, size_t worker, fsdp_error *err)
 {
-    convert_job *job = user;
+    convert_job *job = context;
     size_t entries = fsdp_sd_count(job->sd);
     int64_t units = job->target->is_ordered ? (int64_t)entries : job->first_slab[entries];
     slab_worker work = {.job = job,

@@ -90,9 +90,9 @@ static bool is_config(const char *name)
     return is_one_of(name, names, is_equal);
 }
 
-static bool wanted(void *user, const char *name)
+static bool wanted(void *context, const char *name)
 {
-    return fsdp_copied_name(name, *(bool *)user);
+    return fsdp_copied_name(name, *(bool *)context);
 }
 
 static int compare_names(const void *a, const void *b)

@@ -29,9 +29,10 @@ typedef struct box_list {
     size_t room; /* of boxes */
 } box_list;
 
-static fsdp_status add_box(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status add_box(void *context, int rank, size_t part, const fsdp_box *box,
+                           fsdp_error *err)
 {
-    box_list *list = user;
+    box_list *list = context;
     foreign_files *files = list->files;
     size_t ndim = (size_t)box->ndim;
     int64_t *dims = fsdp_arena_alloc(&files->dims, 2 * ndim, sizeof *dims);
@@ -229,21 +230,21 @@ static fsdp_status place_parts(const convert_job *job, const fsdp_target *target
 }
 
 static fsdp_status visit_parts(const convert_job *job, const placed_part *parts,
-                               convert_part_visit visit, void *user, fsdp_error *err)
+                               convert_part_visit visit, void *context, fsdp_error *err)
 {
     const foreign_files *files = job->files;
     for (size_t i = 0; i < files->box_count; i++) {
         const char *file = parts[i].place.file;
         if (i == 0 || strcmp(file, parts[i - 1].place.file) != 0)
-            FSDP_TRY(visit(user, file, CONVERT_NO_PART, NULL, err));
+            FSDP_TRY(visit(context, file, CONVERT_NO_PART, NULL, err));
         fsdp_box box = fsdp_target_box_at(&files->entries[parts[i].entry], parts[i].box);
-        FSDP_TRY(visit(user, file, parts[i].entry, &box, err));
+        FSDP_TRY(visit(context, file, parts[i].entry, &box, err));
     }
     return FSDP_OK;
 }
 
 /* Places are known only after create, so this creates a target on an io that stores nothing. */
-static fsdp_status list(convert_job *job, convert_part_visit visit, void *user, fsdp_error *err)
+static fsdp_status list(convert_job *job, convert_part_visit visit, void *context, fsdp_error *err)
 {
     const foreign_files *files = job->files;
     fsdp_target_opts dry = target_opts(job);
@@ -258,7 +259,7 @@ static fsdp_status list(convert_job *job, convert_part_visit visit, void *user, 
     if (st == FSDP_OK)
         st = place_parts(job, target, parts, err);
     if (st == FSDP_OK)
-        st = visit_parts(job, parts, visit, user, err);
+        st = visit_parts(job, parts, visit, context, err);
     if (target)
         job->format->ops->discard(target);
     fsdp_free(parts);

@@ -64,29 +64,29 @@ static fsdp_status plan_file(const convert_job *job, int file, fsdp_save_plan *p
     return fsdp_box_plan_save(&input, plan, err);
 }
 
-static fsdp_status list_file(const convert_job *job, int file, convert_part_visit visit, void *user,
-                             fsdp_error *err)
+static fsdp_status list_file(const convert_job *job, int file, convert_part_visit visit,
+                             void *context, fsdp_error *err)
 {
     fsdp_save_plan plan = {0};
     char name[FSDP_SHARD_NAME_SIZE] = "";
     if (!job->format)
         fsdp_shard_name(file, job->file_count, name);
     FSDP_TRY(plan_file(job, file, &plan, err));
-    fsdp_status st = visit(user, name, CONVERT_NO_PART, NULL, err);
+    fsdp_status st = visit(context, name, CONVERT_NO_PART, NULL, err);
     for (size_t i = 0; i < plan.box_count && st == FSDP_OK; i++) {
         fsdp_box box = fsdp_shard_box_box(&plan.boxes[i]);
         if (fsdp_sd_at(job->sd, plan.boxes[i].tensor)->kind == FSDP_ENTRY_TENSOR)
-            st = visit(user, name, plan.boxes[i].tensor, &box, err);
+            st = visit(context, name, plan.boxes[i].tensor, &box, err);
     }
     fsdp_save_plan_release(&plan);
     return st;
 }
 
-fsdp_status fsdp_native_list(convert_job *job, convert_part_visit visit, void *user,
+fsdp_status fsdp_native_list(convert_job *job, convert_part_visit visit, void *context,
                              fsdp_error *err)
 {
     for (int file = 0; file < job->file_count; file++)
-        FSDP_TRY(list_file(job, file, visit, user, err));
+        FSDP_TRY(list_file(job, file, visit, context, err));
     return FSDP_OK;
 }
 
@@ -181,9 +181,9 @@ static size_t note_size(const convert_job *job)
     return job->casts ? sizeof(file_note) : sizeof(fsdp_file_record);
 }
 
-static fsdp_status finish_file(void *user, size_t number, fsdp_error *err)
+static fsdp_status finish_file(void *context, size_t number, fsdp_error *err)
 {
-    convert_job *job = user;
+    convert_job *job = context;
     native_files *files = job->files;
     size_t file = (size_t)job->first_file + number;
     fsdp_shard_writer *writer = files->writers[file];
@@ -222,9 +222,9 @@ static fsdp_status check_box(convert_job *job, fsdp_block_reader *block_reader,
 }
 
 /* Compares every block with its hash. */
-static fsdp_status check_file(void *user, size_t number, fsdp_error *err)
+static fsdp_status check_file(void *context, size_t number, fsdp_error *err)
 {
-    convert_job *job = user;
+    convert_job *job = context;
     const native_files *files = job->files;
     size_t file = (size_t)job->first_file + number;
     fsdp_shard_reader *reader = NULL;
@@ -250,9 +250,9 @@ fsdp_status fsdp_native_check(convert_job *job, fsdp_error *err)
 /* --- begin, publish --------------------------------------------------------------------------- */
 
 /* Keeps a file that was recorded as finished if every block matches its hash. */
-static fsdp_status keep_file(void *user, size_t file, fsdp_error *err)
+static fsdp_status keep_file(void *context, size_t file, fsdp_error *err)
 {
-    convert_job *job = user;
+    convert_job *job = context;
     native_files *files = job->files;
     fsdp_error why = {0};
     file_note note = {0};

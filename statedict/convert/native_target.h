@@ -17,7 +17,7 @@ typedef struct native_files {
 fsdp_status fsdp_native_declare(convert_job *job, const fsdp_selection *selection, fsdp_error *err);
 convert_room fsdp_native_room(const convert_job *job);
 fsdp_status fsdp_native_measure(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err);
-fsdp_status fsdp_native_list(convert_job *job, convert_part_visit visit, void *user, fsdp_error *err);
+fsdp_status fsdp_native_list(convert_job *job, convert_part_visit visit, void *context, fsdp_error *err);
 fsdp_status fsdp_native_create(convert_job *job, fsdp_error *err);
 fsdp_status fsdp_native_write(convert_job *job, const convert_piece *piece, fsdp_error *err);
 fsdp_status fsdp_native_finish(convert_job *job, fsdp_error *err);

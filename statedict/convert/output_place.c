@@ -26,9 +26,9 @@ static bool was_copied(const extra_search *search, const char *name)
     return false;
 }
 
-static int find_extra(void *user, const char *name)
+static int find_extra(void *context, const char *name)
 {
-    extra_search *search = user;
+    extra_search *search = context;
     if (search->format->owns(name) || was_copied(search, name))
         return 0;
     search->found = fsdp_strndup(name, strlen(name));

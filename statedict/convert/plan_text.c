@@ -36,10 +36,10 @@ static void add_source(spelling *out, const char *path, const fsdp_file_info *in
                    info->mtime_ns);
 }
 
-static fsdp_status add_numbered(void *user, int number, const char *path,
+static fsdp_status add_numbered(void *context, int number, const char *path,
                                 const fsdp_file_info *info, fsdp_error *err)
 {
-    spelling *out = user;
+    spelling *out = context;
     size_t count = number < 0 ? 0 : (size_t)number + 1;
     if (!fsdp_grow(&out->files, &out->file_room, count, sizeof *out->files))
         return fsdp_fail_memory(err, "a plan");
@@ -107,9 +107,9 @@ fsdp_status fsdp_plan_identify(const convert_job *job, char hash_out[FSDP_PLAN_H
 
 /* --- files and parts -------------------------------------------------------------------------- */
 
-static fsdp_status add_origin(void *user, int number, fsdp_error *err)
+static fsdp_status add_origin(void *context, int number, fsdp_error *err)
 {
-    spelling *out = user;
+    spelling *out = context;
     source_file *file = &out->files[number];
     (void)err;
     if (file->last_part == out->part)
@@ -148,10 +148,10 @@ static void begin_file(spelling *out, const char *name)
     out->is_first_part = true;
 }
 
-static fsdp_status add_part(void *user, const char *file, size_t entry, const fsdp_box *box,
+static fsdp_status add_part(void *context, const char *file, size_t entry, const fsdp_box *box,
                             fsdp_error *err)
 {
-    spelling *out = user;
+    spelling *out = context;
     fsdp_checkpoint *from = out->job->from;
     if (entry == CONVERT_NO_PART) {
         begin_file(out, file);

@@ -6,6 +6,7 @@
 #include "statedict/run/run_internal.h"
 
 #include "base/core/mem.h"
+#include "base/io/process.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/commit/lease_internal.h"
 #include "statedict/manifest/manifest.h"
@@ -469,7 +470,7 @@ static int sweep_lease(void *context, const char *name)
     char *path = fsdp_path_join(retain->run, name);
     fsdp_file_info info;
     if (path && retain->io->ops->info(retain->io, path, &info) == 0 &&
-        fsdp_lease_now() - info.mtime_ns / 1000000000 > FSDP_LEASE_SECONDS)
+        fsdp_host_now(retain->io->host) - info.mtime_ns / 1000000000 > FSDP_LEASE_SECONDS)
         retain->io->ops->unlink(retain->io, path);
     fsdp_free(path);
     return 0;

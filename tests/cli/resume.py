@@ -24,6 +24,7 @@ TARGETS = {"x.safetensors": [], "x.pt": [], "x.npz": [], "hf": ["--max-shard-siz
            "cast.safetensors": ["--dtype", "f8e4m3", "--on-overflow", "clamp"],
            "cast": ["--to", "fsdp", "--world-size", "4", "--dtype", "f8e4m3", "--on-overflow", "clamp"],
            "wider.pt": ["--dtype", "f64", "--dtype-for", "t03=f16"]}
+left_out = []
 whole_casts = {}  # what a conversion that nobody disturbs does to values
 TENSORS, ROWS, COLUMNS = 12, 512, 1024
 
@@ -104,9 +105,8 @@ def kill_at_moments(root, name):
     record += 40 if casts else 0
     saved = []
     for part in (0, count // 2, count):
-        saved.append(kill(root, name, 96 + record * part))
+        saved.append(tried(kill, root, name, 96 + record * part))
     print(name, "kept", saved)
-    assert any(saved), "every one was done before it was killed"
     whole = sum(map(len, files(root / "whole" / name).values()))
     assert saved[2] is None or saved[2] > whole / 2, (saved, whole)
 
@@ -115,11 +115,12 @@ def stop(root, name):
     process = start_and_wait(root, name, 97, "--resume")
     process.send_signal(signal.SIGTERM)
     talk = process.communicate()[1].decode()
-    if process.returncode == 0:
-        return False
-    assert process.returncode == 75 and "--resume continues it" in talk, (process.returncode, talk)
-    assert resume(root, name) > 0
-    return True
+    was_stopped = process.returncode != 0
+    if was_stopped:
+        assert process.returncode == 75 and "--resume continues it" in talk, (process.returncode, talk)
+        assert resume(root, name) > 0
+    subprocess.run(["rm", "-r", root / "cut" / name], check=True)
+    return was_stopped or None
 
 
 def stop_one_file(root):
@@ -134,22 +135,21 @@ def stop_one_file(root):
     assert "conversion to format hdf5 cannot be resumed" in talk, talk
     if process.returncode == 0:
         (root / "cut/x.h5").unlink()
-        return False
+        return None
     assert process.returncode == 128 + signal.SIGTERM, (process.returncode, talk)
     assert "continues it" not in talk, talk
     assert os.listdir(root / "cut") == [], os.listdir(root / "cut")
     return True
 
 
-def tried(what, *arguments):
-    """Again when a conversion was done before it was stopped; exit 77 when that is so every time."""
+def tried(what, root, *arguments):
+    """Again when a conversion was done before it was stopped; left out, when that is so every time."""
     for _ in range(5):
-        was_stopped = what(*arguments)
-        subprocess.run(["rm", "-rf", arguments[0] / "cut/x.pt"], check=True)
-        if was_stopped:
-            return
-    print("left out: the conversion was done before it was stopped")
-    sys.exit(77)
+        found = what(root, *arguments)
+        if found is not None:
+            return found
+    left_out.append(f"{what.__name__} {arguments}")
+    return None
 
 
 with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
@@ -161,3 +161,6 @@ with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK
         kill_at_moments(root, name)
     tried(stop, root, "x.pt")
     tried(stop_one_file, root)
+if left_out:
+    print("left out, since the conversion was done before it was stopped:", *left_out)
+    sys.exit(77)

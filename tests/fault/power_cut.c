@@ -9,7 +9,8 @@
  */
 #include "tests/support/disk/io_fault.h"
 #include "tests/support/disk/io_sim.h"
-#include "statedict/commit/lease_internal.h"
+#include "base/io/process.h"
+#include "statedict/commit/commit.h"
 #include "tests/fault/scenario.h"
 #include "tests/support/matrix_row.h"
 
@@ -31,6 +32,9 @@ enum {
 };
 
 #define ROOT "/disk"
+
+/* The host of every disk. */
+static fsdp_host host;
 
 typedef struct counts {
     int64_t points, taken, disks, nested, old, new, lost, undurable, stuck;
@@ -71,12 +75,11 @@ static void collect(void *user, int64_t n, fsdp_io_call call, const char *path)
 static void start_again(void)
 {
     static int64_t starts;
-    fsdp_process process;
-    fsdp_lease_pretend(NULL, 0);
-    fsdp_process_self(&process);
+    static fsdp_process process;
+    fsdp_process_self(NULL, &process);
     starts++;
     snprintf(process.boot, sizeof process.boot, "start %" PRId64, starts);
-    fsdp_lease_pretend(&process, starts * (FSDP_LEASE_SECONDS + 1));
+    host = (fsdp_host){.self = &process, .clock_offset = starts * (FSDP_LEASE_SECONDS + 1)};
 }
 
 static void tell(const scenario *s, const char *when, const char *what, const fsdp_error *err)
@@ -170,8 +173,10 @@ static void judge_all(const scenario *s, collector *c, counts *all)
 
 static bool prepare(const scenario *s, fsdp_io **sim_out, fsdp_error *err)
 {
-    return fsdp_sim_create(0, sim_out, err) == FSDP_OK &&
-           fsdp_io_mkdir(*sim_out, ROOT, err) == FSDP_OK &&
+    if (fsdp_sim_create(0, sim_out, err) != FSDP_OK)
+        return false;
+    (*sim_out)->host = &host;
+    return fsdp_io_mkdir(*sim_out, ROOT, err) == FSDP_OK &&
            fsdp_io_sync_dir(*sim_out, "/", err) == FSDP_OK &&
            scenario_prepare(s, *sim_out, ROOT, err) == FSDP_OK;
 }
@@ -181,7 +186,7 @@ static bool run_scenario(const scenario *s, test_sampler *sampler, counts *all)
     fsdp_io *sim = NULL;
     collector c;
     fsdp_error err = {0};
-    fsdp_lease_pretend(NULL, 0);
+    host = (fsdp_host){0};
     if (!collector_init(&c, sampler))
         return false;
     bool ok = prepare(s, &sim, &err) && run_collecting(s, sim, scenario_act, &c, &err) == FSDP_OK;
@@ -289,7 +294,7 @@ static bool run_kills(const scenario *s, bool exchanges, test_sampler *sampler, 
     kill_points points = {0};
     if (!may_be_killed(s, exchanges))
         return true;
-    fsdp_lease_pretend(NULL, 0);
+    host = (fsdp_host){0};
     if (!prepare(s, &sim, &err)) {
         fprintf(stderr, "%s: %s\n", s->name, err.text);
         return false;

@@ -8,7 +8,7 @@
  * run with random pauses.
  */
 #include "tests/support/disk/io_fault.h"
-#include "statedict/commit/lease_internal.h"
+#include "base/io/process.h"
 #include "tests/fault/scenario.h"
 #include "tests/support/matrix_row.h"
 
@@ -24,7 +24,7 @@
 
 enum { USUAL_SAMPLE = 8, WORLD = 2, CHILD_SECONDS = 120, RACES = 400 };
 
-/* What the processes tell each other. */
+/* Memory that the processes share. */
 typedef struct shared {
     atomic_bool waiting[2]; /* job i stands before its call */
     atomic_bool ended[2];
@@ -57,7 +57,7 @@ typedef struct job {
     fsdp_io *io;
 } job;
 
-/* Told apart by their contents, whatever the step. */
+/* The contents differ from job to job, whatever the step. */
 static uint64_t content_of(const race *r, int number)
 {
     return (uint64_t)r->step[number] * 10 + (uint64_t)number;
@@ -105,14 +105,14 @@ static pid_t start_job(const race *r, int number)
     if (child != 0)
         return child;
     alarm(CHILD_SECONDS);
-    fsdp_lease_set_patience(
-        30); /* the job that stands still with the lease goes on after this one */
     job j = {.race = r, .number = number};
     fsdp_fault_plan plan = {
         .at = 1, .forever = true, .action = FSDP_FAULT_CALL, .call = pause_before_call, .user = &j};
     scenario_path(j.path, r->in_run ? "%s/run" : "%s/ck", folder);
     if (fsdp_io_fault_create(NULL, &plan, &j.io, NULL) != FSDP_OK)
         _exit(99);
+    /* the job that stands still with the lease goes on after this one */
+    j.io->host = &(fsdp_host){.lease_wait_ms = 30};
     fsdp_status st = fsdp_ctl_run_threads(WORLD, save_rank, &j, &common->err[number]);
     atomic_store(&common->calls, atomic_load(&j.calls));
     atomic_store(&common->ended[number], true);

@@ -18,6 +18,9 @@ except ImportError:
     print("there is no PyTorch for the system's Python: ./dev peers installs it")
     sys.exit(77)
 
+if not torch.__version__.startswith("1.13."):
+    print(f"the system's PyTorch is {torch.__version__}: what 1.13 reads was not tried")
+    sys.exit(77)
 CONVERT = sys.argv[1]
 DTYPES = """float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64
 complex128""".split()

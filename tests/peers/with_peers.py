@@ -14,6 +14,10 @@ python = peers / "bin" / "python"
 if not (peers / "complete").is_file():
     print(f"{peers} holds no peers: ./dev peers installs them")
     sys.exit(SKIPPED)
+pins = [word for word in (peers / "complete").read_text().split() if "==" in word]
+if not set(pins) <= set((repository / "dev").read_text().split()):
+    print(f"{peers} was made with other pins than those of dev: ./dev peers makes it anew")
+    sys.exit(SKIPPED)
 environment = dict(os.environ, HF_HUB_OFFLINE="1")
 environment.setdefault("OMP_NUM_THREADS", "1")
 toolkit = Path("/usr/local/cuda/lib64")

@@ -86,6 +86,10 @@ static void draw_model(training_case *c)
     c->has_master = dice_hits(&dice, 70);
     c->momentum = dice_hits(&dice, 50) ? 0.9 : 0;
     c->is_nested = dice_hits(&dice, 30);
+    c->has_groups = dice_hits(&dice, 50);
+    c->has_own_hypers = dice_hits(&dice, 50);
+    c->maximizes = dice_hits(&dice, 20);
+    c->is_nesterov = dice_hits(&dice, 50);
 }
 
 /* --- configurations ------------------------------------------------------------------------------ */

@@ -142,16 +142,39 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
 
 /* --- optimizer ---------------------------------------------------------------------------------- */
 
+/* The second group: every third parameter, across flat ones. */
+static bool is_third(void *context, const fsdp_param *param)
+{
+    const random_net *net = context;
+    for (int i = 0; i < net->c->param_count; i += 3)
+        if (net->params[i] == param)
+            return true;
+    return false;
+}
+
+/* A net that loads begins with other hyper-parameters: the checkpoint has to bring each of them. */
 static fsdp_status make_optim(random_net *net, fsdp_error *err)
 {
-    fsdp_adamw_opts adamw = {.weight_decay = 0.01};
-    fsdp_sgd_opts sgd = {0};
-    adamw.lr = 0.01;
-    sgd.lr = 0.05;
-    sgd.momentum = net->c->momentum;
-    sgd.weight_decay = 0.01;
-    adamw.step_in_param_dtype = sgd.step_in_param_dtype = !net->c->has_master;
-    if (net->c->is_adamw)
+    const training_case *c = net->c;
+    const double by = net->is_to_load ? 0.5 : 1;
+    const fsdp_optim_group groups[] = {
+        {.match = is_third, .context = net, .lr = 0.02 * by, .weight_decay = 0.03 * by},
+        {.lr = 0.01 * by, .weight_decay = 0.01 * by}};
+    fsdp_adamw_opts adamw = {.lr = 0.01 * by, .weight_decay = 0.01 * by};
+    fsdp_sgd_opts sgd = {.lr = 0.05 * by, .weight_decay = 0.01 * by};
+    adamw.groups = sgd.groups = c->has_groups ? groups : NULL;
+    adamw.group_count = sgd.group_count = c->has_groups ? 2 : 0;
+    if (c->has_own_hypers || net->is_to_load) {
+        adamw.beta1 = 0.8 * by;
+        adamw.beta2 = 0.95 * by;
+        adamw.eps = 1e-6 * by;
+    }
+    adamw.maximize = sgd.maximize = c->maximizes != net->is_to_load;
+    sgd.momentum = c->momentum * by;
+    sgd.nesterov = c->momentum > 0 && c->is_nesterov != net->is_to_load;
+    sgd.dampening = c->momentum > 0 && !sgd.nesterov ? 0.25 * by : 0;
+    adamw.step_in_param_dtype = sgd.step_in_param_dtype = !c->has_master;
+    if (c->is_adamw)
         return fsdp_adamw_create(net->toy.root, &adamw, &net->toy.optim, err);
     return fsdp_sgd_create(net->toy.root, &sgd, &net->toy.optim, err);
 }

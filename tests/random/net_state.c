@@ -4,6 +4,25 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+static uint64_t hash_value(uint64_t hash, const fsdp_value *value)
+{
+    hash = hash_bytes(hash, &value->kind, sizeof value->kind);
+    switch (value->kind) {
+    case FSDP_VALUE_BOOL: return hash_bytes(hash, &value->as.boolean, sizeof value->as.boolean);
+    case FSDP_VALUE_I64:
+    case FSDP_VALUE_U64:
+    case FSDP_VALUE_F64: return hash_bytes(hash, &value->as.u64, sizeof value->as.u64);
+    case FSDP_VALUE_STRING:
+    case FSDP_VALUE_BYTES: return hash_bytes(hash, value->as.bytes.data, value->as.bytes.size);
+    case FSDP_VALUE_LIST:
+    case FSDP_VALUE_DICT:
+        for (size_t i = 0; i < value->as.list.count; i++)
+            hash = hash_value(hash, &value->as.list.items[i]);
+        return hash;
+    default: return hash; /* optimizers have none of the others */
+    }
+}
+
 /* A sum: the order of entries does not count. */
 static uint64_t hash_dict(const random_net *net, const fsdp_sd *sd, size_t *count)
 {
@@ -14,6 +33,8 @@ static uint64_t hash_dict(const random_net *net, const fsdp_sd *sd, size_t *coun
         uint64_t hash = hash_bytes(0, entry->name, entry->name_size);
         if (entry->kind == FSDP_ENTRY_TENSOR)
             hash = hash_bytes(hash, entry->data, (size_t)fsdp_entry_bytes(entry));
+        else if (entry->kind == FSDP_ENTRY_VALUE)
+            hash = hash_value(hash, &entry->value);
         sum += hash;
         if (prints)
             printf("entry %.*s: %016" PRIx64 "\n", (int)entry->name_size, entry->name, hash);

@@ -115,6 +115,7 @@ static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
         return FSDP_ERR_LIMIT;
     fsdp_error err = {0};
     all->net.is_described = plan.describes;
+    all->net.is_to_load = plan.load != NULL;
     draw(&all->c, world, &plan);
     if (net_create(&all->net, world, &all->c, &err) == FSDP_OK &&
         run(&all->trainer, &all->net, &plan, &err) == FSDP_OK && all->trainer.wrong > 0)

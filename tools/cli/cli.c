@@ -167,7 +167,7 @@ static const struct argp_option general_options[] = {
     {0}};
 const struct argp cli_general_argp = {.options = general_options, .parser = parse_general};
 
-static error_t parse_work(int key, char *arg, struct argp_state *state)
+static error_t parse_buffers(int key, char *arg, struct argp_state *state)
 {
     cli_common *common = state->input;
     switch (key) {
@@ -176,6 +176,21 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
     case KEY_PROGRESS:
         common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, cli_progress_modes);
         return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option buffer_options[] = {
+    {"jobs", 'j', "N", 0, "threads (default: all cores)", 0},
+    {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)", 0},
+    {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off", 0},
+    {0}};
+const struct argp cli_buffers_argp = {.options = buffer_options, .parser = parse_buffers};
+
+static error_t parse_access(int key, char *arg, struct argp_state *state)
+{
+    (void)state;
+    switch (key) {
     case KEY_SANDBOX:
         cli_access()->limits_only =
             cli_parse_word("--sandbox", arg, cli_sandbox_modes) == CLI_BY_LIMITS;
@@ -185,14 +200,24 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_option work_options[] = {
-    {"jobs", 'j', "N", 0, "threads (default: all cores)", 0},
-    {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)", 0},
-    {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off", 0},
+static const struct argp_option access_options[] = {
     {"sandbox", KEY_SANDBOX, "MODE", 0, "for others' HDF5 files: seccomp (default) or rlimit", 0},
     {"follow-links", KEY_LINKS, NULL, 0, "read through symbolic links, wherever they lead", 0},
     {0}};
-const struct argp cli_work_argp = {.options = work_options, .parser = parse_work};
+static const struct argp access_argp = {.options = access_options, .parser = parse_access};
+
+static error_t parse_work(int key, char *arg, struct argp_state *state)
+{
+    (void)arg;
+    if (key != ARGP_KEY_INIT)
+        return ARGP_ERR_UNKNOWN;
+    state->child_inputs[0] = state->input;
+    return 0;
+}
+
+static const struct argp_child work_children[] = {
+    {&cli_buffers_argp, 0, NULL, 0}, {&access_argp, 0, NULL, 0}, {0}};
+const struct argp cli_work_argp = {.parser = parse_work, .children = work_children};
 
 static error_t parse_names(int key, char *arg, struct argp_state *state)
 {

@@ -29,10 +29,11 @@ typedef struct cli_common {
     const char *include, *exclude;
 } cli_common;
 
-/* Argument parsers for cli_common, to be listed as children: every tool, tools that move data, tools
- * that select names. A tool's ARGP_KEY_INIT points state->child_inputs[i] at its cli_common. */
-extern const struct argp cli_general_argp, cli_work_argp, cli_names_argp;
-/* All three, for tools that have them all; and for ARGP_KEY_INIT. */
+/* Argument parsers for cli_common, to be listed as children: every tool; tools that read data (threads,
+ * memory, progress); tools that read data of any program, which includes the former; tools that select
+ * names. A tool's ARGP_KEY_INIT points state->child_inputs[i] at its cli_common. */
+extern const struct argp cli_general_argp, cli_buffers_argp, cli_work_argp, cli_names_argp;
+/* General, work and names, for tools that have them all; and for ARGP_KEY_INIT. */
 enum { CLI_CHILDREN = 3 };
 extern const struct argp_child cli_children[CLI_CHILDREN + 1];
 

@@ -294,8 +294,8 @@ fsdp_status fsdp_io_fault_create(fsdp_io *inner, const fsdp_fault_plan *plan, fs
     fault_io *fault = fsdp_alloc(1, sizeof *fault);
     if (!fault)
         return fsdp_fail_memory(err, "a fault-injecting io");
-    fault->base.ops = &fault_ops;
     fault->inner = inner ? inner : fsdp_io_posix();
+    fault->base = (fsdp_io){.ops = &fault_ops, .host = fault->inner->host};
     if (plan)
         fault->plan = *plan;
     if (fault->plan.calls == 0)

@@ -232,6 +232,8 @@ fsdp_io *fsdp_sim_crash(fsdp_io *sim, uint64_t seed)
     sim_disk *to = fsdp_sim_disk_create(sim->ops, from->capacity);
     bool whole = to && crash_locked(&cut, from, to);
     pthread_mutex_unlock(&from->lock);
+    if (to)
+        to->base.host = sim->host;
     if (!whole) {
         fsdp_sim_disk_free(to);
         return NULL;

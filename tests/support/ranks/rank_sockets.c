@@ -39,7 +39,7 @@ static void *run_rank(void *user)
                                        .deadline_ms = rank->deadline_ms,
                                        .listener = rank->rank == 0 ? rank->listener : -1,
                                        .find = find,
-                                       .user = rank};
+                                       .context = rank};
     outcome->status = fsdp_rendezvous(&spec, &ctl, &outcome->err);
     if (outcome->status == FSDP_OK) {
         fsdp_ctl_set_deadline(ctl, rank->deadline_ms);

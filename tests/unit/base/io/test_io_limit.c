@@ -48,7 +48,7 @@ static fsdp_io *make(int64_t rate)
                                .stopped = stop_of,
                                .now_ns = now_of,
                                .sleep_ns = sleep_of,
-                               .user = &clock_now};
+                               .context = &clock_now};
     cr_assert_eq(fsdp_sim_create(0, &disk, NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_limit_create(disk, &opts, &io, NULL), FSDP_OK);
     return io;

@@ -92,6 +92,8 @@ Test(native_name, the_name_of_a_hashed_link_is_in_the_index_only)
                  FSDP_DIFFERS);
     cr_assert_eq(part, 5u);
     cr_assert_eq(size, 0u);
+    cr_assert_eq(fsdp_native_name("%h0123456789ABCDEF0123456789ABCDEF", back, &size, &part, &err),
+                 FSDP_ERR_DAMAGED, "other digits than those of a hash");
 }
 
 /* All names of up to 4 bytes from the characters that matter, with and without a part. */

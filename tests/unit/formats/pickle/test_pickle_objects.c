@@ -123,6 +123,37 @@ Test(pickle_objects, an_object_gets_no_function_that_runs_its_arguments)
     cr_expect_eq(PARSE("cmy.mod\nC\n)\x81\x94}K\1h\0sb."), FSDP_OK, "a cycle: %s", err.text);
 }
 
+/* Containers and calls on the list, which the state of an object may hold. */
+Test(pickle_objects, an_object_is_searched_at_every_depth)
+{
+    static const struct {
+        const char *before, *after, *what;
+    } states[] = {{"", "\x85", "a tuple"},
+                  {"]", "a", "a list"},
+                  {"}", "K\1s", "a key of a dict"},
+                  {"}", "\x85K\1s", "a tuple that is a key"},
+                  {"}K\1", "s", "a value of a dict"},
+                  {"\x8f(", "\x90", "a set"},
+                  {"(", "\x91", "a frozenset"},
+                  {"ccollections\nOrderedDict\n)RK\1", "s", "an item of a call"},
+                  {"ccollections\nOrderedDict\n)R}K\1", "sb", "the state of a call"},
+                  {"ccollections\ndeque\n(](", "et\x85R", "an argument of a call"},
+                  {"cmy.mod\nD\n)\x81}K\1", "sb", "an object in an object"}};
+    char bytes[200];
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+        int size = snprintf(bytes, sizeof bytes, "cmy.mod\nC\n)\x81}K\1%scos\nsystem\n%ssb.",
+                            states[i].before, states[i].after);
+        cr_expect_eq(parse(bytes, (size_t)size), FSDP_ERR_REFUSED, "%s: %s", states[i].what,
+                     err.text);
+        cr_expect(strstr(err.text, "an object gets os.system"), "%s: %s", states[i].what, err.text);
+        size = snprintf(bytes, sizeof bytes, "cmy.mod\nC\n)\x81}K\1%scmath\nsqrt\n%ssb.",
+                        states[i].before, states[i].after);
+        cr_expect_eq(parse(bytes, (size_t)size), FSDP_OK, "%s: %s", states[i].what, err.text);
+    }
+    cr_expect_eq(PARSE(WRAPPER "\x96\x14\0\0\0\0\0\0\0" SHELL "b."), FSDP_ERR_REFUSED,
+                 "a bytearray");
+}
+
 static bool holds_code(const char *bytes, size_t size)
 {
     cr_assert_eq(parse(bytes, size), FSDP_OK, "%s", err.text);

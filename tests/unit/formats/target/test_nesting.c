@@ -138,7 +138,7 @@ Test(nesting, names_of_too_many_containers_are_not_nested)
 
 /* --- length ----------------------------------------------------------------------------------- */
 
-/* The same sequence everywhere. */
+/* Shuffles with a fixed seed. */
 static void shuffle(names *all)
 {
     uint64_t state = 1;
@@ -168,6 +168,22 @@ static fsdp_status emit_name(void *user, size_t entry, fsdp_error *err)
     (void)err;
     fsdp_text_addf(&told->text, "%s ", told->all->entries[entry].name);
     return FSDP_OK;
+}
+
+/* PyTorch allocates a list up to the highest position in it. */
+Test(nesting, a_position_behind_the_longest_list_is_not_nested)
+{
+    enum { LONGEST = 1 << 20 };
+    fsdp_error err = {0};
+    names all = new_names(LONGEST + 1);
+    nesting found;
+    for (size_t i = 0; i <= LONGEST; i++)
+        add_item(&all, i, NULL);
+    cr_assert_eq(nesting_find(all.entries, all.count, NESTING_DCP, &found, &err), FSDP_OK);
+    cr_expect_eq(found.counts[LONGEST - 1], 2);
+    cr_expect_eq(found.counts[LONGEST], 1);
+    nesting_release(&found);
+    release_names(&all);
 }
 
 Test(nesting, a_long_list_in_any_order_is_told_in_its_own)

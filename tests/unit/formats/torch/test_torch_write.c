@@ -288,7 +288,7 @@ Test(torch_write, records_of_many_gib_and_behind_them_are_found)
     put(file, &text, last);
 
     fsdp_error err = {0};
-    fsdp_zip_input input = {.read = read_file, .user = file, .path = "x", .size = size};
+    fsdp_zip_input input = {.read = read_file, .context = file, .path = "x", .size = size};
     fsdp_zip *zip = NULL;
     cr_assert_eq(fsdp_zip_open(&input, 0, &zip, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_zip_count(zip), 2);

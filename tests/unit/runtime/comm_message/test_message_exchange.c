@@ -72,6 +72,78 @@ static bool receive_no_status(fsdp_p2p *p2p, void *status, size_t size)
     return false;
 }
 
+/* --- failures --------------------------------------------------------------------------------- */
+
+/* One of two ranks: holds the last status that the other one sent. */
+typedef struct status_end {
+    fsdp_p2p base;
+    struct status_end *other;
+    unsigned char status[FSDP_P2P_STATUS];
+    bool has_status;
+} status_end;
+
+static void send_status(fsdp_p2p *p2p, int rank, const void *status, size_t size)
+{
+    status_end *to = ((status_end *)p2p)->other;
+    (void)rank;
+    memcpy(to->status, status, size);
+    to->has_status = true;
+}
+
+static bool receive_status(fsdp_p2p *p2p, void *status, size_t size)
+{
+    status_end *end = (status_end *)p2p;
+    bool has_status = end->has_status;
+    if (has_status)
+        memcpy(status, end->status, size);
+    end->has_status = false;
+    return has_status;
+}
+
+static void fail(message_transport *transport, const char *what)
+{
+    fsdp_error why = {0};
+    fsdp_fail(&why, FSDP_ERR_IO, "%s", what);
+    fsdp_message_fail(&transport->world, &why, true, false);
+}
+
+static void expect_failure(message_transport *transport, const char *wanted)
+{
+    fsdp_error err = {0};
+    cr_assert(fsdp_message_has_failed(&transport->world, &err));
+    cr_expect_str_eq(err.text, wanted);
+}
+
+Test(message_status, the_first_failure_stays)
+{
+    static const fsdp_p2p_ops ops = {
+        .may_call = may_call, .send_status = send_status, .recv_status = receive_status};
+    static const int ranks[] = {0, 1};
+    for (int fails_too = 0; fails_too < 2; fails_too++) {
+        status_end ends[RANKS] = {{.base.ops = &ops, .other = &ends[1]},
+                                  {.base.ops = &ops, .other = &ends[0]}};
+        message_member members[RANKS][RANKS] = {0};
+        message_transport transports[RANKS] = {0};
+        for (int i = 0; i < RANKS; i++) {
+            transports[i].p2p = &ends[i].base;
+            transports[i].base.rank = i;
+            transports[i].world = (message_group){.transport = &transports[i],
+                                                  .rank = i,
+                                                  .size = RANKS,
+                                                  .ranks = ranks,
+                                                  .members = members[i]};
+        }
+        fail(&transports[0], "first");
+        fail(&transports[0], "second");
+        if (fails_too)
+            fail(&transports[1], "its own");
+        expect_failure(&transports[0], "first");
+        expect_failure(&transports[1], fails_too ? "its own" : "rank 0: first");
+    }
+}
+
+/* --- staging ---------------------------------------------------------------------------------- */
+
 Test(message_exchange, what_is_sent_stays_until_it_has_left)
 {
     static const fsdp_p2p_ops ops = {.may_call = may_call,
@@ -103,7 +175,7 @@ Test(message_exchange, what_is_sent_stays_until_it_has_left)
     const fsdp_collective call = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = COUNT};
     const message_exchange exchange = {.group = &group,
                                        .fold = &call,
-                                       .own = (unsigned char *)sums,
+                                       .local = (unsigned char *)sums,
                                        .to = (unsigned char *)sums,
                                        .to_size = sizeof sums};
     fsdp_error err = {0};

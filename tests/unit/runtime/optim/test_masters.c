@@ -30,7 +30,7 @@ static fsdp_status fill_with(void *user, const fsdp_param *param, const fsdp_box
 
 static fsdp_status expect_all(const toy *net, float value, fsdp_error *err)
 {
-    for (int64_t i = 0; i < fsdp_param_own_count(net->own); i++)
+    for (int64_t i = 0; i < fsdp_param_local_count(net->own); i++)
         EXPECT(net->optim->states[0].master[i] == value);
     return FSDP_OK;
 }
@@ -75,7 +75,7 @@ static fsdp_status change_by_hand(toy *net, fsdp_error *err)
     static float one = 1, two = 2;
     const float known = 1 + 1.0f / 512;
     float *master = net->optim->states[0].master;
-    int64_t count = fsdp_param_own_count(net->own);
+    int64_t count = fsdp_param_local_count(net->own);
     FSDP_TRY(fsdp_root_init(net->root, fill_with, &one, err));
     for (int64_t i = 0; i < count; i++)
         master[i] = known;

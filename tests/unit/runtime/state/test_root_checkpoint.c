@@ -59,38 +59,38 @@ static int64_t draw(int64_t step)
 }
 
 /* Extra entries: an epoch, and a tensor with one drawn row per rank. */
-static fsdp_status make_own(const toy *net, int64_t epoch, void *drawn, fsdp_sd **own_out,
-                            fsdp_error *err)
+static fsdp_status make_extra(const toy *net, int64_t epoch, void *drawn, fsdp_sd **extra_out,
+                              fsdp_error *err)
 {
     const fsdp_placement rows = {FSDP_SHARD, 0, 0};
     const int64_t shape[] = {fsdp_world_size(net->rank->world), 2};
     const fsdp_value value = fsdp_value_i64(epoch);
-    FSDP_TRY(fsdp_sd_create(own_out, err));
-    FSDP_TRY(fsdp_sd_add_value(*own_out, FSDP_NAME("data.epoch"), &value, err));
+    FSDP_TRY(fsdp_sd_create(extra_out, err));
+    FSDP_TRY(fsdp_sd_add_value(*extra_out, FSDP_NAME("data.epoch"), &value, err));
     FSDP_TRY(fsdp_sd_add_tensor(
-        *own_out, FSDP_NAME("data.drawn"),
+        *extra_out, FSDP_NAME("data.drawn"),
         &(fsdp_tensor){FSDP_I64, 2, shape, {.mesh = net->mesh, .placement = {rows}}, drawn}, err));
-    return fsdp_sd_add_alias(*own_out, FSDP_NAME("data.same"), FSDP_NAME("data.drawn"), err);
+    return fsdp_sd_add_alias(*extra_out, FSDP_NAME("data.same"), FSDP_NAME("data.drawn"), err);
 }
 
 static fsdp_status save_step(toy *net, int64_t step, fsdp_error *err)
 {
     fsdp_root_save_opts opts = {0};
     int64_t drawn[] = {draw(step), fsdp_world_rank(net->rank->world)};
-    fsdp_sd *own = NULL;
-    FSDP_TRY(make_own(net, 2 * step, drawn, &own, err));
+    fsdp_sd *extra = NULL;
+    FSDP_TRY(make_extra(net, 2 * step, drawn, &extra, err));
     opts.into_run = true;
     opts.save.step = &step;
-    opts.own = own;
+    opts.extra = extra;
     fsdp_status status = save_as(net, dir, &opts, err);
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     return status;
 }
 
-static fsdp_status expect_own(toy *net, fsdp_sd *own, int64_t step, fsdp_error *err)
+static fsdp_status expect_extra(toy *net, fsdp_sd *extra, int64_t step, fsdp_error *err)
 {
-    const int64_t *drawn = net_entry(own, "data.drawn")->data;
-    EXPECT(net_entry(own, "data.epoch")->value.as.i64 == 2 * step);
+    const int64_t *drawn = net_entry(extra, "data.drawn")->data;
+    EXPECT(net_entry(extra, "data.epoch")->value.as.i64 == 2 * step);
     EXPECT(drawn[0] == draw(step) && drawn[1] == fsdp_world_rank(net->rank->world));
     return FSDP_OK;
 }
@@ -98,25 +98,25 @@ static fsdp_status expect_own(toy *net, fsdp_sd *own, int64_t step, fsdp_error *
 static fsdp_status go_on_from_run(toy *net, fsdp_error *err)
 {
     int64_t step = 0, drawn[2];
-    fsdp_sd *own = NULL, *empty = NULL;
+    fsdp_sd *extra = NULL, *empty = NULL;
     FSDP_TRY(save_step(net, 10, err));
     FSDP_TRY(save_step(net, 20, err));
     EXPECT_REFUSAL(save_step(net, 20, why), "step-00000020");
     FSDP_TRY(net_spoil(net, err));
-    FSDP_TRY(make_own(net, 0, drawn, &own, err));
-    FSDP_TRY(load_from(net, dir, &(fsdp_root_load_opts){.own = own, .step = &step}, err));
+    FSDP_TRY(make_extra(net, 0, drawn, &extra, err));
+    FSDP_TRY(load_from(net, dir, &(fsdp_root_load_opts){.extra = extra, .step = &step}, err));
     EXPECT(step == 20);
-    FSDP_TRY(expect_own(net, own, 20, err));
+    FSDP_TRY(expect_extra(net, extra, 20, err));
     FSDP_TRY(expect_numbers(net, "embed.weight", err));
     char path[60];
     snprintf(path, sizeof path, "%s/step-00000010", dir);
-    FSDP_TRY(make_own(net, 0, NULL, &empty, err));
-    FSDP_TRY(load_from(net, path, &(fsdp_root_load_opts){.own = empty, .step = &step}, err));
+    FSDP_TRY(make_extra(net, 0, NULL, &empty, err));
+    FSDP_TRY(load_from(net, path, &(fsdp_root_load_opts){.extra = empty, .step = &step}, err));
     EXPECT(step == 10);
-    FSDP_TRY(expect_own(net, empty, 10, err));
+    FSDP_TRY(expect_extra(net, empty, 10, err));
     /* extra entries are optional in a load */
     FSDP_TRY(fsdp_root_load(net->root, path, NULL, err));
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     fsdp_sd_free(empty);
     return FSDP_OK;
 }
@@ -147,19 +147,19 @@ static fsdp_status pass_over_damage(toy *net, fsdp_error *err)
 {
     int64_t step = 0, drawn[2];
     fsdp_load_report report;
-    fsdp_sd *own = NULL;
+    fsdp_sd *extra = NULL;
     FSDP_TRY(save_step(net, 10, err));
     FSDP_TRY(save_step(net, 20, err));
     FSDP_TRY(damage_step(net, 20, err));
     FSDP_TRY(net_spoil(net, err));
-    FSDP_TRY(make_own(net, 0, drawn, &own, err));
-    fsdp_root_load_opts opts = {.own = own, .step = &step, .load.report = &report};
+    FSDP_TRY(make_extra(net, 0, drawn, &extra, err));
+    fsdp_root_load_opts opts = {.extra = extra, .step = &step, .load.report = &report};
     FSDP_TRY(load_from(net, dir, &opts, err));
     EXPECT(step == 10 && strstr(report.path, "step-00000010"));
-    FSDP_TRY(expect_own(net, own, 10, err));
+    FSDP_TRY(expect_extra(net, extra, 10, err));
     FSDP_TRY(expect_numbers(net, "embed.weight", err));
     fsdp_load_report_release(&report);
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     return FSDP_OK;
 }
 
@@ -173,19 +173,19 @@ static fsdp_status save_unprefixed(toy *net, fsdp_error *err)
     fsdp_root_save_opts save = {0};
     fsdp_root_load_opts load = {.state = {.model_prefix = ""}};
     int64_t drawn[2] = {draw(7), fsdp_world_rank(net->rank->world)};
-    fsdp_sd *own = NULL;
+    fsdp_sd *extra = NULL;
     char path[60];
     snprintf(path, sizeof path, "%s/bare", dir);
     save.state.model_prefix = "";
-    FSDP_TRY(make_own(net, 14, drawn, &own, err));
-    save.own = load.own = own;
+    FSDP_TRY(make_extra(net, 14, drawn, &extra, err));
+    save.extra = load.extra = extra;
     FSDP_TRY(save_as(net, path, &save, err));
     drawn[0] = 0;
     FSDP_TRY(load_from(net, path, &load, err));
-    FSDP_TRY(expect_own(net, own, 7, err));
-    load.own = NULL;
+    FSDP_TRY(expect_extra(net, extra, 7, err));
+    load.extra = NULL;
     EXPECT_REFUSAL(load_from(net, path, &load, why), "'data.epoch'");
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     return FSDP_OK;
 }
 
@@ -212,22 +212,22 @@ static fsdp_status load_once(toy *net, fsdp_error *err)
 {
     fsdp_io_ops ops = *fsdp_io_posix()->ops;
     fsdp_io io = {.ops = &ops};
-    fsdp_sd *own = NULL;
+    fsdp_sd *extra = NULL;
     int64_t step, drawn[] = {1, 2};
     char path[60];
     ops.open = count_open;
     fsdp_root_load_opts load = {.load.access.disk = &io, .step = &step};
     snprintf(path, sizeof path, "%s/once-%d", dir, fsdp_world_size(net->rank->world));
-    FSDP_TRY(make_own(net, 1, drawn, &own, err));
-    const fsdp_root_save_opts save = {.own = own};
+    FSDP_TRY(make_extra(net, 1, drawn, &extra, err));
+    const fsdp_root_save_opts save = {.extra = extra};
     FSDP_TRY(save_as(net, path, &save, err));
     FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err));
     atomic_store(&manifest_opens, 0);
     FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err));
-    load.own = own;
+    load.extra = extra;
     FSDP_TRY(load_from(net, path, &load, err));
     int opens = atomic_load(&manifest_opens);
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     if (opens != 1)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "the manifest was opened %d times", opens);
     return FSDP_OK;
@@ -289,13 +289,13 @@ static fsdp_status load_in_part(toy *net, fsdp_error *err)
     fsdp_root_load_opts load = {.load.report = &report};
     int64_t drawn[2] = {1, 2};
     char path[60];
-    fsdp_sd *own = NULL;
+    fsdp_sd *extra = NULL;
     snprintf(path, sizeof path, "%s/part", dir);
     save.state.part = FSDP_STATE_MODEL;
     FSDP_TRY(save_as(net, path, &save, err));
-    FSDP_TRY(make_own(net, 3, drawn, &own, err));
+    FSDP_TRY(make_extra(net, 3, drawn, &extra, err));
     FSDP_TRY(net_spoil(net, err));
-    load.own = own;
+    load.extra = extra;
     for (int strict = 1; strict >= 0; strict--) {
         load.load.partial = !strict;
         if (strict)
@@ -308,9 +308,9 @@ static fsdp_status load_in_part(toy *net, fsdp_error *err)
         EXPECT(strict ? !report.path : strcmp(report.path, path) == 0 && report.bytes_needed > 0);
         fsdp_load_report_release(&report);
     }
-    EXPECT(net_entry(own, "data.epoch")->value.as.i64 == 3 && drawn[0] == 1);
+    EXPECT(net_entry(extra, "data.epoch")->value.as.i64 == 3 && drawn[0] == 1);
     FSDP_TRY(expect_numbers(net, "embed.weight", err));
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     return FSDP_OK;
 }
 
@@ -366,7 +366,7 @@ static fsdp_status misuse(toy *net, fsdp_error *err)
 {
     const fsdp_root_save_opts plain = {0};
     fsdp_root_save_opts save = plain;
-    fsdp_sd *own = NULL;
+    fsdp_sd *extra = NULL;
     const fsdp_value value = fsdp_value_i64(1);
     save.state.full_state_dict = true;
     EXPECT_REFUSAL(save_as(net, dir, &save, why), "full_state_dict is for state in memory");
@@ -374,16 +374,16 @@ static fsdp_status misuse(toy *net, fsdp_error *err)
     save.into_run = true;
     EXPECT_REFUSAL(save_as(net, dir, &save, why), "a checkpoint of a run is named after its step");
     save = plain;
-    FSDP_TRY(fsdp_sd_create(&own, err));
-    FSDP_TRY(fsdp_sd_add_value(own, FSDP_NAME("model.embed.weight"), &value, err));
-    save.own = own;
+    FSDP_TRY(fsdp_sd_create(&extra, err));
+    FSDP_TRY(fsdp_sd_add_value(extra, FSDP_NAME("model.embed.weight"), &value, err));
+    save.extra = extra;
     EXPECT_REFUSAL(save_as(net, dir, &save, why), "'model.embed.weight'");
     EXPECT_REFUSAL(load_from(net, dir, &(fsdp_root_load_opts){.load.include = "embed"}, why),
                    "state.submodules");
     EXPECT_REFUSAL(
         load_from(net, dir, &(fsdp_root_load_opts){.state.broadcast_from_rank0 = true}, why),
         "broadcast_from_rank0 is for state in memory");
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     return FSDP_OK;
 }
 

@@ -291,12 +291,12 @@ static fsdp_status summon_grads(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, net->unit[1], &opts, err));
     float *grad = fsdp_param_grad(net->weight[1]);
     EXPECT(grad && !fsdp_param_grad(net->weight[0]));
-    for (int64_t i = 0; i < place.own; i++)
+    for (int64_t i = 0; i < place.local; i++)
         EXPECT(grad[place.first + i] == shard[i]);
     for (int i = 0; i < NET_HIDDEN * NET_HIDDEN; i++)
         grad[i] = (float)i;
     FSDP_TRY(fsdp_wrap_summon_end(net->wrap, err));
-    for (int64_t i = 0; i < place.own; i++)
+    for (int64_t i = 0; i < place.local; i++)
         EXPECT(shard[i] == (float)(place.first + i));
     return FSDP_OK;
 }
@@ -321,7 +321,7 @@ Test(fsdp1, gradients_are_summoned_with_their_unit_alone)
 
 /* --- hooks ------------------------------------------------------------------------------------ */
 
-/* What the library would have done. */
+/* The reduction that the library does without a hook. */
 static fsdp_status mean_hook(void *state, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                              fsdp_error *err)
 {

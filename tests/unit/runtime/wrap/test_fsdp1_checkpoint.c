@@ -20,16 +20,16 @@ static void remove_dir(void)
 
 TestSuite(fsdp1_checkpoint, .init = make_dir, .fini = remove_dir);
 
-static fsdp_status make_own(int64_t epoch, fsdp_sd **own_out, fsdp_error *err)
+static fsdp_status make_extra(int64_t epoch, fsdp_sd **extra_out, fsdp_error *err)
 {
     const fsdp_value value = fsdp_value_i64(epoch);
-    FSDP_TRY(fsdp_sd_create(own_out, err));
-    return fsdp_sd_add_value(*own_out, FSDP_NAME("data.epoch"), &value, err);
+    FSDP_TRY(fsdp_sd_create(extra_out, err));
+    return fsdp_sd_add_value(*extra_out, FSDP_NAME("data.epoch"), &value, err);
 }
 
-static int64_t epoch_in(const fsdp_sd *own)
+static int64_t epoch_in(const fsdp_sd *extra)
 {
-    return find(own, "data.epoch")->value.as.i64;
+    return find(extra, "data.epoch")->value.as.i64;
 }
 
 /* --- saved ------------------------------------------------------------------------------------ */
@@ -38,13 +38,13 @@ static fsdp_status save_step(toy *net, state_case *what, fsdp_error *err)
 {
     const int64_t step = 30;
     fsdp_root_save_opts opts = {.save.kind = what->kind, .save.step = &step};
-    fsdp_sd *own;
-    FSDP_TRY(make_own(7, &own, err));
+    fsdp_sd *extra;
+    FSDP_TRY(make_extra(7, &extra, err));
     opts.save.compress = true;
     opts.into_run = true;
-    opts.own = own;
+    opts.extra = extra;
     fsdp_status status = fsdp_root_save(net->root, dir, &opts, err);
-    fsdp_sd_free(own);
+    fsdp_sd_free(extra);
     return status == FSDP_OK ? leave_all(net, what, err) : status;
 }
 
@@ -52,28 +52,28 @@ static fsdp_status load_step(toy *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
     int64_t step = 0;
-    fsdp_sd *own;
-    FSDP_TRY(make_own(0, &own, err));
-    const fsdp_root_load_opts opts = {.own = own, .step = &step};
+    fsdp_sd *extra;
+    FSDP_TRY(make_extra(0, &extra, err));
+    const fsdp_root_load_opts opts = {.extra = extra, .step = &step};
     fsdp_status status = fsdp_root_load(net->root, dir, &opts, err);
-    int64_t epoch = epoch_in(own);
-    fsdp_sd_free(own);
+    int64_t epoch = epoch_in(extra);
+    fsdp_sd_free(extra);
     FSDP_TRY(status);
     EXPECT(step == 30 && epoch == 7);
     FSDP_TRY(compare_with(net, move->from, err));
-    return fsdp_root_load(net->root, dir, NULL, err); /* nobody has to ask for own entries */
+    return fsdp_root_load(net->root, dir, NULL, err); /* extra entries need not be loaded */
 }
 
 static fsdp_status load_step_into_units(toy *net, state_case *what, fsdp_error *err)
 {
     int64_t step = 0;
-    fsdp_sd *own;
+    fsdp_sd *extra;
     (void)what;
-    FSDP_TRY(make_own(0, &own, err));
-    const fsdp_root_load_opts opts = {.own = own, .step = &step};
+    FSDP_TRY(make_extra(0, &extra, err));
+    const fsdp_root_load_opts opts = {.extra = extra, .step = &step};
     fsdp_status status = fsdp_root_load(net->root, dir, &opts, err);
-    int64_t epoch = epoch_in(own);
-    fsdp_sd_free(own);
+    int64_t epoch = epoch_in(extra);
+    fsdp_sd_free(extra);
     FSDP_TRY(status);
     EXPECT(step == 30 && epoch == 7);
     return FSDP_OK;
@@ -138,7 +138,7 @@ Test(fsdp1_checkpoint, parameters_that_were_not_stepped_alike_do_not_become_one)
 
 /* --- missing ---------------------------------------------------------------------------------- */
 
-/* A checkpoint that lacks an entry of the caller's has changed nothing when that is told. */
+/* A load that fails because an extra entry is missing has changed nothing. */
 static fsdp_status refuse_before_loading(toy *net, const char *path, fsdp_root_load_opts *opts,
                                          fsdp_error *err)
 {
@@ -159,28 +159,29 @@ static fsdp_status refuse_before_loading(toy *net, const char *path, fsdp_root_l
     return FSDP_OK;
 }
 
-static fsdp_status load_in_part(toy *net, fsdp_sd *own, fsdp_error *err)
+static fsdp_status load_in_part(toy *net, fsdp_sd *extra, fsdp_error *err)
 {
     fsdp_load_report report;
     const fsdp_root_save_opts model = {.state.part = FSDP_STATE_MODEL};
-    fsdp_root_load_opts opts = {.own = own, .state.part = FSDP_STATE_MODEL, .load.report = &report};
+    fsdp_root_load_opts opts = {
+        .extra = extra, .state.part = FSDP_STATE_MODEL, .load.report = &report};
     char path[80];
     fsdp_error why = {0};
     snprintf(path, sizeof path, "%s/part", dir);
     FSDP_TRY(fsdp_root_save(net->root, path, &model, err));
     FSDP_TRY(refuse_before_loading(net, path, &opts, err));
-    opts.own = NULL;
+    opts.extra = NULL;
     opts.state.part = FSDP_STATE_ALL;
     EXPECT(fsdp_root_load(net->root, path, &opts, &why) == FSDP_ERR_USAGE);
     EXPECT(strstr(why.text, "missing") && report.missing_count > 0);
     fsdp_load_report_release(&report);
-    opts.own = own;
+    opts.extra = extra;
     opts.load.partial = true;
     FSDP_TRY(fsdp_root_load(net->root, path, &opts, err));
     bool is_told = strcmp(report.missing[report.missing_count - 1], "data.epoch") == 0 &&
                    strcmp(report.path, path) == 0;
     fsdp_load_report_release(&report);
-    EXPECT(is_told && epoch_in(own) == 4);
+    EXPECT(is_told && epoch_in(extra) == 4);
     opts.load.include = "weight";
     EXPECT(fsdp_root_load(net->root, path, &opts, &why) == FSDP_ERR_USAGE);
     EXPECT(strstr(why.text, "include and exclude") && !report.path);
@@ -189,11 +190,11 @@ static fsdp_status load_in_part(toy *net, fsdp_sd *own, fsdp_error *err)
 
 static fsdp_status look_at_parts(toy *net, state_case *what, fsdp_error *err)
 {
-    fsdp_sd *own;
+    fsdp_sd *extra;
     (void)what;
-    FSDP_TRY(make_own(4, &own, err));
-    fsdp_status status = load_in_part(net, own, err);
-    fsdp_sd_free(own);
+    FSDP_TRY(make_extra(4, &extra, err));
+    fsdp_status status = load_in_part(net, extra, err);
+    fsdp_sd_free(extra);
     return status;
 }
 

@@ -92,7 +92,7 @@ static fsdp_status keep_masters(bf16_net *net, bool scatters, fsdp_error *err)
 {
     const float *master = net->optim->states[0].master;
     float before[8];
-    size_t bytes = (size_t)fsdp_param_own_count(net->optim->states[0].param) * sizeof *master;
+    size_t bytes = (size_t)fsdp_param_local_count(net->optim->states[0].param) * sizeof *master;
     EXPECT(bytes > 0 && bytes <= sizeof before);
     memcpy(before, master, bytes);
     FSDP_TRY(load_without(fsdp_wrap_root(net->wrap), ".master", scatters, err));
@@ -109,7 +109,7 @@ static fsdp_status change_summoned(bf16_net *net, fsdp_error *err)
     for (int i = 0; i < 15; i++)
         fsdp_cast(&data[i], FSDP_BF16, &two, FSDP_F32, 1);
     FSDP_TRY(fsdp_wrap_summon_end(net->wrap, err));
-    for (int64_t i = 0; i < fsdp_param_own_count(net->optim->states[0].param); i++)
+    for (int64_t i = 0; i < fsdp_param_local_count(net->optim->states[0].param); i++)
         EXPECT(master[i] == 2);
     return FSDP_OK;
 }

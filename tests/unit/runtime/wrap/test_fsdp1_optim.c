@@ -247,6 +247,8 @@ Test(fsdp1_optim, the_longest_known_name_is_the_key)
                    FSDP_WRAP_PARAM_NAME, "state.0.weight.x.step state.0.deep.step ", NULL);
     expect_rekeyed(dict_of((const char *const[]){"state.2.step", "state.0.weight.step"}, 2), &input,
                    FSDP_WRAP_PARAM_NAME, NULL, "some keys are names");
+    expect_rekeyed(dict_of((const char *const[]){"state.2x.step", "state.2", "state.0.step"}, 3),
+                   &input, FSDP_WRAP_PARAM_ID, "state.1.step ", NULL);
     expect_rekeyed(dict_of((const char *const[]){"state.7.step"}, 1), &input, FSDP_WRAP_PARAM_NAME,
                    NULL, "parameter 7");
 }
@@ -304,7 +306,7 @@ static fsdp_status look_at_keys(toy *net, state_case *what, fsdp_error *err)
     FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
     const fsdp_entry *bias = find(sd, "optim.state.bias.exp_avg");
     bool is_there = bias && find(sd, "optim.state.bias.step") &&
-                    fsdp_entry_local_bytes(bias, rank) == 4 * fsdp_wrap_place_of(net->own).own;
+                    fsdp_entry_local_bytes(bias, rank) == 4 * fsdp_wrap_place_of(net->own).local;
     fsdp_sd_free(sd);
     EXPECT(is_there);
     return FSDP_OK;

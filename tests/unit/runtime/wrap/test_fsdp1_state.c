@@ -58,15 +58,15 @@ static fsdp_status look_at_sharded(toy *net, state_case *what, fsdp_error *err)
     const fsdp_entry *entry = find(live, "layers.1.weight");
     const fsdp_wrap_place place = fsdp_wrap_place_of(net->weight[1]);
     bool is_live = is_in_shard(net->weight[1], entry) && entry->ndim == 2 &&
-                   fsdp_entry_local_bytes(entry, rank) == place.own * 4;
+                   fsdp_entry_local_bytes(entry, rank) == place.local * 4;
     bool has_flat = find(live, "layers.1.weight")->flat >= 0 && fsdp_sd_flat_count(live) > 0;
     opts.cpu_offload = true;
     fsdp_status status = fsdp_root_get_state(net->root, &opts, &copy, err);
     if (status == FSDP_OK) {
         const fsdp_entry *own = find(copy, "layers.1.weight");
-        is_live = is_live &&
-                  (place.own == 0 || (own->data != entry->data &&
-                                      memcmp(own->data, entry->data, (size_t)place.own * 4) == 0));
+        is_live = is_live && (place.local == 0 ||
+                              (own->data != entry->data &&
+                               memcmp(own->data, entry->data, (size_t)place.local * 4) == 0));
     }
     fsdp_sd_free(live);
     if (status == FSDP_OK)

@@ -48,7 +48,7 @@ static fsdp_status check_abc(world_rank *rank, fsdp_model *model, fsdp_wrap **wr
         const fsdp_wrap_place place = fsdp_wrap_place_of(abc[i]);
         fsdp_box box;
         void *shard = fsdp_param_shard(abc[i], &box);
-        EXPECT(place.flat == flat && place.own == expected[1]);
+        EXPECT(place.flat == flat && place.local == expected[1]);
         EXPECT(box.ndim == 1 && box.len[0] == expected[1]);
         EXPECT((shard != NULL) == (expected[1] > 0));
         if (expected[1] == 0)
@@ -399,7 +399,7 @@ Test(fsdp1_wrap, wrapped_names_and_types_that_no_module_has_are_refused)
     expect_stranger(&opts, "of type 'Block'");
 }
 
-/* The same list of exceptions serves many models. */
+/* One list of exceptions serves many models. */
 Test(fsdp1_wrap, types_that_are_exceptions_need_no_module)
 {
     fsdp_wrap_opts opts = {0};

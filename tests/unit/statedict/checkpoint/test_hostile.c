@@ -16,7 +16,8 @@
 
 enum { MEMORY = 512 << 20 };
 
-/* Sanitizers reserve address space of their own; without one, memory that a lie asks for is missed. */
+/* Limits the address space, so that an allocation for a false size fails; sanitizers need that
+ * space themselves. */
 static void bound_memory(void)
 {
 #ifndef UNDER_SANITIZER
@@ -75,6 +76,8 @@ typedef struct index_lie {
     const char *words;
 } index_lie;
 
+static int64_t shard_size; /* of the file whose index lies */
+
 #define LIE(name, statement)           \
     static void name(index_view *view) \
     {                                  \
@@ -113,6 +116,7 @@ LIE(name_outside, view->records[0].name = UINT64_MAX - 3)
 LIE(long_name, view->records[0].name_size = (uint64_t)1 << 40)
 LIE(negative_offset, view->records[0].offset = -8)
 LIE(late_offset, view->records[0].offset += 1 << 20)
+LIE(next_offset, view->records[0].offset = shard_size + 1 - view->dims[2] * view->dims[4])
 LIE(last_offset, view->records[0].offset = INT64_MAX)
 LIE(negative_lo, view->dims[0] = -1)
 LIE(huge_lo, view->dims[0] = INT64_MAX - 3)
@@ -164,6 +168,7 @@ static const index_lie raw_lies[] = {
     {"a name of 2^40 bytes", long_name, "points outside"},
     {"a negative offset", negative_offset, "outside the file"},
     {"an offset behind the end", late_offset, "outside the file"},
+    {"a byte behind the end", next_offset, "outside the file"},
     {"an offset of 2^63", last_offset, "outside the file"},
     {"a negative origin", negative_lo, "outside of everything"},
     {"an origin near 2^63", huge_lo, "outside of everything"},
@@ -223,6 +228,7 @@ static void plant_lies(bool compress, const index_lie *lies, size_t count)
     const char *shard = spoil_shard("c", 0, SPOIL_WORLD), *manifest = spoil_manifest("c");
     spoil_bytes good = spoil_read(shard), text = spoil_read(manifest), bad = spoil_read(shard);
     fsdp_manifest_file file = spoil_file("c", 0);
+    shard_size = file.size;
     int64_t before = peak_kib();
     for (size_t i = 0; i < count; i++) {
         memcpy(bad.data, good.data, good.size);

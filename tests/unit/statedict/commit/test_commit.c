@@ -4,13 +4,17 @@
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/commit/lease_internal.h"
+#include "base/io/process.h"
 #include "tests/support/sample_state.h"
 
 #include <fsdp/run.h>
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* --- names --- */
@@ -428,6 +432,30 @@ Test(commit, the_staging_of_a_killed_save_goes_with_the_next_one_and_that_of_a_l
     cr_assert_eq(fsdp_io_remove_tree(io, dir, NULL), FSDP_OK);
 }
 
+static void expect_empty_staging(mode_t mode, time_t age, int left)
+{
+    char dir[] = "/tmp/fsdp-commit-XXXXXX", path[100], staging[200];
+    cr_assert_not_null(mkdtemp(dir));
+    fsdp_io *io = fsdp_io_posix();
+    snprintf(path, sizeof path, "%s/c", dir);
+    snprintf(staging, sizeof staging, "%s.tmp-" UUID, path);
+    cr_assert_eq(mkdir(staging, 0700), 0);
+    cr_assert_eq(chmod(staging, mode), 0);
+    const struct timespec times[2] = {{.tv_sec = time(NULL) - age}, {.tv_sec = time(NULL) - age}};
+    cr_assert_eq(utimensat(AT_FDCWD, staging, times, 0), 0);
+    cr_assert_eq(begin_again(io, path), FSDP_OK);
+    cr_expect_eq(names_in(io, dir), left, "mode %o, %d s old", (unsigned)mode, (int)age);
+    cr_assert_eq(fsdp_io_remove_tree(io, dir, NULL), FSDP_OK);
+}
+
+/* A directory that others may write to counts as one of another user. */
+Test(commit, an_old_empty_staging_goes_unless_another_user_made_it)
+{
+    expect_empty_staging(0700, 3600, 0);
+    expect_empty_staging(0700, 60, 1);
+    expect_empty_staging(0777, 3600, 1);
+}
+
 /* Makes the leftovers of a killed save, with another text in the marker. */
 static void leave_staging(fsdp_io *io, const char *marker)
 {
@@ -460,7 +488,7 @@ Test(commit, only_a_staging_of_this_machine_is_ever_judged)
 {
     char text[400];
     fsdp_process self;
-    fsdp_process_self(&self);
+    fsdp_process_self(NULL, &self);
     expect_left(NULL, 0);
     expect_left("", 1);
     expect_left("something", 1);

@@ -1,6 +1,7 @@
 /* The lease: one holder at a time, when processes die and when clocks jump. */
 #include "statedict/commit/lease_internal.h"
 
+#include "base/io/process.h"
 #include "tests/support/disk/io_fault.h"
 #include "tests/support/disk/io_sim.h"
 #include "base/core/mem.h"
@@ -20,15 +21,39 @@
 
 static char run[64];
 
+/* The process and the clock of every disk here; `disk` is the file system with that host. */
+static fsdp_host host;
+static fsdp_io disk;
+
+/* self NULL: the calling process. */
+static void play(const fsdp_process *self, int64_t clock_offset)
+{
+    static fsdp_process played;
+    if (self)
+        played = *self;
+    host = (fsdp_host){.self = self ? &played : NULL, .clock_offset = clock_offset};
+}
+
+static fsdp_io *make_sim(void)
+{
+    fsdp_io *sim;
+    cr_assert_eq(fsdp_sim_create(0, &sim, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(sim, "/run", NULL), FSDP_OK);
+    sim->host = &host;
+    return sim;
+}
+
 static void make_run(void)
 {
     strcpy(run, "/tmp/fsdp-lease-XXXXXX");
     cr_assert_not_null(mkdtemp(run));
+    play(NULL, 0);
+    disk = *fsdp_io_posix();
+    disk.host = &host;
 }
 
 static void remove_run(void)
 {
-    fsdp_lease_pretend(NULL, 0);
     (void)!fsdp_io_remove_tree(NULL, run, NULL);
 }
 
@@ -38,7 +63,7 @@ static fsdp_lease *must_take(void)
 {
     fsdp_lease *lease;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_lease_take(NULL, run, &lease, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_lease_take(&disk, run, &lease, &err), FSDP_OK, "%s", err.text);
     return lease;
 }
 
@@ -46,10 +71,10 @@ static void must_be_held(const char *words)
 {
     fsdp_lease *lease;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_lease_take(NULL, run, &lease, &err), FSDP_ERR_EXISTS);
+    cr_assert_eq(fsdp_lease_take(&disk, run, &lease, &err), FSDP_ERR_EXISTS);
     cr_assert_null(lease);
     cr_assert(strstr(err.text, words), "%s", err.text);
-    cr_assert(fsdp_lease_is_held(NULL, run));
+    cr_assert(fsdp_lease_is_held(&disk, run));
 }
 
 static int count_names(void *user, const char *name)
@@ -78,7 +103,7 @@ static void write_lock(const char *text)
 
 Test(lease, is_taken_refreshed_and_given_back)
 {
-    cr_assert_not(fsdp_lease_is_held(NULL, run));
+    cr_assert_not(fsdp_lease_is_held(&disk, run));
     fsdp_lease *lease = must_take();
     char pid[40];
     snprintf(pid, sizeof pid, "process %d ", (int)getpid());
@@ -97,9 +122,9 @@ Test(lease, a_run_that_is_no_directory_is_said_so)
 {
     fsdp_lease *lease;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_lease_take(NULL, "/tmp/no-such-run/x", &lease, &err), FSDP_ERR_NOT_FOUND);
+    cr_assert_eq(fsdp_lease_take(&disk, "/tmp/no-such-run/x", &lease, &err), FSDP_ERR_NOT_FOUND);
     cr_assert(strstr(err.text, "/tmp/no-such-run/x"), "%s", err.text);
-    cr_assert_eq(fsdp_lease_take(NULL, "/etc/hostname", &lease, &err), FSDP_ERR_NOT_FOUND);
+    cr_assert_eq(fsdp_lease_take(&disk, "/etc/hostname", &lease, &err), FSDP_ERR_NOT_FOUND);
 }
 
 /* --- live processes --- */
@@ -107,8 +132,7 @@ Test(lease, a_run_that_is_no_directory_is_said_so)
 static fsdp_process self(void)
 {
     fsdp_process process;
-    fsdp_lease_pretend(NULL, 0);
-    fsdp_process_self(&process);
+    fsdp_process_self(NULL, &process);
     cr_assert_gt(process.start, 0);
     return process;
 }
@@ -116,9 +140,9 @@ static fsdp_process self(void)
 /* Leaves a lease of another process that is never released. */
 static void leave_lease_of(fsdp_process process)
 {
-    fsdp_lease_pretend(&process, 0);
+    play(&process, 0);
     fsdp_lease_forget(must_take());
-    fsdp_lease_pretend(NULL, 0);
+    play(NULL, 0);
 }
 
 Test(lease, of_an_ended_process_is_taken_over_at_once)
@@ -126,7 +150,7 @@ Test(lease, of_an_ended_process_is_taken_over_at_once)
     pid_t child = fork();
     if (child == 0) {
         fsdp_lease *lease;
-        _exit(fsdp_lease_take(NULL, run, &lease, NULL) == FSDP_OK ? 0 : 1);
+        _exit(fsdp_lease_take(&disk, run, &lease, NULL) == FSDP_OK ? 0 : 1);
     }
     /* not waited for yet: a zombie does not hold the lease */
     siginfo_t info;
@@ -154,7 +178,7 @@ Test(lease, of_a_living_process_is_kept_even_with_an_old_clock)
     pid_t child = fork();
     if (child == 0) {
         fsdp_lease *lease;
-        char c = fsdp_lease_take(NULL, run, &lease, NULL) == FSDP_OK ? 'y' : 'n';
+        char c = fsdp_lease_take(&disk, run, &lease, NULL) == FSDP_OK ? 'y' : 'n';
         if (write(ready[1], &c, 1) == 1)
             pause();
         _exit(0);
@@ -179,12 +203,12 @@ Test(lease, of_another_host_boot_or_pid_space_ends_when_it_expires)
         strcpy(i == 0 ? process.host : i == 1 ? process.boot : process.pid_space, "elsewhere");
         leave_lease_of(process);
         must_be_held("process 999999999 on host");
-        fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS - 20);
+        play(NULL, FSDP_LEASE_SECONDS - 20);
         must_be_held("process 999999999 on host");
-        fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
-        cr_assert_not(fsdp_lease_is_held(NULL, run));
+        play(NULL, FSDP_LEASE_SECONDS + 20);
+        cr_assert_not(fsdp_lease_is_held(&disk, run));
         fsdp_lease_release(must_take());
-        fsdp_lease_pretend(NULL, 0);
+        play(NULL, 0);
     }
 }
 
@@ -192,11 +216,11 @@ Test(lease, a_refresh_keeps_it_longer)
 {
     fsdp_process process = self();
     strcpy(process.host, "elsewhere");
-    fsdp_lease_pretend(&process, 0);
+    play(&process, 0);
     fsdp_lease *lease = must_take();
-    fsdp_lease_pretend(&process, FSDP_LEASE_SECONDS - 20);
+    play(&process, FSDP_LEASE_SECONDS - 20);
     cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
-    fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+    play(NULL, FSDP_LEASE_SECONDS + 20);
     must_be_held("elsewhere");
     fsdp_lease_release(lease);
     cr_assert_eq(names_in_run(), 0);
@@ -206,9 +230,9 @@ Test(lease, a_holder_that_slept_too_long_learns_that_it_lost)
 {
     fsdp_process process = self();
     strcpy(process.host, "elsewhere");
-    fsdp_lease_pretend(&process, 0);
+    play(&process, 0);
     fsdp_lease *sleeper = must_take();
-    fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+    play(NULL, FSDP_LEASE_SECONDS + 20);
     fsdp_lease *other = must_take();
     fsdp_error err = {0};
     cr_assert_eq(fsdp_lease_refresh(sleeper, &err), FSDP_ERR_EXISTS);
@@ -225,11 +249,11 @@ Test(lease, written_by_a_clock_that_jumped_ends_after_its_file_aged)
 {
     fsdp_process process = self();
     strcpy(process.host, "elsewhere");
-    fsdp_lease_pretend(&process, 1000000000);
+    play(&process, 1000000000);
     fsdp_lease_forget(must_take());
-    fsdp_lease_pretend(NULL, 0);
+    play(NULL, 0);
     must_be_held("elsewhere");
-    fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+    play(NULL, FSDP_LEASE_SECONDS + 20);
     fsdp_lease_release(must_take());
 }
 
@@ -240,9 +264,9 @@ Test(lease, a_text_of_ours_that_was_cut_short_is_soon_taken_over)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         write_lock(texts[i]);
         must_be_held("is truncated");
-        fsdp_lease_pretend(NULL, 4);
+        play(NULL, 4);
         fsdp_lease_release(must_take());
-        fsdp_lease_pretend(NULL, 0);
+        play(NULL, 0);
     }
 }
 
@@ -254,7 +278,7 @@ Test(lease, zeros_are_a_text_that_was_cut_short)
     snprintf(path, sizeof path, "%s/.lock", run);
     cr_assert_eq(truncate(path, 300), 0);
     must_be_held("is truncated");
-    fsdp_lease_pretend(NULL, 4);
+    play(NULL, 4);
     fsdp_lease_release(must_take());
 }
 
@@ -265,9 +289,9 @@ Test(lease, what_another_program_or_version_wrote_is_never_taken_over)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         write_lock(texts[i]);
         must_be_held("remove that file");
-        fsdp_lease_pretend(NULL, 1000 * FSDP_LEASE_SECONDS);
+        play(NULL, 1000 * FSDP_LEASE_SECONDS);
         must_be_held("is no lease that this fsdp can read");
-        fsdp_lease_pretend(NULL, 0);
+        play(NULL, 0);
     }
 }
 
@@ -275,10 +299,10 @@ static void check_foreign(const char *what)
 {
     fsdp_lease *lease;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_lease_await(NULL, run, NULL, &lease, &err), FSDP_ERR_EXISTS, "%s", what);
+    cr_assert_eq(fsdp_lease_await(&disk, run, NULL, &lease, &err), FSDP_ERR_EXISTS, "%s", what);
     cr_assert(strstr(err.text, "may be in use") && strstr(err.text, "remove that file"), "%s: %s",
               what, err.text);
-    cr_assert(fsdp_lease_is_held(NULL, run), "%s", what);
+    cr_assert(fsdp_lease_is_held(&disk, run), "%s", what);
 }
 
 /* Such a file is not waited for, because it would stay. */
@@ -339,7 +363,7 @@ static pid_t start_holder(useconds_t hold_us)
     pid_t child = fork();
     if (child == 0) {
         fsdp_lease *lease;
-        char c = fsdp_lease_take(NULL, run, &lease, NULL) == FSDP_OK ? 'y' : 'n';
+        char c = fsdp_lease_take(&disk, run, &lease, NULL) == FSDP_OK ? 'y' : 'n';
         if (write(ready[1], &c, 1) != 1)
             _exit(1);
         usleep(hold_us);
@@ -360,10 +384,10 @@ Test(lease, a_holder_that_is_soon_done_is_waited_for, .timeout = 60)
     fsdp_error err = {0};
     talk all = {.stop_after = 1 << 30};
     fsdp_watch watch = {.context = &all, .progress = take_progress, .notice = take_notice};
-    fsdp_lease_set_patience(30000);
+    host.lease_wait_ms = 30000;
     pid_t child = start_holder(900000);
-    cr_assert_eq(fsdp_lease_take(NULL, run, &lease, NULL), FSDP_ERR_EXISTS);
-    cr_assert_eq(fsdp_lease_await(NULL, run, &watch, &lease, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_lease_take(&disk, run, &lease, NULL), FSDP_ERR_EXISTS);
+    cr_assert_eq(fsdp_lease_await(&disk, run, &watch, &lease, &err), FSDP_OK, "%s", err.text);
     fsdp_lease_release(lease);
     cr_assert_gt(all.progress, 0);
     cr_assert_leq(all.notices, 1);
@@ -376,8 +400,8 @@ Test(lease, who_holds_it_is_told_while_it_is_waited_for_and_the_wait_can_be_stop
     talk all = {.stop_after = 6};
     fsdp_watch watch = {.context = &all, .progress = take_progress, .notice = take_notice};
     fsdp_lease *mine = must_take(), *lease;
-    fsdp_lease_set_patience(60000);
-    cr_assert_eq(fsdp_lease_await(NULL, run, &watch, &lease, &err), FSDP_ERR_CANCELLED);
+    host.lease_wait_ms = 60000;
+    cr_assert_eq(fsdp_lease_await(&disk, run, &watch, &lease, &err), FSDP_ERR_CANCELLED);
     cr_assert_null(lease);
     cr_assert_eq(all.notices, 1);
     cr_assert(strstr(all.text, "waiting up to 60 s for the run") && strstr(all.text, "process"),
@@ -389,8 +413,8 @@ Test(lease, a_wait_for_a_holder_that_stays_ends)
 {
     fsdp_error err = {0};
     fsdp_lease *mine = must_take(), *lease;
-    fsdp_lease_set_patience(100);
-    cr_assert_eq(fsdp_lease_await(NULL, run, NULL, &lease, &err), FSDP_ERR_EXISTS);
+    host.lease_wait_ms = 100;
+    cr_assert_eq(fsdp_lease_await(&disk, run, NULL, &lease, &err), FSDP_ERR_EXISTS);
     cr_assert(strstr(err.text, "is in use by process"), "%s", err.text);
     fsdp_lease_release(mine);
 }
@@ -400,9 +424,9 @@ Test(lease, a_holder_that_stays_is_looked_at_and_not_tried_again)
 {
     fsdp_io *io;
     fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_CREATE};
-    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_fault_create(&disk, &plan, &io, NULL), FSDP_OK);
     fsdp_lease *mine = must_take(), *lease;
-    fsdp_lease_set_patience(200);
+    host.lease_wait_ms = 200;
     cr_assert_eq(fsdp_lease_await(io, run, NULL, &lease, NULL), FSDP_ERR_EXISTS);
     cr_assert_eq(fsdp_io_fault_calls(io), 1);
     fsdp_lease_release(mine);
@@ -426,7 +450,7 @@ static int compete(int number, const char *witness)
         if (tries > 4000)
             return 2;
         fsdp_lease *lease;
-        fsdp_status status = fsdp_lease_take(NULL, run, &lease, NULL);
+        fsdp_status status = fsdp_lease_take(&disk, run, &lease, NULL);
         if (status == FSDP_ERR_EXISTS) {
             pause_ms(rand_r(&seed) % 5);
             continue;
@@ -501,7 +525,7 @@ static int winners_of_one_round(void)
             if (read(start[0], &c, 1) != 0)
                 _exit(9);
             fsdp_lease *lease;
-            fsdp_status status = fsdp_lease_take(NULL, run, &lease, NULL);
+            fsdp_status status = fsdp_lease_take(&disk, run, &lease, NULL);
             c = status == FSDP_OK ? 'w' : status == FSDP_ERR_EXISTS ? 'l' : 'e';
             if (write(done[1], &c, 1) == 1 && c == 'w')
                 pause();
@@ -543,7 +567,7 @@ Test(lease, a_dead_holders_lease_goes_to_exactly_one, .timeout = 120)
 static fsdp_process other_process(int64_t pid)
 {
     fsdp_process process;
-    fsdp_process_self(&process);
+    fsdp_process_self(NULL, &process);
     process.pid = pid;
     return process;
 }
@@ -553,7 +577,7 @@ Test(lease, works_where_a_rename_cannot_refuse_to_replace)
     fsdp_io *io;
     fsdp_fault_plan plan = {
         .calls = 1 << FSDP_CALL_RENAME, .at = 1, .action = FSDP_FAULT_ERRNO, .errnum = EINVAL};
-    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_fault_create(&disk, &plan, &io, NULL), FSDP_OK);
     fsdp_lease *lease;
     cr_assert_eq(fsdp_lease_take(io, run, &lease, NULL), FSDP_OK);
     cr_assert_eq(names_in_run(), 1);
@@ -574,7 +598,7 @@ Test(lease, works_where_files_cannot_be_locked)
                             .forever = true,
                             .action = FSDP_FAULT_ERRNO,
                             .errnum = ENOLCK};
-    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_fault_create(&disk, &plan, &io, NULL), FSDP_OK);
     fsdp_lease *lease;
     cr_assert_eq(fsdp_lease_take(io, run, &lease, NULL), FSDP_OK);
     cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
@@ -587,15 +611,13 @@ Test(lease, works_where_files_cannot_be_locked)
  * leaves a lease that cannot be taken over. */
 static bool fails_at(int64_t n, int errnum)
 {
-    fsdp_io *sim, *io;
-    cr_assert_eq(fsdp_sim_create(0, &sim, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_io_mkdir(sim, "/run", NULL), FSDP_OK);
+    fsdp_io *sim = make_sim(), *io;
     fsdp_process first = other_process(999999991), second = other_process(999999992);
     fsdp_lease *lease;
-    fsdp_lease_pretend(&first, 0);
+    play(&first, 0);
     cr_assert_eq(fsdp_lease_take(sim, "/run", &lease, NULL), FSDP_OK);
     fsdp_lease_forget(lease);
-    fsdp_lease_pretend(&second, 0);
+    play(&second, 0);
     fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
     fsdp_error err = {0};
@@ -607,7 +629,7 @@ static bool fails_at(int64_t n, int errnum)
         cr_assert(err.text[0]);
     }
     bool reached = fsdp_io_fault_calls(io) >= n;
-    fsdp_lease_pretend(NULL, 0);
+    play(NULL, 0);
     cr_assert_eq(fsdp_lease_take(sim, "/run", &lease, &err), FSDP_OK, "call %lld: %s", (long long)n,
                  err.text);
     fsdp_lease_release(lease);
@@ -636,12 +658,12 @@ static int crash_here(void *user, fsdp_io_call call, const char *path)
         fsdp_io *left = fsdp_sim_crash(*(fsdp_io **)user, seed);
         fsdp_process before = other_process(0), next = other_process(999999995);
         fsdp_lease *lease;
-        fsdp_lease_pretend(&next, 60);
+        play(&next, 60);
         cr_assert_eq(left->ops->mkdir(left, "/run"), -EEXIST);
         cr_assert_eq(fsdp_lease_take(left, "/run", &lease, NULL), FSDP_OK);
         fsdp_lease_release(lease);
         before.pid = 999999992;
-        fsdp_lease_pretend(&before, 0);
+        play(&before, 0);
         fsdp_sim_free(left);
     }
     return 0;
@@ -649,9 +671,7 @@ static int crash_here(void *user, fsdp_io_call call, const char *path)
 
 Test(lease, a_power_cut_leaves_nothing_that_stops_the_next_job)
 {
-    fsdp_io *sim, *io;
-    cr_assert_eq(fsdp_sim_create(0, &sim, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_io_mkdir(sim, "/run", NULL), FSDP_OK);
+    fsdp_io *sim = make_sim(), *io;
     cr_assert_eq(fsdp_io_sync_dir(sim, "/", NULL), FSDP_OK);
     fsdp_fault_plan plan = {.calls = FSDP_CALLS_WRITES,
                             .at = 1,
@@ -661,7 +681,7 @@ Test(lease, a_power_cut_leaves_nothing_that_stops_the_next_job)
                             .user = &sim};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
     fsdp_process holder = other_process(999999992);
-    fsdp_lease_pretend(&holder, 0);
+    play(&holder, 0);
     fsdp_lease *lease;
     cr_assert_eq(fsdp_lease_take(io, "/run", &lease, NULL), FSDP_OK);
     cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
@@ -680,7 +700,7 @@ Test(lease, every_failing_allocation_is_an_error)
     for (int64_t i = 0; i < n; i++) {
         fsdp_lease *lease;
         fsdp_mem_fail_after(i, false);
-        fsdp_status status = fsdp_lease_take(NULL, run, &lease, NULL);
+        fsdp_status status = fsdp_lease_take(&disk, run, &lease, NULL);
         fsdp_mem_fail_after(-1, false);
         if (status == FSDP_OK)
             fsdp_lease_release(lease);

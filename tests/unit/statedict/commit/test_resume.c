@@ -353,6 +353,31 @@ Test(resume, of_a_source_that_changed_begins_anew)
     expect_same("changed", calls / 2);
 }
 
+static int open_to_all(void *user, const char *name)
+{
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", path_of("cut"), name);
+    *(int *)user += chmod(path, 0777) == 0;
+    return 0;
+}
+
+/* Others may have put links into a directory that they can write to. */
+Test(resume, of_a_directory_that_others_write_to_begins_anew)
+{
+    fsdp_error err = {0};
+    int opened = 0;
+    fsdp_io *io = fsdp_io_posix();
+    fsdp_convert_opts opts = opts_for("torch");
+    int64_t calls = count_writes(opts);
+    convert_and_die(opts, calls / 2);
+    cr_assert_eq(io->ops->list(io, path_of("cut"), open_to_all, &opened), 0);
+    cr_assert_eq(opened, 1);
+    opts.resume = true;
+    cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
+    cr_expect(strstr(first_notice, "starting anew"), "%s", first_notice);
+    expect_same("open to all", calls / 2);
+}
+
 /* --- free space ------------------------------------------------------------------------------- */
 
 static int64_t bytes_needed(fsdp_convert_opts opts)

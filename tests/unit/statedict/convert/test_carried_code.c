@@ -32,24 +32,36 @@ static void end(void)
 
 TestSuite(carried_code, .init = begin, .fini = end);
 
-static void save(const char *bytes, size_t size, bool in_list)
+static void save_value(const fsdp_value *value, const fsdp_value *other)
 {
     fsdp_sd *sd = NULL;
     fsdp_ctl *ctl = NULL;
-    fsdp_value value = {0}, list;
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
     cr_assert_eq(fsdp_ctl_self(&ctl, &err), FSDP_OK);
-    cr_assert_eq(fsdp_value_set_bytes(&value, FSDP_VALUE_OPAQUE, bytes, size, &err), FSDP_OK);
-    list = (fsdp_value){.kind = FSDP_VALUE_LIST, .as.list = {&value, 1}};
-    cr_assert_eq(fsdp_sd_add_value(sd, "object", 6, in_list ? &list : &value, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_value(sd, "object", 6, value, &err), FSDP_OK);
+    if (other)
+        cr_assert_eq(fsdp_sd_add_value(sd, "other", 5, other, &err), FSDP_OK);
     cr_assert_eq(fsdp_sd_save(sd, ctl, source, &(fsdp_save_opts){.overwrite = true}, &err), FSDP_OK,
                  "%s", err.text);
-    fsdp_value_release(&value);
     fsdp_ctl_free(ctl);
     fsdp_sd_free(sd);
 }
 
-#define SAVE(bytes) save(bytes, sizeof(bytes) - 1, false)
+static fsdp_value opaque_value(const char *bytes, size_t size)
+{
+    fsdp_value value = {0};
+    cr_assert_eq(fsdp_value_set_bytes(&value, FSDP_VALUE_OPAQUE, bytes, size, &err), FSDP_OK);
+    return value;
+}
+
+static void save(const char *bytes, size_t size)
+{
+    fsdp_value value = opaque_value(bytes, size);
+    save_value(&value, NULL);
+    fsdp_value_release(&value);
+}
+
+#define SAVE(bytes) save(bytes, sizeof(bytes) - 1)
 
 static fsdp_status convert(const char *format, fsdp_opaque opaque)
 {
@@ -68,9 +80,44 @@ Test(carried_code, an_object_is_copied_on_request_only)
         cr_expect(strstr(err.text, "'object (my.mod.C)'"), "%s", err.text);
         cr_expect_not(fsdp_io_exists(NULL, target));
     }
-    for (int i = 1; i < 3; i++) { /* items of DCP are zips */
+    for (int i = 1; i < 3; i++) {
         cr_expect_eq(convert(formats[i], FSDP_OPAQUE_COPY), FSDP_OK, "%s", err.text);
         cr_assert_eq(fsdp_io_remove_tree(NULL, target, NULL), FSDP_OK);
+    }
+}
+
+Test(carried_code, an_object_that_is_left_out_is_not_carried)
+{
+    const fsdp_value other = fsdp_value_i64(1);
+    fsdp_value object = opaque_value(OBJECT, sizeof(OBJECT) - 1);
+    fsdp_convert_opts opts = {.format = "fsdp"};
+    save_value(&object, &other);
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_ERR_USAGE);
+    opts.select.exclude = "^object$";
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_OK, "%s", err.text);
+    fsdp_value_release(&object);
+}
+
+/* Items of DCP are zips: the plan refuses other bytes, before the re-read would. */
+Test(carried_code, the_plan_of_dcp_refuses_bytes_that_are_no_zip)
+{
+    static const struct {
+        const char *bytes;
+        size_t size;
+    } cases[] = {{SAVED(OBJECT), sizeof SAVED(OBJECT) - 1},
+                 {SAVED("\x80\2K\1."), sizeof SAVED("\x80\2K\1.") - 1},
+                 {"PK\3\4 and no archive", 19},
+                 {"\1\2\3", 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsdp_convert_plan plan;
+        save(cases[i].bytes, cases[i].size);
+        fsdp_convert_opts opts = {.format = "dcp", .opaque = FSDP_OPAQUE_COPY};
+        err = (fsdp_error){0};
+        cr_expect_eq(fsdp_checkpoint_convert_plan(source, target, &opts, &plan, &err),
+                     FSDP_ERR_USAGE, "%zu: %s", i, err.text);
+        cr_expect(strstr(err.text, "no zip of torch.save"), "%s", err.text);
+        cr_expect_eq(convert("dcp", FSDP_OPAQUE_COPY), FSDP_ERR_USAGE, "%s", err.text);
+        cr_expect_not(fsdp_io_exists(NULL, target));
     }
 }
 
@@ -86,17 +133,42 @@ Test(carried_code, a_call_that_no_checkpoint_may_have_is_refused)
     }
 }
 
+/* A plan allows what its options allow, and an applied one nothing more. */
+Test(carried_code, a_plan_names_it_and_does_not_allow_it)
+{
+    fsdp_convert_plan plan;
+    fsdp_convert_opts opts = {.format = "fsdp", .opaque = FSDP_OPAQUE_COPY};
+    SAVE(SAVED(OBJECT));
+    cr_assert_eq(fsdp_checkpoint_convert_plan(source, target, &opts, &plan, &err), FSDP_OK, "%s",
+                 err.text);
+    cr_assert_eq(plan.code_count, 1);
+    cr_expect_str_eq(plan.code[0].name, "object");
+    cr_expect_str_eq(plan.code[0].class_name, "my.mod.C");
+    opts.opaque = FSDP_OPAQUE_REFUSE;
+    opts.plan_hash = "of an applied plan";
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "'object (my.mod.C)'"), "%s", err.text);
+    cr_expect_not(fsdp_io_exists(NULL, target));
+    fsdp_convert_plan_release(&plan);
+}
+
 Test(carried_code, every_form_of_pickle_is_seen)
 {
-    static const char list[] = OBJECT;
     SAVE(OBJECT);
     cr_expect_eq(convert("fsdp", FSDP_OPAQUE_REFUSE), FSDP_ERR_USAGE, "a bare pickle");
     SAVE(SHELL);
     cr_expect_eq(convert("fsdp", FSDP_OPAQUE_COPY), FSDP_ERR_REFUSED, "a bare pickle");
     SAVE("PK\3\4 and no archive");
     cr_expect_eq(convert("fsdp", FSDP_OPAQUE_REFUSE), FSDP_ERR_USAGE, "a zip that nobody can read");
-    save(list, sizeof list - 1, true);
+    fsdp_value object = opaque_value(OBJECT, sizeof(OBJECT) - 1);
+    fsdp_value list = {.kind = FSDP_VALUE_LIST, .as.list = {&object, 1}};
+    save_value(&list, NULL);
     cr_expect_eq(convert("fsdp", FSDP_OPAQUE_REFUSE), FSDP_ERR_USAGE, "inside a list");
+    fsdp_value pair[] = {fsdp_value_i64(1), object};
+    fsdp_value dict = {.kind = FSDP_VALUE_DICT, .as.list = {pair, 2}};
+    save_value(&dict, NULL);
+    cr_expect_eq(convert("fsdp", FSDP_OPAQUE_REFUSE), FSDP_ERR_USAGE, "inside a dict");
+    fsdp_value_release(&object);
 }
 
 Test(carried_code, values_without_code_are_copied)
@@ -165,9 +237,16 @@ Test(carried_code, verify_finds_it_in_a_shard_file)
     memcpy(bytes + used, &(uint32_t){(uint32_t)room - 1000}, 4);
     used += 4 + room - 1000;
     memcpy(bytes + used, "b.\x80\2].", 6);
-    save(bytes, used + 6, false);
+    save(bytes, used + 6);
     fsdp_verify_summary summary = verify(&found);
     cr_expect_eq(summary.code_files, 1);
     cr_expect_str_eq(found.file, "shard-00000-of-00001.h5");
+    fsdp_value large = opaque_value(bytes, used + 6);
+    fsdp_value small = opaque_value(OBJECT, sizeof(OBJECT) - 1);
+    save_value(&large, &small);
+    summary = verify(&found);
+    cr_expect_eq(summary.code_files, 2, "the manifest, too");
+    fsdp_value_release(&large);
+    fsdp_value_release(&small);
     free(bytes);
 }

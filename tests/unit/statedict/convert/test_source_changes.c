@@ -1,7 +1,10 @@
-/* A source that another program writes to while it is read: the result would be a mixture. */
+/* A source that another program writes to while it is read, so that the result would be a mixture; and one
+ * that cannot be read. */
 #include "base/io/io.h"
+#include "tests/support/disk/io_fault.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <fsdp/fsdp.h>
 #include <stdio.h>
@@ -139,4 +142,30 @@ Test(source_changes, verifying_notices_the_change)
                                    .watch = {.context = &other, .progress = act_once}};
     usleep(20000);
     cr_expect_eq(fsdp_checkpoint_verify(source, &opts, NULL, &err), FSDP_DIFFERS, "%s", err.text);
+}
+
+/* --- a disk that fails ------------------------------------------------------------------------- */
+
+/* Bytes that could not be read are no damage: a script may try again. */
+Test(source_changes, a_source_that_cannot_be_read_is_not_called_damaged)
+{
+    fsdp_verify_summary summary = {0};
+    fsdp_status st = FSDP_ERR_IO;
+    int64_t unreadable = 0;
+    for (int n = 1; st != FSDP_OK; n++) {
+        fsdp_io *io;
+        fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PREAD,
+                                .at = n,
+                                .forever = true,
+                                .action = FSDP_FAULT_ERRNO,
+                                .errnum = EIO};
+        cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+        const fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA, .access.disk = io};
+        st = fsdp_checkpoint_verify(source, &opts, &summary, &err);
+        cr_assert(st == FSDP_OK || st == FSDP_ERR_IO, "read %d: %s", n, err.text);
+        cr_expect_eq(summary.unreadable, summary.findings, "read %d", n);
+        unreadable += summary.unreadable;
+        fsdp_io_fault_free(io);
+    }
+    cr_expect_gt(unreadable, 0, "no read of a tensor failed");
 }

@@ -2,6 +2,7 @@
 #include "tests/unit/statedict/commit/tiny_checkpoint.h"
 
 #include "base/core/mem.h"
+#include "base/io/process.h"
 #include "statedict/commit/lease_internal.h"
 #include "statedict/run/run_internal.h"
 #include "statedict/run/verified.h"
@@ -69,6 +70,7 @@ Test(run, a_list_has_our_names_newest_first_and_says_what_is_broken)
     cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000050", NULL), FSDP_OK);
     cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000060.bak", NULL), FSDP_OK);
     tiny_must_save(io, "/run/step-00000007", 8, false);
+    tiny_must_save(io, "/run/step-00000080", 9, false);
     write_small(io, "/run/step-00000070");
     write_small(io, "/run/latest");
 
@@ -80,15 +82,11 @@ Test(run, a_list_has_our_names_newest_first_and_says_what_is_broken)
         int64_t step;
         fsdp_step_state state;
         const char *reason;
-    } expected[] = {{100000000, FSDP_STEP_GOOD, NULL},
-                    {70, FSDP_STEP_BROKEN, "is a file"},
-                    {50, FSDP_STEP_BROKEN, "no manifest"},
-                    {40, FSDP_STEP_STAGING, NULL},
-                    {30, FSDP_STEP_BROKEN, "is missing"},
-                    {20, FSDP_STEP_BROKEN, "damaged"},
-                    {10, FSDP_STEP_GOOD, NULL},
-                    {7, FSDP_STEP_BROKEN, "holds step 8"},
-                    {5, FSDP_STEP_GOOD, NULL},
+    } expected[] = {{100000000, FSDP_STEP_GOOD, NULL},     {80, FSDP_STEP_BROKEN, "holds step 9"},
+                    {70, FSDP_STEP_BROKEN, "is a file"},   {50, FSDP_STEP_BROKEN, "no manifest"},
+                    {40, FSDP_STEP_STAGING, NULL},         {30, FSDP_STEP_BROKEN, "is missing"},
+                    {20, FSDP_STEP_BROKEN, "damaged"},     {10, FSDP_STEP_GOOD, NULL},
+                    {7, FSDP_STEP_BROKEN, "holds step 8"}, {5, FSDP_STEP_GOOD, NULL},
                     {2, FSDP_STEP_DELETING, NULL}};
     cr_assert_eq(steps.count, sizeof expected / sizeof *expected);
     for (size_t i = 0; i < steps.count; i++) {
@@ -880,13 +878,14 @@ Test(run, retention_stops_when_its_lease_is_lost)
 
 /* --- crashes: save a step, then retain, under the lease --- */
 
+/* The host of the disks below; its clock is ahead of their files by a minute. */
+static fsdp_process played;
+static fsdp_host host = {.self = &played, .clock_offset = 60};
+
 static void play(int64_t pid)
 {
-    fsdp_process process;
-    fsdp_lease_pretend(NULL, 0);
-    fsdp_process_self(&process);
-    process.pid = pid;
-    fsdp_lease_pretend(&process, 60);
+    fsdp_process_self(NULL, &played);
+    played.pid = pid;
 }
 
 static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
@@ -945,9 +944,10 @@ static void crash_everywhere(int stiff_errnum)
     fsdp_io *sim = tiny_disk(), *inner = sim;
     tiny_stiff stiff;
     save_steps(sim, (int64_t[]){10, 20, 30}, 3);
+    play(999999991);
+    sim->host = &host;
     if (stiff_errnum)
         inner = tiny_stiff_io(&stiff, sim, stiff_errnum);
-    play(999999991);
     tiny_crashes crashes = {.seeds = test_sample_of(SEEDS, 4), .check = check_recovery};
     fsdp_io *io = tiny_crash_io(&crashes, sim, inner);
     fsdp_error err = {0};
@@ -978,6 +978,7 @@ static bool fails_at(int64_t n, int errnum, bool forever)
     fsdp_io *sim = tiny_disk(), *io;
     save_steps(sim, (int64_t[]){10, 20, 30}, 3);
     play(999999991);
+    sim->host = &host;
     fsdp_fault_plan plan = {
         .at = n, .forever = forever, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);

@@ -1,6 +1,5 @@
-/* Identifies the process that holds a lease across hosts and restarts, and finds out whether it
- * is alive. */
-#include "statedict/commit/lease_internal.h"
+/* Identifies a process across hosts and restarts, and finds out whether it lives: see process.h. */
+#include "base/io/process.h"
 
 #include "base/io/io.h"
 
@@ -13,23 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Set by tests before they start threads. */
-static bool pretending;
-static fsdp_process pretended;
-static int64_t clock_offset_seconds;
-
-void fsdp_lease_pretend(const fsdp_process *self, int64_t clock_offset)
-{
-    pretending = self != NULL;
-    pretended = self ? *self : (fsdp_process){.pid = 0};
-    clock_offset_seconds = clock_offset;
-}
-
-int64_t fsdp_lease_now(void)
+int64_t fsdp_host_now(const fsdp_host *host)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec + clock_offset_seconds;
+    return (int64_t)now.tv_sec + (host ? host->clock_offset : 0);
 }
 
 /* Reads a file of /proc, whose size is unknown before. It is on the local system, so no fsdp_io
@@ -72,11 +59,13 @@ static void read_boot(char *boot_out, size_t room)
     boot_out[strcspn(boot_out, "\n")] = '\0';
 }
 
-void fsdp_process_self(fsdp_process *process_out)
+void fsdp_process_self(const fsdp_host *host, fsdp_process *process_out)
 {
-    *process_out = pretended;
-    if (pretending)
+    if (host && host->self) {
+        *process_out = *host->self;
         return;
+    }
+    *process_out = (fsdp_process){.pid = getpid()};
     if (gethostname(process_out->host, sizeof process_out->host - 1) < 0)
         snprintf(process_out->host, sizeof process_out->host, "unknown");
     read_boot(process_out->boot, sizeof process_out->boot);
@@ -85,7 +74,6 @@ void fsdp_process_self(fsdp_process *process_out)
     if (n < 0)
         snprintf(process_out->pid_space, sizeof process_out->pid_space, "unknown");
     process_state state;
-    process_out->pid = getpid();
     process_out->start = read_state(getpid(), &state) ? state.start : 0;
 }
 
@@ -101,17 +89,17 @@ static bool is_where(const fsdp_process *process, const fsdp_process *self)
            strcmp(process->pid_space, self->pid_space) == 0;
 }
 
-bool fsdp_process_is_here(const fsdp_process *process)
+bool fsdp_process_is_here(const fsdp_host *host, const fsdp_process *process)
 {
     fsdp_process self;
-    fsdp_process_self(&self);
+    fsdp_process_self(host, &self);
     return is_where(process, &self);
 }
 
-bool fsdp_process_may_live(const fsdp_process *process)
+bool fsdp_process_may_live(const fsdp_host *host, const fsdp_process *process)
 {
     fsdp_process self;
-    fsdp_process_self(&self);
+    fsdp_process_self(host, &self);
     if (!is_where(process, &self))
         return true;
     if (process->pid == self.pid && process->start == self.start)

@@ -1,0 +1,129 @@
+"""Checks what ./dev says of packages and of .peers; programs of its own stand for dpkg, apt and Python.
+
+usage: dev_setup.py REPOSITORY
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(sys.argv[1]).resolve()
+NEEDED = ("bash", "cat", "dirname", "env", "grep", "id", "mkdir", "nproc", "rm", "sed", "touch")
+SCRIPTS = {
+    "dpkg-query": 'cat "$STAND/installed"',
+    "apt-cache": 'echo known',
+    "apt-get": 'echo "$*" >>"$STAND/apt"',
+    "sudo": '"$@"',
+    # a Python that makes environments of itself
+    "python": 'case "$2" in\n venv) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;\n'
+              ' pip) shift 2; echo "$*" >>"$STAND/pip" ;;\n *) echo "Python 3.11.2" ;;\nesac',
+}
+
+
+class Stand:
+    """A copy of dev, and all programs that it can find."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.bin = self.folder / "bin"
+        self.bin.mkdir()
+        for name in (*NEEDED, "cp"):
+            (self.bin / name).symlink_to(shutil.which(name))
+        for name, script in SCRIPTS.items():
+            path = self.bin / name
+            path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+            path.chmod(0o755)
+        self.edit(r"^PYTHON=.*", f"PYTHON={self.bin}/python", (REPOSITORY / "dev").read_text())
+        packages = re.search(r"^PACKAGES=\((.*?)^\)", self.text, re.M | re.S)[1].split()
+        self.packages = [package.strip("'") for package in packages]
+        self.peers = ["python3-venv=3.11.2-1+b1", "python3-torch=1.13.1+dfsg-4"]
+
+    def edit(self, pattern, replacement, text=None):
+        self.text = re.sub(pattern, replacement, text or self.text, count=1, flags=re.M)
+        (self.folder / "dev").write_text(self.text)
+
+    def have(self, packages):
+        (self.folder / "installed").write_text("".join(f"ii {package}\n" for package in packages))
+
+    def dev(self, *arguments):
+        for log in ("apt", "pip"):
+            (self.folder / log).write_text("")
+        environment = {"PATH": str(self.bin), "STAND": str(self.folder)}
+        result = subprocess.run(["bash", "dev", *arguments], cwd=self.folder, env=environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False)
+        return result.returncode, result.stdout, *((self.folder / log).read_text() for log in ("apt", "pip"))
+
+
+def expect(condition, what, *shown):
+    if not condition:
+        sys.exit("\n".join([f"wrong: {what}", *map(str, shown)]))
+
+
+def try_packages(stand):
+    stand.have(stand.packages)
+    code, said, apt, _ = stand.dev("setup")
+    expect(code == 0 and not apt and "packages are there" in said and "version" not in said,
+           "all are there in their versions", code, said)
+
+    gcc = next(package for package in stand.packages if package.startswith("gcc="))
+    stand.have(["gcc=4:9.9-9" if package == gcc else package for package in stand.packages])
+    code, said, apt, _ = stand.dev("setup")
+    said_what_to_do = "the tested one: gcc\n" in said and f"--allow-downgrades {gcc}\n" in said
+    expect(code == 0 and not apt and said_what_to_do,
+           "another version is named, with what to do", code, said)
+
+    stand.have([package for package in stand.packages if package != gcc])
+    code, said, apt, _ = stand.dev("setup")
+    expect(code == 0 and apt.endswith(f"--no-install-recommends {gcc}\n"),
+           "a missing one is installed", said, apt)
+
+    (stand.bin / "apt-get").rename(stand.folder / "apt-get")
+    code, said, _, _ = stand.dev("setup")
+    expect(code == 1 and f"needed: {gcc}\n" in said,
+           "without apt-get it is named with its version", code, said)
+    (stand.folder / "apt-get").rename(stand.bin / "apt-get")
+
+
+def try_other_system(stand):
+    (stand.bin / "dpkg-query").rename(stand.folder / "dpkg-query")
+    code, said, apt, _ = stand.dev("setup")
+    listed = all(package.replace("=", " ", 1) in said for package in stand.packages)
+    expect(code == 1 and not apt and listed and "packages are there" not in said,
+           "without dpkg-query all are listed with their versions", code, said)
+    (stand.bin / "cmake").symlink_to("/bin/true")
+    (stand.bin / "true").symlink_to("/bin/true")
+    code, said, _, _ = stand.dev("build")
+    expect(code == 0 and "./dev setup lists them" in said and "==> build" in said,
+           "a build goes on", code, said)
+    (stand.folder / "dpkg-query").rename(stand.bin / "dpkg-query")
+
+
+def try_peers(stand):
+    stand.have(stand.packages + stand.peers)
+    code, said, _, pip = stand.dev("peers")
+    expect(code == 0 and "torch==" in pip and "safetensors==" in pip, "they are installed", code, said, pip)
+    code, said, _, pip = stand.dev("peers")
+    expect(code == 0 and not pip and "is complete" in said, "a second call installs nothing", said, pip)
+    stand.edit(r"safetensors==[0-9.]+", "safetensors==99.1")
+    code, said, _, pip = stand.dev("peers")
+    expect(code == 0 and "made with other pins" in said and "safetensors==99.1" in pip,
+           "a changed pin makes them anew", said, pip)
+    (stand.folder / ".peers/complete").write_text("")
+    code, said, _, pip = stand.dev("peers")
+    expect("made with other pins" in said and "torch==" in pip, "peers without pins are made anew", said, pip)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        stand = Stand(os.path.realpath(folder))
+        try_packages(stand)
+        try_other_system(stand)
+        try_peers(stand)
+    print(f"{len(stand.packages)} packages, and the peers")
+
+
+main()
