@@ -35,8 +35,8 @@ void fsdp_added_tokens_sort(fsdp_added_tokens *tokens)
         qsort(tokens->items, tokens->count, sizeof *tokens->items, compare_bytes);
 }
 
-/* The first of the tokens [low, high), alike up to `depth`, whose next byte is at least `byte`. A token that ends
- * there comes before all others. */
+/* The first of the tokens [low, high), alike up to `depth`, whose next byte is at least `byte`. A
+ * token that ends there comes before all others. */
 static size_t first_with(const fsdp_added_tokens *tokens, size_t low, size_t high, size_t depth,
                          unsigned byte)
 {

@@ -1,7 +1,8 @@
 /*
- * Byte pair encoding. See merge.h. A word is a list of symbols, at first one per byte. The pair of neighbours with
- * the lowest rank, of those the leftmost, becomes one symbol, until no pair has a rank. A heap of pairs finds it, so
- * that a word of n bytes takes O(n log n); pairs that are gone meanwhile are recognised by their rank.
+ * Byte pair encoding. See merge.h. A word is a list of symbols, at first one per byte. The pair of
+ * neighbours with the lowest rank, of those the leftmost, becomes one symbol, until no pair has a rank.
+ * A heap of pairs finds it, so that a word of n bytes takes O(n log n); pairs that are gone meanwhile
+ * are recognised by their rank.
  */
 #include "runtime/tokens/merge.h"
 

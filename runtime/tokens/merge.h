@@ -31,7 +31,4 @@ void fsdp_merging_release(fsdp_merging *merging);
 fsdp_status fsdp_bpe_add_word(const fsdp_bpe *bpe, fsdp_merging *merging, const char *word, size_t size,
                               fsdp_ids *ids, fsdp_error *err);
 
-/* Appends one id. */
-fsdp_status fsdp_ids_add(fsdp_ids *ids, int64_t id, fsdp_error *err);
-
 #endif

@@ -4,7 +4,8 @@
 
 #include "runtime/tokens/unicode.h"
 
-/* Bytes of the first word of the well-formed text [at, end), which is not empty; the patterns match everywhere. */
+/* Bytes of the first word of the well-formed text [at, end), which is not empty; the patterns match
+ * everywhere. */
 typedef size_t (*fsdp_split)(const fsdp_unicode *unicode, const char *at, const char *end);
 
 /* The pattern of ByteLevel (use_regex), which is GPT-2's. */

@@ -10,9 +10,9 @@ typedef struct fsdp_tokenize_options {
 } fsdp_tokenize_options;
 
 /*
- * A line that holds one JSON string becomes an array of ids, [1,2,3]; with decode, an array of ids becomes a string,
- * special tokens included, in which characters that could end a line or mislead a terminal are escaped. Appends to
- * *out, without a line end. line_number, from 1, is for messages.
+ * A line that holds one JSON string becomes an array of ids, [1,2,3]; with decode, an array of ids becomes a
+ * string, special tokens included, in which characters that could end a line or mislead a terminal are
+ * escaped. Appends to *out, without a line end. line_number, from 1, is for messages.
  */
 fsdp_status fsdp_tokenize_line(const fsdp_tokenizer *tokenizer, const fsdp_tokenize_options *options,
                                const fsdp_text *line, int64_t line_number, fsdp_text *out, fsdp_error *err);

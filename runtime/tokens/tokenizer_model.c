@@ -332,9 +332,9 @@ static fsdp_status read_added_token(fsdp_tokenizer *tokenizer, fsdp_json *json, 
 }
 
 /*
- * The token's place in the vocabulary. The library takes no ids from the added tokens: a token of the model keeps the
- * model's, and others get the ids that follow. A file that says otherwise is refused, since its author and the
- * library would mean different ids.
+ * The token's place in the vocabulary. The library takes no ids from the added tokens: a token of the
+ * model keeps the model's, and others get the ids that follow. A file that says otherwise is refused,
+ * since its author and the library would mean different ids.
  */
 static fsdp_status place_token(fsdp_vocab *vocab, const fsdp_json *json, const added *item,
                                int64_t *highest, fsdp_error *err)

@@ -165,7 +165,8 @@ static bool add_point(points *list, uint32_t c)
     return true;
 }
 
-/* The entry of c in a sorted table of `width` numbers each, whose first is c << shift; NULL without one. */
+/* The entry of c in a sorted table of `width` numbers each, whose first is c << shift; NULL without
+ * one. */
 static const uint32_t *find_parts(const uint32_t *table, size_t count, size_t width, uint32_t c)
 {
     unsigned shift = width == 3 ? 1 : 0;
@@ -228,7 +229,8 @@ static uint32_t compose_pair(const fsdp_unicode *unicode, uint32_t first, uint32
     return whole == UINT64_MAX ? 0 : (uint32_t)whole;
 }
 
-/* Joins every mark with the starter before it, unless a mark of its class or a higher one stands between. */
+/* Joins every mark with the starter before it, unless a mark of its class or a higher one stands
+ * between. */
 static void compose(const fsdp_unicode *unicode, points *list)
 {
     size_t count = 0, starter = SIZE_MAX;

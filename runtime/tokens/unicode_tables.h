@@ -302,7 +302,7 @@ static const uint32_t UNICODE_COMBINING[] = {
     0x1e94b00,
 };
 
-/* Canonical pairs in threes: a code point << 1 | whether its parts make it again, and the two. */
+/* Canonical pairs in threes: a code point << 1 | whether its parts make it, its parts. */
 static const uint32_t UNICODE_PAIRS[] = {
     385,65,768, 387,65,769, 389,65,770, 391,65,771, 393,65,776, 395,65,778, 399,67,807, 401,69,768,
     403,69,769, 405,69,770, 407,69,776, 409,73,768, 411,73,769, 413,73,770, 415,73,776, 419,78,771,

@@ -1,6 +1,7 @@
 /*
- * The tokens of a vocabulary, by their bytes and by their ids. ByteLevel spells each byte as a printable character;
- * a token of such characters alone is kept as the bytes that it spells, any other one as it is written (raw).
+ * The tokens of a vocabulary, by their bytes and by their ids. ByteLevel spells each byte as a printable
+ * character; a token of such characters alone is kept as the bytes that it spells, any other one as it is
+ * written (raw).
  */
 #ifndef FSDP_VOCAB_H
 #define FSDP_VOCAB_H

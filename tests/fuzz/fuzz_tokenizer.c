@@ -1,6 +1,6 @@
 /*
- * Fuzz target: a tokenizer.json. A tokenizer that is accepted encodes a text of all that patterns tell apart, and the
- * input itself; its ids decode, and where no token is added, to the same text.
+ * Fuzz target: a tokenizer.json. A tokenizer that is accepted encodes a text of all that patterns tell
+ * apart, and the input itself; its ids decode, and where no token is added, to the same text.
  */
 #include "base/core/mem.h"
 #include "runtime/tokens/tokenize_lines.h"

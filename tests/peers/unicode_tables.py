@@ -1,6 +1,6 @@
 """Writes runtime/tokens/unicode_tables.h: the classes and the normal form C of Unicode, as the `tokenizers`
 library has them. It asks the library about every code point, because its parts have different versions of
-Unicode: Oniguruma in patterns, a crate each for added tokens and for normal forms.
+Unicode: one in patterns, one in added tokens, one in normal forms.
 
 usage: unicode_tables.py HEADER [--check]    --check: exit 1 where HEADER holds something else
 """
@@ -109,15 +109,15 @@ def header():
         return (LETTER * (c in letters) + NUMBER * (c in numbers) + SPACE * (c in spaces)
                 + WORD * (c in words) + CHANGES * (c in changes))
 
-    return ("/*\n * Made by tests/peers/unicode_tables.py: properties of code points, as the tokenizers library has"
-            " them.\n */\n#ifndef FSDP_UNICODE_TABLES_H\n#define FSDP_UNICODE_TABLES_H\n\n"
+    return ("/*\n * Made by tests/peers/unicode_tables.py: properties of code points, as the tokenizers"
+            " library has them.\n */\n#ifndef FSDP_UNICODE_TABLES_H\n#define FSDP_UNICODE_TABLES_H\n\n"
             "#include <stdint.h>\n\n"
             "/* Where the FSDP_UNICODE_ bits change: the code point << 5 | the bits from there on. */\n"
             + array("uint32_t", "UNICODE_BITS", (hex(c << 5 | now) for c, now in runs(bits)))
             + "\n/* Where the combining class changes: the code point << 8 | the class from there on. */\n"
             + array("uint32_t", "UNICODE_COMBINING",
                     (hex(c << 8 | now) for c, now in runs(lambda c: classes.get(c, 0))))
-            + "\n/* Canonical pairs in threes: a code point << 1 | whether its parts make it again, and the two. */\n"
+            + "\n/* Canonical pairs in threes: a code point << 1 | whether its parts make it, its parts. */\n"
             + array("uint32_t", "UNICODE_PAIRS",
                     (f"{c << 1 | makes},{first},{second}" for c, first, second, makes in parts if second))
             + "\n/* A code point and the other one that it stands for, in twos. */\n"

@@ -1,6 +1,6 @@
 /*
- * Tokenizers: ids equal to those of the library on the golden files, parts that are refused by name, hostile files.
- * Random text is compared with the library itself by tests/peers/tokenizers_ids.py.
+ * Tokenizers: ids equal to those of the library on the golden files, parts that are refused by name,
+ * hostile files. Random text is compared with the library itself by tests/peers/tokenizers_ids.py.
  */
 #include "base/core/mem.h"
 #include "base/data/json.h"
