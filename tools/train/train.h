@@ -18,6 +18,7 @@
 #ifndef FSDP_TRAIN_H
 #define FSDP_TRAIN_H
 
+#include "kernels/digest.h"
 #include "runtime/tokens/token_data.h"
 #include "runtime/tokens/tokenizer.h"
 #include "runtime/transformer/transformer.h"
@@ -114,13 +115,11 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
 
 /* --- batches (train_batches.c) ------------------------------------------------------------------- */
 
-enum { TRAIN_HASH = 33 };
-
 /* The ids of one step, of all ranks: sequences x (length + 1). */
 typedef struct train_batch {
     int64_t *ids;
     int64_t sequences, length;
-    char hash[TRAIN_HASH];     /* XXH3-128 of the ids */
+    char hash[FSDP_XXH3_HEX];     /* XXH3-128 of the ids */
 } train_batch;
 
 fsdp_status train_batches_open(train_job *job, fsdp_error *err);

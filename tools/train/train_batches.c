@@ -5,6 +5,7 @@
 #include <string.h>
 
 struct train_batches {
+    fsdp_value identity;       /* of the data: read once */
     train_ids given;           /* --batches: N x B x (S + 1) */
     fsdp_token_data *data;     /* NULL: given */
     int64_t sequences, length; /* of a step's batch */
@@ -28,7 +29,7 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
 
 static int64_t length_of(const train_job *job)
 {
-    const int64_t wanted = job->config->model.context, most = job->transformer_config.context;
+    const int64_t wanted = job->config->model.context, most = job->model_config.context;
     return job->opts->init && wanted > most ? most : wanted;
 }
 
@@ -40,14 +41,16 @@ static fsdp_status open_data(train_job *job, train_batches *batches, const char 
     batches->length = length_of(job);
     if (batches->sequences < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "train.batch is 0: a step has no sequences");
-    const fsdp_token_data_opts opts = {.path = path,
-                                       .val = config->data.val[0] ? config->data.val : NULL,
-                                       .tokenizer = job->tokenizer,
-                                       .vocab = job->model_config.vocab,
-                                       .length = batches->length,
-                                       .shuffle = config->data.shuffle,
-                                       .seed = (uint64_t)config->data.seed};
+    const fsdp_token_options opts = {.path = path,
+                                     .val = config->data.val[0] ? config->data.val : NULL,
+                                     .tokenizer = job->tokenizer,
+                                     .vocab = job->model_config.vocab,
+                                     .length = batches->length,
+                                     .in_order = !config->data.shuffle,
+                                     .seed = (uint64_t)config->data.seed};
     FSDP_TRY(fsdp_token_data_open(&opts, &batches->data, err));
+    if (job->opts->run)
+        FSDP_TRY(fsdp_token_data_identity(batches->data, &batches->identity, err));
     batches->ids =
         calloc((size_t)(batches->sequences * (batches->length + 1)), sizeof *batches->ids);
     return batches->ids ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
@@ -77,6 +80,7 @@ void train_batches_close(train_batches *batches)
         return;
     train_ids_release(&batches->given);
     fsdp_token_data_close(batches->data);
+    fsdp_value_release(&batches->identity);
     free(batches->ids);
     free(batches);
 }
@@ -85,7 +89,8 @@ void train_batches_close(train_batches *batches)
 
 static void finish(train_batch *batch)
 {
-    fsdp_ids_hash(batch->ids, (size_t)(batch->sequences * (batch->length + 1)), batch->hash);
+    const size_t count = (size_t)(batch->sequences * (batch->length + 1));
+    fsdp_xxh3_hex(batch->ids, count * sizeof *batch->ids, batch->hash);
 }
 
 fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_error *err)
@@ -128,21 +133,45 @@ fsdp_status train_batches_held_out(train_job *job, int64_t i, train_batch *batch
 
 /* --- identity ------------------------------------------------------------------------------------ */
 
+static fsdp_status set_key(fsdp_value *dict, size_t item, const char *key, fsdp_error *err)
+{
+    return fsdp_value_set_bytes(&dict->as.list.items[item], FSDP_VALUE_STRING, key, strlen(key),
+                                err);
+}
+
 static fsdp_status describe_given(const train_batches *batches, fsdp_value *value_out,
                                   fsdp_error *err)
 {
     const train_ids *ids = &batches->given;
-    char hash[TRAIN_HASH];
-    fsdp_ids_hash(ids->data, (size_t)(ids->shape[0] * ids->shape[1] * ids->shape[2]), hash);
+    char hash[FSDP_XXH3_HEX];
+    const int64_t count = ids->shape[0] * ids->shape[1] * ids->shape[2];
+    fsdp_xxh3_hex(ids->data, (size_t)count * sizeof *ids->data, hash);
     FSDP_TRY(fsdp_value_set_items(value_out, FSDP_VALUE_DICT, 2, err));
-    FSDP_TRY(
-        fsdp_value_set_bytes(&value_out->as.list.items[0], FSDP_VALUE_STRING, "batches", 7, err));
-    return fsdp_value_set_bytes(&value_out->as.list.items[1], FSDP_VALUE_STRING, hash, strlen(hash),
-                                err);
+    FSDP_TRY(set_key(value_out, 0, "batches", err));
+    return set_key(value_out, 1, hash, err);
+}
+
+static fsdp_status describe_data(const train_job *job, fsdp_value *value_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_value_set_items(value_out, FSDP_VALUE_DICT, 8, err));
+    fsdp_value *items = value_out->as.list.items;
+    FSDP_TRY(set_key(value_out, 0, "files", err));
+    FSDP_TRY(fsdp_value_copy(&job->batches->identity, &items[1], err));
+    FSDP_TRY(set_key(value_out, 2, "length", err));
+    items[3] = fsdp_value_i64(job->batches->length);
+    FSDP_TRY(set_key(value_out, 4, "shuffle", err));
+    items[5] = fsdp_value_bool(job->config->data.shuffle);
+    FSDP_TRY(set_key(value_out, 6, "seed", err));
+    items[7] = fsdp_value_i64(job->config->data.seed);
+    return FSDP_OK;
 }
 
 fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, fsdp_error *err)
 {
-    return job->batches->data ? fsdp_token_data_describe(job->batches->data, value_out, err)
-                              : describe_given(job->batches, value_out, err);
+    *value_out = (fsdp_value){0};
+    fsdp_status st = job->batches->data ? describe_data(job, value_out, err)
+                                        : describe_given(job->batches, value_out, err);
+    if (st != FSDP_OK)
+        fsdp_value_release(value_out);
+    return st;
 }
