@@ -33,6 +33,14 @@ static int64_t length_of(const train_job *job)
     return job->opts->init && wanted > most ? most : wanted;
 }
 
+/* All of the data that an evaluation names is held out. */
+static const char *val_of(const train_job *job)
+{
+    if (job->opts->data)
+        return job->opts->data;
+    return job->config->data.val[0] ? job->config->data.val : NULL;
+}
+
 static fsdp_status open_data(train_job *job, train_batches *batches, const char *path,
                              fsdp_error *err)
 {
@@ -42,7 +50,7 @@ static fsdp_status open_data(train_job *job, train_batches *batches, const char 
     if (batches->sequences < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "train.batch is 0: a step has no sequences");
     const fsdp_token_options opts = {.path = path,
-                                     .val = config->data.val[0] ? config->data.val : NULL,
+                                     .val = val_of(job),
                                      .tokenizer = job->tokenizer,
                                      .vocab = job->model_config.vocab,
                                      .length = batches->length,
