@@ -275,7 +275,8 @@ static fsdp_status worse(fsdp_status a, fsdp_status b)
     return a > b ? a : b;
 }
 
-/* Verifies the checkpoint that other tools would open. verify repeats and reports a failed resolve. */
+/* Verifies the checkpoint that other tools would open. verify repeats and reports damage that
+ * resolve found. */
 static fsdp_status verify_resolved(verify_report *report, const char *path,
                                    const fsdp_verify_opts *opts, fsdp_verify_summary *summary_out,
                                    fsdp_error *err)
@@ -285,7 +286,7 @@ static fsdp_status verify_resolved(verify_report *report, const char *path,
     FSDP_TRY(cli_check_not_inside(path, err));
     fsdp_status status =
         fsdp_checkpoint_resolve(path, &opts->watch, cli_access(), &resolved, &found);
-    if (status == FSDP_ERR_NOT_FOUND) {
+    if (status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_REFUSED || status == FSDP_ERR_USAGE) {
         *err = found;
         return status;
     }

@@ -245,7 +245,7 @@ static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_range *range, 
         !fsdp_pickle_int(pickle, attribute(meta, info, "length"), &range->length) ||
         range->offset < 0 || range->length < 0)
         return damaged(meta, "an item has no range of bytes", err);
-    if (!file->header && (range->offset > size || range->length > size - range->offset))
+    if (range->offset > size || range->length > size - range->offset)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' has %lld bytes, and an item should have %lld from byte %lld on",
                          fsdp_source_file_path(meta->source, (size_t)file->number), (long long)size,
@@ -400,7 +400,8 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     if (is_lost)
         return FSDP_OK; /* fsdp_source_complete reports it */
     piece.item = item_of(meta, range);
-    entry->stored += piece.item.length;
+    if (fsdp_add_overflow(entry->stored, piece.item.length, &entry->stored))
+        entry->stored = INT64_MAX; /* a sparse file that many items share */
     dcp_tensor tensor = {name->as.text, name->count, entry->dtype};
     return dcp_add_piece(meta->state, &tensor, entry->tensor, &piece, err);
 }

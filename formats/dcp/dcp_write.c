@@ -82,17 +82,22 @@ static fsdp_status place_item(dcp_plan *plan, dcp_written *item, int rank, int64
     return FSDP_OK;
 }
 
-/* A blob is stored as an item, so it must have the form of one. */
+/* A blob is stored as an item, which dcp_read.c opens as a zip: a legacy torch.save file is none. */
 static fsdp_status place_blob(dcp_plan *plan, size_t i, const fsdp_value *value, fsdp_error *err)
 {
-    const char *data = value->as.bytes.data;
     size_t size = value->as.bytes.size;
-    bool is_zip = size > 4 && memcmp(data, "PK\3\4", 4) == 0;
-    if (!is_zip && !torch_legacy_begins((const uint8_t *)data, size))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "an opaque value that is no torch.save file cannot be in a DCP directory: "
-                         "leave it out with --drop opaque");
-    return place_item(plan, &plan->items[plan->first[i]], 0, (int64_t)size, err);
+    fsdp_source *blob = NULL;
+    fsdp_error why = {0};
+    fsdp_status st = fsdp_source_open_blob(value->as.bytes.data, size, &blob, &why);
+    fsdp_source_close(blob);
+    if (st == FSDP_OK)
+        return place_item(plan, &plan->items[plan->first[i]], 0, (int64_t)size, err);
+    if (st == FSDP_ERR_LIMIT)
+        return fsdp_fail(err, st, "%s", why.text);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "an opaque value that is no zip of torch.save cannot be in a DCP directory: "
+                     "leave it out with --drop opaque (%s)",
+                     why.text);
 }
 
 static fsdp_status place_value(dcp_plan *plan, size_t i, fsdp_pickler *pickler, fsdp_text *text,

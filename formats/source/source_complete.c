@@ -17,8 +17,9 @@ const char *fsdp_box_text(int ndim, const int64_t *lo, const int64_t *len, char 
 {
     size_t used = (size_t)snprintf(out, room, "[");
     for (int dim = 0; dim < ndim && used < room; dim++)
-        used += (size_t)snprintf(out + used, room - used, "%s%" PRId64 ":%" PRId64,
-                                 dim > 0 ? ", " : "", lo[dim], lo[dim] + len[dim]);
+        used += (size_t)snprintf(out + used, room - used, "%s%" PRId64 ":%" PRIu64,
+                                 dim > 0 ? ", " : "", lo[dim],
+                                 (uint64_t)lo[dim] + (uint64_t)len[dim]); /* may be unchecked */
     if (used + 1 < room)
         snprintf(out + used, room - used, "]");
     return out;

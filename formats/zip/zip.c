@@ -10,6 +10,7 @@
 #include "base/core/mem.h"
 #include "base/core/bytes.h"
 #include "base/text.h"
+#include "formats/zip/zip_names.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +31,9 @@ enum {
     COMMENT_BYTES = 65535
 };
 enum { FLAG_ENCRYPTED = 1, FLAG_DESCRIPTOR = 8, FLAG_STRONG_ENCRYPTION = 64, FLAG_MASKED = 8192 };
+enum { FLAG_UTF8 = 2048 };
 enum { METHOD_STORED = 0, METHOD_DEFLATE = 8 };
-enum { EXTRA_ZIP64 = 1 };
+enum { EXTRA_ZIP64 = 1, EXTRA_UNICODE_PATH = 0x7075 };
 enum { WINDOW_BYTES = 4096, SMALL_ARCHIVE_BYTES = 16384 };
 enum { DEFLATE_RATIO = 1032 }; /* no deflate stream becomes larger */
 
@@ -60,6 +62,7 @@ struct fsdp_zip {
     int64_t directory, directory_size, end; /* end: where the directory must end */
     uint64_t count_told;
     char *names;
+    fsdp_text decoded; /* names that were no UTF-8 */
     central *entries;
     size_t count;
     central **sorted; /* by name */
@@ -326,6 +329,12 @@ static bool is_folder(const central *item)
     return size > 0 && item->entry.name[size - 1] == '/' && item->entry.size == 0;
 }
 
+static bool is_utf8(const central *item)
+{
+    return (item->flags & FLAG_UTF8) ||
+           fsdp_zip_name_is_ascii(item->entry.name, item->entry.name_size);
+}
+
 static fsdp_status check_name(const fsdp_zip *zip, const central *item, fsdp_error *err)
 {
     enum { KIND_MASK = 0170000, KIND_FILE = 0100000, KIND_FOLDER = 0040000, DOS_FOLDER = 0x10 };
@@ -342,6 +351,22 @@ static fsdp_status check_name(const fsdp_zip *zip, const central *item, fsdp_err
         !name_is_clean(item->entry.name, item->entry.name_size))
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has a name that leaves the archive", err);
     return FSDP_OK;
+}
+
+/* Some readers take a name in UTF-8 from an extra field, behind a version and a checksum. */
+static fsdp_status check_unicode_path(const fsdp_zip *zip, const central *item,
+                                      const uint8_t *extra, size_t extra_size, fsdp_error *err)
+{
+    enum { PATH_AT = 5 };
+    const fsdp_zip_entry *entry = &item->entry;
+    const uint8_t *field;
+    size_t size;
+    if (!find_extra(extra, extra_size, EXTRA_UNICODE_PATH, &field, &size) || !field)
+        return FSDP_OK;
+    if (is_utf8(item) && size == PATH_AT + entry->name_size &&
+        memcmp(field + PATH_AT, entry->name, entry->name_size) == 0)
+        return FSDP_OK;
+    return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two names", err);
 }
 
 static fsdp_status read_central(fsdp_zip *zip, const uint8_t *data, size_t rest, char **names,
@@ -368,6 +393,7 @@ static fsdp_status read_central(fsdp_zip *zip, const uint8_t *data, size_t rest,
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "lies on another disk", err);
     FSDP_TRY(read_places(zip, item, data, data + CENTRAL_BYTES + name_size, extra_size, err));
     FSDP_TRY(check_method(zip, item, err));
+    FSDP_TRY(check_unicode_path(zip, item, data + CENTRAL_BYTES + name_size, extra_size, err));
     *taken_out = whole;
     return check_name(zip, item, err);
 }
@@ -455,7 +481,9 @@ static fsdp_status read_local(fsdp_zip *zip, central *item, fsdp_error *err)
                             err);
     FSDP_TRY(look(zip, place, whole, err));
     header = seen(zip, place);
-    if (name_size != item->entry.name_size ||
+    bool other_code = (fsdp_load_u16(header + 6) ^ item->flags) & FLAG_UTF8 &&
+                      !fsdp_zip_name_is_ascii(item->entry.name, name_size);
+    if (name_size != item->entry.name_size || other_code ||
         memcmp(header + LOCAL_BYTES, item->entry.name, name_size) != 0)
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two names", err);
     if (fsdp_load_u16(header + 8) != item->method)
@@ -507,6 +535,30 @@ static fsdp_status read_locals(fsdp_zip *zip, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* Local headers were compared with the names as they are stored. */
+static fsdp_status decode_names(fsdp_zip *zip, fsdp_error *err)
+{
+    if (!(zip->flags & FSDP_ZIP_NAMES_ARE_DATA))
+        return FSDP_OK;
+    for (size_t i = 0; i < zip->count; i++) {
+        const fsdp_zip_entry *entry = &zip->entries[i].entry;
+        if (!is_utf8(&zip->entries[i])) {
+            fsdp_zip_name_decode(&zip->decoded, entry->name, entry->name_size);
+            fsdp_text_add(&zip->decoded, "", 1);
+        }
+    }
+    if (zip->decoded.failed)
+        return fsdp_fail_memory(err, "a zip directory");
+    const char *next = zip->decoded.data;
+    for (size_t i = 0; i < zip->count; i++)
+        if (!is_utf8(&zip->entries[i])) {
+            zip->entries[i].entry.name = next;
+            zip->entries[i].entry.name_size = strlen(next);
+            next += strlen(next) + 1;
+        }
+    return FSDP_OK;
+}
+
 static fsdp_status sort_names(fsdp_zip *zip, fsdp_error *err)
 {
     qsort(zip->sorted, zip->count, sizeof(central *), compare_entries);
@@ -529,10 +581,10 @@ static void drop_folders(fsdp_zip *zip)
 }
 
 /* PyTorch can switch checksums off, and writes zeros then. Any other archive has one for each entry, and a 0
- * among them is the checksum of its bytes. */
+ * among them is the checksum of its bytes; so it is in an npz, even of all entries. */
 static void find_checksums(fsdp_zip *zip)
 {
-    bool has_any = false;
+    bool has_any = zip->flags & FSDP_ZIP_NAMES_ARE_DATA;
     for (size_t i = 0; i < zip->count; i++)
         has_any |= zip->entries[i].entry.crc != 0;
     for (size_t i = 0; i < zip->count; i++)
@@ -548,6 +600,7 @@ static fsdp_status load(fsdp_zip *zip, fsdp_error *err)
     FSDP_TRY(read_end(zip, end, err));
     FSDP_TRY(read_directory(zip, end, err));
     FSDP_TRY(read_locals(zip, err));
+    FSDP_TRY(decode_names(zip, err));
     FSDP_TRY(sort_names(zip, err));
     drop_folders(zip);
     find_checksums(zip);
@@ -580,6 +633,7 @@ void fsdp_zip_close(fsdp_zip *zip)
         return;
     fsdp_free(zip->window.data);
     fsdp_free(zip->names);
+    fsdp_text_release(&zip->decoded);
     fsdp_free(zip->entries);
     fsdp_free(zip->sorted);
     fsdp_free(zip);

@@ -6,6 +6,7 @@
  * trailers and directories. The room neither opens nor writes files: its callers do both.
  *
  *   zip.c         end record, central directory, local headers: fsdp_zip_open
+ *   zip_names.c   names in code page 437 (zip_names.h)
  *   zip_read.c    bytes of an entry, inflated and compared with their CRC: fsdp_zip_read, fsdp_zip_check
  *   zip_write.c   archives laid out as torch.save does (zip_write.h)
  *   zip_emit.c    headers as Python's zipfile writes them, for .npz (zip_emit.h)
@@ -36,7 +37,8 @@ typedef struct fsdp_zip_input {
 } fsdp_zip_input;
 
 enum {
-    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain ".." and "/": they are not paths (npz) */
+    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain ".." and "/": they are not paths (npz). Those without
+                                    * the flag of UTF-8 are in code page 437, and are listed in UTF-8 */
 };
 
 typedef struct fsdp_zip_entry {

@@ -279,7 +279,8 @@ static fsdp_status compare_files(digest_job *job, const fsdp_file_list *listed, 
 static fsdp_status judge_file(digest_job *job, fsdp_status status, const fsdp_error *found,
                               fsdp_error *err)
 {
-    bool is_other = status == FSDP_ERR_USAGE || status == FSDP_ERR_REFUSED;
+    bool is_other =
+        status == FSDP_ERR_USAGE || status == FSDP_ERR_REFUSED || found->errnum == EISDIR;
     fsdp_text text = {0};
     if (is_other && job->opts->digests == FSDP_DIGESTS_WRITE)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "%s: it is not replaced, move it away first",

@@ -155,36 +155,6 @@ static fsdp_status write_manifest(const fsdp_staging *staging, const char *text,
     return status;
 }
 
-typedef struct forgetting {
-    const fsdp_staging *staging;
-    fsdp_status status;
-    fsdp_error *err;
-} forgetting;
-
-static bool forget_one(void *context, const char *path)
-{
-    forgetting *work = context;
-    const fsdp_staging *staging = work->staging;
-    /* DIR must be durable before what it replaced is gone */
-    work->status = fsdp_io_sync_dir(staging->io, staging->parent, work->err);
-    if (work->status == FSDP_OK)
-        work->status =
-            fsdp_delete_as(staging->io, path, staging->parent, staging->target, work->err);
-    return work->status == FSDP_OK;
-}
-
-/* Removes DIR.old-UUID, which an overwrite left when it was killed after its second rename. With
- * two checkpoints set aside, the newer one could not be identified. */
-static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
-{
-    forgetting work = {staging, FSDP_OK, err};
-    bool seen =
-        fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_REPLACED, forget_one, &work);
-    if (work.status == FSDP_OK && !seen)
-        return fsdp_fail(err, FSDP_ERR_IO, "cannot list '%s'", staging->parent);
-    return work.status;
-}
-
 /* --- one path in the place of another --- */
 
 static fsdp_status move_into_place(const fsdp_swap *swap, fsdp_error *err)
@@ -230,6 +200,43 @@ fsdp_status fsdp_swap_new(const fsdp_swap *swap, fsdp_error *err)
     return status;
 }
 
+typedef struct forgetting {
+    const fsdp_swap *swap;
+    fsdp_status status;
+    fsdp_error *err;
+} forgetting;
+
+static bool forget_one(void *context, const char *path)
+{
+    forgetting *work = context;
+    const fsdp_swap *swap = work->swap;
+    /* DIR must be durable before what it replaced is gone */
+    work->status = fsdp_io_sync_dir(swap->io, swap->parent, work->err);
+    if (work->status == FSDP_OK)
+        work->status = fsdp_delete_as(swap->io, path, swap->parent, swap->target, work->err);
+    return work->status == FSDP_OK;
+}
+
+/* Removes DIR.old-UUID, which an overwrite left when it was killed after its second rename. With
+ * two of them set aside, the newer one could not be identified. */
+static fsdp_status forget_replaced(const fsdp_swap *swap, fsdp_error *err)
+{
+    forgetting work = {swap, FSDP_OK, err};
+    bool seen = fsdp_beside_each(swap->io, swap->target, FSDP_SUFFIX_REPLACED, forget_one, &work);
+    if (work.status == FSDP_OK && !seen)
+        return fsdp_fail(err, FSDP_ERR_IO, "cannot list '%s'", swap->parent);
+    return work.status;
+}
+
+static void report_aside(const char *target, const char *old, fsdp_error *err)
+{
+    if (!err)
+        return;
+    fsdp_error why = *err;
+    fsdp_fail(err, why.status, "%s; the old '%s' is '%s': rename it back", why.text, target, old);
+    err->errnum = why.errnum;
+}
+
 /* For file systems without RENAME_EXCHANGE: renames the old one to DIR.old-UUID first. */
 static fsdp_status replace_in_turn(const fsdp_swap *swap, fsdp_error *err)
 {
@@ -240,8 +247,8 @@ static fsdp_status replace_in_turn(const fsdp_swap *swap, fsdp_error *err)
         status = fsdp_swap_new(swap, err);
         if (status == FSDP_OK)
             (void)fsdp_delete_as(swap->io, old, swap->parent, swap->target, NULL);
-        else
-            swap->io->ops->rename(swap->io, old, swap->target, true);
+        else if (swap->io->ops->rename(swap->io, old, swap->target, true) < 0)
+            report_aside(swap->target, old, err);
     }
     fsdp_free(old);
     return status;
@@ -251,6 +258,7 @@ fsdp_status fsdp_swap_replace(const fsdp_swap *swap, bool *is_old_out, fsdp_erro
 {
     fsdp_io *io = swap->io;
     *is_old_out = false;
+    FSDP_TRY(forget_replaced(swap, err));
     int result = io->ops->exchange(io, swap->path, swap->target);
     if (fsdp_moves_needed(result))
         return replace_in_turn(swap, err);
@@ -280,7 +288,6 @@ static fsdp_swap swap_of(const fsdp_staging *staging)
 static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)
 {
     FSDP_TRY(fsdp_place_check(staging->io, staging->target, true, err)); /* it may have changed */
-    FSDP_TRY(forget_replaced(staging, err));
     /* the old one must not be taken for a staging when it stands under such a name */
     fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
     bool is_old;

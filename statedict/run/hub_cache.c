@@ -76,6 +76,29 @@ static fsdp_status only_snapshot(const char *path, const char *snapshots, fsdp_i
     return st;
 }
 
+/* The snapshot was not named by the user: a link to another place is followed on request only. */
+static fsdp_status check_inside(const char *path, const char *snapshot, fsdp_io *io,
+                                fsdp_error *err)
+{
+    fsdp_file_info cache, above;
+    if (io->trust & FSDP_TRUST_LINKS)
+        return FSDP_OK;
+    char *parents = fsdp_path_join(snapshot, "../..");
+    if (!parents)
+        return fsdp_fail_memory(err, "a path");
+    int result = io->ops->info(io, path, &cache);
+    if (result == 0)
+        result = io->ops->info(io, parents, &above);
+    fsdp_free(parents);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot open '%s'", snapshot);
+    if (cache.device == above.device && cache.node == above.node)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_REFUSED,
+                     "'%s' leads out of '%s'; --follow-links follows it, or name the directory",
+                     snapshot, path);
+}
+
 static fsdp_status choose(const char *path, const char *snapshots, fsdp_io *io, char **path_out,
                           fsdp_error *err)
 {
@@ -95,8 +118,12 @@ static fsdp_status choose(const char *path, const char *snapshots, fsdp_io *io, 
         fsdp_free(found);
         return FSDP_ERR_NOT_FOUND;
     }
-    *path_out = found;
-    return FSDP_OK;
+    fsdp_status st = check_inside(path, found, io, err);
+    if (st != FSDP_OK)
+        fsdp_free(found);
+    else
+        *path_out = found;
+    return st;
 }
 
 fsdp_status fsdp_hub_snapshot(const char *path, fsdp_io *io, char **path_out, fsdp_error *err)

@@ -177,6 +177,25 @@ Test(zip, more_records_than_the_directory_can_hold_are_refused)
     cr_expect(strstr(err.text, "counts more records"), "%s", err.text);
 }
 
+/* The zip64 end record, of 56 bytes, ends before its locator. */
+Test(zip, a_zip64_end_record_is_no_part_of_its_locator)
+{
+    enum { LOCATOR_BYTES = 20, END64_BYTES = 56 };
+    size_t locator = end_record();
+    memmove(archive(locator + LOCATOR_BYTES), archive(locator), 22);
+    file.size += LOCATOR_BYTES;
+    for (size_t before = END64_BYTES - 1; before <= END64_BYTES; before++) {
+        uint8_t bytes[LOCATOR_BYTES] = {'P', 'K', 6, 7, [16] = 1};
+        bytes[8] = (uint8_t)(locator - before);
+        memcpy(archive(locator), bytes, sizeof bytes);
+        cr_expect_eq(open_zip(0), FSDP_ERR_DAMAGED);
+        cr_expect(strstr(err.text, before < END64_BYTES
+                                       ? "locator that points nowhere"
+                                       : "no zip64 end record where its locator points"),
+                  "%zu bytes before: %s", before, err.text);
+    }
+}
+
 /* The last record has no bytes, so that its data begins where the directory does. */
 Test(zip, a_record_ends_before_the_directory)
 {
@@ -217,6 +236,34 @@ Test(zip, names_with_a_zero_byte_are_refused_as_data_too)
     cr_expect(strstr(err.text, "zero byte"), "%s", err.text);
 }
 
+/* Sets byte 3 of the first name and the flags of its two headers. */
+static void rename_first(uint8_t letter, unsigned local_flags, unsigned flags)
+{
+    *archive(FIRST_NAME + 3) = *archive(directory() + 46 + 3) = letter;
+    *archive(FIRST_LOCAL + 7) = (uint8_t)(local_flags >> 8);
+    *archive(directory() + 9) = (uint8_t)(flags >> 8);
+}
+
+Test(zip, names_without_the_flag_of_utf_8_are_in_code_page_437_where_they_are_data)
+{
+    enum { UTF8 = 0x800 };
+    rename_first(0x82, 0, 0);
+    cr_assert_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(fsdp_zip_at(zip, 0)->name, "a/o\u00e9e");
+    cr_expect_eq(fsdp_zip_find(zip, "a/o\u00e9e", 6), fsdp_zip_at(zip, 0));
+    cr_expect_str_eq(fsdp_zip_at(zip, 1)->name, "a/two");
+    cr_assert_eq(open_zip(0), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(fsdp_zip_at(zip, 0)->name, "a/o\x82\x65");
+    rename_first(0x82, UTF8, UTF8);
+    cr_assert_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(fsdp_zip_at(zip, 0)->name, "a/o\x82\x65");
+    rename_first(0x82, UTF8, 0);
+    cr_expect_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_ERR_REFUSED);
+    cr_expect(strstr(err.text, "two names"), "%s", err.text);
+    rename_first('n', UTF8, 0);
+    cr_expect_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s", err.text);
+}
+
 Test(zip, files_that_are_marked_as_folders_are_refused)
 {
     *archive(directory() + 38) = 0x10;
@@ -245,9 +292,10 @@ Test(zip, the_same_name_twice_is_refused)
 
 Test(zip, running_out_of_memory_is_an_error)
 {
+    rename_first(0x82, 0, 0);
     for (int64_t n = 0;; n++) {
         fsdp_mem_fail_after(n, false);
-        fsdp_status st = open_zip(0);
+        fsdp_status st = open_zip(FSDP_ZIP_NAMES_ARE_DATA);
         fsdp_mem_fail_after(-1, false);
         if (st == FSDP_OK)
             break;

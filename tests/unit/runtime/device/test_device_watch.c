@@ -114,6 +114,27 @@ Test(device_watch, what_a_third_stream_has_waited_for_is_known)
     cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
 }
 
+/* A new stream has the number of the freed one. */
+Test(device_watch, what_was_known_of_a_freed_stream_says_nothing_of_a_new_one)
+{
+    watched_pair pair;
+    fsdp_stream *third;
+    open_pair(&pair, "cpu");
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(pair.device->ops->stream_create(pair.device, "third", &third, NULL), FSDP_OK);
+        follow(&pair, third, pair.owner);
+        use(&pair, third);
+        if (i == 0) {
+            use(&pair, third);
+            follow(&pair, pair.owner, third);
+            pair.device->ops->stream_free(third);
+        }
+    }
+    pair.device->ops->disown(pair.owner, pair.block);
+    pair.device->ops->stream_free(third);
+    cr_assert_eq(close_pair(&pair, "freed while stream third may use them"), FSDP_ERR_INTERNAL);
+}
+
 Test(device_watch, a_block_that_was_owned_anew_forgets_what_was)
 {
     watched_pair pair;

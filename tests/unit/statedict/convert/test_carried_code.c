@@ -80,9 +80,44 @@ Test(carried_code, an_object_is_copied_on_request_only)
         cr_expect(strstr(err.text, "'object (my.mod.C)'"), "%s", err.text);
         cr_expect_not(fsdp_io_exists(NULL, target));
     }
-    for (int i = 1; i < 3; i++) { /* items of DCP are zips */
+    for (int i = 1; i < 3; i++) {
         cr_expect_eq(convert(formats[i], FSDP_OPAQUE_COPY), FSDP_OK, "%s", err.text);
         cr_assert_eq(fsdp_io_remove_tree(NULL, target, NULL), FSDP_OK);
+    }
+}
+
+Test(carried_code, an_object_that_is_left_out_is_not_carried)
+{
+    const fsdp_value other = fsdp_value_i64(1);
+    fsdp_value object = opaque_value(OBJECT, sizeof(OBJECT) - 1);
+    fsdp_convert_opts opts = {.format = "fsdp"};
+    save_value(&object, &other);
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_ERR_USAGE);
+    opts.select.exclude = "^object$";
+    cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_OK, "%s", err.text);
+    fsdp_value_release(&object);
+}
+
+/* Items of DCP are zips: the plan refuses other bytes, before the re-read would. */
+Test(carried_code, the_plan_of_dcp_refuses_bytes_that_are_no_zip)
+{
+    static const struct {
+        const char *bytes;
+        size_t size;
+    } cases[] = {{SAVED(OBJECT), sizeof SAVED(OBJECT) - 1},
+                 {SAVED("\x80\2K\1."), sizeof SAVED("\x80\2K\1.") - 1},
+                 {"PK\3\4 and no archive", 19},
+                 {"\1\2\3", 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsdp_convert_plan plan;
+        save(cases[i].bytes, cases[i].size);
+        fsdp_convert_opts opts = {.format = "dcp", .opaque = FSDP_OPAQUE_COPY};
+        err = (fsdp_error){0};
+        cr_expect_eq(fsdp_checkpoint_convert_plan(source, target, &opts, &plan, &err),
+                     FSDP_ERR_USAGE, "%zu: %s", i, err.text);
+        cr_expect(strstr(err.text, "no zip of torch.save"), "%s", err.text);
+        cr_expect_eq(convert("dcp", FSDP_OPAQUE_COPY), FSDP_ERR_USAGE, "%s", err.text);
+        cr_expect_not(fsdp_io_exists(NULL, target));
     }
 }
 

@@ -17,9 +17,9 @@ static fsdp_error err;
 
 static const char *path_of(const char *name)
 {
-    static char paths[4][200];
+    static char paths[8][200];
     static int next;
-    char *path = paths[next++ % 4];
+    char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", directory, name);
     return path;
 }
@@ -194,6 +194,49 @@ Test(plan_file, what_is_no_plan_is_never_replaced)
                                                     &opts, path_of("folder"), &err),
                  FSDP_ERR_EXISTS);
     cr_expect_not(fsdp_io_exists(NULL, path_of("plan.tmp")));
+}
+
+/* The source and plans, and nothing beside them. */
+static int count_files(void)
+{
+    fsdp_io_names names;
+    cr_assert_eq(fsdp_io_list_names(fsdp_io_posix(), directory, NULL, NULL, &names, &err), FSDP_OK);
+    int count = (int)names.count;
+    fsdp_io_names_release(&names);
+    return count;
+}
+
+/* Another conversion writes its plan to the path while the plan of this one is written. */
+static int write_another(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    (void)path;
+    if (!*(bool *)user) {
+        *(bool *)user = true;
+        write_plan(&(fsdp_convert_opts){.format = "dcp"}, "plan");
+    }
+    return 0;
+}
+
+Test(plan_file, two_conversions_write_whole_plans_to_one_path)
+{
+    static const unsigned calls[] = {FSDP_CALL_CREATE, FSDP_CALL_PWRITE, FSDP_CALL_RENAME};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (int64_t at = 1; at <= 2; at++) {
+            bool was_written = false;
+            fsdp_fault_plan plan = {.calls = 1U << calls[i],
+                                    .at = at,
+                                    .action = FSDP_FAULT_CALL,
+                                    .call = write_another,
+                                    .user = &was_written};
+            fsdp_io *io = NULL;
+            cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+            write_plan(&(fsdp_convert_opts){.format = "torch", .open.access.disk = io}, "plan");
+            fsdp_io_fault_free(io);
+            cr_expect_eq(check_plan("plan"), FSDP_OK, "%s", err.text);
+            cr_expect(was_written || at > 1);
+            cr_expect_eq(count_files(), 2, "%s %d", fsdp_io_call_name(calls[i]), (int)at);
+        }
 }
 
 static int fail_open(void *user, fsdp_io_call call, const char *path)

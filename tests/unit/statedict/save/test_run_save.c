@@ -228,6 +228,32 @@ Test(run_save, a_hint_that_cannot_be_written_does_not_keep_retention_from_its_wo
     cr_assert_eq(names_in("/d/run"), 3, "two steps and what is in the place of the hint");
 }
 
+/* After a return to an earlier step the latest save is not the highest. */
+Test(run_save, retention_keeps_the_step_that_was_just_saved)
+{
+    fsdp_error err = {0};
+    fsdp_retention policy = {.keep_last = 2};
+    fsdp_save_opts opts = options(sim);
+    for (int64_t step = 10; step <= 30; step += 10)
+        must_save_step(step);
+    opts.retain = &policy;
+    cr_assert_eq(fsdp_run_save(state.sd, self, "/d/run", 5, &opts, &err), FSDP_OK, "%s", err.text);
+    cr_expect(fsdp_io_exists(sim, "/d/run/step-00000005"));
+    cr_expect_not(fsdp_io_exists(sim, "/d/run/step-00000010"));
+}
+
+Test(run_save, a_new_run_survives_a_power_cut)
+{
+    cr_assert_eq(fsdp_io_sync_dir(sim, "/", NULL), FSDP_OK);
+    must_save_step(1);
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        fsdp_io *left = fsdp_sim_crash(sim, seed);
+        cr_assert_not_null(left);
+        cr_expect(fsdp_io_exists(left, "/d/run/step-00000001/manifest.json"), "%d", (int)seed);
+        fsdp_sim_free(left);
+    }
+}
+
 typedef struct readers {
     atomic_uintptr_t first; /* thread that read a step */
     atomic_bool others;

@@ -439,6 +439,60 @@ Test(save_load, patterns_that_select_nothing_are_told)
     }
 }
 
+/* --- casts ------------------------------------------------------------------------------------------- */
+
+/* One tensor of two elements, whose bytes are at data. */
+static fsdp_sd *pair_of(fsdp_dtype dtype, void *data)
+{
+    fsdp_error err = {0};
+    fsdp_sd *sd = NULL;
+    fsdp_mesh *mesh = NULL;
+    fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
+    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err),
+                 FSDP_OK);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    const fsdp_tensor tensor = {
+        dtype, 1, (int64_t[]){2}, {.mesh = mesh, .placement = {whole}}, data};
+    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("pair"), &tensor, &err), FSDP_OK, "%s", err.text);
+    fsdp_mesh_free(mesh);
+    return sd;
+}
+
+/* Saves the pair at data and loads it into one of another dtype. */
+static fsdp_status load_cast(fsdp_dtype from, void *data, fsdp_dtype to, bool cast, double found[2],
+                             fsdp_error *err)
+{
+    char path[128];
+    fsdp_ctl *self = NULL;
+    snprintf(path, sizeof path, "%s/cast", folder);
+    fsdp_sd *saved = pair_of(from, data), *loaded = pair_of(to, found);
+    cr_assert_eq(fsdp_ctl_self(&self, err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_save(saved, self, path, &(fsdp_save_opts){.overwrite = true}, err),
+                 FSDP_OK, "%s", err->text);
+    fsdp_status st = fsdp_sd_load(loaded, self, path, &(fsdp_load_opts){.cast = cast}, err);
+    fsdp_sd_free(saved);
+    fsdp_sd_free(loaded);
+    fsdp_ctl_free(self);
+    return st;
+}
+
+Test(save_load, floats_are_cast_on_request)
+{
+    float narrow[] = {1.5f, -2};
+    double wide[] = {1e300, 2}, found[2];
+    int64_t numbers[] = {1, 2};
+    fsdp_error err = {0};
+    cr_expect_eq(load_cast(FSDP_F32, narrow, FSDP_F64, false, found, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "ask for casting"), "%s", err.text);
+    cr_expect_eq(load_cast(FSDP_F32, narrow, FSDP_F64, true, found, &err), FSDP_OK, "%s", err.text);
+    cr_expect(found[0] == 1.5 && found[1] == -2);
+    cr_expect_eq(load_cast(FSDP_F64, wide, FSDP_F32, true, found, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "1 values do not fit in f32"), "%s", err.text);
+    cr_expect_eq(load_cast(FSDP_I64, numbers, FSDP_F64, true, found, &err), FSDP_ERR_USAGE);
+    cr_expect_eq(load_cast(FSDP_F64, wide, FSDP_I64, true, found, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "'pair' is i64 here and f64 in"), "%s", err.text);
+}
+
 /* --- values ------------------------------------------------------------------------------------------ */
 
 static fsdp_sd *state_with_values(size_t size, bool filled)
