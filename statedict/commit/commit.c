@@ -247,7 +247,8 @@ static fsdp_status replace_in_turn(const fsdp_swap *swap, fsdp_error *err)
         status = fsdp_swap_new(swap, err);
         if (status == FSDP_OK)
             (void)fsdp_delete_as(swap->io, old, swap->parent, swap->target, NULL);
-        else if (swap->io->ops->rename(swap->io, old, swap->target, true) < 0)
+        else if (swap->io->ops->rename(swap->io, old, swap->target, true) < 0 &&
+                 fsdp_io_exists(swap->io, old)) /* another job may have put it back */
             report_aside(swap->target, old, err);
     }
     fsdp_free(old);
