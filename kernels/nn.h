@@ -184,8 +184,8 @@ struct fsdp_nn {
     const fsdp_nn_ops *ops;    /* of the one who made it, which has its own struct around this one */
 };
 
-/* On the host, on 1 to 1024 threads, the caller's among them. *nn_out is the caller's: nn->ops->close. The best
- * kernels of this processor; FSDP_KERNELS=c in the environment forces the plain ones. */
+/* On the host, on 1 to 1024 threads, the caller's among them. *nn_out is the caller's: nn->ops->close. The
+ * best kernels of this processor; FSDP_KERNELS=c in the environment forces the plain ones. */
 fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err);
 /* "avx2" or "c": what fsdp_nn_open_cpu's kernels were made for. */
 const char *fsdp_nn_cpu_variant(void);

@@ -1,7 +1,8 @@
 /*
  * The inner loops of kernels/nn, over rows of f32. kernels/nn/row_loops.h defines them; it is compiled once
- * per processor, and dispatch.c chooses. Additions and products are rounded one by one, none is fused, so that
- * plain C, which has vectors too, gives the same bits as AVX2. Only the sign and payload of NaN may differ.
+ * per processor, and dispatch.c chooses. Additions and products are rounded one by one, none is fused, so
+ * that plain C, which has vectors too, gives the same bits as AVX2. Only the sign and payload of NaN may
+ * differ.
  *
  * Sums over a row: element i goes to lane i % FSDP_NN_LANES in f64, then halves of the lanes are added.
  */

@@ -2,8 +2,8 @@
  * Products, on kernels/train/matrix.c, cut along the longer side of the result.
  *
  * A product with b turned, as x W^T of a linear layer is, can be made in two ways of the same bits. With few
- * rows the result is made turned, W x^T, a chunk at a time, and transposed: W, the large one, is read in place.
- * With many rows W is transposed block by block on its way into the packed panels.
+ * rows the result is made turned, W x^T, a chunk at a time, and transposed: W, the large one, is read in
+ * place. With many rows W is transposed block by block on its way into the packed panels.
  */
 #include "kernels/nn/nn_cpu.h"
 
