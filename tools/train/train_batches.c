@@ -24,12 +24,14 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
                          "'%s' has batches of %lld sequences of %lld ids; at least 1 and 2",
                          job->opts->batches, (long long)batches->given.shape[1],
                          (long long)batches->given.shape[2]);
-    return FSDP_OK;
+    return train_ids_check(&batches->given, job->opts->batches, job->model_config.vocab, err);
 }
 
 static int64_t length_of(const train_job *job)
 {
     const int64_t wanted = job->config->model.context, most = job->model_config.context;
+    if (job->opts->eval)
+        return most;
     return job->opts->init && wanted > most ? most : wanted;
 }
 
