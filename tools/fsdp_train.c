@@ -106,8 +106,7 @@ static fsdp_status fail_nan(train_job *job, const train_result *result, fsdp_err
 {
     FSDP_TRY(say_stop(job, "nan", err));
     return fsdp_fail(err, FSDP_DIFFERS,
-                     "step %" PRId64
-                     ": the %s is not finite: nothing of this step is kept "
+                     "step %" PRId64 ": the %s is not finite: nothing of this step is kept "
                      "(train.on_nan skip goes on without it)",
                      job->step, isfinite(result->loss) ? "norm of the gradients" : "loss");
 }

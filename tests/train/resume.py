@@ -359,6 +359,20 @@ def inputs(work):
                                                 straight / "run", "--model.width", 64)), 4, "another model")
 
 
+# --- bf16 ----------------------------------------------------------------------------------------
+
+
+def mixed(work):
+    """bf16 parameters in the mathematics end within 2 % of the loss of f32."""
+    losses = []
+    for dtype in "f32", "mixed":
+        directory = place(work, dtype)
+        done = run(command(directory, 2, "--steps", 80, "--save.every", 0, "--optim.lr", 3e-3, "--train.dtype", dtype))
+        check(f"{dtype}: exit", done.returncode == 0, done.stderr)
+        losses.append(sum(json.loads(line)["loss"] for line in lines_of(directory)[-5:]) / 5)
+    check("mixed: loss", abs(losses[1] - losses[0]) <= 0.02 * losses[0] and losses[0] != losses[1], losses)
+
+
 # --- TensorBoard ---------------------------------------------------------------------------------
 
 
@@ -428,7 +442,7 @@ def events(work):
 
 
 CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes, not_finite,
-         full_disk, inputs, events]
+         full_disk, inputs, events, mixed]
 
 
 def main():
