@@ -209,6 +209,24 @@ Test(tokenizer, overlapping_white_space_of_added_tokens_ends)
     cr_assert_str_eq(ids_of(file, "\"a<x>  a\"", false), "[0,5,6,6,0]");
 }
 
+Test(tokenizer, a_megabyte_of_white_space_that_is_a_token)
+{
+    fsdp_tokenizer *tokenizer;
+    cr_assert_eq(
+        parse(WITH("\"added_tokens\":[" ADDED(" ", "5", ",\"lstrip\":true,\"rstrip\":true") "]"),
+              &tokenizer, NULL),
+        FSDP_OK);
+    size_t size = 1 << 20;
+    char *spaces = fsdp_alloc(size, 1);
+    fsdp_ids ids = {0};
+    memset(spaces, ' ', size);
+    cr_assert_eq(fsdp_tokenizer_encode(tokenizer, spaces, size, false, &ids, NULL), FSDP_OK);
+    cr_assert_eq(ids.count, size);
+    fsdp_free(spaces);
+    fsdp_ids_release(&ids);
+    fsdp_tokenizer_free(tokenizer);
+}
+
 /* --- refused and hostile files --- */
 
 static void expect_fail(const char *file, fsdp_status status, const char *part)
