@@ -17,7 +17,7 @@ fsdp_status train_ids_read(const char *path, int ndim, train_ids *ids_out, fsdp_
 void train_ids_release(train_ids *ids);
 
 /* Writes an array, f32 or i64; the file appears whole or not at all, in place of an older one. */
-fsdp_status train_npy_write(const char *path, fsdp_dtype dtype, int ndim, const int64_t *shape, const void *data,
-                            fsdp_error *err);
+fsdp_status train_npy_write(const char *path, fsdp_dtype dtype, int ndim, const int64_t *shape,
+                            const void *data, fsdp_error *err);
 
 #endif
