@@ -1,6 +1,6 @@
 /*
- * Saving while training goes on. A saver copies the state of a root into memory that it keeps, and a thread of
- * its own writes the copy: the training stops for one copy of this rank's shards.
+ * Saving while training goes on. A saver copies the state of a root into memory that it keeps, and a thread
+ * of its own writes the copy: the training stops for one copy of this rank's shards.
  *
  *   FSDP_TRY(fsdp_async_saver_create(root, NULL, &saver, err));             after the optimizers
  *   ...
@@ -11,12 +11,13 @@
  *   fsdp_async_saver_free(saver);
  *
  * One save is in flight. Its failure is returned once, by the next fsdp_async_save or fsdp_async_save_wait,
- * with the same status on every rank; a saver that is freed before that tells it to watch.notice. The save has
- * a control plane of its own: it does not disturb the training's, and completes when the training fails but
- * all ranks live. After a rank was lost, every call returns FSDP_ERR_PEER and nothing half-made is published.
+ * with the same status on every rank; a saver that is freed before that reports it to watch.notice. The save
+ * has a control plane of its own: it does not disturb the training's, and completes when the training fails
+ * but all ranks live. After a rank was lost, the save in flight and all later ones are FSDP_ERR_PEER, and
+ * nothing half-made is published.
  *
- * A saver belongs to one rank and is used by the thread that uses the root. Callbacks of save.watch are called
- * from the saver's threads.
+ * A saver belongs to one rank and is used by the thread that uses the root. Callbacks of save.watch are
+ * called from the saver's threads.
  */
 #ifndef FSDP_ASYNC_SAVE_H
 #define FSDP_ASYNC_SAVE_H
@@ -66,8 +67,8 @@ FSDP_API void fsdp_async_saver_free(fsdp_async_saver *saver);
 /*
  * Collective, between steps. fsdp_root_save of a copy. opts are those of fsdp_root_save and are copied; what
  * watch and access point to lives until the save has ended; save.threads 0 is 1 here. Waits for the save
- * before and, if that failed, returns its failure and saves nothing: call again. Otherwise it returns when the
- * copy is made on all ranks, or the failure that prevents the save.
+ * before and, if that failed, returns its failure and saves nothing: call again. Otherwise it returns when
+ * the copy is made on all ranks, or the failure that prevents the save.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
                                                   const fsdp_root_save_opts *opts, fsdp_error *err);

@@ -19,7 +19,7 @@ typedef struct fsdp_snapshot {
 
 /* Makes room for a copy of this rank's tensors. The pool grows only when the state does. */
 fsdp_status fsdp_snapshot_reserve(fsdp_snapshot *snapshot, const fsdp_sd *sd, int rank, fsdp_error *err);
-/* Copies this rank's tensors into the pool, and points the state dict, which keeps all else, to the copies. */
+/* Copies this rank's tensors into the pool, and points the state dict to the copies; it keeps all else. */
 fsdp_status fsdp_snapshot_take(fsdp_snapshot *snapshot, fsdp_sd *sd, int rank, int64_t *bytes_out,
                                fsdp_error *err);
 void fsdp_snapshot_release(fsdp_snapshot *snapshot);

@@ -97,7 +97,7 @@ static fsdp_status run_toy(toy *net, bool is_lost, fsdp_error *err)
     fsdp_io_fault_free(gate.io);
     if (is_lost && is_first) {
         EXPECT(status == FSDP_ERR_PEER);
-        FSDP_TRY(run_command("cd %s && test -d sync && ! test -e async", folder, err));
+        FSDP_TRY(run_command("cd %s && test \"$(ls -A)\" = sync", folder, err));
         printf("nothing published: %s\n", err->text);
     } else if (status == FSDP_OK && is_first) {
         FSDP_TRY(run_command("cd %s && diff -r sync async", folder, err));

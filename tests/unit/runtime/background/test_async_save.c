@@ -204,8 +204,7 @@ static fsdp_status save_twice(toy *net, fsdp_error *err)
     fsdp_sd_free(extra);
     FSDP_TRY(fsdp_async_save_wait(saver, &second, err));
     EXPECT(second.bytes == first.bytes + 8 && second.pool_bytes > first.pool_bytes);
-    EXPECT(exists("run/step-00000003") &&
-           strcmp(second.path, in_dir("run/step-00000003")) == 0);
+    EXPECT(exists("run/step-00000003") && strcmp(second.path, in_dir("run/step-00000003")) == 0);
     fsdp_async_saver_free(saver);
     return FSDP_OK;
 }
@@ -276,8 +275,8 @@ static fsdp_status save_stale(toy *net, fsdp_error *err)
     fsdp_async_saver *saver = NULL, *lenient = NULL;
     fsdp_async_report report;
     FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
-    FSDP_TRY(fsdp_async_saver_create(net->root, &(fsdp_async_opts){.allow_equal = true}, &lenient,
-                                     err));
+    FSDP_TRY(
+        fsdp_async_saver_create(net->root, &(fsdp_async_opts){.allow_equal = true}, &lenient, err));
     FSDP_TRY(save_step(saver, 1, &report, err));
     EXPECT_REFUSAL(save_step(saver, 2, &report, why), "stale: the model of step 2");
     EXPECT(report.is_stale && !exists("run/step-00000002"));
