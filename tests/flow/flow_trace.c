@@ -289,7 +289,8 @@ static void check_step_count(const line *const *lines, int count)
         report_problem("the number of steps is wrong", lines[0]->text);
 }
 
-/* What save.c, commit.c and view.c begin only goes down until they begin something else. */
+/* Between two lines of save.c, commit.c or view.c, each line is of the same layer as the line before or of a
+ * lower one. */
 static void check_save_goes_down(const line *const *lines, int count)
 {
     for (int i = 1; i < count; i++) {
@@ -331,7 +332,7 @@ static int way_down(const struct step **way)
     return length;
 }
 
-/* The same of the way up, of the last rank, which wants one stored box; bottom to top. */
+/* The steps of a load on the last rank, which reads one stored box: from the lowest layer up. */
 static int way_up(const struct step **way)
 {
     const line *lines[MAX_LINES];
@@ -372,7 +373,7 @@ static void check_rules(int ranks, void (*check)(const line *const *lines, int c
 
 /* --- the page ------------------------------------------------------------------------------------ */
 
-/* libhdf5's writes are its own affair and differ between its versions: told as one. */
+/* The writes of libhdf5 differ between its versions, so that a row of them counts as one. */
 static bool is_library_write(const line *const *lines, int i)
 {
     while (i > 0 && step_of(lines[i])->level == BOTTOM)

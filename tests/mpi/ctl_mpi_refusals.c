@@ -32,7 +32,8 @@ static int fail_on(MPI_Comm comm)
     return MPI_ERR_OTHER;
 }
 
-/* The duplicate of a communicator whose other ranks never come: nobody sends this message. */
+/* The duplicate of a communicator whose other ranks never duplicate it: this message is never
+ * sent. */
 static MPI_Request never;
 
 static int wait_for_ever(MPI_Comm *newcomm, MPI_Request *request)

@@ -62,7 +62,7 @@ static fsdp_status load_step(toy *net, state_case *what, fsdp_error *err)
     FSDP_TRY(status);
     EXPECT(step == 30 && epoch == 7);
     FSDP_TRY(compare_with(net, move->from, err));
-    return fsdp_root_load(net->root, dir, NULL, err); /* nobody has to ask for own entries */
+    return fsdp_root_load(net->root, dir, NULL, err); /* extra entries need not be loaded */
 }
 
 static fsdp_status load_step_into_units(toy *net, state_case *what, fsdp_error *err)
@@ -139,7 +139,7 @@ Test(fsdp1_checkpoint, parameters_that_were_not_stepped_alike_do_not_become_one)
 
 /* --- missing ---------------------------------------------------------------------------------- */
 
-/* A checkpoint that lacks an entry of the caller's has changed nothing when that is told. */
+/* A load that fails because an extra entry is missing has changed nothing. */
 static fsdp_status refuse_before_loading(toy *net, const char *path, fsdp_root_load_opts *opts,
                                          fsdp_error *err)
 {
