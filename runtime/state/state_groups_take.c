@@ -5,6 +5,7 @@
  */
 #include "runtime/state/state_groups.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/text.h"
@@ -29,6 +30,19 @@ static fsdp_state_taken *place_of(const fsdp_state_groups *groups, const fsdp_op
     return &groups->taken[(before + (is_shared ? 0 : group)) * FSDP_STATE_HYPERS + which];
 }
 
+/* The numbers that optim.h accepts. */
+static fsdp_status check_range(const fsdp_state_hyper *hyper, const double numbers[2],
+                               const fsdp_entry *entry, fsdp_error *err)
+{
+    bool may_be_negative = strcmp(hyper->name, "dampening") == 0;
+    for (int i = 0; i < 2; i++)
+        if (!isfinite(numbers[i]) || (numbers[i] < 0 && !may_be_negative) ||
+            (hyper->numbers[1] && numbers[i] >= 1))
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' cannot be %g", hyper->name,
+                             entry->name, numbers[i]);
+    return FSDP_OK;
+}
+
 /* Keeps a value of a hyper-parameter; another value before it is an error. */
 static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
                         const fsdp_entry *entry, const fsdp_value *value, fsdp_error *err)
@@ -37,6 +51,7 @@ static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
     if (!read_numbers(hyper, value, numbers))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' is %s", hyper->name, entry->name,
                          hyper->numbers[1] ? "no list of two numbers" : "no number");
+    FSDP_TRY(check_range(hyper, numbers, entry, err));
     if (taken->entry && memcmp(taken->numbers, numbers, sizeof numbers) != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' differs between '%s' and '%s', and both belong to one %s here",
@@ -84,6 +99,17 @@ static fsdp_status note_unexpected_group(fsdp_state_groups *groups, const fsdp_e
     return status;
 }
 
+/* Passes over a member that the optimizer here lacks. */
+static fsdp_status pass_over_member(fsdp_state_groups *groups, const fsdp_entry *entry,
+                                    size_t position, const fsdp_state_group *live,
+                                    const fsdp_value *key, fsdp_error *err)
+{
+    if (key->kind == FSDP_VALUE_STRING)
+        fsdp_state_judge(groups, &(fsdp_state_stranger){entry, key->as.bytes.data,
+                                                        key->as.bytes.size, key + 1, *live});
+    return note_unexpected_group(groups, entry, position, key, err);
+}
+
 static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry, size_t position,
                               fsdp_error *err)
 {
@@ -103,8 +129,10 @@ static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry
             continue;
         if (key->kind == FSDP_VALUE_STRING)
             taken = find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size, &hyper);
-        FSDP_TRY(taken ? keep(taken, &hyper, entry, value, err)
-                       : note_unexpected_group(groups, entry, position, key, err));
+        if (taken)
+            FSDP_TRY(keep(taken, &hyper, entry, value, err));
+        else
+            FSDP_TRY(pass_over_member(groups, entry, position, &live, key, err));
     }
     return FSDP_OK;
 }
@@ -168,8 +196,10 @@ static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry,
     else if (fsdp_state_number(entry, &number))
         value = fsdp_value_f64(number);
     fsdp_state_taken *taken = find_hyper(groups, &live, key.what, key.what_size, &hyper);
-    return taken ? keep(taken, &hyper, entry, &value, err)
-                 : note_unexpected(groups, entry->name, entry->name_size, err);
+    if (taken)
+        return keep(taken, &hyper, entry, &value, err);
+    fsdp_state_judge(groups, &(fsdp_state_stranger){entry, key.what, key.what_size, &value, live});
+    return note_unexpected(groups, entry->name, entry->name_size, err);
 }
 
 /* --- taking: all ------------------------------------------------------------------------------ */
@@ -255,12 +285,29 @@ static fsdp_status note_missing(fsdp_state_groups *groups, fsdp_optim *optim, si
     return FSDP_OK;
 }
 
+size_t fsdp_state_group_number(const fsdp_state_groups *groups, const fsdp_state_group *live)
+{
+    return fsdp_state_count_groups(groups->scope, live->optim) + live->group;
+}
+
+bool fsdp_state_coming(const fsdp_state_groups *groups, const fsdp_state_group *live,
+                       const char *name, double *number_out)
+{
+    fsdp_state_hyper hyper;
+    const fsdp_state_taken *taken = find_hyper(groups, live, name, strlen(name), &hyper);
+    if (!taken)
+        return false;
+    *number_out = taken->entry ? taken->numbers[0] : hyper.flag ? *hyper.flag : *hyper.numbers[0];
+    return true;
+}
+
 static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
 {
     const fsdp_state_scope *scope = groups->scope;
-    groups->taken =
-        fsdp_alloc(fsdp_state_count_groups(scope, NULL) * FSDP_STATE_HYPERS, sizeof *groups->taken);
-    if (!groups->taken)
+    size_t count = fsdp_state_count_groups(scope, NULL);
+    groups->taken = fsdp_alloc(count * FSDP_STATE_HYPERS, sizeof *groups->taken);
+    groups->coupled = fsdp_alloc(count, sizeof(fsdp_entry *));
+    if (!groups->taken || !groups->coupled)
         return fsdp_fail_memory(err, "the groups of an optimizer");
     FSDP_TRY(fsdp_state_order_params(groups, err));
     FSDP_TRY(take_lists(groups, err));
@@ -268,7 +315,7 @@ static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
     for (size_t i = 0; i < scope->optim_count; i++)
         for (size_t g = 0; g < scope->optims[i]->group_count; g++)
             FSDP_TRY(note_missing(groups, scope->optims[i], g, err));
-    return FSDP_OK;
+    return fsdp_state_judge_groups(groups, err);
 }
 
 fsdp_status fsdp_state_take_groups(const fsdp_state_scope *scope, const fsdp_sd *sd,
@@ -291,6 +338,7 @@ void fsdp_state_groups_free(fsdp_state_groups *groups)
     if (!groups)
         return;
     fsdp_free(groups->taken);
+    fsdp_free(groups->coupled);
     fsdp_free(groups->order);
     fsdp_free(groups->numbers);
     fsdp_free(groups);

@@ -48,21 +48,23 @@ static bool is_optim_name(const fsdp_state_scope *scope, const fsdp_entry *entry
            fsdp_state_behind(entry->name, entry->name_size, prefix, "param_groups", &rest);
 }
 
-/* Finds the live entry of optimizer state under another name of its parameter or its number; -1: none. */
-static fsdp_status find_state(const fsdp_state_match *match, const fsdp_entry *entry,
-                              int64_t *at_out, fsdp_error *err)
+fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
+                                  const fsdp_state_param **param_out, int64_t *at_out,
+                                  fsdp_error *err)
 {
     const fsdp_state_scope *scope = match->scope;
     const char *prefix = scope->opts.optim_prefix;
     fsdp_state_key key;
     size_t size;
     const char *rest = fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &size);
+    *param_out = NULL;
     if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
         return FSDP_OK;
     const fsdp_state_param *param =
         key.param ? key.param : fsdp_state_numbered(match->groups, key.number);
     if (!param || param->count == 0)
         return FSDP_OK;
+    *param_out = param;
     fsdp_text name = {0};
     fsdp_text_addf(&name, "%sstate.%s.", prefix, param->names[0]);
     fsdp_text_add(&name, key.what, key.what_size);
@@ -123,8 +125,9 @@ static fsdp_status place(fsdp_state_match *match, size_t i, fsdp_error *err)
     const fsdp_entry *entry = fsdp_sd_at(match->sd, i);
     int64_t at = fsdp_sd_find(match->live, entry->name, entry->name_size);
     bool is_own = at >= 0 && fsdp_sd_at(match->live, (size_t)at)->kind == FSDP_ENTRY_TENSOR;
+    const fsdp_state_param *param;
     if (at < 0)
-        FSDP_TRY(find_state(match, entry, &at, err));
+        FSDP_TRY(fsdp_state_find_state(match, entry, &param, &at, err));
     if (at < 0)
         return place_unknown(match, entry, err);
     const fsdp_entry *live = fsdp_sd_at(match->live, (size_t)at);
@@ -519,6 +522,7 @@ fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
         return fsdp_fail_memory(err, "setting the state of a root");
     FSDP_TRY(match_names(match, err));
     FSDP_TRY(check_names(match, err));
+    FSDP_TRY(fsdp_state_check_continues(match, err));
     FSDP_TRY(check_tensors(match, err));
     return fsdp_state_check_steps(match, match->sd, err);
 }
