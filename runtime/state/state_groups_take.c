@@ -23,13 +23,6 @@ static bool read_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value,
            fsdp_state_value_number(&value->as.list.items[1], &numbers_out[1]);
 }
 
-static fsdp_state_taken *place_of(const fsdp_state_groups *groups, const fsdp_optim *optim,
-                                  size_t group, size_t which, bool is_shared)
-{
-    size_t before = fsdp_state_count_groups(groups->scope, optim);
-    return &groups->taken[(before + (is_shared ? 0 : group)) * FSDP_STATE_HYPERS + which];
-}
-
 /* The numbers that optim.h accepts. */
 static fsdp_status check_range(const fsdp_state_hyper *hyper, const double numbers[2],
                                const fsdp_entry *entry, fsdp_error *err)
@@ -60,20 +53,6 @@ static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
     taken->entry = entry;
     memcpy(taken->numbers, numbers, sizeof numbers);
     return FSDP_OK;
-}
-
-/* The place of a group's hyper-parameter of that name; NULL: the optimizer has none. */
-static fsdp_state_taken *find_hyper(const fsdp_state_groups *groups, const fsdp_state_group *live,
-                                    const char *what, size_t size, fsdp_state_hyper *hyper_out)
-{
-    fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(live->optim, live->group, hypers);
-    for (size_t i = 0; i < n; i++)
-        if (strlen(hypers[i].name) == size && memcmp(hypers[i].name, what, size) == 0) {
-            *hyper_out = hypers[i];
-            return place_of(groups, live->optim, live->group, i, hypers[i].is_shared);
-        }
-    return NULL;
 }
 
 /* --- taking: lists ---------------------------------------------------------------------------- */
@@ -128,7 +107,8 @@ static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry
         if (value == members)
             continue;
         if (key->kind == FSDP_VALUE_STRING)
-            taken = find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size, &hyper);
+            taken = fsdp_state_find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size,
+                                          &hyper);
         if (taken)
             FSDP_TRY(keep(taken, &hyper, entry, value, err));
         else
@@ -195,7 +175,7 @@ static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry,
         value = entry->value;
     else if (fsdp_state_number(entry, &number))
         value = fsdp_value_f64(number);
-    fsdp_state_taken *taken = find_hyper(groups, &live, key.what, key.what_size, &hyper);
+    fsdp_state_taken *taken = fsdp_state_find_hyper(groups, &live, key.what, key.what_size, &hyper);
     if (taken)
         return keep(taken, &hyper, entry, &value, err);
     fsdp_state_judge(groups, &(fsdp_state_stranger){entry, key.what, key.what_size, &value, live});
@@ -272,7 +252,7 @@ static fsdp_status note_missing(fsdp_state_groups *groups, fsdp_optim *optim, si
         const fsdp_state_param *param =
             first_member(groups->scope, optim, group, hypers[i].is_shared);
         if (!param || (hypers[i].is_shared && group > 0) ||
-            place_of(groups, optim, group, i, hypers[i].is_shared)->entry)
+            fsdp_state_place_taken(groups, optim, group, i, hypers[i].is_shared)->entry)
             continue;
         fsdp_text name = {0};
         fsdp_text_addf(&name, "%sparam_groups.%s.%s", groups->scope->opts.optim_prefix,
@@ -283,22 +263,6 @@ static fsdp_status note_missing(fsdp_state_groups *groups, fsdp_optim *optim, si
             return fsdp_fail_memory(err, "a list of names");
     }
     return FSDP_OK;
-}
-
-size_t fsdp_state_group_number(const fsdp_state_groups *groups, const fsdp_state_group *live)
-{
-    return fsdp_state_count_groups(groups->scope, live->optim) + live->group;
-}
-
-bool fsdp_state_coming(const fsdp_state_groups *groups, const fsdp_state_group *live,
-                       const char *name, double *number_out)
-{
-    fsdp_state_hyper hyper;
-    const fsdp_state_taken *taken = find_hyper(groups, live, name, strlen(name), &hyper);
-    if (!taken)
-        return false;
-    *number_out = taken->entry ? taken->numbers[0] : hyper.flag ? *hyper.flag : *hyper.numbers[0];
-    return true;
 }
 
 static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
@@ -364,6 +328,7 @@ void fsdp_state_apply_groups(const fsdp_state_groups *groups)
             fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
             size_t n = fsdp_state_list_hypers(scope->optims[i], g, hypers);
             for (size_t h = 0; h < n; h++)
-                apply(&hypers[h], place_of(groups, scope->optims[i], g, h, hypers[h].is_shared));
+                apply(&hypers[h],
+                      fsdp_state_place_taken(groups, scope->optims[i], g, h, hypers[h].is_shared));
         }
 }

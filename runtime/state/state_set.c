@@ -48,33 +48,6 @@ static bool is_optim_name(const fsdp_state_scope *scope, const fsdp_entry *entry
            fsdp_state_behind(entry->name, entry->name_size, prefix, "param_groups", &rest);
 }
 
-fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
-                                  const fsdp_state_param **param_out, int64_t *at_out,
-                                  fsdp_error *err)
-{
-    const fsdp_state_scope *scope = match->scope;
-    const char *prefix = scope->opts.optim_prefix;
-    fsdp_state_key key;
-    size_t size;
-    const char *rest = fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &size);
-    *param_out = NULL;
-    if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
-        return FSDP_OK;
-    const fsdp_state_param *param =
-        key.param ? key.param : fsdp_state_numbered(match->groups, key.number);
-    if (!param || param->count == 0)
-        return FSDP_OK;
-    *param_out = param;
-    fsdp_text name = {0};
-    fsdp_text_addf(&name, "%sstate.%s.", prefix, param->names[0]);
-    fsdp_text_add(&name, key.what, key.what_size);
-    fsdp_status status = name.failed ? fsdp_fail_memory(err, entry->name) : FSDP_OK;
-    if (status == FSDP_OK)
-        *at_out = fsdp_sd_find(match->live, name.data, name.size);
-    fsdp_text_release(&name);
-    return status;
-}
-
 static fsdp_status check_flat(const fsdp_entry *entry, fsdp_error *err)
 {
     static const char flat[] = "_flat_param";

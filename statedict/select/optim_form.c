@@ -419,7 +419,7 @@ static fsdp_status note_source(forming *work, size_t old, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* The size of "optim." when the name is "optim.state.NAME.KIND" beside "optim.param_groups"; -1: it is none. */
+/* The size of "optim." when the name begins with "optim.state." beside "optim.param_groups"; else -1. */
 static int64_t find_state(const forming *work, const fsdp_entry *entry)
 {
     for (size_t i = 0; i < work->all.count; i++) {

@@ -1,10 +1,11 @@
 """Training goes on in the other program, with its optimizer: docs/examples/continue.c and continue.py.
 
-C to PyTorch: three steps here, fsdp-convert --to dcp in both forms of the optimizer, loaded strictly by FSDP2 on
-two ranks; three more steps there have the losses of three more steps here. PyTorch to C: the same, from both
-forms. What PyTorch's AdamW with amsgrad and its Adam save is refused by name.
+C to PyTorch: three steps here, fsdp-convert --to dcp in both forms of the optimizer, loaded strictly by
+FSDP2 on two ranks; three more steps there have the losses of three more steps here. PyTorch to C: the same,
+from both forms. What PyTorch's AdamW with amsgrad and its Adam save is refused by name.
 
-usage: torch_continue.py EXAMPLE_CONTINUE FSDP_CONVERT REPOSITORY    (with RANK in the environment: a rank of PyTorch)
+usage: torch_continue.py EXAMPLE_CONTINUE FSDP_CONVERT REPOSITORY
+With RANK in the environment it is a rank of PyTorch.
 """
 
 import importlib.util
@@ -46,7 +47,8 @@ def train_torch():
     example.save(model, optim, "theirs-nested")
     example.save(model, optim, "theirs-flat", flat=True)
     losses["theirs"] = example.train(model, optim, STEPS)
-    for name, kind, options in (("amsgrad", torch.optim.AdamW, {"amsgrad": True}), ("adam", torch.optim.Adam, {})):
+    others = {"amsgrad": (torch.optim.AdamW, {"amsgrad": True}), "adam": (torch.optim.Adam, {})}
+    for name, (kind, options) in others.items():
         model, optim = example.make(kind, **options)
         example.train(model, optim, 1)
         example.save(model, optim, name)

@@ -317,6 +317,11 @@ static void note_planning(convert_options *opts, int key)
     }
 }
 
+static fsdp_optim_form parse_form(const char *arg)
+{
+    return (fsdp_optim_form)(FSDP_OPTIM_FORM_NESTED + cli_parse_word("--optim", arg, forms));
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     convert_options *opts = state->input;
@@ -346,10 +351,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OPAQUE:
         convert->opaque = (fsdp_opaque)cli_parse_word("--opaque", arg, opaques);
         return 0;
-    case KEY_OPTIM:
-        convert->optim_form =
-            (fsdp_optim_form)(cli_parse_word("--optim", arg, forms) + FSDP_OPTIM_FORM_NESTED);
-        return 0;
+    case KEY_OPTIM: convert->optim_form = parse_form(arg); return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
     case KEY_DTYPE: convert->select.dtype = arg; return 0;

@@ -158,19 +158,19 @@ static void expect(dict *of, const char *wanted)
         "maximize=False\n" key "amsgrad=False\n" key "foreach=None\n" key "capturable=False\n" key \
         "differentiable=False\n" key "fused=None\n" key "decoupled_weight_decay=True\n"
 
-static const char nested[] =
-    "model.a.weight\n"
-    "optim/state/a.weight/exp_avg\n"
-    "step=7\n" MEMBERS("optim/param_groups/#0/",
-                       "1") "optim/param_groups/#0/params=['a.weight', "
-                            "'b.weight']\n" MEMBERS("optim/param_groups/#1/",
-                                                    "2") "optim/param_groups/#1/"
-                                                         "params=['a.bias']\n";
-static const char flat[] =
-    "model.a.weight\n"
-    "optim/state.a.weight.exp_avg\n"
-    "step=7\n" MEMBERS("optim/param_groups.a.weight.", "1")
-        MEMBERS("optim/param_groups.b.weight.", "1") MEMBERS("optim/param_groups.a.bias.", "2");
+#define GROUP(place, lr, params)                  \
+    MEMBERS("optim/param_groups/#" place "/", lr) \
+    "optim/param_groups/#" place "/params=[" params "]\n"
+
+#define NESTED                       \
+    "model.a.weight\n"               \
+    "optim/state/a.weight/exp_avg\n" \
+    "step=7\n" GROUP("0", "1", "'a.weight', 'b.weight'") GROUP("1", "2", "'a.bias'")
+#define FLAT                                                \
+    "model.a.weight\n"                                      \
+    "optim/state.a.weight.exp_avg\n"                        \
+    "step=7\n" MEMBERS("optim/param_groups.a.weight.", "1") \
+        MEMBERS("optim/param_groups.b.weight.", "1") MEMBERS("optim/param_groups.a.bias.", "2")
 
 /* --- forms ------------------------------------------------------------------------------------ */
 
@@ -179,7 +179,7 @@ Test(optim_form, ours_becomes_nested_with_pytorchs_members)
     dict of = make_ours();
     cr_assert_eq(form(&of, FSDP_OPTIM_FORM_DEFAULT), FSDP_OK, "%s", err.text);
     cr_assert_eq(of.written, FSDP_OPTIM_FORM_NESTED);
-    expect(&of, nested);
+    expect(&of, NESTED);
     /* what the plan says: the model's tensor, the step, betas of the first group, of the second */
     cr_assert(of.source[0] == 0 && of.source[2] == 17 && of.source[4] == 3 && of.source[16] == 8);
     end(&of);
@@ -189,12 +189,12 @@ Test(optim_form, forms_become_each_other)
 {
     dict of = make_ours();
     cr_assert_eq(form(&of, FSDP_OPTIM_FORM_FLAT), FSDP_OK, "%s", err.text);
-    expect(&of, flat);
+    expect(&of, FLAT);
     cr_assert_eq(form(&of, FSDP_OPTIM_FORM_NESTED), FSDP_OK, "%s", err.text);
-    expect(&of, nested);
+    expect(&of, NESTED);
     cr_assert_eq(form(&of, FSDP_OPTIM_FORM_FLAT), FSDP_OK, "%s", err.text);
     cr_assert_eq(of.written, FSDP_OPTIM_FORM_FLAT);
-    expect(&of, flat);
+    expect(&of, FLAT);
     end(&of);
 }
 
