@@ -4,6 +4,7 @@
  * pointer is enough.
  */
 #include "kernels/matrix.h"
+#include "kernels/nn_loops.h"
 #include "kernels/variants.h"
 
 #include <stdatomic.h>
@@ -150,6 +151,15 @@ const fsdp_matrix_variant *fsdp_matrix_variant_get(void)
 #endif
     atomic_store_explicit(&chosen, found, memory_order_relaxed);
     return found;
+}
+
+const fsdp_nn_loops *fsdp_nn_loops_get(void)
+{
+#if defined(__x86_64__)
+    if (fsdp_matrix_variant_get() == &fsdp_matrix_avx2)
+        return &fsdp_nn_loops_avx2;
+#endif
+    return &fsdp_nn_loops_c;
 }
 
 size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room)

@@ -25,18 +25,22 @@ enum {
     FSDP_MATRIX_INNER = 384,   /* of a block */
     FSDP_MATRIX_ROWS = 96,
     FSDP_MATRIX_COLUMNS = 1024, /* wide, since packed rows of A are used for each */
-    FSDP_MATRIX_SPARE = 8      /* elements behind a packed block of A */
+    FSDP_MATRIX_SPARE = 8,     /* elements behind a packed block of A */
+    FSDP_MATRIX_A_BYTES = (FSDP_MATRIX_ROWS * FSDP_MATRIX_INNER + FSDP_MATRIX_SPARE) * 4,
+    FSDP_MATRIX_B_BYTES = FSDP_MATRIX_INNER * FSDP_MATRIX_COLUMNS * 4
 };
 
 /* C, m x n with rows c_row elements apart, becomes the product of A, m x k, and B, k x n. C overlaps
- * neither. */
+ * neither. The chains start from zero, or from what is in C; a bias is added at their end. */
 typedef struct fsdp_matrix_product {
     float *c;
     int64_t c_row;
     fsdp_matrix a, b;
     int64_t m, n, k;
+    bool adds;
+    const float *bias;         /* of each column; NULL: none */
 } fsdp_matrix_product;
-/* scratch: FSDP_MATRIX_ROWS x _INNER + _SPARE and _INNER x _COLUMNS elements. */
+/* scratch: FSDP_MATRIX_A_BYTES and FSDP_MATRIX_B_BYTES. */
 void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_scratch *scratch);
 
 /* to[j * to_row + i] = from[i * from_row + j] */
@@ -53,6 +57,7 @@ typedef struct fsdp_tile {
     const float *b;            /* k rows of FSDP_TILE_COLUMNS elements, packed */
     int64_t rows, k;
     bool adds;                 /* the sums start from the values in c; else from zero */
+    const float *bias;         /* of each column, added at the end; NULL: none */
 } fsdp_tile;
 
 typedef struct fsdp_matrix_variant {

@@ -26,6 +26,7 @@ typedef struct fsdp_rect {
     int64_t rows, width, to_pitch, from_pitch;
 } fsdp_rect;
 
+/* Local. Copies n rectangles, in any order. Allocates nothing and cannot fail. */
 FSDP_API void fsdp_rects_copy(const fsdp_rect *rects, size_t n);
 
 #ifdef __cplusplus

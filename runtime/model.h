@@ -46,7 +46,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_alias(fsdp_model *model, const 
                                                        fsdp_error *err);
 
 FSDP_API size_t fsdp_model_count(const fsdp_model *model);     /* parameters and buffers, in order */
-FSDP_API fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i);
+FSDP_API fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i);  /* NULL behind the last */
 /* By its name or an alias; NULL when there is none. */
 FSDP_API fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name);
 
@@ -70,14 +70,15 @@ typedef struct fsdp_param_info {
 /* Local. A parameter as it is now; the pointers are the model's. */
 FSDP_API fsdp_param_info fsdp_param_describe(const fsdp_param *param);
 
-/* Local. The dtype of the parameter's gradient, before the root is made. Default: its data_dtype. */
+/* Local, with the same value on all ranks. The dtype of the parameter's gradient; default: its data_dtype.
+ * FSDP_ERR_USAGE after the root was made, and for a dtype that is not floating. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype,
                                                             fsdp_error *err);
 
 /*
- * Tensor parallelism, before the parameter's unit is made: the placement on a mesh dim that is neither a
- * shard nor a replicate dim of the unit (default: replicated there). Gathering then gives this rank's part of
- * the tensor, and its box says which.
+ * Local, with the same placement on all ranks. Tensor parallelism: the placement on a mesh dim that is
+ * neither a shard nor a replicate dim of the unit (default: replicated there). Gathering then gives this
+ * rank's part of the tensor, whose box is in the layout. FSDP_ERR_USAGE after the parameter's unit was made.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                                                            fsdp_placement placement, fsdp_error *err);
@@ -90,8 +91,9 @@ typedef struct fsdp_param_place {
 
 /* --- plug-ins of a parameter ------------------------------------------------------------------- */
 
-/* Called in end_backward for a parameter whose sharded gradient is complete. */
+/* Called in end_backward for a parameter whose sharded gradient is complete; a failure is end_backward's. */
 typedef fsdp_status (*fsdp_grad_hook)(void *context, fsdp_param *param, fsdp_error *err);
+/* Local. Replaces the hook; NULL: none. */
 FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *context);
 
 /*
@@ -109,6 +111,8 @@ typedef struct fsdp_extension {
     fsdp_status (*post)(void *context, const fsdp_param *param, const void *const *gathered, size_t stride,
                         void *data, fsdp_error *err);
 } fsdp_extension;
+/* Local, on all ranks. Copies `extension`; its context lives until the model is freed. FSDP_ERR_USAGE
+ * after the root was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
                                                            fsdp_error *err);
 

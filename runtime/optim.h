@@ -51,13 +51,14 @@ typedef struct fsdp_sgd_opts {
  * numbers that SGD does not accept. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts,
                                                   fsdp_optim **optim_out, fsdp_error *err);
-FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
+FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* local; accepts NULL */
 
 /* Local. Steps every parameter of the optimizer that has a sharded gradient, and drops the gradient.
  * The gradients of other optimizers of the root stay until their steps. Units of stepped parameters that are
  * gathered, or whose gather is under way, are resharded: their gathered data is from before the step. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
 
+/* Local. 1 when the options had no groups: one of all parameters. */
 FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);
 FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);  /* NaN: there is no such group */
 /* Local, with the same value on all ranks. FSDP_ERR_USAGE: there is no such group, or lr is negative or not
@@ -132,6 +133,7 @@ typedef struct fsdp_schedule {
     int64_t warmup, total;
     double end;
 } fsdp_schedule;
+/* Local. The caller multiplies its learning rate by it (fsdp_optim_set_lr). */
 FSDP_API double fsdp_schedule_factor(const fsdp_schedule *schedule, int64_t step);
 
 #ifdef __cplusplus

@@ -29,10 +29,10 @@ typedef struct fsdp_root fsdp_root;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts,
                                                    fsdp_root **root_out, fsdp_error *err);
 FSDP_API void fsdp_root_free(fsdp_root *root); /* local; accepts NULL */
-FSDP_API fsdp_unit *fsdp_root_unit(fsdp_root *root);   /* the unit `root` */
+FSDP_API fsdp_unit *fsdp_root_unit(fsdp_root *root);   /* local; the unit `root`, which is the model's */
 FSDP_API size_t fsdp_root_unit_count(const fsdp_root *root);
 /* The unit `root` is first; the others follow in the order in which their first parameters were declared,
- * units without parameters last. */
+ * units without parameters last. NULL behind the last. */
 FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i);
 
 /* Local, before the first step and before `root` has an optimizer. The units of both roots gather and reduce
@@ -91,6 +91,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_manual_backward_finalization(fsd
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
                                                               fsdp_finalize_handle **handle_out,
                                                               fsdp_error *err);
+/* Collective as end_backward. Waits for the reductions; does nothing when they were waited for.
+ * FSDP_ERR_USAGE when a reset dropped this backward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err);
 
 /* Local. Drops the reduced gradients of all parameters. */

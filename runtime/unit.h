@@ -60,7 +60,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create_list(fsdp_model *model, const
 
 FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);    /* members joined by ", "; "root" */
 FSDP_API size_t fsdp_unit_param_count(const fsdp_unit *unit);
-FSDP_API fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i);
+FSDP_API fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i);  /* NULL behind the last */
 
 /* --- hooks ------------------------------------------------------------------------------------ */
 
@@ -182,7 +182,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, fsdp_h
 
 /* --- plug-ins --------------------------------------------------------------------------------- */
 
-/* NULL: none. */
+/* Replaces the hook; NULL: none. Its context lives until fsdp_root_free returns. */
 FSDP_API void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *context);
 
 /* In place of the library's all-gather (FSDP_ALL_GATHER) or reduce-scatter (FSDP_REDUCE_SCATTER). `custom` is

@@ -5,8 +5,8 @@
  * is made from it are used by one thread at a time; those of different ranks freely in parallel.
  *
  * Calls marked collective are made by all ranks of the world (or of the mesh that is named) in the same
- * order. They end within the deadline; a rank that is missing is named, and the error tells a rank that made
- * another call from one that is gone.
+ * order. They end within the deadline; a rank that is missing is named, and the error distinguishes a rank
+ * that made another call from one that is gone.
  */
 #ifndef FSDP_WORLD_H
 #define FSDP_WORLD_H
@@ -22,6 +22,7 @@ extern "C" {
 typedef struct fsdp_world fsdp_world;
 struct fsdp_comm;
 
+/* Local, as all calls here that are not marked collective. */
 FSDP_API int fsdp_world_rank(const fsdp_world *world);
 FSDP_API int fsdp_world_size(const fsdp_world *world);
 /* Among the ranks of this host. */

@@ -145,7 +145,7 @@ static int largest_first(const void *left, const void *right)
 
 enum { MAP_MOST = 1 << 20, MAP_PATIENCE_MS = 10000 };
 
-/* Reads to the end. A pipe may be slow, but not silent: nobody may ever open its other end. */
+/* Reads to the end. A pipe may be slow, but not silent: its other end may never be opened. */
 static fsdp_status read_all(int fd, const char *path, char *text, fsdp_error *err)
 {
     size_t size = 0;

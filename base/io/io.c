@@ -338,7 +338,8 @@ static fsdp_status remove_children(fsdp_io *io, const char *path, int depth, fsd
     return status;
 }
 
-/* unlink tells directories from files here, since it never follows a symbolic link, as info does. */
+/* The result of unlink distinguishes directories from files, since info would follow a symbolic
+ * link. */
 static fsdp_status remove_entry(fsdp_io *io, const char *path, int depth, fsdp_error *err)
 {
     int result = io->ops->unlink(io, path);

@@ -9,8 +9,7 @@ static bool holds_every_dtype(fsdp_dtype dtype)
     return true;
 }
 
-/* A native full checkpoint in one file: statedict/convert/convert.c writes it, so it has no operations here.
- * */
+/* A native full checkpoint in one file, which statedict/convert/one_file_target.c writes. */
 static const fsdp_target_format hdf5_target = {
     .limits = {.format = "hdf5", .values = true, .opaque = true, .holds_dtype = holds_every_dtype}};
 

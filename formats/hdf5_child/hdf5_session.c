@@ -103,7 +103,7 @@ static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_mes
 
 /* --- messages of the child -------------------------------------------------------------------- */
 
-/* Sends bytes of the file. The parent reports an I/O error itself, so the child is not told. */
+/* Sends bytes of the file. The parent reports an I/O error itself; the child does not get it. */
 static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *need,
                                fsdp_error *err)
 {

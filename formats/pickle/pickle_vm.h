@@ -142,7 +142,7 @@ fsdp_status pickle_push_container(pickle_vm *vm, fsdp_pickle_node node, fsdp_nod
 
 /* --- pickle_keys.c --- */
 
-/* Of equal keys of every dict, the first key and the last value stay. */
+/* Removes repeated keys of every dict: the first key and the last value stay. */
 fsdp_status pickle_settle_keys(pickle_vm *vm);
 
 /* --- pickle_known.c --- */
@@ -178,7 +178,7 @@ fsdp_status pickle_check_pending(pickle_vm *vm);
 
 /* True when the listed call may have these arguments; otherwise *culprit_out is the refused one. */
 bool pickle_arguments_allowed(pickle_vm *vm, unsigned known, fsdp_node args, fsdp_node *culprit_out);
-/* The same check for a class that the policy does not list. */
+/* Like pickle_arguments_allowed, for a class that the policy does not list. */
 bool pickle_objects_allowed(pickle_vm *vm, fsdp_node args, fsdp_node *culprit_out);
 
 #endif

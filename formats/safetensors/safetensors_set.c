@@ -1,7 +1,7 @@
 /*
- * Numbered safetensors files without an index: MODEL-00002-of-00003.safetensors states that
- * there are three. Nothing else tells which tensors a missing file held, so all of them must
- * exist. safetensors_read.c calls this check.
+ * Numbered safetensors files without an index: MODEL-00002-of-00003.safetensors states that there
+ * are three. Nothing else lists the tensors of a missing file, so all files must exist.
+ * safetensors_read.c calls this check.
  */
 #include "formats/safetensors/safetensors.h"
 

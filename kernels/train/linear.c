@@ -27,10 +27,8 @@ fsdp_status fsdp_linear_scratch_create(fsdp_linear_scratch **scratch_out, fsdp_e
     fsdp_linear_scratch *scratch = fsdp_alloc(1, sizeof *scratch);
     if (!scratch)
         return fsdp_fail_memory(err, "products of matrices");
-    scratch->blocks.a = fsdp_alloc_pages(
-        sizeof(float) * (FSDP_MATRIX_ROWS * (size_t)FSDP_MATRIX_INNER + FSDP_MATRIX_SPARE));
-    scratch->blocks.b =
-        fsdp_alloc_pages(sizeof(float) * FSDP_MATRIX_INNER * (size_t)FSDP_MATRIX_COLUMNS);
+    scratch->blocks.a = fsdp_alloc_pages(FSDP_MATRIX_A_BYTES);
+    scratch->blocks.b = fsdp_alloc_pages(FSDP_MATRIX_B_BYTES);
     if (!scratch->blocks.a || !scratch->blocks.b) {
         fsdp_linear_scratch_free(scratch);
         return fsdp_fail_memory(err, "products of matrices");

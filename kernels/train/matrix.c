@@ -117,16 +117,19 @@ typedef struct block {
     int64_t c_row, k;
     fsdp_matrix a;
     bool a_is_packed, adds;
+    const float *bias; /* with the last block of the inner dimension */
 } block;
 
 /* Makes a tile of fewer columns in a buffer and copies it to C. */
 static void make_narrow_tile(const block *work, fsdp_tile tile, int64_t columns)
 {
-    float beside[TILE_ROWS * TILE_COLUMNS] = {0};
+    float beside[TILE_ROWS * TILE_COLUMNS] = {0}, bias[TILE_COLUMNS] = {0};
     float *c = tile.c;
     int64_t c_row = tile.c_row;
     for (int64_t i = 0; tile.adds && i < tile.rows; i++)
         memcpy(beside + i * TILE_COLUMNS, c + i * c_row, (size_t)columns * sizeof *c);
+    if (tile.bias)
+        tile.bias = memcpy(bias, tile.bias, (size_t)columns * sizeof *bias);
     tile.c = beside;
     tile.c_row = TILE_COLUMNS;
     work->variant->tile(&tile);
@@ -147,7 +150,8 @@ static void multiply_panel(const block *work, row_split split, const float *b, i
                           .b = b,
                           .rows = rows,
                           .k = work->k,
-                          .adds = work->adds};
+                          .adds = work->adds,
+                          .bias = work->bias ? work->bias + column : NULL};
         if (columns == TILE_COLUMNS)
             work->variant->tile(&tile);
         else
@@ -182,12 +186,22 @@ static int64_t width_for(int64_t k)
     return FSDP_MATRIX_INNER * FSDP_MATRIX_COLUMNS / inner / TILE_COLUMNS * TILE_COLUMNS;
 }
 
+/* The product of matrices without an inner dimension. */
+static void multiply_nothing(const fsdp_matrix_product *product)
+{
+    for (int64_t i = 0; i < product->m; i++) {
+        float *c = product->c + i * product->c_row;
+        for (int64_t j = 0; j < product->n; j++)
+            c[j] = (product->adds ? c[j] : 0) + (product->bias ? product->bias[j] : 0);
+    }
+}
+
 void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_scratch *scratch)
 {
     float *c = product->c;
     int64_t n = product->n, k = product->k;
-    for (int64_t i = 0; i < product->m && k == 0; i++)
-        memset(c + i * product->c_row, 0, (size_t)n * sizeof *c);
+    if (k == 0)
+        multiply_nothing(product);
     int64_t width = width_for(k);
     for (int64_t j = 0; j < n; j += width) {
         int64_t columns = smaller(n - j, width);
@@ -197,7 +211,9 @@ void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_
                           .c_row = product->c_row,
                           .k = smaller(k - p, FSDP_MATRIX_INNER),
                           .a = part_of(product->a, 0, p),
-                          .adds = p > 0};
+                          .adds = p > 0 || product->adds};
+            if (product->bias && p + work.k == k)
+                work.bias = product->bias + j;
             pack_b(scratch->b, part_of(product->b, p, j), work.k, columns);
             multiply_block(work, product->m, columns, scratch);
         }

@@ -15,7 +15,7 @@ static void multiply_tile(const fsdp_tile *tile)
             for (int j = 0; j < FSDP_TILE_COLUMNS; j++)
                 sums[j] = fmaf(a[p * tile->a_inner], b[j], sums[j]);
         for (int j = 0; j < FSDP_TILE_COLUMNS; j++)
-            c[j] = sums[j];
+            c[j] = tile->bias ? sums[j] + tile->bias[j] : sums[j];
     }
 }
 

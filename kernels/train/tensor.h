@@ -21,6 +21,9 @@
  * not hold bypasses them. */
 void fsdp_tensor_copy(void *to, const void *from, size_t size, size_t together);
 
+/* A rectangle of `count` elements in one row. */
+fsdp_rect fsdp_rect_line(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, int64_t count);
+
 /* to[i] += from[i], rounded once to to's type. Floating types. */
 void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count);
 /* data[i] = data[i] * factor or data[i] / factor in f32 (f64: f64), rounded once. */

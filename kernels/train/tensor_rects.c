@@ -167,6 +167,19 @@ static void copy_columns(const fsdp_rect *rects, size_t n, bool is_large)
     }
 }
 
+fsdp_rect fsdp_rect_line(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
+                         int64_t count)
+{
+    return (fsdp_rect){.to = to,
+                       .from = from,
+                       .to_type = to_type,
+                       .from_type = from_type,
+                       .rows = 1,
+                       .width = count,
+                       .to_pitch = count,
+                       .from_pitch = count};
+}
+
 void fsdp_rects_copy(const fsdp_rect *rects, size_t n)
 {
     bool is_large = is_large_list(rects, n);

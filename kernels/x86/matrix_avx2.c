@@ -30,6 +30,15 @@ __attribute__((always_inline)) static inline void multiply_rows(const fsdp_tile 
         a += a_inner;
         b += FSDP_TILE_COLUMNS;
     }
+    if (tile->bias) {
+        __m256 bias_low = _mm256_loadu_ps(tile->bias),
+               bias_high = _mm256_loadu_ps(tile->bias + LANES);
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) {
+            low[i] = _mm256_add_ps(low[i], bias_low);
+            high[i] = _mm256_add_ps(high[i], bias_high);
+        }
+    }
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++) {
         float *c = tile->c + i * tile->c_row;

@@ -116,7 +116,7 @@ fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t seque
  * on every rank, which names two ranks and their calls: "rank 1 makes reduce_scatter of 32 bf16 for layers.1
  * (call 7), rank 0 all_gather of 16 f32 for layers.0 (call 7)". */
 fsdp_status fsdp_comm_compare(const int *ranks, int size, const fsdp_comm_header *headers, fsdp_error *err);
-/* That error, for the first rank and the first one that differs from it. */
+/* Fails with that error, which names two ranks and their calls. */
 fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,
                              const fsdp_comm_header *other, fsdp_error *err);
 /* all_to_all: fails because one rank sends another count than the other expects. */

@@ -19,14 +19,7 @@ typedef struct scaled_call {
 static void convert(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                     int64_t count)
 {
-    const fsdp_rect rect = {.to = to,
-                            .from = from,
-                            .to_type = to_type,
-                            .from_type = from_type,
-                            .rows = 1,
-                            .width = count,
-                            .to_pitch = count,
-                            .from_pitch = count};
+    const fsdp_rect rect = fsdp_rect_line(to, to_type, from, from_type, count);
     if (count > 0)
         fsdp_rects_copy(&rect, 1);
 }

@@ -94,7 +94,7 @@ typedef struct message_watch {
 fsdp_status fsdp_message_pause(message_group *group, message_watch *watch, bool has_moved, int waits_for,
                                fsdp_error *err);
 /* Records the first failure of the group, and later ones not. is_local: it happened on this rank and its text
- * names no other rank. is_common: every member detects it without being told. */
+ * names no other rank. is_common: every member detects it by itself. */
 void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_local, bool is_common);
 bool fsdp_message_has_failed(message_group *group, fsdp_error *err_out);
 /* Sends a leave message: this member begins no further calls. */

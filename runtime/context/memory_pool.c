@@ -187,7 +187,7 @@ static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
         pool->most_used = pool->used;
 }
 
-/* A block may be up to an eighth larger than asked for: the next step asks for the same sizes. */
+/* A block may be up to an eighth larger than requested: the next step requests the same sizes. */
 static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              size_t size)
 {

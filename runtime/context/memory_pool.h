@@ -3,7 +3,7 @@
  * work that uses it. The block's stream waits for that work, so the next user of the block, on the same
  * stream, cannot come too early, and the host never waits.
  *
- * The pool keeps blocks that were given back, by stream and size: the next step asks for the same ones. All
+ * The pool keeps returned blocks by stream and size, since the next step needs the same ones. All
  * blocks together hold little more than was ever in use at once; beyond that the oldest free ones go back to
  * the device, or to the allocator that they came from.
  */

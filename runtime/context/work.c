@@ -44,19 +44,6 @@ void fsdp_rects_release(fsdp_rect_list *list)
     *list = (fsdp_rect_list){0};
 }
 
-fsdp_rect fsdp_rect_line(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
-                         int64_t count)
-{
-    return (fsdp_rect){.to = to,
-                       .from = from,
-                       .to_type = to_type,
-                       .from_type = from_type,
-                       .rows = 1,
-                       .width = count,
-                       .to_pitch = count,
-                       .from_pitch = count};
-}
-
 typedef struct rects_args {
     const fsdp_rect *items;
     size_t count;

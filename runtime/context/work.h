@@ -1,7 +1,7 @@
 /*
  * Work for streams: kernels and collectives as pieces of a stream's queue. Memory that a piece points to
- * stays valid until it is done. A list of rectangles knows the last work that reads it, and waits for that
- * before it is filled again.
+ * stays valid until it is done. A list of rectangles records the last work that reads it; filling it again
+ * waits for that work.
  */
 #ifndef FSDP_WORK_H
 #define FSDP_WORK_H
@@ -10,8 +10,8 @@
 #include "runtime/launch/world_internal.h"
 #include <fsdp/settings.h>
 
-/* Tells a device that watches (device_watch.c) which block the next work of the stream reads or writes.
- * Accepts NULL. */
+/* Notifies a device that watches (device_watch.c) of a block that the next work of the stream reads or
+ * writes. Accepts NULL. */
 void fsdp_work_uses(fsdp_stream *stream, const void *data);
 
 /* A point behind all that the stream was given until now. */
@@ -36,8 +36,6 @@ typedef struct fsdp_rect_list {
 fsdp_status fsdp_rects_begin(fsdp_rect_list *list, size_t most, fsdp_error *err);
 void fsdp_rects_add(fsdp_rect_list *list, const fsdp_rect *rect);
 void fsdp_rects_release(fsdp_rect_list *list);
-/* `count` elements in one run. */
-fsdp_rect fsdp_rect_line(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, int64_t count);
 
 /* Copies all rectangles of a list. */
 void fsdp_work_rects(fsdp_stream *stream, fsdp_rect_list *list);

@@ -4,7 +4,7 @@
  * stream a worker thread, so that races and overlap show; others bring their own tables.
  *
  * Work that fails (a collective) leaves its error in the stream for good: later work of that stream is
- * skipped, and so is that of streams which wait for it. The host learns it from check and sync.
+ * skipped, and so is that of streams which wait for it. check and sync return it to the host.
  *
  * Nothing here allocates per call but the queues of streams, which are bounded: a host that runs far ahead
  * waits.

@@ -25,7 +25,7 @@
 #include "runtime/context/work.h"
 #include "runtime/param/param.h"
 
-/* Of the unit, and of each of its groups. */
+/* The phase and the gathered state of a unit and of each of its groups. */
 typedef enum fsdp_phase { FSDP_IDLE, FSDP_FORWARD, FSDP_PRE_BACKWARD, FSDP_POST_BACKWARD } fsdp_phase;
 typedef enum fsdp_group_state { FSDP_IS_SHARDED, FSDP_IS_SHARDED_AGAIN, FSDP_IS_UNSHARDED } fsdp_group_state;
 
@@ -138,7 +138,7 @@ void fsdp_group_release(fsdp_group *group);    /* its blocks were given back */
 fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err);     /* issues */
 fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err);
 fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err);
-/* Gives back a gather that nobody waits for. */
+/* Frees a gather that no call waits for. */
 void fsdp_group_drop_gather(fsdp_group *group);
 /* The same, after the compute stream has waited for it: shards and slices that it reads may change then. */
 void fsdp_group_cancel_gather(fsdp_group *group);
@@ -165,7 +165,7 @@ void fsdp_trace_group(const fsdp_group *group, const char *event);    /* with it
 
 /* --- the mean of gradients (group_divide.c) --------------------------------------------------------- */
 
-/* What is divided by what, and where. Divisors are 1 for none. */
+/* The divisors of a reduction: before and after the sum. 1: none. */
 typedef struct fsdp_divide {
     double before, after;
     fsdp_reduce_op scatter_op, all_op;

@@ -79,9 +79,9 @@ struct fsdp_model {
     fsdp_root *root;
 };
 
-/* Is the name `prefix`, or that of something in the module `prefix`? In "" is everything. */
+/* True when the name is `prefix` or lies in the module `prefix`; "" contains every name. */
 bool fsdp_name_is_below(const char *name, const char *prefix);
-/* The same for any of the parameter's names, aliases included. */
+/* True when any of the parameter's names, aliases included, is below the prefix. */
 bool fsdp_param_is_below(const fsdp_param *param, const char *prefix);
 
 /* --- param_layout.c --------------------------------------------------------------------------- */

@@ -122,7 +122,7 @@ fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_e
 /* The communicator of the widest mesh of the root's units, which contains the others, for collectives of the
  * host: waits first for the streams' work on it. NULL when that mesh was not connected. */
 fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err);
-/* The same for `call`, which needs all ranks of the world. NULL, and no error, in a world of one. */
+/* The communicator of all ranks of the world, which `call` needs. NULL, and no error, in a world of one. */
 fsdp_status fsdp_root_world_comm(fsdp_root *root, const char *call, fsdp_ordered_comm **ordered_out,
                                  fsdp_error *err);
 /* A world rank's position in the communicator: meshes may order their ranks differently. */

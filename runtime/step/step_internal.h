@@ -34,14 +34,13 @@ fsdp_status fsdp_unit_complete_forward(fsdp_unit *unit, fsdp_error *err);
 fsdp_status fsdp_root_create_context(fsdp_root *root, fsdp_error *err);
 /* The context is freed when no other root shares it. Accepts a root without. */
 void fsdp_root_leave_context(fsdp_root *root);
-/* Room for as many reductions in flight as any unit wants, of the root and of those that share the
- * context. */
+/* Makes room for the largest number of reductions in flight that any unit of the context has set. */
 fsdp_status fsdp_root_size_inputs(const fsdp_root *root, fsdp_context *context, fsdp_error *err);
 
 /* --- root_drop.c ------------------------------------------------------------------------------ */
 
-/* The compute stream waits for every reduction. Gathers that nobody waits for are given back, and the order
- * of this root's forwards is forgotten. */
+/* The compute stream waits for every reduction. Frees gathers that no call waits for, and forgets the order
+ * of this root's forwards. */
 void fsdp_root_wait_reductions(fsdp_root *root);
 /* Gives back everything that a step has made: gathers, gathered parameters, gradients of any kind. */
 void fsdp_root_drop_all(fsdp_root *root);

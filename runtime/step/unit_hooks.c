@@ -75,7 +75,7 @@ static fsdp_status prefetch_next(fsdp_group *group, fsdp_error *err)
     return next && next->phase == FSDP_IDLE ? prefetch(next, FSDP_PRE_BACKWARD, err) : FSDP_OK;
 }
 
-/* A unit that prefetches the next one learns from the first forwards which one that is. */
+/* The first forwards record the next unit of each unit that prefetches its next one. */
 static fsdp_status note_first_forward(fsdp_unit *unit, fsdp_error *err)
 {
     fsdp_unit *before = unit->root->last_seen;

@@ -1,5 +1,5 @@
 /*
- * Private interface of the FSDP1 face. The engine knows of it only that a parameter may lie in another one.
+ * Private interface of the FSDP1 face. The engine only sees that a parameter may lie in another one.
  *
  *   wrap_tree.c     the tree of modules from names; a policy chooses the units among them
  *   wrap_flat.c     flat parameters: their layout, and the inner model that declares them

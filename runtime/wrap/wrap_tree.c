@@ -166,7 +166,7 @@ static bool matches_any(const char *name, const fsdp_wrap_policy *policy)
 
 /* --- ignored parameters ----------------------------------------------------------------------- */
 
-/* Tells whether the parameter is in a module that NAMES wraps, below `outer`. */
+/* *is_wrapped_out is true when the parameter is in a module below `outer` that NAMES wraps. */
 static fsdp_status is_wrapped_below(const fsdp_param *param, const char *outer,
                                     const fsdp_wrap_policy *policy, bool *is_wrapped_out,
                                     fsdp_error *err)

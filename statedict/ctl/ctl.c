@@ -7,8 +7,8 @@
  *
  * A rank that works for long before its next call reports so repeatedly, and is waited for as long
  * as it does. Rank 0 reads from all ranks that have not made the call yet, each with its own
- * deadline, so that one working rank does not hide a dead one; and tells the others that it still
- * waits.
+ * deadline, so that one working rank does not hide a dead one; and reports to the others that it
+ * still waits.
  *
  * There are two kinds of failure. A failed outcome that the ranks agree on leaves the control plane
  * usable. A rank that is silent, gone or in another call breaks it: the rank that detects this
@@ -90,7 +90,7 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
     return missing.count ? fail_missing(&missing, err) : FSDP_OK;
 }
 
-/* Tells all ranks that rank 0 is in this call and still waits. Best effort, without waiting. */
+/* Reports to all ranks that rank 0 waits in this call. Best effort, without waiting. */
 static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
 {
     static const fsdp_error fine;

@@ -39,7 +39,7 @@ typedef struct fsdp_ctl_peer {
     int64_t until_ms;    /* it is missing from then on, unless it reports work */
 } fsdp_ctl_peer;
 
-/* An observer knows what ranks do outside of these calls (comm_shared), to explain a missing rank in errors.
+/* An observer explains a missing rank in errors by its other calls (comm_shared).
  * Called on this rank's thread; either may be NULL. */
 typedef struct fsdp_ctl_observer {
     /* This rank is in a call (a call_kind of ctl_frame.h; 0: none) in which it waits for another rank (-1:
@@ -50,7 +50,7 @@ typedef struct fsdp_ctl_observer {
     void *context;
 } fsdp_ctl_observer;
 
-/* Of ranks with one address space; it lives until the last of them has freed its fsdp_ctl. */
+/* Shared by ranks with one address space; it lives until the last of them has freed its fsdp_ctl. */
 typedef struct fsdp_ctl_access {
     atomic_int users;          /* ranks that use memory of other ranks now */
     atomic_bool closed;        /* a rank has withdrawn its memory: no rank may begin */
@@ -75,6 +75,8 @@ struct fsdp_ctl {
 
 /* n connected ranks for n threads of this process; each is freed by fsdp_ctl_free. */
 FSDP_CHECKED fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err);
+/* Local, as often as on the other ranks: this rank's end of a further group of the same threads. */
+FSDP_CHECKED fsdp_status fsdp_ctl_threads_again(fsdp_ctl *ctl, fsdp_ctl **ctl_out, fsdp_error *err);
 
 /* True when all ranks share one address space: a pointer sent to another rank may be used there. */
 bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl);
@@ -86,7 +88,7 @@ bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl);
 FSDP_CHECKED fsdp_status fsdp_ctl_begin_access(fsdp_ctl *ctl, fsdp_error *err);
 FSDP_CHECKED fsdp_status fsdp_ctl_check_access(const fsdp_ctl *ctl, fsdp_error *err);
 void fsdp_ctl_end_access(fsdp_ctl *ctl);
-/* Local, before a rank frees memory whose address it sent. After an agreement nobody uses it, and this does
+/* Local, before a rank frees memory whose address it sent. After an agreement no rank uses it, and this does
  * nothing. When the control plane broke, by whatever failure, no rank begins any more, and this waits for
  * those that have begun: without a deadline, because the memory must stay as long as they use it. */
 void fsdp_ctl_withdraw_memory(fsdp_ctl *ctl);

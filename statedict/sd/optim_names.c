@@ -1,4 +1,4 @@
-/* Tells optimizer state from model state by the names that frameworks use: see sd.h. */
+/* Distinguishes optimizer state from model state by the names that frameworks use: see sd.h. */
 #include <fsdp/sd.h>
 
 #include <string.h>

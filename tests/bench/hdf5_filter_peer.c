@@ -1,7 +1,7 @@
 /*
- * What HDF5 does by itself: f32 values through H5Dwrite, byte shuffle and the zstd filter at level 1,
- * in chunks of 1 MiB. The filter comes from HDF5_PLUGIN_PATH, as for any program. What was written
- * is read back and compared, outside the time. fsdp-bench compress runs this.
+ * HDF5 alone, as the peer of fsdp-bench compress: writes f32 values by H5Dwrite with byte shuffle and the
+ * zstd filter at level 1, in chunks of 1 MiB. The filter comes from HDF5_PLUGIN_PATH, as for any program.
+ * The values are read back and compared, outside the time.
  *
  * usage: hdf5_filter_peer VALUES FILE.h5     prints "SECONDS PROCESSOR_SECONDS STORED_BYTES"
  */

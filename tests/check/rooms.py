@@ -5,14 +5,14 @@
 # include (calls.py sees to it that no room calls one above it).
 ROOMS = {
     "base": [".", "core", "data", "io"],
-    "kernels": [".", "bytes", "cast", "train", "x86"],
+    "kernels": [".", "bytes", "cast", "train", "nn", "x86"],
     "formats": [".", "zip", "source", "target", "pickle", "npy", "hdf5", "hdf5_child", "native",
                 "safetensors", "torch", "ranks", "dcp", "detect"],
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
                   "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param",
-                "context", "group", "step", "optim", "state", "wrap"],
-    "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "."],
+                "context", "group", "step", "optim", "state", "background", "wrap", "tokens", "transformer"],
+    "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "train", "."],
 }
 
 

@@ -84,7 +84,8 @@ static fsdp_status add_layers(state *st, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* What deep verification warns of; of a factored state, a step and a numbered parameter it does not. */
+/* Adds entries that deep verification warns of, and a factored state, a step and a numbered parameter, which
+ * it accepts. */
 static fsdp_status add_doubtful(state *st, fsdp_error *err)
 {
     float *wte = st->memory[0];

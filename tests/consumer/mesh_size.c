@@ -1,4 +1,4 @@
-/* What a user's first program may look like; both consumer projects build it. */
+/* A first program of a user; both consumer projects build it. */
 #include <fsdp/fsdp.h>
 #include <stdio.h>
 

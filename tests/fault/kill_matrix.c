@@ -60,7 +60,7 @@ static void tell(const scenario *s, int64_t call, const char *what, const fsdp_e
     fprintf(stderr, "%s, killed at call %" PRId64 ": %s: %s\n", s->name, call, what, err->text);
 }
 
-/* What is left, and whether life goes on. */
+/* Checks the files that a kill left, and that the next save succeeds. */
 static void judge(const scenario *s, const char *root, int64_t call, bool finished, counts *c)
 {
     fsdp_error err = {0};
@@ -95,7 +95,7 @@ static void kill_at(const scenario *s, int64_t call, counts *c)
     judge(s, work, call, end == 0, c);
 }
 
-/* How many calls there are; -1 when it fails. */
+/* The number of calls of a run without a fault; -1 when it fails. */
 static int64_t count_calls(const scenario *s)
 {
     char golden[SCENARIO_PATH], work[SCENARIO_PATH];

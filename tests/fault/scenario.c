@@ -1,4 +1,4 @@
-/* What the crash tests torture: see scenario.h. */
+/* The operations of the crash tests: see scenario.h. */
 #include "tests/fault/scenario.h"
 
 #include <stdarg.h>

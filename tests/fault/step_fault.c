@@ -46,7 +46,7 @@ static void stay_away(fsdp_comm *comm)
         sleep_ms(20);
 }
 
-/* Somebody must be there to wake it up: a child, which sees the same shared memory. */
+/* Stops this process; a child, which has the same shared memory, continues it. */
 static void stop_for_a_while(fsdp_comm *comm)
 {
     pid_t me = getpid();

@@ -36,7 +36,7 @@ extern const char *const step_fault_names[STEP_FAULT_KINDS];
 /* Worlds have so long a deadline that a test that waits for it is one that hangs. */
 enum { STEP_FAULT_CALLS = 16, STEP_FAULT_DEADLINE_MS = 60000 };
 
-/* Of the step as it is without a fault: filled in by rank 0 of a run that has none. */
+/* The calls of a step without a fault, which rank 0 of a first run counts. */
 typedef struct step_calls {
     _Atomic int count;
     char units[STEP_FAULT_CALLS][16];

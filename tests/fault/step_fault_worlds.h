@@ -1,6 +1,6 @@
 /*
- * Every fault in every world: the cases of the tests of step faults, of which threads and processes run
- * those that they can have. Each is judged by whoever runs it.
+ * Every fault in every world: the cases of the tests of step faults. Threads and processes each run the
+ * cases that are possible there; the runner checks the result.
  */
 #ifndef FSDP_STEP_FAULT_WORLDS_H
 #define FSDP_STEP_FAULT_WORLDS_H
@@ -29,8 +29,8 @@ typedef struct step_fault_runner {
     step_calls *calls;
 } step_fault_runner;
 
-/* Those of FSDP_TEST_SAMPLE; before and after the faults of a world a step without one. Prints what came of
- * it: false when something is wrong. */
+/* Runs the worlds that FSDP_TEST_SAMPLE selects: a step without a fault, the faults, a step without. Prints
+ * the results; false when one is wrong. */
 bool step_fault_run_worlds(const step_fault_runner *runner);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * One fault in a training step, as a program that is launched: KIND AT RANK, of step_fault.h. Every
- * rank runs a step without it, then the one with it, and judges what it was told: "rank R: as it
- * should be", exit code 0. Over MPI it is 10 after a failure: those who still have messages under
- * way leave without MPI_Finalize, which would wait for them in the others.
+ * One fault in a training step, as a launched program: KIND AT RANK, of step_fault.h. Every rank
+ * runs a step without the fault, then one with it, and checks the error that it got: "rank R: as
+ * it should be", exit code 0. Over MPI the exit code is 10 after a failure: ranks with messages in
+ * flight leave without MPI_Finalize, which would wait for the others.
  */
 #include "base/text.h"
 #include <fsdp/fsdp.h>

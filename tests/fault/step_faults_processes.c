@@ -1,7 +1,7 @@
 /*
  * Faults at every collective of a training step, over ranks that are processes: one is killed,
  * stopped, gives up, makes another call, or has no memory. All others get an error that names it
- * and the unit, nobody hangs, nothing is left, and the next step is well. FSDP_TEST_SAMPLE: every
+ * and the unit, no rank hangs, nothing leaks, and the next step succeeds. FSDP_TEST_SAMPLE: every
  * n-th case.
  */
 #include "tests/fault/step_fault_worlds.h"

@@ -1,8 +1,8 @@
 /*
  * Faults at every collective of a training step, over ranks that are threads: one is late, gives
  * up, makes another call, or has no memory. All get an error that names it and the unit, at once,
- * nobody hangs, nothing is left, and the next step of others is well. FSDP_TEST_SAMPLE: every n-th
- * case. Plain program, so that ThreadSanitizer sees it.
+ * no rank hangs, nothing leaks, and the next step of other ranks succeeds. FSDP_TEST_SAMPLE: every
+ * n-th case. A plain program, for ThreadSanitizer.
  */
 #include "tests/fault/step_fault_worlds.h"
 #include "tests/support/sample_state.h"
@@ -82,6 +82,6 @@ int main(void)
                                       .shares_memory = true,
                                       .usual_sample = USUAL_SAMPLE,
                                       .calls = &calls};
-    alarm(test_sample(USUAL_SAMPLE) > 1 ? SECONDS : 0); /* nobody hangs */
+    alarm(test_sample(USUAL_SAMPLE) > 1 ? SECONDS : 0); /* ends the test when a rank hangs */
     return step_fault_run_worlds(&runner) ? 0 : 1;
 }

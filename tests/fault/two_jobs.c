@@ -24,7 +24,7 @@
 
 enum { USUAL_SAMPLE = 8, WORLD = 2, CHILD_SECONDS = 120, RACES = 400 };
 
-/* What the processes tell each other. */
+/* Memory that the processes share. */
 typedef struct shared {
     atomic_bool waiting[2]; /* job i stands before its call */
     atomic_bool ended[2];
@@ -57,7 +57,7 @@ typedef struct job {
     fsdp_io *io;
 } job;
 
-/* Told apart by their contents, whatever the step. */
+/* The contents differ from job to job, whatever the step. */
 static uint64_t content_of(const race *r, int number)
 {
     return (uint64_t)r->step[number] * 10 + (uint64_t)number;

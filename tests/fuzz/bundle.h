@@ -20,7 +20,7 @@ typedef struct bundle {
 bool bundle_begins(const uint8_t *data, size_t size);
 /* The files borrow their contents from data. */
 void bundle_split(const uint8_t *data, size_t size, bundle *files_out);
-/* What the file holds instead: memory that is freed with the bundle; NULL: it stays as it is. */
+/* Replaces the contents of a file by data, which the bundle frees. NULL leaves the file as it is. */
 void bundle_replace(bundle *files, size_t number, uint8_t *data, size_t size);
 bool bundle_name_ends(const bundle *files, size_t number, const char *suffix);
 void bundle_release(bundle *files);

@@ -74,7 +74,7 @@ static const fsdp_io_ops memory_ops = {.name = "memory",
 
 /* --- a listing -------------------------------------------------------------------------------- */
 
-/* What was accepted can be read, as far as it lies in the file. */
+/* Reads every tensor whose data lies in the accepted file. */
 static void check_source(fsdp_source *source)
 {
     fsdp_source_reader reader = {0};

@@ -86,7 +86,7 @@ static void check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *read
     require(st == FSDP_OK || (st == FSDP_ERR_DAMAGED && err.text[0]));
 }
 
-/* Whose box is looked at; an index has a head for each rank. */
+/* The ranks of an index, which has a head for each, and the one whose boxes are read. */
 typedef struct ranks {
     uint32_t rank, end;
 } ranks;
@@ -123,7 +123,7 @@ static void check_file(fsdp_shard_reader *reader, ranks of)
     fsdp_block_reader_release(&block_reader);
 }
 
-/* What the first head says of itself, if there is one. */
+/* The identity in the first head; zero when there is none. */
 static fsdp_shard_id identity(const fsdp_file_record *record, const uint8_t *file)
 {
     fsdp_shard_id id = {.step = 0};

@@ -1,7 +1,7 @@
 /*
- * Fuzz target: plans of conversions. As with the manifest, the hash at the end would stop nearly every
- * changed input, so it is read once as it is and once with the right ending. What is accepted is compared
- * with what would be done: the source, where the plan knows it, is a small safetensors file.
+ * Fuzz target: plans of conversions. As with the manifest, the hash at the end would stop nearly
+ * every changed input, so it is read once as it is and once with the right ending. An accepted
+ * plan is compared with a new one; its source, if the plan names it, is a small safetensors file.
  */
 #include "base/core/mem.h"
 #include "statedict/convert/plan_text.h"

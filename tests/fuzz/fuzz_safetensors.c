@@ -7,7 +7,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Where the header that begins at byte 8 ends, by its braces. */
+/* The size of the header, which begins at byte 8 and ends with the brace that closes the first one. */
 static size_t header_size(const uint8_t *text, size_t size)
 {
     int depth = 0;

@@ -13,7 +13,7 @@ static uint8_t *put(uint8_t *at, uint64_t value, int width)
     return at;
 }
 
-/* What local and central headers have in common, from the needed version to the size of extra fields. */
+/* Writes the fields that local and central headers share: needed version to size of extra fields. */
 static uint8_t *put_common(uint8_t *at, const tiny_record *record)
 {
     at = put(at, 0, 2 + 2 + 2 + 4 + 4);

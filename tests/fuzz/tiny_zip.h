@@ -11,7 +11,7 @@ typedef struct tiny_record {
     size_t size;
 } tiny_record;
 
-/* What the archive of the records takes. */
+/* The size of the archive in bytes. */
 size_t tiny_zip_size(const tiny_record *records, size_t count);
 /* NULL when there is no memory; freed with free. Checksums are left out. */
 uint8_t *tiny_zip(const tiny_record *records, size_t count, size_t *size_out);

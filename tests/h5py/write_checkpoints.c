@@ -36,7 +36,7 @@ static const sample samples[] = {
 };
 enum { SAMPLES = sizeof samples / sizeof *samples };
 
-/* The same functions stand in read_checkpoints.py. */
+/* Writes element i of a tensor; read_checkpoints.py computes the same values. */
 static void put_element(fsdp_dtype dtype, int64_t i, char *to)
 {
     float f32 = (float)i * 0.5f;

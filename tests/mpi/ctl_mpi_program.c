@@ -4,7 +4,7 @@
  * usage: ctl_mpi_program                     random calls; exits with 0 when every value is right
  *        ctl_mpi_program HOW RANK DIR        before a collective RANK kills or stops itself, or
  *                                            calls something else (HOW: kill, stop, differ); every
- *                                            rank that lives writes what it learns to DIR/rank-N
+ *                                            living rank writes its error to DIR/rank-N
  *                                            (ctl_mpi_loss.py reads it)
  */
 #include <mpi.h>
@@ -76,7 +76,7 @@ static FILE *open_note(const char *folder, const char *what, int rank)
     return file;
 }
 
-/* What the special rank does where all others make an allgather. */
+/* Runs on the special rank in place of the allgather of all others. */
 static fsdp_status behave_specially(fsdp_ctl *ctl, const char *how, fsdp_error *err)
 {
     int rank = fsdp_ctl_rank(ctl);

@@ -5,8 +5,8 @@
  *                                                saves one of each kind there
  *        save_load_mpi prepare DIR           DIR/run with steps 10 and 20
  *        save_load_mpi lose DIR HOW RANK N   saves step 30; RANK kills or stops itself at its
- *                                                N-th storage call (HOW: kill, stop; N 0: nobody).
- *                                                Every rank notes what it learns in DIR/rank-R, and
+ *                                                N-th storage call (HOW: kill, stop; N 0: none).
+ *                                                Every rank writes its error to DIR/rank-R, and
  *                                                how many storage calls it made
  *        save_load_mpi check DIR             loads DIR/run, then saves the next step, loads that
  */

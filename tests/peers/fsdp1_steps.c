@@ -124,7 +124,7 @@ static void print_tensor(FILE *out, const fsdp_entry *entry, int rank)
         fprintf(out, "%s%.9g", i == 0 ? "" : " ", (double)((const float *)entry->data)[i]);
 }
 
-/* What this rank has of a state dict. */
+/* Prints the entries of a state dict with this rank's part of each. */
 static void print_dict(FILE *out, const char *what, const fsdp_sd *sd, int rank)
 {
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
@@ -237,7 +237,7 @@ static fsdp_status print_rekeyed(FILE *out, toy *net, const fsdp_sd *full, fsdp_
     return FSDP_OK;
 }
 
-/* What the optimizer was given, by position: declared parameters, or flat ones without use_orig_params. */
+/* The parameter at a position of the optimizer: a declared one, or without use_orig_params a flat one. */
 typedef struct position {
     const fsdp_optim_state *state;
     size_t group;

@@ -1,7 +1,7 @@
 /*
- * A random configuration of training: a model, the units around it, how they work, and the optimizer. What
- * a checkpoint knows (the model, the optimizer) follows from the seed; the rest from the seed and the number
- * of ranks. What happens in a step is thrown when it happens (step.c), of dice for that step.
+ * A random configuration of training: a model, the units around it, how they work, and the optimizer. All
+ * that a checkpoint stores (the model, the optimizer) follows from the seed; the rest from the seed and the
+ * number of ranks. The events of a step are drawn during that step (step.c).
  */
 #ifndef FSDP_CASE_H
 #define FSDP_CASE_H

@@ -1,7 +1,7 @@
 /*
- * Training of a random net, and what must come of it. Gradients are a function of seed, step, parameter and
- * rank, and of the gathered values, so that every rank knows those of all: what is reduced must be their
- * mean, to what the dtypes can hold. To the bit, runs are compared by what they print (random_training.py).
+ * Training of a random net, and its expected results. Gradients are a function of seed, step, parameter,
+ * rank and gathered values, so that every rank can compute those of all ranks: a reduced gradient must be
+ * their mean within the precision of the dtypes. random_training.py compares the bits that runs print.
  */
 #ifndef FSDP_TRAINER_H
 #define FSDP_TRAINER_H

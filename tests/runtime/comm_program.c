@@ -145,7 +145,8 @@ static size_t repeated_room(size_t size)
     return (size / REPEATED + 1) * REPEATED;
 }
 
-/* The same memory over and over, but for the end. */
+/* Maps one piece of memory again and again, so that a large buffer needs little memory;
+ * the last piece is private. */
 static unsigned char *map_repeated(size_t size)
 {
     const size_t once = REPEATED, room = repeated_room(size);
@@ -173,7 +174,7 @@ typedef struct large_call {
     int in_parts, out_parts; /* of 2^31 + LARGE_END each */
 } large_call;
 
-/* What the last bytes of out are: those of the other rank, or of both together. */
+/* Expects in the last bytes of `out` those of the other rank, or the sum of both. */
 static fsdp_status check_large(const unsigned char *end, const fsdp_collective *call, int rank,
                                fsdp_error *err)
 {
@@ -186,7 +187,7 @@ static fsdp_status check_large(const unsigned char *end, const fsdp_collective *
     return FSDP_OK;
 }
 
-/* The end of each part of in tells which rank it is of. */
+/* Marks the end of each part of `in` with its rank. */
 static void mark_large(unsigned char *in, int parts, int64_t count, int rank)
 {
     for (int part = 1; part <= parts; part++)

@@ -43,7 +43,7 @@ static bool is_mapped_by_name(void)
     return found;
 }
 
-/* Of this test's processes; others may be at work on the host. */
+/* Counts the sockets of this test's processes only: other programs of the host may have some. */
 static int count_sockets(int rank)
 {
     char line[400], name[32];

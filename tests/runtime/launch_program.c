@@ -114,7 +114,7 @@ static void write_note(const char *folder, const char *what, int rank, int numbe
     rename(path, done);
 }
 
-/* All look at once whether one was told to end, so that none waits for another. */
+/* All ranks check together whether one has got a signal, so that none waits for another. */
 static fsdp_status wait_for_signals(fsdp_world *world, const char *folder, fsdp_error *err)
 {
     int rank = fsdp_world_rank(world);

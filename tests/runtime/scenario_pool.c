@@ -1,8 +1,8 @@
 /*
- * Scenario C21: buffers of gathers and reductions in memory that the communicator gives, between
- * processes. None is taken before a unit asks for it, every one lies there afterwards, values stay
- * what they are, and all goes back. A custom collective brings its own memory: it may come after,
- * not before.
+ * Scenario C21: buffers of gathers and reductions in memory of the communicator, between
+ * processes. No buffer lies there before a unit sets it, all do afterwards, values do not change,
+ * and all memory is freed. A custom collective has memory of its own: it may be set after, not
+ * before.
  */
 #include "tests/support/nets/mlp.h"
 #include "tests/support/ranks/world_processes.h"

@@ -45,7 +45,7 @@ int64_t test_tensors_differing(const fsdp_sd *sd, int rank, uint64_t seed);
 int64_t test_sample(int64_t usual);
 /* test_sample for a test that runs all cases, or at least every `most`-th unless FSDP_TEST_SAMPLE is set. */
 int64_t test_sample_at_most(int64_t most);
-/* How many of `cases` that are, at least 1. */
+/* The number of cases of a sample of `cases`, at least 1. */
 int test_sample_of(int cases, int64_t most);
 
 /* Chooses cases by number, the first one always, so that every loop around them is sampled evenly. */

@@ -1,6 +1,6 @@
 /*
- * Ranks that are connected over TCP, one of which gets no memory at some moment: whoever fails says
- * why, nobody waits for it. What is left over, address sanitizers see.
+ * Ranks connected over TCP, one of which runs out of memory at some moment: the failing rank
+ * reports why, and no rank waits for it. Address sanitizers find leaks.
  */
 #include <stdio.h>
 
@@ -12,7 +12,7 @@
 
 enum { RANKS = 3, DEADLINE_MS = 20000, MOST = 300, LEAST = 20 };
 
-/* Ranks are threads: whoever asks for memory next after so many times. */
+/* Ranks are threads, and the first one to allocate after `after` allocations fails. */
 typedef struct shortage {
     int after;
     _Atomic int well;

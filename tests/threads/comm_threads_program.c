@@ -39,7 +39,7 @@ static void run_random_calls(void)
     }
 }
 
-/* What goes wrong in the middle of collectives, how and when. */
+/* A fault in the middle of collectives: the rank, its way to fail, and the round. */
 typedef struct trouble {
     int rank, how, at;
 } trouble;

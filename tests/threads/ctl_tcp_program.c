@@ -37,7 +37,7 @@ static void run_random_calls(void)
            3, &err);
 }
 
-/* One rank gives up after some rounds; whatever the others are in, nobody hangs. */
+/* One rank gives up after some rounds; no rank hangs, whatever call it is in. */
 static fsdp_status give_up(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     ctl_rounds rounds = *(const ctl_rounds *)user;

@@ -32,7 +32,7 @@ static void run_random_calls(void)
     expect(fsdp_ctl_run_threads(3, run_ctl_rounds, &large, &err) == FSDP_OK, "large data", 3, &err);
 }
 
-/* One rank gives up after some rounds; whatever the others are in, nobody hangs. */
+/* One rank gives up after some rounds; no rank hangs, whatever call it is in. */
 static fsdp_status give_up(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     ctl_rounds rounds = *(const ctl_rounds *)user;
@@ -81,8 +81,9 @@ static void run_different_calls(void)
 }
 
 /*
- * Rank 0 comes late and rank 2 even later, each within the deadline of whoever waits for it. Rank 1
- * waits longer than it would for a silent rank 0 (deadline and 2 s): rank 0 has told it to.
+ * Rank 0 is late and rank 2 even later, each within the deadline of the rank that waits for it.
+ * Rank 1 waits longer than for a silent rank 0 (deadline and 2 s), since rank 0 reports that it
+ * waits.
  */
 static fsdp_status come_late(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {

@@ -16,7 +16,7 @@ static bool is_hybrid(fsdp_wrap_strategy strategy)
     return strategy >= FSDP_WRAP_HYBRID_SHARD;
 }
 
-/* What the bits shall be. */
+/* Computes the expected bits. */
 static bool run_reference(int ranks, const net_setup *setup, net_result *expected)
 {
     fsdp_error err = {0};

@@ -1,8 +1,8 @@
 /*
- * Scenario C23: streams that are late. On cpu-async, work of some or all streams is held up, and
- * every block that the pool has free is taken, overwritten and given back between the layers:
- * whoever gives a block back too early, or reads too late, has other gradients than the reference.
- * Plain program, so that ThreadSanitizer sees it.
+ * Scenario C23: late streams. On cpu-async, work of some or all streams is delayed, and every free
+ * block of the pool is taken, overwritten and returned between the layers: a block that is
+ * returned too early or read too late changes the gradients. Plain program, so that
+ * ThreadSanitizer sees it.
  */
 #include "tests/support/nets/mlp.h"
 #include "tests/support/nets/unit_tuning.h"

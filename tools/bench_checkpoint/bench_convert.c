@@ -31,7 +31,8 @@ typedef struct convert_case {
 } convert_case;
 
 static const convert_case cases[] = {
-    {"dcp-hf", "dcp-4", "hf", {"--to", "hf"}, 0.80, "dcp-to-torch-save", 5, false},
+    {"dcp-hf", "dcp-4", "hf", {"--to", "hf"}, 0.80, NULL, 0, false},
+    {"dcp-torch", "dcp-4", "one.pt", {"--to", "torch"}, 0.80, "dcp-to-torch-save", 5, false},
     {"dcp-native", "dcp-8", "native", {"--to", "fsdp", "--world-size", "6"}, 0.80, NULL, 0, false},
     {"native-dcp", "native-8", "dcp", {"--to", "dcp", "--world-size", "6"}, 0.80, NULL, 0, false},
     {"torch-safetensors",
@@ -302,33 +303,57 @@ static fsdp_status measure_case(convert_job *job, const convert_case *kind, fsdp
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Eight times the size, cut along columns on the way in and on the way out. */
-static fsdp_status measure_peak(convert_job *job, fsdp_error *err)
+/* Conversions of eight times the size, each of a result before it. */
+typedef struct peak_case {
+    const char *work, *from, *to;
+    const char *options[OPTIONS + 2];
+} peak_case;
+
+static const peak_case peak_cases[] = {
+    {"peak-dcp-columns", "native-peak", "dcp-columns", {"--to", "dcp", "--shard-dim", "1"}},
+    {"peak-columns-hf", "dcp-columns", "to-hf", {"--to", "hf"}},
+    {"peak-columns-native",
+     "dcp-columns",
+     "native-rows",
+     {"--to", "fsdp", "--shard-dim", "0", "--world-size", "6"}},
+    {"peak-native-columns", "native-peak", "native-columns", {"--shard-dim", "1"}},
+    {"peak-compress", "native-peak", "compressed", {"--shard-dim", "1", "--compress", "zstd"}},
+    {"peak-decompress", "compressed", "plain-again", {"--shard-dim", "0"}},
+};
+
+static fsdp_status measure_peak(convert_job *job, const peak_case *what, fsdp_error *err)
 {
-    static const convert_case peak = {.work = "peak"};
-    static const char *const to_columns[] = {"--to", "dcp", "--shard-dim", "1", NULL};
-    static const char *const to_hf[] = {"--to", "hf", NULL};
     int64_t memory = job->opts->common.memory > 0 ? job->opts->common.memory : FSDP_MEMORY_DEFAULT;
     int64_t limit_kib = (memory >> 10) + (32 << 10);
-    char native[BENCH_PATH], columns[BENCH_PATH];
     bench_times times = {0};
-    job->kind = &peak;
     job->peak_kib = 0;
-    bench_path(native, job->dir, "native-peak");
-    bench_path(columns, job->dir, "columns-peak");
-    bench_path(job->to, job->dir, "to-hf");
-    FSDP_TRY(make_native(job, native, SAVED_BY, job->opts->size * PEAK_FACTOR, err));
-    FSDP_TRY(convert(job, native, columns, to_columns, &times, err));
-    FSDP_TRY(bench_remove(native, err));
-    FSDP_TRY(convert(job, columns, job->to, to_hf, &times, err));
-    bench_row row = {.work = "peak", .ours = &times, .peak_kib = job->peak_kib};
+    bench_path(job->from, job->dir, what->from);
+    bench_path(job->to, job->dir, what->to);
+    FSDP_TRY(convert(job, job->from, job->to, what->options, &times, err));
+    bench_row row = {.ours = &times, .peak_kib = job->peak_kib};
     row.met = row.peak_kib <= limit_kib;
+    snprintf(row.work, sizeof row.work, "%s", what->work);
     snprintf(row.goal, sizeof row.goal, "peak <= %" PRId64 " KiB", limit_kib);
-    snprintf(row.against, sizeof row.against,
-             "peak %" PRId64 " KiB, of %d x --size to columns and back", row.peak_kib, PEAK_FACTOR);
-    FSDP_TRY(bench_remove(columns, err));
-    FSDP_TRY(bench_remove(job->to, err));
+    snprintf(row.against, sizeof row.against, "peak %" PRId64 " KiB, of %d x --size", row.peak_kib,
+             PEAK_FACTOR);
     return bench_print_row(job->opts, &row);
+}
+
+static fsdp_status measure_peaks(convert_job *job, fsdp_error *err)
+{
+    static const convert_case kind = {.work = "peak"};
+    size_t count = sizeof peak_cases / sizeof *peak_cases;
+    job->kind = &kind;
+    bench_path(job->from, job->dir, peak_cases[0].from);
+    FSDP_TRY(make_native(job, job->from, SAVED_BY, job->opts->size * PEAK_FACTOR, err));
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(measure_peak(job, &peak_cases[i], err));
+    for (size_t i = 0; i < count; i++) {
+        bench_path(job->to, job->dir, peak_cases[i].to);
+        FSDP_TRY(bench_remove(job->to, err));
+    }
+    bench_path(job->from, job->dir, peak_cases[0].from);
+    return bench_remove(job->from, err);
 }
 
 /* fsdp-convert and fsdp-ls lie beside this program. */
@@ -350,5 +375,5 @@ fsdp_status bench_convert_rows(const bench_options *opts, const char *dir, fsdp_
     FSDP_TRY(find_tools(&job, err));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         FSDP_TRY(measure_case(&job, &cases[i], err));
-    return measure_peak(&job, err);
+    return measure_peaks(&job, err);
 }

@@ -10,8 +10,8 @@ static void note_signal(int number)
     stop_signal = number;
 }
 
-/* The first signal asks, a second one ends the program at once. A signal that whoever started us had
- * us ignore (nohup, a job in the background) stays ignored. */
+/* The first signal requests a stop, a second one ends the program at once. A signal that is
+ * ignored from the start (nohup, a job in the background) stays ignored. */
 void cli_catch_signals(void)
 {
     static const int asking[] = {SIGINT, SIGTERM, SIGHUP};

@@ -149,7 +149,8 @@ static const char *parse_format(const char *text)
     refuse_format(text);
 }
 
-/* A name that asks for a format which is not written: a directory of that name helps nobody. */
+/* Refuses a name with the suffix of a format that is not written, in place of a directory of that
+ * name. */
 static void refuse_suffix(const char *to)
 {
     static const char *const others[] = {
@@ -161,7 +162,7 @@ static void refuse_suffix(const char *to)
             refuse_format_of(to, suffix);
 }
 
-/* Without --to: the suffix of DST, else fsdp when an option of its own asks for it, else hf. */
+/* Without --to: by the suffix of DST, else fsdp when an option needs it, else hf. */
 static void choose_format(convert_options *opts)
 {
     fsdp_convert_opts *convert = &opts->convert;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What laid out and compressed the committed files; others may do it in other bytes. */
+/* The versions that wrote the committed files; other versions may write other bytes. */
 static const char made_with_hdf5[] = "1.10.8", made_with_zstd[] = "1.5.4";
 
 enum { STEP = 1200, STORED_VALUE = 70000 };

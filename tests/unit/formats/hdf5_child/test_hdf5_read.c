@@ -536,7 +536,7 @@ Test(hdf5_read, a_kernel_without_seccomp_stops_it_unless_limits_are_enough)
     fsdp_source_close(source);
 }
 
-/* What a child that was taken over might try. */
+/* System calls that an attacker in the child might make. */
 static void try_open(void)
 {
     /* an answer, and not death: libraries try to open this and that */

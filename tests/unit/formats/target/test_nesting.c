@@ -138,7 +138,7 @@ Test(nesting, names_of_too_many_containers_are_not_nested)
 
 /* --- length ----------------------------------------------------------------------------------- */
 
-/* The same sequence everywhere. */
+/* Shuffles with a fixed seed. */
 static void shuffle(names *all)
 {
     uint64_t state = 1;

@@ -139,7 +139,7 @@ Test(torch_resave, another_file_of_the_same_contents_is_noticed)
     expect_damaged(source, object, "was replaced while it was read");
 }
 
-/* The same size and time. */
+/* The new contents have the size and the time of the old ones. */
 Test(torch_resave, a_file_that_was_overwritten_in_place_is_noticed)
 {
     size_t object;

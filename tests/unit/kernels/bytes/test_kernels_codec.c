@@ -1,4 +1,5 @@
-/* The codec: everything comes back, frames are plain zstd, and damaged or hostile frames are told. */
+/* The codec: decoding gives the data back, frames are plain zstd, damaged and hostile frames are
+ * errors. */
 #include "base/core/mem.h"
 #include "kernels/kernels.h"
 

@@ -602,7 +602,7 @@ static const optimizer_case optimizer_cases[] = {
 };
 enum { OPTIMIZER_CASES = sizeof optimizer_cases / sizeof *optimizer_cases };
 
-/* What a step reads and changes, twice: for the kernel and for the model. */
+/* Operands of a step: one set for the kernel, one for the model. */
 typedef struct tensors {
     double param[MOST], mean[MOST], square[MOST], grad[MOST]; /* as bytes of any type */
     float master[MOST];

@@ -49,7 +49,7 @@ static fsdp_status train_two(toy *net, two_optims *two, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* What the model is after the steps of one optimizer, and of two. */
+/* Compares the model after the steps of one optimizer with that after the steps of two. */
 static fsdp_status compare(toy *net, two_optims *two, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .cpu_offload = true};

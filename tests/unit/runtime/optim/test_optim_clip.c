@@ -1,6 +1,5 @@
 /*
- * What goes around an optimizer's step: the norm of gradients that lie on several meshes, by which they are
- * clipped, and schedules of the learning rate.
+ * Clipping by the norm of gradients that lie on several meshes, and schedules of the learning rate.
  */
 #include "tests/support/nets/state_net.h"
 
@@ -139,7 +138,7 @@ static fsdp_status clip(mixed_net *net, world_rank *rank, fsdp_error *err)
     return expect_scaled(net, fmin(1, what->max_norm / (norm + 1e-6)), err);
 }
 
-/* Of one rank, in a shard that no other one has. */
+/* Puts an infinity into a shard that one rank alone holds. */
 static fsdp_status find_infinity(mixed_net *net, world_rank *rank, fsdp_error *err)
 {
     fsdp_clip_opts opts = {.max_norm = 1, .error_if_nonfinite = true};

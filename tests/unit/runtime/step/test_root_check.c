@@ -1,5 +1,5 @@
-/* With --check, ranks that declare or do different things are told so, all of them, with both sides named. A
- * rank that has no memory to begin with is told of, too. */
+/* With --check, every rank gets an error that names both sides when ranks declare or do different
+ * things, and when a rank has no memory for the check. */
 #include "base/core/mem.h"
 #include "tests/support/ranks/worlds.h"
 #include <fsdp/wrap.h>
@@ -61,7 +61,7 @@ static fsdp_status step(small_net *net, const world_rank *rank, fsdp_error *err)
     return fsdp_root_finalize_backward(net->root, false, NULL, err);
 }
 
-/* Every rank is told the same, before it comes to the run's own error. */
+/* Every rank gets this error, before the run reaches another one. */
 static fsdp_status run(world_rank *rank, fsdp_error *err)
 {
     const difference *what = rank->user;

@@ -321,7 +321,7 @@ Test(fsdp1, gradients_are_summoned_with_their_unit_alone)
 
 /* --- hooks ------------------------------------------------------------------------------------ */
 
-/* What the library would have done. */
+/* The reduction that the library does without a hook. */
 static fsdp_status mean_hook(void *state, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                              fsdp_error *err)
 {

@@ -46,7 +46,7 @@ static fsdp_status expect(bool condition, const char *what, fsdp_error *err)
     return condition ? FSDP_OK : fsdp_fail(err, FSDP_ERR_INTERNAL, "not so: %s", what);
 }
 
-/* The number of each element in its tensor, times what the caller wants. */
+/* Fills each element with its number in the tensor times a factor. */
 static fsdp_status number(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
                           fsdp_error *err)
 {
@@ -71,7 +71,7 @@ static int64_t elements(const fsdp_param *param)
     return fsdp_box_count(&whole);
 }
 
-/* What the mathematics of the next step see. */
+/* Expects these values in the gathered parameters of the next step. */
 static fsdp_status expect_numbers(toy *net, float factor, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
@@ -186,7 +186,7 @@ Test(fsdp1_values, a_state_dict_that_was_loaded_is_gathered_next)
     expect_everywhere(load_over_gathered);
 }
 
-/* The same of plain units. */
+/* Sets the values of plain units, which have no flat parameters. */
 static fsdp_status set_plain_values(toy *net, fsdp_error *err)
 {
     float factor = 2;

@@ -399,7 +399,7 @@ Test(fsdp1_wrap, wrapped_names_and_types_that_no_module_has_are_refused)
     expect_stranger(&opts, "of type 'Block'");
 }
 
-/* The same list of exceptions serves many models. */
+/* One list of exceptions serves many models. */
 Test(fsdp1_wrap, types_that_are_exceptions_need_no_module)
 {
     fsdp_wrap_opts opts = {0};

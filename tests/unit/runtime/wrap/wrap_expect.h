@@ -1,4 +1,4 @@
-/* What tests of the FSDP1 face expect, on ranks that are threads. */
+/* Expectations of the tests of the FSDP1 face, on ranks that are threads. */
 #ifndef FSDP_WRAP_EXPECT_H
 #define FSDP_WRAP_EXPECT_H
 

@@ -1,6 +1,6 @@
 /*
- * For tests of damage: a small checkpoint on disk, its files as bytes to be changed and put back, and
- * the hashes made right again over what was changed, as somebody with bad intent would.
+ * For tests of damage: a small checkpoint on disk, whose files are changed as bytes and restored; an
+ * attacker's change also corrects the hashes over it.
  */
 #ifndef FSDP_SPOIL_H
 #define FSDP_SPOIL_H
@@ -243,7 +243,7 @@ static inline void spoil_edit(const char *dir, const char *from, const char *to,
     free(old.data);
 }
 
-/* What the manifest says of a shard file. */
+/* The entry of a shard file in the manifest. */
 static inline fsdp_manifest_file spoil_file(const char *dir, int number)
 {
     fsdp_manifest manifest;

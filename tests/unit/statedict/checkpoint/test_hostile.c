@@ -16,7 +16,8 @@
 
 enum { MEMORY = 512 << 20 };
 
-/* Sanitizers reserve address space of their own; without one, memory that a lie asks for is missed. */
+/* Limits the address space, so that an allocation for a false size fails; sanitizers need that
+ * space themselves. */
 static void bound_memory(void)
 {
 #ifndef UNDER_SANITIZER

@@ -13,7 +13,7 @@
 
 enum { MAX_RANKS = 16, SHORT_MS = 400, SLACK_MS = 6000 };
 
-/* What the ranks of one test share: its parameters, and what each rank found. */
+/* Shared by the ranks of one test: its parameters, and the results of each rank. */
 typedef struct test_group {
     size_t size;
     int special; /* the rank that behaves differently */
@@ -477,7 +477,7 @@ Test(ctl, a_rank_at_work_is_not_named_among_the_missing, .timeout = 30)
                      "were to pass a barrier: it is gone, stuck, or in another call");
 }
 
-/* Rank 1 is at work until the others have given up, rank 2 is silent: nobody waits for the work. */
+/* Rank 1 is at work until the others have given up, rank 2 is silent: no rank waits for it. */
 static fsdp_status work_while_one_is_silent(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
@@ -568,7 +568,7 @@ static void say_where(void *user, int rank, char *out, size_t out_size)
         snprintf(out, out_size, "it is in all_gather, and waits for rank 0");
 }
 
-/* Somebody else knows where the special rank is. */
+/* An observer reports where the special rank is. */
 static fsdp_status wait_for_one_elsewhere(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     ctl->observer.find = say_where;

@@ -396,7 +396,7 @@ Test(layout, fsdp_over_tp_and_plain_shards_of_8_rows)
     fsdp_mesh_free(mesh);
 }
 
-/* What is left of the rows of one dp rank when tp is gathered: concatenated in tp order. */
+/* Expects these rows in one dp rank when tp is gathered: the rows of its tp ranks, in tp order. */
 static void expect_gathered(const fsdp_layout *layout, int64_t n, int dp, int tp_size,
                             const int64_t *rows, int count)
 {

@@ -528,7 +528,7 @@ static fsdp_io *disk_with_old_file(void)
     return io;
 }
 
-/* How many power cuts after the end of the protocol do not leave the new content. */
+/* The number of power cuts, of SEEDS after the end of the protocol, that lose the new content. */
 static int losses_after(write_protocol protocol)
 {
     int losses = 0;

@@ -1,0 +1,69 @@
+/*
+ * The room kernels/nn: the mathematics of models on the host. In come calls of kernels/nn.h, out come arrays;
+ * nn_cpu.c holds the table and is what callers reach, through fsdp_nn_open_cpu only.
+ *
+ * A call is cut into parts that the threads of a team take one by one (nn_team.c). Every element of a result
+ * is made by one part, from its own row or column, so the bits do not depend on the cut.
+ */
+#ifndef FSDP_NN_CPU_H
+#define FSDP_NN_CPU_H
+
+#include "kernels/matrix.h"
+#include "kernels/nn_loops.h"
+
+typedef struct fsdp_nn_cpu fsdp_nn_cpu;
+/* One part of a job: elements [first, last) of what the job counts. */
+typedef struct fsdp_nn_part { int64_t first, last; int worker; } fsdp_nn_part;
+typedef void (*fsdp_nn_job)(fsdp_nn_cpu *cpu, const void *call, fsdp_nn_part part);
+
+typedef struct fsdp_nn_team fsdp_nn_team;
+/* The caller of run is worker 0. May get fewer threads than wanted. NULL: no memory. */
+fsdp_nn_team *fsdp_nn_team_create(int threads);
+void fsdp_nn_team_free(fsdp_nn_team *team);       /* accepts NULL */
+int fsdp_nn_team_threads(const fsdp_nn_team *team);
+/* body(context, index, worker) for every index in [0, count), each once, on any worker. */
+void fsdp_nn_team_run(fsdp_nn_team *team, int count, void (*body)(void *context, int index, int worker),
+                      void *context);
+
+/* A worker's memory: packed blocks of products, and room for results on the way. */
+typedef struct fsdp_nn_worker {
+    fsdp_matrix_scratch blocks;
+    float *room;
+    int64_t capacity;
+} fsdp_nn_worker;
+
+struct fsdp_nn_cpu {
+    fsdp_nn nn;
+    const fsdp_nn_loops *loops;
+    fsdp_nn_team *team;
+    fsdp_nn_worker *workers;
+    int threads;
+    fsdp_error failure;        /* the first one since finish; its status is FSDP_OK: none */
+};
+
+/* Cuts [0, count) at multiples of grain into a part per thread, or into fewer when they are not worth it. */
+typedef struct fsdp_nn_cut {
+    int64_t count, grain;
+    int64_t work;              /* of an item: elements that are read or written once */
+    bool uneven;               /* items differ in cost: more parts than threads */
+} fsdp_nn_cut;
+void fsdp_nn_cpu_run(fsdp_nn_cpu *cpu, fsdp_nn_cut cut, fsdp_nn_job job, const void *call);
+/* Room for so many elements for every worker; false: no memory, which is noted for finish. */
+bool fsdp_nn_cpu_reserve(fsdp_nn_cpu *cpu, int64_t rows, int64_t columns);
+
+/* The entries of the table. */
+void fsdp_nn_cpu_product(fsdp_nn *nn, const fsdp_nn_product *call);
+void fsdp_nn_cpu_column_sums(fsdp_nn *nn, float *sums, const float *x, int64_t rows, int64_t columns);
+void fsdp_nn_cpu_norm(fsdp_nn *nn, const fsdp_nn_norm *call);
+void fsdp_nn_cpu_norm_grad(fsdp_nn *nn, const fsdp_nn_norm_grad *call);
+void fsdp_nn_cpu_add(fsdp_nn *nn, float *to, const float *from, int64_t count);
+void fsdp_nn_cpu_activate(fsdp_nn *nn, const fsdp_nn_activation *call);
+void fsdp_nn_cpu_activate_grad(fsdp_nn *nn, const fsdp_nn_activation_grad *call);
+void fsdp_nn_cpu_rotate(fsdp_nn *nn, const fsdp_nn_rotation *call);
+void fsdp_nn_cpu_attend(fsdp_nn *nn, const fsdp_nn_attention *call);
+void fsdp_nn_cpu_attend_grad(fsdp_nn *nn, const fsdp_nn_attention_grad *call);
+void fsdp_nn_cpu_embed(fsdp_nn *nn, const fsdp_nn_embedding *call);
+void fsdp_nn_cpu_embed_grad(fsdp_nn *nn, const fsdp_nn_embedding_grad *call);
+void fsdp_nn_cpu_cross_entropy(fsdp_nn *nn, const fsdp_nn_cross_entropy *call);
+
+#endif
