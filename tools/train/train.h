@@ -1,7 +1,7 @@
 /*
- * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples. The
- * room turns options and a configuration into calls of the runtime; fsdp_train.c is its main and only it calls
- * the room.
+ * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples.
+ * The room turns options and a configuration into calls of the runtime; fsdp_train.c is its main and only it
+ * calls the room.
  *
  *   train_config.c    [section] key = value
  *   train_options.c   the command line

@@ -1,4 +1,4 @@
-/* The table of keys, and what follows from it: reading files, setting by name, printing. See train_config.h. */
+/* The table of keys, and what follows from it: reading, setting by name, printing. See train_config.h. */
 #include "tools/train/train_config.h"
 
 #include <ctype.h>

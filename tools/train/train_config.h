@@ -49,7 +49,8 @@ typedef struct train_config {
         int64_t warmup;
         double min_lr;
     } optim;
-    struct { train_mesh mesh; int64_t reshard; train_text comm; int device; } parallel; /* as fsdp_unit_opts */
+    struct { train_mesh mesh; int64_t reshard; train_text comm; int device; } parallel;   /* reshard: as
+                                                                                             fsdp_unit_opts */
     struct {
         int64_t every;
         bool async;
@@ -63,8 +64,8 @@ typedef struct train_config {
 
 void train_config_init(train_config *config);
 
-/* Sets "section.key" from text. `origin` ("run.conf:12", "--optim.lr") begins the message of FSDP_ERR_USAGE: an
- * unknown key names the nearest one. */
+/* Sets "section.key" from text. `origin` ("run.conf:12", "--optim.lr") begins the message of FSDP_ERR_USAGE,
+ * which for an unknown key names the nearest one. */
 fsdp_status train_config_set(train_config *config, const char *name, const char *value, const char *origin,
                              fsdp_error *err);
 /* Reads a file; a key that comes twice is FSDP_ERR_USAGE with both lines. */

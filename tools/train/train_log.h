@@ -1,7 +1,7 @@
 /*
- * What a training writes into RUN beside its checkpoints, on rank 0: metrics.jsonl, one JSON object per step and
- * event; main.log, the lines of the terminal; TensorBoard's events. Every object has `step`; a resume removes
- * those behind its step.
+ * Files of RUN beside its checkpoints, written by rank 0: metrics.jsonl, one JSON object per step and event;
+ * main.log, the lines of the terminal; TensorBoard's events. Every object has `step`; a resume removes those
+ * behind its step.
  */
 #ifndef FSDP_TRAIN_LOG_H
 #define FSDP_TRAIN_LOG_H

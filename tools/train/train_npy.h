@@ -19,7 +19,7 @@ fsdp_status train_ids_check(const train_ids *ids, const char *path, int64_t voca
 void train_ids_release(train_ids *ids);
 
 /* Writes an array, f32 or i64; the file appears whole or not at all, in place of an older one. */
-fsdp_status train_npy_write(const char *path, fsdp_dtype dtype, int ndim, const int64_t *shape, const void *data,
-                            fsdp_error *err);
+fsdp_status train_npy_write(const char *path, fsdp_dtype dtype, int ndim, const int64_t *shape,
+                            const void *data, fsdp_error *err);
 
 #endif

@@ -25,7 +25,7 @@ static fsdp_status add_number(fsdp_sd *sd, const char *name, int64_t number, fsd
     return fsdp_sd_add_value(sd, name, strlen(name), &value, err);
 }
 
-/* The text of a tokenizer.json, also of bytes, so that an export needs nothing else; "" without a tokenizer. */
+/* The text of a tokenizer.json, also of bytes, so that an export needs nothing else; "": there is none. */
 static void add_tokenizer_text(const train_job *job, fsdp_text *text)
 {
     size_t size = 0;
