@@ -107,3 +107,14 @@ uint32_t fsdp_crc32(uint32_t crc, const void *data, size_t size)
 {
     return ~fsdp_crc32_add_get()(~crc, data, size);
 }
+
+void fsdp_xxh3_hex(const void *data, size_t size, char hex_out[FSDP_XXH3_HEX])
+{
+    static const char digits[] = "0123456789abcdef";
+    const fsdp_hash hash = fsdp_kernels_get()->hash(data, size);
+    for (size_t i = 0; i < sizeof hash.bytes; i++) {
+        hex_out[2 * i] = digits[hash.bytes[i] >> 4];
+        hex_out[2 * i + 1] = digits[hash.bytes[i] & 15];
+    }
+    hex_out[FSDP_XXH3_HEX - 1] = '\0';
+}

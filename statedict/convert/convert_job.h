@@ -50,6 +50,7 @@ typedef struct convert_job {
     size_t *source;            /* per entry of it: entry of the source */
     int *owners;               /* per entry of it: the copy that is stored */
     fsdp_ties ties;            /* names that are left out */
+    const char **drops;        /* of opts.select, with one more; NULL: the caller's */
     fsdp_copies copies;        /* files beside the weights */
     bool casts;                /* at least one tensor gets another dtype */
 

@@ -117,6 +117,29 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
                      chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
 }
 
+/* A checkpoint of a trainer becomes what transformers reads: names behind "model.", and of its values the
+ * files that are carried. Renames of the caller's own take the place of the first. */
+static fsdp_status fit_trainer(convert_job *job, fsdp_error *err)
+{
+    static const char *const renames[] = {"s/^model\\.//"};
+    fsdp_select_opts *select = &job->opts.select;
+    if (!job->opts.format || strcmp(job->opts.format, "hf") != 0 ||
+        !fsdp_copies_are_carried(job->from->manifest.sd))
+        return FSDP_OK;
+    if (select->rename_count == 0) {
+        select->renames = renames;
+        select->rename_count = 1;
+    }
+    job->drops = fsdp_alloc(select->drop_count + 1, sizeof *job->drops);
+    if (!job->drops)
+        return fsdp_fail_memory(err, "a conversion");
+    for (size_t i = 0; i < select->drop_count; i++)
+        job->drops[i] = select->drops[i];
+    job->drops[select->drop_count++] = "^train\\.";
+    select->drops = job->drops;
+    return FSDP_OK;
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -126,7 +149,9 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
-    FSDP_TRY(fsdp_copies_open(job->io, &job->opts, job->to, &job->copies, err));
+    const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
+    FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
+    FSDP_TRY(fit_trainer(job, err));
     FSDP_TRY(describe_target(job, plan, err));
     job->cast_sums = fsdp_alloc((size_t)job->file_count, sizeof *job->cast_sums);
     return job->cast_sums ? FSDP_OK : fsdp_fail_memory(err, "a conversion");

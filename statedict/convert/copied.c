@@ -12,13 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { CARRIED = -1 };
 enum { PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20, RECORD_MOST = 1 << 20 };
 
 struct fsdp_copied_file {
     const char *name;
-    int number; /* in the source */
-    bool is_edited;
-    fsdp_text text; /* the edited text, if it is edited */
+    int number; /* in the source; CARRIED: it is a value of the checkpoint */
+    bool has_text;
+    fsdp_text text; /* what is written, if it has_text: edited or carried */
     char change[96];
     fsdp_hash hash; /* of the bytes that were written */
 };
@@ -153,19 +154,31 @@ static fsdp_status add_files(fsdp_copies *copies, fsdp_io *io, const fsdp_conver
     return st;
 }
 
+static int64_t size_of(const fsdp_copies *copies, const fsdp_copied_file *file)
+{
+    return file->has_text ? (int64_t)file->text.size
+                          : fsdp_source_file_size(copies->source, (size_t)file->number);
+}
+
 static fsdp_status read_whole(const fsdp_copies *copies, const fsdp_copied_file *file,
                               char **data_out, size_t *size_out, fsdp_error *err)
 {
-    int64_t size = fsdp_source_file_size(copies->source, (size_t)file->number);
+    int64_t size = size_of(copies, file);
     *size_out = (size_t)size;
     *data_out = fsdp_realloc(NULL, (size_t)size + 1, 1);
     if (!*data_out)
         return fsdp_fail_memory(err, file->name);
+    if (file->has_text) {
+        memcpy(*data_out, file->text.data, *size_out);
+        return FSDP_OK;
+    }
     return fsdp_source_pread(copies->source, file->number, *data_out, *size_out, 0, err);
 }
 
 static const char *path_of(const fsdp_copies *copies, const fsdp_copied_file *file)
 {
+    if (file->number == CARRIED)
+        return copies->carrier;
     return fsdp_source_file_path(copies->source, (size_t)file->number);
 }
 
@@ -207,17 +220,63 @@ static fsdp_status make_record(fsdp_copies *copies, fsdp_error *err)
     return copies->record.failed ? fsdp_fail_memory(err, "a list of files") : FSDP_OK;
 }
 
-fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const char *to,
-                             fsdp_copies *copies, fsdp_error *err)
+/* A file that the checkpoint keeps as a value. */
+static fsdp_status carry(fsdp_copies *copies, const fsdp_value *value, const char *name,
+                         fsdp_error *err)
+{
+    fsdp_copied_file file = {.name = name, .number = CARRIED, .has_text = true};
+    if (value->kind != FSDP_VALUE_STRING || value->as.bytes.size == 0)
+        return FSDP_OK;
+    fsdp_text_add(&file.text, value->as.bytes.data, value->as.bytes.size);
+    if (file.text.failed ||
+        !fsdp_grow(&copies->files, &copies->room, copies->count + 1, sizeof file)) {
+        fsdp_text_release(&file.text);
+        return fsdp_fail_memory(err, name);
+    }
+    copies->files[copies->count++] = file;
+    return FSDP_OK;
+}
+
+static const fsdp_value *find_value(const fsdp_sd *sd, const char *name)
+{
+    int64_t i = fsdp_sd_find(sd, name, strlen(name));
+    const fsdp_entry *entry = i < 0 ? NULL : fsdp_sd_at(sd, (size_t)i);
+    return entry && entry->kind == FSDP_ENTRY_VALUE ? &entry->value : NULL;
+}
+
+bool fsdp_copies_are_carried(const fsdp_sd *sd)
+{
+    return find_value(sd, "train.hf_config") != NULL;
+}
+
+/* In the order of names, as add_files has them. */
+static fsdp_status carry_files(fsdp_copies *copies, const fsdp_sd *sd, fsdp_error *err)
+{
+    static const char *const names[][2] = {{"train.hf_config", "config.json"},
+                                           {"train.generation_config", "generation_config.json"},
+                                           {"train.tokenizer", "tokenizer.json"},
+                                           {"train.tokenizer_config", "tokenizer_config.json"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const fsdp_value *value = find_value(sd, names[i][0]);
+        if (value)
+            FSDP_TRY(carry(copies, value, names[i][1], err));
+    }
+    FSDP_TRY(read_config(copies, err));
+    return copies->count > 0 ? make_record(copies, err) : FSDP_OK;
+}
+
+fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
+                             const fsdp_copies_places *places, fsdp_copies *copies, fsdp_error *err)
 {
     const char *dir = opts->copy_from;
     fsdp_file_info info;
-    *copies = (fsdp_copies){.config = {.vocab_size = -1, .tied = -1}};
+    bool is_hf = opts->format && strcmp(opts->format, "hf") == 0;
+    *copies = (fsdp_copies){.carrier = places->from, .config = {.vocab_size = -1, .tied = -1}};
     if (!dir && opts->copy_code)
         return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)
-        return FSDP_OK;
-    if (!opts->format || strcmp(opts->format, "hf") != 0)
+        return is_hf ? carry_files(copies, places->sd, err) : FSDP_OK;
+    if (!is_hf)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "files are copied beside format hf only, which is a directory");
     int result = io->ops->info(io, dir, &info);
@@ -226,7 +285,7 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const c
     if (info.kind != FSDP_FILE_DIRECTORY)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                          "'%s' is no directory: files are copied from one of a model", dir);
-    if (fsdp_paths_are_same(io, dir, to))
+    if (fsdp_paths_are_same(io, dir, places->to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "files cannot be copied from '%s', where the result is to be", dir);
     FSDP_TRY(fsdp_source_create(io, dir, "files", &copies->source, err));
@@ -325,10 +384,13 @@ static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const
     fsdp_status st = read_whole(copies, file, &text, &size, err);
     if (st == FSDP_OK)
         st = fsdp_model_config_edit(text, size, path_of(copies, file), &edits, &edited, err);
-    file->text = edited.text;
     fsdp_free(text);
     FSDP_TRY(st);
-    file->is_edited = file->text.size > 0;
+    if (edited.text.size > 0) {
+        fsdp_text_release(&file->text);
+        file->text = edited.text;
+        file->has_text = true;
+    }
     if (edited.was[0])
         snprintf(file->change, sizeof file->change, "dtype %s -> %s", edited.was, dtype);
     return FSDP_OK;
@@ -338,7 +400,7 @@ fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err)
 {
     const fsdp_target_entry *embedding = NULL, *head = NULL;
-    for (size_t i = 0; copies->source && i < beside->count; i++) {
+    for (size_t i = 0; copies->count > 0 && i < beside->count; i++) {
         const fsdp_target_entry *entry = &beside->entries[i];
         if (entry->value || !beside->is_model[i])
             continue;
@@ -356,12 +418,6 @@ fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
 }
 
 /* --- writing ---------------------------------------------------------------------------------- */
-
-static int64_t size_of(const fsdp_copies *copies, const fsdp_copied_file *file)
-{
-    return file->is_edited ? (int64_t)file->text.size
-                           : fsdp_source_file_size(copies->source, (size_t)file->number);
-}
 
 int64_t fsdp_copies_bytes(const fsdp_copies *copies)
 {
@@ -411,7 +467,7 @@ static fsdp_status write_pieces(const fsdp_copies *copies, const fsdp_copied_fil
     fsdp_hasher_reset(hasher);
     for (int64_t at = 0; at < size && st == FSDP_OK; at += PIECE) {
         size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
-        if (file->is_edited)
+        if (file->has_text)
             memcpy(piece, file->text.data + at, n);
         else
             st = fsdp_source_pread(copies->source, file->number, piece, n, at, err);
@@ -485,6 +541,8 @@ fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char
 
 const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out)
 {
+    if (copies->files[i].number == CARRIED)
+        return NULL;
     *info_out = *fsdp_source_file_info(copies->source, (size_t)copies->files[i].number);
     return path_of(copies, &copies->files[i]);
 }

@@ -1,5 +1,6 @@
 /*
- * Files that an inference stack needs beside the weights (--copy-from): config.json, the tokenizer, licences.
+ * Files that an inference stack needs beside the weights: config.json, the tokenizer, licences. They come
+ * from a directory (--copy-from), or from the checkpoint itself, where a trainer keeps them as values.
  * docs/formats.md, "Copied files".
  *
  *   open (lists the files, with the checks that reading weights has)  ->  fit (compares them with the result:
@@ -20,7 +21,8 @@
 typedef struct fsdp_copied_file fsdp_copied_file;
 
 typedef struct fsdp_copies {
-    struct fsdp_source *source;        /* the directory; NULL: nothing is copied */
+    struct fsdp_source *source;        /* the directory; NULL: none */
+    const char *carrier;       /* the checkpoint whose values are files; borrowed */
     fsdp_arena arena;
     fsdp_copied_file *files;
     size_t count, room;
@@ -31,10 +33,17 @@ typedef struct fsdp_copies {
 /* True when a file of this name may be copied. */
 bool fsdp_copied_name(const char *name, bool with_code);
 
-/* Lists the files of opts->copy_from (NULL: none). FSDP_ERR_NOT_FOUND when it does not exist or has no file
- * to copy. */
-fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const char *to, fsdp_copies *copies,
-                             fsdp_error *err);
+/* The two ends of a conversion. */
+typedef struct fsdp_copies_places {
+    const char *from, *to;
+    const fsdp_sd *sd;         /* of the source */
+} fsdp_copies_places;
+/* Lists the files of opts->copy_from; where that is NULL and the format is hf, the files that the source
+ * carries as values. FSDP_ERR_NOT_FOUND when the directory does not exist or has no file to copy. */
+fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const fsdp_copies_places *places,
+                             fsdp_copies *copies, fsdp_error *err);
+/* True for a checkpoint of a trainer, which holds the config of its model. */
+bool fsdp_copies_are_carried(const fsdp_sd *sd);
 
 /* The tensors of the result, beside which the copies lie. */
 typedef struct fsdp_copies_beside {
@@ -55,7 +64,7 @@ fsdp_status fsdp_copies_write(fsdp_copies *copies, fsdp_io *io, const char *dir,
 fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char *dir, fsdp_error *err);
 void fsdp_copies_release(fsdp_copies *copies);
 
-/* The source's path of copy i, for plans. */
+/* The source's path of copy i, for plans; NULL: the source carries it as a value. */
 const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out);
 const char *fsdp_copies_name(const fsdp_copies *copies, size_t i);
 /* "dtype float32 -> bfloat16", or "" */

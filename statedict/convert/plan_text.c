@@ -70,7 +70,8 @@ static fsdp_status add_head(spelling *out, fsdp_error *err)
     for (size_t i = 0; i < job->copies.count; i++) {
         fsdp_file_info info;
         const char *path = fsdp_copies_path(&job->copies, i, &info);
-        add_source(out, path, &info);
+        if (path)
+            add_source(out, path, &info);
     }
     fsdp_text_addf(out->text, "\n]");
     return out->text->failed ? fsdp_fail_memory(err, "a plan") : FSDP_OK;

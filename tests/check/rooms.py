@@ -11,8 +11,8 @@ ROOMS = {
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
                   "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param",
-                "context", "group", "step", "optim", "state", "wrap"],
-    "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "."],
+                "context", "group", "step", "optim", "state", "background", "wrap", "tokens", "transformer"],
+    "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "train", "."],
 }
 
 

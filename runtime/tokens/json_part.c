@@ -1,0 +1,68 @@
+/* Parts of a JSON text, read in another order than they stand in; and the refusal of a part. */
+#include "runtime/tokens/tokenizer_internal.h"
+
+#include <string.h>
+
+fsdp_json fsdp_json_part_open(const fsdp_json *whole, fsdp_json_part part)
+{
+    fsdp_json json = *whole;
+    json.at = part.at;
+    json.end = part.end;
+    json.depth = 0;
+    json.first = false;
+    json.scratch = NULL;
+    json.scratch_capacity = 0;
+    return json;
+}
+
+fsdp_status fsdp_json_take_part(fsdp_json *json, fsdp_json_part *part_out, fsdp_error *err)
+{
+    fsdp_json_kind kind = fsdp_json_peek(json);
+    *part_out = (fsdp_json_part){.at = json->at};
+    FSDP_TRY(fsdp_json_skip(json, err));
+    part_out->end = json->at;
+    if (kind == FSDP_JSON_NULL)
+        *part_out = (fsdp_json_part){0};
+    return FSDP_OK;
+}
+
+static fsdp_status read_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], fsdp_error *err)
+{
+    static const char *const names[] = {"type"};
+    fsdp_json_members members = {names, 1, 0};
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (int which;;) {
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
+            return FSDP_OK;
+        const char *type;
+        size_t size;
+        FSDP_TRY(fsdp_json_string(json, &type, &size, err));
+        if (size >= FSDP_PART_TYPE || strlen(type) != size)
+            return fsdp_json_fail(json, err, "a type is longer than any known one");
+        memcpy(type_out, type, size + 1);
+    }
+}
+
+fsdp_status fsdp_json_part_type(const fsdp_json *whole, fsdp_json_part part,
+                                char type_out[FSDP_PART_TYPE], fsdp_error *err)
+{
+    type_out[0] = '\0';
+    if (!part.at)
+        return FSDP_OK;
+    fsdp_json json = fsdp_json_part_open(whole, part);
+    fsdp_status status = read_type(&json, type_out, err);
+    fsdp_json_release(&json);
+    return status;
+}
+
+fsdp_status fsdp_tokenizer_refuse(const fsdp_json *json, const char *what, const char *name,
+                                  fsdp_error *err)
+{
+    char shown[200];
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "'%s': the %s '%s' is not supported; supported is byte-level BPE as GPT-2, Llama 3 "
+        "and Qwen2 have it",
+        json->name, what, fsdp_printable(name, strlen(name), shown, sizeof shown));
+}

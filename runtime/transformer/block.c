@@ -1,0 +1,368 @@
+/*
+ * A layer of a transformer, forward and backward: x + attention(norm(x)), then the same with the MLP. Both
+ * families are here; they differ in where q, k and v lie, in rotary positions and in the gate of the MLP.
+ */
+#include "runtime/transformer/transformer_internal.h"
+
+#include <math.h>
+
+/* --- linear layers and norms --------------------------------------------------------------------- */
+
+fsdp_status fsdp_model_linear(fsdp_transformer *t, const model_linear *linear, const float *x,
+                              float *y, int64_t rows, fsdp_error *err)
+{
+    const float *weight = fsdp_model_weight(t, linear->weight), *bias = NULL;
+    if (!weight)
+        return fsdp_param_error(linear->weight, err);
+    if (linear->bias) {
+        bias = fsdp_model_vector(t, linear->bias);
+        if (!bias)
+            return fsdp_param_error(linear->bias, err);
+    }
+    t->ops->product(t->nn, &(fsdp_nn_product){.out = y,
+                                              .a = x,
+                                              .b = weight,
+                                              .rows = rows,
+                                              .columns = linear->out,
+                                              .inner = linear->in,
+                                              .b_is_turned = !linear->is_in_by_out,
+                                              .bias = bias});
+    return FSDP_OK;
+}
+
+static fsdp_status add_weight_grad(fsdp_transformer *t, const model_linear *linear,
+                                   const linear_grad *call, fsdp_error *err)
+{
+    float *grad = fsdp_param_grad(linear->weight);
+    if (!grad)
+        return fsdp_param_error(linear->weight, err);
+    fsdp_nn_product product = {.out = grad, .inner = call->rows, .a_is_turned = true, .adds = true};
+    product.a = linear->is_in_by_out ? call->x : call->dy;
+    product.b = linear->is_in_by_out ? call->dy : call->x;
+    product.rows = linear->is_in_by_out ? linear->in : linear->out;
+    product.columns = linear->is_in_by_out ? linear->out : linear->in;
+    t->ops->product(t->nn, &product);
+    if (!linear->bias)
+        return FSDP_OK;
+    float *bias = fsdp_param_grad(linear->bias);
+    if (!bias)
+        return fsdp_param_error(linear->bias, err);
+    t->ops->column_sums(t->nn, bias, call->dy, call->rows, linear->out);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_linear_grad(fsdp_transformer *t, const model_linear *linear,
+                                   const linear_grad *call, fsdp_error *err)
+{
+    FSDP_TRY(add_weight_grad(t, linear, call, err));
+    if (!call->dx)
+        return FSDP_OK;
+    const float *weight = fsdp_model_weight(t, linear->weight);
+    if (!weight)
+        return fsdp_param_error(linear->weight, err);
+    t->ops->product(t->nn, &(fsdp_nn_product){.out = call->dx,
+                                              .a = call->dy,
+                                              .b = weight,
+                                              .rows = call->rows,
+                                              .columns = linear->in,
+                                              .inner = linear->out,
+                                              .b_is_turned = linear->is_in_by_out,
+                                              .adds = call->adds});
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,
+                            fsdp_error *err)
+{
+    fsdp_nn_norm whole = *call;
+    whole.weight = fsdp_model_weight(t, norm->weight);
+    if (!whole.weight)
+        return fsdp_param_error(norm->weight, err);
+    if (norm->bias) {
+        whole.bias = fsdp_model_vector(t, norm->bias);
+        if (!whole.bias)
+            return fsdp_param_error(norm->bias, err);
+    }
+    whole.columns = t->config.width;
+    whole.eps = t->config.norm_eps;
+    t->ops->norm(t->nn, &whole);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,
+                                 const fsdp_nn_norm_grad *call, fsdp_error *err)
+{
+    fsdp_nn_norm_grad whole = *call;
+    whole.weight = fsdp_model_weight(t, norm->weight);
+    whole.dweight = fsdp_param_grad(norm->weight);
+    if (!whole.weight || !whole.dweight)
+        return fsdp_param_error(norm->weight, err);
+    if (norm->bias) {
+        whole.dbias = fsdp_param_grad(norm->bias);
+        if (!whole.dbias)
+            return fsdp_param_error(norm->bias, err);
+    }
+    whole.columns = t->config.width;
+    t->ops->norm_grad(t->nn, &whole);
+    return FSDP_OK;
+}
+
+/* --- attention ----------------------------------------------------------------------------------- */
+
+/* Queries, keys and values in their array: beside each other in every row (gpt2), or one after another. */
+typedef struct qkv_view {
+    float *q, *k, *v;
+    int64_t q_row, k_row; /* v lies as k does */
+} qkv_view;
+
+static qkv_view view_qkv(const fsdp_transformer *t, float *data)
+{
+    const int64_t queries = t->config.heads * t->config.head_dim;
+    const int64_t keys = t->config.kv_heads * t->config.head_dim, rows = model_rows(t);
+    if (t->config.family == FSDP_GPT2)
+        return (qkv_view){data, data + queries, data + 2 * queries, 3 * queries, 3 * queries};
+    float *k = data + rows * queries;
+    return (qkv_view){data, k, k + rows * keys, queries, keys};
+}
+
+static void rotate(fsdp_transformer *t, float *x, int64_t row, int64_t heads, int64_t first,
+                   bool backward)
+{
+    t->ops->rotate(t->nn, &(fsdp_nn_rotation){.x = x,
+                                              .row = row,
+                                              .sequences = t->sequences,
+                                              .length = t->length,
+                                              .first = first,
+                                              .heads = heads,
+                                              .head_dim = t->config.head_dim,
+                                              .cos = t->cosines,
+                                              .sin = t->sines,
+                                              .backward = backward});
+}
+
+static fsdp_status make_qkv(fsdp_transformer *t, const model_block *block, const float *normed,
+                            const qkv_view *view, fsdp_error *err)
+{
+    const int64_t rows = model_rows(t);
+    if (t->config.family == FSDP_GPT2)
+        return fsdp_model_linear(t, &block->qkv, normed, view->q, rows, err);
+    FSDP_TRY(fsdp_model_linear(t, &block->q, normed, view->q, rows, err));
+    FSDP_TRY(fsdp_model_linear(t, &block->k, normed, view->k, rows, err));
+    return fsdp_model_linear(t, &block->v, normed, view->v, rows, err);
+}
+
+static float scale_of(const fsdp_transformer *t, const model_block *block)
+{
+    double scale = t->config.scales_attention ? 1 / sqrt((double)t->config.head_dim) : 1;
+    if (t->config.scales_by_layer)
+        scale /= (double)(block->number + 1);
+    return (float)scale;
+}
+
+static fsdp_nn_attention describe_attention(const fsdp_transformer *t, const model_block *block,
+                                            const qkv_view *view, const block_arrays *arrays)
+{
+    const fsdp_transformer_config *config = &t->config;
+    return (fsdp_nn_attention){.q = view->q,
+                               .k = view->k,
+                               .v = view->v,
+                               .q_row = view->q_row,
+                               .k_row = view->k_row,
+                               .v_row = view->k_row,
+                               .out = arrays->attended,
+                               .log_sum = arrays->log_sum,
+                               .sequences = t->sequences,
+                               .queries = t->length,
+                               .keys = t->length,
+                               .key_room = t->length,
+                               .heads = config->heads,
+                               .kv_heads = config->kv_heads,
+                               .head_dim = config->head_dim,
+                               .window = config->is_windowed[block->number] ? config->window : 0,
+                               .scale = scale_of(t, block)};
+}
+
+/* Appends this call's keys and values, and lets attention read all. */
+static void use_cache(fsdp_transformer *t, const qkv_view *view, const key_cache *cache,
+                      fsdp_nn_attention *call)
+{
+    const int64_t width = t->config.kv_heads * t->config.head_dim;
+    for (int64_t s = 0; s < t->sequences; s++)
+        for (int64_t r = 0; r < t->length; r++) {
+            const int64_t to = (s * cache->room + cache->used + r) * width;
+            const int64_t from = (s * t->length + r) * view->k_row;
+            t->ops->copy(t->nn, cache->keys + to, view->k + from, width);
+            t->ops->copy(t->nn, cache->values + to, view->v + from, width);
+        }
+    call->k = cache->keys;
+    call->v = cache->values;
+    call->k_row = call->v_row = width;
+    call->keys = cache->used + t->length;
+    call->key_room = cache->room;
+    call->log_sum = NULL;
+}
+
+static void attend(fsdp_transformer *t, const model_block *block, const qkv_view *view,
+                   const key_cache *cache)
+{
+    const int64_t first = cache ? cache->used : 0;
+    fsdp_nn_attention call = describe_attention(t, block, view, &t->arrays[block->number]);
+    if (t->config.family != FSDP_GPT2) {
+        rotate(t, view->q, view->q_row, t->config.heads, first, false);
+        rotate(t, view->k, view->k_row, t->config.kv_heads, first, false);
+    }
+    if (cache)
+        use_cache(t, view, cache, &call);
+    t->ops->attend(t->nn, &call);
+}
+
+/* dqkv, the gradient of q, k and v before rotation, from dattended. */
+static void attend_grad(fsdp_transformer *t, const model_block *block, const qkv_view *grads)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view view = view_qkv(t, arrays->qkv);
+    t->ops->attend_grad(
+        t->nn, &(fsdp_nn_attention_grad){.forward = describe_attention(t, block, &view, arrays),
+                                         .dout = t->dattended,
+                                         .dq = grads->q,
+                                         .dk = grads->k,
+                                         .dv = grads->v});
+    if (t->config.family == FSDP_GPT2)
+        return;
+    rotate(t, grads->q, grads->q_row, t->config.heads, 0, true);
+    rotate(t, grads->k, grads->k_row, t->config.kv_heads, 0, true);
+}
+
+static fsdp_status make_qkv_grad(fsdp_transformer *t, const model_block *block,
+                                 const qkv_view *grads, fsdp_error *err)
+{
+    const model_linear *const parts[] = {&block->q, &block->k, &block->v};
+    const float *const dys[] = {grads->q, grads->k, grads->v};
+    linear_grad call = {.x = t->arrays[block->number].normed1,
+                        .dy = grads->q,
+                        .dx = t->dnormed,
+                        .rows = model_rows(t)};
+    if (t->config.family == FSDP_GPT2)
+        return fsdp_model_linear_grad(t, &block->qkv, &call, err);
+    for (int i = 0; i < 3; i++) {
+        call.dy = dys[i];
+        call.adds = i > 0;
+        FSDP_TRY(fsdp_model_linear_grad(t, parts[i], &call, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- forward ------------------------------------------------------------------------------------- */
+
+/* to = from + linear(x) */
+static fsdp_status add_linear(fsdp_transformer *t, const model_linear *linear, const float *x,
+                              const float *from, float *to, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_model_linear(t, linear, x, to, model_rows(t), err));
+    t->ops->add(t->nn, to, from, model_rows(t) * t->config.width);
+    return FSDP_OK;
+}
+
+static fsdp_status make_active(fsdp_transformer *t, const model_block *block, fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const int64_t rows = model_rows(t);
+    fsdp_nn_activation call = {.function = t->config.activation,
+                               .x = arrays->up,
+                               .y = arrays->active,
+                               .count = rows * t->config.inner};
+    FSDP_TRY(fsdp_model_linear(t, &block->up, arrays->normed2, arrays->up, rows, err));
+    if (block->gate.weight) {
+        FSDP_TRY(fsdp_model_linear(t, &block->gate, arrays->normed2, arrays->gate, rows, err));
+        call.x = arrays->gate;
+        call.gate = arrays->up;
+    }
+    t->ops->activate(t->nn, &call);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_block(fsdp_transformer *t, const model_block *block, const float *x,
+                             float *y, const key_cache *cache, fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view view = view_qkv(t, arrays->qkv);
+    FSDP_TRY(fsdp_model_norm(t, &block->norm1,
+                             &(fsdp_nn_norm){.x = x,
+                                             .y = arrays->normed1,
+                                             .mean = arrays->mean1,
+                                             .inverse = arrays->inverse1,
+                                             .rows = model_rows(t)},
+                             err));
+    FSDP_TRY(make_qkv(t, block, arrays->normed1, &view, err));
+    attend(t, block, &view, cache);
+    FSDP_TRY(add_linear(t, &block->output, arrays->attended, x, arrays->middle, err));
+    FSDP_TRY(fsdp_model_norm(t, &block->norm2,
+                             &(fsdp_nn_norm){.x = arrays->middle,
+                                             .y = arrays->normed2,
+                                             .mean = arrays->mean2,
+                                             .inverse = arrays->inverse2,
+                                             .rows = model_rows(t)},
+                             err));
+    FSDP_TRY(make_active(t, block, err));
+    return y ? add_linear(t, &block->down, arrays->active, arrays->middle, y, err) : FSDP_OK;
+}
+
+/* --- backward ------------------------------------------------------------------------------------ */
+
+/* dnormed, the gradient of the second norm's result. */
+static fsdp_status make_mlp_grad(fsdp_transformer *t, const model_block *block, fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const int64_t rows = model_rows(t);
+    fsdp_nn_activation_grad call = {.function = t->config.activation,
+                                    .x = arrays->up,
+                                    .dy = t->dactive,
+                                    .dx = t->dup,
+                                    .count = rows * t->config.inner};
+    linear_grad down = {.x = arrays->active, .dy = t->dx, .dx = t->dactive, .rows = rows};
+    linear_grad up = {.x = arrays->normed2, .dy = t->dup, .dx = t->dnormed, .rows = rows};
+    linear_grad gate = {
+        .x = arrays->normed2, .dy = t->dgate, .dx = t->dnormed, .rows = rows, .adds = true};
+    FSDP_TRY(fsdp_model_linear_grad(t, &block->down, &down, err));
+    if (block->gate.weight) {
+        call.x = arrays->gate;
+        call.gate = arrays->up;
+        call.dx = t->dgate;
+        call.dgate = t->dup;
+    }
+    t->ops->activate_grad(t->nn, &call);
+    FSDP_TRY(fsdp_model_linear_grad(t, &block->up, &up, err));
+    return block->gate.weight ? fsdp_model_linear_grad(t, &block->gate, &gate, err) : FSDP_OK;
+}
+
+/* Adds the gradient through a norm to dx. */
+static fsdp_status add_norm_grad(fsdp_transformer *t, const model_norm *norm, const float *x,
+                                 const float *mean, const float *inverse, fsdp_error *err)
+{
+    return fsdp_model_norm_grad(t, norm,
+                                &(fsdp_nn_norm_grad){.x = x,
+                                                     .mean = mean,
+                                                     .inverse = inverse,
+                                                     .dy = t->dnormed,
+                                                     .dx = t->dx,
+                                                     .adds_dx = true,
+                                                     .rows = model_rows(t)},
+                                err);
+}
+
+fsdp_status fsdp_model_block_grad(fsdp_transformer *t, const model_block *block, const float *x,
+                                  fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view grads = view_qkv(t, t->dqkv);
+    if (t->opts.recompute)
+        FSDP_TRY(fsdp_model_block(t, block, x, NULL, NULL, err));
+    FSDP_TRY(make_mlp_grad(t, block, err));
+    FSDP_TRY(add_norm_grad(t, &block->norm2, arrays->middle, arrays->mean2, arrays->inverse2, err));
+    linear_grad output = {
+        .x = arrays->attended, .dy = t->dx, .dx = t->dattended, .rows = model_rows(t)};
+    FSDP_TRY(fsdp_model_linear_grad(t, &block->output, &output, err));
+    attend_grad(t, block, &grads);
+    FSDP_TRY(make_qkv_grad(t, block, &grads, err));
+    return add_norm_grad(t, &block->norm1, x, arrays->mean1, arrays->inverse1, err);
+}

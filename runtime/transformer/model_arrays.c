@@ -1,0 +1,308 @@
+/*
+ * The arrays of a microbatch: room that grows to the largest one and stays, the batch's ids, tables of
+ * rotary positions. See transformer_internal.h.
+ */
+#include "runtime/transformer/transformer_internal.h"
+
+#include "base/core/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- ids ----------------------------------------------------------------------------------------- */
+
+static fsdp_status check_ids(const fsdp_transformer *t, const fsdp_token_batch *batch,
+                             int64_t length, fsdp_error *err)
+{
+    for (int64_t s = 0; s < batch->sequences; s++)
+        for (int64_t i = 0; i < length; i++) {
+            int64_t id = batch->ids[s * batch->stride + i];
+            if (id < 0 || id >= t->config.vocab)
+                return fsdp_fail(err, FSDP_ERR_USAGE,
+                                 "token %lld of sequence %lld is %lld, beyond the model's "
+                                 "vocabulary of %lld",
+                                 (long long)i, (long long)s, (long long)id,
+                                 (long long)t->config.vocab);
+        }
+    return FSDP_OK;
+}
+
+static void take_ids(fsdp_transformer *t, const fsdp_token_batch *batch, bool with_targets)
+{
+    for (int64_t s = 0; s < batch->sequences; s++) {
+        const int64_t *from = batch->ids + s * batch->stride;
+        size_t size = (size_t)batch->length * sizeof *from;
+        memcpy(t->inputs + s * batch->length, from, size);
+        if (with_targets)
+            memcpy(t->targets + s * batch->length, from + 1, size);
+    }
+}
+
+/* --- room ---------------------------------------------------------------------------------------- */
+
+static void free_block_arrays(fsdp_transformer *t, block_arrays *arrays)
+{
+    float *const all[] = {arrays->mean1,    arrays->inverse1, arrays->normed1, arrays->qkv,
+                          arrays->attended, arrays->log_sum,  arrays->middle,  arrays->mean2,
+                          arrays->inverse2, arrays->normed2,  arrays->gate,    arrays->up,
+                          arrays->active};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        t->ops->free(t->nn, all[i]);
+}
+
+static void free_rows(fsdp_transformer *t)
+{
+    float *const all[] = {t->last_mean, t->last_inverse, t->last_normed, t->dx,
+                          t->dnormed,   t->dqkv,         t->dattended,   t->dactive,
+                          t->dgate,     t->dup,          t->logits};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        t->ops->free(t->nn, all[i]);
+    for (int64_t i = 0; t->arrays && i < (t->opts.recompute ? 1 : t->config.layers); i++)
+        free_block_arrays(t, &t->arrays[i]);
+    for (int64_t i = 0; t->block_inputs && i <= t->config.layers; i++)
+        t->ops->free(t->nn, t->block_inputs[i]);
+    fsdp_free(t->arrays);
+    fsdp_free(t->block_inputs);
+    fsdp_free(t->inputs);
+    fsdp_free(t->targets);
+    fsdp_free(t->losses);
+    t->last_mean = t->last_inverse = t->last_normed = t->dx = t->dnormed = t->dqkv = NULL;
+    t->dattended = t->dactive = t->dgate = t->dup = t->logits = NULL;
+    t->arrays = NULL;
+    t->block_inputs = NULL;
+    t->inputs = t->targets = NULL;
+    t->losses = NULL;
+    t->room_rows = 0;
+}
+
+void fsdp_model_free_arrays(fsdp_transformer *t)
+{
+    if (!t->nn)
+        return;
+    free_rows(t);
+    t->ops->free(t->nn, t->cosines);
+    t->ops->free(t->nn, t->sines);
+    t->ops->free(t->nn, t->wide[0]);
+    t->ops->free(t->nn, t->wide[1]);
+}
+
+static fsdp_status take(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
+                        fsdp_error *err)
+{
+    int64_t count;
+    *data_out = fsdp_mul_overflow(rows, columns, &count) ? NULL : t->ops->alloc(t->nn, count);
+    return *data_out ? FSDP_OK : fsdp_fail_memory(err, "activations");
+}
+
+static int64_t qkv_width(const fsdp_transformer_config *config)
+{
+    return (config->heads + 2 * config->kv_heads) * config->head_dim;
+}
+
+static fsdp_status make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
+                                     fsdp_error *err)
+{
+    const fsdp_transformer_config *config = &t->config;
+    const int64_t width = config->width, attended = config->heads * config->head_dim;
+    if (config->family == FSDP_GPT2) {
+        FSDP_TRY(take(t, rows, 1, &arrays->mean1, err));
+        FSDP_TRY(take(t, rows, 1, &arrays->mean2, err));
+    } else {
+        FSDP_TRY(take(t, rows, config->inner, &arrays->gate, err));
+    }
+    FSDP_TRY(take(t, rows, 1, &arrays->inverse1, err));
+    FSDP_TRY(take(t, rows, width, &arrays->normed1, err));
+    FSDP_TRY(take(t, rows, qkv_width(config), &arrays->qkv, err));
+    FSDP_TRY(take(t, rows, attended, &arrays->attended, err));
+    FSDP_TRY(take(t, rows, config->heads, &arrays->log_sum, err));
+    FSDP_TRY(take(t, rows, width, &arrays->middle, err));
+    FSDP_TRY(take(t, rows, 1, &arrays->inverse2, err));
+    FSDP_TRY(take(t, rows, width, &arrays->normed2, err));
+    FSDP_TRY(take(t, rows, config->inner, &arrays->up, err));
+    return take(t, rows, config->inner, &arrays->active, err);
+}
+
+static fsdp_status make_layers(fsdp_transformer *t, int64_t rows, fsdp_error *err)
+{
+    const size_t layers = (size_t)t->config.layers;
+    t->arrays = fsdp_alloc(layers, sizeof *t->arrays);
+    t->block_inputs = fsdp_alloc(layers + 1, sizeof *t->block_inputs);
+    if (!t->arrays || !t->block_inputs)
+        return fsdp_fail_memory(err, "activations");
+    for (size_t i = 0; i <= layers; i++)
+        FSDP_TRY(take(t, rows, t->config.width, &t->block_inputs[i], err));
+    for (size_t i = 0; i < (t->opts.recompute ? 1 : layers); i++)
+        FSDP_TRY(make_block_arrays(t, rows, &t->arrays[i], err));
+    for (size_t i = 1; t->opts.recompute && i < layers; i++)
+        t->arrays[i] = t->arrays[0];
+    return FSDP_OK;
+}
+
+/* Logits are made for some rows at a time, so that a large vocabulary needs no rows x vocab. */
+static int64_t logit_rows_for(const fsdp_transformer *t, int64_t rows)
+{
+    enum { MOST = 1 << 24 }; /* elements: 64 MiB */
+    int64_t some = MOST / t->config.vocab;
+    return some < 1 ? 1 : some < rows ? some : rows;
+}
+
+static fsdp_status make_rows(fsdp_transformer *t, int64_t rows, fsdp_error *err)
+{
+    const fsdp_transformer_config *config = &t->config;
+    const size_t count = (size_t)(rows > 0 ? rows : 1);
+    t->inputs = fsdp_alloc(count, sizeof *t->inputs);
+    t->targets = fsdp_alloc(count, sizeof *t->targets);
+    t->losses = fsdp_alloc(count, sizeof *t->losses);
+    if (!t->inputs || !t->targets || !t->losses)
+        return fsdp_fail_memory(err, "the ids of a microbatch");
+    FSDP_TRY(make_layers(t, rows, err));
+    if (config->family == FSDP_GPT2)
+        FSDP_TRY(take(t, rows, 1, &t->last_mean, err));
+    else
+        FSDP_TRY(take(t, rows, config->inner, &t->dgate, err));
+    FSDP_TRY(take(t, rows, 1, &t->last_inverse, err));
+    FSDP_TRY(take(t, rows, config->width, &t->last_normed, err));
+    FSDP_TRY(take(t, rows, config->width, &t->dx, err));
+    FSDP_TRY(take(t, rows, config->width, &t->dnormed, err));
+    FSDP_TRY(take(t, rows, qkv_width(config), &t->dqkv, err));
+    FSDP_TRY(take(t, rows, config->heads * config->head_dim, &t->dattended, err));
+    FSDP_TRY(take(t, rows, config->inner, &t->dactive, err));
+    FSDP_TRY(take(t, rows, config->inner, &t->dup, err));
+    t->logit_rows = logit_rows_for(t, rows);
+    return take(t, t->logit_rows, config->vocab, &t->logits, err);
+}
+
+/* --- rotary positions ---------------------------------------------------------------------------- */
+
+/* Frequencies in f32 throughout, as transformers computes them. */
+static float frequency_of(const fsdp_transformer_config *config, int64_t pair)
+{
+    const fsdp_rope *rope = &config->rope;
+    const float exponent = (float)(2 * pair) / (float)config->head_dim;
+    const float plain = 1 / powf((float)rope->theta, exponent);
+    if (rope->kind == FSDP_ROPE_DEFAULT)
+        return plain;
+    if (rope->kind == FSDP_ROPE_LINEAR)
+        return plain / (float)rope->factor;
+    const double wavelength = 6.283185307179586 / (double)plain;
+    const double longest = rope->original_context / rope->low_freq_factor;
+    const double shortest = rope->original_context / rope->high_freq_factor;
+    if (wavelength < shortest)
+        return plain;
+    if (wavelength > longest)
+        return plain / (float)rope->factor;
+    const double smooth = (rope->original_context / wavelength - rope->low_freq_factor) /
+                          (rope->high_freq_factor - rope->low_freq_factor);
+    return (float)((1 - smooth) * (double)plain / rope->factor + smooth * (double)plain);
+}
+
+static void fill_angles(const fsdp_transformer_config *config, int64_t positions, float *cosines,
+                        float *sines)
+{
+    const int64_t pairs = config->head_dim / 2;
+    for (int64_t i = 0; i < pairs; i++) {
+        const float frequency = frequency_of(config, i);
+        for (int64_t p = 0; p < positions; p++) {
+            const float angle = (float)p * frequency;
+            cosines[p * pairs + i] = cosf(angle);
+            sines[p * pairs + i] = sinf(angle);
+        }
+    }
+}
+
+static fsdp_status make_angles(fsdp_transformer *t, int64_t positions, fsdp_error *err)
+{
+    const int64_t count = positions * (t->config.head_dim / 2);
+    if (t->config.family == FSDP_GPT2 || positions <= t->angle_room)
+        return FSDP_OK;
+    t->ops->free(t->nn, t->cosines);
+    t->ops->free(t->nn, t->sines);
+    t->angle_room = 0;
+    t->cosines = t->sines = NULL;
+    FSDP_TRY(take(t, count, 1, &t->cosines, err));
+    FSDP_TRY(take(t, count, 1, &t->sines, err));
+    float *host = fsdp_alloc((size_t)(2 * count), sizeof *host);
+    if (!host)
+        return fsdp_fail_memory(err, "rotary positions");
+    fill_angles(&t->config, positions, host, host + count);
+    t->ops->upload(t->nn, t->cosines, host, count);
+    t->ops->upload(t->nn, t->sines, host + count, count);
+    fsdp_free(host);
+    t->angle_room = positions;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions,
+                                 fsdp_error *err)
+{
+    FSDP_TRY(make_angles(t, positions, err));
+    if (rows <= t->room_rows && t->inputs)
+        return FSDP_OK;
+    free_rows(t);
+    fsdp_status st = make_rows(t, rows, err);
+    if (st == FSDP_OK)
+        t->room_rows = rows;
+    else
+        free_rows(t);
+    return st;
+}
+
+fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *batch,
+                                  bool with_targets, fsdp_error *err)
+{
+    int64_t rows;
+    if (batch->sequences < 0 || batch->length < 1 ||
+        batch->stride < batch->length + (with_targets ? 1 : 0) ||
+        fsdp_mul_overflow(batch->sequences, batch->length, &rows))
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE, "a microbatch of %lld sequences of %lld tokens, %lld apart",
+            (long long)batch->sequences, (long long)batch->length, (long long)batch->stride);
+    if (batch->length > t->config.context)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "sequences of %lld tokens are longer than the model's context of %lld",
+                         (long long)batch->length, (long long)t->config.context);
+    FSDP_TRY(check_ids(t, batch, batch->length + (with_targets ? 1 : 0), err));
+    FSDP_TRY(fsdp_model_make_room(t, rows, batch->length, err));
+    t->sequences = batch->sequences;
+    t->length = batch->length;
+    take_ids(t, batch, with_targets);
+    return FSDP_OK;
+}
+
+/* --- parameters in f32 --------------------------------------------------------------------------- */
+
+fsdp_status fsdp_model_make_wide(fsdp_transformer *t, fsdp_error *err)
+{
+    int64_t most[2] = {0, 0};
+    if (!t->opts.is_mixed)
+        return FSDP_OK;
+    for (size_t i = 0; i < fsdp_model_count(t->model); i++) {
+        const fsdp_param_info info = fsdp_param_describe(fsdp_model_at(t->model, i));
+        int64_t count = info.ndim > 1 ? info.shape[0] * info.shape[1] : info.shape[0];
+        int which = info.ndim > 1 ? 0 : 1;
+        most[which] = count > most[which] ? count : most[which];
+    }
+    FSDP_TRY(take(t, most[0], 1, &t->wide[0], err));
+    return take(t, most[1], 1, &t->wide[1], err);
+}
+
+static const float *read_param(fsdp_param *param, float *wide)
+{
+    const fsdp_param_info info = fsdp_param_describe(param);
+    const void *data = fsdp_param_data(param);
+    int64_t count = info.ndim > 1 ? info.shape[0] * info.shape[1] : info.shape[0];
+    if (!data || info.data_dtype == FSDP_F32)
+        return data;
+    fsdp_cast(wide, FSDP_F32, data, info.data_dtype, (size_t)count);
+    return wide;
+}
+
+const float *fsdp_model_weight(fsdp_transformer *t, fsdp_param *param)
+{
+    return read_param(param, t->wide[0]);
+}
+
+const float *fsdp_model_vector(fsdp_transformer *t, fsdp_param *param)
+{
+    return read_param(param, t->wide[1]);
+}

@@ -1,0 +1,86 @@
+/*
+ * A transformer (gpt2, llama, mistral, qwen2) that is trained in shards: config -> parameters with the names
+ * and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit; embedding, last
+ * norm and head are the root's own. The room calls the public headers of the runtime and kernels/nn.h;
+ * trainers and tools call this header and transformer_config.h.
+ *
+ *   transformer_config*.c  config.json <-> fsdp_transformer_config
+ *   declare.c        config -> parameters, units, root; first values
+ *   block.c          one layer, forward and backward
+ *   microbatch.c     ids -> loss and gradients; ids -> logits
+ *   sample.c         ids -> next ids
+ *
+ * Names in state dicts are those of Hugging Face behind "model." (state.h). A tied head is an alias.
+ * Gradients are sums over ranks, not means: `scale` of a microbatch divides by the tokens of the whole step,
+ * so that the loss is the mean over all of them, however they are split over ranks and microbatches.
+ */
+#ifndef FSDP_TRANSFORMER_H
+#define FSDP_TRANSFORMER_H
+
+#include "runtime/transformer/transformer_config.h"
+#include <fsdp/root.h>
+
+typedef struct fsdp_transformer fsdp_transformer;
+
+typedef struct fsdp_transformer_opts {
+    fsdp_unit_opts unit;       /* mesh, dims, reshard_after_forward: of every unit */
+    bool is_mixed;             /* gathered parameters are bf16 numbers; shards, gradients and activations are
+                                * f32 */
+    bool recompute;            /* layers keep their input only and run again in backward */
+    int threads;               /* of this rank's mathematics; 0: 1 */
+} fsdp_transformer_opts;
+
+/* Collective. Parameters are zero until fsdp_transformer_init or a load. *transformer_out is the caller's;
+ * the world and the mesh outlive it. */
+FSDP_CHECKED fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_config *config,
+                                                 const fsdp_transformer_opts *opts,
+                                                 fsdp_transformer **transformer_out, fsdp_error *err);
+void fsdp_transformer_free(fsdp_transformer *transformer);     /* accepts NULL */
+
+fsdp_root *fsdp_transformer_root(fsdp_transformer *transformer);       /* borrowed */
+const fsdp_transformer_config *fsdp_transformer_config_of(const fsdp_transformer *transformer);
+int64_t fsdp_transformer_param_count(const fsdp_transformer *transformer);     /* elements; a tied one once */
+
+/* Local. Values of a new model, each a function of seed, name and element alone: weights are normal with
+ * initializer_range (gpt2's c_proj: / sqrt(2 layers)), norms 1, biases 0. */
+FSDP_CHECKED fsdp_status fsdp_transformer_init(fsdp_transformer *transformer, uint64_t seed, fsdp_error *err);
+
+/* Sequences of this rank, which may be none: row s of ids has `stride` elements. Ids are checked. */
+typedef struct fsdp_token_batch {
+    const int64_t *ids;
+    int64_t sequences, length, stride;
+} fsdp_token_batch;
+
+/*
+ * Collective. Forward and backward of this rank's sequences, `length` tokens each and one more as the last
+ * target (stride > length). *loss_out is the sum of the losses of their tokens; gradients are of scale times
+ * it. is_last: of the step, so that gradients are reduced.
+ */
+FSDP_CHECKED fsdp_status fsdp_transformer_train(fsdp_transformer *transformer, const fsdp_token_batch *batch,
+                                                double scale, bool is_last, double *loss_out,
+                                                fsdp_error *err);
+/* Collective. The loss as above, without gradients. */
+FSDP_CHECKED fsdp_status fsdp_transformer_evaluate(fsdp_transformer *transformer,
+                                                   const fsdp_token_batch *batch, double *loss_out,
+                                                   fsdp_error *err);
+/* Collective. logits_out: sequences x length x vocab, of this rank's sequences. */
+FSDP_CHECKED fsdp_status fsdp_transformer_logits(fsdp_transformer *transformer, const fsdp_token_batch *batch,
+                                                 float *logits_out, fsdp_error *err);
+
+typedef struct fsdp_sampling {
+    double temperature;        /* 0: greedy, the lowest of equal ids */
+    int64_t top_k;             /* 0: all */
+    double top_p;              /* 0 or 1: all */
+    uint64_t seed;             /* of the draws, with the number of the sequence and of the new id */
+    int64_t count;             /* new ids per sequence */
+    void *context;
+    void (*on_ids)(void *context, const int64_t *ids);  /* the next id of each sequence, maybe NULL */
+} fsdp_sampling;
+
+/* Collective, with the same batch on every rank. ids_out: sequences x count. Ids behind the context's end
+ * continue from its last half. */
+FSDP_CHECKED fsdp_status fsdp_transformer_sample(fsdp_transformer *transformer, const fsdp_token_batch *batch,
+                                                 const fsdp_sampling *sampling, int64_t *ids_out,
+                                                 fsdp_error *err);
+
+#endif

@@ -1,0 +1,134 @@
+/* What the files of the room share: the object, its layers, and the arrays of a microbatch. */
+#ifndef FSDP_TRANSFORMER_INTERNAL_H
+#define FSDP_TRANSFORMER_INTERNAL_H
+
+#include "runtime/transformer/transformer.h"
+
+/* y = x W + b. Conv1D weights of gpt2 are stored in x out, the others out x in. */
+typedef struct model_linear {
+    fsdp_param *weight, *bias; /* bias NULL: none */
+    int64_t in, out;
+    bool is_in_by_out;
+} model_linear;
+
+typedef struct model_norm { fsdp_param *weight, *bias; } model_norm;   /* bias NULL: RMS */
+
+typedef struct model_block {
+    fsdp_unit *unit;
+    int64_t number;
+    model_norm norm1, norm2;
+    model_linear qkv;          /* gpt2: three in one; else q, k, v */
+    model_linear q, k, v, output;
+    model_linear gate, up, down;       /* gate.weight NULL: none */
+} model_block;
+
+/* A layer's activations, from forward to backward: rows are tokens of all sequences. */
+typedef struct block_arrays {
+    float *mean1, *inverse1, *normed1;
+    float *qkv;                /* q, k, v side by side in a row (gpt2), or one after the other */
+    float *attended, *log_sum;
+    float *middle;             /* the input plus attention */
+    float *mean2, *inverse2, *normed2;
+    float *gate, *up, *active;
+} block_arrays;
+
+struct fsdp_transformer {
+    fsdp_transformer_config config;
+    fsdp_transformer_opts opts;
+    fsdp_ctl *ctl;
+    fsdp_model *model;
+    fsdp_root *root;
+    fsdp_nn *nn;
+    const fsdp_nn_ops *ops;
+
+    fsdp_param *tokens, *positions, *head;     /* positions NULL: rotary */
+    model_norm last_norm;
+    model_block *blocks;
+
+    /* Arrays, for as many rows as the largest microbatch had. */
+    int64_t sequences, length, room_rows, room_sums;
+    int64_t *inputs, *targets;                 /* rows */
+    float *cosines, *sines;                    /* of positions up to the context's end */
+    int64_t angle_room;
+    float **block_inputs;                      /* layers + 1, each rows x width */
+    block_arrays *arrays;                      /* of each layer; with recompute all the same */
+    float *last_mean, *last_inverse, *last_normed;
+    float *dx, *dnormed, *dqkv, *dattended, *dactive, *dgate, *dup;
+    float *logits;                             /* of some rows */
+    int64_t logit_rows;
+    double *losses;                            /* of rows */
+    float *wide[2];                            /* f32 copies of bf16 parameters: weights, vectors */
+    int64_t wide_room[2];
+};
+
+static inline int64_t model_rows(const fsdp_transformer *t)
+{
+    return t->sequences * t->length;
+}
+
+/* --- parameters as the mathematics see them ------------------------------------------------------ */
+
+/* A gathered parameter in f32, valid until the next one of its kind is read; NULL: see fsdp_param_error. */
+const float *fsdp_model_weight(fsdp_transformer *t, fsdp_param *param);
+const float *fsdp_model_vector(fsdp_transformer *t, fsdp_param *param);
+
+/* --- arrays (model_arrays.c) --------------------------------------------------------------------------- */
+
+/* Takes the batch's sequences and makes room for their arrays. Inputs and, with_targets, targets are set. */
+fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *batch, bool with_targets,
+                                  fsdp_error *err);
+/* Room for that many rows, and angles of that many positions. */
+fsdp_status fsdp_model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions, fsdp_error *err);
+void fsdp_model_free_arrays(fsdp_transformer *t);
+/* Room for f32 copies of parameters. */
+fsdp_status fsdp_model_make_wide(fsdp_transformer *t, fsdp_error *err);
+
+/* --- random numbers (model_random.c) ------------------------------------------------------------- */
+
+uint64_t fsdp_model_random_key(uint64_t seed, const char *purpose);
+double fsdp_model_random_uniform(uint64_t key, uint64_t i);    /* in (0, 1) */
+double fsdp_model_random_normal(uint64_t key, uint64_t i);
+
+/* --- mathematics --------------------------------------------------------------------------------- */
+
+/* y = x W + b. */
+fsdp_status fsdp_model_linear(fsdp_transformer *t, const model_linear *linear, const float *x, float *y,
+                              int64_t rows, fsdp_error *err);
+/* Gradients of the weight, the bias and, unless NULL, the input: `adds` to dx, or over it. */
+typedef struct linear_grad {
+    const float *x, *dy;
+    float *dx;
+    bool adds;
+    int64_t rows;
+} linear_grad;
+fsdp_status fsdp_model_linear_grad(fsdp_transformer *t, const model_linear *linear, const linear_grad *call,
+                                   fsdp_error *err);
+fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,
+                            fsdp_error *err);
+fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,
+                                 const fsdp_nn_norm_grad *call, fsdp_error *err);
+
+/* Keys and values of earlier tokens, for sampling. NULL: none. */
+typedef struct key_cache {
+    float *keys, *values;      /* of one layer: sequences x room x kv_heads * head_dim */
+    int64_t room, used;
+} key_cache;
+
+typedef struct model_caches { key_cache *layers; } model_caches;
+
+/* x (rows x width) -> y; between the unit's hooks. */
+fsdp_status fsdp_model_block(fsdp_transformer *t, const model_block *block, const float *x, float *y,
+                             const key_cache *cache, fsdp_error *err);
+/* t->dx: the gradient of the block's result becomes that of its input x. */
+fsdp_status fsdp_model_block_grad(fsdp_transformer *t, const model_block *block, const float *x,
+                                  fsdp_error *err);
+
+/* Collective: begins a forward and runs all layers; the root's own parameters stay gathered until the end.
+ * caches: NULL, or one per layer. */
+fsdp_status fsdp_model_forward(fsdp_transformer *t, const model_caches *caches, fsdp_error *err);
+fsdp_status fsdp_model_end_forward(fsdp_transformer *t, fsdp_error *err);
+/* last_normed: the last norm's result. Then logits of rows [first, first + rows), at most logit_rows. */
+fsdp_status fsdp_model_last_norm(fsdp_transformer *t, fsdp_error *err);
+fsdp_status fsdp_model_head(fsdp_transformer *t, int64_t first, int64_t rows, fsdp_error *err);
+
+#endif

@@ -1,0 +1,187 @@
+/*
+ * fsdp-train: trains a transformer in shards. Read from the bottom: main parses, run_rank is what every rank
+ * does, train is the loop of steps. docs/flow_train.md follows a step, a save and a resume through the files.
+ */
+#include "tools/train/train.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* --- lines --------------------------------------------------------------------------------------- */
+
+static fsdp_status say_start(train_job *job, fsdp_error *err)
+{
+    const fsdp_transformer_config *model = &job->model_config;
+    char members[160];
+    if (job->rank != 0)
+        return FSDP_OK;
+    train_log_say(&job->log,
+                  "%s: %" PRId64 " layers, width %" PRId64
+                  ", %.2f M parameters, %d rank%s, kernels %s",
+                  fsdp_family_name(model->family), model->layers, model->width,
+                  (double)fsdp_transformer_param_count(job->model) / 1e6, job->ranks,
+                  job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant());
+    if (model->has_dropout)
+        train_log_say(&job->log, "dropout of the model's config is taken for 0");
+    if (job->resumed)
+        train_log_say(&job->log, "going on behind step %" PRId64, job->step);
+    snprintf(members, sizeof members, "\"ranks\": %d, \"parameters\": %" PRId64, job->ranks,
+             fsdp_transformer_param_count(job->model));
+    return train_log_event(&job->log, "start", job->step, members, err);
+}
+
+static fsdp_status say_step(train_job *job, const train_batch *batch, const train_result *result,
+                            double seconds, fsdp_error *err)
+{
+    const double tokens = (double)batch->sequences * (double)batch->length;
+    const train_step_line line = {.step = job->step,
+                                  .loss = result->loss,
+                                  .grad_norm = result->grad_norm,
+                                  .lr = result->lr,
+                                  .tokens = job->tokens,
+                                  .batch = batch->hash,
+                                  .ms = seconds * 1e3,
+                                  .tok_s = tokens / seconds};
+    const int64_t every = job->config->log.every;
+    if (job->rank != 0)
+        return FSDP_OK;
+    if (every > 0 && !job->opts->common.quiet &&
+        (job->step % every == 0 || job->step == job->config->train.steps))
+        train_log_say(&job->log, "step %" PRId64 "  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s",
+                      line.step, line.loss, line.grad_norm, line.lr, line.tok_s);
+    return train_log_step(&job->log, &line, err);
+}
+
+static fsdp_status say_stop(train_job *job, const char *reason, fsdp_error *err)
+{
+    char members[96];
+    if (job->rank != 0)
+        return FSDP_OK;
+    snprintf(members, sizeof members, "\"reason\": \"%s\"", reason);
+    return train_log_event(&job->log, "stop", job->step, members, err);
+}
+
+/* --- the loop ------------------------------------------------------------------------------------ */
+
+static fsdp_status evaluate(train_job *job, fsdp_error *err)
+{
+    double loss;
+    int64_t tokens;
+    char members[96];
+    FSDP_TRY(train_evaluate(job, job->config->eval.batches, &loss, &tokens, err));
+    if (job->rank != 0 || tokens == 0)
+        return FSDP_OK;
+    train_log_say(&job->log, "step %" PRId64 "  held-out loss %.4f", job->step, loss);
+    snprintf(members, sizeof members, "\"loss\": %.9g, \"tokens\": %" PRId64, loss, tokens);
+    FSDP_TRY(train_log_event(&job->log, "eval", job->step, members, err));
+    return train_log_scalar(&job->log, job->step, "eval/loss", loss, err);
+}
+
+static bool is_due(int64_t step, int64_t every)
+{
+    return every > 0 && step % every == 0;
+}
+
+/* A signal asks for a save and exit 75; the file STOP for a save and exit 0. */
+static fsdp_status stop(train_job *job, fsdp_error *err)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/STOP", job->opts->run);
+    double was_file = job->rank == 0 && unlink(path) == 0;
+    FSDP_TRY(train_sum(job, &was_file, 1, err));
+    FSDP_TRY(say_stop(job, was_file > 0 ? "STOP" : "signal", err));
+    if (was_file > 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_CANCELLED,
+                     "stopped by a signal after step %" PRId64
+                     ", which is saved; the same command goes on from there",
+                     job->step);
+}
+
+static fsdp_status fail_nan(const train_job *job, const train_result *result, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_DIFFERS,
+                     "step %" PRId64
+                     ": loss %g, norm of gradients %g: nothing of this step is kept "
+                     "(train.on_nan skip goes on without it)",
+                     job->step, result->loss, result->grad_norm);
+}
+
+static fsdp_status train(train_job *job, fsdp_error *err)
+{
+    const train_config *config = job->config;
+    int64_t saved = job->resumed ? job->step : -1;
+    train_result result = {0};
+    while (job->step < config->train.steps && !result.stop) {
+        train_batch batch;
+        double began = cli_now();
+        FSDP_TRY(fsdp_ctl_agree(job->ctl, train_batches_next(job, &batch, err), err));
+        FSDP_TRY(train_step(job, &batch, &result, err));
+        FSDP_TRY(say_step(job, &batch, &result, cli_now() - began, err));
+        if (!result.is_finite && config->train.on_nan == TRAIN_NAN_STOP)
+            return fail_nan(job, &result, err);
+        if (is_due(job->step, config->eval.every))
+            FSDP_TRY(evaluate(job, err));
+        if (is_due(job->step, config->save.every) && !result.stop) {
+            FSDP_TRY(train_save(job, err));
+            saved = job->step;
+        }
+    }
+    if (job->step != saved)
+        FSDP_TRY(train_save(job, err));
+    return result.stop ? stop(job, err) : say_stop(job, "steps", err);
+}
+
+/* --- a rank -------------------------------------------------------------------------------------- */
+
+static fsdp_status work(train_job *job, const train_options *opts, fsdp_world *world,
+                        fsdp_error *err)
+{
+    *job = (train_job){.opts = opts, .world = world};
+    if (opts->eval)
+        return train_use_eval(job, err);
+    if (opts->sample)
+        return train_use_sample(job, err);
+    FSDP_TRY(train_job_begin(job, opts, world, err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, say_start(job, err), err));
+    return train(job, err);
+}
+
+static int run_rank(void *context, fsdp_world *world, int argc, char **argv)
+{
+    train_job job;
+    fsdp_error err = {0};
+    (void)argc, (void)argv;
+    fsdp_status st = work(&job, context, world, &err);
+    train_job_end(&job);
+    bool is_mine = st != FSDP_OK && err.rank == fsdp_world_rank(world);
+    return is_mine || fsdp_world_rank(world) == 0 ? cli_end(st, &err) : (int)st;
+}
+
+/* --- main ---------------------------------------------------------------------------------------- */
+
+static int print_config(const train_options *opts)
+{
+    fsdp_text text = {0};
+    train_config_print(&opts->config, &text);
+    return cli_end(cli_put_all(&text), NULL);
+}
+
+int main(int argc, char **argv)
+{
+    static train_options opts;
+    fsdp_error err = {0};
+    fsdp_status st = train_options_parse(&opts, argc, argv, &err);
+    if (st != FSDP_OK)
+        return cli_end(st, &err);
+    if (opts.print_config)
+        return print_config(&opts);
+    if (opts.tokenize)
+        return train_use_tokenizer(&opts);
+    if (strcmp(opts.config.parallel.comm, "auto") != 0)
+        setenv("FSDP_COMM", opts.config.parallel.comm, 0);
+    return fsdp_launch(argc, argv, run_rank, &opts);
+}

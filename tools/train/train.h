@@ -1,0 +1,172 @@
+/*
+ * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples.
+ * The room turns options and a configuration into calls of the runtime; fsdp_train.c is its main and only it
+ * calls the room.
+ *
+ *   train_config.c    [section] key = value
+ *   train_options.c   the command line
+ *   train_source.c    a checkpoint, run or Hugging Face directory -> model, tokenizer, weights
+ *   train_batches.c   the ids of a step
+ *   train_job.c       a job's objects: mesh, model, optimizer, data
+ *   train_state.c     what a checkpoint holds beside tensors, and whether a resume fits it
+ *   train_step.c      one step; evaluation
+ *   train_save.c      checkpoints
+ *   train_use.c       --eval, --sample, --tokenize
+ *   train_log.c, train_events.c   metrics.jsonl, main.log, TensorBoard
+ *   train_grads.c, train_npy.c, train_file.c   arrays and other small files
+ */
+#ifndef FSDP_TRAIN_H
+#define FSDP_TRAIN_H
+
+#include "kernels/digest.h"
+#include "runtime/tokens/token_data.h"
+#include "runtime/tokens/tokenizer.h"
+#include "runtime/transformer/transformer.h"
+#include "tools/cli/cli.h"
+#include "tools/train/train_config.h"
+#include "tools/train/train_log.h"
+#include "tools/train/train_npy.h"
+
+#include <fsdp/fsdp.h>
+
+/* --- options (train_options.c) ------------------------------------------------------------------- */
+
+typedef enum train_resume { TRAIN_RESUME_AUTO, TRAIN_RESUME_NO, TRAIN_RESUME_PATH } train_resume;
+
+enum { TRAIN_CHANGE_DATA = 1, TRAIN_CHANGE_OPTIM = 2, TRAIN_CHANGE_BATCH = 4 };
+
+typedef struct train_setting { const char *name, *value; } train_setting;
+
+typedef struct train_options {
+    cli_common common;
+    const char *config_path;   /* NULL: none */
+    train_setting *settings;   /* keys of the command line, in order */
+    size_t setting_count;
+    train_config config;
+    const char *run, *init;
+    train_resume resume;
+    const char *resume_path;
+    unsigned allowed_changes;
+    bool print_config;
+    const char *batches, *dump_grads;
+    const char *eval, *sample, *tokenize;      /* SRC or TOKENIZER: other work than training */
+    const char *tokens, *logits_out, *data, *prompt, *out;
+    int64_t count;             /* -n */
+    double temperature, top_p;
+    int64_t top_k, seed;
+    bool special, decode;
+    int argc;                  /* as the program was started: fsdp_launch takes its part */
+    char **argv;
+} train_options;
+
+/* Ends the program on a usage error, and for --help; fails when the configuration makes no sense. */
+fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp_error *err);
+
+/* --- sources (train_source.c) -------------------------------------------------------------------- */
+
+/* Where a model comes from. */
+typedef struct train_source {
+    char *path;                /* of the checkpoint or directory itself */
+    bool is_hf;
+    fsdp_transformer_config config;
+    fsdp_text config_text, tokenizer_text, generation_text;    /* of JSON files; "" where there is none */
+    int64_t step;              /* FSDP_NO_STEP: none */
+    fsdp_text train_config;    /* of a checkpoint of a training */
+    fsdp_value data;
+} train_source;
+
+/* Local. `path` is a checkpoint, a run (its newest that is whole) or a directory with config.json. */
+fsdp_status train_source_open(const char *path, train_source *source_out, fsdp_error *err);
+void train_source_close(train_source *source);
+/* Collective. Brings the parameters. */
+fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err);
+
+/* --- a job (train_job.c) ------------------------------------------------------------------------- */
+
+typedef struct train_batches train_batches;
+
+typedef struct train_job {
+    const train_options *opts;
+    const train_config *config;
+    fsdp_world *world;
+    fsdp_ctl *ctl;
+    int rank, ranks;
+    fsdp_mesh *mesh;
+    fsdp_tokenizer *tokenizer; /* NULL: ids come from --batches or --tokens */
+    train_batches *batches;
+    fsdp_transformer_config model_config;
+    fsdp_text model_text;      /* config.json */
+    fsdp_text generation_text; /* generation_config.json, of --init */
+    fsdp_transformer *model;
+    fsdp_root *root;
+    fsdp_optim *optim;
+    train_log log;             /* open on rank 0 */
+    int64_t step;              /* steps done */
+    int64_t tokens, consumed;  /* by them: tokens, sequences of the data */
+    bool resumed;
+} train_job;
+
+/* Collective. Everything but values: they come from the resumed checkpoint, from --init, or are new. */
+fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_world *world, fsdp_error *err);
+void train_job_end(train_job *job);
+/* Collective. The model of SRC, without optimizer and data, for evaluation and sampling. */
+fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world *world, const char *path,
+                           fsdp_error *err);
+
+/* --- batches (train_batches.c) ------------------------------------------------------------------- */
+
+/* The ids of one step, of all ranks: sequences x (length + 1). */
+typedef struct train_batch {
+    int64_t *ids;
+    int64_t sequences, length;
+    char hash[FSDP_XXH3_HEX];     /* XXH3-128 of the ids */
+} train_batch;
+
+fsdp_status train_batches_open(train_job *job, fsdp_error *err);
+void train_batches_close(train_batches *batches);      /* accepts NULL */
+/* Local, equal on all ranks. The batch of the step behind those done; borrowed until the next call. */
+fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_error *err);
+/* Local. Batch i of the held-out data; false behind the last one. */
+fsdp_status train_batches_held_out(train_job *job, int64_t i, train_batch *batch_out, bool *is_there_out,
+                                   fsdp_error *err);
+/* The files behind it, for checkpoints. */
+fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, fsdp_error *err);
+
+/* --- steps (train_step.c) ------------------------------------------------------------------------ */
+
+typedef struct train_result {
+    double loss, grad_norm, lr;
+    bool is_finite, stop;      /* stop: some rank was asked to */
+} train_result;
+
+double train_learning_rate(const train_config *config, int64_t step);
+/* Collective. Forward, backward, clipping and the optimizer's step. */
+fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result_out, fsdp_error *err);
+/* Collective. The mean loss over held-out batches. */
+fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, int64_t *tokens_out,
+                           fsdp_error *err);
+/* Collective. Sums of doubles over all ranks, in their order. */
+fsdp_status train_sum(const train_job *job, double *values, int count, fsdp_error *err);
+/* Collective, once after a backward. Writes whole gradients as safetensors. */
+fsdp_status train_dump_grads(train_job *job, const char *path, fsdp_error *err);
+
+/* --- uses of a model (train_use.c) --------------------------------------------------------------- */
+
+/* Collective: --eval, --sample. */
+fsdp_status train_use_eval(train_job *job, fsdp_error *err);
+fsdp_status train_use_sample(train_job *job, fsdp_error *err);
+/* --tokenize, without ranks; the exit code. */
+int train_use_tokenizer(const train_options *opts);
+
+/* --- checkpoints (train_state.c, train_save.c) --------------------------------------------------- */
+
+/* The values of a checkpoint beside tensors. */
+fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err);
+/* FSDP_ERR_DAMAGED names what differs from the checkpoint and is not in --allow-change. */
+fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err);
+/* Collective. Model, optimizer and the job's counters. */
+fsdp_status train_resume_from(train_job *job, const train_source *source, fsdp_error *err);
+/* Collective. */
+fsdp_status train_save(train_job *job, fsdp_error *err);
+
+#endif

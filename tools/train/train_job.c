@@ -1,0 +1,298 @@
+/* The objects of a job: mesh, model, optimizer, tokenizer, data. See train.h. */
+#include "tools/train/train.h"
+
+#include <fsdp/root_init.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- mesh ---------------------------------------------------------------------------------------- */
+
+static fsdp_status make_mesh(train_job *job, fsdp_error *err)
+{
+    const train_mesh *mesh = &job->config->parallel.mesh;
+    const int64_t shard = mesh->shard ? mesh->shard : job->ranks;
+    const int64_t shape[2] = {mesh->replicate, shard};
+    static const char *const names[2] = {"replicate", "dp"};
+    if ((mesh->replicate ? mesh->replicate : 1) * shard != job->ranks)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "parallel.mesh has %lld ranks, there are %d",
+                         (long long)((mesh->replicate ? mesh->replicate : 1) * shard), job->ranks);
+    if (mesh->replicate)
+        return fsdp_world_mesh(job->world, 2, shape, names, &job->mesh, err);
+    return fsdp_world_mesh(job->world, 1, &shard, &names[1], &job->mesh, err);
+}
+
+/* --- model --------------------------------------------------------------------------------------- */
+
+static fsdp_status take_model(train_job *job, const fsdp_transformer_config *config,
+                              const fsdp_text *text, fsdp_error *err)
+{
+    job->model_config = *config;
+    fsdp_text_add(&job->model_text, text->data, text->size);
+    return job->model_text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory") : FSDP_OK;
+}
+
+static fsdp_status take_source(train_job *job, const train_source *source, fsdp_error *err)
+{
+    const fsdp_text *text = &source->generation_text;
+    if (text->size > 0)
+        fsdp_text_add(&job->generation_text, text->data, text->size);
+    if (job->generation_text.failed)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    return take_model(job, &source->config, &source->config_text, err);
+}
+
+static int64_t inner_of(const train_config *config)
+{
+    if (config->model.inner > 0)
+        return config->model.inner;
+    if (config->model.family == FSDP_GPT2)
+        return 4 * config->model.width;
+    return (8 * config->model.width / 3 + 7) / 8 *
+           8; /* as many parameters as an MLP without gate */
+}
+
+/* A new model of [model], with the vocabulary of the tokenizer. */
+static fsdp_status describe_new(train_job *job, fsdp_error *err)
+{
+    const train_config *config = job->config;
+    fsdp_transformer_config made;
+    fsdp_text text = {0};
+    fsdp_transformer_config_init(&made, (fsdp_family)config->model.family);
+    made.layers = config->model.layers;
+    made.heads = config->model.heads;
+    made.kv_heads = config->model.kv_heads ? config->model.kv_heads : config->model.heads;
+    made.width = config->model.width;
+    made.inner = inner_of(config);
+    made.head_dim = made.heads > 0 ? made.width / made.heads : 0;
+    made.context = config->model.context;
+    made.vocab = fsdp_tokenizer_vocab(job->tokenizer);
+    made.is_tied = config->model.tie;
+    made.norm_eps = config->model.norm_eps;
+    made.rope.theta = config->model.rope_theta;
+    made.window = 0;
+    made.bos = made.eos = fsdp_tokenizer_end_of_text(job->tokenizer);
+    FSDP_TRY(fsdp_transformer_config_check(&made, "[model]", err));
+    fsdp_transformer_config_write(&made, &text);
+    fsdp_status st = text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
+                                 : take_model(job, &made, &text, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status make_model(train_job *job, fsdp_error *err)
+{
+    const train_config *config = job->config;
+    const fsdp_transformer_opts opts = {
+        .unit = {.mesh = job->mesh, .reshard_after_forward = (int)config->parallel.reshard},
+        .is_mixed = config->train.dtype == TRAIN_MIXED,
+        .recompute = config->train.recompute == TRAIN_RECOMPUTE_BLOCK,
+        .threads = (int)config->train.threads};
+    FSDP_TRY(fsdp_transformer_create(job->world, &job->model_config, &opts, &job->model, err));
+    job->root = fsdp_transformer_root(job->model);
+    return FSDP_OK;
+}
+
+/* --- optimizer ----------------------------------------------------------------------------------- */
+
+static bool is_matrix(void *context, const fsdp_param *param)
+{
+    (void)context;
+    return fsdp_param_describe(param).ndim >= 2;
+}
+
+static fsdp_status make_optimizer(train_job *job, fsdp_error *err)
+{
+    const train_config *config = job->config;
+    const double decay = config->optim.weight_decay;
+    const fsdp_optim_group groups[2] = {{.match = is_matrix, .weight_decay = decay},
+                                        {.weight_decay = 0}};
+    fsdp_adamw_opts opts = {.lr = config->optim.lr,
+                            .beta1 = config->optim.beta1,
+                            .beta2 = config->optim.beta2,
+                            .eps = config->optim.eps,
+                            .weight_decay = decay};
+    if (config->optim.decay == TRAIN_DECAY_MATRICES) {
+        opts.groups = groups;
+        opts.group_count = 2;
+    }
+    return fsdp_adamw_create(job->root, &opts, &job->optim, err);
+}
+
+/* --- tokenizer and data -------------------------------------------------------------------------- */
+
+/* That of the source unless it has none; a config that names another one is compared on resume. */
+static fsdp_status open_tokenizer(train_job *job, const train_source *source, fsdp_error *err)
+{
+    if (source && source->tokenizer_text.size > 0)
+        return fsdp_tokenizer_parse(source->tokenizer_text.data, source->tokenizer_text.size,
+                                    source->path, &job->tokenizer, err);
+    if (job->opts->batches || job->opts->tokens)
+        return FSDP_OK;
+    return fsdp_tokenizer_open(job->config->data.tokenizer, &job->tokenizer, err);
+}
+
+static fsdp_status check_vocabulary(const train_job *job, fsdp_error *err)
+{
+    int64_t ids = job->tokenizer ? fsdp_tokenizer_vocab(job->tokenizer) : 0;
+    if (ids > job->model_config.vocab)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the tokenizer has %lld ids, the model's vocabulary only %lld",
+                         (long long)ids, (long long)job->model_config.vocab);
+    return FSDP_OK;
+}
+
+static fsdp_status prepare(train_job *job, const train_source *source, fsdp_error *err)
+{
+    FSDP_TRY(open_tokenizer(job, source, err));
+    if (source)
+        FSDP_TRY(take_source(job, source, err));
+    else if (!job->tokenizer)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--batches needs --init, which says the vocabulary");
+    else
+        FSDP_TRY(describe_new(job, err));
+    FSDP_TRY(check_vocabulary(job, err));
+    return train_batches_open(job, err);
+}
+
+/* --- begin and end ------------------------------------------------------------------------------- */
+
+static void init(train_job *job, const train_options *opts, fsdp_world *world)
+{
+    *job = (train_job){.opts = opts, .config = &opts->config, .world = world};
+    job->ctl = fsdp_world_ctl(world);
+    job->rank = fsdp_world_rank(world);
+    job->ranks = fsdp_world_size(world);
+}
+
+/* What this job goes on from: the run's newest checkpoint, another one, or nothing. */
+static fsdp_status find_resume(const train_job *job, train_source *source, bool *is_there_out,
+                               fsdp_error *err)
+{
+    const train_options *opts = job->opts;
+    bool is_run;
+    *is_there_out = false;
+    if (opts->resume == TRAIN_RESUME_PATH) {
+        *is_there_out = true;
+        return train_source_open(opts->resume_path, source, err);
+    }
+    FSDP_TRY(fsdp_path_is_run(opts->run, NULL, &is_run, err));
+    if (!is_run)
+        return FSDP_OK;
+    if (opts->resume == TRAIN_RESUME_NO)
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' has checkpoints; name another run, or go on from them by "
+                         "--resume auto",
+                         opts->run);
+    *is_there_out = true;
+    fsdp_status st = train_source_open(opts->run, source, err);
+    if (st == FSDP_ERR_NOT_FOUND && err) /* there are some, none of them good */
+        err->status = st = FSDP_ERR_DAMAGED;
+    return st;
+}
+
+typedef struct job_sources {
+    train_source init, resume;
+    bool has_init, has_resume;
+} job_sources;
+
+static fsdp_status open_sources(const train_job *job, job_sources *from, fsdp_error *err)
+{
+    if (job->opts->run || job->opts->resume == TRAIN_RESUME_PATH)
+        FSDP_TRY(find_resume(job, &from->resume, &from->has_resume, err));
+    if (!job->opts->init)
+        return FSDP_OK;
+    fsdp_status st = train_source_open(job->opts->init, &from->init, err);
+    if (st == FSDP_ERR_NOT_FOUND && from->has_resume)
+        return FSDP_OK; /* it was needed for the first start only */
+    from->has_init = st == FSDP_OK;
+    return st;
+}
+
+static fsdp_status bring_values(train_job *job, const job_sources *from, fsdp_error *err)
+{
+    if (from->has_resume)
+        return train_resume_from(job, &from->resume, err);
+    if (from->has_init)
+        return train_source_load_model(&from->init, job->root, err);
+    return fsdp_transformer_init(job->model, (uint64_t)job->config->train.seed, err);
+}
+
+static fsdp_status open_log(train_job *job, fsdp_error *err)
+{
+    if (job->rank != 0 || !job->opts->run)
+        return FSDP_OK;
+    return train_log_open(&job->log, job->opts->run, job->step, job->config->log.tensorboard, err);
+}
+
+/* The model comes from --init or [model]; where neither says it, from the checkpoint. */
+static const train_source *source_of_model(const train_job *job, const job_sources *from)
+{
+    if (from->has_init)
+        return &from->init;
+    return from->has_resume && (job->opts->batches || job->opts->init) ? &from->resume : NULL;
+}
+
+static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, open_sources(job, from, err), err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, prepare(job, source_of_model(job, from), err), err));
+    FSDP_TRY(make_mesh(job, err));
+    FSDP_TRY(make_model(job, err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, make_optimizer(job, err), err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
+    return fsdp_ctl_agree(job->ctl, open_log(job, err), err);
+}
+
+fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_world *world,
+                            fsdp_error *err)
+{
+    job_sources *from = calloc(1, sizeof *from);
+    init(job, opts, world);
+    fsdp_status st = from ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = begin(job, from, err);
+    if (from) {
+        train_source_close(&from->init);
+        train_source_close(&from->resume);
+    }
+    free(from);
+    return st;
+}
+
+static fsdp_status open_model(train_job *job, const char *path, train_source *source,
+                              fsdp_error *err)
+{
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, train_source_open(path, source, err), err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, prepare(job, source, err), err));
+    FSDP_TRY(make_mesh(job, err));
+    FSDP_TRY(make_model(job, err));
+    return train_source_load_model(source, job->root, err);
+}
+
+fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world *world,
+                           const char *path, fsdp_error *err)
+{
+    train_source *source = calloc(1, sizeof *source);
+    init(job, opts, world);
+    fsdp_status st = source ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = open_model(job, path, source, err);
+    if (source)
+        train_source_close(source);
+    free(source);
+    return st;
+}
+
+void train_job_end(train_job *job)
+{
+    train_log_close(&job->log);
+    train_batches_close(job->batches);
+    fsdp_tokenizer_free(job->tokenizer);
+    fsdp_optim_free(job->optim);
+    fsdp_transformer_free(job->model);
+    fsdp_mesh_free(job->mesh);
+    fsdp_text_release(&job->model_text);
+    fsdp_text_release(&job->generation_text);
+}

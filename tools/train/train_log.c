@@ -1,0 +1,176 @@
+/* The files that a training appends to. See train_log.h. */
+#include "tools/train/train_log.h"
+
+#include "tools/train/train_file.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* --- opening ------------------------------------------------------------------------------------- */
+
+static fsdp_status make_directory(const char *path, fsdp_error *err)
+{
+    if (mkdir(path, 0777) == 0 || errno == EEXIST)
+        return FSDP_OK;
+    return fsdp_fail_errno(err, errno, "cannot create the run '%s'", path);
+}
+
+/* The step of a line; -1: the line is none of ours, or was cut. */
+static long long step_of(const char *line)
+{
+    const char *member = strstr(line, "\"step\": ");
+    size_t size = strlen(line);
+    if (!member || size < 2 || line[size - 1] != '\n' || line[size - 2] != '}')
+        return -1;
+    return atoll(member + strlen("\"step\": "));
+}
+
+/* The size of the lines up to `step`. */
+static fsdp_status find_end(FILE *stream, const char *path, int64_t step, off_t *end_out,
+                            fsdp_error *err)
+{
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t size;
+    *end_out = 0;
+    while ((size = getline(&line, &room, stream)) >= 0) {
+        long long at = step_of(line);
+        if (at < 0 || at > step)
+            break;
+        *end_out += size;
+    }
+    free(line);
+    return ferror(stream) ? fsdp_fail_errno(err, errno, "cannot read '%s'", path) : FSDP_OK;
+}
+
+static fsdp_status cut_metrics(const char *path, int64_t step, fsdp_error *err)
+{
+    off_t end;
+    FILE *stream = fopen(path, "re");
+    if (!stream)
+        return errno == ENOENT ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    fsdp_status st = find_end(stream, path, step, &end, err);
+    fclose(stream);
+    if (st == FSDP_OK && truncate(path, end) != 0)
+        st = fsdp_fail_errno(err, errno, "cannot shorten '%s'", path);
+    return st;
+}
+
+static fsdp_status open_append(const char *run, const char *name, FILE **stream_out,
+                               fsdp_error *err)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", run, name) >= (int)sizeof path)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", run);
+    *stream_out = fopen(path, "ae");
+    return *stream_out ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+}
+
+fsdp_status train_log_open(train_log *log, const char *run, int64_t step, bool tensorboard,
+                           fsdp_error *err)
+{
+    char metrics[PATH_MAX];
+    log->run = run;
+    FSDP_TRY(make_directory(run, err));
+    if (snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", run) >= (int)sizeof metrics)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", run);
+    FSDP_TRY(cut_metrics(metrics, step, err));
+    FSDP_TRY(open_append(run, "metrics.jsonl", &log->metrics, err));
+    FSDP_TRY(open_append(run, "main.log", &log->lines, err));
+    return tensorboard ? train_events_open(run, &log->events, err) : FSDP_OK;
+}
+
+void train_log_close(train_log *log)
+{
+    if (log->metrics)
+        fclose(log->metrics);
+    if (log->lines)
+        fclose(log->lines);
+    train_events_close(log->events);
+    *log = (train_log){0};
+}
+
+/* --- objects ------------------------------------------------------------------------------------- */
+
+void train_add_number(fsdp_text *text, double value)
+{
+    if (isfinite(value))
+        fsdp_text_add_f64(text, value);
+    else
+        fsdp_text_addf(text, "null");
+}
+
+/* A line goes to the file in one write, so that readers and a kill see whole ones. */
+static fsdp_status put_line(train_log *log, fsdp_text *text, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    if (text->failed)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    else if (log->metrics && (fwrite(text->data, 1, text->size, log->metrics) != text->size ||
+                              fflush(log->metrics) != 0))
+        st = fsdp_fail_errno(err, errno, "cannot write '%s/metrics.jsonl'", log->run);
+    fsdp_text_release(text);
+    return st;
+}
+
+fsdp_status train_log_step(train_log *log, const train_step_line *line, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "{\"step\": %lld, \"loss\": ", (long long)line->step);
+    train_add_number(&text, line->loss);
+    fsdp_text_addf(&text, ", \"grad_norm\": ");
+    train_add_number(&text, line->grad_norm);
+    fsdp_text_addf(&text, ", \"lr\": ");
+    train_add_number(&text, line->lr);
+    fsdp_text_addf(&text,
+                   ", \"tokens\": %lld, \"batch\": \"%s\", \"ms\": ", (long long)line->tokens,
+                   line->batch);
+    fsdp_text_addf(&text, "%.3f, \"tok_s\": %.1f}\n", line->ms, line->tok_s);
+    FSDP_TRY(put_line(log, &text, err));
+    FSDP_TRY(train_log_scalar(log, line->step, "train/loss", line->loss, err));
+    FSDP_TRY(train_log_scalar(log, line->step, "train/grad_norm", line->grad_norm, err));
+    FSDP_TRY(train_log_scalar(log, line->step, "train/lr", line->lr, err));
+    FSDP_TRY(train_log_scalar(log, line->step, "train/tok_s", line->tok_s, err));
+    return log->events ? train_events_flush(log->events, err) : FSDP_OK;
+}
+
+fsdp_status train_log_event(train_log *log, const char *name, int64_t step, const char *members,
+                            fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "{\"event\": \"%s\", \"step\": %lld%s%s}\n", name, (long long)step,
+                   *members ? ", " : "", members);
+    return put_line(log, &text, err);
+}
+
+fsdp_status train_log_scalar(train_log *log, int64_t step, const char *tag, double value,
+                             fsdp_error *err)
+{
+    return log->events ? train_events_add(log->events, step, tag, value, err) : FSDP_OK;
+}
+
+/* --- lines --------------------------------------------------------------------------------------- */
+
+void train_log_say(train_log *log, const char *format, ...)
+{
+    char line[1024], when[32];
+    time_t now = time(NULL);
+    struct tm parts;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    fprintf(stderr, "%s\n", line);
+    if (!log->lines)
+        return;
+    strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &parts));
+    fprintf(log->lines, "%s  %s\n", when, line);
+    fflush(log->lines);
+}

@@ -1,0 +1,48 @@
+/*
+ * Files of RUN beside its checkpoints, written by rank 0: metrics.jsonl, one JSON object per step and event;
+ * main.log, the lines of the terminal; TensorBoard's events. Every object has `step`; a resume removes those
+ * behind its step.
+ */
+#ifndef FSDP_TRAIN_LOG_H
+#define FSDP_TRAIN_LOG_H
+
+#include "base/text.h"
+#include "tools/train/train_events.h"
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+typedef struct train_log {
+    FILE *metrics, *lines;     /* NULL: not open, nothing is written */
+    train_events *events;      /* NULL: none */
+    const char *run;
+} train_log;
+
+typedef struct train_step_line {
+    int64_t step;              /* from 1 */
+    double loss;               /* before the update */
+    double grad_norm;          /* before clipping */
+    double lr;
+    int64_t tokens;            /* of all steps so far */
+    const char *batch;         /* hash of the step's ids */
+    double ms, tok_s;
+} train_step_line;
+
+/* Creates RUN if it is not there, and keeps of its metrics the objects up to `step`. */
+fsdp_status train_log_open(train_log *log, const char *run, int64_t step, bool tensorboard, fsdp_error *err);
+void train_log_close(train_log *log);  /* accepts a zeroed one */
+
+fsdp_status train_log_step(train_log *log, const train_step_line *line, fsdp_error *err);
+/* An object {"event": NAME, "step": N, MEMBERS}; members is JSON text without braces, "" for none. */
+fsdp_status train_log_event(train_log *log, const char *name, int64_t step, const char *members,
+                            fsdp_error *err);
+fsdp_status train_log_scalar(train_log *log, int64_t step, const char *tag, double value, fsdp_error *err);
+/* A line on standard error and in main.log. */
+void train_log_say(train_log *log, const char *format, ...) FSDP_PRINTF(2, 3);
+
+/* JSON has no nan and no infinities: null. */
+void train_add_number(fsdp_text *text, double value);
+
+#endif

@@ -1,0 +1,181 @@
+/* A model's source: a checkpoint of a training, a run of them, or a Hugging Face directory. See train.h. */
+#include "tools/train/train.h"
+
+#include "tools/train/train_file.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST_CONFIG = 1 << 24, MOST_TOKENIZER = 1 << 28 };
+
+/* --- Hugging Face -------------------------------------------------------------------------------- */
+
+static bool find_in(const char *directory, const char *name, char path_out[PATH_MAX])
+{
+    return snprintf(path_out, PATH_MAX, "%s/%s", directory, name) < PATH_MAX &&
+           access(path_out, F_OK) == 0;
+}
+
+static fsdp_status open_hf(const char *path, const char *config, train_source *source,
+                           fsdp_error *err)
+{
+    char file[PATH_MAX];
+    source->is_hf = true;
+    source->path = strdup(path);
+    if (!source->path)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    FSDP_TRY(train_file_read(config, MOST_CONFIG, &source->config_text, err));
+    if (find_in(path, "tokenizer.json", file))
+        FSDP_TRY(train_file_read(file, MOST_TOKENIZER, &source->tokenizer_text, err));
+    if (find_in(path, "generation_config.json", file))
+        FSDP_TRY(train_file_read(file, MOST_CONFIG, &source->generation_text, err));
+    return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, config,
+                                         &source->config, err);
+}
+
+/* --- checkpoints --------------------------------------------------------------------------------- */
+
+static const fsdp_value *find_value(const fsdp_sd *sd, const char *name)
+{
+    int64_t i = fsdp_sd_find(sd, name, strlen(name));
+    const fsdp_entry *entry = i < 0 ? NULL : fsdp_sd_at(sd, (size_t)i);
+    return entry && entry->kind == FSDP_ENTRY_VALUE ? &entry->value : NULL;
+}
+
+static void take_text(const fsdp_sd *sd, const char *name, fsdp_text *text)
+{
+    const fsdp_value *value = find_value(sd, name);
+    if (value && value->kind == FSDP_VALUE_STRING)
+        fsdp_text_add(text, value->as.bytes.data, value->as.bytes.size);
+}
+
+static fsdp_status take_values(const fsdp_sd *sd, const char *path, train_source *source,
+                               fsdp_error *err)
+{
+    const fsdp_value *data = find_value(sd, "train.data");
+    take_text(sd, "train.hf_config", &source->config_text);
+    take_text(sd, "train.tokenizer", &source->tokenizer_text);
+    take_text(sd, "train.generation_config", &source->generation_text);
+    take_text(sd, "train.config", &source->train_config);
+    if (source->config_text.size == 0)
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' is no checkpoint of fsdp-train: it has no train.hf_config, and there "
+            "is no config.json",
+            path);
+    if (data)
+        FSDP_TRY(fsdp_value_copy(data, &source->data, err));
+    return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, path,
+                                         &source->config, err);
+}
+
+static fsdp_status open_checkpoint(const char *path, train_source *source, fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint = NULL;
+    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(checkpoint);
+    source->step = info->step;
+    source->path = strdup(info->path);
+    fsdp_status st = source->path ? take_values(fsdp_checkpoint_sd(checkpoint), path, source, err)
+                                  : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    fsdp_checkpoint_close(checkpoint);
+    return st;
+}
+
+fsdp_status train_source_open(const char *path, train_source *source_out, fsdp_error *err)
+{
+    char config[PATH_MAX];
+    *source_out = (train_source){.step = FSDP_NO_STEP};
+    fsdp_status st = find_in(path, "config.json", config) && !fsdp_path_has_manifest(path, NULL)
+                         ? open_hf(path, config, source_out, err)
+                         : open_checkpoint(path, source_out, err);
+    if (st != FSDP_OK)
+        train_source_close(source_out);
+    return st;
+}
+
+void train_source_close(train_source *source)
+{
+    free(source->path);
+    fsdp_text_release(&source->config_text);
+    fsdp_text_release(&source->tokenizer_text);
+    fsdp_text_release(&source->generation_text);
+    fsdp_text_release(&source->train_config);
+    fsdp_value_release(&source->data);
+    *source = (train_source){0};
+}
+
+/* --- parameters ---------------------------------------------------------------------------------- */
+
+/* The base models of transformers, without a head, have names without their first element. */
+static const char *strip_first(void *context, const char *name)
+{
+    const char *dot = strchr(name, '.');
+    (void)context;
+    return strncmp(name, "lm_head.", 8) == 0 || !dot ? name : dot + 1;
+}
+
+static fsdp_status is_base_model(const train_source *source, bool *is_base_out, fsdp_error *err)
+{
+    const char *whole =
+        source->config.family == FSDP_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+    const char *base = strchr(whole, '.') + 1;
+    fsdp_checkpoint *checkpoint = NULL;
+    FSDP_TRY(fsdp_checkpoint_open(source->path, NULL, &checkpoint, err));
+    const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
+    *is_base_out =
+        fsdp_sd_find(sd, whole, strlen(whole)) < 0 && fsdp_sd_find(sd, base, strlen(base)) >= 0;
+    fsdp_checkpoint_close(checkpoint);
+    return FSDP_OK;
+}
+
+/* Buffers that older versions of transformers saved, and that follow from the config. */
+static bool is_old_buffer(const char *name)
+{
+    static const char *const ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
+    size_t size = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        size_t end = strlen(ends[i]);
+        if (size >= end && strcmp(name + size - end, ends[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+static fsdp_status check_report(const train_source *source, const fsdp_load_report *report,
+                                fsdp_error *err)
+{
+    if (report->missing_count > 0)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks %zu tensors of its model, first '%s'",
+                         source->path, report->missing_count, report->missing[0]);
+    for (size_t i = 0; i < report->unexpected_count; i++)
+        if (!is_old_buffer(report->unexpected[i]))
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s' has a tensor that its model has no place for: '%s'",
+                             source->path, report->unexpected[i]);
+    return FSDP_OK;
+}
+
+fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err)
+{
+    fsdp_load_report report = {0};
+    bool is_base = false;
+    fsdp_root_load_opts opts = {.state.part = FSDP_STATE_MODEL,
+                                .load.cast = true,
+                                .load.partial = source->is_hf,
+                                .load.report = &report};
+    if (source->is_hf) {
+        opts.state.model_prefix = "";
+        FSDP_TRY(is_base_model(source, &is_base, err));
+        if (is_base)
+            opts.state.rename = strip_first;
+    }
+    fsdp_status st = fsdp_root_load(root, source->path, &opts, err);
+    if (st == FSDP_OK && source->is_hf)
+        st = check_report(source, &report, err);
+    fsdp_load_report_release(&report);
+    return st;
+}

@@ -1,0 +1,225 @@
+/* What a checkpoint of a training holds beside tensors, and whether a resume fits it. See train.h. */
+#include "tools/train/train.h"
+
+#include <string.h>
+
+/* --- save ---------------------------------------------------------------------------------------- */
+
+static fsdp_status add_text(fsdp_sd *sd, const char *name, const fsdp_text *text, fsdp_error *err)
+{
+    fsdp_value value = {0};
+    fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, text->data ? text->data : "",
+                                          text->size, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_add_value(sd, name, strlen(name), &value, err);
+    fsdp_value_release(&value);
+    return st;
+}
+
+static fsdp_status add_number(fsdp_sd *sd, const char *name, int64_t number, fsdp_error *err)
+{
+    const fsdp_value value = fsdp_value_i64(number);
+    return fsdp_sd_add_value(sd, name, strlen(name), &value, err);
+}
+
+/* The text of a tokenizer.json, also of bytes, so that an export needs nothing else; "": there is none. */
+static void add_tokenizer_text(const train_job *job, fsdp_text *text)
+{
+    size_t size = 0;
+    const char *data = job->tokenizer ? fsdp_tokenizer_text(job->tokenizer, &size) : "";
+    if (size == strlen("bytes") && memcmp(data, "bytes", size) == 0)
+        fsdp_tokenizer_add_bytes_json(text);
+    else
+        fsdp_text_add(text, data, size);
+}
+
+static fsdp_status add_tokenizer(const train_job *job, fsdp_sd *sd, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    add_tokenizer_text(job, &text);
+    fsdp_status st = text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
+                                 : add_text(sd, "train.tokenizer", &text, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status add_config(const train_job *job, fsdp_sd *sd, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    train_config_print(job->config, &text);
+    fsdp_status st = text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
+                                 : add_text(sd, "train.config", &text, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* Files and their order, and behind them how far the training came in it. */
+static fsdp_status describe_data(const train_job *job, fsdp_value *value, fsdp_error *err)
+{
+    fsdp_value files = {0};
+    FSDP_TRY(train_batches_describe(job, &files, err));
+    size_t count = files.as.list.count;
+    fsdp_status st = fsdp_value_set_items(value, FSDP_VALUE_DICT, count + 2, err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++) {
+        value->as.list.items[i] = files.as.list.items[i];
+        files.as.list.items[i] = (fsdp_value){0}; /* moved */
+    }
+    fsdp_value_release(&files);
+    if (st != FSDP_OK)
+        return st;
+    value->as.list.items[count + 1] = fsdp_value_i64(job->consumed);
+    return fsdp_value_set_bytes(&value->as.list.items[count], FSDP_VALUE_STRING, "consumed",
+                                strlen("consumed"), err);
+}
+
+static fsdp_status add_data(const train_job *job, fsdp_sd *sd, fsdp_error *err)
+{
+    fsdp_value value = {0};
+    fsdp_status st = describe_data(job, &value, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_add_value(sd, FSDP_NAME("train.data"), &value, err);
+    fsdp_value_release(&value);
+    return st;
+}
+
+fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err)
+{
+    FSDP_TRY(add_number(sd, "train.step", job->step, err));
+    FSDP_TRY(add_number(sd, "train.tokens", job->tokens, err));
+    FSDP_TRY(add_number(sd, "train.seed", job->config->train.seed, err));
+    FSDP_TRY(add_data(job, sd, err));
+    FSDP_TRY(add_config(job, sd, err));
+    FSDP_TRY(add_text(sd, "train.hf_config", &job->model_text, err));
+    if (job->generation_text.size > 0)
+        FSDP_TRY(add_text(sd, "train.generation_config", &job->generation_text, err));
+    return add_tokenizer(job, sd, err);
+}
+
+/* --- resume -------------------------------------------------------------------------------------- */
+
+static fsdp_status fail_change(const train_source *source, const char *what, const char *flag,
+                               fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' was made with other %s; go on with --allow-change %s if that is meant",
+                     source->path, what, flag);
+}
+
+static bool is_same_optim(const train_config *a, const train_config *b)
+{
+    return a->optim.lr == b->optim.lr && a->optim.beta1 == b->optim.beta1 &&
+           a->optim.beta2 == b->optim.beta2 && a->optim.eps == b->optim.eps &&
+           a->optim.weight_decay == b->optim.weight_decay && a->optim.decay == b->optim.decay &&
+           a->optim.clip == b->optim.clip && a->optim.schedule == b->optim.schedule &&
+           a->optim.warmup == b->optim.warmup && a->optim.min_lr == b->optim.min_lr;
+}
+
+static fsdp_status check_config(const train_job *job, const train_source *source, fsdp_error *err)
+{
+    const unsigned allowed = job->opts->allowed_changes;
+    train_config before;
+    train_config_init(&before);
+    if (source->train_config.size == 0)
+        return FSDP_OK;
+    FSDP_TRY(train_config_parse(&before, source->train_config.data, source->train_config.size,
+                                "train.config", err));
+    if (before.train.batch != job->config->train.batch && !(allowed & TRAIN_CHANGE_BATCH))
+        return fail_change(source, "train.batch", "batch", err);
+    if (!is_same_optim(&before, job->config) && !(allowed & TRAIN_CHANGE_OPTIM))
+        return fail_change(source, "settings in [optim]", "optim", err);
+    return FSDP_OK;
+}
+
+static bool is_same_tokenizer(const train_job *job, const train_source *source)
+{
+    fsdp_text text = {0};
+    add_tokenizer_text(job, &text);
+    bool is_same =
+        !text.failed && text.size == source->tokenizer_text.size &&
+        (text.size == 0 || memcmp(text.data, source->tokenizer_text.data, text.size) == 0);
+    fsdp_text_release(&text);
+    return is_same;
+}
+
+/* All but the last item, which is how far the training came. */
+static fsdp_status compare_data(const train_job *job, const train_source *source, bool *is_same_out,
+                                fsdp_error *err)
+{
+    fsdp_value data = {0};
+    FSDP_TRY(describe_data(job, &data, err));
+    *is_same_out =
+        source->data.kind == FSDP_VALUE_DICT && source->data.as.list.count == data.as.list.count;
+    for (size_t i = 0; *is_same_out && i + 1 < data.as.list.count; i++)
+        *is_same_out = fsdp_value_equal(&data.as.list.items[i], &source->data.as.list.items[i]);
+    fsdp_value_release(&data);
+    return FSDP_OK;
+}
+
+static int64_t consumed_in(const train_source *source)
+{
+    const fsdp_value *data = &source->data;
+    size_t count = data->kind == FSDP_VALUE_DICT ? data->as.list.count : 0;
+    const fsdp_value *last = count > 0 ? &data->as.list.items[count - 1] : NULL;
+    return last && last->kind == FSDP_VALUE_I64 ? last->as.i64 : -1;
+}
+
+fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err)
+{
+    if (job->model_text.size != source->config_text.size ||
+        memcmp(job->model_text.data, source->config_text.data, job->model_text.size) != 0)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' holds another model than [model] or --init describe", source->path);
+    if (!is_same_tokenizer(job, source))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was made with another tokenizer",
+                         source->path);
+    bool is_same;
+    FSDP_TRY(compare_data(job, source, &is_same, err));
+    if (!is_same && !(job->opts->allowed_changes & TRAIN_CHANGE_DATA))
+        return fail_change(source, "data", "data", err);
+    return check_config(job, source, err);
+}
+
+static int64_t number_at(const fsdp_sd *sd, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(sd, i);
+    return entry->value.kind == FSDP_VALUE_I64 ? entry->value.as.i64 : -1;
+}
+
+/* Other data begins with its first sequence. */
+static fsdp_status restart_changed_data(train_job *job, const train_source *source, fsdp_error *err)
+{
+    bool is_same;
+    FSDP_TRY(compare_data(job, source, &is_same, err));
+    if (!is_same)
+        job->consumed = 0;
+    return FSDP_OK;
+}
+
+static fsdp_status load(train_job *job, const train_source *source, fsdp_sd *counters,
+                        fsdp_error *err)
+{
+    const fsdp_root_load_opts opts = {.extra = counters};
+    FSDP_TRY(add_number(counters, "train.step", 0, err));
+    FSDP_TRY(add_number(counters, "train.tokens", 0, err));
+    FSDP_TRY(fsdp_root_load(job->root, source->path, &opts, err));
+    job->step = number_at(counters, 0);
+    job->tokens = number_at(counters, 1);
+    job->consumed = consumed_in(source);
+    if (job->opts->allowed_changes & TRAIN_CHANGE_DATA)
+        FSDP_TRY(restart_changed_data(job, source, err));
+    if (job->step < 0 || job->tokens < 0 || job->consumed < 0)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the counters of '%s' are no numbers",
+                         source->path);
+    job->resumed = true;
+    return FSDP_OK;
+}
+
+fsdp_status train_resume_from(train_job *job, const train_source *source, fsdp_error *err)
+{
+    fsdp_sd *counters = NULL;
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, train_state_check(job, source, err), err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, fsdp_sd_create(&counters, err), err));
+    fsdp_status st = load(job, source, counters, err);
+    fsdp_sd_free(counters);
+    return st;
+}

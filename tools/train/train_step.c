@@ -1,0 +1,171 @@
+/* One step of a training, and evaluation. See train.h. */
+#include "tools/train/train.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* --- learning rate ------------------------------------------------------------------------------- */
+
+double train_learning_rate(const train_config *config, int64_t step)
+{
+    const double lr = config->optim.lr, least = lr * config->optim.min_lr;
+    const int64_t warmup = config->optim.warmup, steps = config->train.steps;
+    if (step <= warmup)
+        return lr * (double)step / (double)warmup;
+    if (config->optim.schedule == TRAIN_CONSTANT || steps <= warmup)
+        return lr;
+    double done = (double)(step - warmup) / (double)(steps - warmup);
+    done = done > 1 ? 1 : done;
+    if (config->optim.schedule == TRAIN_LINEAR)
+        return lr + (least - lr) * done;
+    return least + (lr - least) * 0.5 * (1 + cos(3.141592653589793 * done));
+}
+
+/* --- sums over ranks ----------------------------------------------------------------------------- */
+
+enum { MOST_SUMS = 4 };
+
+fsdp_status train_sum(const train_job *job, double *values, int count, fsdp_error *err)
+{
+    double *all = calloc((size_t)job->ranks * MOST_SUMS, sizeof *all);
+    fsdp_status st = all ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    if (st == FSDP_OK)
+        st = fsdp_ctl_allgather(job->ctl, values, (size_t)count * sizeof *values, all, err);
+    for (int i = 0; i < count && st == FSDP_OK; i++) {
+        values[i] = 0;
+        for (int r = 0; r < job->ranks; r++)
+            values[i] += all[r * count + i];
+    }
+    free(all);
+    return st;
+}
+
+/* --- microbatches -------------------------------------------------------------------------------- */
+
+typedef struct share {
+    int64_t first, count; /* this rank's sequences of a batch */
+    int64_t micro;        /* sequences of a microbatch */
+    int64_t rounds;       /* microbatches, equal on all ranks */
+} share;
+
+static share share_of(const train_job *job, int64_t sequences)
+{
+    share mine;
+    int64_t most = (sequences + job->ranks - 1) / job->ranks;
+    mine.first = sequences * job->rank / job->ranks;
+    mine.count = sequences * (job->rank + 1) / job->ranks - mine.first;
+    mine.micro = job->config->train.micro > 0 ? job->config->train.micro : most;
+    mine.rounds = mine.micro > 0 ? (most + mine.micro - 1) / mine.micro : 0;
+    return mine;
+}
+
+static fsdp_token_batch microbatch(const train_batch *batch, const share *mine, int64_t round)
+{
+    int64_t begin = round * mine->micro, end = begin + mine->micro;
+    begin = begin < mine->count ? begin : mine->count;
+    end = end < mine->count ? end : mine->count;
+    return (fsdp_token_batch){.ids = batch->ids + (mine->first + begin) * (batch->length + 1),
+                              .sequences = end - begin,
+                              .length = batch->length,
+                              .stride = batch->length + 1};
+}
+
+static fsdp_status accumulate(train_job *job, const train_batch *batch, double *loss_out,
+                              fsdp_error *err)
+{
+    const share mine = share_of(job, batch->sequences);
+    const double scale = 1 / ((double)batch->sequences * (double)batch->length);
+    double loss;
+    *loss_out = 0;
+    for (int64_t round = 0; round < mine.rounds; round++) {
+        const fsdp_token_batch part = microbatch(batch, &mine, round);
+        FSDP_TRY(
+            fsdp_transformer_train(job->model, &part, scale, round == mine.rounds - 1, &loss, err));
+        *loss_out += loss;
+    }
+    return FSDP_OK;
+}
+
+/* --- a step -------------------------------------------------------------------------------------- */
+
+static fsdp_status set_learning_rate(train_job *job, double lr, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_optim_group_count(job->optim); i++)
+        FSDP_TRY(fsdp_optim_set_lr(job->optim, i, lr, err));
+    return FSDP_OK;
+}
+
+/* A signal to any rank, or a file RUN/STOP. */
+static bool is_asked_to_stop(const train_job *job)
+{
+    char path[4096];
+    if (cli_stopped())
+        return true;
+    if (job->rank != 0 || !job->opts->run)
+        return false;
+    snprintf(path, sizeof path, "%s/STOP", job->opts->run);
+    return access(path, F_OK) == 0;
+}
+
+fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result,
+                       fsdp_error *err)
+{
+    const fsdp_clip_opts clip = {.max_norm = job->config->optim.clip};
+    double sums[2];
+    *result = (train_result){.lr = train_learning_rate(job->config, job->step + 1)};
+    FSDP_TRY(accumulate(job, batch, &sums[0], err));
+    if (job->opts->dump_grads && job->step == 0)
+        FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
+    FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, &result->grad_norm, err));
+    sums[1] = is_asked_to_stop(job);
+    FSDP_TRY(train_sum(job, sums, 2, err));
+    result->loss = sums[0] / ((double)batch->sequences * (double)batch->length);
+    result->stop = sums[1] > 0;
+    result->is_finite = isfinite(result->loss) && isfinite(result->grad_norm);
+    if (result->is_finite) {
+        FSDP_TRY(set_learning_rate(job, result->lr, err));
+        FSDP_TRY(fsdp_optim_step(job->optim, err));
+    } else {
+        fsdp_root_zero_grad(job->root);
+    }
+    job->step++;
+    job->tokens += batch->sequences * batch->length;
+    job->consumed += batch->sequences;
+    return FSDP_OK;
+}
+
+/* --- evaluation ---------------------------------------------------------------------------------- */
+
+static fsdp_status add_losses(train_job *job, const train_batch *batch, double *sum,
+                              fsdp_error *err)
+{
+    const share mine = share_of(job, batch->sequences);
+    double loss;
+    for (int64_t round = 0; round < mine.rounds; round++) {
+        const fsdp_token_batch part = microbatch(batch, &mine, round);
+        FSDP_TRY(fsdp_transformer_evaluate(job->model, &part, &loss, err));
+        *sum += loss;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, int64_t *tokens_out,
+                           fsdp_error *err)
+{
+    double sum = 0;
+    *tokens_out = 0;
+    for (int64_t i = 0; i < batches; i++) {
+        train_batch batch;
+        bool is_there;
+        FSDP_TRY(fsdp_ctl_agree(job->ctl, cli_check_stop(err), err));
+        FSDP_TRY(train_batches_held_out(job, i, &batch, &is_there, err));
+        if (!is_there)
+            break;
+        FSDP_TRY(add_losses(job, &batch, &sum, err));
+        *tokens_out += batch.sequences * batch.length;
+    }
+    FSDP_TRY(train_sum(job, &sum, 1, err));
+    *loss_out = *tokens_out > 0 ? sum / (double)*tokens_out : NAN;
+    return FSDP_OK;
+}
