@@ -37,13 +37,12 @@ __attribute__((always_inline)) static inline float between_bounds(float x, float
 }
 
 /*
- * exp(x + rest), |rest| < 0.01, within 1 ulp for rest 0: x = n ln 2 + r, exp(r) = 1 + r + r^2 q(r), and 2^n
- * as a product of two powers, since the result may be subnormal or infinite.
+ * exp(x + rest), |x| < 170, |rest| < 0.01, within 1 ulp for rest 0: x = n ln 2 + r, exp(r) = 1 + r + r^2 q(r),
+ * and 2^n as a product of two powers, since the result may be subnormal or infinite.
  */
 __attribute__((always_inline)) static inline float exp_of_sum(float x, float rest)
 {
     const float whole = 12582912.0f; /* 1.5 * 2^23: adding it leaves an integer in the low bits */
-    x = between_bounds(x, -110.0f, 90.0f);
     float shifted = x * 1.44269504f + whole;
     float n = shifted - whole;
     float r = (x - n * 0.693359375f) - n * -2.12194440e-4f + rest;
@@ -61,17 +60,20 @@ __attribute__((always_inline)) static inline float exp_of_sum(float x, float res
 
 __attribute__((always_inline)) static inline float exp_of(float x)
 {
-    return exp_of_sum(x, 0.0f);
+    return exp_of_sum(between_bounds(x, -110.0f, 90.0f), 0.0f);
 }
 
 /*
  * The normal distribution: *density_out = exp(-x^2 / 2); returns the probability P(X <= x), which is
  * (1 + erf(x / sqrt 2)) / 2. With s = 1 / (1 + 0.3 |x|), P(X <= -|x|) = exp(-x^2 / 2) s q(s); the square is
- * that of the upper half of the bits, which is exact, and a rest. Within 3 ulp for x >= 0, 6 below.
+ * that of the upper half of the bits, which is exact, and a rest. Within 3 ulp for x >= 0, 6 below. Callers
+ * multiply the result by x, which brings NaN back.
  */
 __attribute__((always_inline)) static inline float normal_of(float x, float *density_out)
 {
-    float far = between_bounds(fabsf(x), 0.0f, 16.0f);
+    /* At most 16, as a minimum of integers, of which compilers make no branches. NaN is lost. */
+    uint32_t magnitude = bits_of(x) & 0x7fffffffu, most = bits_of(16.0f);
+    float far = float_of(magnitude < most ? magnitude : most);
     float high = float_of(bits_of(far) & 0xfffff000u);
     float density = exp_of_sum(-0.5f * high * high, -0.5f * (far - high) * (far + high));
     float s = 1.0f / (1.0f + 0.3f * far);
