@@ -77,7 +77,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save(fsdp_async_saver *saver, const
  * returned before. report_out (may be NULL) is filled in also after a failure. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *report_out,
                                                        fsdp_error *err);
-/* Local. False while a save is in flight. */
+/* Local. False while a save is in flight. Accepts NULL. */
 FSDP_API bool fsdp_async_save_is_done(fsdp_async_saver *saver);
 
 #ifdef __cplusplus

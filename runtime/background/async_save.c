@@ -284,12 +284,18 @@ static fsdp_status take_failure(fsdp_async_saver *saver, fsdp_error *err)
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
+static fsdp_status check_given(const fsdp_async_saver *saver, fsdp_error *err)
+{
+    return saver ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "there is no saver: it is NULL");
+}
+
 /* Every rank has the failure of the save before, so that it takes no round. */
 fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
                             const fsdp_root_save_opts *opts, fsdp_error *err)
 {
     fsdp_error mine = {0};
     double begin = now_ms();
+    FSDP_TRY(check_given(saver, err));
     await_idle(saver);
     FSDP_TRY(take_failure(saver, err));
     double idle = now_ms();
@@ -314,6 +320,9 @@ fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
 fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *report_out,
                                  fsdp_error *err)
 {
+    if (report_out)
+        *report_out = (fsdp_async_report){.step = FSDP_NO_STEP};
+    FSDP_TRY(check_given(saver, err));
     await_idle(saver);
     if (report_out)
         *report_out = saver->report;
@@ -322,6 +331,8 @@ fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *rep
 
 bool fsdp_async_save_is_done(fsdp_async_saver *saver)
 {
+    if (!saver)
+        return true;
     pthread_mutex_lock(&saver->lock);
     bool is_done = !saver->is_busy;
     pthread_mutex_unlock(&saver->lock);
@@ -414,10 +425,12 @@ static fsdp_status make_saver(fsdp_root *root, const fsdp_async_opts *opts,
 fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts,
                                     fsdp_async_saver **saver_out, fsdp_error *err)
 {
-    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     fsdp_async_saver *saver = NULL;
     fsdp_error mine = {0};
     *saver_out = NULL;
+    if (!root)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a saver needs a root: it is NULL");
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     mine.status = make_saver(root, opts, &saver, &mine);
     fsdp_status status = fsdp_ctl_agree(ctl, mine.status, &mine);
     if (status == FSDP_OK)

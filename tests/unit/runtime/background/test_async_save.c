@@ -2,6 +2,7 @@
  * Saves in the background: the moment that they save, one after the other, failures, stale saves, and the end
  * of a saver with a save in flight. tests/runtime/async_save.py has ranks that are processes, and lost ones.
  */
+#include "base/core/mem.h"
 #include "tests/support/disk/io_fault.h"
 #include "tests/unit/runtime/expect_toy.h"
 #include <fsdp/async_save.h>
@@ -140,6 +141,9 @@ static fsdp_status save_and_train_on(toy *net, fsdp_error *err)
     row[0] = 77;
     step = 99;
     FSDP_TRY(net_train(net, 3, err));
+    double rank = fsdp_world_rank(net->rank->world); /* over the training's control plane */
+    FSDP_TRY(fsdp_world_mean(net->rank->world, &rank, err));
+    EXPECT(rank == 0.5);
     EXPECT(!fsdp_async_save_is_done(saver) && !exists("async"));
     FSDP_TRY(net_spoil(net, err));
     atomic_fetch_sub(&ranks_at_work, 1);
@@ -258,6 +262,81 @@ static fsdp_status fail_on_disk(toy *net, fsdp_error *err)
 Test(async_save, a_failure_is_returned_once_on_all_ranks)
 {
     run_on(full_disk(), fail_on_disk, "cpu");
+}
+
+static int stop_at_once(void *context, int64_t done, int64_t total, const char *what)
+{
+    (void)context;
+    (void)done;
+    (void)total;
+    (void)what;
+    return 1;
+}
+
+static fsdp_status stop_save(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_error why = {0};
+    fsdp_root_save_opts opts = {0};
+    opts.save.watch.progress = stop_at_once;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("stopped"), &opts, err));
+    EXPECT(fsdp_async_save_wait(saver, NULL, &why) == FSDP_ERR_CANCELLED);
+    EXPECT(!exists("stopped"));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("next"), NULL, err));
+    fsdp_status status = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_async_saver_free(saver);
+    return status;
+}
+
+Test(async_save, a_watch_stops_the_save)
+{
+    run_on(NULL, stop_save, "cpu");
+}
+
+static fsdp_status refuse_null(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_async_report report;
+    (void)net;
+    EXPECT_REFUSAL(fsdp_async_saver_create(NULL, NULL, &saver, why), "needs a root");
+    EXPECT_REFUSAL(fsdp_async_save(NULL, "x", NULL, why), "there is no saver");
+    EXPECT_REFUSAL(fsdp_async_save_wait(NULL, &report, why), "there is no saver");
+    EXPECT(fsdp_async_save_is_done(NULL) && !report.path);
+    return FSDP_OK;
+}
+
+Test(async_save, null_is_refused)
+{
+    run_on(NULL, refuse_null, "cpu");
+}
+
+/* The n-th allocation fails, wherever that is: in a call, or in the saver's thread. */
+static fsdp_status lack_memory(toy *net, fsdp_error *err)
+{
+    const fsdp_root_save_opts opts = {.save.skip_fsync = true, .save.overwrite = true};
+    bool has_failed = true;
+    for (int64_t n = 0; has_failed; n += 1 + n / 50) {
+        fsdp_error why = {0};
+        fsdp_async_saver *saver = NULL;
+        (void)fsdp_mem_fail_after(n, false);
+        fsdp_status status = fsdp_async_saver_create(net->root, NULL, &saver, &why);
+        if (status == FSDP_OK)
+            status = fsdp_async_save(saver, in_dir("ckpt"), &opts, &why);
+        if (status == FSDP_OK)
+            status = fsdp_async_save_wait(saver, NULL, &why);
+        has_failed = status != FSDP_OK || fsdp_mem_fail_after(-1, false) > n;
+        (void)fsdp_mem_fail_after(-1, false);
+        EXPECT(status == FSDP_OK || status == FSDP_ERR_LIMIT);
+        fsdp_async_saver_free(saver);
+    }
+    EXPECT(exists("ckpt"));
+    return FSDP_OK;
+}
+
+Test(async_save, lack_of_memory_is_an_error)
+{
+    expect_net_on("cpu", (toy_case){1, {1}, {"dp"}, declare_net, lack_memory, NULL, {0}});
 }
 
 /* --- stale saves ------------------------------------------------------------------------------ */
