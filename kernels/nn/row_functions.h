@@ -37,8 +37,8 @@ __attribute__((always_inline)) static inline float between_bounds(float x, float
 }
 
 /*
- * exp(x + rest), |x| < 170, |rest| < 0.01, within 1 ulp for rest 0: x = n ln 2 + r, exp(r) = 1 + r + r^2 q(r).
- * 2^n is a product of two powers, since the result may be subnormal or infinite.
+ * exp(x + rest), |x| < 170, |rest| < 0.01, within 1 ulp for rest 0: x = n ln 2 + r and
+ * exp(r) = 1 + r + r^2 q(r); 2^n is a product of two powers, since the result may be subnormal or infinite.
  */
 __attribute__((always_inline)) static inline float exp_of_sum(float x, float rest)
 {
