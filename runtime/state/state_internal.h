@@ -74,6 +74,9 @@ bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t si
 
 /* Reshards everything and waits for it; fails inside forward and backward. Local. */
 fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
+/* Local. The live dict that a save stores: the root's, and the caller's extra entries. */
+fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,
+                                  fsdp_error *err);
 /* Makes the live dict, which getting returns and setting writes to. Buffers that are stored in another dtype
  * than declared are copies in memory of the dict, in both cases. With `copies` all entries have memory of the
  * dict, without values yet. */
