@@ -208,7 +208,7 @@ static fsdp_status open_sources(const train_job *job, job_sources *from, fsdp_er
     return st;
 }
 
-static fsdp_status bring_values(train_job *job, const job_sources *from, fsdp_error *err)
+static fsdp_status bring_values(train_job *job, job_sources *from, fsdp_error *err)
 {
     if (from->has_resume)
         return train_resume_from(job, &from->resume, err);
@@ -221,6 +221,7 @@ static fsdp_status open_log(train_job *job, fsdp_error *err)
 {
     if (job->rank != 0 || !job->opts->run)
         return FSDP_OK;
+    job->log.drops_lines = job->config->save.on_error == TRAIN_ERROR_CONTINUE;
     return train_log_open(&job->log, job->opts->run, job->step, job->config->log.tensorboard, err);
 }
 

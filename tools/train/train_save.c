@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* --- another format ------------------------------------------------------------------------------ */
 
@@ -27,7 +29,8 @@ static fsdp_status convert(const train_job *job, fsdp_error *err)
 
 /* --- a save -------------------------------------------------------------------------------------- */
 
-static fsdp_status save(train_job *job, const fsdp_sd *own, fsdp_error *err)
+/* is_saved: the checkpoint of this step is there, since an earlier attempt failed behind it. */
+static fsdp_status save(train_job *job, const fsdp_sd *own, bool *is_saved, fsdp_error *err)
 {
     const train_config *config = job->config;
     const fsdp_retention retain = {.keep_last = (int)config->save.keep_last,
@@ -38,7 +41,9 @@ static fsdp_status save(train_job *job, const fsdp_sd *own, fsdp_error *err)
                                                .retain = config->save.keep_last ? &retain : NULL},
                                       .into_run = true,
                                       .extra = own};
-    FSDP_TRY(fsdp_root_save(job->root, job->opts->run, &opts, err));
+    if (!*is_saved)
+        FSDP_TRY(fsdp_root_save(job->root, job->opts->run, &opts, err));
+    *is_saved = true;
     if (config->save.also == TRAIN_ALSO_NONE)
         return FSDP_OK;
     return fsdp_ctl_agree(job->ctl, job->rank == 0 ? convert(job, err) : FSDP_OK, err);
@@ -56,7 +61,7 @@ static fsdp_status log_save(train_job *job, double seconds, fsdp_error *err)
     return train_log_event(&job->log, "save", job->step, members, err);
 }
 
-fsdp_status train_save(train_job *job, fsdp_error *err)
+static fsdp_status save_once(train_job *job, bool *is_saved, fsdp_error *err)
 {
     fsdp_sd *own = NULL;
     double began = cli_now();
@@ -65,7 +70,56 @@ fsdp_status train_save(train_job *job, fsdp_error *err)
         st = train_state_add(job, own, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
-        st = save(job, own, err);
+        st = save(job, own, is_saved, err);
     fsdp_sd_free(own);
     return st == FSDP_OK ? log_save(job, cli_now() - began, err) : st;
+}
+
+/* --- failures ------------------------------------------------------------------------------------ */
+
+enum { RETRIES = 3 };
+
+/* Failures of a disk, which may pass. */
+static bool may_pass(fsdp_status status)
+{
+    return status == FSDP_ERR_NO_SPACE || status == FSDP_ERR_IO || status == FSDP_ERR_LIMIT;
+}
+
+static fsdp_status log_failure(train_job *job, const fsdp_error *why, fsdp_error *err)
+{
+    fsdp_text members = {0};
+    if (job->rank != 0)
+        return FSDP_OK;
+    train_log_say(&job->log, "step %lld is not saved: %s", (long long)job->step, why->text);
+    fsdp_text_addf(&members, "\"failed\": %lld, \"error\": ", (long long)job->failed_saves);
+    fsdp_text_add_json_string(&members, why->text, strlen(why->text));
+    fsdp_status st = members.failed
+                         ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
+                         : train_log_event(&job->log, "save", job->step, members.data, err);
+    fsdp_text_release(&members);
+    return st;
+}
+
+fsdp_status train_save(train_job *job, bool is_last, fsdp_error *err)
+{
+    const int on_error = job->config->save.on_error;
+    const int retries = on_error == TRAIN_ERROR_RETRY ? RETRIES : 0;
+    bool is_saved = false;
+    fsdp_status st;
+    for (int i = 0;; i++) {
+        fsdp_error why = {0};
+        st = save_once(job, &is_saved, &why);
+        if (st == FSDP_OK)
+            return FSDP_OK;
+        if (err)
+            *err = why;
+        if (!may_pass(st) || on_error == TRAIN_ERROR_STOP)
+            return st;
+        job->failed_saves++;
+        FSDP_TRY(fsdp_ctl_agree(job->ctl, log_failure(job, &why, err), err));
+        if (i >= retries)
+            break;
+        sleep(1u << i);
+    }
+    return on_error == TRAIN_ERROR_CONTINUE && !is_last ? FSDP_OK : st;
 }

@@ -100,7 +100,7 @@ static fsdp_status set_learning_rate(train_job *job, double lr, fsdp_error *err)
 static bool is_asked_to_stop(const train_job *job)
 {
     char path[4096];
-    if (cli_stopped())
+    if (train_was_signalled())
         return true;
     if (job->rank != 0 || !job->opts->run)
         return false;
@@ -158,7 +158,8 @@ fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, in
     for (int64_t i = 0; i < batches; i++) {
         train_batch batch;
         bool is_there;
-        FSDP_TRY(fsdp_ctl_agree(job->ctl, cli_check_stop(err), err));
+        if (job->opts->eval)
+            FSDP_TRY(fsdp_ctl_agree(job->ctl, cli_check_stop(err), err));
         FSDP_TRY(train_batches_held_out(job, i, &batch, &is_there, err));
         if (!is_there)
             break;
