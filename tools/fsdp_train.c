@@ -106,8 +106,7 @@ static fsdp_status fail_nan(train_job *job, const train_result *result, fsdp_err
 {
     FSDP_TRY(say_stop(job, "nan", err));
     return fsdp_fail(err, FSDP_DIFFERS,
-                     "step %" PRId64
-                     ": the %s is not finite: nothing of this step is kept "
+                     "step %" PRId64 ": the %s is not finite: nothing of this step is kept "
                      "(train.on_nan skip goes on without it)",
                      job->step, isfinite(result->loss) ? "norm of the gradients" : "loss");
 }
@@ -125,6 +124,8 @@ static fsdp_status train(train_job *job, fsdp_error *err)
         FSDP_TRY(say_step(job, &batch, &result, cli_now() - began, err));
         if (!result.is_finite && config->train.on_nan == TRAIN_NAN_STOP)
             return fail_nan(job, &result, err);
+        if (result.save_is_done)
+            FSDP_TRY(train_save_finish(job, false, err));
         if (is_due(job->step, config->eval.every))
             FSDP_TRY(evaluate(job, err));
         if (is_due(job->step, config->save.every) && !result.stop) {
@@ -134,6 +135,7 @@ static fsdp_status train(train_job *job, fsdp_error *err)
     }
     if (job->step != saved)
         FSDP_TRY(train_save(job, true, err));
+    FSDP_TRY(train_save_finish(job, true, err));
     return result.stop ? stop(job, err) : say_stop(job, "steps", err);
 }
 

@@ -105,6 +105,8 @@ typedef struct train_job {
     int64_t step;              /* steps done */
     int64_t tokens, consumed;  /* by them: tokens, sequences of the data */
     int64_t failed_saves;      /* that save.on_error continue passed over */
+    fsdp_async_saver *saver;   /* NULL: saves are synchronous */
+    bool is_saving;            /* in the background */
     bool resumed;
 } train_job;
 
@@ -139,6 +141,7 @@ fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, 
 typedef struct train_result {
     double loss, grad_norm, lr;
     bool is_finite, stop;      /* stop: some rank was asked to */
+    bool save_is_done;         /* on all ranks: the one in the background */
 } train_result;
 
 double train_learning_rate(const train_config *config, int64_t step);
@@ -169,8 +172,13 @@ fsdp_status train_state_check(const train_job *job, const train_source *source, 
 /* Collective. Model, optimizer and the job's counters. Of a run with --resume auto, a checkpoint whose data turns
  * out to be damaged gives way to the one before it, which `source` then is; damaged ones are set aside. */
 fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err);
-/* Collective. save.on_error decides about failures; of the last save of a training it can only retry. */
+/* Collective. Begins a save, in the background unless save.async is false, and ends the one before. save.on_error
+ * decides about failures; of the last save of a training, which is also ended, it can only retry. */
 fsdp_status train_save(train_job *job, bool is_last, fsdp_error *err);
+/* Collective. Waits for the save in the background, if there is one. */
+fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err);
+/* Local. The save in the background has ended here. */
+bool train_save_is_done(const train_job *job);
 
 /* --- signals (train_signals.c) ------------------------------------------------------------------- */
 

@@ -514,7 +514,8 @@ void train_config_print(const train_config *config, fsdp_text *text)
     }
 }
 
-const char *train_config_find_change(const train_config *a, const train_config *b, const char *prefix)
+const char *train_config_find_change(const train_config *a, const train_config *b,
+                                     const char *prefix)
 {
     for (size_t i = 0; i < KEYS; i++) {
         fsdp_text one = {0}, other = {0};

@@ -233,6 +233,18 @@ static const train_source *source_of_model(const train_job *job, const job_sourc
     return from->has_resume && (job->opts->batches || job->opts->init) ? &from->resume : NULL;
 }
 
+static fsdp_status make_saver(train_job *job, fsdp_error *err)
+{
+    if (!job->opts->run || !job->config->save.async)
+        return FSDP_OK;
+    fsdp_status st = fsdp_async_saver_create(job->root, NULL, &job->saver, err);
+    if (st != FSDP_ERR_USAGE)
+        return st;
+    train_log_say(&job->log, "saves are synchronous: %s", err->text);
+    *err = (fsdp_error){0};
+    return FSDP_OK;
+}
+
 static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
 {
     FSDP_TRY(fsdp_ctl_agree(job->ctl, open_sources(job, from, err), err));
@@ -241,7 +253,8 @@ static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
     FSDP_TRY(make_model(job, err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, make_optimizer(job, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
-    return fsdp_ctl_agree(job->ctl, open_log(job, err), err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, open_log(job, err), err));
+    return make_saver(job, err);
 }
 
 fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_world *world,
@@ -288,6 +301,7 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
 
 void train_job_end(train_job *job)
 {
+    fsdp_async_saver_free(job->saver);
     train_log_close(&job->log);
     train_batches_close(job->batches);
     fsdp_tokenizer_free(job->tokenizer);

@@ -280,7 +280,8 @@ fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *
         is_there = st == FSDP_ERR_DAMAGED && is_auto;
         if (!is_there)
             break;
-        st = fsdp_ctl_agree(job->ctl, open_older(job->opts->run, source, &is_there, &other), &other);
+        st =
+            fsdp_ctl_agree(job->ctl, open_older(job->opts->run, source, &is_there, &other), &other);
         if (st != FSDP_OK) {
             *err = other;
             return st;
