@@ -125,7 +125,7 @@ static fsdp_status end(train_job *job, const saved_step *saved, fsdp_error *err)
 
 /* --- attempts ------------------------------------------------------------------------------------ */
 
-/* Tries until the checkpoint is there; what is left of on_error is to go on without it, but not at the end. */
+/* Tries until the checkpoint is there. What is left of on_error is to go on without it, but not at the end. */
 static fsdp_status save_now(train_job *job, bool is_last, fsdp_error *err)
 {
     enum { RETRIES = 3 };
@@ -153,11 +153,6 @@ static fsdp_status save_now(train_job *job, bool is_last, fsdp_error *err)
 }
 
 /* --- saves in the background --------------------------------------------------------------------- */
-
-bool train_save_is_done(const train_job *job)
-{
-    return job->is_saving && fsdp_async_save_is_done(job->saver);
-}
 
 fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err)
 {

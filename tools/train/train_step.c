@@ -119,7 +119,7 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
         FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
     FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, &result->grad_norm, err));
     sums[1] = is_asked_to_stop(job);
-    sums[2] = train_save_is_done(job);
+    sums[2] = job->is_saving && fsdp_async_save_is_done(job->saver);
     FSDP_TRY(train_sum(job, sums, 3, err));
     result->loss = sums[0] / ((double)batch->sequences * (double)batch->length);
     result->stop = sums[1] > 0;
