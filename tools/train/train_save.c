@@ -125,7 +125,7 @@ static fsdp_status end(train_job *job, const saved_step *saved, fsdp_error *err)
 
 /* --- attempts ------------------------------------------------------------------------------------ */
 
-/* Tries until the checkpoint is there. What is left of on_error is to go on without it, but not at the end. */
+/* Tries until the checkpoint is there. save.on_error may allow to go on without it, but not at the end. */
 static fsdp_status save_now(train_job *job, bool is_last, fsdp_error *err)
 {
     enum { RETRIES = 3 };
