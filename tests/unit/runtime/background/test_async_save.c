@@ -264,6 +264,36 @@ Test(async_save, a_failure_is_returned_once_on_all_ranks)
     run_on(full_disk(), fail_on_disk, "cpu");
 }
 
+static int stop_at_once(void *context, int64_t done, int64_t total, const char *what)
+{
+    (void)context;
+    (void)done;
+    (void)total;
+    (void)what;
+    return 1;
+}
+
+static fsdp_status stop_save(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_error why = {0};
+    fsdp_root_save_opts opts = {0};
+    opts.save.watch.progress = stop_at_once;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("stopped"), &opts, err));
+    EXPECT(fsdp_async_save_wait(saver, NULL, &why) == FSDP_ERR_CANCELLED);
+    EXPECT(!exists("stopped"));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("next"), NULL, err));
+    fsdp_status status = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_async_saver_free(saver);
+    return status;
+}
+
+Test(async_save, a_watch_stops_the_save)
+{
+    run_on(NULL, stop_save, "cpu");
+}
+
 static fsdp_status refuse_null(toy *net, fsdp_error *err)
 {
     fsdp_async_saver *saver = NULL;
