@@ -24,7 +24,7 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
                          "'%s' has batches of %lld sequences of %lld ids; at least 1 and 2",
                          job->opts->batches, (long long)batches->given.shape[1],
                          (long long)batches->given.shape[2]);
-    return FSDP_OK;
+    return train_ids_check(&batches->given, job->opts->batches, job->model_config.vocab, err);
 }
 
 /* A model of a source says how long its sequences may be; an evaluation takes them as long as it can. */

@@ -59,10 +59,16 @@ static fsdp_status find_given_loss(train_job *job, const train_ids *ids, fsdp_er
     return print_loss(job, loss / (double)tokens, tokens);
 }
 
+static fsdp_status read_tokens(const train_job *job, train_ids *ids_out, fsdp_error *err)
+{
+    FSDP_TRY(train_ids_read(job->opts->tokens, 2, ids_out, err));
+    return train_ids_check(ids_out, job->opts->tokens, job->model_config.vocab, err);
+}
+
 static fsdp_status evaluate_given(train_job *job, fsdp_error *err)
 {
     train_ids ids;
-    fsdp_status st = train_ids_read(job->opts->tokens, 2, &ids, err);
+    fsdp_status st = read_tokens(job, &ids, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = job->opts->logits_out ? write_logits(job, &ids, err) : find_given_loss(job, &ids, err);
@@ -166,7 +172,7 @@ fsdp_status train_use_sample(train_job *job, fsdp_error *err)
 {
     train_ids prompt = {0};
     FSDP_TRY(train_job_open(job, job->opts, job->world, job->opts->sample, err));
-    fsdp_status st = job->opts->tokens ? train_ids_read(job->opts->tokens, 2, &prompt, err)
+    fsdp_status st = job->opts->tokens ? read_tokens(job, &prompt, err)
                                        : take_prompt(job, &prompt, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
