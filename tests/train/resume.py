@@ -333,7 +333,8 @@ def full_disk(work):
         else:
             done = run(words, preexec_fn=limit_files(100000))
             expect_refusal(f"full {how}", done, code, "File too large")
-            check(f"full {how}: tries", done.stderr.count("is not saved") == (4 if how == "retry" else 0), done.stderr)
+            tries = done.stderr.count("is not saved")
+            check(f"full {how}: tries", tries >= 4 if how == "retry" else tries == 0, done.stderr)
             check(f"full {how}: old ones", steps_of(directory) == [4], steps_of(directory))
         done = run([str(BUILD / "bin/fsdp-train"), "--eval", str(directory / "run"), "--data",
                     str(work / "data.txt")])

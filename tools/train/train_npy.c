@@ -48,8 +48,8 @@ fsdp_status train_ids_check(const train_ids *ids, const char *path, int64_t voca
     for (int64_t i = 0; i < count; i++)
         if (ids->data[i] < 0 || ids->data[i] >= vocab)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s': element %lld is %lld, beyond the model's vocabulary of %lld", path,
-                             (long long)i, (long long)ids->data[i], (long long)vocab);
+                             "'%s': element %lld is %lld, beyond the model's vocabulary of %lld",
+                             path, (long long)i, (long long)ids->data[i], (long long)vocab);
     return FSDP_OK;
 }
 

@@ -172,8 +172,8 @@ fsdp_status train_use_sample(train_job *job, fsdp_error *err)
 {
     train_ids prompt = {0};
     FSDP_TRY(train_job_open(job, job->opts, job->world, job->opts->sample, err));
-    fsdp_status st = job->opts->tokens ? read_tokens(job, &prompt, err)
-                                       : take_prompt(job, &prompt, err);
+    fsdp_status st =
+        job->opts->tokens ? read_tokens(job, &prompt, err) : take_prompt(job, &prompt, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = sample(job, &prompt, err);
