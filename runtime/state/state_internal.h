@@ -6,6 +6,7 @@
  *   state_views.c      entries of parameters inside flat ones
  *   state_full.c       whole values, from all ranks           state_broadcast.c    whole values of rank 0
  *   state_groups.c     puts hyper-parameters into a dict      state_groups_take.c  takes them from one
+ *   state_continue.c   refuses state that no optimizer here can continue
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
  *   root_state.c       checkpoints                            state_extra.c        the caller's entries
  */
@@ -125,6 +126,14 @@ typedef struct fsdp_state_match {
 } fsdp_state_match;
 /* Matches and checks all names and tensors, without changing anything. Release the match also on failure. */
 fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err);
+/* Finds the live entry of optimizer state under another name of its parameter or its number
+ * (state_groups_match.c). *param_out is that parameter, NULL: none has that name; *at_out stays as it is when
+ * there is no such entry. */
+fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
+                                  const fsdp_state_param **param_out, int64_t *at_out, fsdp_error *err);
+/* FSDP_ERR_USAGE for state and hyper-parameters with which the optimizers here would not step as those that
+ * saved them (state_continue.c). */
+fsdp_status fsdp_state_check_continues(const fsdp_state_match *match, fsdp_error *err);
 /* Moves the missing and unexpected names to the report, which may be NULL. */
 void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report);
 /* Checks that the steps of parameters in one flat parameter, which has one step, are equal. numbers: a dict
