@@ -18,6 +18,8 @@ typedef struct train_log {
     FILE *metrics, *lines;     /* NULL: not open, nothing is written */
     train_events *events;      /* NULL: none */
     const char *run;
+    bool drops_lines;          /* that cannot be written, instead of failing: save.on_error continue */
+    int64_t dropped;
 } train_log;
 
 typedef struct train_step_line {
