@@ -66,7 +66,7 @@ static void run_activations(const run *r, float *x, float *dy, float *y)
 {
     for (int64_t i = 0; i < COUNT; i++)
         x[i] *= i % 7 == 0 ? 100.0f : 5.0f;
-    for (int function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++) {
+    for (fsdp_nn_function function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++) {
         r->nn->ops->activate(r->nn, &(fsdp_nn_activation){function, x, NULL, y, COUNT});
         digest(r, y, COUNT);
         r->nn->ops->activate_grad(r->nn,
