@@ -124,6 +124,8 @@ static fsdp_status train(train_job *job, fsdp_error *err)
         FSDP_TRY(say_step(job, &batch, &result, cli_now() - began, err));
         if (!result.is_finite && config->train.on_nan == TRAIN_NAN_STOP)
             return fail_nan(job, &result, err);
+        if (result.save_is_done)
+            FSDP_TRY(train_save_finish(job, false, err));
         if (is_due(job->step, config->eval.every))
             FSDP_TRY(evaluate(job, err));
         if (is_due(job->step, config->save.every) && !result.stop) {
@@ -133,6 +135,7 @@ static fsdp_status train(train_job *job, fsdp_error *err)
     }
     if (job->step != saved)
         FSDP_TRY(train_save(job, true, err));
+    FSDP_TRY(train_save_finish(job, true, err));
     return result.stop ? stop(job, err) : say_stop(job, "steps", err);
 }
 

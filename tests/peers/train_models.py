@@ -1,4 +1,5 @@
-"""fsdp-train beside PyTorch and transformers: 50 steps of the same model, and exports that transformers loads.
+"""fsdp-train beside PyTorch and transformers: 50 steps of the same model, and exports that
+transformers loads.
 
 usage: train_models.py BUILD
 """
@@ -82,8 +83,8 @@ def check_export(name, run, work):
     np.save(work / "tokens.npy", tokens)
     np.save(work / "prompt.npy", tokens[:1])
     tool("fsdp-train", "--eval", run, "--tokens", work / "tokens.npy", "--logits-out", work / "logits.npy")
-    tool("fsdp-train", "--sample", run, "--tokens", work / "prompt.npy", "-n", 12, "--temperature", 0, "--out",
-         work / "ids.npy", "--np", 2)
+    tool("fsdp-train", "--sample", run, "--tokens", work / "prompt.npy", "-n", 12, "--temperature", 0,
+         "--out", work / "ids.npy", "--np", 2)
     with torch.no_grad():
         theirs = model(torch.from_numpy(tokens)).logits.numpy()
         ids = torch.from_numpy(tokens[:1])
@@ -100,14 +101,15 @@ def check_bytes(family, work):
     text = "".join(f"Line {i} says {i * i % 89}, naïvely.\n" for i in range(500))
     (work / "data.txt").write_text(text)
     run = work / f"bytes.{family}"
-    tool("fsdp-train", "--run", run, "--data.path", work / "data.txt", "--model.family", family, "--model.layers", 2,
-         "--model.width", 32, "--model.context", 32, "--steps", 20, "--np", 2, "--quiet")
+    tool("fsdp-train", "--run", run, "--data.path", work / "data.txt", "--model.family", family,
+         "--model.layers", 2, "--model.width", 32, "--model.context", 32, "--steps", 20, "--np", 2, "--quiet")
     out = check_export(run.name, run, work)
     tokenizer = AutoTokenizer.from_pretrained(out)
     for line in ("plain text", " naïve — 数 🙂\n\ttabs  and   blanks ", "\x00\x7f"):
         ids = tokenizer(line, add_special_tokens=False)["input_ids"]
         check(f"{family}: ids of bytes", ids == list(line.encode()), (line, ids))
-        check(f"{family}: text of bytes", tokenizer.decode(ids, clean_up_tokenization_spaces=False) == line, line)
+        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        check(f"{family}: text of bytes", text == line, (line, text))
 
 
 def main():

@@ -112,16 +112,18 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
                        fsdp_error *err)
 {
     const fsdp_clip_opts clip = {.max_norm = job->config->optim.clip};
-    double sums[2];
+    double sums[3];
     *result = (train_result){.lr = train_learning_rate(job->config, job->step + 1)};
     FSDP_TRY(accumulate(job, batch, &sums[0], err));
     if (job->opts->dump_grads && job->step == 0)
         FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
     FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, &result->grad_norm, err));
     sums[1] = is_asked_to_stop(job);
-    FSDP_TRY(train_sum(job, sums, 2, err));
+    sums[2] = job->is_saving && fsdp_async_save_is_done(job->saver);
+    FSDP_TRY(train_sum(job, sums, 3, err));
     result->loss = sums[0] / ((double)batch->sequences * (double)batch->length);
     result->stop = sums[1] > 0;
+    result->save_is_done = sums[2] == job->ranks;
     result->is_finite = isfinite(result->loss) && isfinite(result->grad_norm);
     if (result->is_finite) {
         FSDP_TRY(set_learning_rate(job, result->lr, err));

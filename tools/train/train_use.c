@@ -109,10 +109,20 @@ static fsdp_status take_prompt(train_job *job, train_ids *prompt, fsdp_error *er
     return prompt->data ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
 }
 
-static fsdp_status print_text(const train_job *job, const int64_t *ids, int64_t count,
-                              fsdp_error *err)
+/* The ids that the tokenizer knows: a model's vocabulary may be padded. */
+static int64_t keep_known(const fsdp_tokenizer *tokenizer, int64_t *ids, int64_t count)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < fsdp_tokenizer_vocab(tokenizer))
+            ids[kept++] = ids[i];
+    return kept;
+}
+
+static fsdp_status print_text(const train_job *job, int64_t *ids, int64_t count, fsdp_error *err)
 {
     fsdp_text text = {0};
+    count = keep_known(job->tokenizer, ids, count);
     fsdp_status st = fsdp_tokenizer_decode(job->tokenizer, ids, (size_t)count, false, &text, err);
     if (st == FSDP_OK)
         fsdp_text_addf(&text, "\n");
@@ -135,7 +145,7 @@ static fsdp_status print_ids(const int64_t *ids, int64_t sequences, int64_t coun
     return cli_put_all(&text);
 }
 
-static fsdp_status give_sample(const train_job *job, const train_ids *prompt, const int64_t *ids,
+static fsdp_status give_sample(const train_job *job, const train_ids *prompt, int64_t *ids,
                                fsdp_error *err)
 {
     const int64_t shape[2] = {prompt->shape[0], job->opts->count};

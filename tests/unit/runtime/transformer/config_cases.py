@@ -1,5 +1,9 @@
-"""Writes config_cases.h: what transformers makes of the config.json of each case. Run with the peers' Python."""
+"""Writes config_cases.h: what transformers makes of the config.json of each case.
+
+Run with the peers' Python, it prints the header.
+"""
 import json
+import textwrap
 
 from transformers import AutoConfig
 
@@ -65,7 +69,8 @@ def row(case):
     inner = (config.n_inner or 4 * config.n_embd) if gpt2 else config.intermediate_size
     window, layers = (0, "0" * config.n_layer) if gpt2 else windows_of(config, model)
     bias = gpt2 or (model == "qwen2") or getattr(config, "attention_bias", False)
-    values = [json.dumps(json.dumps(case)), f"FSDP_{model.upper()}", config.num_hidden_layers, config.hidden_size, inner, heads,
+    values = [json.dumps(json.dumps(case)), f"FSDP_{model.upper()}", config.num_hidden_layers,
+              config.hidden_size, inner, heads,
               getattr(config, "num_key_value_heads", None) or heads,
               getattr(config, "head_dim", None) or config.hidden_size // heads, config.vocab_size,
               config.max_position_embeddings, config.layer_norm_epsilon if gpt2 else config.rms_norm_eps,
@@ -77,11 +82,25 @@ def row(case):
               -1 if config.bos_token_id is None else config.bos_token_id,
               -1 if config.eos_token_id is None else config.eos_token_id]
     words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
-    return "    {" + ", ".join(words) + "},\n"
+    return words
 
 
-print("/* Made by config_cases.py: config.json and what transformers reads in it. */")
-print("static const config_case cases[] = {")
-for case in CASES:
-    print(row(case), end="")
-print("};")
+def lay_out(text, words):
+    """A row of at most 100 columns: literals of the JSON text, then numbers."""
+    literals = [json.dumps(part) for part in textwrap.wrap(json.loads(text), 60, drop_whitespace=False)]
+    numbers = textwrap.fill(", ".join(words), 96, initial_indent="     ", subsequent_indent="     ")
+    return "    {" + "\n     ".join(literals) + ",\n" + numbers + "},"
+
+
+def main():
+    print("/* Made by config_cases.py: config.json and what transformers reads in it. */")
+    print("#ifndef FSDP_CONFIG_CASES_H\n#define FSDP_CONFIG_CASES_H\n")
+    print("static const config_case cases[] = {")
+    for case in CASES:
+        text, *words = row(case)
+        print(lay_out(text, words))
+    print("};\n\n#endif")
+
+
+if __name__ == "__main__":
+    main()
