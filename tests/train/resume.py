@@ -33,8 +33,9 @@ def check(what, ok, told=""):
 
 
 def command(directory, ranks, *more):
-    words = [BUILD / "bin/fsdp-train", "--run", directory / "run", "--data.path", directory.parent / "data.txt",
-             *SHAPE, "--save.every", EVERY, "--steps", STEPS, "--quiet", *(["--np", ranks] if ranks else []), *more]
+    words = [BUILD / "bin/fsdp-train", "--run", directory / "run",
+             "--data.path", directory.parent / "data.txt", *SHAPE, "--save.every", EVERY,
+             "--steps", STEPS, "--quiet", *(["--np", ranks] if ranks else []), *more]
     return [str(word) for word in words]
 
 

@@ -77,8 +77,10 @@ def row(case):
               config.initializer_range,
               "FSDP_NN_" + FUNCTIONS[config.activation_function if gpt2 else config.hidden_act],
               config.tie_word_embeddings, bias, gpt2 or getattr(config, "mlp_bias", False),
-              getattr(config, "scale_attn_weights", True), getattr(config, "scale_attn_by_inverse_layer_idx", False),
-              *(["FSDP_ROPE_DEFAULT", 0, 0, 0, 0, 0] if gpt2 else rope_of(config)), window, json.dumps(layers),
+              getattr(config, "scale_attn_weights", True),
+              getattr(config, "scale_attn_by_inverse_layer_idx", False),
+              *(["FSDP_ROPE_DEFAULT", 0, 0, 0, 0, 0] if gpt2 else rope_of(config)), window,
+              json.dumps(layers),
               -1 if config.bos_token_id is None else config.bos_token_id,
               -1 if config.eos_token_id is None else config.eos_token_id]
     words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
