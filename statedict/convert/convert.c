@@ -123,6 +123,7 @@ static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan
     if (!job->opts.skip_verify) {
         fsdp_flow("statedict/convert/convert.c", "compare the source with its checksums");
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
+        FSDP_TRY(fsdp_convert_compare_digests(job, err));
     }
     job->watch = job->opts.watch;
     /* reading back counts as well */

@@ -1,13 +1,45 @@
 /*
- * Digests of the files that a conversion made, as sha256sum computes them, for publishing beside the files
- * and for programs that know nothing of checkpoints. The files are read again, several at a time.
+ * Digests of files: of the source, where a file beside it has them, before it counts as checked; and of the
+ * result, as sha256sum computes them, for publishing and for programs that know nothing of checkpoints. The
+ * files are read several at a time.
  */
 #include "statedict/convert/convert_io.h"
+#include "statedict/convert/convert_job.h"
 
 #include "statedict/checkpoint/digests.h"
 #include "statedict/manifest/disk_names.h"
 
 #include <string.h>
+
+/* --- the source ---------------------------------------------------------------------------------- */
+
+/* The first finding becomes the error. */
+static void keep_first(void *context, const fsdp_finding *finding)
+{
+    fsdp_error *first = context;
+    if (finding->kind == FSDP_FINDING_DAMAGE && first->status == FSDP_OK)
+        (void)fsdp_fail(first, FSDP_ERR_DAMAGED, "%s", finding->text);
+}
+
+fsdp_status fsdp_convert_compare_digests(const convert_job *job, fsdp_error *err)
+{
+    fsdp_error first = {0};
+    fsdp_verify_summary summary = {0};
+    const fsdp_verify_opts opts = {
+        .level = FSDP_VERIFY_DATA,
+        .digests = FSDP_DIGESTS_USE,
+        .threads = job->threads,
+        .memory = job->opts.memory,
+        .finding = keep_first,
+        .finding_context = &first,
+        .watch = {.stopped = job->opts.watch.stopped, .context = job->opts.watch.context}};
+    fsdp_status st = fsdp_digests_verify(job->io, job->from->path, &opts, &summary, FSDP_OK, err);
+    if (st != FSDP_DIFFERS)
+        return st;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s", first.text);
+}
+
+/* --- the result ---------------------------------------------------------------------------------- */
 
 /* For a result "a/b/", names begin with "b/". */
 static fsdp_status list_files(fsdp_file_list *list, const char *to, fsdp_error *err)
