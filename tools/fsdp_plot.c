@@ -27,8 +27,8 @@ typedef struct plot_options {
 enum { KEY_OUTPUT = 'o', KEY_OVERWRITE = 0x2000 };
 
 static const struct argp_option options[] = {
-    {"output", KEY_OUTPUT, "F.svg", 0, "the picture; an older one of this tool is replaced", 0},
-    {"overwrite", KEY_OVERWRITE, NULL, CLI_NEVER_GUESSED, "replace F.svg whatever it is", 0},
+    {"output", KEY_OUTPUT, "FILE", 0, "the picture; an older one of this tool is replaced", 0},
+    {"overwrite", KEY_OVERWRITE, NULL, CLI_NEVER_GUESSED, "replace FILE whatever it is", 0},
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -47,7 +47,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (opts->count == 0)
             cli_usage_error("RUN is missing");
         if (!opts->output || !*opts->output)
-            cli_usage_error("-o F.svg is missing");
+            cli_usage_error("-o FILE is missing");
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -58,7 +58,7 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 
 static const cli_tool tool = {
     .name = "fsdp-plot",
-    .args = "RUN... -o F.svg",
+    .args = "RUN... -o FILE",
     .summary =
         "Draws loss, learning rate, norm of gradients and speed of trainings as one picture.",
     .examples = "  fsdp-plot runs/a -o a.svg                     also while the training runs\n"
