@@ -90,6 +90,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_get_state(fsdp_root *root, const fsd
  * parameter. Hyper-parameters come in either form. A flat parameter (wrap.h) has one step: those of its
  * parameters must not differ. Names outside both prefixes are the caller's own.
  *
+ * FSDP_ERR_USAGE names what the optimizers here cannot continue, unless partial: state that they do not keep,
+ * such as max_exp_avg_sq, and hyper-parameters that change steps, such as amsgrad and Adam's
+ * decoupled_weight_decay=False with a decay. A momentum needs an optimizer that was made with one.
+ *
  * report (may be NULL; freed by fsdp_load_report_release) lists names, also when they are why it failed:
  * missing ones, an error unless partial, and unexpected ones, an error below model_prefix unless partial.
  */

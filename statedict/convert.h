@@ -55,6 +55,13 @@ typedef enum fsdp_tied {
     FSDP_TIED_DROP             /* one name; also of embeddings that are equal byte by byte */
 } fsdp_tied;
 
+/* Hyper-parameters of optimizers in a "dcp" target. */
+typedef enum fsdp_optim_form {
+    FSDP_OPTIM_FORM_DEFAULT = 0,       /* nested for those that fsdp_root_save has stored; others stay */
+    FSDP_OPTIM_FORM_NESTED,    /* a list of groups [PyTorch's get_optimizer_state_dict] */
+    FSDP_OPTIM_FORM_FLAT       /* each one per parameter [with flatten_optimizer_state_dict] */
+} fsdp_optim_form;
+
 /* Objects of classes that this library does not know; a program runs their code when it loads them. */
 typedef enum fsdp_opaque {
     FSDP_OPAQUE_REFUSE = 0,    /* FSDP_ERR_USAGE names them */
@@ -83,6 +90,7 @@ typedef struct fsdp_convert_opts {
     bool copy_code;            /* Python files as well */
     fsdp_tied tied;
     fsdp_opaque opaque;
+    fsdp_optim_form optim_form;        /* dcp; FSDP_ERR_USAGE for other formats */
     int threads;
     int64_t memory;
     bool resume;               /* continues an interrupted conversion of the same plan, and keeps its own work
@@ -136,6 +144,7 @@ typedef struct fsdp_convert_plan {
     int64_t cast_tensors;      /* tensors that get another dtype */
     fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* the first cast_pairs are filled in */
     int cast_pairs;
+    fsdp_optim_form optim_form;        /* that hyper-parameters get; DEFAULT: they stay as they are */
     int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
     const fsdp_convert_tie *tied;      /* names that are left out, since another one is kept */
     size_t tied_count;

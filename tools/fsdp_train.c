@@ -5,6 +5,7 @@
 #include "tools/train/train.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,13 +102,13 @@ static fsdp_status stop(train_job *job, fsdp_error *err)
                      job->step);
 }
 
-static fsdp_status fail_nan(const train_job *job, const train_result *result, fsdp_error *err)
+static fsdp_status fail_nan(train_job *job, const train_result *result, fsdp_error *err)
 {
+    FSDP_TRY(say_stop(job, "nan", err));
     return fsdp_fail(err, FSDP_DIFFERS,
-                     "step %" PRId64
-                     ": loss %g, norm of gradients %g: nothing of this step is kept "
+                     "step %" PRId64 ": the %s is not finite: nothing of this step is kept "
                      "(train.on_nan skip goes on without it)",
-                     job->step, result->loss, result->grad_norm);
+                     job->step, isfinite(result->loss) ? "norm of the gradients" : "loss");
 }
 
 static fsdp_status train(train_job *job, fsdp_error *err)
@@ -123,15 +124,18 @@ static fsdp_status train(train_job *job, fsdp_error *err)
         FSDP_TRY(say_step(job, &batch, &result, cli_now() - began, err));
         if (!result.is_finite && config->train.on_nan == TRAIN_NAN_STOP)
             return fail_nan(job, &result, err);
+        if (result.save_is_done)
+            FSDP_TRY(train_save_finish(job, false, err));
         if (is_due(job->step, config->eval.every))
             FSDP_TRY(evaluate(job, err));
         if (is_due(job->step, config->save.every) && !result.stop) {
-            FSDP_TRY(train_save(job, err));
+            FSDP_TRY(train_save(job, job->step == config->train.steps, err));
             saved = job->step;
         }
     }
     if (job->step != saved)
-        FSDP_TRY(train_save(job, err));
+        FSDP_TRY(train_save(job, true, err));
+    FSDP_TRY(train_save_finish(job, true, err));
     return result.stop ? stop(job, err) : say_stop(job, "steps", err);
 }
 
@@ -181,6 +185,8 @@ int main(int argc, char **argv)
         return print_config(&opts);
     if (opts.tokenize)
         return train_use_tokenizer(&opts);
+    if (opts.run)
+        train_catch_signals();
     if (strcmp(opts.config.parallel.comm, "auto") != 0)
         setenv("FSDP_COMM", opts.config.parallel.comm, 0);
     return fsdp_launch(argc, argv, run_rank, &opts);

@@ -282,7 +282,8 @@ static fsdp_status open_npy(const fsdp_probe *probe, fsdp_source **source_out, f
     return finish(source, status, source_out, err);
 }
 
-/* A bid for a zip whose first member is named like an array, or that has no members. */
+/* A bid for a zip whose first member is named like an array, or that has no members. A name that
+ * is longer than the probe is an array's, since torch.save names its records after a file. */
 static int bid_npz(const fsdp_probe *probe)
 {
     enum { LOCAL_HEADER = 30, EMPTY_ZIP = 22 };
@@ -293,9 +294,9 @@ static int bid_npz(const fsdp_probe *probe)
     if (probe->head_size < LOCAL_HEADER || memcmp(probe->head, "PK\3\4", 4) != 0)
         return 0;
     size_t size = fsdp_load_u16(probe->head + 26);
-    bool is_array = size >= 4 && size <= probe->head_size - LOCAL_HEADER &&
-                    memcmp(probe->head + LOCAL_HEADER + size - 4, ".npy", 4) == 0;
-    return is_array ? 64 : 0;
+    if (size > probe->head_size - LOCAL_HEADER)
+        return probe->size > (int64_t)probe->head_size ? 64 : 0;
+    return size >= 4 && memcmp(probe->head + LOCAL_HEADER + size - 4, ".npy", 4) == 0 ? 64 : 0;
 }
 
 static fsdp_status open_npz(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)

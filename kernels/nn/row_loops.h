@@ -167,8 +167,9 @@ static void norm_grad_columns(const fsdp_nn_norm_grad *call, int64_t first, int6
 /* --- activations ------------------------------------------------------------------------------ */
 
 /* Inlined with a constant function, and so below. */
-static inline void activate_with(fsdp_nn_function function, const float *x, const float *gate,
-                                 float *y, int64_t count)
+__attribute__((always_inline)) static inline void activate_with(fsdp_nn_function function,
+                                                                const float *x, const float *gate,
+                                                                float *y, int64_t count)
 {
     if (gate) {
 #pragma omp simd
@@ -195,9 +196,8 @@ static void activate(const fsdp_nn_activation *call, int64_t first, int64_t last
 }
 
 /* dx and dgate may be memory of the inputs: an element's inputs are read before its results are written. */
-static inline void activate_grad_with(fsdp_nn_function function,
-                                      const fsdp_nn_activation_grad *call, int64_t first,
-                                      int64_t last)
+__attribute__((always_inline)) static inline void activate_grad_with(
+    fsdp_nn_function function, const fsdp_nn_activation_grad *call, int64_t first, int64_t last)
 {
     const float *x = call->x, *dy = call->dy, *gate = call->gate;
     float *dx = call->dx, *dgate = call->dgate;

@@ -29,24 +29,34 @@ void fsdp_matrix_transpose(float *to, int64_t to_row, const float *from, int64_t
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-enum { AHEAD = 4 }; /* rows: each lies on a page of its own, which the processor does not foresee */
+enum {
+    TOGETHER = 8
+}; /* rows: enough neighbouring lines of a panel, and streams that are foreseen */
 
-/* Rows of k x n, cut into panels of a tile's width; the last one is filled up with zeros. */
+/*
+ * Rows of k x n, cut into panels of a tile's width; the last one is filled up with zeros. Some rows are
+ * packed together, since panels lie so far apart that their lines take each other's place in the first
+ * cache. The rows after them are fetched ahead: each may lie on a page of its own.
+ */
 static void pack_rows_of_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
 {
     int64_t whole = n / TILE_COLUMNS * TILE_COLUMNS, panel = k * TILE_COLUMNS;
     float *last = to + whole * k;
     if (whole < n)
         memset(last, 0, (size_t)panel * sizeof *to);
-    for (int64_t p = 0; p < k; p++) {
+    for (int64_t p = 0; p < k; p += TOGETHER) {
+        int64_t rows = smaller(k - p, TOGETHER), ahead = smaller(TOGETHER, k - p - rows);
         const float *from = b.data + p * b.row;
-        const float *ahead = b.data + smaller(p + AHEAD, k - 1) * b.row;
-        for (int64_t j = 0; j < whole; j += TILE_COLUMNS)
-            __builtin_prefetch(ahead + j);
-        for (int64_t j = 0; j < whole; j += TILE_COLUMNS)
-            memcpy(to + j * k + p * TILE_COLUMNS, from + j, TILE_COLUMNS * sizeof *to);
-        for (int64_t j = whole; j < n; j++)
-            last[p * TILE_COLUMNS + j - whole] = from[j];
+        for (int64_t j = 0; j < whole; j += TILE_COLUMNS) {
+            float *packed = to + j * k + p * TILE_COLUMNS;
+            for (int64_t i = 0; i < ahead; i++)
+                __builtin_prefetch(from + (rows + i) * b.row + j, 0, 2);
+            for (int64_t i = 0; i < rows; i++)
+                memcpy(packed + i * TILE_COLUMNS, from + i * b.row + j, TILE_COLUMNS * sizeof *to);
+        }
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = whole; j < n; j++)
+                last[(p + i) * TILE_COLUMNS + j - whole] = from[i * b.row + j];
     }
 }
 
@@ -137,6 +147,16 @@ static void make_narrow_tile(const block *work, fsdp_tile tile, int64_t columns)
         memcpy(c + i * c_row, beside + i * TILE_COLUMNS, (size_t)columns * sizeof *c);
 }
 
+/* Fetches the elements of C of the next tile, while the current one is made. */
+static void foresee_tile(const block *work, int64_t first, int64_t rows, int64_t column)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        const float *c = work->c + (first + i) * work->c_row + column;
+        __builtin_prefetch(c, 1);
+        __builtin_prefetch(c + TILE_COLUMNS - 1, 1);
+    }
+}
+
 static void multiply_panel(const block *work, row_split split, const float *b, int64_t column,
                            int64_t columns)
 {
@@ -152,6 +172,8 @@ static void multiply_panel(const block *work, row_split split, const float *b, i
                           .k = work->k,
                           .adds = work->adds,
                           .bias = work->bias ? work->bias + column : NULL};
+        int64_t next = t + 1 < split.count ? first + rows : 0;
+        foresee_tile(work, next, rows, t + 1 < split.count ? column : column + TILE_COLUMNS);
         if (columns == TILE_COLUMNS)
             work->variant->tile(&tile);
         else
@@ -202,17 +224,19 @@ void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_
     int64_t n = product->n, k = product->k;
     if (k == 0)
         multiply_nothing(product);
+    int64_t steps = (k + FSDP_MATRIX_INNER - 1) / FSDP_MATRIX_INNER;
     int64_t width = width_for(k);
     for (int64_t j = 0; j < n; j += width) {
         int64_t columns = smaller(n - j, width);
-        for (int64_t p = 0; p < k; p += FSDP_MATRIX_INNER) {
+        for (int64_t t = 0, p = 0, end; t < steps; t++, p = end) {
+            end = k * (t + 1) / steps;
             block work = {.variant = fsdp_matrix_variant_get(),
                           .c = c + j,
                           .c_row = product->c_row,
-                          .k = smaller(k - p, FSDP_MATRIX_INNER),
+                          .k = end - p,
                           .a = part_of(product->a, 0, p),
                           .adds = p > 0 || product->adds};
-            if (product->bias && p + work.k == k)
+            if (product->bias && end == k)
                 work.bias = product->bias + j;
             pack_b(scratch->b, part_of(product->b, p, j), work.k, columns);
             multiply_block(work, product->m, columns, scratch);

@@ -155,8 +155,11 @@ static void close_link(fsdp_ctl *ctl)
     mpi_link *link = ctl->backend;
     if (ctl->poison.status != FSDP_OK)
         fsdp_mpi_mark_broken();
-    else if (link->comm != MPI_COMM_NULL)
+    else if (link->comm != MPI_COMM_NULL) {
+        fsdp_mpi_lock();
         (void)MPI_Comm_free(&link->comm);
+        fsdp_mpi_unlock();
+    }
     fsdp_free(link->outgoing);
     fsdp_free(link->incoming);
     fsdp_free(link);
@@ -216,6 +219,18 @@ fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err)
     MPI_Comm world = MPI_COMM_WORLD;
     FSDP_TRY(fsdp_mpi_begin(err));
     return fsdp_ctl_mpi_comm(&world, ctl_out, err);
+}
+
+fsdp_status fsdp_ctl_mpi_again(fsdp_ctl *ctl, fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    MPI_Comm comm = fsdp_ctl_mpi_comm_of(ctl);
+    fsdp_status status = FSDP_OK;
+    if (!fsdp_mpi_allows_threads())
+        status = fsdp_fail(err, FSDP_ERR_USAGE,
+                           "a second thread cannot use MPI, which was initialised with less than "
+                           "MPI_THREAD_SERIALIZED");
+    FSDP_TRY(fsdp_ctl_agree(ctl, status, err));
+    return fsdp_ctl_mpi_comm(&comm, ctl_out, err);
 }
 
 MPI_Comm fsdp_ctl_mpi_comm_of(const fsdp_ctl *ctl)

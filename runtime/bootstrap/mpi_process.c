@@ -37,6 +37,11 @@ bool fsdp_mpi_may_call(void)
     return MPI_Is_thread_main(&is_main) == MPI_SUCCESS && is_main;
 }
 
+bool fsdp_mpi_allows_threads(void)
+{
+    return process.thread_level >= MPI_THREAD_SERIALIZED;
+}
+
 void fsdp_mpi_mark_broken(void)
 {
     process.is_broken = true;
@@ -159,7 +164,9 @@ static fsdp_status await_duplicate(MPI_Request *request, bool *pending_out, fsdp
     int64_t until_ms = fsdp_now_ms() + deadline_ms;
     int done = 0;
     for (int tests = 0; !done; tests++) {
+        fsdp_mpi_lock();
         int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        fsdp_mpi_unlock();
         if (code != MPI_SUCCESS)
             return fsdp_mpi_fail(err, code, "MPI_Test");
         if (!done && !fsdp_mpi_keep_waiting(tests, until_ms)) {
@@ -187,7 +194,9 @@ static fsdp_status duplicate_gently(MPI_Comm comm, MPI_Comm *comm_out, bool *pen
     code = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
     if (code == MPI_SUCCESS) {
         what = "MPI_Comm_idup";
+        fsdp_mpi_lock();
         code = MPI_Comm_idup(comm, comm_out, &request);
+        fsdp_mpi_unlock();
     }
     fsdp_status status = code == MPI_SUCCESS ? await_duplicate(&request, pending_out, err)
                                              : fsdp_mpi_fail(err, code, what);

@@ -14,6 +14,8 @@ void fsdp_mpi_lock(void);
 void fsdp_mpi_unlock(void);
 /* With a lower level only the thread that initialised MPI may call it. */
 bool fsdp_mpi_may_call(void);
+/* True when any thread may call it. */
+bool fsdp_mpi_allows_threads(void);
 
 /* Initialises MPI unless that is done. */
 fsdp_status fsdp_mpi_begin(fsdp_error *err);
@@ -42,6 +44,9 @@ bool fsdp_mpi_keep_waiting(int tests, int64_t until_ms);
 
 fsdp_status fsdp_mpi_fail(fsdp_error *err, int code, const char *what);
 
+/* Collective. A second control plane of the same ranks, for another thread; FSDP_ERR_USAGE where the thread
+ * level of MPI does not allow one. */
+fsdp_status fsdp_ctl_mpi_again(fsdp_ctl *ctl, fsdp_ctl **ctl_out, fsdp_error *err);
 /* The communicator of a control plane over MPI; MPI_COMM_NULL for any other. */
 MPI_Comm fsdp_ctl_mpi_comm_of(const fsdp_ctl *ctl);
 

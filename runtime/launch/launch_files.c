@@ -29,7 +29,7 @@ fsdp_status fsdp_launch_have_files(const char *who, int ranks, fsdp_comm_choice 
 {
     const int of_each = comm == FSDP_COMM_TCP ? 3 : 2;
     const rlim_t needed = limit_for((ranks - 1) * of_each + FILES_AT_LEAST);
-    const rlim_t wanted = needed + FILES_TO_SPARE;
+    const rlim_t wanted = needed + (rlim_t)ranks + FILES_TO_SPARE; /* a saver's control plane */
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= wanted)
         return FSDP_OK;

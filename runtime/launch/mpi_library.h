@@ -9,13 +9,14 @@
 #include <fsdp/ctl.h>
 #include <fsdp/status.h>
 
-enum { FSDP_MPI_TABLE_VERSION = 3 };
+enum { FSDP_MPI_TABLE_VERSION = 4 };
 
 /* Exported by libfsdp_mpi as fsdp_mpi_table. Versions differ between libraries of two installations. */
 typedef struct fsdp_mpi_functions {
     int version;
     void (*set_deadline)(int milliseconds);
     fsdp_status (*ctl_world)(fsdp_ctl **ctl_out, fsdp_error *err);
+    fsdp_status (*ctl_again)(fsdp_ctl *ctl, fsdp_ctl **ctl_out, fsdp_error *err);   /* collective over ctl */
     fsdp_status (*p2p)(fsdp_ctl *ctl, fsdp_p2p **p2p_out, fsdp_error *err); /* collective over ctl */
     bool (*finalize)(void);
 } fsdp_mpi_functions;

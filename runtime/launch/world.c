@@ -56,6 +56,7 @@ void fsdp_world_free(fsdp_world *world)
 {
     if (!world)
         return;
+    fsdp_world_end_children(world);
     for (size_t i = 0; i < world->comm_count; i++)
         free_comm(world->comms[i]);
     fsdp_free(world->comms);

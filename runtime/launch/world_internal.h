@@ -28,18 +28,33 @@ typedef struct fsdp_ordered_comm {
     fsdp_event last;
 } fsdp_ordered_comm;
 
+/* An object with a thread, which the world ends when the program did not. */
+typedef struct fsdp_world_child {
+    struct fsdp_world_child *next;
+    void (*end)(struct fsdp_world_child *child);   /* ends the thread and frees the child */
+} fsdp_world_child;
+
 struct fsdp_world {
     int rank, size;
     fsdp_world_parts parts;
     fsdp_ordered_comm **comms; /* one per set of ranks, in the order of creation */
     size_t comm_count, comm_room;
     double *values;            /* room for one of each rank */
+    fsdp_world_child *children;
 };
 
 /* For parts that no world took; all but ctl may be NULL. */
 void fsdp_world_parts_release(const fsdp_world_parts *parts);
 fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_out, fsdp_error *err);
 void fsdp_world_free(fsdp_world *world);       /* accepts NULL */
+
+/* Collective: a control plane for another thread than the one that trains, with the world's deadline; the
+ * caller frees it. FSDP_ERR_USAGE where MPI serves one thread only. */
+fsdp_status fsdp_world_second_ctl(fsdp_world *world, fsdp_ctl **ctl_out, fsdp_error *err);
+/* Local. */
+void fsdp_world_adopt(fsdp_world *world, fsdp_world_child *child);
+void fsdp_world_disown(fsdp_world *world, fsdp_world_child *child);
+void fsdp_world_end_children(fsdp_world *world);
 
 /* Collective over the world: the communicator of these ranks, created on first use and kept as long as the
  * world; NULL on ranks that are not among them. is_separate: a second communicator of the same ranks, so that

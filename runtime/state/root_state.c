@@ -42,8 +42,8 @@ static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status make_saved(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,
-                              fsdp_error *err)
+fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts,
+                                  fsdp_sd **sd_out, fsdp_error *err)
 {
     FSDP_TRY(check_state_opts(&opts->state, err));
     if (opts->save.kind == FSDP_LOCAL)
@@ -62,7 +62,7 @@ fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_sav
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     int64_t step = given->save.step ? *given->save.step : FSDP_NO_STEP;
     fsdp_sd *sd = NULL;
-    fsdp_status mine = make_saved(root, given, &sd, err);
+    fsdp_status mine = fsdp_root_saved_state(root, given, &sd, err);
     const fsdp_save_call call = {sd, ctl, dir, &given->save, mine};
     fsdp_status status =
         given->into_run ? fsdp_run_save_begun(&call, step, err) : fsdp_save_begun(&call, err);

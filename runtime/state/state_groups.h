@@ -21,6 +21,8 @@ struct fsdp_state_groups {
     size_t order_count;
     int64_t *numbers;          /* their numbers in the dict; NULL: 0, 1, 2, ... */
     size_t number_count, number_room;
+    const fsdp_entry **coupled; /* per group: says that its decay is Adam's; or NULL */
+    fsdp_error refused;        /* the first member that cannot be continued here */
     fsdp_name_list *missing, *unexpected;
 };
 
@@ -48,5 +50,32 @@ fsdp_status fsdp_state_find_empty_group(const fsdp_state_groups *groups, const f
  * lists; without members, the group at that place. */
 fsdp_status fsdp_state_find_place(const fsdp_state_groups *groups, int64_t place,
                                   fsdp_state_group *found_out, fsdp_error *err);
+
+/* The place of hyper-parameter number `which` of a group, as fsdp_state_list_hypers counts. */
+fsdp_state_taken *fsdp_state_place_taken(const fsdp_state_groups *groups, const fsdp_optim *optim,
+                                         size_t group, size_t which, bool is_shared);
+/* The place of a group's hyper-parameter of that name; NULL: the optimizer has none. */
+fsdp_state_taken *fsdp_state_find_hyper(const fsdp_state_groups *groups, const fsdp_state_group *live,
+                                        const char *what, size_t size, fsdp_state_hyper *hyper_out);
+/* Number of a group among those of all optimizers. */
+size_t fsdp_state_group_number(const fsdp_state_groups *groups, const fsdp_state_group *live);
+/* The number that a group's hyper-parameter will have; false: the optimizer has no such. */
+bool fsdp_state_coming(const fsdp_state_groups *groups, const fsdp_state_group *live, const char *name,
+                       double *number_out);
+
+/* --- members that no optimizer here can continue (state_continue.c) --- */
+
+/* A member of a group that its optimizer here lacks, and its value. */
+typedef struct fsdp_state_stranger {
+    const fsdp_entry *entry;
+    const char *name;
+    size_t name_size;
+    const fsdp_value *value;
+    fsdp_state_group live;
+} fsdp_state_stranger;
+/* Notes in groups->refused a member that changes the mathematics of steps; others are ignored. */
+void fsdp_state_judge(fsdp_state_groups *groups, const fsdp_state_stranger *stranger);
+/* Checks what depends on several members, after all were taken. */
+fsdp_status fsdp_state_judge_groups(fsdp_state_groups *groups, fsdp_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Matches numbers in a state dict with parameters, and its groups with those of the root's optimizers.
- * Groups are found by their parameters, in any order. See state_groups.h.
+ * Matches numbers in a state dict with parameters, and its groups with those of the root's optimizers, whose
+ * hyper-parameters it finds by name. Groups are found by their parameters, in any order. See state_groups.h.
  */
 #include "runtime/state/state_groups.h"
 
@@ -47,6 +47,33 @@ fsdp_status fsdp_state_note_numbers(fsdp_state_groups *groups, const fsdp_value 
         groups->numbers[groups->number_count++] = members->as.list.items[i].as.i64;
     }
     return FSDP_OK;
+}
+
+fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
+                                  const fsdp_state_param **param_out, int64_t *at_out,
+                                  fsdp_error *err)
+{
+    const fsdp_state_scope *scope = match->scope;
+    const char *prefix = scope->opts.optim_prefix;
+    fsdp_state_key key;
+    size_t size;
+    const char *rest = fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &size);
+    *param_out = NULL;
+    if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
+        return FSDP_OK;
+    const fsdp_state_param *param =
+        key.param ? key.param : fsdp_state_numbered(match->groups, key.number);
+    if (!param || param->count == 0)
+        return FSDP_OK;
+    *param_out = param;
+    fsdp_text name = {0};
+    fsdp_text_addf(&name, "%sstate.%s.", prefix, param->names[0]);
+    fsdp_text_add(&name, key.what, key.what_size);
+    fsdp_status status = name.failed ? fsdp_fail_memory(err, entry->name) : FSDP_OK;
+    if (status == FSDP_OK)
+        *at_out = fsdp_sd_find(match->live, name.data, name.size);
+    fsdp_text_release(&name);
+    return status;
 }
 
 /* --- members ---------------------------------------------------------------------------------- */
@@ -165,4 +192,43 @@ fsdp_status fsdp_state_find_place(const fsdp_state_groups *groups, int64_t place
         place -= (int64_t)optim->group_count;
     }
     return FSDP_OK;
+}
+
+/* --- hyper-parameters -------------------------------------------------------------------------- */
+
+fsdp_state_taken *fsdp_state_place_taken(const fsdp_state_groups *groups, const fsdp_optim *optim,
+                                         size_t group, size_t which, bool is_shared)
+{
+    size_t before = fsdp_state_count_groups(groups->scope, optim);
+    return &groups->taken[(before + (is_shared ? 0 : group)) * FSDP_STATE_HYPERS + which];
+}
+
+fsdp_state_taken *fsdp_state_find_hyper(const fsdp_state_groups *groups,
+                                        const fsdp_state_group *live, const char *what, size_t size,
+                                        fsdp_state_hyper *hyper_out)
+{
+    fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
+    size_t n = fsdp_state_list_hypers(live->optim, live->group, hypers);
+    for (size_t i = 0; i < n; i++)
+        if (strlen(hypers[i].name) == size && memcmp(hypers[i].name, what, size) == 0) {
+            *hyper_out = hypers[i];
+            return fsdp_state_place_taken(groups, live->optim, live->group, i, hypers[i].is_shared);
+        }
+    return NULL;
+}
+
+size_t fsdp_state_group_number(const fsdp_state_groups *groups, const fsdp_state_group *live)
+{
+    return fsdp_state_count_groups(groups->scope, live->optim) + live->group;
+}
+
+bool fsdp_state_coming(const fsdp_state_groups *groups, const fsdp_state_group *live,
+                       const char *name, double *number_out)
+{
+    fsdp_state_hyper hyper;
+    const fsdp_state_taken *taken = fsdp_state_find_hyper(groups, live, name, strlen(name), &hyper);
+    if (!taken)
+        return false;
+    *number_out = taken->entry ? taken->numbers[0] : hyper.flag ? *hyper.flag : *hyper.numbers[0];
+    return true;
 }

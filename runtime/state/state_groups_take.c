@@ -5,6 +5,7 @@
  */
 #include "runtime/state/state_groups.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/text.h"
@@ -22,11 +23,17 @@ static bool read_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value,
            fsdp_state_value_number(&value->as.list.items[1], &numbers_out[1]);
 }
 
-static fsdp_state_taken *place_of(const fsdp_state_groups *groups, const fsdp_optim *optim,
-                                  size_t group, size_t which, bool is_shared)
+/* The numbers that optim.h accepts. */
+static fsdp_status check_range(const fsdp_state_hyper *hyper, const double numbers[2],
+                               const fsdp_entry *entry, fsdp_error *err)
 {
-    size_t before = fsdp_state_count_groups(groups->scope, optim);
-    return &groups->taken[(before + (is_shared ? 0 : group)) * FSDP_STATE_HYPERS + which];
+    bool may_be_negative = strcmp(hyper->name, "dampening") == 0;
+    for (int i = 0; i < 2; i++)
+        if (!isfinite(numbers[i]) || (numbers[i] < 0 && !may_be_negative) ||
+            (hyper->numbers[1] && numbers[i] >= 1))
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' cannot be %g", hyper->name,
+                             entry->name, numbers[i]);
+    return FSDP_OK;
 }
 
 /* Keeps a value of a hyper-parameter; another value before it is an error. */
@@ -37,6 +44,7 @@ static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
     if (!read_numbers(hyper, value, numbers))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' is %s", hyper->name, entry->name,
                          hyper->numbers[1] ? "no list of two numbers" : "no number");
+    FSDP_TRY(check_range(hyper, numbers, entry, err));
     if (taken->entry && memcmp(taken->numbers, numbers, sizeof numbers) != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' differs between '%s' and '%s', and both belong to one %s here",
@@ -45,20 +53,6 @@ static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
     taken->entry = entry;
     memcpy(taken->numbers, numbers, sizeof numbers);
     return FSDP_OK;
-}
-
-/* The place of a group's hyper-parameter of that name; NULL: the optimizer has none. */
-static fsdp_state_taken *find_hyper(const fsdp_state_groups *groups, const fsdp_state_group *live,
-                                    const char *what, size_t size, fsdp_state_hyper *hyper_out)
-{
-    fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(live->optim, live->group, hypers);
-    for (size_t i = 0; i < n; i++)
-        if (strlen(hypers[i].name) == size && memcmp(hypers[i].name, what, size) == 0) {
-            *hyper_out = hypers[i];
-            return place_of(groups, live->optim, live->group, i, hypers[i].is_shared);
-        }
-    return NULL;
 }
 
 /* --- taking: lists ---------------------------------------------------------------------------- */
@@ -84,6 +78,17 @@ static fsdp_status note_unexpected_group(fsdp_state_groups *groups, const fsdp_e
     return status;
 }
 
+/* Passes over a member that the optimizer here lacks. */
+static fsdp_status pass_over_member(fsdp_state_groups *groups, const fsdp_entry *entry,
+                                    size_t position, const fsdp_state_group *live,
+                                    const fsdp_value *key, fsdp_error *err)
+{
+    if (key->kind == FSDP_VALUE_STRING)
+        fsdp_state_judge(groups, &(fsdp_state_stranger){entry, key->as.bytes.data,
+                                                        key->as.bytes.size, key + 1, *live});
+    return note_unexpected_group(groups, entry, position, key, err);
+}
+
 static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry, size_t position,
                               fsdp_error *err)
 {
@@ -102,9 +107,12 @@ static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry
         if (value == members)
             continue;
         if (key->kind == FSDP_VALUE_STRING)
-            taken = find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size, &hyper);
-        FSDP_TRY(taken ? keep(taken, &hyper, entry, value, err)
-                       : note_unexpected_group(groups, entry, position, key, err));
+            taken = fsdp_state_find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size,
+                                          &hyper);
+        if (taken)
+            FSDP_TRY(keep(taken, &hyper, entry, value, err));
+        else
+            FSDP_TRY(pass_over_member(groups, entry, position, &live, key, err));
     }
     return FSDP_OK;
 }
@@ -167,9 +175,11 @@ static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry,
         value = entry->value;
     else if (fsdp_state_number(entry, &number))
         value = fsdp_value_f64(number);
-    fsdp_state_taken *taken = find_hyper(groups, &live, key.what, key.what_size, &hyper);
-    return taken ? keep(taken, &hyper, entry, &value, err)
-                 : note_unexpected(groups, entry->name, entry->name_size, err);
+    fsdp_state_taken *taken = fsdp_state_find_hyper(groups, &live, key.what, key.what_size, &hyper);
+    if (taken)
+        return keep(taken, &hyper, entry, &value, err);
+    fsdp_state_judge(groups, &(fsdp_state_stranger){entry, key.what, key.what_size, &value, live});
+    return note_unexpected(groups, entry->name, entry->name_size, err);
 }
 
 /* --- taking: all ------------------------------------------------------------------------------ */
@@ -242,7 +252,7 @@ static fsdp_status note_missing(fsdp_state_groups *groups, fsdp_optim *optim, si
         const fsdp_state_param *param =
             first_member(groups->scope, optim, group, hypers[i].is_shared);
         if (!param || (hypers[i].is_shared && group > 0) ||
-            place_of(groups, optim, group, i, hypers[i].is_shared)->entry)
+            fsdp_state_place_taken(groups, optim, group, i, hypers[i].is_shared)->entry)
             continue;
         fsdp_text name = {0};
         fsdp_text_addf(&name, "%sparam_groups.%s.%s", groups->scope->opts.optim_prefix,
@@ -258,9 +268,10 @@ static fsdp_status note_missing(fsdp_state_groups *groups, fsdp_optim *optim, si
 static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
 {
     const fsdp_state_scope *scope = groups->scope;
-    groups->taken =
-        fsdp_alloc(fsdp_state_count_groups(scope, NULL) * FSDP_STATE_HYPERS, sizeof *groups->taken);
-    if (!groups->taken)
+    size_t count = fsdp_state_count_groups(scope, NULL);
+    groups->taken = fsdp_alloc(count * FSDP_STATE_HYPERS, sizeof *groups->taken);
+    groups->coupled = fsdp_alloc(count, sizeof(fsdp_entry *));
+    if (!groups->taken || !groups->coupled)
         return fsdp_fail_memory(err, "the groups of an optimizer");
     FSDP_TRY(fsdp_state_order_params(groups, err));
     FSDP_TRY(take_lists(groups, err));
@@ -268,7 +279,7 @@ static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
     for (size_t i = 0; i < scope->optim_count; i++)
         for (size_t g = 0; g < scope->optims[i]->group_count; g++)
             FSDP_TRY(note_missing(groups, scope->optims[i], g, err));
-    return FSDP_OK;
+    return fsdp_state_judge_groups(groups, err);
 }
 
 fsdp_status fsdp_state_take_groups(const fsdp_state_scope *scope, const fsdp_sd *sd,
@@ -291,6 +302,7 @@ void fsdp_state_groups_free(fsdp_state_groups *groups)
     if (!groups)
         return;
     fsdp_free(groups->taken);
+    fsdp_free(groups->coupled);
     fsdp_free(groups->order);
     fsdp_free(groups->numbers);
     fsdp_free(groups);
@@ -316,6 +328,7 @@ void fsdp_state_apply_groups(const fsdp_state_groups *groups)
             fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
             size_t n = fsdp_state_list_hypers(scope->optims[i], g, hypers);
             for (size_t h = 0; h < n; h++)
-                apply(&hypers[h], place_of(groups, scope->optims[i], g, h, hypers[h].is_shared));
+                apply(&hypers[h],
+                      fsdp_state_place_taken(groups, scope->optims[i], g, h, hypers[h].is_shared));
         }
 }

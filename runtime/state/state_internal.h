@@ -6,6 +6,7 @@
  *   state_views.c      entries of parameters inside flat ones
  *   state_full.c       whole values, from all ranks           state_broadcast.c    whole values of rank 0
  *   state_groups.c     puts hyper-parameters into a dict      state_groups_take.c  takes them from one
+ *   state_continue.c   refuses state that no optimizer here can continue
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
  *   root_state.c       checkpoints                            state_extra.c        the caller's entries
  */
@@ -74,6 +75,9 @@ bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t si
 
 /* Reshards everything and waits for it; fails inside forward and backward. Local. */
 fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
+/* Local. The live dict that a save stores: the root's, and the caller's extra entries. */
+fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,
+                                  fsdp_error *err);
 /* Makes the live dict, which getting returns and setting writes to. Buffers that are stored in another dtype
  * than declared are copies in memory of the dict, in both cases. With `copies` all entries have memory of the
  * dict, without values yet. */
@@ -122,6 +126,14 @@ typedef struct fsdp_state_match {
 } fsdp_state_match;
 /* Matches and checks all names and tensors, without changing anything. Release the match also on failure. */
 fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err);
+/* Finds the live entry of optimizer state under another name of its parameter or its number
+ * (state_groups_match.c). *param_out is that parameter, NULL: none has that name; *at_out stays as it is when
+ * there is no such entry. */
+fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
+                                  const fsdp_state_param **param_out, int64_t *at_out, fsdp_error *err);
+/* FSDP_ERR_USAGE for state and hyper-parameters with which the optimizers here would not step as those that
+ * saved them (state_continue.c). */
+fsdp_status fsdp_state_check_continues(const fsdp_state_match *match, fsdp_error *err);
 /* Moves the missing and unexpected names to the report, which may be NULL. */
 void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report);
 /* Checks that the steps of parameters in one flat parameter, which has one step, are equal. numbers: a dict

@@ -48,31 +48,6 @@ static bool is_optim_name(const fsdp_state_scope *scope, const fsdp_entry *entry
            fsdp_state_behind(entry->name, entry->name_size, prefix, "param_groups", &rest);
 }
 
-/* Finds the live entry of optimizer state under another name of its parameter or its number; -1: none. */
-static fsdp_status find_state(const fsdp_state_match *match, const fsdp_entry *entry,
-                              int64_t *at_out, fsdp_error *err)
-{
-    const fsdp_state_scope *scope = match->scope;
-    const char *prefix = scope->opts.optim_prefix;
-    fsdp_state_key key;
-    size_t size;
-    const char *rest = fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &size);
-    if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
-        return FSDP_OK;
-    const fsdp_state_param *param =
-        key.param ? key.param : fsdp_state_numbered(match->groups, key.number);
-    if (!param || param->count == 0)
-        return FSDP_OK;
-    fsdp_text name = {0};
-    fsdp_text_addf(&name, "%sstate.%s.", prefix, param->names[0]);
-    fsdp_text_add(&name, key.what, key.what_size);
-    fsdp_status status = name.failed ? fsdp_fail_memory(err, entry->name) : FSDP_OK;
-    if (status == FSDP_OK)
-        *at_out = fsdp_sd_find(match->live, name.data, name.size);
-    fsdp_text_release(&name);
-    return status;
-}
-
 static fsdp_status check_flat(const fsdp_entry *entry, fsdp_error *err)
 {
     static const char flat[] = "_flat_param";
@@ -123,8 +98,9 @@ static fsdp_status place(fsdp_state_match *match, size_t i, fsdp_error *err)
     const fsdp_entry *entry = fsdp_sd_at(match->sd, i);
     int64_t at = fsdp_sd_find(match->live, entry->name, entry->name_size);
     bool is_own = at >= 0 && fsdp_sd_at(match->live, (size_t)at)->kind == FSDP_ENTRY_TENSOR;
+    const fsdp_state_param *param;
     if (at < 0)
-        FSDP_TRY(find_state(match, entry, &at, err));
+        FSDP_TRY(fsdp_state_find_state(match, entry, &param, &at, err));
     if (at < 0)
         return place_unknown(match, entry, err);
     const fsdp_entry *live = fsdp_sd_at(match->live, (size_t)at);
@@ -519,6 +495,7 @@ fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
         return fsdp_fail_memory(err, "setting the state of a root");
     FSDP_TRY(match_names(match, err));
     FSDP_TRY(check_names(match, err));
+    FSDP_TRY(fsdp_state_check_continues(match, err));
     FSDP_TRY(check_tensors(match, err));
     return fsdp_state_check_steps(match, match->sd, err);
 }

@@ -86,18 +86,21 @@ static bool stands_alone(const fsdp_unicode *unicode, const char *text, size_t s
            !(fsdp_unicode_bits(unicode, fsdp_utf8_take(&behind)) & FSDP_UNICODE_WORD);
 }
 
+/* White space up to the end of the match before is not looked at again: a token may be white space itself. */
 static void take_spaces(const fsdp_added_token *token, const fsdp_unicode *unicode,
                         const char *text, size_t size, fsdp_added_match *match)
 {
-    size_t taken = match->begin;
-    match->begin = match->end - token->size;
+    size_t taken = match->begin, token_begin = match->end - token->size;
+    match->begin = token_begin;
     if (token->lstrip) {
-        const char *at = text + match->begin;
-        while (at > text && (bits_before(unicode, at) & FSDP_UNICODE_SPACE))
+        const char *at = text + token_begin, *from = text + taken;
+        while (at > from && (bits_before(unicode, at) & FSDP_UNICODE_SPACE))
             at = fsdp_utf8_back(at);
-        match->begin = (size_t)(at - text) > taken ? (size_t)(at - text) : taken;
+        match->begin = at > from ? (size_t)(at - text) : taken;
     }
     if (token->rstrip) {
+        if (match->end < taken)
+            match->end = taken;
         for (const char *at = text + match->end, *next = at; at < text + size; at = next) {
             if (!(fsdp_unicode_bits(unicode, fsdp_utf8_take(&next)) & FSDP_UNICODE_SPACE))
                 break;

@@ -9,7 +9,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { HEADER_BYTES = 1024, HASHED_BYTES = 1 << 20, MOST_READ = 1 << 14 };
+enum { HEADER_BYTES = 1024, HASHED_BYTES = 1 << 20, MOST_READ = 1 << 14, BYTES_AT_ONCE = 1 << 16 };
 
 static fsdp_status fail_id(const fsdp_token_file *file, int64_t position, int64_t id, int64_t vocab,
                            fsdp_error *err)
@@ -21,6 +21,13 @@ static fsdp_status fail_id(const fsdp_token_file *file, int64_t position, int64_
 }
 
 /* --- text --- */
+
+typedef struct encoding {
+    const fsdp_tokenizer *tokenizer;
+    int64_t vocab, ends; /* ends: the id that stands between texts, -1: none does */
+    bool by_bytes; /* a text may be cut anywhere, so that its ids take little memory at a time */
+    fsdp_ids *ids; /* of a piece */
+} encoding;
 
 static void store(uint8_t *to, int width, int64_t id)
 {
@@ -60,42 +67,54 @@ static fsdp_status read_text(fsdp_token_file *file, char **text_out, fsdp_error 
     return status;
 }
 
-static fsdp_status encode_file(fsdp_token_file *file, const fsdp_tokenizer *tokenizer,
-                               int64_t vocab, const char *text, fsdp_ids *ids, fsdp_error *err)
+/* Encodes a piece of a file's text behind what is there already. */
+static fsdp_status add_piece(fsdp_token_files *files, fsdp_token_file *file, const encoding *how,
+                             const char *text, size_t size, fsdp_error *err)
 {
-    size_t size = (size_t)file->size, good = fsdp_utf8_check(text, size);
-    if (good < size)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is not UTF-8 at byte %zu", file->path, good);
-    file->hash = fsdp_kernels_get()->hash(text, size);
-    fsdp_status status = fsdp_tokenizer_encode(tokenizer, text, size, false, ids, err);
+    how->ids->count = 0;
+    fsdp_status status = fsdp_tokenizer_encode(how->tokenizer, text, size, false, how->ids, err);
     if (status != FSDP_OK) {
         fsdp_error_prefix(err, "'%s'", file->path);
         return status;
     }
-    for (size_t i = 0; i < ids->count; i++) {
-        if (ids->ids[i] >= vocab)
-            return fail_id(file, (int64_t)i, ids->ids[i], vocab, err);
+    for (size_t i = 0; i < how->ids->count; i++) {
+        if (how->ids->ids[i] >= how->vocab)
+            return fail_id(file, file->count + (int64_t)i, how->ids->ids[i], how->vocab, err);
     }
-    return FSDP_OK;
+    file->count += (int64_t)how->ids->count;
+    return keep_ids(files, how->ids, err);
 }
 
-static fsdp_status add_text(fsdp_token_files *files, fsdp_token_file *file,
-                            const fsdp_tokenizer *tokenizer, int64_t vocab, fsdp_error *err)
+static fsdp_status add_text(fsdp_token_files *files, fsdp_token_file *file, const encoding *how,
+                            const char *text, fsdp_error *err)
+{
+    size_t size = (size_t)file->size, good = fsdp_utf8_check(text, size), piece = size;
+    if (good < size)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is not UTF-8 at byte %zu", file->path, good);
+    file->hash = fsdp_kernels_get()->hash(text, size);
+    file->first = files->tokens;
+    if (how->by_bytes && size > BYTES_AT_ONCE)
+        piece = BYTES_AT_ONCE;
+    for (size_t at = 0; at < size; at += piece) {
+        size_t now = size - at < piece ? size - at : piece;
+        FSDP_TRY(add_piece(files, file, how, text + at, now, err));
+    }
+    bool is_last = file == &files->items[files->count - 1];
+    how->ids->count = 0;
+    if (how->ends >= 0 && how->ends < how->vocab && !is_last) {
+        FSDP_TRY(fsdp_ids_add(how->ids, how->ends, err));
+        file->count++;
+    }
+    return keep_ids(files, how->ids, err);
+}
+
+static fsdp_status add_file(fsdp_token_files *files, fsdp_token_file *file, const encoding *how,
+                            fsdp_error *err)
 {
     char *text;
-    fsdp_ids ids = {0};
     fsdp_status status = read_text(file, &text, err);
     if (status == FSDP_OK)
-        status = encode_file(file, tokenizer, vocab, text, &ids, err);
-    int64_t ends = fsdp_tokenizer_end_of_text(tokenizer);
-    if (status == FSDP_OK && ends >= 0 && ends < vocab && file != &files->items[files->count - 1])
-        status = fsdp_ids_add(&ids, ends, err);
-    if (status == FSDP_OK) {
-        file->first = files->tokens;
-        file->count = (int64_t)ids.count;
-        status = keep_ids(files, &ids, err);
-    }
-    fsdp_ids_release(&ids);
+        status = add_text(files, file, how, text, err);
     fsdp_free(text);
     return status;
 }
@@ -107,9 +126,18 @@ fsdp_status fsdp_token_files_encode(fsdp_token_files *files, const fsdp_tokenize
         return FSDP_OK;
     int64_t highest = fsdp_tokenizer_vocab(tokenizer);
     files->width = highest <= 1 << 8 ? 1 : highest <= 1 << 16 ? 2 : 4;
-    for (size_t i = 0; i < files->count; i++)
-        FSDP_TRY(add_text(files, &files->items[i], tokenizer, vocab, err));
-    return FSDP_OK;
+    fsdp_ids ids = {0};
+    size_t size;
+    const encoding how = {.tokenizer = tokenizer,
+                          .vocab = vocab,
+                          .ends = fsdp_tokenizer_end_of_text(tokenizer),
+                          .by_bytes = strcmp(fsdp_tokenizer_text(tokenizer, &size), "bytes") == 0,
+                          .ids = &ids};
+    fsdp_status status = FSDP_OK;
+    for (size_t i = 0; i < files->count && status == FSDP_OK; i++)
+        status = add_file(files, &files->items[i], &how, err);
+    fsdp_ids_release(&ids);
+    return status;
 }
 
 /* --- reading --- */

@@ -1,8 +1,8 @@
 /*
  * A transformer (gpt2, llama, mistral, qwen2) that is trained in shards: config -> parameters with the names
- * and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit; embedding, last norm
- * and head are the root's own. The room calls the public headers of the runtime and kernels/nn.h; trainers
- * and tools call this header and transformer_config.h.
+ * and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit; embedding, last
+ * norm and head are the root's own. The room calls the public headers of the runtime and kernels/nn.h;
+ * trainers and tools call this header and transformer_config.h.
  *
  *   transformer_config*.c  config.json <-> fsdp_transformer_config
  *   declare.c        config -> parameters, units, root; first values
@@ -24,14 +24,14 @@ typedef struct fsdp_transformer fsdp_transformer;
 
 typedef struct fsdp_transformer_opts {
     fsdp_unit_opts unit;       /* mesh, dims, reshard_after_forward: of every unit */
-    bool is_mixed;             /* gathered parameters and products' operands are bf16 numbers; shards, gradients
-                                * and activations are f32 */
+    bool is_mixed;             /* gathered parameters are bf16 numbers; shards, gradients and activations are
+                                * f32 */
     bool recompute;            /* layers keep their input only and run again in backward */
     int threads;               /* of this rank's mathematics; 0: 1 */
 } fsdp_transformer_opts;
 
-/* Collective. Parameters are zero until fsdp_transformer_init or a load. *transformer_out is the caller's; the
- * world and the mesh outlive it. */
+/* Collective. Parameters are zero until fsdp_transformer_init or a load. *transformer_out is the caller's;
+ * the world and the mesh outlive it. */
 FSDP_CHECKED fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_config *config,
                                                  const fsdp_transformer_opts *opts,
                                                  fsdp_transformer **transformer_out, fsdp_error *err);
@@ -53,8 +53,8 @@ typedef struct fsdp_token_batch {
 
 /*
  * Collective. Forward and backward of this rank's sequences, `length` tokens each and one more as the last
- * target (stride > length). *loss_out is the sum of the losses of their tokens; gradients are of scale * loss.
- * is_last: of the step, so that gradients are reduced.
+ * target (stride > length). *loss_out is the sum of the losses of their tokens; gradients are of scale times
+ * it. is_last: of the step, so that gradients are reduced.
  */
 FSDP_CHECKED fsdp_status fsdp_transformer_train(fsdp_transformer *transformer, const fsdp_token_batch *batch,
                                                 double scale, bool is_last, double *loss_out,

@@ -52,8 +52,8 @@ void fsdp_transformer_config_init(fsdp_transformer_config *config, fsdp_family f
 FSDP_CHECKED fsdp_status fsdp_transformer_config_parse(const char *text, size_t size, const char *origin,
                                                  fsdp_transformer_config *config_out, fsdp_error *err);
 /* Sizes that fit together: FSDP_ERR_USAGE otherwise. */
-FSDP_CHECKED fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config, const char *origin,
-                                                 fsdp_error *err);
+FSDP_CHECKED fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config,
+                                                       const char *origin, fsdp_error *err);
 /* The text of a config.json that transformers reads. */
 void fsdp_transformer_config_write(const fsdp_transformer_config *config, fsdp_text *text);
 

@@ -1,6 +1,6 @@
 /*
- * config.json -> fsdp_transformer_config. Members are collected first, since later ones (model_type, layer_types)
- * decide what earlier ones mean; a null counts as absent, as it does in transformers.
+ * config.json -> fsdp_transformer_config. Members are collected first, since later ones (model_type,
+ * layer_types) decide what earlier ones mean; a null counts as absent, as it does in transformers.
  */
 #include "runtime/transformer/transformer_config.h"
 

@@ -30,7 +30,7 @@ enum {
     TRIES = 200,         /* for a file that changes during the read, 10 ms apart */
     NOTICE_TRIES = 50,   /* after these a notice names the holder */
     PROGRESS_TRIES = 25, /* and progress is called */
-    TORN_SECONDS = 2,    /* a writer in place needs microseconds from the name to the text */
+    TORN_SECONDS = 3,    /* a writer in place needs microseconds from the name to the text */
     ABSURD_PERIODS = 10  /* a lease that ends so far ahead was written by a clock that jumped */
 };
 
@@ -205,7 +205,7 @@ static bool is_over(fsdp_io *io, const char *path, const char *text, size_t size
     if (!decode(text, size, holder_out)) {
         *holder_out = (lease_text){.since = 0};
         int64_t age = age_of_file(io, path);
-        return is_torn(text, size) && (age > TORN_SECONDS || age < -FSDP_LEASE_SECONDS);
+        return is_torn(text, size) && (age >= TORN_SECONDS || age < -FSDP_LEASE_SECONDS);
     }
     if (!fsdp_process_may_live(io->host, &holder_out->process) || was_ours(io, holder_out))
         return true;

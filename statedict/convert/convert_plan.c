@@ -8,6 +8,7 @@
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/convert/plan_notes.h"
+#include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
 #include "statedict/commit/space.h"
 
@@ -64,7 +65,20 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
                                                    (const char *[]){"dp"}, NULL, &job->mesh, err);
 }
 
-static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection, fsdp_error *err)
+static fsdp_status form_optim(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_optim_form form = job->opts.optim_form;
+    if (job->limits && job->limits->names_groups)
+        return fsdp_optim_form_apply(form, &job->sd, &job->source, &plan->optim_form, err);
+    return form == FSDP_OPTIM_FORM_DEFAULT
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_USAGE,
+                           "nested and flat are forms of optimizers in dcp, and the target is %s",
+                           job->opts.format ? job->opts.format : "fsdp");
+}
+
+static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection,
+                                     fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_relayout_opts opts = {.kind = job->kind,
                                .mesh = job->mesh ? job->mesh : job->opts.mesh,
@@ -75,6 +89,7 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
                             .to = job->to};
     FSDP_TRY(fsdp_ties_drop(job->from, &rules, selection, &job->ties, err));
     FSDP_TRY(fsdp_relayout(job->from->manifest.sd, &opts, selection, &job->sd, &job->source, err));
+    FSDP_TRY(form_optim(job, plan, err));
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");
@@ -93,7 +108,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
-    st = describe_selected(job, selection, err);
+    st = describe_selected(job, selection, plan, err);
     fsdp_noted noted = {.selection = selection,
                         .count = fsdp_sd_count(from),
                         .notes_ties = job->limits && job->limits->notes_tie,

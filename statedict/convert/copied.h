@@ -1,6 +1,6 @@
 /*
- * Files that an inference stack needs beside the weights: config.json, the tokenizer, licences. They come from
- * a directory (--copy-from), or from the checkpoint itself, where a trainer keeps them as values.
+ * Files that an inference stack needs beside the weights: config.json, the tokenizer, licences. They come
+ * from a directory (--copy-from), or from the checkpoint itself, where a trainer keeps them as values.
  * docs/formats.md, "Copied files".
  *
  *   open (lists the files, with the checks that reading weights has)  ->  fit (compares them with the result:

@@ -35,6 +35,7 @@ static const char *const kinds[] = {"sharded", "full", "local", NULL};
 static const char *const parts[] = {"default", "all", "model", "optim", NULL};
 static const char *const policies[] = {"fail", "clamp", "inf", NULL};
 static const char *const ties[] = {"auto", "keep", "drop", NULL};
+static const char *const forms[] = {"default", "nested", "flat", NULL};
 static const char *const opaques[] = {"refuse", "copy", NULL};
 enum { WORLD_MOST = 1 << 20, LEVEL_MOST = 22, CHUNK_MOST = 4 << 20 };
 
@@ -67,6 +68,7 @@ static const plan_option options[] = {
     {OPTION("copy_from", PATH, copy_from), .is_optional = true},
     {OPTION("copy_code", FLAG, copy_code), .is_optional = true},
     {OPTION("opaque", WORD, opaque), .words = opaques, .is_optional = true},
+    {OPTION("optim", WORD, optim_form), .words = forms, .is_optional = true},
 };
 enum { OPTION_COUNT = sizeof options / sizeof *options };
 

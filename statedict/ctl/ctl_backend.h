@@ -75,6 +75,8 @@ struct fsdp_ctl {
 
 /* n connected ranks for n threads of this process; each is freed by fsdp_ctl_free. */
 FSDP_CHECKED fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err);
+/* Local, as often as on the other ranks: this rank's end of a further group of the same threads. */
+FSDP_CHECKED fsdp_status fsdp_ctl_threads_again(fsdp_ctl *ctl, fsdp_ctl **ctl_out, fsdp_error *err);
 
 /* True when all ranks share one address space: a pointer sent to another rank may be used there. */
 bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl);

@@ -31,7 +31,16 @@ typedef struct mailbox {
 typedef struct endpoint {
     pthread_cond_t changed; /* a message for this rank, room for one of its own, or a rank gone */
     bool has_left;
+    int further; /* groups that it has asked for */
 } endpoint;
+
+/* A further group of the ranks, made by the first that asks for it. Each rank takes its end; the
+ * ends of ranks that never ask go with the hub. */
+typedef struct further_group {
+    struct further_group *next;
+    int number;
+    fsdp_ctl *ctls[];
+} further_group;
 
 typedef struct thread_hub {
     pthread_mutex_t lock;
@@ -39,6 +48,7 @@ typedef struct thread_hub {
     fsdp_ctl_access access;
     endpoint *endpoints;
     mailbox *boxes; /* [from * size + to] */
+    further_group *further;
 } thread_hub;
 
 /* --- the hub ---------------------------------------------------------------------------------- */
@@ -52,8 +62,20 @@ static void free_mailbox(mailbox *box)
     }
 }
 
+static void free_further(thread_hub *hub)
+{
+    while (hub->further) {
+        further_group *next = hub->further->next;
+        for (int i = 0; i < hub->size; i++)
+            fsdp_ctl_free(hub->further->ctls[i]);
+        fsdp_free(hub->further);
+        hub->further = next;
+    }
+}
+
 static void free_hub(thread_hub *hub)
 {
+    free_further(hub);
     size_t boxes = hub->boxes ? (size_t)hub->size * (size_t)hub->size : 0;
     for (size_t i = 0; i < boxes; i++)
         free_mailbox(&hub->boxes[i]);
@@ -262,6 +284,44 @@ fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err)
         return status;
     }
     return FSDP_OK;
+}
+
+/* With the lock held. */
+static fsdp_status have_further(thread_hub *hub, int number, further_group **group_out,
+                                fsdp_error *err)
+{
+    for (further_group *at = hub->further; at; at = at->next)
+        if (at->number == number) {
+            *group_out = at;
+            return FSDP_OK;
+        }
+    further_group *made =
+        fsdp_alloc(1, sizeof *made + (size_t)hub->size * sizeof(fsdp_ctl *)); /* at most 1024 */
+    if (!made)
+        return fsdp_fail_memory(err, "a further control plane");
+    fsdp_status status = fsdp_ctl_threads(hub->size, made->ctls, err);
+    if (status != FSDP_OK) {
+        fsdp_free(made);
+        return status;
+    }
+    made->number = number;
+    made->next = hub->further;
+    *group_out = hub->further = made;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_ctl_threads_again(fsdp_ctl *ctl, fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    thread_hub *hub = ctl->backend;
+    further_group *group = NULL;
+    pthread_mutex_lock(&hub->lock);
+    fsdp_status status = have_further(hub, hub->endpoints[ctl->rank].further++, &group, err);
+    if (status == FSDP_OK) {
+        *ctl_out = group->ctls[ctl->rank];
+        group->ctls[ctl->rank] = NULL;
+    }
+    pthread_mutex_unlock(&hub->lock);
+    return status;
 }
 
 /* --- threads as ranks ------------------------------------------------------------------------- */

@@ -15,6 +15,7 @@ take hf/qwen2_sharded_bf16 hf
 cp "$golden/torchsave/training_full/data/training_full.pt" train.pt
 cp "$golden/torchsave/module_state_dict/data/module_state_dict.pt" model.pt
 cp "$golden/hostile/pickle_calls/data/os_system.pt" evil.pt
+ln -s "$FSDP_BUILD/tests/example_continue" continue
 mkdir node0 node1
 cp ranks/rank_0.pt ranks/rank_1.pt node0
 cp ranks/rank_2.pt ranks/rank_3.pt node1

@@ -16,12 +16,14 @@ MAY_INCLUDE = {
     "formats": {"formats", "kernels", "base"},
     "statedict": {"statedict", "formats", "kernels", "base"},
     "runtime": {"runtime", "statedict", "kernels", "base"},
-    "tools": {"tools", "kernels", "base"},
+    "tools": {"tools", "runtime", "kernels", "base"},
 }
 # All that a folder may see of another one, where that is less than everything.
 ONLY = {("statedict", "formats"): {"formats/shard.h", "formats/source.h", "formats/target.h"},
         ("tools", "base"): {"base/text.h", "base/data/json.h"},
-        ("tools", "kernels"): {"kernels/digest.h", "kernels/linear.h"}}
+        ("tools", "kernels"): {"kernels/digest.h", "kernels/linear.h"},
+        ("tools", "runtime"): {"runtime/tokens/token_data.h", "runtime/tokens/tokenize_lines.h",
+                               "runtime/tokens/tokenizer.h", "runtime/transformer/transformer.h"}}
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",
@@ -43,7 +45,8 @@ THIRD_PARTY = {
     r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
-    r"runtime/(launch/launch_threads|device/device_async|comm_shared/shm_pool|bootstrap/mpi_process)\.c|"
+    r"runtime/(launch/launch_threads|background/async_save|device/device_async|comm_shared/shm_pool)\.c|"
+    r"runtime/bootstrap/mpi_process\.c|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",

@@ -34,6 +34,7 @@ TYPED = {
     "fsdp-plot --outp": "fsdp-plot --output",
     "fsdp-convert --to safe": "fsdp-convert --to safetensors",
     "fsdp-convert st": "fsdp-convert step-00000100",
+    "fsdp-train --optim.weight": "fsdp-train --optim.weight_decay",
     "fsdp-bench resh": "fsdp-bench reshard",
     "fsdp-bench make --model mo": "fsdp-bench make --model moe",
     "fsdp-convert --include st": "fsdp-convert --include st",
@@ -53,13 +54,14 @@ def check_options():
     count = 0
     for tool in TOOLS:
         text = printed_by([BUILD / "bin" / tool, "--help"])
-        options = re.findall(r"^  (?:-(\w), |    )--([a-z-]+)", text, re.MULTILINE)
+        options = re.findall(r"^  (?:-(\w), |    )--([a-z_.-]+)", text, re.MULTILINE)
         if len(options) < 5:
             fail(f"{tool} --help lists only {options}")
         bash = (FOLDER / "bash" / tool).read_text()
         zsh = (FOLDER / "zsh" / f"_{tool}").read_text()
         fish = (FOLDER / "fish" / f"{tool}.fish").read_text()
         for letter, name in options:
+            name = re.escape(name)
             found = (re.search(rf"[ ']--{name}[ ']", bash), re.search(rf"--{name}[=\[}}]", zsh),
                      re.search(rf" -l {name} ", fish))
             if not all(found):

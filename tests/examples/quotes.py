@@ -1,9 +1,9 @@
-"""Checks that the C code in the documents is code that is compiled and run.
+"""Checks that the code in the documents is code that is compiled and run.
 
 usage: quotes.py REPOSITORY
 
-Every block fenced with ```c in README.md and docs/*.md must stand in a file of docs/examples, line
-by line; "..." on a line of its own stands for lines left out.
+Every block fenced with ```c or ```python in README.md, docs/*.md and docs/cookbook must stand in a
+file of docs/examples, line by line; "..." on a line of its own stands for lines left out.
 """
 
 import re
@@ -25,14 +25,17 @@ def stands_in(block, source):
 
 
 def main():
-    sources = [path.read_text() for path in sorted((ROOT / "docs/examples").glob("*.c"))]
     problems, count = [], 0
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for block in re.findall(r"^```c\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL):
-            count += 1
-            if not any(stands_in(block, source) for source in sources):
-                problems.append(f"{document.relative_to(ROOT)}: not in docs/examples:\n{block}")
-    print("\n".join(problems) or f"{count} blocks of C are compiled and run")
+    pages = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/cookbook").glob("*.md"))]
+    for language, suffix in (("c", "c"), ("python", "py")):
+        sources = [path.read_text() for path in sorted((ROOT / "docs/examples").glob(f"*.{suffix}"))]
+        fence = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+        for document in [ROOT / "README.md", *pages]:
+            for block in fence.findall(document.read_text()):
+                count += 1
+                if not any(stands_in(block, source) for source in sources):
+                    problems.append(f"{document.relative_to(ROOT)}: not in docs/examples:\n{block}")
+    print("\n".join(problems) or f"{count} blocks of code are compiled and run")
     return 1 if problems or count == 0 else 0
 
 

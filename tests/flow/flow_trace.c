@@ -1,7 +1,7 @@
 /*
- * The straight line, traced: a small uneven tensor is saved by 2 ranks and loaded by 3, and what each
- * step tells must be what docs/flow_save.md and docs/flow_load.md say;
- * a conversion of it must be what docs/flow_convert.md says. The pages are the golden
+ * The straight line, traced: a small uneven tensor is saved by 2 ranks, also in the background of
+ * a training, and loaded by 3, and what each step tells must be what docs/flow_save.md and
+ * docs/flow_load.md say; a conversion of it must be what docs/flow_convert.md says. The pages are the golden
  * files: their blocks fenced with ```flow NAME hold the lines. The 3 ranks of the load have an
  * address space each, as under MPI; threads of one process would share their reads.
  *
@@ -10,6 +10,7 @@
 #include "base/data/flow.h"
 #include "base/text.h"
 #include "statedict/ctl/ctl_backend.h"
+#include "tests/support/ranks/worlds.h"
 
 #include <fsdp/fsdp.h>
 
@@ -71,6 +72,9 @@ static void make_repeatable(char *text)
 static void record(void *user, const char *step, const char *text)
 {
     trace *all = user;
+    static const char background[] = "save in the background: rank ";
+    if (strncmp(text, background, sizeof background - 1) == 0)
+        own_rank = atoi(text + sizeof background - 1); /* a thread beside the rank's */
     pthread_mutex_lock(&lock);
     if (all->count < MAX_LINES) {
         line *next = &all->lines[all->count++];
@@ -178,6 +182,50 @@ static void run(int ranks, rank_work work)
         report_problem("the operation failed", err.text);
 }
 
+/* Saves in the background, with a root whose one parameter is the tensor. */
+static fsdp_status save_root(fsdp_root *root, fsdp_error *err)
+{
+    char path[100];
+    fsdp_async_saver *saver = NULL;
+    snprintf(path, sizeof path, "%s/background", folder);
+    FSDP_TRY(fsdp_async_saver_create(root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_save(saver, path, NULL, err));
+    fsdp_status st = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_async_saver_free(saver);
+    return st;
+}
+
+static fsdp_status run_world_rank(world_rank *rank, fsdp_error *err)
+{
+    fsdp_mesh *mesh = NULL;
+    fsdp_model *model = NULL;
+    fsdp_root *root = NULL;
+    const int64_t ranks = fsdp_world_size(rank->world), shape[] = {ROWS, COLUMNS};
+    const fsdp_param_spec weight = {.name = "weight", .dtype = FSDP_F32, .ndim = 2, .shape = shape};
+    own_rank = fsdp_world_rank(rank->world);
+    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &ranks, (const char *[]){"dp"}, &mesh, err));
+    FSDP_TRY(fsdp_model_create(rank->world, &model, err));
+    FSDP_TRY(fsdp_model_add(model, &weight, NULL, err));
+    FSDP_TRY(fsdp_root_create(model, &(fsdp_unit_opts){.mesh = mesh}, &root, err));
+    fsdp_status st = save_root(root, err);
+    fsdp_root_free(root);
+    fsdp_model_free(model);
+    fsdp_mesh_free(mesh);
+    return st;
+}
+
+static void run_background(void)
+{
+    fsdp_error err = {0};
+    fsdp_flow_watcher watcher = {record, &now};
+    now.count = 0;
+    fsdp_flow_watch(&watcher);
+    fsdp_status st = run_worlds(2, "cpu", run_world_rank, NULL, &err);
+    fsdp_flow_watch(NULL);
+    if (st != FSDP_OK)
+        report_problem("the save in the background failed", err.text);
+}
+
 /* --- the rules ----------------------------------------------------------------------------------- */
 
 /* Steps of docs/architecture.md, and the step of the other direction. */
@@ -186,6 +234,8 @@ static const struct step {
     int level;
     const char *mirror;
 } steps[] = {
+    {"runtime/background/snapshot.c", 1, NULL},
+    {"runtime/background/async_save.c", 2, NULL},
     {"statedict/save/save.c", 3, "statedict/save/load.c"},
     {"statedict/save/load.c", 3, "statedict/save/save.c"},
     {"statedict/ctl/ctl.c", 3, "statedict/ctl/ctl.c"},
@@ -331,12 +381,21 @@ static bool is_library_write(const line *const *lines, int i)
     return strncmp(lines[i]->text, "lay out", 7) == 0;
 }
 
-/* A rank's lines from the first that begins with `from`. */
-static void write_trace(int rank, const char *from, fsdp_text *out)
+/* A part of a page: a rank's lines from the first that begins with `from`, up to one that begins
+ * with `until` (NULL: all), behind the fence "```flow NAME". */
+typedef struct page_part {
+    const char *name;
+    int rank;
+    const char *from, *until;
+} page_part;
+
+static void write_trace(const page_part *part, fsdp_text *out)
 {
     const line *lines[MAX_LINES];
-    int count = lines_of(rank, lines);
-    for (int i = find_line(lines, count, from); i < count; i++) {
+    int count = lines_of(part->rank, lines);
+    if (part->until)
+        count = find_line(lines, count, part->until) + 1;
+    for (int i = find_line(lines, count, part->from); i < count; i++) {
         bool library = step_of(lines[i])->level == BOTTOM && is_library_write(lines, i);
         if (!library)
             fsdp_text_addf(out, "%-34s %s\n", lines[i]->step, lines[i]->text);
@@ -373,14 +432,14 @@ static void replace_block(const char *path, const fsdp_text *page, const char *b
     fclose(file);
 }
 
-/* The block "```flow rank N" of a page must be the trace of that rank. */
-static void compare_page(const char *path, int rank, const char *from, bool update)
+/* The block of a page must be the trace of that rank. */
+static void compare_page(const char *path, page_part part, bool update)
 {
     fsdp_text page = {0}, lines = {0};
     char fence[32];
-    snprintf(fence, sizeof fence, "```flow rank %d\n", rank);
+    snprintf(fence, sizeof fence, "```flow %s\n", part.name);
     read_page(path, &page);
-    write_trace(rank, from, &lines);
+    write_trace(&part, &lines);
     char *block = page.data ? strstr(page.data, fence) : NULL;
     char *end = block ? strstr(block + strlen(fence), "```") : NULL;
     if (!end) {
@@ -486,14 +545,16 @@ int main(int argc, char **argv)
     run(2, save);
     check_rules(2, check_save_goes_down);
     int down_length = way_down(down);
-    compare_page(save_page, 1, "begin", update);
-    compare_page(save_page, 0, "gather", update);
+    compare_page(save_page, (page_part){"rank 1", 1, "begin", NULL}, update);
+    compare_page(save_page, (page_part){"rank 0", 0, "gather", NULL}, update);
+    run_background();
+    compare_page(save_page, (page_part){"background", 1, "copy", "begin"}, update);
     run(3, load);
     check_rules(3, check_load_comes_up);
     check_mirror(down, down_length, up, way_up(up));
-    compare_page(load_page, 1, "begin", update);
+    compare_page(load_page, (page_part){"rank 1", 1, "begin", NULL}, update);
     convert();
-    compare_page(convert_page, 0, "open", update);
+    compare_page(convert_page, (page_part){"rank 0", 0, "open", NULL}, update);
     check_functions(argv[1], "flow_convert.md", 20);
     check_functions(argv[1], "flow_save.md", 20);
     check_functions(argv[1], "flow_load.md", 15);

@@ -65,6 +65,13 @@ def code_page(folder):
     check(sorted(names(again)) == sorted(names(path)), "names of the copy differ")
 
 
+def long_names(folder):
+    for size in (4000, 5000, 60000):
+        path = write(folder / f"{size}.npz", [(b"n" * size, 0)])
+        listed = listing(path)
+        check(listed and list(listed["tensors"]) == names(path), f"a name of {size} bytes is not read")
+
+
 def refused(folder):
     name = "gr\u00fc\u00df".encode()
     for what, path in {
@@ -84,6 +91,7 @@ def refused(folder):
 def main():
     with tempfile.TemporaryDirectory() as scratch:
         code_page(Path(scratch))
+        long_names(Path(scratch))
         refused(Path(scratch))
     if problems:
         sys.exit("\n".join(problems))

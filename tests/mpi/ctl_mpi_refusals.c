@@ -2,7 +2,7 @@
  * Setting up the control plane when MPI itself fails: an error comes back, nothing aborts, nothing
  * leaks. The functions of MPI that fail are replaced by ones of this program.
  *
- * usage: ctl_mpi_refusals HOW     HOW: threads, duplicate, describe or late
+ * usage: ctl_mpi_refusals HOW     HOW: threads, second, duplicate, describe or late
  */
 #include <mpi.h>
 #include <stdbool.h>
@@ -11,14 +11,17 @@
 
 #include <fsdp/ctl_mpi.h>
 
-static bool few_threads, no_duplicate, no_size, is_late;
+#include "runtime/launch/mpi_library.h"
+
+static int fewer_threads = -1; /* the level that is granted; -1: as MPI says */
+static bool no_duplicate, no_size, is_late;
 static int duplicates; /* that were made and not freed */
 
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
 {
     int code = PMPI_Init_thread(argc, argv, required, provided);
-    if (few_threads)
-        *provided = MPI_THREAD_SINGLE;
+    if (fewer_threads >= 0)
+        *provided = fewer_threads;
     return code;
 }
 
@@ -111,13 +114,32 @@ static int check_late(void)
     return MPI_Finalize() != MPI_SUCCESS || failed;
 }
 
+/* A control plane for another thread is refused, and the first one goes on. */
+static int check_second(void)
+{
+    fsdp_ctl *ctl = NULL, *second = NULL;
+    fsdp_error err = {0};
+    fewer_threads = MPI_THREAD_FUNNELED;
+    if (fsdp_ctl_mpi_world(&ctl, &err) != FSDP_OK)
+        return 1;
+    int failed = expect(fsdp_mpi_table.ctl_again(ctl, &second, &err), FSDP_ERR_USAGE, &err,
+                        "MPI_THREAD_SERIALIZED");
+    failed = failed || second || fsdp_ctl_barrier(ctl, &err) != FSDP_OK;
+    fsdp_ctl_free(ctl);
+    return !fsdp_mpi_finalize() || failed || duplicates != 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *how = argc > 1 ? argv[1] : "";
     if (strcmp(how, "late") == 0)
         return check_late();
+    if (strcmp(how, "second") == 0)
+        return check_second();
     int failed = 0;
-    few_threads = strcmp(how, "threads") == 0;
+    bool few_threads = strcmp(how, "threads") == 0;
+    if (few_threads)
+        fewer_threads = MPI_THREAD_SINGLE;
     no_duplicate = strcmp(how, "duplicate") == 0;
     no_size = strcmp(how, "describe") == 0;
     if (few_threads)

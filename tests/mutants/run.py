@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -249,6 +250,15 @@ def selected(mutants, words):
     return chosen
 
 
+def end_on_signals():
+    """Ends by an exception, so that plant() takes its bug out, and its compiler or test is killed."""
+    def end(number, _):
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+
+
 def main(arguments):
     if arguments[:1] == ["--check"]:
         return check(arguments[1])
@@ -257,6 +267,7 @@ def main(arguments):
     if "--new" in arguments:
         results = known_results()
         chosen = [mutant for mutant in chosen if results.get(key_of(mutant)) != "caught"]
+    end_on_signals()
     WORK.mkdir(exist_ok=True)
     lock = open(WORK / "lock", "w")
     try:

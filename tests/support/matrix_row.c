@@ -19,6 +19,13 @@ static int64_t number_at(const char *text)
     return number;
 }
 
+/* The cases that exist, of a cell such as "12,240 points" or "24 of 12,240 points (1 of 510)". */
+static int64_t cases_in(const char *cell)
+{
+    const char *rest = cell + strspn(cell, "0123456789,");
+    return number_at(strncmp(rest, " of ", 4) == 0 ? rest + 4 : cell);
+}
+
 /* The number of cases in the page's row; -1 when there is none. */
 static int64_t documented(const char *what)
 {
@@ -29,7 +36,7 @@ static int64_t documented(const char *what)
     while (page && number < 0 && fgets(line, sizeof line, page))
         if (strncmp(line, "| ", 2) == 0 && strncmp(line + 2, what, length) == 0 &&
             strncmp(line + 2 + length, " | ", 3) == 0)
-            number = number_at(line + 2 + length + 3);
+            number = cases_in(line + 2 + length + 3);
     if (page)
         fclose(page);
     return number;

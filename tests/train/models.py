@@ -18,7 +18,8 @@ RANKS = [int(n) for n in os.environ.get("FSDP_TEST_RANKS_OF_MODELS", "1,2,4").sp
 
 
 def run(*args):
-    done = subprocess.run([BUILD / "bin/fsdp-train", *map(str, args)], capture_output=True, text=True, timeout=280)
+    command = [BUILD / "bin/fsdp-train", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     if done.returncode != 0:
         raise SystemExit(f"fsdp-train {' '.join(map(str, args))}: exit {done.returncode}\n{done.stderr}")
     return done.stdout
@@ -52,7 +53,8 @@ def check_ids(model, ranks, work, problems):
     run("--sample", model / "data", "--tokens", work / "t.npy", "-n", expected.size, "--temperature", 0,
         "--out", work / "g.npy", "--np", ranks)
     got = np.load(work / "g.npy").reshape(-1)
-    check(problems, f"{model.name} np {ranks} greedy ids", (got == expected.reshape(-1)).all(), (got, expected))
+    same = (got == expected.reshape(-1)).all()
+    check(problems, f"{model.name} np {ranks} greedy ids", same, (got, expected))
 
 
 def check_grads(model, path, told, problems):

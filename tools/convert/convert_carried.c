@@ -71,6 +71,26 @@ void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *p
     fsdp_text_release(&text);
 }
 
+void convert_add_form(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    bool is_flat = plan->optim_form == FSDP_OPTIM_FORM_FLAT;
+    if (plan->optim_form)
+        fsdp_text_addf(
+            text, "hyper-parameters %s, as PyTorch's get_optimizer_state_dict has them%s",
+            is_flat ? "flat" : "nested", is_flat ? " with flatten_optimizer_state_dict" : "");
+}
+
+void convert_report_form(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (!plan->optim_form || opts->common.quiet || opts->common.json)
+        return;
+    convert_add_form(&text, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan)
 {
     fsdp_text text = {0};

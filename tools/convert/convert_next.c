@@ -155,7 +155,7 @@ static size_t group_size(const fsdp_entry *entry)
 static bool is_regrouped(const left_out *left, const fsdp_sd *result, size_t i)
 {
     const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
-    return left->plan->kept[i] && may_regroup(left->opts, entry) &&
+    return left->plan->kept[i] && is_selected(left, i) && may_regroup(left->opts, entry) &&
            fsdp_sd_find(result, entry->name, entry->name_size) < 0;
 }
 
@@ -200,12 +200,16 @@ static bool is_word(const char *drop)
            strcmp(drop, "optim") == 0 || strncmp(drop, "dtype:", 6) == 0;
 }
 
-/* Begins the pattern with the patterns of --exclude and --drop, as they were given. */
+/* Begins the pattern with the patterns of --exclude and --drop, as they were given, and hyper-parameters that
+ * got another form. */
 static void add_typed(left_out *left)
 {
     const fsdp_select_opts *select = &left->opts->convert.select;
     if (select->exclude)
         fsdp_text_addf(&left->pattern, "%s", select->exclude);
+    if (left->plan->optim_form)
+        fsdp_text_addf(&left->pattern, "%s(^|\\.)param_groups(\\.|$)",
+                       left->pattern.size > 0 ? "|" : "");
     for (size_t i = 0; i < select->drop_count; i++)
         if (!is_word(select->drops[i]))
             fsdp_text_addf(&left->pattern, "%s%s", left->pattern.size > 0 ? "|" : "",
@@ -262,6 +266,9 @@ static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_ch
         fsdp_text_addf(text, "printf '%%s\\n'");
         for (size_t i = 0; i < select->rename_count; i++)
             cli_add_argument(text, select->renames[i]);
+        if (select->rename_count ==
+            0) /* a trainer's checkpoint lost its prefix (docs/formats.md) */
+            cli_add_argument(text, "s/^model\\.//");
         fsdp_text_addf(text, " | ");
     }
     fsdp_text_addf(text, "fsdp-diff");

@@ -29,6 +29,7 @@ enum {
     KEY_ONLY,
     KEY_DROP,
     KEY_OPAQUE,
+    KEY_OPTIM,
     KEY_RENAME,
     KEY_DTYPE,
     KEY_DTYPE_FOR,
@@ -50,6 +51,7 @@ static const struct argp_option options[] = {
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
+    {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
     {"dtype", KEY_DTYPE, "T", 0, "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ...", 0},
     {"dtype-for", KEY_DTYPE_FOR, "RE=T", 0, "cast names that match; the first rule wins", 0},
@@ -89,6 +91,7 @@ static const char *formats[MOST_FORMATS + 1], *sources[MOST_FORMATS + 1];
 static const char *const parts[] = {"all", "model", "optim", NULL};
 static const char *const ties[] = {"auto", "keep", "drop", NULL};
 static const char *const opaques[] = {"refuse", "copy", NULL};
+static const char *const forms[] = {"nested", "flat", NULL}; /* from FSDP_OPTIM_FORM_NESTED on */
 static const char *const modes[] = {"auto", "pread", "direct", NULL};
 static const char *const digests[] = {"sha256", NULL};
 static const char *const policies[] = {"fail", "clamp", "inf", NULL};
@@ -98,6 +101,7 @@ static const cli_words words[] = {{"to", formats},
                                   {"from", sources},
                                   {"tied", ties},
                                   {"opaque", opaques},
+                                  {"optim", forms},
                                   {"only", parts},
                                   {"io", modes},
                                   {"digest", digests},
@@ -182,6 +186,8 @@ static void check_format(const convert_options *opts)
     const char *format = convert->format;
     if (convert->copy_from && strcmp(format, "hf") != 0)
         cli_usage_error("--copy-from is for --to hf, not for %s", format);
+    if (convert->optim_form && strcmp(format, "dcp") != 0)
+        cli_usage_error("--optim is for --to dcp, not for %s", format);
     if (strcmp(format, "fsdp") == 0)
         return;
     if (opts->kind_given)
@@ -312,6 +318,11 @@ static void note_planning(convert_options *opts, int key)
     }
 }
 
+static fsdp_optim_form parse_form(const char *arg)
+{
+    return (fsdp_optim_form)(FSDP_OPTIM_FORM_NESTED + cli_parse_word("--optim", arg, forms));
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     convert_options *opts = state->input;
@@ -341,6 +352,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OPAQUE:
         convert->opaque = (fsdp_opaque)cli_parse_word("--opaque", arg, opaques);
         return 0;
+    case KEY_OPTIM: convert->optim_form = parse_form(arg); return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
     case KEY_DTYPE: convert->select.dtype = arg; return 0;

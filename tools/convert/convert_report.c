@@ -60,6 +60,11 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     if (plan->cast_tensors > 0)
         convert_add_casts(text, plan);
     convert_add_carried(text, opts, plan);
+    if (plan->optim_form) {
+        fsdp_text_addf(text, "  ");
+        convert_add_form(text, plan);
+        fsdp_text_addf(text, "\n");
+    }
     if (plan->short_tensors > 0) {
         fsdp_text_addf(text, "  ");
         convert_add_short(text, opts, plan);
@@ -148,6 +153,9 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text,
                    ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
                    plan->renamed, plan->left_out + (int64_t)plan->tied_count, plan->dropped);
+    if (plan->optim_form)
+        fsdp_text_addf(text, ", \"optim\": \"%s\"",
+                       plan->optim_form == FSDP_OPTIM_FORM_FLAT ? "flat" : "nested");
     if (opts->dim_given)
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text,

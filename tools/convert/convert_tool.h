@@ -74,9 +74,13 @@ void convert_name_drops(const convert_options *opts, fsdp_error *err);
 
 /* --- convert_carried.c ------------------------------------------------------------------------ */
 
-/* Lines of the plan, members of the JSON, a note: tied names, files beside the weights, what is missing. */
+/* Lines of the plan, members of the JSON, a note: tied names, files beside the weights, what is missing;
+ * the form of hyper-parameters. */
 void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+/* "hyper-parameters nested, as PyTorch's get_optimizer_state_dict has them"; nothing when they stay. */
+void convert_add_form(fsdp_text *text, const fsdp_convert_plan *plan);
+void convert_report_form(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_missing(const convert_options *opts);
 void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan);

@@ -1,7 +1,7 @@
 /*
- * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples. The
- * room turns options and a configuration into calls of the runtime; fsdp_train.c is its main and only it calls
- * the room.
+ * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples.
+ * The room turns options and a configuration into calls of the runtime; fsdp_train.c is its main and only it
+ * calls the room.
  *
  *   train_config.c    [section] key = value
  *   train_options.c   the command line
@@ -11,6 +11,7 @@
  *   train_state.c     what a checkpoint holds beside tensors, and whether a resume fits it
  *   train_step.c      one step; evaluation
  *   train_save.c      checkpoints
+ *   train_signals.c   signals that ask for a save and the end
  *   train_use.c       --eval, --sample, --tokenize
  *   train_log.c, train_events.c   metrics.jsonl, main.log, TensorBoard
  *   train_grads.c, train_npy.c, train_file.c   arrays and other small files
@@ -103,6 +104,9 @@ typedef struct train_job {
     train_log log;             /* open on rank 0 */
     int64_t step;              /* steps done */
     int64_t tokens, consumed;  /* by them: tokens, sequences of the data */
+    int64_t failed_saves;      /* that save.on_error continue passed over */
+    fsdp_async_saver *saver;   /* NULL: saves are synchronous */
+    bool is_saving;            /* in the background */
     bool resumed;
 } train_job;
 
@@ -137,6 +141,7 @@ fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, 
 typedef struct train_result {
     double loss, grad_norm, lr;
     bool is_finite, stop;      /* stop: some rank was asked to */
+    bool save_is_done;         /* on all ranks: the one in the background */
 } train_result;
 
 double train_learning_rate(const train_config *config, int64_t step);
@@ -164,9 +169,21 @@ int train_use_tokenizer(const train_options *opts);
 fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err);
 /* FSDP_ERR_DAMAGED names what differs from the checkpoint and is not in --allow-change. */
 fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err);
-/* Collective. Model, optimizer and the job's counters. */
-fsdp_status train_resume_from(train_job *job, const train_source *source, fsdp_error *err);
-/* Collective. */
-fsdp_status train_save(train_job *job, fsdp_error *err);
+/* Collective. Model, optimizer and the job's counters. Of a run with --resume auto, a checkpoint whose data
+ * turns out to be damaged gives way to the one before it, which `source` then is; damaged ones are set
+ * aside. */
+fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err);
+/* Collective. Begins a save, in the background unless save.async is false, and ends the one before.
+ * save.on_error decides about failures; of the last save of a training, which is also ended, it can only
+ * retry. */
+fsdp_status train_save(train_job *job, bool is_last, fsdp_error *err);
+/* Collective. Waits for the save in the background, if there is one. */
+fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err);
+
+/* --- signals (train_signals.c) ------------------------------------------------------------------- */
+
+/* SIGTERM, SIGUSR1, SIGHUP and SIGINT from now on ask to stop; a second SIGINT ends the program with 130. */
+void train_catch_signals(void);
+bool train_was_signalled(void);
 
 #endif

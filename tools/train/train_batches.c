@@ -24,13 +24,16 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
                          "'%s' has batches of %lld sequences of %lld ids; at least 1 and 2",
                          job->opts->batches, (long long)batches->given.shape[1],
                          (long long)batches->given.shape[2]);
-    return FSDP_OK;
+    return train_ids_check(&batches->given, job->opts->batches, job->model_config.vocab, err);
 }
 
+/* A model of a source says how long its sequences may be; an evaluation takes them as long as it can. */
 static int64_t length_of(const train_job *job)
 {
-    const int64_t wanted = job->config->model.context, most = job->model_config.context;
-    return job->opts->init && wanted > most ? most : wanted;
+    enum { LONG = 1024 };
+    const int64_t most = job->model_config.context;
+    const int64_t wanted = job->opts->eval ? LONG : job->config->model.context;
+    return (job->opts->init || job->opts->eval) && wanted > most ? most : wanted;
 }
 
 /* All of the data that an evaluation names is held out. */

@@ -1,4 +1,4 @@
-/* The table of keys, and what follows from it: reading files, setting by name, printing. See train_config.h. */
+/* The table of keys, and what follows from it: reading, setting by name, printing. See train_config.h. */
 #include "tools/train/train_config.h"
 
 #include <ctype.h>
@@ -512,4 +512,22 @@ void train_config_print(const train_config *config, fsdp_text *text)
         add_value(text, &keys[i], (const char *)config + keys[i].offset);
         fsdp_text_addf(text, "\n");
     }
+}
+
+const char *train_config_find_change(const train_config *a, const train_config *b,
+                                     const char *prefix)
+{
+    for (size_t i = 0; i < KEYS; i++) {
+        fsdp_text one = {0}, other = {0};
+        if (strncmp(keys[i].name, prefix, strlen(prefix)) != 0)
+            continue;
+        add_value(&one, &keys[i], (const char *)a + keys[i].offset);
+        add_value(&other, &keys[i], (const char *)b + keys[i].offset);
+        bool is_same = !one.failed && !other.failed && strcmp(one.data, other.data) == 0;
+        fsdp_text_release(&one);
+        fsdp_text_release(&other);
+        if (!is_same)
+            return keys[i].name;
+    }
+    return NULL;
 }

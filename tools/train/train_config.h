@@ -49,7 +49,8 @@ typedef struct train_config {
         int64_t warmup;
         double min_lr;
     } optim;
-    struct { train_mesh mesh; int64_t reshard; train_text comm; int device; } parallel; /* as fsdp_unit_opts */
+    struct { train_mesh mesh; int64_t reshard; train_text comm; int device; } parallel;   /* reshard: as
+                                                                                             fsdp_unit_opts */
     struct {
         int64_t every;
         bool async;
@@ -63,8 +64,8 @@ typedef struct train_config {
 
 void train_config_init(train_config *config);
 
-/* Sets "section.key" from text. `origin` ("run.conf:12", "--optim.lr") begins the message of FSDP_ERR_USAGE: an
- * unknown key names the nearest one. */
+/* Sets "section.key" from text. `origin` ("run.conf:12", "--optim.lr") begins the message of FSDP_ERR_USAGE,
+ * which for an unknown key names the nearest one. */
 fsdp_status train_config_set(train_config *config, const char *name, const char *value, const char *origin,
                              fsdp_error *err);
 /* Reads a file; a key that comes twice is FSDP_ERR_USAGE with both lines. */
@@ -74,6 +75,8 @@ fsdp_status train_config_parse(train_config *config, const char *text, size_t si
                                fsdp_error *err);
 /* The file that has every key with its value. */
 void train_config_print(const train_config *config, fsdp_text *text);
+/* The first key that begins with `prefix` and has another value in b; NULL: none. */
+const char *train_config_find_change(const train_config *a, const train_config *b, const char *prefix);
 /* The name of key i ("optim.lr") and its help; NULL behind the last. */
 const char *train_config_key_at(size_t i, const char **help_out);
 

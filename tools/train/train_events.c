@@ -1,7 +1,7 @@
 /*
  * TensorBoard's files are records of protocol buffers: length, its checksum, the message, its checksum. A
- * message Event has wall_time (1, double), step (2, varint), and file_version (3, string) or summary (5), which
- * holds values (1) of tag (1, string) and simple_value (2, float).
+ * message Event has wall_time (1, double), step (2, varint), and file_version (3, string) or summary (5),
+ * which holds values (1) of tag (1, string) and simple_value (2, float).
  */
 #include "tools/train/train_events.h"
 

@@ -7,10 +7,11 @@
 
 typedef struct train_events train_events;
 
-/* Begins a file of its own in `directory`; TensorBoard joins those of one run. *events_out is the caller's. */
+/* Begins a file of its own in `directory`; TensorBoard joins those of one run. The caller closes it. */
 fsdp_status train_events_open(const char *directory, train_events **events_out, fsdp_error *err);
 /* Local. Values that are not finite are written as they are. */
-fsdp_status train_events_add(train_events *events, int64_t step, const char *tag, double value, fsdp_error *err);
+fsdp_status train_events_add(train_events *events, int64_t step, const char *tag, double value,
+                             fsdp_error *err);
 /* Hands what was added over to the file. */
 fsdp_status train_events_flush(train_events *events, fsdp_error *err);
 void train_events_close(train_events *events); /* accepts NULL */

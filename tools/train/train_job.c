@@ -164,19 +164,36 @@ static void init(train_job *job, const train_options *opts, fsdp_world *world)
     job->ranks = fsdp_world_size(world);
 }
 
+/* Checkpoints, whole or not; the leftovers of a first save that was killed are none. */
+static fsdp_status find_steps(const char *run, bool *has_steps_out, fsdp_error *err)
+{
+    bool is_run;
+    fsdp_run_steps steps;
+    *has_steps_out = false;
+    FSDP_TRY(fsdp_path_is_run(run, NULL, &is_run, err));
+    if (!is_run)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_run_list(run, NULL, &steps, err));
+    for (size_t i = 0; i < steps.count; i++)
+        *has_steps_out |=
+            steps.items[i].state != FSDP_STEP_STAGING && steps.items[i].state != FSDP_STEP_DELETING;
+    fsdp_run_steps_release(&steps);
+    return FSDP_OK;
+}
+
 /* What this job goes on from: the run's newest checkpoint, another one, or nothing. */
 static fsdp_status find_resume(const train_job *job, train_source *source, bool *is_there_out,
                                fsdp_error *err)
 {
     const train_options *opts = job->opts;
-    bool is_run;
+    bool has_steps;
     *is_there_out = false;
     if (opts->resume == TRAIN_RESUME_PATH) {
         *is_there_out = true;
         return train_source_open(opts->resume_path, source, err);
     }
-    FSDP_TRY(fsdp_path_is_run(opts->run, NULL, &is_run, err));
-    if (!is_run)
+    FSDP_TRY(find_steps(opts->run, &has_steps, err));
+    if (!has_steps)
         return FSDP_OK;
     if (opts->resume == TRAIN_RESUME_NO)
         return fsdp_fail(err, FSDP_ERR_EXISTS,
@@ -208,7 +225,7 @@ static fsdp_status open_sources(const train_job *job, job_sources *from, fsdp_er
     return st;
 }
 
-static fsdp_status bring_values(train_job *job, const job_sources *from, fsdp_error *err)
+static fsdp_status bring_values(train_job *job, job_sources *from, fsdp_error *err)
 {
     if (from->has_resume)
         return train_resume_from(job, &from->resume, err);
@@ -221,6 +238,7 @@ static fsdp_status open_log(train_job *job, fsdp_error *err)
 {
     if (job->rank != 0 || !job->opts->run)
         return FSDP_OK;
+    job->log.drops_lines = job->config->save.on_error == TRAIN_ERROR_CONTINUE;
     return train_log_open(&job->log, job->opts->run, job->step, job->config->log.tensorboard, err);
 }
 
@@ -232,6 +250,20 @@ static const train_source *source_of_model(const train_job *job, const job_sourc
     return from->has_resume && (job->opts->batches || job->opts->init) ? &from->resume : NULL;
 }
 
+static fsdp_status make_saver(train_job *job, fsdp_error *err)
+{
+    if (!job->opts->run || !job->config->save.async)
+        return FSDP_OK;
+    /* Steps may leave the model as it is when those that are not finite are skipped. */
+    const fsdp_async_opts opts = {.allow_equal = job->config->train.on_nan == TRAIN_NAN_SKIP};
+    fsdp_status st = fsdp_async_saver_create(job->root, &opts, &job->saver, err);
+    if (st != FSDP_ERR_USAGE)
+        return st;
+    train_log_say(&job->log, "saves are synchronous: %s", err->text);
+    *err = (fsdp_error){0};
+    return FSDP_OK;
+}
+
 static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
 {
     FSDP_TRY(fsdp_ctl_agree(job->ctl, open_sources(job, from, err), err));
@@ -240,7 +272,8 @@ static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
     FSDP_TRY(make_model(job, err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, make_optimizer(job, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
-    return fsdp_ctl_agree(job->ctl, open_log(job, err), err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, open_log(job, err), err));
+    return make_saver(job, err);
 }
 
 fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_world *world,
@@ -287,6 +320,7 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
 
 void train_job_end(train_job *job)
 {
+    fsdp_async_saver_free(job->saver);
     train_log_close(&job->log);
     train_batches_close(job->batches);
     fsdp_tokenizer_free(job->tokenizer);

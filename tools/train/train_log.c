@@ -107,17 +107,44 @@ void train_add_number(fsdp_text *text, double value)
         fsdp_text_addf(text, "null");
 }
 
-/* A line goes to the file in one write, so that readers and a kill see whole ones. */
+/* A line goes to the file in one write, so that readers and a kill see whole ones; nothing stays of one for
+ * which there is no space. */
+static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err)
+{
+    const int fd = fileno(log->metrics);
+    const off_t before = lseek(fd, 0, SEEK_END);
+    errno = 0;
+    if (before >= 0 && write(fd, text->data, text->size) == (ssize_t)text->size)
+        return FSDP_OK;
+    int errnum = errno ? errno : ENOSPC;
+    if (before >= 0)
+        (void)!ftruncate(fd, before);
+    if (log->drops_lines) {
+        log->dropped++;
+        return FSDP_OK;
+    }
+    return fsdp_fail_errno(err, errnum, "cannot write '%s/metrics.jsonl'", log->run);
+}
+
 static fsdp_status put_line(train_log *log, fsdp_text *text, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     if (text->failed)
         st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
-    else if (log->metrics && (fwrite(text->data, 1, text->size, log->metrics) != text->size ||
-                              fflush(log->metrics) != 0))
-        st = fsdp_fail_errno(err, errno, "cannot write '%s/metrics.jsonl'", log->run);
+    else if (log->metrics)
+        st = append(log, text, err);
     fsdp_text_release(text);
     return st;
+}
+
+/* TensorBoard's file ends where one record could not be written: readers stop there anyway. */
+static fsdp_status pass_events(train_log *log, fsdp_status st)
+{
+    if (st == FSDP_OK || !log->drops_lines)
+        return st;
+    train_events_close(log->events);
+    log->events = NULL;
+    return FSDP_OK;
 }
 
 fsdp_status train_log_step(train_log *log, const train_step_line *line, fsdp_error *err)
@@ -138,7 +165,7 @@ fsdp_status train_log_step(train_log *log, const train_step_line *line, fsdp_err
     FSDP_TRY(train_log_scalar(log, line->step, "train/grad_norm", line->grad_norm, err));
     FSDP_TRY(train_log_scalar(log, line->step, "train/lr", line->lr, err));
     FSDP_TRY(train_log_scalar(log, line->step, "train/tok_s", line->tok_s, err));
-    return log->events ? train_events_flush(log->events, err) : FSDP_OK;
+    return log->events ? pass_events(log, train_events_flush(log->events, err)) : FSDP_OK;
 }
 
 fsdp_status train_log_event(train_log *log, const char *name, int64_t step, const char *members,
@@ -153,7 +180,9 @@ fsdp_status train_log_event(train_log *log, const char *name, int64_t step, cons
 fsdp_status train_log_scalar(train_log *log, int64_t step, const char *tag, double value,
                              fsdp_error *err)
 {
-    return log->events ? train_events_add(log->events, step, tag, value, err) : FSDP_OK;
+    if (!log->events)
+        return FSDP_OK;
+    return pass_events(log, train_events_add(log->events, step, tag, value, err));
 }
 
 /* --- lines --------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /*
- * What a training writes into RUN beside its checkpoints, on rank 0: metrics.jsonl, one JSON object per step and
- * event; main.log, the lines of the terminal; TensorBoard's events. Every object has `step`; a resume removes
- * those behind its step.
+ * Files of RUN beside its checkpoints, written by rank 0: metrics.jsonl, one JSON object per step and event;
+ * main.log, the lines of the terminal; TensorBoard's events. Every object has `step`; a resume removes those
+ * behind its step.
  */
 #ifndef FSDP_TRAIN_LOG_H
 #define FSDP_TRAIN_LOG_H
@@ -18,6 +18,8 @@ typedef struct train_log {
     FILE *metrics, *lines;     /* NULL: not open, nothing is written */
     train_events *events;      /* NULL: none */
     const char *run;
+    bool drops_lines;          /* that cannot be written, instead of failing: save.on_error continue */
+    int64_t dropped;
 } train_log;
 
 typedef struct train_step_line {

@@ -42,6 +42,17 @@ fsdp_status train_ids_read(const char *path, int ndim, train_ids *ids_out, fsdp_
     return st;
 }
 
+fsdp_status train_ids_check(const train_ids *ids, const char *path, int64_t vocab, fsdp_error *err)
+{
+    const int64_t count = fsdp_shape_count(ids->ndim, ids->shape);
+    for (int64_t i = 0; i < count; i++)
+        if (ids->data[i] < 0 || ids->data[i] >= vocab)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s': element %lld is %lld, beyond the model's vocabulary of %lld",
+                             path, (long long)i, (long long)ids->data[i], (long long)vocab);
+    return FSDP_OK;
+}
+
 void train_ids_release(train_ids *ids)
 {
     free(ids->data);

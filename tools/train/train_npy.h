@@ -14,10 +14,12 @@ typedef struct train_ids {
 
 /* An i64 array of `ndim` dims, at most 3. Other dtypes and shapes are FSDP_ERR_USAGE. */
 fsdp_status train_ids_read(const char *path, int ndim, train_ids *ids_out, fsdp_error *err);
+/* FSDP_ERR_DAMAGED names the first id beyond the vocabulary. */
+fsdp_status train_ids_check(const train_ids *ids, const char *path, int64_t vocab, fsdp_error *err);
 void train_ids_release(train_ids *ids);
 
 /* Writes an array, f32 or i64; the file appears whole or not at all, in place of an older one. */
-fsdp_status train_npy_write(const char *path, fsdp_dtype dtype, int ndim, const int64_t *shape, const void *data,
-                            fsdp_error *err);
+fsdp_status train_npy_write(const char *path, fsdp_dtype dtype, int ndim, const int64_t *shape,
+                            const void *data, fsdp_error *err);
 
 #endif

@@ -1,7 +1,10 @@
 /* What a checkpoint of a training holds beside tensors, and whether a resume fits it. See train.h. */
 #include "tools/train/train.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <string.h>
+#include <unistd.h>
 
 /* --- save ---------------------------------------------------------------------------------------- */
 
@@ -22,7 +25,7 @@ static fsdp_status add_number(fsdp_sd *sd, const char *name, int64_t number, fsd
     return fsdp_sd_add_value(sd, name, strlen(name), &value, err);
 }
 
-/* The text of a tokenizer.json, also of bytes, so that an export needs nothing else; "" without a tokenizer. */
+/* The text of a tokenizer.json, also of bytes, so that an export needs nothing else; "": there is none. */
 static void add_tokenizer_text(const train_job *job, fsdp_text *text)
 {
     size_t size = 0;
@@ -105,15 +108,6 @@ static fsdp_status fail_change(const train_source *source, const char *what, con
                      source->path, what, flag);
 }
 
-static bool is_same_optim(const train_config *a, const train_config *b)
-{
-    return a->optim.lr == b->optim.lr && a->optim.beta1 == b->optim.beta1 &&
-           a->optim.beta2 == b->optim.beta2 && a->optim.eps == b->optim.eps &&
-           a->optim.weight_decay == b->optim.weight_decay && a->optim.decay == b->optim.decay &&
-           a->optim.clip == b->optim.clip && a->optim.schedule == b->optim.schedule &&
-           a->optim.warmup == b->optim.warmup && a->optim.min_lr == b->optim.min_lr;
-}
-
 static fsdp_status check_config(const train_job *job, const train_source *source, fsdp_error *err)
 {
     const unsigned allowed = job->opts->allowed_changes;
@@ -125,8 +119,9 @@ static fsdp_status check_config(const train_job *job, const train_source *source
                                 "train.config", err));
     if (before.train.batch != job->config->train.batch && !(allowed & TRAIN_CHANGE_BATCH))
         return fail_change(source, "train.batch", "batch", err);
-    if (!is_same_optim(&before, job->config) && !(allowed & TRAIN_CHANGE_OPTIM))
-        return fail_change(source, "settings in [optim]", "optim", err);
+    const char *key = train_config_find_change(&before, job->config, "optim.");
+    if (key && !(allowed & TRAIN_CHANGE_OPTIM))
+        return fail_change(source, key, "optim", err);
     return FSDP_OK;
 }
 
@@ -165,13 +160,13 @@ static int64_t consumed_in(const train_source *source)
 
 fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err)
 {
+    if (!is_same_tokenizer(job, source)) /* first: it also changes the model's vocabulary */
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was made with another tokenizer",
+                         source->path);
     if (job->model_text.size != source->config_text.size ||
         memcmp(job->model_text.data, source->config_text.data, job->model_text.size) != 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' holds another model than [model] or --init describe", source->path);
-    if (!is_same_tokenizer(job, source))
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was made with another tokenizer",
-                         source->path);
     bool is_same;
     FSDP_TRY(compare_data(job, source, &is_same, err));
     if (!is_same && !(job->opts->allowed_changes & TRAIN_CHANGE_DATA))
@@ -214,12 +209,87 @@ static fsdp_status load(train_job *job, const train_source *source, fsdp_sd *cou
     return FSDP_OK;
 }
 
-fsdp_status train_resume_from(train_job *job, const train_source *source, fsdp_error *err)
+static fsdp_status load_checked(train_job *job, const train_source *source, fsdp_error *err)
 {
     fsdp_sd *counters = NULL;
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, train_state_check(job, source, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, fsdp_sd_create(&counters, err), err));
     fsdp_status st = load(job, source, counters, err);
     fsdp_sd_free(counters);
     return st;
+}
+
+/* --- damaged checkpoints of a run ---------------------------------------------------------------- */
+
+/* The run's next older checkpoint. */
+static fsdp_status open_older(const char *run, train_source *source, bool *is_there_out,
+                              fsdp_error *err)
+{
+    fsdp_run_steps steps;
+    char path[PATH_MAX] = "";
+    FSDP_TRY(fsdp_run_list(run, NULL, &steps, err));
+    for (size_t i = 0; i < steps.count && !*path; i++)
+        if (steps.items[i].state == FSDP_STEP_GOOD && steps.items[i].step < source->step)
+            snprintf(path, sizeof path, "%s/%s", run, steps.items[i].name);
+    fsdp_run_steps_release(&steps);
+    *is_there_out = *path != '\0';
+    if (!*path)
+        return FSDP_OK;
+    train_source_close(source);
+    return train_source_open(path, source, err);
+}
+
+/* Steps behind the one that was loaded are damaged, and stand where the training saves again. */
+static fsdp_status set_aside(const char *run, const char *name, train_log *log, fsdp_error *err)
+{
+    char from[PATH_MAX], to[PATH_MAX];
+    int length = snprintf(from, sizeof from, "%s/%s", run, name);
+    for (int i = 1; i < 1000 && length < (int)sizeof from; i++) {
+        length = snprintf(to, sizeof to, "%s/damaged-%s.%d", run, name, i);
+        if (length < (int)sizeof to && access(to, F_OK) != 0)
+            break;
+    }
+    if (length >= (int)sizeof to)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", run);
+    if (rename(from, to) != 0)
+        return fsdp_fail_errno(err, errno, "cannot rename '%s', which is damaged", from);
+    train_log_say(log, "'%s' is damaged; it is now '%s'", from, to);
+    return FSDP_OK;
+}
+
+static fsdp_status set_aside_newer(train_job *job, const char *run, fsdp_error *err)
+{
+    fsdp_run_steps steps;
+    fsdp_status st = fsdp_run_list(run, NULL, &steps, err);
+    for (size_t i = 0; st == FSDP_OK && i < steps.count; i++)
+        if (steps.items[i].step > job->step &&
+            (steps.items[i].state == FSDP_STEP_GOOD || steps.items[i].state == FSDP_STEP_BROKEN))
+            st = set_aside(run, steps.items[i].name, &job->log, err);
+    fsdp_run_steps_release(&steps);
+    return st;
+}
+
+fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err)
+{
+    const bool is_auto = job->opts->resume == TRAIN_RESUME_AUTO;
+    bool is_there = true;
+    fsdp_status st = FSDP_ERR_DAMAGED;
+    while (st == FSDP_ERR_DAMAGED && is_there) {
+        fsdp_error other = {0};
+        FSDP_TRY(fsdp_ctl_agree(job->ctl, train_state_check(job, source, err), err));
+        st = load_checked(job, source, err);
+        is_there = st == FSDP_ERR_DAMAGED && is_auto;
+        if (!is_there)
+            break;
+        st =
+            fsdp_ctl_agree(job->ctl, open_older(job->opts->run, source, &is_there, &other), &other);
+        if (st != FSDP_OK) {
+            *err = other;
+            return st;
+        }
+        st = FSDP_ERR_DAMAGED;
+    }
+    if (st != FSDP_OK || !is_auto)
+        return st;
+    return fsdp_ctl_agree(
+        job->ctl, job->rank == 0 ? set_aside_newer(job, job->opts->run, err) : FSDP_OK, err);
 }

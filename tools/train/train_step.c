@@ -100,7 +100,7 @@ static fsdp_status set_learning_rate(train_job *job, double lr, fsdp_error *err)
 static bool is_asked_to_stop(const train_job *job)
 {
     char path[4096];
-    if (cli_stopped())
+    if (train_was_signalled())
         return true;
     if (job->rank != 0 || !job->opts->run)
         return false;
@@ -112,16 +112,18 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
                        fsdp_error *err)
 {
     const fsdp_clip_opts clip = {.max_norm = job->config->optim.clip};
-    double sums[2];
+    double sums[3];
     *result = (train_result){.lr = train_learning_rate(job->config, job->step + 1)};
     FSDP_TRY(accumulate(job, batch, &sums[0], err));
     if (job->opts->dump_grads && job->step == 0)
         FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
     FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, &result->grad_norm, err));
     sums[1] = is_asked_to_stop(job);
-    FSDP_TRY(train_sum(job, sums, 2, err));
+    sums[2] = job->is_saving && fsdp_async_save_is_done(job->saver);
+    FSDP_TRY(train_sum(job, sums, 3, err));
     result->loss = sums[0] / ((double)batch->sequences * (double)batch->length);
     result->stop = sums[1] > 0;
+    result->save_is_done = sums[2] == job->ranks;
     result->is_finite = isfinite(result->loss) && isfinite(result->grad_norm);
     if (result->is_finite) {
         FSDP_TRY(set_learning_rate(job, result->lr, err));
@@ -158,7 +160,8 @@ fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, in
     for (int64_t i = 0; i < batches; i++) {
         train_batch batch;
         bool is_there;
-        FSDP_TRY(fsdp_ctl_agree(job->ctl, cli_check_stop(err), err));
+        if (job->opts->eval)
+            FSDP_TRY(fsdp_ctl_agree(job->ctl, cli_check_stop(err), err));
         FSDP_TRY(train_batches_held_out(job, i, &batch, &is_there, err));
         if (!is_there)
             break;

@@ -59,10 +59,16 @@ static fsdp_status find_given_loss(train_job *job, const train_ids *ids, fsdp_er
     return print_loss(job, loss / (double)tokens, tokens);
 }
 
+static fsdp_status read_tokens(const train_job *job, train_ids *ids_out, fsdp_error *err)
+{
+    FSDP_TRY(train_ids_read(job->opts->tokens, 2, ids_out, err));
+    return train_ids_check(ids_out, job->opts->tokens, job->model_config.vocab, err);
+}
+
 static fsdp_status evaluate_given(train_job *job, fsdp_error *err)
 {
     train_ids ids;
-    fsdp_status st = train_ids_read(job->opts->tokens, 2, &ids, err);
+    fsdp_status st = read_tokens(job, &ids, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = job->opts->logits_out ? write_logits(job, &ids, err) : find_given_loss(job, &ids, err);
@@ -103,10 +109,20 @@ static fsdp_status take_prompt(train_job *job, train_ids *prompt, fsdp_error *er
     return prompt->data ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
 }
 
-static fsdp_status print_text(const train_job *job, const int64_t *ids, int64_t count,
-                              fsdp_error *err)
+/* The ids that the tokenizer knows: a model's vocabulary may be padded. */
+static int64_t keep_known(const fsdp_tokenizer *tokenizer, int64_t *ids, int64_t count)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < fsdp_tokenizer_vocab(tokenizer))
+            ids[kept++] = ids[i];
+    return kept;
+}
+
+static fsdp_status print_text(const train_job *job, int64_t *ids, int64_t count, fsdp_error *err)
 {
     fsdp_text text = {0};
+    count = keep_known(job->tokenizer, ids, count);
     fsdp_status st = fsdp_tokenizer_decode(job->tokenizer, ids, (size_t)count, false, &text, err);
     if (st == FSDP_OK)
         fsdp_text_addf(&text, "\n");
@@ -129,7 +145,7 @@ static fsdp_status print_ids(const int64_t *ids, int64_t sequences, int64_t coun
     return cli_put_all(&text);
 }
 
-static fsdp_status give_sample(const train_job *job, const train_ids *prompt, const int64_t *ids,
+static fsdp_status give_sample(const train_job *job, const train_ids *prompt, int64_t *ids,
                                fsdp_error *err)
 {
     const int64_t shape[2] = {prompt->shape[0], job->opts->count};
@@ -166,8 +182,8 @@ fsdp_status train_use_sample(train_job *job, fsdp_error *err)
 {
     train_ids prompt = {0};
     FSDP_TRY(train_job_open(job, job->opts, job->world, job->opts->sample, err));
-    fsdp_status st = job->opts->tokens ? train_ids_read(job->opts->tokens, 2, &prompt, err)
-                                       : take_prompt(job, &prompt, err);
+    fsdp_status st =
+        job->opts->tokens ? read_tokens(job, &prompt, err) : take_prompt(job, &prompt, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = sample(job, &prompt, err);

@@ -6,7 +6,7 @@
 #ifndef FSDP_TRANSFORMER_UNITS_H
 #define FSDP_TRANSFORMER_UNITS_H
 
-#include "tests/support/nets/transformer.h"
+#include "tests/support/nets/toy_transformer.h"
 #include <fsdp/optim.h>
 
 enum { TRANSFORMER_STEPS = 20, TRANSFORMER_MOST_RANKS = 8, TRANSFORMER_ELEMENTS = 1216 };

@@ -249,7 +249,7 @@ static void check_function(fsdp_nn *nn, fsdp_nn_function function)
 Test(nn, activations_and_their_gradients)
 {
     fsdp_nn *nn = open_nn(2);
-    for (int function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++)
+    for (fsdp_nn_function function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++)
         check_function(nn, function);
     finish_nn(nn);
 }
@@ -257,7 +257,7 @@ Test(nn, activations_and_their_gradients)
 Test(nn, gates_multiply_and_get_their_gradient_in_any_memory)
 {
     fsdp_nn *nn = open_nn(1);
-    for (int function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++)
+    for (fsdp_nn_function function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++)
         for (int swapped = 0; swapped < 2; swapped++) {
             float *x = values("x", 77), *gate = values("gate", 77), *dy = values("dy", 77);
             float *f = values("f", 77), *slope = values("f", 77), *y = values("y", 77);
@@ -288,12 +288,12 @@ Test(nn, nan_and_infinity_pass_activations_as_in_pytorch)
 {
     static const float smooth[] = {NAN, NAN, INFINITY}, relu[] = {NAN, 0, INFINITY};
     fsdp_nn *nn = open_nn(1);
-    for (int function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++) {
+    for (fsdp_nn_function function = FSDP_NN_GELU; function <= FSDP_NN_RELU; function++) {
         const float *want = function == FSDP_NN_RELU ? relu : smooth;
         float x[3] = {NAN, -INFINITY, INFINITY}, y[3], dx[1], dy[1] = {1};
         nn->ops->activate(nn, &(fsdp_nn_activation){function, x, NULL, y, 3});
         for (int i = 0; i < 3; i++)
-            cr_assert(isnan(want[i]) ? isnan(y[i]) : y[i] == want[i], "%d of %d", i, function);
+            cr_assert(isnan(want[i]) ? isnan(y[i]) : y[i] == want[i], "%d of %d", i, (int)function);
         nn->ops->activate_grad(nn, &(fsdp_nn_activation_grad){function, x, NULL, dy, dx, NULL, 1});
         cr_assert(function == FSDP_NN_RELU || isnan(dx[0]));
     }

@@ -59,6 +59,7 @@ Test(split, words_of_llama3_and_qwen2, .init = init, .fini = release)
     expect_words(LLAMA3, "I'M it'S they'Ll'\xC5\xBF '\xC5\xBF",
                  "I|'M| it|'S| they|'Ll|'\xC5\xBF| '|\xC5\xBF");
     expect_words(LLAMA3, "a1234567 .word\n=x\r\n\r\n", "a|123|456|7| .|word|\n|=x|\r\n\r\n");
+    expect_words(LLAMA3, "x'LLy z'\xC5\xBFy", "x|'LL|y| z|'\xC5\xBF|y");
     expect_words(QWEN2, "a123 4", "a|1|2|3| |4");
     expect_words(QWEN2, "  \n \n  b!!\n\nc\td", "  \n \n| | b|!!\n\n|c|\td");
     expect_words(LLAMA3, "  x   ", " | x|   ");
@@ -113,6 +114,7 @@ Test(split, normal_form_c, .init = init, .fini = release)
     expect_normal("\xE2\x84\xAB", "\xC3\x85"); /* the sign of Angstrom */
     expect_normal("\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "\xEA\xB0\x81"); /* Hangul */
     expect_normal("\xE0\xA5\x98", "\xE0\xA4\x95\xE0\xA4\xBC"); /* never composed again */
+    expect_normal("a\xCC\x8D\xCC\x81", "a\xCC\x8D\xCC\x81");   /* a mark of one class is between */
     expect_normal("\xCC\x81"
                   "e",
                   "\xCC\x81"

@@ -147,6 +147,30 @@ Test(token_data, sequences_of_a_text, .init = init, .fini = release)
     fsdp_token_data_close(data);
 }
 
+Test(token_data, a_long_text_of_bytes, .init = init, .fini = release)
+{
+    enum { SIZE = 200003 };
+    char *text = fsdp_alloc(SIZE, 1);
+    int64_t *ids = fsdp_alloc(SIZE, sizeof *ids);
+    for (int i = 0; i < SIZE; i++)
+        text[i] = (char)('a' + i % 23);
+    const char *path = write_file("long", text, SIZE);
+    fsdp_token_options options = {
+        .path = path, .val = path, .tokenizer = bytes, .length = SIZE - 1};
+    fsdp_token_data *data = open_data(options);
+    cr_assert_eq(fsdp_token_data_read(data, FSDP_TOKENS_TRAIN, 0, 0, ids, NULL), FSDP_OK);
+    for (int i = 0; i < SIZE; i++)
+        cr_assert_eq(ids[i], text[i]);
+    fsdp_token_data_close(data);
+    text[150000] = '~';
+    options.path = write_file("long", text, SIZE);
+    options.vocab = '~';
+    expect_fail(options, FSDP_ERR_DAMAGED,
+                "long' token 150000: the id 126 is not in the vocabulary of 126 ids");
+    fsdp_free(text);
+    fsdp_free(ids);
+}
+
 Test(token_data, a_folder_is_read_in_the_order_of_paths, .init = init, .fini = release)
 {
     cr_assert_eq(mkdir(path_of("b"), 0700), 0);

@@ -1,5 +1,6 @@
 /* The FSDP1 face: checkpoints with options: steps of a run, entries of the caller's own, what is missing. */
 #include "tests/unit/runtime/wrap/wrap_state_cases.h"
+#include <fsdp/async_save.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,4 +203,36 @@ Test(fsdp1_checkpoint, what_is_missing_is_reported_and_partial_loads_go_on)
 {
     state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, look_at_parts);
     expect_ranks(2, run_case, &what);
+}
+
+/* --- in the background ------------------------------------------------------------------------ */
+
+static fsdp_status save_both_ways(toy *net, state_case *what, fsdp_error *err)
+{
+    const fsdp_root_save_opts opts = {.save.kind = what->kind};
+    fsdp_async_saver *saver;
+    char path[96];
+    snprintf(path, sizeof path, "%s/plain-%d", dir, (int)what->kind);
+    FSDP_TRY(fsdp_root_save(net->root, path, &opts, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    snprintf(path, sizeof path, "%s/background-%d", dir, (int)what->kind);
+    fsdp_status status = fsdp_async_save(saver, path, &opts, err);
+    if (status == FSDP_OK)
+        status = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_async_saver_free(saver);
+    return status;
+}
+
+Test(fsdp1_checkpoint, flat_parameters_are_saved_in_the_background)
+{
+    for (int kind = 0; kind <= FSDP_LOCAL; kind++) {
+        char command[160];
+        state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, save_both_ways);
+        what.kind = (fsdp_kind)kind;
+        what.trained = 1;
+        expect_ranks(2, run_case, &what);
+        snprintf(command, sizeof command, "cd %s && diff -r plain-%d background-%d", dir, kind,
+                 kind);
+        cr_assert_eq(system(command), 0);
+    }
 }

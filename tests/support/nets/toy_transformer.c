@@ -1,5 +1,5 @@
 /* See transformer.h. */
-#include "tests/support/nets/transformer.h"
+#include "tests/support/nets/toy_transformer.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  * attention with two heads and of an MLP, each behind a layer norm, and a head that is tied with the
  * embedding. Every function does the same arithmetic in the same order wherever it runs.
  */
-#ifndef FSDP_TRANSFORMER_H
-#define FSDP_TRANSFORMER_H
+#ifndef FSDP_TOY_TRANSFORMER_H
+#define FSDP_TOY_TRANSFORMER_H
 
 #include <fsdp/model.h>
 

@@ -1,0 +1,452 @@
+/*
+ * Saves in the background: one thread per saver, one save in flight. See async_save.h, and
+ * snapshot.h for the room. Step 2 of a shard's way (docs/flow_save.md).
+ *
+ * The program's thread makes the copy and hands a job over; the saver's thread runs it. A job
+ * belongs to the program's thread while is_busy is false, and to the saver's while it is true; so
+ * does the control plane. The root is touched by the program's thread only.
+ */
+#include <fsdp/async_save.h>
+
+#include <pthread.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/core/mem.h"
+#include "base/data/flow.h"
+#include "kernels/kernels.h"
+#include "runtime/background/snapshot.h"
+#include "runtime/launch/world_internal.h"
+#include "runtime/state/state_internal.h"
+#include "runtime/step/step_internal.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/manifest/disk_names.h"
+#include "statedict/save/save_call.h"
+#include "statedict/sd/meter.h"
+
+enum { NICER = 10 };
+
+/* A save: the copy, and the caller's options in memory of the job. */
+typedef struct async_job {
+    fsdp_sd *sd;
+    fsdp_arena arena;
+    const char *dir, *path; /* as given; of the checkpoint */
+    fsdp_save_opts save;
+    fsdp_retention retain;
+    bool into_run;
+    int64_t step;
+    const char *model_prefix, *optim_prefix;
+    size_t extra_first; /* entries from here on are the caller's */
+    fsdp_error outcome;
+    bool is_returned; /* the outcome, to the program */
+} async_job;
+
+struct fsdp_async_saver {
+    fsdp_world_child child; /* first */
+    fsdp_root *root;
+    fsdp_world *world;
+    fsdp_async_opts opts;
+    fsdp_ctl *ctl;
+    fsdp_snapshot snapshot;
+    unsigned char *all_equal; /* room for one of each rank */
+    async_job job;            /* the last one */
+    fsdp_async_report report;
+    /* the last checkpoint that was saved */
+    bool has_saved;
+    int64_t saved_step;
+    fsdp_hash saved_digest; /* of this rank's part of the model */
+    /* the thread */
+    pthread_t thread;
+    bool has_lock, has_changed, has_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_busy, is_ending; /* under the lock */
+};
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+/* --- stale saves ------------------------------------------------------------------------------ */
+
+static bool begins_with(const fsdp_entry *entry, const char *prefix)
+{
+    size_t size = strlen(prefix);
+    return entry->name_size >= size && memcmp(entry->name, prefix, size) == 0;
+}
+
+/* Parameters and buffers. Either prefix may be empty. */
+static bool is_of_model(const async_job *job, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+    bool is_optim = job->optim_prefix[0] != '\0' && begins_with(entry, job->optim_prefix);
+    return i < job->extra_first && entry->kind == FSDP_ENTRY_TENSOR && !is_optim &&
+           begins_with(entry, job->model_prefix);
+}
+
+/* Of this rank's part of the model; *any_out: the state has a model at all. */
+static fsdp_hash hash_model(const async_job *job, int rank, bool *any_out)
+{
+    const fsdp_kernels *kernels = fsdp_kernels_get();
+    fsdp_hash both[2] = {0};
+    *any_out = false;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        if (!is_of_model(job, i))
+            continue;
+        *any_out = true;
+        both[1] = kernels->hash(entry->data, (size_t)fsdp_entry_local_bytes(entry, rank));
+        both[0] = kernels->hash(both, sizeof both);
+    }
+    return both[0];
+}
+
+/*
+ * Collective. A save of a model that did not change although the step did is most likely one of
+ * another model than the one that is trained. It is refused before anything is written.
+ */
+static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, fsdp_error *err)
+{
+    async_job *job = &saver->job;
+    bool has_model = false, is_stale = true;
+    *digest_out = hash_model(job, saver->world->rank, &has_model);
+    const unsigned char mine = memcmp(digest_out, &saver->saved_digest, sizeof *digest_out) == 0;
+    FSDP_TRY(fsdp_ctl_allgather(saver->ctl, &mine, sizeof mine, saver->all_equal, err));
+    for (int i = 0; i < saver->world->size; i++)
+        is_stale &= saver->all_equal[i] == 1;
+    is_stale &= has_model && saver->has_saved && job->step != saver->saved_step &&
+                job->step != FSDP_NO_STEP && saver->saved_step != FSDP_NO_STEP;
+    saver->report.is_stale = is_stale;
+    if (!is_stale || saver->opts.allow_equal)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "stale: the model of step %lld has exactly the values of step %lld, which was "
+                     "saved before: no parameter was trained, or another model is saved. "
+                     "allow_equal saves it nevertheless",
+                     (long long)job->step, (long long)saver->saved_step);
+}
+
+/* --- the thread ------------------------------------------------------------------------------- */
+
+static fsdp_status run_job(fsdp_async_saver *saver, fsdp_error *err)
+{
+    async_job *job = &saver->job;
+    fsdp_hash digest;
+    fsdp_flow("runtime/background/async_save.c", "save in the background: rank %d",
+              saver->world->rank);
+    FSDP_TRY(check_stale(saver, &digest, err));
+    const fsdp_save_call call = {job->sd, saver->ctl, job->dir, &job->save, FSDP_OK};
+    FSDP_TRY(job->into_run ? fsdp_run_save_begun(&call, job->step, err)
+                           : fsdp_save_begun(&call, err));
+    saver->has_saved = true;
+    saver->saved_step = job->step;
+    saver->saved_digest = digest;
+    return FSDP_OK;
+}
+
+/* The threads that a save starts inherit it. */
+static void lower_priority(void)
+{
+    const id_t thread = (id_t)gettid();
+    (void)setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + NICER);
+}
+
+static void *work(void *context)
+{
+    fsdp_async_saver *saver = context;
+    if (!saver->opts.keep_priority)
+        lower_priority();
+    pthread_mutex_lock(&saver->lock);
+    for (;;) {
+        while (!saver->is_busy && !saver->is_ending)
+            pthread_cond_wait(&saver->changed, &saver->lock);
+        if (!saver->is_busy)
+            break;
+        pthread_mutex_unlock(&saver->lock);
+        double begin = now_ms();
+        saver->job.outcome.status = run_job(saver, &saver->job.outcome);
+        saver->report.write_ms = now_ms() - begin;
+        pthread_mutex_lock(&saver->lock);
+        saver->is_busy = false;
+        pthread_cond_broadcast(&saver->changed);
+    }
+    pthread_mutex_unlock(&saver->lock);
+    return NULL;
+}
+
+static void await_idle(fsdp_async_saver *saver)
+{
+    pthread_mutex_lock(&saver->lock);
+    while (saver->is_busy)
+        pthread_cond_wait(&saver->changed, &saver->lock);
+    pthread_mutex_unlock(&saver->lock);
+}
+
+static void start_job(fsdp_async_saver *saver)
+{
+    pthread_mutex_lock(&saver->lock);
+    saver->is_busy = true;
+    pthread_cond_broadcast(&saver->changed);
+    pthread_mutex_unlock(&saver->lock);
+}
+
+/* --- jobs ------------------------------------------------------------------------------------- */
+
+static void release_job(async_job *job)
+{
+    fsdp_sd_free(job->sd);
+    fsdp_arena_release(&job->arena);
+    *job = (async_job){0};
+}
+
+static const char *keep_text(async_job *job, const char *text)
+{
+    return fsdp_arena_strndup(&job->arena, text, strlen(text));
+}
+
+static bool keep_pins(async_job *job)
+{
+    const fsdp_retention *given = job->save.retain;
+    if (!given)
+        return true;
+    int64_t *pins = fsdp_arena_alloc(&job->arena, given->pin_count, sizeof *pins);
+    if (!pins)
+        return false;
+    if (given->pin_count > 0)
+        memcpy(pins, given->pins, given->pin_count * sizeof *pins);
+    job->retain = *given;
+    job->retain.pins = pins;
+    job->save.retain = &job->retain;
+    return true;
+}
+
+static bool name_path(async_job *job)
+{
+    char name[FSDP_STEP_NAME_SIZE];
+    fsdp_step_name(job->step, name);
+    char *path = fsdp_path_join(job->dir, name);
+    job->path = !job->into_run ? job->dir : path ? keep_text(job, path) : NULL;
+    fsdp_free(path);
+    return job->path != NULL;
+}
+
+/* Keeps the caller's options, in memory of the job, whose place is final. */
+static fsdp_status keep_options(async_job *job, const char *dir, const fsdp_root_save_opts *opts,
+                                fsdp_error *err)
+{
+    const fsdp_state_opts *state = &opts->state;
+    job->save = opts->save;
+    job->save.threads = opts->save.threads > 0 ? opts->save.threads : 1;
+    job->into_run = opts->into_run;
+    job->step = opts->save.step ? *opts->save.step : FSDP_NO_STEP;
+    job->save.step = opts->save.step ? &job->step : NULL;
+    job->dir = keep_text(job, dir);
+    job->model_prefix = keep_text(job, state->model_prefix ? state->model_prefix : "model.");
+    job->optim_prefix = keep_text(job, state->optim_prefix ? state->optim_prefix : "optim.");
+    if (!job->dir || !job->model_prefix || !job->optim_prefix || !keep_pins(job) || !name_path(job))
+        return fsdp_fail_memory(err, "the options of a save");
+    return FSDP_OK;
+}
+
+static fsdp_status make_job(fsdp_async_saver *saver, const char *dir,
+                            const fsdp_root_save_opts *opts, fsdp_error *err)
+{
+    static const fsdp_root_save_opts none = {0};
+    async_job *job = &saver->job;
+    const fsdp_root_save_opts *given = opts ? opts : &none;
+    if (!dir)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a save needs a directory");
+    FSDP_TRY(keep_options(job, dir, given, err));
+    FSDP_TRY(fsdp_root_saved_state(saver->root, given, &job->sd, err));
+    job->extra_first = fsdp_sd_count(job->sd) - (given->extra ? fsdp_sd_count(given->extra) : 0);
+    return fsdp_snapshot_take(&saver->snapshot, job->sd, saver->world->rank, &saver->report.bytes,
+                              err);
+}
+
+/* The failure of the last save, once. */
+static fsdp_status take_failure(fsdp_async_saver *saver, fsdp_error *err)
+{
+    async_job *job = &saver->job;
+    if (job->outcome.status == FSDP_OK || job->is_returned)
+        return FSDP_OK;
+    job->is_returned = true;
+    if (err) {
+        *err = job->outcome;
+        fsdp_error_prefix(err, "saving '%s' in the background", job->path);
+    }
+    return job->outcome.status;
+}
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+static fsdp_status check_given(const fsdp_async_saver *saver, fsdp_error *err)
+{
+    return saver ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "there is no saver: it is NULL");
+}
+
+/* Every rank has the failure of the save before, so that it takes no round. */
+fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
+                            const fsdp_root_save_opts *opts, fsdp_error *err)
+{
+    fsdp_error mine = {0};
+    double begin = now_ms();
+    FSDP_TRY(check_given(saver, err));
+    await_idle(saver);
+    FSDP_TRY(take_failure(saver, err));
+    double idle = now_ms();
+    release_job(&saver->job);
+    saver->report = (fsdp_async_report){.wait_ms = idle - begin, .step = FSDP_NO_STEP};
+    mine.status = make_job(saver, dir, opts, &mine);
+    fsdp_status status = fsdp_ctl_agree(saver->ctl, mine.status, &mine);
+    if (status != FSDP_OK) {
+        release_job(&saver->job);
+        if (err)
+            *err = mine;
+        return status;
+    }
+    saver->report.path = saver->job.path;
+    saver->report.step = saver->job.step;
+    saver->report.pool_bytes = saver->snapshot.room;
+    saver->report.stall_ms = now_ms() - idle;
+    start_job(saver);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *report_out,
+                                 fsdp_error *err)
+{
+    if (report_out)
+        *report_out = (fsdp_async_report){.step = FSDP_NO_STEP};
+    FSDP_TRY(check_given(saver, err));
+    await_idle(saver);
+    if (report_out)
+        *report_out = saver->report;
+    return take_failure(saver, err);
+}
+
+bool fsdp_async_save_is_done(fsdp_async_saver *saver)
+{
+    if (!saver)
+        return true;
+    pthread_mutex_lock(&saver->lock);
+    bool is_done = !saver->is_busy;
+    pthread_mutex_unlock(&saver->lock);
+    return is_done;
+}
+
+/* --- creation and end ------------------------------------------------------------------------- */
+
+static void end_thread(fsdp_async_saver *saver)
+{
+    if (saver->has_thread) {
+        pthread_mutex_lock(&saver->lock);
+        saver->is_ending = true;
+        pthread_cond_broadcast(&saver->changed);
+        pthread_mutex_unlock(&saver->lock);
+        pthread_join(saver->thread, NULL);
+    }
+    if (saver->has_changed)
+        pthread_cond_destroy(&saver->changed);
+    if (saver->has_lock)
+        pthread_mutex_destroy(&saver->lock);
+}
+
+static void end_saver(fsdp_world_child *child)
+{
+    fsdp_async_saver *saver = (fsdp_async_saver *)child;
+    fsdp_error failure = {0};
+    end_thread(saver);
+    if (take_failure(saver, &failure) != FSDP_OK)
+        fsdp_notice(&saver->job.save.watch, "%s", failure.text);
+    release_job(&saver->job);
+    fsdp_ctl_free(saver->ctl);
+    fsdp_snapshot_release(&saver->snapshot);
+    fsdp_free(saver->all_equal);
+    fsdp_free(saver);
+}
+
+void fsdp_async_saver_free(fsdp_async_saver *saver)
+{
+    if (!saver)
+        return;
+    fsdp_world_disown(saver->world, &saver->child);
+    end_saver(&saver->child);
+}
+
+static fsdp_status prepare_saver(fsdp_async_saver *saver, fsdp_error *err)
+{
+    fsdp_sd *sd = NULL;
+    saver->all_equal = fsdp_alloc((size_t)saver->world->size, sizeof *saver->all_equal);
+    if (!saver->all_equal)
+        return fsdp_fail_memory(err, "a saver");
+    FSDP_TRY(fsdp_root_get_state(saver->root, NULL, &sd, err));
+    fsdp_status status = fsdp_snapshot_reserve(&saver->snapshot, sd, saver->world->rank, err);
+    fsdp_sd_free(sd);
+    return status;
+}
+
+static fsdp_status start_thread(fsdp_async_saver *saver, fsdp_error *err)
+{
+    int failed = pthread_mutex_init(&saver->lock, NULL);
+    saver->has_lock = !failed;
+    if (!failed) {
+        failed = pthread_cond_init(&saver->changed, NULL);
+        saver->has_changed = !failed;
+    }
+    if (!failed) {
+        failed = pthread_create(&saver->thread, NULL, work, saver);
+        saver->has_thread = !failed;
+    }
+    return failed ? fsdp_fail_errno(err, failed, "cannot start the thread of a saver") : FSDP_OK;
+}
+
+/* Local, but for a control plane that was made. */
+static fsdp_status make_saver(fsdp_root *root, const fsdp_async_opts *opts,
+                              fsdp_async_saver **saver_out, fsdp_error *err)
+{
+    fsdp_async_saver *saver = fsdp_alloc(1, sizeof *saver);
+    if (!saver)
+        return fsdp_fail_memory(err, "a saver");
+    saver->child.end = end_saver;
+    saver->root = root;
+    saver->world = root->world;
+    saver->report.step = FSDP_NO_STEP;
+    if (opts)
+        saver->opts = *opts;
+    *saver_out = saver;
+    return prepare_saver(saver, err);
+}
+
+fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts,
+                                    fsdp_async_saver **saver_out, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_error mine = {0};
+    *saver_out = NULL;
+    if (!root)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a saver needs a root: it is NULL");
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    mine.status = make_saver(root, opts, &saver, &mine);
+    fsdp_status status = fsdp_ctl_agree(ctl, mine.status, &mine);
+    if (status == FSDP_OK)
+        status = fsdp_world_second_ctl(root->world, &saver->ctl, &mine);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_agree(ctl, start_thread(saver, &mine), &mine);
+    if (status != FSDP_OK) {
+        if (saver)
+            end_saver(&saver->child);
+        if (err)
+            *err = mine;
+        return status;
+    }
+    if (saver->opts.deadline_ms > 0)
+        fsdp_ctl_set_deadline(saver->ctl, saver->opts.deadline_ms);
+    fsdp_world_adopt(root->world, &saver->child);
+    *saver_out = saver;
+    return FSDP_OK;
+}

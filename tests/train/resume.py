@@ -1,0 +1,449 @@
+#!/usr/bin/env python3
+"""Trainings that are stopped, killed, or damaged, and gone on with: real processes.
+
+Usage: resume.py BUILD [CASE...]    FSDP_TEST_SAMPLE=1: 100 random kills instead of a few
+"""
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+BUILD = pathlib.Path(sys.argv[1]).resolve()
+STEPS, EVERY, LIMIT_S = 14, 4, 120
+SHAPE = ["--model.layers", 2, "--model.width", 32, "--model.context", 32, "--train.batch", 6,
+         "--optim.warmup", 2, "--save.keep_last", 0]
+TEXT = "".join(f"Sentence {i} of the text says {i * i % 97} and no more.\n" for i in range(2000))
+problems = []
+
+
+def check(what, ok, told=""):
+    if not ok:
+        problems.append(f"{what}: {told}")
+
+
+def command(directory, ranks, *more):
+    words = [BUILD / "bin/fsdp-train", "--run", directory / "run", "--data.path", directory.parent / "data.txt", *SHAPE,
+             "--save.every", EVERY, "--steps", STEPS, "--quiet", *(["--np", ranks] if ranks else []), *more]
+    return [str(word) for word in words]
+
+
+def clean_environment(**more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
+    return dict(kept, **more)
+
+
+def run(words, **options):
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env=clean_environment(), **options)
+
+
+def start(words, **environment):
+    # a signal that is ignored from the start stays ignored, so that a background job would not be stopped
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=clean_environment(**environment),
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+
+
+def lines_of(directory):
+    path = directory / "run/metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [line for line in text.splitlines() if line.startswith('{"step"') and line.endswith("}")]
+
+
+def exact(lines):
+    return [line.split(', "ms"')[0] for line in lines]
+
+
+def steps_of(directory):
+    return sorted(int(path.name[5:]) for path in (directory / "run").glob("step-????????"))
+
+
+def wait_for_step(directory, step, process):
+    until = time.monotonic() + LIMIT_S
+    while len(lines_of(directory)) < step and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.002)
+
+
+def expect_same(what, directory, straight, is_same_world):
+    """The run has every step once, and ends like the straight one."""
+    got, wanted = lines_of(directory), lines_of(straight)
+    if is_same_world:
+        check(f"{what}: step lines", exact(got) == exact(wanted),
+              next(((a, b) for a, b in zip(exact(got), exact(wanted)) if a != b), (len(got), len(wanted))))
+    got, wanted = [json.loads(line) for line in got], [json.loads(line) for line in wanted]
+    check(f"{what}: batches", [x["batch"] for x in got] == [x["batch"] for x in wanted], len(got))
+    apart = max((abs(a["loss"] - b["loss"]) for a, b in zip(got, wanted)), default=0)
+    check(f"{what}: losses", apart <= 1e-4, apart)
+    if is_same_world:
+        last = f"run/step-{STEPS:08}"
+        done = run([str(BUILD / "bin/fsdp-diff"), str(straight / last), str(directory / last)])
+        check(f"{what}: state", done.returncode == 0, done.stdout[-500:] + done.stderr[-500:])
+
+
+def place(work, name):
+    directory = work / name
+    directory.mkdir()
+    return directory
+
+
+def straight_run(work, ranks):
+    """An undisturbed run, made once."""
+    directory = work / f"straight{ranks}"
+    if not directory.exists():
+        place(work, directory.name)
+        done = run(command(directory, ranks))
+        check(f"straight run of {ranks}", done.returncode == 0, done.stderr)
+    return directory
+
+
+def go_on(what, directory, ranks, *more):
+    """Until it ends by itself."""
+    done = run(command(directory, ranks, *more))
+    check(f"{what}: resume", done.returncode == 0, f"exit {done.returncode}: {done.stderr}")
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+
+def stop_by(work, name, number, times, code, after=2, resumed_on=2):
+    directory, straight = place(work, name), straight_run(work, 2)
+    # slow enough for a second signal: the first save is the one that the signal asks for
+    process = start(command(directory, 2, "--save.every", 0, "--steps", STEPS))
+    wait_for_step(directory, after, process)
+    for _ in range(times):
+        process.send_signal(number)
+    said = process.communicate(timeout=LIMIT_S)[1]
+    check(f"{name}: exit", process.returncode == code, f"{process.returncode}: {said}")
+    if code == 75:
+        done = len(lines_of(directory))
+        check(f"{name}: is saved", steps_of(directory) == [done], (steps_of(directory), done))
+    go_on(name, directory, resumed_on)
+    expect_same(name, directory, straight, resumed_on == 2)
+
+
+def signals(work):
+    stop_by(work, "SIGTERM", signal.SIGTERM, 1, 75)
+    stop_by(work, "SIGTERM twice", signal.SIGTERM, 2, 75)
+    stop_by(work, "SIGUSR1", signal.SIGUSR1, 1, 75, resumed_on=3)
+    stop_by(work, "SIGINT", signal.SIGINT, 1, 75, after=5, resumed_on=1)
+
+
+def second_interrupt(work):
+    """The second SIGINT ends the program while it goes on with its step or save."""
+    directory = place(work, "SIGINT twice")
+    process = start(command(directory, 2, "--model.width", 256, "--train.batch", 64))
+    wait_for_step(directory, 1, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=LIMIT_S)[1]
+    check("SIGINT twice: exit", process.returncode == 130, f"{process.returncode}: {said}")
+
+
+def one_rank_signalled(work):
+    """A signal to any one rank stops all."""
+    directory = place(work, "one rank")
+    ranks = start_ranks(directory, 2)
+    wait_for_step(directory, 2, ranks[0])
+    ranks[1].send_signal(signal.SIGTERM)
+    codes = [(rank.communicate(timeout=LIMIT_S)[1], rank.returncode) for rank in ranks]
+    check("one rank: exits", [code for _, code in codes] == [75, 75], codes)
+    go_on("one rank", directory, 2)
+    expect_same("one rank", directory, straight_run(work, 2), True)
+
+
+def stop_file(work):
+    directory = place(work, "STOP")
+    process = start(command(directory, 2))
+    wait_for_step(directory, 3, process)
+    (directory / "run/STOP").touch()
+    process.communicate(timeout=LIMIT_S)
+    check("STOP: exit", process.returncode == 0, process.returncode)
+    check("STOP: file", not (directory / "run/STOP").exists())
+    check("STOP: is saved", len(lines_of(directory)) in steps_of(directory), steps_of(directory))
+    go_on("STOP", directory, 2)
+    expect_same("STOP", directory, straight_run(work, 2), True)
+
+
+# --- kills ---------------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]
+
+
+def start_ranks(directory, count, *more):
+    """Ranks without a supervisor, as a scheduler starts them."""
+    master = f"127.0.0.1:{free_port()}"
+    return [start(command(directory, 0, "--deadline", 5, *more), FSDP_RANK=str(i), FSDP_WORLD_SIZE=str(count),
+                  FSDP_MASTER=master) for i in range(count)]
+
+
+def lost_rank(work):
+    directory = place(work, "lost rank")
+    ranks = start_ranks(directory, 3)
+    wait_for_step(directory, 5, ranks[0])
+    ranks[1].kill()
+    began = time.monotonic()
+    codes = [(rank.communicate(timeout=LIMIT_S)[1], rank.returncode) for rank in (ranks[0], ranks[2])]
+    check("lost rank: exits", [code for _, code in codes] == [10, 10], codes)
+    check("lost rank: time", time.monotonic() - began < 5 + 5, time.monotonic() - began)
+    ranks[1].communicate()
+    go_on("lost rank", directory, 3)
+    expect_same("lost rank", directory, straight_run(work, 3), True)
+
+
+def children_of(process):
+    path = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def random_kill(work, number):
+    """SIGKILL of a rank or all, or SIGTERM, at a random time; then others go on."""
+    draw = random.Random(number)
+    ranks, others = draw.randint(1, 4), draw.choice([None, None, 1, 2, 3, 4])
+    name, how = f"kill {number}", draw.choice(["one", "all", "term"])
+    directory = place(work, name)
+    process = start(command(directory, ranks, "--eval.every", 3, "--eval.batches", 2))
+    wait_for_step(directory, draw.randint(1, STEPS - 1), process)
+    time.sleep(draw.random() * 0.02)
+    targets = children_of(process)
+    if how == "term":
+        process.send_signal(signal.SIGTERM)
+    else:
+        for target in targets if how == "all" else targets[:0 if not targets else 1]:
+            try:
+                os.kill(target, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    said = process.communicate(timeout=LIMIT_S)[1]
+    before = max(steps_of(directory), default=0)
+    check(f"{name} {how}: exit", process.returncode in (0, 10, 75, 137), f"{process.returncode} {said}")
+    if not (directory / "run").exists():
+        return
+    after = run(command(directory, others or ranks))
+    begun = [json.loads(line)["step"] for line in (directory / "run/metrics.jsonl").read_text().splitlines()
+             if '"event": "start"' in line]
+    check(f"{name} {how}: resume", after.returncode == 0, after.stderr)
+    check(f"{name} {how}: begins at the newest save", begun and begun[-1] >= before, (begun, before))
+    expect_same(f"{name} {how} {ranks} -> {others or ranks}", directory, straight_run(work, ranks),
+                others in (None, ranks))
+    shutil.rmtree(directory)
+
+
+def kills(work):
+    for number in range(100 if os.environ.get("FSDP_TEST_SAMPLE") == "1" else 3):
+        random_kill(work, number)
+
+
+# --- damage, changes, failures -------------------------------------------------------------------
+
+
+def expect_refusal(what, done, code, *words):
+    check(what, done.returncode == code and all(word in done.stderr for word in words),
+          f"exit {done.returncode}, not {code} with {words}: {done.stderr}")
+
+
+def spoil(step):
+    for path in step.glob("shard-*.h5"):
+        with open(path, "r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(os.urandom(64))
+
+
+def damage(work):
+    """A damaged newest checkpoint gives way to the one before it; when all are damaged, nothing is trained."""
+    straight = straight_run(work, 2)
+    directory = work / "damaged"
+    shutil.copytree(straight, directory)
+    spoil(directory / f"run/step-{STEPS:08}")
+    go_on("damaged", directory, 2)
+    expect_same("damaged", directory, straight, True)
+    for step in steps_of(directory):
+        spoil(directory / f"run/step-{step:08}")
+    expect_refusal("all damaged", run(command(directory, 2)), 4, "damaged")
+    for path in (directory / "run").glob("step-*/manifest.json"):
+        path.write_text("{")
+    expect_refusal("all broken", run(command(directory, 2)), 4, "no good checkpoint")
+
+
+def changes(work):
+    directory = straight_run(work, 2)
+    more = directory / "more.txt"
+    more.write_text(TEXT + TEXT)
+    expect_refusal("--resume no", run(command(directory, 2, "--resume", "no")), 6, "has checkpoints")
+    for code, word, *words in [(4, "other data", "--data.path", more), (4, "other data", "--data.seed", 7),
+                               (4, "another model", "--model.layers", 3), (4, "optim.lr", "--optim.lr", 1),
+                               (4, "optim.betas", "--optim.betas", "0.8,0.9"),
+                               (4, "train.batch", "--train.batch", 4)]:
+        expect_refusal(f"change of {words[0]}", run(command(directory, 2, *words)), code, word)
+    copy = work / "changed"
+    shutil.copytree(directory, copy)
+    done = run(command(copy, 2, "--data.path", more, "--optim.lr", 1e-3, "--train.batch", 4, "--steps", STEPS + 3,
+                       "--allow-change", "data,optim,batch"))
+    check("--allow-change", done.returncode == 0 and len(lines_of(copy)) == STEPS + 3, done.stderr)
+
+
+def not_finite(work):
+    directory = place(work, "nan")
+    bad = ["--optim.lr", "1e30", "--optim.warmup", 0, "--save.every", 1]
+    done = run(command(directory, 2, *bad))
+    expect_refusal("nan", done, 1, "not finite")
+    check("nan: saves", all(step < len(lines_of(directory)) for step in steps_of(directory)), steps_of(directory))
+    done = run(command(place(work, "skip"), 2, *bad, "--train.on_nan", "skip"))
+    check("nan is skipped", done.returncode == 0, done.stderr)
+
+
+def limit_files(size):
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def full_disk(work):
+    """A limit of a file's size stands for a full disk, as in the tests of the tools. One rank: shared memory is
+    files, too."""
+    for how, code in ("stop", 7), ("retry", 7), ("continue", 0):
+        directory = place(work, f"full {how}")
+        run(command(directory, 1, "--steps", 4))
+        words = command(directory, 0, "--save.on_error", how, "--optim.schedule", "constant",
+                        "--allow-change", "optim")
+        if how == "continue":
+            process = start([*words, "--steps", "5000", "--save.every", "50"])
+            wait_for_step(directory, 6, process)
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100000, resource.RLIM_INFINITY))
+            wait_for_step(directory, 160, process)
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE,
+                             (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=LIMIT_S)[1]
+            events = [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
+            failed = [event["failed"] for event in events if "failed" in event]
+            check("full continue", process.returncode == 75 and failed[:2] == [1, 2], (process.returncode, said))
+        else:
+            done = run(words, preexec_fn=limit_files(100000))
+            expect_refusal(f"full {how}", done, code, "File too large")
+            tries = done.stderr.count("is not saved")
+            check(f"full {how}: tries", tries >= 4 if how == "retry" else tries == 0, done.stderr)
+            check(f"full {how}: old ones", steps_of(directory) == [4], steps_of(directory))
+        done = run([str(BUILD / "bin/fsdp-train"), "--eval", str(directory / "run"), "--data",
+                    str(work / "data.txt")])
+        check(f"full {how}: the rest is whole", done.returncode == 0, done.stderr)
+
+
+def inputs(work):
+    directory = place(work, "inputs")
+    data = directory / "wrong.txt"
+    for content, code, word in [(b"", 4, "is empty"), (b"short", 4, "holds 5 tokens"),
+                                (b"abc\xff\xfe" * 500, 4, "not UTF-8 at byte 3")]:
+        data.write_bytes(content)
+        expect_refusal(word, run(command(directory, 1, "--data.path", data)), code, word)
+    data.unlink()
+    expect_refusal("no data", run(command(directory, 1, "--data.path", data)), 3, "No such file")
+    straight = straight_run(work, 2)
+    batches = directory / "batches.npy"
+    for ids, code, word in [([[[1, 2, 256]]], 4, "256"), ([[[1, -2, 3]]], 4, "-2"), ([[[1]]], 2, "at least")]:
+        np.save(batches, np.array(ids, "<i8"))
+        words = command(directory, 1, "--batches", batches, "--init", straight / "run", "--steps", 1)
+        expect_refusal(f"batches {ids}", run(words), code, word)
+    expect_refusal("another model", run(command(place(work, "other"), 1, "--resume",
+                                                straight / "run", "--model.width", 64)), 4, "another model")
+
+
+# --- TensorBoard ---------------------------------------------------------------------------------
+
+
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
+
+
+def masked(data):
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xa282ead8) & 0xffffffff
+
+
+def varint(data, at):
+    value, shift = 0, 0
+    while True:
+        value |= (data[at] & 0x7f) << shift
+        shift, at = shift + 7, at + 1
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def fields(data):
+    """{number: value} of a message of protocol buffers."""
+    found, at = {}, 0
+    while at < len(data):
+        key, at = varint(data, at)
+        size = {1: 8, 5: 4}.get(key & 7)
+        if key & 7 == 0:
+            found[key >> 3], at = varint(data, at)
+            continue
+        if key & 7 == 2:
+            size, at = varint(data, at)
+        found[key >> 3], at = data[at:at + size], at + size
+    return found
+
+
+def records(data):
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at:at + 8], "little")
+        record = data[at + 12:at + 12 + size]
+        check("events: checksums", data[at + 8:at + 12] == masked(data[at:at + 8]).to_bytes(4, "little") and
+              data[at + 12 + size:at + 16 + size] == masked(record).to_bytes(4, "little"), at)
+        yield fields(record)
+        at += 16 + size
+
+
+def events(work):
+    """Records of events.out.tfevents, by a reader of our own: no TensorBoard is needed."""
+    directory = straight_run(work, 2)
+    file, = (directory / "run").glob("events.out.tfevents.*")
+    first, *others = records(file.read_bytes())
+    check("events: version", first.get(3) == b"brain.Event:2", first)
+    losses = {}
+    for event in others:
+        check("events: time", abs(struct.unpack("<d", event[1])[0] - time.time()) < 3600)
+        value = fields(fields(event[5])[1])
+        if value[1] == b"train/loss":
+            losses[event[2]] = struct.unpack("<f", value[2])[0]
+    lines = [json.loads(line) for line in lines_of(directory)]
+    check("events: losses", losses == {line["step"]: float(np.float32(line["loss"])) for line in lines}, losses)
+
+
+CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes, not_finite,
+         full_disk, inputs, events]
+
+
+def main():
+    wanted = sys.argv[2:]
+    with tempfile.TemporaryDirectory() as work:
+        (pathlib.Path(work) / "data.txt").write_text(TEXT)
+        for case in CASES:
+            if not wanted or case.__name__ in wanted:
+                began = time.monotonic()
+                case(pathlib.Path(work))
+                print(f"{case.__name__}: {time.monotonic() - began:.1f} s", flush=True)
+    print("\n".join(problems) or "ok")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

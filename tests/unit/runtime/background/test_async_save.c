@@ -1,0 +1,415 @@
+/*
+ * Saves in the background: the moment that they save, one after the other, failures, stale saves, and the end
+ * of a saver with a save in flight. tests/runtime/async_save.py has ranks that are processes, and lost ones.
+ */
+#include "base/core/mem.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/unit/runtime/expect_toy.h"
+#include <fsdp/async_save.h>
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { RANKS = 2 };
+
+/* --- paths ------------------------------------------------------------------------------------ */
+
+static char dir[] = "/tmp/fsdp-async-XXXXXX";
+
+static void make_dir(void)
+{
+    cr_assert(mkdtemp(dir));
+}
+
+static void remove_dir(void)
+{
+    char command[80];
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(async_save, .init = make_dir, .fini = remove_dir);
+
+/* Of one thread until its next call. */
+static const char *in_dir(const char *name)
+{
+    static _Thread_local char path[120];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return path;
+}
+
+static bool exists(const char *name)
+{
+    char path[160];
+    snprintf(path, sizeof path, "%s/%s/manifest.json", dir, name);
+    return access(path, F_OK) == 0;
+}
+
+static void expect_same_files(const char *one, const char *other)
+{
+    char command[200];
+    snprintf(command, sizeof command, "cd %s && diff -r %s %s", dir, one, other);
+    cr_assert_eq(system(command), 0);
+}
+
+/* --- disks ------------------------------------------------------------------------------------ */
+
+/* Writes wait until every rank has trained on. */
+static atomic_int ranks_at_work;
+
+static int wait_for_training(void *user, fsdp_io_call call, const char *path)
+{
+    (void)user;
+    (void)call;
+    (void)path;
+    for (int i = 0; i < 20000 && atomic_load(&ranks_at_work) > 0; i++)
+        usleep(1000);
+    return atomic_load(&ranks_at_work) > 0 ? -ETIMEDOUT : 0;
+}
+
+static fsdp_io *gated_disk(void)
+{
+    fsdp_error err = {0};
+    fsdp_io *io = NULL;
+    const fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PWRITE,
+                                  .at = 1,
+                                  .forever = true,
+                                  .action = FSDP_FAULT_CALL,
+                                  .call = wait_for_training};
+    atomic_store(&ranks_at_work, RANKS);
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+    return io;
+}
+
+static fsdp_io *full_disk(void)
+{
+    fsdp_error err = {0};
+    fsdp_io *io = NULL;
+    const fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PWRITE,
+                                  .at = 1,
+                                  .forever = true,
+                                  .action = FSDP_FAULT_ERRNO,
+                                  .errnum = ENOSPC};
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+    return io;
+}
+
+static void run_on(fsdp_io *disk, toy_body body, const char *device)
+{
+    expect_net_on(device, (toy_case){1, {RANKS}, {"dp"}, declare_net, body, disk, {0}});
+    fsdp_io_fault_free(disk);
+}
+
+static fsdp_root_save_opts on_disk(const toy *net)
+{
+    fsdp_root_save_opts opts = {0};
+    opts.save.access.disk = (void *)net->user;
+    return opts;
+}
+
+/* --- the moment of the call ------------------------------------------------------------------- */
+
+static fsdp_status make_extra(const toy *net, float *row, fsdp_sd **extra_out, fsdp_error *err)
+{
+    const fsdp_placement rows = {FSDP_SHARD, 0, 0};
+    const int64_t shape[] = {RANKS, 2};
+    FSDP_TRY(fsdp_sd_create(extra_out, err));
+    return fsdp_sd_add_tensor(
+        *extra_out, FSDP_NAME("data.row"),
+        &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = net->mesh, .placement = {rows}}, row}, err);
+}
+
+static fsdp_status save_and_train_on(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_sd *extra = NULL;
+    float row[] = {1, 2};
+    int64_t step = 2;
+    fsdp_root_save_opts opts = {.save.step = &step};
+    FSDP_TRY(net_train(net, 2, err));
+    FSDP_TRY(make_extra(net, row, &extra, err));
+    opts.extra = extra;
+    FSDP_TRY(fsdp_root_save(net->root, in_dir("sync"), &opts, err));
+
+    opts.save.access.disk = (void *)net->user;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    EXPECT(fsdp_async_save_is_done(saver));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("async"), &opts, err));
+    fsdp_sd_free(extra);
+    row[0] = 77;
+    step = 99;
+    FSDP_TRY(net_train(net, 3, err));
+    double rank = fsdp_world_rank(net->rank->world); /* over the training's control plane */
+    FSDP_TRY(fsdp_world_mean(net->rank->world, &rank, err));
+    EXPECT(rank == 0.5);
+    EXPECT(!fsdp_async_save_is_done(saver) && !exists("async"));
+    FSDP_TRY(net_spoil(net, err));
+    atomic_fetch_sub(&ranks_at_work, 1);
+
+    fsdp_async_report report;
+    FSDP_TRY(fsdp_async_save_wait(saver, &report, err));
+    EXPECT(fsdp_async_save_is_done(saver) && exists("async"));
+    EXPECT(report.step == 2 && strcmp(report.path, in_dir("async")) == 0 && !report.is_stale);
+    EXPECT(report.bytes > 0 && report.pool_bytes >= report.bytes && report.write_ms > 0);
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+static void expect_moment(const char *device)
+{
+    run_on(gated_disk(), save_and_train_on, device);
+    expect_same_files("sync", "async");
+}
+
+Test(async_save, saves_the_state_of_the_call_while_training_goes_on)
+{
+    expect_moment("cpu");
+}
+
+Test(async_save, saves_the_state_of_the_call_beside_streams)
+{
+    expect_moment("cpu-async");
+}
+
+/* --- one after the other ---------------------------------------------------------------------- */
+
+static int be_slow(void *user, fsdp_io_call call, const char *path)
+{
+    (void)user;
+    (void)call;
+    (void)path;
+    usleep(20000);
+    return 0;
+}
+
+static fsdp_status save_twice(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_async_report first, second;
+    fsdp_root_save_opts opts = on_disk(net);
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("one"), &opts, err));
+    FSDP_TRY(net_train(net, 1, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("two"), &opts, err));
+    EXPECT(exists("one"));
+    FSDP_TRY(fsdp_async_save_wait(saver, &first, err));
+    EXPECT(exists("two") && strcmp(first.path, in_dir("two")) == 0);
+    FSDP_TRY(fsdp_async_save_wait(saver, &second, err));
+    EXPECT(second.pool_bytes == first.pool_bytes && second.bytes == first.bytes);
+
+    int64_t step = 3; /* the pool grows with the state */
+    float row[] = {1, 2};
+    fsdp_sd *extra = NULL;
+    FSDP_TRY(make_extra(net, row, &extra, err));
+    opts = (fsdp_root_save_opts){.save.step = &step, .into_run = true, .extra = extra};
+    FSDP_TRY(fsdp_async_save(saver, in_dir("run"), &opts, err));
+    fsdp_sd_free(extra);
+    FSDP_TRY(fsdp_async_save_wait(saver, &second, err));
+    EXPECT(second.bytes == first.bytes + 8 && second.pool_bytes > first.pool_bytes);
+    EXPECT(exists("run/step-00000003") && strcmp(second.path, in_dir("run/step-00000003")) == 0);
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, the_next_save_waits_and_uses_the_memory_again)
+{
+    fsdp_error err = {0};
+    fsdp_io *io = NULL;
+    const fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PWRITE | 1 << FSDP_CALL_SYNC,
+                                  .at = 1,
+                                  .forever = true,
+                                  .action = FSDP_FAULT_CALL,
+                                  .call = be_slow};
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, &err), FSDP_OK);
+    run_on(io, save_twice, "cpu");
+}
+
+/* --- failures --------------------------------------------------------------------------------- */
+
+static fsdp_status fail_on_disk(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_async_report report;
+    fsdp_error why = {0};
+    fsdp_root_save_opts full = on_disk(net);
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("full"), &full, err));
+    FSDP_TRY(net_train(net, 1, err));
+    EXPECT(fsdp_async_save(saver, in_dir("next"), NULL, &why) == FSDP_ERR_NO_SPACE);
+    EXPECT(strstr(why.text, in_dir("full")) && strstr(why.text, "in the background"));
+    EXPECT(!exists("full") && !exists("next"));
+    FSDP_TRY(fsdp_async_save_wait(saver, NULL, err)); /* a failure is returned once */
+
+    FSDP_TRY(fsdp_async_save(saver, in_dir("full"), &full, err));
+    EXPECT(fsdp_async_save_wait(saver, &report, &why) == FSDP_ERR_NO_SPACE);
+    EXPECT(strcmp(report.path, in_dir("full")) == 0);
+    FSDP_TRY(fsdp_async_save(saver, in_dir("full"), NULL, err));
+    FSDP_TRY(fsdp_async_save_wait(saver, NULL, err));
+    EXPECT(exists("full"));
+
+    bool is_first = fsdp_world_rank(net->rank->world) == 0; /* one rank fails before the copy */
+    EXPECT(fsdp_async_save(saver, is_first ? in_dir("next") : NULL, NULL, &why) == FSDP_ERR_USAGE);
+    EXPECT(strstr(why.text, "a save needs a directory"));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("next"), NULL, err));
+    FSDP_TRY(fsdp_async_save_wait(saver, NULL, err));
+    EXPECT(exists("next"));
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, a_failure_is_returned_once_on_all_ranks)
+{
+    run_on(full_disk(), fail_on_disk, "cpu");
+}
+
+static int stop_at_once(void *context, int64_t done, int64_t total, const char *what)
+{
+    (void)context;
+    (void)done;
+    (void)total;
+    (void)what;
+    return 1;
+}
+
+static fsdp_status stop_save(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_error why = {0};
+    fsdp_root_save_opts opts = {0};
+    opts.save.watch.progress = stop_at_once;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("stopped"), &opts, err));
+    EXPECT(fsdp_async_save_wait(saver, NULL, &why) == FSDP_ERR_CANCELLED);
+    EXPECT(!exists("stopped"));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("next"), NULL, err));
+    fsdp_status status = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_async_saver_free(saver);
+    return status;
+}
+
+Test(async_save, a_watch_stops_the_save)
+{
+    run_on(NULL, stop_save, "cpu");
+}
+
+static fsdp_status refuse_null(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_async_report report;
+    (void)net;
+    EXPECT_REFUSAL(fsdp_async_saver_create(NULL, NULL, &saver, why), "needs a root");
+    EXPECT_REFUSAL(fsdp_async_save(NULL, "x", NULL, why), "there is no saver");
+    EXPECT_REFUSAL(fsdp_async_save_wait(NULL, &report, why), "there is no saver");
+    EXPECT(fsdp_async_save_is_done(NULL) && !report.path);
+    return FSDP_OK;
+}
+
+Test(async_save, null_is_refused)
+{
+    run_on(NULL, refuse_null, "cpu");
+}
+
+/* The n-th allocation fails, wherever that is: in a call, or in the saver's thread. */
+static fsdp_status lack_memory(toy *net, fsdp_error *err)
+{
+    const fsdp_root_save_opts opts = {.save.skip_fsync = true, .save.overwrite = true};
+    bool has_failed = true;
+    for (int64_t n = 0; has_failed; n += 1 + n / 50) {
+        fsdp_error why = {0};
+        fsdp_async_saver *saver = NULL;
+        (void)fsdp_mem_fail_after(n, false);
+        fsdp_status status = fsdp_async_saver_create(net->root, NULL, &saver, &why);
+        if (status == FSDP_OK)
+            status = fsdp_async_save(saver, in_dir("ckpt"), &opts, &why);
+        if (status == FSDP_OK)
+            status = fsdp_async_save_wait(saver, NULL, &why);
+        has_failed = status != FSDP_OK || fsdp_mem_fail_after(-1, false) > n;
+        (void)fsdp_mem_fail_after(-1, false);
+        EXPECT(status == FSDP_OK || status == FSDP_ERR_LIMIT);
+        fsdp_async_saver_free(saver);
+    }
+    EXPECT(exists("ckpt"));
+    return FSDP_OK;
+}
+
+Test(async_save, lack_of_memory_is_an_error)
+{
+    expect_net_on("cpu", (toy_case){1, {1}, {"dp"}, declare_net, lack_memory, NULL, {0}});
+}
+
+/* --- stale saves ------------------------------------------------------------------------------ */
+
+static fsdp_status save_step(fsdp_async_saver *saver, int64_t step, fsdp_async_report *report_out,
+                             fsdp_error *err)
+{
+    const fsdp_root_save_opts opts = {.save.step = &step, .into_run = true};
+    FSDP_TRY(fsdp_async_save(saver, in_dir("run"), &opts, err));
+    return fsdp_async_save_wait(saver, report_out, err);
+}
+
+static fsdp_status save_stale(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL, *lenient = NULL;
+    fsdp_async_report report;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(
+        fsdp_async_saver_create(net->root, &(fsdp_async_opts){.allow_equal = true}, &lenient, err));
+    FSDP_TRY(save_step(saver, 1, &report, err));
+    EXPECT_REFUSAL(save_step(saver, 2, &report, why), "stale: the model of step 2");
+    EXPECT(report.is_stale && !exists("run/step-00000002"));
+    FSDP_TRY(net_train(net, 1, err));
+    FSDP_TRY(save_step(saver, 3, &report, err));
+    EXPECT(!report.is_stale);
+
+    FSDP_TRY(save_step(lenient, 4, &report, err));
+    EXPECT(!report.is_stale);
+    FSDP_TRY(save_step(lenient, 5, &report, err));
+    EXPECT(report.is_stale && exists("run/step-00000005"));
+    fsdp_async_saver_free(lenient);
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, a_model_that_did_not_change_is_an_alarm)
+{
+    run_on(NULL, save_stale, "cpu");
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+static atomic_int notices;
+
+static void count_notice(void *context, const char *text)
+{
+    (void)context;
+    atomic_fetch_add(&notices, strstr(text, "in the background") != NULL);
+}
+
+static fsdp_status end_with_save(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL, *left = NULL;
+    fsdp_root_save_opts opts = on_disk(net);
+    opts.save.watch.notice = count_notice;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("failed"), &opts, err));
+    fsdp_async_saver_free(saver);
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &left, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir("freed"), NULL, err));
+    FSDP_TRY(fsdp_async_save(left, in_dir("left"), NULL, err));
+    fsdp_async_saver_free(saver);
+    EXPECT(exists("freed"));
+    fsdp_async_saver_free(NULL);
+    return FSDP_OK; /* the world ends the one that is left */
+}
+
+Test(async_save, the_end_of_a_saver_completes_its_save)
+{
+    atomic_store(&notices, 0);
+    run_on(full_disk(), end_with_save, "cpu");
+    cr_assert_eq(atomic_load(&notices), RANKS);
+    cr_assert(exists("left"));
+    cr_assert_not(exists("failed"));
+}
