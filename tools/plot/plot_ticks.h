@@ -10,8 +10,9 @@ typedef struct plot_ticks {
 
 enum { PLOT_TICK_LABEL = 32 };
 
-/* At most `most` ticks, which is at least 3. The first is not above low, the last not below high. A range that
- * is empty, or too narrow for distinct doubles, is widened; numbers beyond 1e300 count as 1e300, a nan as 0. */
+/* At most `most` ticks, which is at least 3. The first is not above low, the last not below high. A range
+ * that is empty, or too narrow for distinct doubles, is widened. Numbers beyond 1e300 count as 1e300, a nan
+ * as 0. */
 plot_ticks plot_ticks_between(double low, double high, int most);
 /* Like plot_ticks_between, in whole numbers. */
 plot_ticks plot_ticks_of_steps(double low, double high, int most);
