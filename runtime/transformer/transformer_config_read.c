@@ -114,7 +114,8 @@ typedef struct reader {
     const char *origin;
     value members[MEMBERS];
     fsdp_rope rope;
-    bool has_rope, has_original_context, has_window;
+    bool is_there[MEMBERS]; /* maybe null */
+    bool has_rope, has_original_context;
     int64_t layer_types;
     bool is_windowed[FSDP_MODEL_LAYERS];
 } reader;
@@ -241,7 +242,7 @@ static fsdp_status read_members(reader *from, fsdp_error *err)
         if (which < 0)
             return fsdp_json_finish(&from->json, err);
         from->members[which].kind = fsdp_json_peek(&from->json);
-        from->has_window |= which == SLIDING_WINDOW;
+        from->is_there[which] = true;
         if (which == ROPE_SCALING || which == ROPE_PARAMETERS)
             FSDP_TRY(read_rope(from, member_names[which], err));
         else if (which == LAYER_TYPES)
@@ -256,6 +257,12 @@ static fsdp_status read_members(reader *from, fsdp_error *err)
 static bool has(const reader *from, config_member which)
 {
     return from->members[which].kind != FSDP_JSON_NULL;
+}
+
+/* For members where null does not mean the default. */
+static bool is_null(const reader *from, config_member which)
+{
+    return from->is_there[which] && !has(from, which);
 }
 
 static bool is_on(const reader *from, config_member which)
@@ -361,8 +368,7 @@ static fsdp_status take_windows(const reader *from, fsdp_transformer_config *con
     int64_t full_layers = 28;
     if (config->family == FSDP_LLAMA)
         return FSDP_OK;
-    if (from->has_window &&
-        !has(from, SLIDING_WINDOW)) /* null is no window; absent is the default */
+    if (is_null(from, SLIDING_WINDOW))
         config->window = 0;
     FSDP_TRY(take_bool(from, USE_SLIDING_WINDOW, &use, err));
     FSDP_TRY(take_count(from, MAX_WINDOW_LAYERS, &full_layers, err));
@@ -434,6 +440,15 @@ static void fill_sizes(fsdp_transformer_config *config)
         config->inner = 4 * config->width;
 }
 
+/* Lists of ids leave the default. */
+static fsdp_status take_token(const reader *from, config_member which, int64_t *id, fsdp_error *err)
+{
+    if (is_null(from, which))
+        *id = -1;
+    return from->members[which].kind == FSDP_JSON_NUMBER ? take_count(from, which, id, err)
+                                                         : FSDP_OK;
+}
+
 static fsdp_status take_members(const reader *from, fsdp_transformer_config *config,
                                 fsdp_error *err)
 {
@@ -452,10 +467,8 @@ static fsdp_status take_members(const reader *from, fsdp_transformer_config *con
     FSDP_TRY(take_count(from, VOCAB_SIZE, &config->vocab, err));
     FSDP_TRY(take_number(from, INITIALIZER_RANGE, &config->initializer_range, err));
     FSDP_TRY(take_bool(from, TIE_WORD_EMBEDDINGS, &config->is_tied, err));
-    if (from->members[BOS].kind == FSDP_JSON_NUMBER)
-        FSDP_TRY(take_count(from, BOS, &config->bos, err));
-    if (from->members[EOS].kind == FSDP_JSON_NUMBER)
-        FSDP_TRY(take_count(from, EOS, &config->eos, err));
+    FSDP_TRY(take_token(from, BOS, &config->bos, err));
+    FSDP_TRY(take_token(from, EOS, &config->eos, err));
     fill_sizes(config);
     return fsdp_transformer_config_check(config, from->origin, err);
 }

@@ -33,8 +33,9 @@ def check(what, ok, told=""):
 
 
 def command(directory, ranks, *more):
-    words = [BUILD / "bin/fsdp-train", "--run", directory / "run", "--data.path", directory.parent / "data.txt", *SHAPE,
-             "--save.every", EVERY, "--steps", STEPS, "--quiet", *(["--np", ranks] if ranks else []), *more]
+    words = [BUILD / "bin/fsdp-train", "--run", directory / "run",
+             "--data.path", directory.parent / "data.txt", *SHAPE, "--save.every", EVERY,
+             "--steps", STEPS, "--quiet", *(["--np", ranks] if ranks else []), *more]
     return [str(word) for word in words]
 
 
@@ -44,7 +45,8 @@ def clean_environment(**more):
 
 
 def run(words, **options):
-    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env=clean_environment(), **options)
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env=clean_environment(),
+                          **options)
 
 
 def start(words, **environment):
@@ -264,7 +266,7 @@ def spoil(step):
 
 
 def damage(work):
-    """A damaged newest checkpoint gives way to the one before it; when all are damaged, nothing is trained."""
+    """A damaged newest checkpoint gives way to the one before it; when all are damaged, training fails."""
     straight = straight_run(work, 2)
     directory = work / "damaged"
     shutil.copytree(straight, directory)
@@ -291,8 +293,8 @@ def changes(work):
         expect_refusal(f"change of {words[0]}", run(command(directory, 2, *words)), code, word)
     copy = work / "changed"
     shutil.copytree(directory, copy)
-    done = run(command(copy, 2, "--data.path", more, "--optim.lr", 1e-3, "--train.batch", 4, "--steps", STEPS + 3,
-                       "--allow-change", "data,optim,batch"))
+    done = run(command(copy, 2, "--data.path", more, "--optim.lr", 1e-3, "--train.batch", 4,
+                       "--steps", STEPS + 3, "--allow-change", "data,optim,batch"))
     check("--allow-change", done.returncode == 0 and len(lines_of(copy)) == STEPS + 3, done.stderr)
 
 
@@ -301,7 +303,8 @@ def not_finite(work):
     bad = ["--optim.lr", "1e30", "--optim.warmup", 0, "--save.every", 1]
     done = run(command(directory, 2, *bad))
     expect_refusal("nan", done, 1, "not finite")
-    check("nan: saves", all(step < len(lines_of(directory)) for step in steps_of(directory)), steps_of(directory))
+    saved = steps_of(directory)
+    check("nan: saves", all(step < len(lines_of(directory)) for step in saved), saved)
     done = run(command(place(work, "skip"), 2, *bad, "--train.on_nan", "skip"))
     check("nan is skipped", done.returncode == 0, done.stderr)
 
@@ -311,8 +314,8 @@ def limit_files(size):
 
 
 def full_disk(work):
-    """A limit of a file's size stands for a full disk, as in the tests of the tools. One rank: shared memory is
-    files, too."""
+    """A limit of a file's size stands for a full disk, as in the tests of the tools. One rank: shared memory
+    is files, too."""
     for how, code in ("stop", 7), ("retry", 7), ("continue", 0):
         directory = place(work, f"full {how}")
         run(command(directory, 1, "--steps", 4))
@@ -329,7 +332,8 @@ def full_disk(work):
             said = process.communicate(timeout=LIMIT_S)[1]
             events = [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
             failed = [event["failed"] for event in events if "failed" in event]
-            check("full continue", process.returncode == 75 and failed[:2] == [1, 2], (process.returncode, said))
+            check("full continue", process.returncode == 75 and failed[:2] == [1, 2],
+                  (process.returncode, said))
         else:
             done = run(words, preexec_fn=limit_files(100000))
             expect_refusal(f"full {how}", done, code, "File too large")
@@ -358,6 +362,21 @@ def inputs(work):
         expect_refusal(f"batches {ids}", run(words), code, word)
     expect_refusal("another model", run(command(place(work, "other"), 1, "--resume",
                                                 straight / "run", "--model.width", 64)), 4, "another model")
+
+
+# --- bf16 ----------------------------------------------------------------------------------------
+
+
+def mixed(work):
+    """bf16 parameters in the mathematics end within 2 % of the loss of f32."""
+    losses = []
+    for dtype in "f32", "mixed":
+        directory = place(work, dtype)
+        done = run(command(directory, 2, "--steps", 80, "--save.every", 0, "--optim.lr", 3e-3,
+                           "--train.dtype", dtype))
+        check(f"{dtype}: exit", done.returncode == 0, done.stderr)
+        losses.append(sum(json.loads(line)["loss"] for line in lines_of(directory)[-5:]) / 5)
+    check("mixed: loss", abs(losses[1] - losses[0]) <= 0.02 * losses[0] and losses[0] != losses[1], losses)
 
 
 # --- TensorBoard ---------------------------------------------------------------------------------
@@ -425,11 +444,12 @@ def events(work):
         if value[1] == b"train/loss":
             losses[event[2]] = struct.unpack("<f", value[2])[0]
     lines = [json.loads(line) for line in lines_of(directory)]
-    check("events: losses", losses == {line["step"]: float(np.float32(line["loss"])) for line in lines}, losses)
+    wanted = {line["step"]: float(np.float32(line["loss"])) for line in lines}
+    check("events: losses", losses == wanted, losses)
 
 
-CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes, not_finite,
-         full_disk, inputs, events]
+CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes,
+         not_finite, full_disk, inputs, events, mixed]
 
 
 def main():
