@@ -31,6 +31,7 @@ TYPED = {
     "fsdp-verify --re": "fsdp-verify --repair",
     "fsdp-diff --map st": "fsdp-diff --map step-00000100",
     "fsdp-gc --keep-l": "fsdp-gc --keep-last",
+    "fsdp-plot --outp": "fsdp-plot --output",
     "fsdp-convert --to safe": "fsdp-convert --to safetensors",
     "fsdp-convert st": "fsdp-convert step-00000100",
     "fsdp-train --optim.weight": "fsdp-train --optim.weight_decay",
