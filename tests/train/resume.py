@@ -22,7 +22,7 @@ import numpy as np
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 STEPS, EVERY, LIMIT_S = 14, 4, 120
 SHAPE = ["--model.layers", 2, "--model.width", 32, "--model.context", 32, "--train.batch", 6,
-         "--optim.warmup", 2, "--save.keep_last", 0]
+         "--optim.warmup", 2, "--save.keep_last", 0, "--eval.every", 3, "--eval.batches", 2]
 TEXT = "".join(f"Sentence {i} of the text says {i * i % 97} and no more.\n" for i in range(2000))
 problems = []
 
@@ -218,14 +218,14 @@ def random_kill(work, number):
     ranks, others = draw.randint(1, 4), draw.choice([None, None, 1, 2, 3, 4])
     name, how = f"kill {number}", draw.choice(["one", "all", "term"])
     directory = place(work, name)
-    process = start(command(directory, ranks, "--eval.every", 3, "--eval.batches", 2))
+    process = start(command(directory, ranks))
     wait_for_step(directory, draw.randint(1, STEPS - 1), process)
     time.sleep(draw.random() * 0.02)
     targets = children_of(process)
     if how == "term":
         process.send_signal(signal.SIGTERM)
     else:
-        for target in targets if how == "all" else targets[:0 if not targets else 1]:
+        for target in targets if how == "all" else draw.sample(targets, min(1, len(targets))):
             try:
                 os.kill(target, signal.SIGKILL)
             except ProcessLookupError:
