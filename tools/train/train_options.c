@@ -247,6 +247,9 @@ static fsdp_status read_config(train_options *opts, fsdp_error *err)
         snprintf(origin, sizeof origin, "--%s", setting->name);
         FSDP_TRY(train_config_set(&opts->config, setting->name, setting->value, origin, err));
     }
+    if (opts->config.save.keep_last == 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "save.keep_last is 1; at least 2 stay, in case one is damaged (0: all)");
     return FSDP_OK;
 }
 
