@@ -154,8 +154,8 @@ fsdp_status fsdp_convert_move(convert_job *job, fsdp_error *err);
 /* Opens the result and compares it, slab by slab. */
 fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err);
 
-/* convert_digest.c: compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the first
- * that differs. */
+/* convert_digest.c: compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the
+ * first that differs. */
 fsdp_status fsdp_convert_compare_digests(const convert_job *job, fsdp_error *err);
 
 #endif
