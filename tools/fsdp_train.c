@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,6 +175,16 @@ static int print_config(const train_options *opts)
     return cli_end(cli_put_all(&text), NULL);
 }
 
+/* A rank that a signal ended was lost, whichever signal it was; signals that ask to stop end with 75 or 130. */
+static int exit_code(int launched)
+{
+    static const int lost[] = {SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+    for (size_t i = 0; i < sizeof lost / sizeof *lost; i++)
+        if (launched == 128 + lost[i])
+            return FSDP_ERR_PEER;
+    return launched;
+}
+
 int main(int argc, char **argv)
 {
     static train_options opts;
@@ -189,5 +200,5 @@ int main(int argc, char **argv)
         train_catch_signals();
     if (strcmp(opts.config.parallel.comm, "auto") != 0)
         setenv("FSDP_COMM", opts.config.parallel.comm, 0);
-    return fsdp_launch(argc, argv, run_rank, &opts);
+    return exit_code(fsdp_launch(argc, argv, run_rank, &opts));
 }

@@ -232,7 +232,7 @@ def random_kill(work, number):
                 pass
     said = process.communicate(timeout=LIMIT_S)[1]
     before = max(steps_of(directory), default=0)
-    check(f"{name} {how}: exit", process.returncode in (0, 10, 75, 137), f"{process.returncode} {said}")
+    check(f"{name} {how}: exit", process.returncode in (0, 10, 75), f"{process.returncode} {said}")
     if not (directory / "run").exists():
         return
     after = run(command(directory, others or ranks))
