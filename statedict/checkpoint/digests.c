@@ -358,11 +358,15 @@ fsdp_status fsdp_digests_verify(fsdp_io *io, const char *path, const fsdp_verify
     if (opts->digests == FSDP_DIGESTS_IGNORE || !is_judged)
         return status;
     bool must_write = opts->digests == FSDP_DIGESTS_WRITE && status == FSDP_OK;
-    fsdp_status st = place_init(&place, io, path, must_write ? err : NULL);
-    if (st == FSDP_OK)
+    fsdp_error why = {0};
+    fsdp_status st = place_init(&place, io, path, &why);
+    if (st == FSDP_OK) {
         status = verify_place(&job, status, err);
-    else if (must_write || st != FSDP_ERR_USAGE) /* "." has no name to put the digests beside */
+    } else if (must_write || st != FSDP_ERR_USAGE) { /* "." has no name to put the digests beside */
         status = st;
+        if (err)
+            *err = why;
+    }
     place_release(&place);
     return status;
 }

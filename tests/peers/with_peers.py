@@ -4,6 +4,7 @@ usage: with_peers.py REPOSITORY SCRIPT [ARGUMENT...]    exit 77: no peers, not r
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ if not (peers / "complete").is_file():
     print(f"{peers} holds no peers: ./dev peers installs them")
     sys.exit(SKIPPED)
 pins = [word for word in (peers / "complete").read_text().split() if "==" in word]
-if not set(pins) <= set((repository / "dev").read_text().split()):
+if not set(pins) <= set(re.findall(r"[^\s()]+", (repository / "dev").read_text())):
     print(f"{peers} was made with other pins than those of dev: ./dev peers makes it anew")
     sys.exit(SKIPPED)
 environment = dict(os.environ, HF_HUB_OFFLINE="1")
