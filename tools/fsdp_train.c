@@ -175,7 +175,7 @@ static int print_config(const train_options *opts)
     return cli_end(cli_put_all(&text), NULL);
 }
 
-/* A rank that a signal ended was lost, whichever signal it was; signals that ask to stop end with 75 or 130. */
+/* A rank that a signal ended was lost, whichever signal it was; those that ask to stop end with 75 or 130. */
 static int exit_code(int launched)
 {
     static const int lost[] = {SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
