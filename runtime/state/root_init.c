@@ -7,25 +7,19 @@
 
 #include "base/core/fnv.h"
 #include "base/core/mem.h"
+#include "base/core/mix.h"
 #include "base/data/box_internal.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t x) /* SplitMix64's finaliser */
-{
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
 static double uniform_at(uint64_t begin, uint64_t i)
 {
-    return (double)(mix(begin + (i + 1) * 0x9E3779B97F4A7C15u) >> 40) * 0x1p-23 - 1;
+    return (double)(fsdp_mix(begin + (i + 1) * 0x9E3779B97F4A7C15u) >> 40) * 0x1p-23 - 1;
 }
 
 static uint64_t begin_of(uint64_t seed, const char *name)
 {
-    return mix(seed ^ fsdp_fnv(FSDP_FNV_BEGIN, name, strlen(name)));
+    return fsdp_mix(seed ^ fsdp_fnv(FSDP_FNV_BEGIN, name, strlen(name)));
 }
 
 double fsdp_uniform(uint64_t seed, const char *name, uint64_t i)

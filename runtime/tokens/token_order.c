@@ -5,19 +5,14 @@
  */
 #include "runtime/tokens/token_order.h"
 
-enum { ROUNDS = 6 };
+#include "base/core/mix.h"
 
-static uint64_t mix(uint64_t x) /* SplitMix64's finaliser */
-{
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
+enum { ROUNDS = 6 };
 
 uint64_t fsdp_token_order(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t k)
 {
     const uint64_t gamma = 0x9E3779B97F4A7C15u;
-    uint64_t key = mix(mix(seed + gamma) ^ (epoch + 1) * gamma);
+    uint64_t key = fsdp_mix(fsdp_mix(seed + gamma) ^ (epoch + 1) * gamma);
     unsigned half = 1;
     while (half < 32 && (count - 1) >> (2 * half))
         half++;
@@ -25,7 +20,7 @@ uint64_t fsdp_token_order(uint64_t seed, uint64_t epoch, uint64_t count, uint64_
     do {
         uint64_t left = k >> half, right = k & mask;
         for (unsigned round = 0; round < ROUNDS; round++) {
-            uint64_t next = left ^ (mix(right ^ (key + round * gamma)) & mask);
+            uint64_t next = left ^ (fsdp_mix(right ^ (key + round * gamma)) & mask);
             left = right;
             right = next;
         }

@@ -2,25 +2,19 @@
 #include "runtime/transformer/transformer_internal.h"
 
 #include "base/core/fnv.h"
+#include "base/core/mix.h"
 
 #include <math.h>
 #include <string.h>
 
-static uint64_t mix(uint64_t x) /* SplitMix64's finaliser */
-{
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
 uint64_t fsdp_model_random_key(uint64_t seed, const char *purpose)
 {
-    return mix(mix(seed) ^ fsdp_fnv(FSDP_FNV_BEGIN, purpose, strlen(purpose)));
+    return fsdp_mix(fsdp_mix(seed) ^ fsdp_fnv(FSDP_FNV_BEGIN, purpose, strlen(purpose)));
 }
 
 double fsdp_model_random_uniform(uint64_t key, uint64_t i)
 {
-    return ((double)(mix(key + (i + 1) * 0x9E3779B97F4A7C15u) >> 11) + 0.5) * 0x1p-53;
+    return ((double)(fsdp_mix(key + (i + 1) * 0x9E3779B97F4A7C15u) >> 11) + 0.5) * 0x1p-53;
 }
 
 /* Box and Muller's first number of two uniform ones. */

@@ -21,7 +21,8 @@ import numpy as np
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 STEPS, EVERY, LIMIT_S = 14, 4, 120
-SHAPE = ["--model.layers", 2, "--model.width", 32, "--model.context", 32, "--train.batch", 6,
+# A step takes some ten milliseconds, so that a signal comes before the last one; 31 sequences divide by no ranks.
+SHAPE = ["--model.layers", 2, "--model.width", 32, "--model.context", 32, "--train.batch", 31,
          "--optim.warmup", 2, "--save.keep_last", 0, "--eval.every", 3, "--eval.batches", 2]
 TEXT = "".join(f"Sentence {i} of the text says {i * i % 97} and no more.\n" for i in range(2000))
 problems = []
@@ -143,8 +144,11 @@ def signals(work):
 def second_interrupt(work):
     """The second SIGINT ends the program while it goes on with its step or save."""
     directory = place(work, "SIGINT twice")
-    process = start(command(directory, 2, "--model.width", 256, "--train.batch", 64))
-    wait_for_step(directory, 1, process)
+    # a step of many seconds, of which only the begin is waited for
+    process = start(command(directory, 2, "--model.width", 256, "--train.batch", 8192, "--train.micro", 32))
+    metrics, until = directory / "run/metrics.jsonl", time.monotonic() + LIMIT_S
+    while not (metrics.exists() and '"start"' in metrics.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)

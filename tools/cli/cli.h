@@ -83,6 +83,8 @@ void cli_rules_read(const cli_tool *tool, const char *path, int *argc, char ***a
 /* The first option in the tables that passes the test; visits all when none does. */
 typedef bool (*cli_option_test)(const struct argp_option *option, void *context);
 const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *context);
+/* Letters to insert, remove, change or swap with their neighbour to get from a to b; 32 for longer names. */
+int cli_edit_distance(const char *a, size_t size_a, const char *b, size_t size_b);
 /* The option that was probably meant, or NULL. */
 const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size);
 

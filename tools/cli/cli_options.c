@@ -50,8 +50,7 @@ static int least(int a, int b)
 
 enum { LONGEST_OPTION = 32 };
 
-/* Letters to insert, remove, change or swap with their neighbour to get from a to b. */
-static int edit_distance(const char *a, size_t size_a, const char *b, size_t size_b)
+int cli_edit_distance(const char *a, size_t size_a, const char *b, size_t size_b)
 {
     int rows[LONGEST_OPTION + 1][LONGEST_OPTION + 1];
     if (size_a > LONGEST_OPTION || size_b > LONGEST_OPTION)
@@ -76,7 +75,8 @@ static bool keep_nearest(const struct argp_option *option, void *context)
     nearest_name *nearest = context;
     if (!option->doc || (option->flags & CLI_NEVER_GUESSED))
         return false;
-    int distance = edit_distance(nearest->text, nearest->size, option->name, strlen(option->name));
+    int distance =
+        cli_edit_distance(nearest->text, nearest->size, option->name, strlen(option->name));
     if (distance < nearest->distance) {
         nearest->distance = distance;
         nearest->name = option->name;

@@ -86,6 +86,8 @@ fsdp_status train_source_load_model(const train_source *source, fsdp_root *root,
 
 typedef struct train_batches train_batches;
 
+enum { TRAIN_SUMS = 4 };
+
 typedef struct train_job {
     const train_options *opts;
     const train_config *config;
@@ -101,6 +103,7 @@ typedef struct train_job {
     fsdp_transformer *model;
     fsdp_root *root;
     fsdp_optim *optim;
+    double *sums;              /* room of train_sum: TRAIN_SUMS of each rank */
     train_log log;             /* open on rank 0 */
     int64_t step;              /* steps done */
     int64_t tokens, consumed;  /* by them: tokens, sequences of the data */
@@ -150,7 +153,7 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
 /* Collective. The mean loss over held-out batches. */
 fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, int64_t *tokens_out,
                            fsdp_error *err);
-/* Collective. Sums of doubles over all ranks, in their order. */
+/* Collective. Sums of at most TRAIN_SUMS doubles over all ranks, in their order. */
 fsdp_status train_sum(const train_job *job, double *values, int count, fsdp_error *err);
 /* Collective, once after a backward. Writes whole gradients as safetensors. */
 fsdp_status train_dump_grads(train_job *job, const char *path, fsdp_error *err);

@@ -1,6 +1,8 @@
 /* The table of keys, and what follows from it: reading, setting by name, printing. See train_config.h. */
 #include "tools/train/train_config.h"
 
+#include "tools/cli/cli.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -14,7 +16,7 @@
 
 typedef enum key_type {
     KEY_TEXT,
-    KEY_COUNT, /* an integer of at least 0 */
+    KEY_COUNT, /* an integer from 0 to INT32_MAX: products of two fit in 64 bits */
     KEY_SIZE,  /* a count that may end in K, M, G */
     KEY_REAL,
     KEY_BOOL,
@@ -137,7 +139,8 @@ static bool parse_count(const char *text, bool has_unit, int64_t *count_out)
     long long count = strtoll(text, &end, 10);
     const char *unit = has_unit && *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
     int shift = unit ? 10 * (int)(unit - units + 1) : 0;
-    if (end == text || errno || count < 0 || end[unit ? 1 : 0] || count > INT64_MAX >> shift)
+    long long most = has_unit ? INT64_MAX >> shift : INT32_MAX;
+    if (end == text || errno || count < 0 || end[unit ? 1 : 0] || count > most)
         return false;
     *count_out = (int64_t)count << shift;
     return true;
@@ -220,7 +223,7 @@ static const char *describe(const config_key *key)
 {
     switch (key->type) {
     case KEY_TEXT: return "text of at most 1023 bytes";
-    case KEY_COUNT: return "a whole number of at least 0";
+    case KEY_COUNT: return "a whole number from 0 to 2147483647";
     case KEY_SIZE: return "a number of bytes, such as 512M";
     case KEY_REAL: return "a number";
     case KEY_BOOL: return "true or false";
@@ -234,28 +237,6 @@ static const char *describe(const config_key *key)
 
 /* --- setting by name ----------------------------------------------------------------------------- */
 
-static size_t distance(const char *a, const char *b)
-{
-    enum { MOST = 64 };
-    size_t row[MOST + 1], n = strlen(b);
-    if (n > MOST)
-        return MOST;
-    for (size_t j = 0; j <= n; j++)
-        row[j] = j;
-    for (size_t i = 1; *a; a++, i++) {
-        size_t corner = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= n; j++) {
-            size_t best = corner + (*a != b[j - 1]);
-            best = row[j] + 1 < best ? row[j] + 1 : best;
-            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
-            corner = row[j];
-            row[j] = best;
-        }
-    }
-    return row[n];
-}
-
 static int64_t find_key(const char *name)
 {
     for (size_t i = 0; i < KEYS; i++)
@@ -267,10 +248,15 @@ static int64_t find_key(const char *name)
 static fsdp_status fail_unknown(const char *name, const char *origin, fsdp_error *err)
 {
     char shown[128];
-    size_t best = 0;
-    for (size_t i = 1; i < KEYS; i++)
-        if (distance(name, keys[i].name) < distance(name, keys[best].name))
+    size_t best = 0, size = strlen(name);
+    int nearest = INT_MAX;
+    for (size_t i = 0; i < KEYS; i++) {
+        int distance = cli_edit_distance(name, size, keys[i].name, strlen(keys[i].name));
+        if (distance < nearest) {
+            nearest = distance;
             best = i;
+        }
+    }
     return fsdp_fail(err, FSDP_ERR_USAGE, "%s: there is no key '%s'; the nearest is '%s'", origin,
                      fsdp_printable(name, strlen(name), shown, sizeof shown), keys[best].name);
 }

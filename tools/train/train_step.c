@@ -24,21 +24,15 @@ double train_learning_rate(const train_config *config, int64_t step)
 
 /* --- sums over ranks ----------------------------------------------------------------------------- */
 
-enum { MOST_SUMS = 4 };
-
 fsdp_status train_sum(const train_job *job, double *values, int count, fsdp_error *err)
 {
-    double *all = calloc((size_t)job->ranks * MOST_SUMS, sizeof *all);
-    fsdp_status st = all ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
-    if (st == FSDP_OK)
-        st = fsdp_ctl_allgather(job->ctl, values, (size_t)count * sizeof *values, all, err);
-    for (int i = 0; i < count && st == FSDP_OK; i++) {
+    FSDP_TRY(fsdp_ctl_allgather(job->ctl, values, (size_t)count * sizeof *values, job->sums, err));
+    for (int i = 0; i < count; i++) {
         values[i] = 0;
         for (int r = 0; r < job->ranks; r++)
-            values[i] += all[r * count + i];
+            values[i] += job->sums[r * count + i];
     }
-    free(all);
-    return st;
+    return FSDP_OK;
 }
 
 /* --- microbatches -------------------------------------------------------------------------------- */
@@ -56,6 +50,7 @@ static share share_of(const train_job *job, int64_t sequences)
     mine.first = sequences * job->rank / job->ranks;
     mine.count = sequences * (job->rank + 1) / job->ranks - mine.first;
     mine.micro = job->config->train.micro > 0 ? job->config->train.micro : most;
+    mine.micro = mine.micro < most ? mine.micro : most;
     mine.rounds = mine.micro > 0 ? (most + mine.micro - 1) / mine.micro : 0;
     return mine;
 }

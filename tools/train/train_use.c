@@ -16,7 +16,10 @@ static fsdp_status write_logits(train_job *job, const train_ids *ids, fsdp_error
 {
     const int64_t shape[3] = {ids->shape[0], ids->shape[1], job->model_config.vocab};
     const fsdp_token_batch batch = {ids->data, shape[0], shape[1], shape[1]};
-    float *logits = malloc((size_t)(shape[0] * shape[1]) * (size_t)shape[2] * sizeof *logits + 1);
+    size_t count;
+    bool is_countable = !__builtin_mul_overflow(shape[0], shape[1], &count) &&
+                        !__builtin_mul_overflow(count, shape[2], &count) && count < SIZE_MAX;
+    float *logits = is_countable ? calloc(count + 1, sizeof *logits) : NULL;
     fsdp_status st =
         logits ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "the logits do not fit in memory");
     st = fsdp_ctl_agree(job->ctl, st, err);
