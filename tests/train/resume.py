@@ -21,7 +21,7 @@ import numpy as np
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 STEPS, EVERY, LIMIT_S = 14, 4, 120
-# A step takes some ten milliseconds, so that a signal comes before the last one; 31 sequences divide by no ranks.
+# A step takes some ten milliseconds: a signal comes before the last one. 31 sequences divide by no ranks.
 SHAPE = ["--model.layers", 2, "--model.width", 32, "--model.context", 32, "--train.batch", 31,
          "--optim.warmup", 2, "--save.keep_last", 0, "--eval.every", 3, "--eval.batches", 2]
 TEXT = "".join(f"Sentence {i} of the text says {i * i % 97} and no more.\n" for i in range(2000))
