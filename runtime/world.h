@@ -50,6 +50,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_world_connect(fsdp_world *world, const fs
  * NULL when the mesh was not connected or does not hold this rank. Borrowed. */
 FSDP_API struct fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 
+/* Local. Adds an event of the program's own, such as "batch", to the trace (--trace), between those of the
+ * calls around it. Nothing happens without a trace. */
+FSDP_API void fsdp_world_mark(fsdp_world *world, const char *event);
+
 /* Collective. *value becomes the mean over all ranks, summed in rank order. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err);
 

@@ -50,6 +50,7 @@ static fsdp_status say_step(train_job *job, const train_batch *batch, const trai
     const int64_t every = job->config->log.every;
     if (job->rank != 0)
         return FSDP_OK;
+    fsdp_world_mark(job->world, "log");
     if (every > 0 && !job->opts->common.quiet &&
         (job->step % every == 0 || job->step == job->config->train.steps))
         train_log_say(&job->log, "step %" PRId64 "  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s",

@@ -43,6 +43,9 @@ struct fsdp_world {
     fsdp_world_child *children;
 };
 
+/* Local. An event of no unit, in the trace; bytes -1: none. */
+void fsdp_world_note(fsdp_world *world, const char *event, int64_t bytes);
+
 /* For parts that no world took; all but ctl may be NULL. */
 void fsdp_world_parts_release(const fsdp_world_parts *parts);
 fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_out, fsdp_error *err);
