@@ -22,10 +22,10 @@ static fsdp_status say_start(train_job *job, fsdp_error *err)
         return FSDP_OK;
     train_log_say(&job->log,
                   "%s: %" PRId64 " layers, width %" PRId64
-                  ", %.2f M parameters, %d rank%s, kernels %s",
+                  ", %.2f M parameters, %d rank%s, kernels %s, products %s",
                   fsdp_family_name(model->family), model->layers, model->width,
                   (double)fsdp_transformer_param_count(job->model) / 1e6, job->ranks,
-                  job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant());
+                  job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant(), fsdp_nn_cpu_products());
     if (model->has_dropout)
         train_log_say(&job->log, "dropout of the model's config is taken for 0");
     if (job->resumed)
@@ -197,6 +197,7 @@ int main(int argc, char **argv)
         return print_config(&opts);
     if (opts.tokenize)
         return train_use_tokenizer(&opts);
+    (void)fsdp_nn_cpu_products(); /* before threads */
     if (opts.run)
         train_catch_signals();
     if (strcmp(opts.config.parallel.comm, "auto") != 0)
