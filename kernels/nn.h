@@ -190,9 +190,10 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err);
 /* "avx2" or "c": what fsdp_nn_open_cpu's kernels were made for. */
 const char *fsdp_nn_cpu_variant(void);
 /* "avx2", "c" or "OpenBLAS SkylakeX": what makes its products. On processors with AVX-512 that is OpenBLAS
- * where it is installed (libopenblas.so.0); FSDP_PRODUCTS=own or openblas in the environment decides otherwise.
- * The bits of OpenBLAS's products depend on the processor and the number of rows. The first call in a process
- * of this function or fsdp_nn_open_cpu may set variables of the environment: it belongs before threads. */
+ * where it is installed (libopenblas.so.0); FSDP_PRODUCTS=own or openblas in the environment decides
+ * otherwise. The bits of OpenBLAS's products depend on the processor and the number of rows. The first call
+ * in a process of this function or fsdp_nn_open_cpu may set variables of the environment: it belongs before
+ * threads. */
 const char *fsdp_nn_cpu_products(void);
 
 #endif
