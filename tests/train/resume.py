@@ -318,8 +318,15 @@ def not_finite(work):
     expect_refusal("nan", done, 1, "not finite")
     saved = steps_of(directory)
     check("nan: saves", all(step < len(lines_of(directory)) for step in saved), saved)
-    done = run(command(place(work, "skip"), 2, *bad, "--train.on_nan", "skip"))
+    skip = place(work, "skip")
+    done = run(command(skip, 2, *bad, "--train.on_nan", "skip"))
     check("nan is skipped", done.returncode == 0, done.stderr)
+    losses = [json.loads(line)["loss"] for line in lines_of(skip)]
+    good = sum(isinstance(loss, float) and loss == loss for loss in losses)
+    check("nan is skipped: losses", 0 < good < STEPS - 1, losses)
+    ends = [str(skip / f"run/step-{step:08}") for step in (good + 1, STEPS)]
+    done = run([str(BUILD / "bin/fsdp-diff"), *ends, "--include", "^(model|optim)"])
+    check("nan is skipped: nothing is stepped", done.returncode == 0, done.stdout[-500:] + done.stderr)
 
 
 def limit_files(size):
