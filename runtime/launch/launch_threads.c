@@ -46,6 +46,7 @@ struct thread_group {
 /* Global, because the atexit handler uses them. */
 static atomic_int ranks_at_work;
 static pid_t rank_process;
+static _Thread_local int rank_of_thread = -1;
 
 static void *flush_all(void *context)
 {
@@ -68,16 +69,20 @@ _Noreturn static void leave_at_once(int code)
     _exit(code);
 }
 
-/* exit() of one rank ends the others in the middle of their work: that is a failure. It is none in
- * processes that a rank has forked. */
+/* exit() of one rank ends the others in the middle of their work: that is a failure, whichever code
+ * it names. It is none in processes that a rank has forked. Other threads of the program are no
+ * rank: -1. */
 static void check_exit(void)
 {
+    char rank[32] = "a thread that is no rank";
     int at_work = atomic_load(&ranks_at_work);
     if (at_work < 2 || getpid() != rank_process)
         return;
+    if (rank_of_thread >= 0)
+        snprintf(rank, sizeof rank, "rank %d", rank_of_thread);
     dprintf(STDERR_FILENO,
-            "fsdp: a rank called exit while %d --threads were at work: a rank ends by returning\n",
-            at_work);
+            "fsdp: %s called exit while %d --threads were at work: a rank ends by returning\n",
+            rank, at_work);
     leave_at_once(FSDP_ERR_PEER);
 }
 
@@ -98,7 +103,7 @@ static void *run_thread(void *context)
 {
     thread_rank *rank = context;
     thread_group *group = rank->group;
-    int number = fsdp_ctl_rank(rank->ctl);
+    int number = rank_of_thread = fsdp_ctl_rank(rank->ctl);
     int code = fsdp_launch_rank(&group->job, rank->ctl, rank->transport);
     atomic_fetch_sub(&ranks_at_work, 1);
     if (code != 0)

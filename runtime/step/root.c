@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 
 /* --- memory of parameters --------------------------------------------------------------------- */
 
@@ -185,7 +186,10 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
     root->world = model->world;
     root->is_last_backward = true;
     root->handle.root = root;
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_create");
     fsdp_status status = build(root, opts, err);
+    fsdp_ctl_end_public(ctl, outer);
     model->root = root;
     if (status != FSDP_OK) {
         give_up(root);
