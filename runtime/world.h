@@ -51,8 +51,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_world_connect(fsdp_world *world, const fs
  * NULL when the mesh was not connected or does not hold this rank. Borrowed. */
 FSDP_API struct fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 
-/* Collective, over the control plane: for losses, counts, flags. Each of `count` values, which is equal on all
- * ranks, becomes its sum over the ranks, its largest one (NaN wins), or the mean of the only one. Summed in
+/* Collective, over the control plane: for losses, counts, flags. Each of the values becomes its sum over the
+ * ranks, its largest one (NaN wins), or the mean of the only one; `count` is equal on all ranks. Summed in
  * rank order, so that all ranks get the same bits in every run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_world_sum(fsdp_world *world, double *values, size_t count,
                                                  fsdp_error *err);
@@ -68,14 +68,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_world_set_deadline(fsdp_world *world, int
                                                           fsdp_error *err);
 
 /*
- * Local. Between these two calls, for at most that time, no deadline of another rank ends because of this one:
- * it is at work and makes no calls. Afterwards the other ranks wait for one deadline more. A second begin
+ * Local. Between these two calls, for at most that time, no other rank's deadline ends because of this one,
+ * which is at work and makes no calls. Afterwards the other ranks wait for one deadline more. A second begin
  * replaces the first. begin accepts 0 or less, and both accept NULL; they do nothing then.
  *
- * A rank that dies meanwhile is noticed as ever, and so is another one that is stuck: only where the ranks are
- * on several hosts, or MPI moves the tensors, a stuck rank that misses a call of the control plane is named
- * after the busy ones are done. Over MPI, only the main thread may call these two where MPI has less than
- * MPI_THREAD_SERIALIZED.
+ * A rank that dies meanwhile is noticed as ever, and so is another one that is stuck; but where tensors move
+ * over TCP or MPI, a stuck rank that misses a call of the control plane is named after the busy ones are
+ * done. Over MPI with less than MPI_THREAD_SERIALIZED only the main thread may make these calls; on another
+ * one they do nothing.
  */
 FSDP_API void fsdp_world_begin_busy(fsdp_world *world, int milliseconds);
 FSDP_API void fsdp_world_end_busy(fsdp_world *world);

@@ -44,7 +44,7 @@ struct thread_group {
 };
 
 /* Global, because the atexit handler uses them. */
-static atomic_int ranks_at_work;
+static atomic_int ranks_at_work, ranks_of_job;
 static pid_t rank_process;
 static _Thread_local int rank_of_thread = -1;
 
@@ -74,15 +74,16 @@ _Noreturn static void leave_at_once(int code)
  * rank: -1. */
 static void check_exit(void)
 {
-    char rank[32] = "a thread that is no rank";
-    int at_work = atomic_load(&ranks_at_work);
-    if (at_work < 2 || getpid() != rank_process)
+    char who[32] = "a thread that is no rank";
+    const int ranks = atomic_load(&ranks_of_job);
+    bool is_rank = rank_of_thread >= 0 && ranks > 1;
+    if ((!is_rank && atomic_load(&ranks_at_work) < 2) || getpid() != rank_process)
         return;
-    if (rank_of_thread >= 0)
-        snprintf(rank, sizeof rank, "rank %d", rank_of_thread);
+    if (is_rank)
+        snprintf(who, sizeof who, "rank %d", rank_of_thread);
     dprintf(STDERR_FILENO,
-            "fsdp: %s called exit while %d --threads were at work: a rank ends by returning\n",
-            rank, at_work);
+            "fsdp: %s called exit in a job of %d --threads: a rank ends by returning\n", who,
+            ranks);
     leave_at_once(FSDP_ERR_PEER);
 }
 
@@ -229,6 +230,7 @@ static int run_threads(thread_group *group, const pthread_attr_t *attributes)
     int code = 0;
     if (connect_ranks(group, &err) != FSDP_OK)
         return fsdp_error_report(&err);
+    atomic_store(&ranks_of_job, group->size);
     for (int i = 0; i < group->size; i++)
         start_rank(group, &group->ranks[i], attributes);
     int at_work = wait_for_ranks(group, &code);

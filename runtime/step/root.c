@@ -159,7 +159,10 @@ static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error
     FSDP_TRY(fsdp_ctl_agree(ctl, plan(root, opts, err), err));
     FSDP_TRY(fsdp_ctl_agree(ctl, connect(root, err), err));
     FSDP_TRY(fsdp_ctl_agree(ctl, allocate(root, err), err));
-    return fsdp_root_check_structure(root, err);
+    fsdp_status status = fsdp_root_check_structure(root, err);
+    if (status == FSDP_ERR_PEER) /* it compares in a collective, which names no public call */
+        fsdp_error_prefix(err, "fsdp_root_create");
+    return status;
 }
 
 /* Leaves the model as it was, so that the caller may try again with other options. */

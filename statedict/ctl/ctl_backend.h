@@ -18,8 +18,7 @@ enum {
 };
 
 /* Ends the text of an error that a deadline caused, here and in collectives. */
-#define FSDP_DEADLINE_HINT \
-    "a rank that is busy for longer calls fsdp_world_begin_busy, or fsdp_world_set_deadline sets a longer deadline"
+#define FSDP_DEADLINE_HINT "a rank that is busy calls fsdp_world_begin_busy, or set a longer deadline"
 
 typedef struct fsdp_ctl_ops {
     const char *name;

@@ -7,6 +7,7 @@
  *   leave RANK CODE      RANK returns CODE, the others wait for it in an all-reduce
  *   signal RANK NUMBER   RANK raises that signal, the others wait
  *   quit RANK CODE       RANK calls exit
+ *   linger RANK CODE     as quit, after the others have returned
  *   work RANK CODE       RANK prints and returns CODE, the others make no call
  *   hold RANK CODE       as work, and the others hold the standard output
  *   defy RANK CODE       as work, and the others ignore SIGTERM
@@ -266,6 +267,12 @@ static int fail_somehow(fsdp_world *world, const char *how, int special, int num
             pause();
     if (strcmp(how, "work") == 0)
         printf("rank %d gives up\n", special);
+    if (strcmp(how, "linger") == 0) {
+        if (fsdp_world_rank(world) != special)
+            return 0;
+        sleep_ms(300);
+        exit(number);
+    }
     if (strcmp(how, "leave") == 0)
         return leave_group(world, special, number);
     if (fsdp_world_rank(world) != special) {

@@ -20,7 +20,7 @@ typedef struct train_log {
     const char *run;
     bool drops_lines;          /* that cannot be written, instead of failing: save.on_error continue */
     int64_t dropped;
-    fsdp_error failure;        /* the first; nothing is written after it. train_agree brings it to all ranks */
+    fsdp_error failure;        /* the first: nothing is written after it. train_agree brings it to all */
 } train_log;
 
 typedef struct train_step_line {
