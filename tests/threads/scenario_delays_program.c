@@ -4,7 +4,7 @@
  * returned too early or read too late changes the gradients. Plain program, so that
  * ThreadSanitizer sees it.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/nets/unit_tuning.h"
 #include "tests/support/ranks/worlds.h"
 

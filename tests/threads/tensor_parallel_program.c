@@ -4,7 +4,7 @@
  * and weights are those of one rank that has all, to 1e-5; sums have another order. Plain program,
  * so that ThreadSanitizer sees it.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/sample_state.h"
 #include "tests/support/nets/tensors.h"
 #include "tests/support/ranks/worlds.h"
@@ -135,7 +135,7 @@ static fsdp_status run_step(toy *net, uint64_t microbatch, double *loss_out, fsd
     return toy_backward(net, add_layer_grads, err);
 }
 
-/* Not is_close of mlp.h: losses are compared relative to themselves. */
+/* Not is_close of toy_mlp.h: losses are compared relative to themselves. */
 static bool is_near(double a, double b)
 {
     return a - b <= tolerance * b && b - a <= tolerance * b;

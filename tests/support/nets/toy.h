@@ -1,6 +1,6 @@
 /*
  * The model of the runtime's tests: layers in a row, a unit for each, and a root around them. This header
- * builds a toy, calls the hooks of a step, and frees it. mlp.h and toy_transformer.h compute its layers,
+ * builds a toy, calls the hooks of a step, and frees it. toy_mlp.h and toy_transformer.h compute its layers,
  * training.h trains it with either face, state_net.h gives it everything that a state dict can hold.
  */
 #ifndef FSDP_TOY_H

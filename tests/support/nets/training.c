@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 
 static const mlp_plan net_plan = {.layers = NET_LAYERS,
                                   .widths = {NET_IN, NET_HIDDEN, NET_HIDDEN, NET_OUT},

@@ -3,7 +3,7 @@
  * next one is reduced, and a group with a member that never runs is completed at the end of
  * forward, and still trains.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/unit/runtime/expect_toy.h"
 
 #include <string.h>

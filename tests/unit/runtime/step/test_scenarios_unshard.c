@@ -3,7 +3,7 @@
  * backward is done, siblings prefetched beside the caller's own all-reduces, units without
  * parameters, and gathers before the first step.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/unit/runtime/expect_toy.h"
 
 #include <string.h>

@@ -2,7 +2,7 @@
  * fsdp_root_reset after the caller's own error at any point of a step: nothing of that step is left, and the
  * next steps equal those of a root without the error. Also the begin of the gathers of a step.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/nets/state_net.h"
 
 #include <criterion/criterion.h>

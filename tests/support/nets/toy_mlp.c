@@ -1,5 +1,5 @@
-/* See mlp.h. */
-#include "tests/support/nets/mlp.h"
+/* See toy_mlp.h. */
+#include "tests/support/nets/toy_mlp.h"
 
 #include <math.h>
 #include <stdio.h>
