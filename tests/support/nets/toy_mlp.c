@@ -13,73 +13,50 @@
 
 mlp_plan mlp_plan_default(int layers, int64_t ranks)
 {
-    static const int widths[] = {5, 7, 4, 6, 8, 3, 7, 5, 6, 4, 3};
+    static const int64_t widths[] = {5, 7, 4, 6, 8, 3, 7, 5, 6, 4, 3};
+    static const char *const names[] = {"L0", "L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9"};
     mlp_plan plan = {.layers = layers,
                      .mesh_ndim = 1,
                      .mesh_shape = {ranks},
                      .mesh_names = {"dp"},
-                     .opts = (fsdp_unit_opts){0},
                      .root_reshard = FSDP_RESHARD_AUTO};
-    for (int i = 0; i < layers; i++) {
-        plan.widths[i] = widths[i];
+    memcpy(plan.widths, widths, sizeof widths);
+    memcpy(plan.names, names, sizeof names);
+    for (int i = 0; i < layers; i++)
         plan.groups[i] = i;
-    }
-    plan.widths[layers] = widths[layers];
     return plan;
 }
 
-static void name_layer(const mlp_plan *plan, int layer, char out[32])
+static bool has_relu(const mlp_plan *plan, int layer)
 {
-    if (plan->names[layer])
-        snprintf(out, 32, "%s", plan->names[layer]);
-    else
-        snprintf(out, 32, "L%d", layer);
+    return !plan->is_linear && layer + 1 < plan->layers;
 }
 
-/* --- making the layers ------------------------------------------------------------------------ */
+/* --- over units ------------------------------------------------------------------------------- */
 
-static fsdp_status place_layer(toy *net, int i, fsdp_error *err)
-{
-    const fsdp_placement columns = {FSDP_SHARD, 0, 0}, rows = {FSDP_SHARD, 1, 0};
-    const char *dim = net->plan->tensor_dim;
-    if (i % 2 == 1) /* every rank holds its whole bias */
-        return fsdp_param_set_placement(net->weight[i], dim, rows, err);
-    FSDP_TRY(fsdp_param_set_placement(net->weight[i], dim, columns, err));
-    return fsdp_param_set_placement(net->bias[i], dim, columns, err);
-}
-
-static fsdp_status declare_layer(toy *net, int i, fsdp_error *err)
-{
-    const mlp_plan *plan = net->plan;
-    fsdp_dtype dtype = plan->dtype != FSDP_DTYPE_NONE ? plan->dtype : FSDP_F32;
-    char prefix[32], name[48];
-    const int64_t shape[] = {plan->widths[i + 1], plan->widths[i]};
-    name_layer(plan, i, prefix);
-    snprintf(name, sizeof name, "%s.weight", prefix);
-    FSDP_TRY(fsdp_model_add(
-        net->model, &(fsdp_param_spec){.name = name, .dtype = dtype, .ndim = 2, .shape = shape},
-        &net->weight[i], err));
-    snprintf(name, sizeof name, "%s.bias", prefix);
-    FSDP_TRY(fsdp_model_add(
-        net->model, &(fsdp_param_spec){.name = name, .dtype = dtype, .ndim = 1, .shape = shape},
-        &net->bias[i], err));
-    return plan->tensor_dim ? place_layer(net, i, err) : FSDP_OK;
-}
-
-/* The root's bias is a layer without a weight, after the others. */
 fsdp_status mlp_declare(toy *net, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
-    const int64_t out = plan->widths[plan->layers];
-    memcpy(net->is_skipped, plan->is_skipped, sizeof net->is_skipped);
-    for (net->layers = 0; net->layers < plan->layers; net->layers++)
-        FSDP_TRY(declare_layer(net, net->layers, err));
-    if (!plan->has_root_bias)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_model_add(
-        net->model, &(fsdp_param_spec){.name = "bias", .dtype = FSDP_F32, .ndim = 1, .shape = &out},
-        &net->own, err));
-    net->bias[net->layers++] = net->own;
+    const int last = plan->mesh_ndim - 1;
+    const fsdp_mlp_plan whole = {
+        .layers = plan->layers,
+        .widths = plan->widths,
+        .rows = MLP_ROWS,
+        .names = plan->names,
+        .dtype = plan->dtype,
+        .has_root_bias = plan->has_root_bias,
+        .tensor_dim = plan->tensor_dim,
+        .tensor = plan->tensor_dim ? fsdp_world_comm(net->world, net->mesh, last, last) : NULL};
+    FSDP_TRY(fsdp_mlp_declare(net->model, &whole, &net->mlp, err));
+    net->layers = net->mlp->layer_count;
+    for (int i = 0; i < net->layers; i++) {
+        fsdp_mlp_layer *layer = &net->mlp->layers[i];
+        net->weight[i] = layer->linear.weight;
+        net->bias[i] = layer->linear.bias;
+        layer->has_relu = has_relu(plan, i);
+        layer->is_skipped = i < plan->layers && plan->is_skipped[i];
+    }
+    net->own = plan->has_root_bias ? net->bias[plan->layers] : NULL;
     return FSDP_OK;
 }
 
@@ -87,22 +64,29 @@ fsdp_status mlp_declare(toy *net, fsdp_error *err)
 static fsdp_status make_unit(toy *net, int first, int *next_out, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
-    char names[MLP_LAYERS][32];
-    const char *prefixes[MLP_LAYERS];
     fsdp_unit *unit = NULL;
-    size_t n = 0;
-    int next = first;
-    for (; next < plan->layers && plan->groups[next] == plan->groups[first]; next++) {
-        name_layer(plan, next, names[n]);
-        prefixes[n] = names[n];
-        net->member[next] = n++;
-    }
+    int next = first + 1;
+    while (next < plan->layers && plan->groups[next] == plan->groups[first])
+        next++;
     if (plan->groups[first] != MLP_ROOT)
-        FSDP_TRY(fsdp_unit_create_list(net->model, prefixes, n, &net->opts, &unit, err));
-    for (int i = first; i < next; i++)
+        FSDP_TRY(fsdp_unit_create_list(net->model, &plan->names[first], (size_t)(next - first),
+                                       &net->opts, &unit, err));
+    for (int i = first; i < next; i++) {
         net->unit[i] = unit;
+        net->mlp->layers[i].member = (size_t)(i - first);
+    }
     *next_out = next;
     return FSDP_OK;
+}
+
+fsdp_status mlp_set_root(toy *net, fsdp_error *err)
+{
+    for (int i = 0; i < net->layers; i++)
+        if (net->unit[i])
+            net->mlp->layers[i].unit = net->unit[i];
+        else
+            net->unit[i] = fsdp_root_unit(net->root);
+    return fsdp_mlp_set_root(net->mlp, net->root, err);
 }
 
 static fsdp_status build(toy *net, fsdp_world *world, fsdp_error *err)
@@ -117,9 +101,7 @@ static fsdp_status build(toy *net, fsdp_world *world, fsdp_error *err)
     fsdp_unit_opts opts = net->opts;
     opts.reshard_after_forward = plan->root_reshard;
     FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
-    for (int i = 0; i < net->layers; i++)
-        if (!net->unit[i])
-            net->unit[i] = fsdp_root_unit(net->root);
+    FSDP_TRY(mlp_set_root(net, err));
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
@@ -138,154 +120,86 @@ fsdp_status mlp_add_adamw(toy *net, fsdp_error *err)
     return toy_add_adamw(net, &opts, err);
 }
 
-/* --- arithmetic ------------------------------------------------------------------------------- */
+enum { ROWS_SEED = 2 };
 
-static void layer_forward(float *y, const float *x, const float *w, const float *b, int out, int in,
-                          bool has_relu)
+fsdp_status mlp_forward(toy *net, uint64_t microbatch, fsdp_error *err)
+{
+    fsdp_mlp_fill(net->mlp, ROWS_SEED, (int64_t)microbatch * MLP_ROWS);
+    return fsdp_mlp_forward(net->mlp, err);
+}
+
+fsdp_status mlp_microbatch(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err)
+{
+    fsdp_mlp_fill(net->mlp, ROWS_SEED, (int64_t)microbatch * MLP_ROWS);
+    return fsdp_mlp_run(net->mlp, loss_out, err);
+}
+
+/* --- in plain C ------------------------------------------------------------------------------- */
+
+static void layer_forward(float *y, const float *x, const float *w, const float *b, int64_t out,
+                          int64_t in, bool has_relu)
 {
     for (int r = 0; r < MLP_ROWS; r++)
-        for (int o = 0; o < out; o++) {
-            float sum = b[o];
-            for (int k = 0; k < in; k++)
-                sum += x[r * in + k] * w[o * in + k];
+        for (int64_t o = 0; o < out; o++) {
+            float sum = 0;
+            for (int64_t k = 0; k < in; k++)
+                sum = fmaf(x[r * in + k], w[o * in + k], sum);
+            sum += b[o];
             y[r * out + o] = has_relu && sum < 0 ? 0 : sum;
         }
 }
 
 /* dy becomes the gradient of the input. y is the layer's output. */
 static void layer_backward(float *dy, const float *x, const float *y, const float *w, float *dw,
-                           float *db, int out, int in, bool has_relu)
+                           float *db, int64_t out, int64_t in, bool has_relu)
 {
     float dx[MLP_ROWS * MLP_WIDTH] = {0};
-    memset(dw, 0, (size_t)(out * in) * sizeof *dw);
-    memset(db, 0, (size_t)out * sizeof *db);
     for (int r = 0; r < MLP_ROWS; r++)
-        for (int o = 0; o < out; o++) {
+        for (int64_t o = 0; o < out; o++) {
             float e = has_relu && y[r * out + o] <= 0 ? 0 : dy[r * out + o];
             db[o] += e;
-            for (int k = 0; k < in; k++) {
-                dx[r * in + k] += e * w[o * in + k];
-                dw[o * in + k] += e * x[r * in + k];
+            for (int64_t k = 0; k < in; k++) {
+                dx[r * in + k] = fmaf(e, w[o * in + k], dx[r * in + k]);
+                dw[o * in + k] = fmaf(e, x[r * in + k], dw[o * in + k]);
             }
         }
     memcpy(dy, dx, sizeof dx);
 }
 
-void mlp_fill_rows(const mlp_plan *plan, uint64_t microbatch, float *x)
+static float row_value(const char *name, uint64_t microbatch, int64_t width, int64_t i)
 {
-    uint64_t first = microbatch * MLP_ROWS * (uint64_t)plan->widths[0];
-    for (int i = 0; i < MLP_ROWS * plan->widths[0]; i++)
-        x[i] = (float)fsdp_uniform(2, "x", first + (uint64_t)i);
+    return (float)fsdp_uniform(ROWS_SEED, name,
+                               microbatch * MLP_ROWS * (uint64_t)width + (uint64_t)i);
 }
 
 static double loss_of(const mlp_plan *plan, const float *y, uint64_t microbatch, float *dy_out)
 {
-    int n = MLP_ROWS * plan->widths[plan->layers];
-    double loss = 0;
-    for (int i = 0; i < n; i++) {
-        float e = y[i] - (float)fsdp_uniform(2, "t", microbatch * (uint64_t)n + (uint64_t)i);
-        loss += (double)(e * e) / n;
+    int64_t width = plan->widths[plan->layers], n = MLP_ROWS * width;
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float e = y[i] - row_value("t", microbatch, width, i);
+        sum += (double)e * (double)e;
         dy_out[i] = 2 * e / (float)n;
     }
-    return loss;
+    return sum / (double)n;
 }
 
-static bool has_relu(const mlp_plan *plan, int layer)
+static void init_values(float *values, const char *layer, const char *name, int64_t count,
+                        int64_t last_dim)
 {
-    return !plan->is_linear && layer + 1 < plan->layers;
+    char full[48];
+    snprintf(full, sizeof full, "%s.%s", layer, name);
+    for (int64_t k = 0; k < count; k++)
+        values[k] = (float)(fsdp_uniform(1, full, (uint64_t)k) / sqrt((double)last_dim));
 }
-
-/* --- over units ------------------------------------------------------------------------------- */
-
-static void add_bias(float *y, const float *x, const float *bias, int out)
-{
-    for (int i = 0; i < MLP_ROWS * out; i++)
-        y[i] = x[i] + bias[i % out];
-}
-
-static fsdp_status compute_layer(toy *net, int i, fsdp_error *err)
-{
-    const mlp_plan *plan = net->plan;
-    float w[MLP_WIDTH * MLP_WIDTH], b[MLP_WIDTH], *y = net->x[i + 1];
-    const float *weight = net->weight[i] ? tensor_values(net->weight[i], w) : NULL;
-    const float *bias = tensor_values(net->bias[i], b);
-    if (!bias || (net->weight[i] && !weight))
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d is not gathered", i);
-    if (weight)
-        layer_forward(y, net->x[i], weight, bias, plan->widths[i + 1], plan->widths[i],
-                      has_relu(plan, i));
-    else
-        add_bias(y, net->x[i], bias, plan->widths[i]);
-    return FSDP_OK;
-}
-
-fsdp_status mlp_forward(toy *net, uint64_t microbatch, fsdp_error *err)
-{
-    mlp_fill_rows(net->plan, microbatch, net->x[0]);
-    return toy_forward(net, compute_layer, err);
-}
-
-double mlp_loss(toy *net, uint64_t microbatch)
-{
-    return loss_of(net->plan, net->x[net->layers], microbatch, net->dy);
-}
-
-static fsdp_status give_bias_grad(toy *net, int i, fsdp_error *err)
-{
-    float db[MLP_WIDTH] = {0};
-    int out = net->plan->widths[i];
-    for (int k = 0; k < MLP_ROWS * out; k++)
-        db[k % out] += net->dy[k];
-    return tensor_give_grad(net->bias[i], db, err);
-}
-
-static fsdp_status give_layer_grads(toy *net, int i, fsdp_error *err)
-{
-    const mlp_plan *plan = net->plan;
-    float w[MLP_WIDTH * MLP_WIDTH], dw[MLP_WIDTH * MLP_WIDTH], db[MLP_WIDTH];
-    if (!net->weight[i])
-        return give_bias_grad(net, i, err);
-    const float *weight = tensor_values(net->weight[i], w);
-    if (!weight)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d is not gathered", i);
-    layer_backward(net->dy, net->x[i], net->x[i + 1], weight, dw, db, plan->widths[i + 1],
-                   plan->widths[i], has_relu(plan, i));
-    FSDP_TRY(tensor_give_grad(net->weight[i], dw, err));
-    return tensor_give_grad(net->bias[i], db, err);
-}
-
-fsdp_status mlp_backward_layer(toy *net, int i, fsdp_error *err)
-{
-    return toy_backward_layer(net, i, give_layer_grads, err);
-}
-
-fsdp_status mlp_backward(toy *net, fsdp_error *err)
-{
-    return toy_backward(net, give_layer_grads, err);
-}
-
-fsdp_status mlp_microbatch(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err)
-{
-    FSDP_TRY(mlp_forward(net, microbatch, err));
-    *loss_out = mlp_loss(net, microbatch);
-    return mlp_backward(net, err);
-}
-
-/* --- in plain C ------------------------------------------------------------------------------- */
 
 void mlp_values_init(const mlp_plan *plan, mlp_values *values_out)
 {
     memset(values_out, 0, sizeof *values_out);
     for (int i = 0; i < plan->layers; i++) {
-        char prefix[32], name[48];
-        int out = plan->widths[i + 1], in = plan->widths[i];
-        name_layer(plan, i, prefix);
-        snprintf(name, sizeof name, "%s.weight", prefix);
-        for (int k = 0; k < out * in; k++)
-            values_out->weight[i][k] = (float)(fsdp_uniform(1, name, (uint64_t)k) / sqrt(in));
-        snprintf(name, sizeof name, "%s.bias", prefix);
-        for (int k = 0; k < out; k++)
-            values_out->bias[i][k] = (float)(fsdp_uniform(1, name, (uint64_t)k) / sqrt(out));
+        int64_t out = plan->widths[i + 1], in = plan->widths[i];
+        init_values(values_out->weight[i], plan->names[i], "weight", out * in, in);
+        init_values(values_out->bias[i], plan->names[i], "bias", out, out);
     }
 }
 
@@ -303,8 +217,9 @@ double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint
                             mlp_values *grads_out)
 {
     float x[MLP_LAYERS + 1][MLP_ROWS * MLP_WIDTH], dy[MLP_ROWS * MLP_WIDTH];
-    const int *widths = plan->widths;
-    mlp_fill_rows(plan, microbatch, x[0]);
+    const int64_t *widths = plan->widths;
+    for (int64_t i = 0; i < MLP_ROWS * widths[0]; i++)
+        x[0][i] = row_value("x", microbatch, widths[0], i);
     memset(grads_out, 0, sizeof *grads_out);
     for (int i = 0; i < plan->layers; i++)
         if (plan->is_skipped[i])
@@ -381,8 +296,8 @@ fsdp_status mlp_gather(toy *net, mlp_values *values_out, fsdp_error *err)
         float w[MLP_WIDTH * MLP_WIDTH], b[MLP_WIDTH];
         size_t out = (size_t)net->plan->widths[i + 1], in = (size_t)net->plan->widths[i];
         FSDP_TRY(fsdp_unit_unshard(net->unit[i], false, NULL, err));
-        memcpy(values_out->weight[i], tensor_values(net->weight[i], w), out * in * sizeof *w);
-        memcpy(values_out->bias[i], tensor_values(net->bias[i], b), out * sizeof *b);
+        memcpy(values_out->weight[i], fsdp_param_f32(net->weight[i], w), out * in * sizeof *w);
+        memcpy(values_out->bias[i], fsdp_param_f32(net->bias[i], b), out * sizeof *b);
         FSDP_TRY(fsdp_unit_reshard(net->unit[i], err));
     }
     return FSDP_OK;
