@@ -88,12 +88,9 @@ FSDP_API void fsdp_world_end_busy(fsdp_world *world);
 
 /*
  * Local. For a body of fsdp_launch that ends with an error: keeps the text for the ranks that wait for this
- * one, whose calls return it as soon as the body returns, and returns its exit code. Prints nothing.
- *
- *     (void)fsdp_error_report(&err);
- *     return fsdp_world_fail(world, &err);
- *
- * Without it they get the first failure that the library has seen on this rank, else the exit code alone.
+ * one, whose calls return it as soon as the body returns, and returns its exit code. For programs that print
+ * errors by themselves: after `return fsdp_error_report(&err)` they get the text without this call. Where
+ * nothing was printed either, it is that of the root's first failure, else they get the exit code alone.
  */
 FSDP_API int fsdp_world_fail(fsdp_world *world, const fsdp_error *err);
 

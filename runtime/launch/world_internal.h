@@ -39,7 +39,8 @@ struct fsdp_world {
     fsdp_world_parts parts;
     fsdp_ordered_comm **comms; /* one per set of ranks, in the order of creation */
     size_t comm_count, comm_room;
-    fsdp_error reason;         /* this rank's own failure, if it ends with one; empty text: none is known */
+    fsdp_error reason;         /* this rank's own failure, if it ends with one; FSDP_OK: none is known */
+    bool is_reason_given;      /* by fsdp_world_fail */
     fsdp_world_child *children;
 };
 

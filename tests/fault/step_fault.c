@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/core/mem.h"
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 
 enum { LAYERS = 2, SHORT_MS = 600, MOST_AWAY_MS = 30000 };
 
