@@ -162,7 +162,7 @@ static int use_time(fsdp_world *world, const char *how, int special, int ms)
         status =
             fsdp_world_set_deadline(world, strcmp(how, "longer") == 0 ? 10 * ms : ms / 3, &err);
     if (status == FSDP_OK && strcmp(how, "stuck") == 0 && rank == special)
-        sleep_ms(3 * ms);
+        sleep_ms(2 * ms);
     if (strcmp(how, "stuck") == 0)
         how = "busy", special = (special + 1) % size;
     if (status == FSDP_OK)
