@@ -41,6 +41,11 @@ def put_source(path):
             file.write(b"".join(struct.pack("<f", i + j / 4096) for j in range(4096)) * (size // 16384))
 
 
+def put_digests(root):
+    """From now on the source is checked before it is converted."""
+    subprocess.run([BUILD / "bin/fsdp-verify", "--write-digests", "-q", "s.safetensors"], cwd=root, check=True)
+
+
 def command(directory, name, *more):
     return [BUILD / "bin/fsdp-convert", "s.safetensors", f"{directory}/{name}", *TARGETS[name], "--jobs", "1",
             "--mem", "8M", "--no-sync", *more]
@@ -123,6 +128,27 @@ def stop(root, name):
     return was_stopped or None
 
 
+def stop_again(root, name):
+    """SIGTERM at any moment of a conversion that goes on with another one's work, which stays."""
+    process = start_and_wait(root, name, 97)
+    process.kill()
+    process.communicate()
+    for stopped, delay in enumerate((0.005, 0.02, 0.04)):
+        process = subprocess.Popen(command("cut", name, "--resume"), cwd=root, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE)
+        time.sleep(delay)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        if (root / "cut" / name).exists():  # done before the signal came
+            assert files(root / "cut" / name) == files(root / "whole" / name), name
+            subprocess.run(["rm", "-r", root / "cut" / name], check=True)
+            return stopped or None
+        assert process.returncode in (75, -signal.SIGTERM), process.returncode
+    assert resume(root, name) > 0, name
+    subprocess.run(["rm", "-r", root / "cut" / name], check=True)
+    return True
+
+
 def stop_one_file(root):
     """Nothing is kept of a file of HDF5, and nobody says so."""
     TARGETS["x.h5"] = []
@@ -159,7 +185,11 @@ with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK
     put_source(root / "s.safetensors")
     for name in TARGETS:
         kill_at_moments(root, name)
-    tried(stop, root, "x.pt")
+    for name in TARGETS:
+        tried(stop, root, name)
+    put_digests(root)
+    for name in ("x.safetensors", "x.pt", "hf", "dcp", "ours"):
+        tried(stop_again, root, name)
     tried(stop_one_file, root)
 if left_out:
     print("left out, since the conversion was done before it was stopped:", *left_out)
