@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/core/fnv.h"
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "statedict/sd/layout_internal.h"
 
@@ -67,31 +68,42 @@ void fsdp_world_free(fsdp_world *world)
 
 int fsdp_world_rank(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->rank;
 }
 
 int fsdp_world_size(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->size;
 }
 
 int fsdp_world_local_rank(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->parts.local_rank;
 }
 
 int fsdp_world_local_size(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->parts.local_size;
 }
 
 fsdp_ctl *fsdp_world_ctl(fsdp_world *world)
 {
+    if (!world)
+        return NULL;
     return world->parts.ctl;
 }
 
 fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
 {
+    FSDP_NEED(err, world, value);
     double sum = 0;
     FSDP_TRY(fsdp_ctl_allgather(world->parts.ctl, value, sizeof *value, world->values, err));
     for (int i = 0; i < world->size; i++)
@@ -298,6 +310,7 @@ static fsdp_status check_ranks(const fsdp_world *world, const fsdp_mesh *mesh, f
 /* Dims one by one, then neighbouring ones together. */
 fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
 {
+    FSDP_NEED(err, world, mesh);
     int ndim = fsdp_mesh_ndim(mesh);
     fsdp_status status = check_ranks(world, mesh, err);
     int *ranks = fsdp_alloc((size_t)fsdp_mesh_size(mesh), sizeof *ranks);
@@ -314,6 +327,7 @@ fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_er
 fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
                             const char *const *names, fsdp_mesh **mesh_out, fsdp_error *err)
 {
+    FSDP_NEED(err, world, mesh_out);
     fsdp_mesh *mesh = NULL;
     fsdp_status status = fsdp_mesh_create(ndim, shape, names, NULL, &mesh, err);
     if (status == FSDP_OK && fsdp_mesh_size(mesh) != world->size)
@@ -350,6 +364,8 @@ fsdp_ordered_comm *fsdp_world_find_comm(fsdp_world *world, const fsdp_mesh *mesh
 
 fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
 {
+    if (!world || !mesh)
+        return NULL;
     fsdp_ordered_comm *ordered = fsdp_world_find_comm(world, mesh, dim, last_dim);
     return ordered ? ordered->comm : NULL;
 }

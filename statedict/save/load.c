@@ -17,6 +17,8 @@
 #include <fsdp/filter.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 typedef struct load_job {
     fsdp_sd *sd; /* of the caller, or of hooks->want */
     const fsdp_load_hooks *hooks;
@@ -580,9 +582,11 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
 }
 
 /* With hooks, the state dict is compared later, once hooks->want has made it. */
-static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
+static fsdp_status agree_to_load(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    if (st == FSDP_OK && !path)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_sd_load: 'path' is NULL");
     if (job->hooks)
         return fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
@@ -595,7 +599,7 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     fsdp_candidates list = {0};
     fsdp_flow("statedict/save/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
-    FSDP_TRY(agree_to_load(job, err));
+    FSDP_TRY(agree_to_load(job, path, err));
     fsdp_status st = FSDP_OK;
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
@@ -621,6 +625,7 @@ static fsdp_status run(load_job *job, const char *path, const fsdp_load_opts *op
 fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
                          fsdp_error *err)
 {
+    FSDP_NEED(err, sd, ctl);
     load_job job = {.sd = sd, .ctl = ctl};
     return run(&job, path, opts, err);
 }

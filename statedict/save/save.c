@@ -23,6 +23,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
 enum { OPTION_COUNT = 9 };
 
@@ -592,5 +594,7 @@ fsdp_status fsdp_save_begun(const fsdp_save_call *call, fsdp_error *err)
 fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                          const fsdp_save_opts *opts, fsdp_error *err)
 {
-    return fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, FSDP_OK}, err);
+    FSDP_NEED(err, sd, ctl);
+    fsdp_status mine = FSDP_GIVEN(err, dir);
+    return fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, mine}, err);
 }
