@@ -129,6 +129,11 @@ void fsdp_error_prefix(fsdp_error *err, const char *format, ...)
     cut_middle(draft, err->text, sizeof err->text);
 }
 
+const char *fsdp_version(void)
+{
+    return FSDP_VERSION;
+}
+
 int fsdp_error_report(const fsdp_error *err)
 {
     if (!err || err->status == FSDP_OK)

@@ -429,11 +429,13 @@ fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts
     fsdp_error mine = {0};
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     mine.status = make_saver(root, opts, &saver, &mine);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_async_saver_create");
     fsdp_status status = fsdp_ctl_agree(ctl, mine.status, &mine);
     if (status == FSDP_OK)
         status = fsdp_world_second_ctl(root->world, &saver->ctl, &mine);
     if (status == FSDP_OK)
         status = fsdp_ctl_agree(ctl, start_thread(saver, &mine), &mine);
+    fsdp_ctl_end_public(ctl, outer);
     if (status != FSDP_OK) {
         if (saver)
             end_saver(&saver->child);
@@ -441,6 +443,7 @@ fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts
             *err = mine;
         return status;
     }
+    (void)fsdp_ctl_begin_public(saver->ctl, "fsdp_async_save"); /* all that it is for */
     if (saver->opts.deadline_ms > 0)
         fsdp_ctl_set_deadline(saver->ctl, saver->opts.deadline_ms);
     fsdp_world_adopt(root->world, &saver->child);

@@ -136,10 +136,13 @@ static int report_failure(fsdp_status status, const fsdp_error *err, int rank)
 static void report_leave(fsdp_world *world, int code)
 {
     char exit_code[FSDP_EXIT_TEXT];
+    const char *reason = world->reason.text;
     fsdp_error why = {.status = FSDP_ERR_PEER, .rank = world->rank};
     fsdp_comm_describe_exit(code & 0xff, exit_code);
-    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with %s", world->rank, exit_code);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with %s%s%s", world->rank, exit_code,
+                    reason[0] ? ": " : "", reason);
     world->parts.transport->exit_code = code & 0xff;
+    world->parts.transport->exit_reason = reason[0] ? reason : NULL;
     fsdp_ctl_leave(world->parts.ctl, &why);
 }
 
@@ -195,7 +198,9 @@ int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *
                               .transport = transport,
                               .check = job->options->check,
                               .deadline_ms = job->options->deadline_ms};
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_launch");
     fsdp_status status = fill_parts(job->options, &parts, &err);
+    fsdp_ctl_end_public(ctl, outer);
     bool is_complete = status == FSDP_OK;
     if (is_complete) {
         status = fsdp_world_create(&parts, &world, &err);

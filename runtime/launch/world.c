@@ -11,6 +11,7 @@
 #include "base/core/fnv.h"
 #include "base/core/given.h"
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/layout_internal.h"
 
 /* --- making one ------------------------------------------------------------------------------- */
@@ -28,17 +29,13 @@ fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_
                               fsdp_error *err)
 {
     fsdp_world *world = fsdp_alloc(1, sizeof *world);
-    double *values = fsdp_alloc((size_t)fsdp_ctl_size(parts->ctl), sizeof *values);
-    if (!world || !values) {
-        fsdp_free(world);
-        fsdp_free(values);
+    if (!world) {
         fsdp_world_parts_release(parts);
         return fsdp_fail_memory(err, "a world");
     }
     world->parts = *parts;
     world->rank = fsdp_ctl_rank(parts->ctl);
     world->size = fsdp_ctl_size(parts->ctl);
-    world->values = values;
     fsdp_ctl_set_deadline(parts->ctl, parts->deadline_ms);
     *world_out = world;
     return FSDP_OK;
@@ -61,7 +58,6 @@ void fsdp_world_free(fsdp_world *world)
     for (size_t i = 0; i < world->comm_count; i++)
         free_comm(world->comms[i]);
     fsdp_free(world->comms);
-    fsdp_free(world->values);
     fsdp_world_parts_release(&world->parts);
     fsdp_free(world);
 }
@@ -99,17 +95,6 @@ fsdp_ctl *fsdp_world_ctl(fsdp_world *world)
     if (!world)
         return NULL;
     return world->parts.ctl;
-}
-
-fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
-{
-    FSDP_NEED(err, world, value);
-    double sum = 0;
-    FSDP_TRY(fsdp_ctl_allgather(world->parts.ctl, value, sizeof *value, world->values, err));
-    for (int i = 0; i < world->size; i++)
-        sum += world->values[i];
-    *value = sum / world->size;
-    return FSDP_OK;
 }
 
 /* --- communicators ---------------------------------------------------------------------------- */
@@ -308,9 +293,8 @@ static fsdp_status check_ranks(const fsdp_world *world, const fsdp_mesh *mesh, f
 }
 
 /* Dims one by one, then neighbouring ones together. */
-fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
+static fsdp_status connect_mesh(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
 {
-    FSDP_NEED(err, world, mesh);
     int ndim = fsdp_mesh_ndim(mesh);
     fsdp_status status = check_ranks(world, mesh, err);
     int *ranks = fsdp_alloc((size_t)fsdp_mesh_size(mesh), sizeof *ranks);
@@ -324,6 +308,15 @@ fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_er
     return status;
 }
 
+fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    FSDP_NEED(err, world, mesh);
+    const char *outer = fsdp_ctl_begin_public(world->parts.ctl, "fsdp_world_connect");
+    fsdp_status status = connect_mesh(world, mesh, err);
+    fsdp_ctl_end_public(world->parts.ctl, outer);
+    return status;
+}
+
 fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
                             const char *const *names, fsdp_mesh **mesh_out, fsdp_error *err)
 {
@@ -333,9 +326,11 @@ fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
     if (status == FSDP_OK && fsdp_mesh_size(mesh) != world->size)
         status = fsdp_fail(err, FSDP_ERR_USAGE, "the mesh is of %lld ranks, the world has %d",
                            (long long)fsdp_mesh_size(mesh), world->size);
+    const char *outer = fsdp_ctl_begin_public(world->parts.ctl, "fsdp_world_mesh");
     status = fsdp_ctl_agree(world->parts.ctl, status, err);
     if (status == FSDP_OK)
-        status = fsdp_world_connect(world, mesh, err);
+        status = connect_mesh(world, mesh, err);
+    fsdp_ctl_end_public(world->parts.ctl, outer);
     if (status == FSDP_OK)
         *mesh_out = mesh;
     else

@@ -478,5 +478,5 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
         &(fsdp_trace_event){.event = "optim_step", .unit = "", .state = "idle", .bytes = -1});
     fsdp_status status = step(optim, err);
     root->step += !fsdp_root_awaits_step(root, NULL);
-    return fsdp_root_done(root, status, err);
+    return fsdp_root_done(root, "fsdp_optim_step", status, err);
 }

@@ -7,6 +7,7 @@
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/describe.h"
 #include "statedict/save/load_internal.h"
+#include "statedict/save/save_internal.h"
 #include "statedict/sd/names.h"
 #include "statedict/select/selection.h"
 #include "statedict/run/run_internal.h"
@@ -587,8 +588,9 @@ static fsdp_status agree_to_load(load_job *job, const char *path, fsdp_error *er
     fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
     if (st == FSDP_OK && !path)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_sd_load: 'path' is NULL");
+    FSDP_TRY(fsdp_agree_path(job->ctl, path, st, err));
     if (job->hooks)
-        return fsdp_ctl_agree(job->ctl, st, err);
+        return FSDP_OK;
     if (st == FSDP_OK)
         st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);
     return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
@@ -627,7 +629,10 @@ fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsd
 {
     FSDP_NEED(err, sd, ctl);
     load_job job = {.sd = sd, .ctl = ctl};
-    return run(&job, path, opts, err);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_load");
+    fsdp_status st = run(&job, path, opts, err);
+    fsdp_ctl_end_public(ctl, outer);
+    return st;
 }
 
 fsdp_status fsdp_load_hooked(const fsdp_load_hooks *hooks, fsdp_ctl *ctl, const char *path,

@@ -163,5 +163,8 @@ fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int
 {
     FSDP_NEED(err, sd, ctl);
     fsdp_status mine = FSDP_GIVEN(err, run);
-    return fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, mine}, step, err);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_run_save");
+    fsdp_status st = fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, mine}, step, err);
+    fsdp_ctl_end_public(ctl, outer);
+    return st;
 }

@@ -349,6 +349,16 @@ def full_disk(work):
         check(f"full {how}: the rest is whole", done.returncode == 0, done.stderr)
 
 
+def full_log(work):
+    """Rank 0 alone writes metrics.jsonl; every rank stops with its error. Over TCP, because shared memory is
+    files, too."""
+    words = command(place(work, "full log"), 3, "--parallel.comm", "tcp", "--save.every", 0, "--steps", 5000)
+    done = run(words, preexec_fn=limit_files(3000))
+    expect_refusal("full log", done, 7, "metrics.jsonl'")
+    check("full log: one error", done.stderr.count("error: ") == 1 and "exit code 10" not in done.stderr,
+          done.stderr)
+
+
 def inputs(work):
     directory = place(work, "inputs")
     data = directory / "wrong.txt"
@@ -453,7 +463,7 @@ def events(work):
 
 
 CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes,
-         not_finite, full_disk, inputs, events, mixed]
+         not_finite, full_disk, full_log, inputs, events, mixed]
 
 
 def main():

@@ -156,15 +156,12 @@ static fsdp_status prepare(train_job *job, const train_source *source, fsdp_erro
 
 /* --- begin and end ------------------------------------------------------------------------------- */
 
-static fsdp_status init(train_job *job, const train_options *opts, fsdp_world *world,
-                        fsdp_error *err)
+static void init(train_job *job, const train_options *opts, fsdp_world *world)
 {
     *job = (train_job){.opts = opts, .config = &opts->config, .world = world};
     job->ctl = fsdp_world_ctl(world);
     job->rank = fsdp_world_rank(world);
     job->ranks = fsdp_world_size(world);
-    job->sums = calloc((size_t)job->ranks * TRAIN_SUMS, sizeof *job->sums);
-    return job->sums ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
 }
 
 /* Checkpoints, whole or not; the leftovers of a first save that was killed are none. */
@@ -283,9 +280,8 @@ fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_worl
                             fsdp_error *err)
 {
     job_sources *from = calloc(1, sizeof *from);
-    fsdp_status st = init(job, opts, world, err);
-    if (!from)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    fsdp_status st = from ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    init(job, opts, world);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = begin(job, from, err);
@@ -311,9 +307,8 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
                            const char *path, fsdp_error *err)
 {
     train_source *source = calloc(1, sizeof *source);
-    fsdp_status st = init(job, opts, world, err);
-    if (!source)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    fsdp_status st = source ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    init(job, opts, world);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = open_model(job, path, source, err);
@@ -321,6 +316,17 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
         train_source_close(source);
     free(source);
     return st;
+}
+
+fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err)
+{
+    const fsdp_error *failure = &job->log.failure;
+    if (mine == FSDP_OK && failure->status != FSDP_OK) {
+        mine = failure->status;
+        if (err)
+            *err = *failure;
+    }
+    return fsdp_ctl_agree(job->ctl, mine, err);
 }
 
 void train_job_end(train_job *job)
@@ -334,5 +340,4 @@ void train_job_end(train_job *job)
     fsdp_mesh_free(job->mesh);
     fsdp_text_release(&job->model_text);
     fsdp_text_release(&job->generation_text);
-    free(job->sums);
 }
