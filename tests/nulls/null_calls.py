@@ -39,8 +39,8 @@ CALLBACKS = ["fsdp_all_reduce_hook", "fsdp_file_digest_visit", "fsdp_grad_hook",
 OBJECTS = ["async_saver", "checkpoint", "comm", "comm_handle", "convert_order", "ctl", "entry", "filter",
            "finalize_handle", "mesh", "model", "optim", "param", "root", "scaler", "sd", "unit",
            "unshard_handle", "world", "wrap"]
-NUMBERS = {"ndim": "1", "n": "1", "count": "1", "parts": "1", "size": "1", "name_size": "1", "target_size": "1",
-           "value": "1", "memory": "1 << 20", "dtype": "FSDP_F32", "to_type": "FSDP_F32",
+NUMBERS = {"ndim": "1", "n": "1", "count": "1", "parts": "1", "size": "1", "name_size": "1",
+           "target_size": "1", "value": "1", "memory": "1 << 20", "dtype": "FSDP_F32", "to_type": "FSDP_F32",
            "from_type": "FSDP_F32", "kind": "FSDP_ALL_GATHER", "lr": "1", "factor": "1"}
 
 
