@@ -41,9 +41,9 @@ extern "C" {
 #endif
 
 /* Returns the exit code of this rank: 0, or 1 to 255. After another one than 0, ranks that wait for this one
- * get an error with that code, and with the text that fsdp_world_fail was given. An int outside that range
- * counts by its lower eight bits, and where these are 0 it is FSDP_ERR_INTERNAL. argv ends with NULL and has
- * no option of fsdp_launch left. */
+ * get an error with that code and its text: that of fsdp_world_fail, else of the last fsdp_error_report.
+ * An int outside that range counts by its lower eight bits, and where these are 0 it is FSDP_ERR_INTERNAL.
+ * argv ends with NULL and has no option of fsdp_launch left. */
 typedef int (*fsdp_rank_main)(void *context, fsdp_world *world, int argc, char **argv);
 
 /*

@@ -51,6 +51,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_world_connect(fsdp_world *world, const fs
  * NULL when the mesh was not connected or does not hold this rank. Borrowed. */
 FSDP_API struct fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 
+/* Local. Adds an event of the program's own, such as "batch", to the trace (--trace), between those of the
+ * calls around it. Nothing happens without a trace. */
+FSDP_API void fsdp_world_mark(fsdp_world *world, const char *event);
+
 /* Collective, over the control plane: for losses, counts, flags. Each of the values becomes its sum over the
  * ranks, its largest one (NaN wins), or the mean of the only one; `count` is equal on all ranks. Summed in
  * rank order, so that all ranks get the same bits in every run. */
@@ -84,12 +88,9 @@ FSDP_API void fsdp_world_end_busy(fsdp_world *world);
 
 /*
  * Local. For a body of fsdp_launch that ends with an error: keeps the text for the ranks that wait for this
- * one, whose calls return it as soon as the body returns, and returns its exit code. Prints nothing.
- *
- *     (void)fsdp_error_report(&err);
- *     return fsdp_world_fail(world, &err);
- *
- * Without it they get the first failure that the library has seen on this rank, else the exit code alone.
+ * one, whose calls return it as soon as the body returns, and returns its exit code. For programs that print
+ * errors by themselves: after `return fsdp_error_report(&err)` they get the text without this call. Where
+ * nothing was printed either, it is that of the root's first failure, else they get the exit code alone.
  */
 FSDP_API int fsdp_world_fail(fsdp_world *world, const fsdp_error *err);
 

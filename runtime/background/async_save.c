@@ -313,6 +313,7 @@ fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
     saver->report.step = saver->job.step;
     saver->report.pool_bytes = saver->snapshot.room;
     saver->report.stall_ms = now_ms() - idle;
+    fsdp_world_trace(saver->world, "async_save", saver->report.bytes);
     start_job(saver);
     return FSDP_OK;
 }
@@ -324,6 +325,7 @@ fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *rep
         *report_out = (fsdp_async_report){.step = FSDP_NO_STEP};
     FSDP_TRY(check_given(saver, err));
     await_idle(saver);
+    fsdp_world_trace(saver->world, "async_save_wait", -1);
     if (report_out)
         *report_out = saver->report;
     return take_failure(saver, err);

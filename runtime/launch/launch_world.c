@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "base/core/mem.h"
+#include "base/core/reported.h"
 #include "runtime/launch/mpi_library.h"
 #include "runtime/comm_message/p2p_tcp.h"
 #include "runtime/comm_message/message_transport.h"
@@ -184,9 +185,13 @@ static int run_body(const fsdp_launch_job *job, fsdp_world *world)
         return fsdp_error_report(&err);
     }
     memcpy(argv, options->argv, (size_t)options->argc * sizeof *argv);
-    int code = job->body(job->context, world, options->argc, argv);
+    (void)fsdp_error_take_reported(); /* of a world before */
+    int code = to_exit_code(job->body(job->context, world, options->argc, argv), world->rank);
+    const fsdp_error printed = fsdp_error_take_reported();
+    if ((int)printed.status == code && !world->is_reason_given)
+        world->reason = printed;
     fsdp_free(argv);
-    return to_exit_code(code, fsdp_world_rank(world));
+    return code;
 }
 
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport)

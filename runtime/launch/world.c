@@ -61,6 +61,20 @@ void fsdp_world_free(fsdp_world *world)
     fsdp_free(world);
 }
 
+void fsdp_world_trace(fsdp_world *world, const char *event, int64_t bytes)
+{
+    fsdp_trace_add(
+        world->parts.trace,
+        &(fsdp_trace_event){.event = event, .unit = "", .state = "idle", .bytes = bytes});
+}
+
+void fsdp_world_mark(fsdp_world *world, const char *event)
+{
+    if (world && event)
+        fsdp_trace_add(world->parts.trace,
+                       &(fsdp_trace_event){.event = "mark", .unit = event, .bytes = -1});
+}
+
 int fsdp_world_rank(const fsdp_world *world)
 {
     return world->rank;

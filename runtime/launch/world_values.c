@@ -127,7 +127,9 @@ int fsdp_world_fail(fsdp_world *world, const fsdp_error *err)
 {
     if (!err)
         return FSDP_OK;
-    if (world && err->status != FSDP_OK)
+    if (world && err->status != FSDP_OK) {
         world->reason = *err;
+        world->is_reason_given = true;
+    }
     return (int)err->status;
 }

@@ -15,9 +15,9 @@
  *                        SIGUSR1 is recorded in FOLDER/usr1-N, SIGTERM ends with 75
  *   read                 rank 0 repeats its standard input
  *   collect              all-reduces and checks
- *   fail RANK CODE       RANK returns an error with a text, the others wait in a mean; CODE 100 more: in an
- *                        all-reduce
- *   late RANK MS         RANK comes MS late to an all-reduce, with a deadline of a third of that
+ *   fail RANK CODE       RANK prints an error and returns it, the others wait in a mean; CODE 100 more: it
+ *                        gives it to fsdp_world_fail, and the others wait in an all-reduce
+ *   late RANK MS         RANK comes MS late to an all-reduce, after it was busy, with a deadline of a third
  *   longer RANK MS       as late, with a deadline of ten times that
  *   busy RANK MS         as late, and to a mean, within fsdp_world_begin_busy
  *   overdue RANK MS      as late, and said to be busy for a quarter of that
@@ -138,12 +138,14 @@ static fsdp_status come_late(fsdp_world *world, fsdp_comm *comm, const char *how
     double value = 0;
     const bool is_busy = strcmp(how, "busy") == 0;
     for (int i = 0; i < (is_busy ? 2 : 1); i++) {
-        if (ms > 0 && is_busy)
+        if (strcmp(how, "late") == 0 || strcmp(how, "overdue") == 0)
+            fsdp_world_begin_busy(world, *how == 'l' ? 10 * ms : ms / 4);
+        if (strcmp(how, "late") == 0)
+            fsdp_world_end_busy(world);
+        if (is_busy)
             fsdp_world_begin_busy(world, 2 * ms);
-        if (strcmp(how, "overdue") == 0)
-            fsdp_world_begin_busy(world, ms / 4);
         sleep_ms(ms);
-        if (ms > 0 && is_busy)
+        if (is_busy)
             fsdp_world_end_busy(world);
         FSDP_TRY(i == 0 ? reduce(world, comm, err) : fsdp_world_mean(world, &value, err));
     }
@@ -160,7 +162,7 @@ static int use_time(fsdp_world *world, const char *how, int special, int ms)
         status =
             fsdp_world_set_deadline(world, strcmp(how, "longer") == 0 ? 10 * ms : ms / 3, &err);
     if (status == FSDP_OK && strcmp(how, "stuck") == 0 && rank == special)
-        sleep_ms(3 * ms);
+        sleep_ms(2 * ms);
     if (strcmp(how, "stuck") == 0)
         how = "busy", special = (special + 1) % size;
     if (status == FSDP_OK)
@@ -180,7 +182,7 @@ static int fail_with_text(fsdp_world *world, int special, int number)
     fsdp_status status = connect_all(world, &comm, &err);
     if (status == FSDP_OK && fsdp_world_rank(world) == special) {
         (void)fsdp_fail(&err, (fsdp_status)(number % 100), "cannot read 'corpus'");
-        return fsdp_world_fail(world, &err);
+        return number < 100 ? fsdp_error_report(&err) : fsdp_world_fail(world, &err);
     }
     while (status == FSDP_OK)
         status = number < 100 ? fsdp_world_mean(world, &value, &err) : reduce(world, comm, &err);

@@ -21,6 +21,7 @@ static int run_rank(void *context, fsdp_world *world, int argc, char **argv)
     (void)argc, (void)argv;
     fsdp_ctl_set_deadline(fsdp_world_ctl(world), PATIENCE_MS);
     fsdp_status st = work->body(world, work->opts, &err);
+    (void)fsdp_world_fail(world, &err);
     int code = bench_end_rank(fsdp_world_rank(world), st, &err);
     fflush(NULL);
     return code;

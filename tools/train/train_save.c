@@ -105,10 +105,16 @@ static fsdp_status begin(train_job *job, bool async, fsdp_error *err)
 /* Collective. A conversion that fails counts as a save that did. */
 static fsdp_status convert_too(train_job *job, int64_t step, fsdp_error *err)
 {
+    enum { LONGEST_MS = 3600000 }; /* a large model takes longer than the deadline */
     fsdp_error why = {0};
+    fsdp_status st = FSDP_OK;
     if (job->config->save.also == TRAIN_ALSO_NONE)
         return FSDP_OK;
-    fsdp_status st = job->rank == 0 ? convert(job, step, &why) : FSDP_OK;
+    if (job->rank == 0) {
+        fsdp_world_begin_busy(job->world, LONGEST_MS);
+        st = convert(job, step, &why);
+        fsdp_world_end_busy(job->world);
+    }
     return fsdp_ctl_agree(job->ctl, st, &why) == FSDP_OK ? FSDP_OK
                                                          : take_failure(job, step, &why, err);
 }
