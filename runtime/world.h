@@ -51,6 +51,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_world_connect(fsdp_world *world, const fs
  * NULL when the mesh was not connected or does not hold this rank. Borrowed. */
 FSDP_API struct fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 
+/* Local. Adds an event of the program's own, such as "batch", to the trace (--trace), between those of the
+ * calls around it. Nothing happens without a trace. */
+FSDP_API void fsdp_world_mark(fsdp_world *world, const char *event);
+
 /* Collective, over the control plane: for losses, counts, flags. Each of the values becomes its sum over the
  * ranks, its largest one (NaN wins), or the mean of the only one; `count` is equal on all ranks. Summed in
  * rank order, so that all ranks get the same bits in every run. */

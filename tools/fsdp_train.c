@@ -22,10 +22,10 @@ static void say_start(train_job *job)
         return;
     train_log_say(&job->log,
                   "%s: %" PRId64 " layers, width %" PRId64
-                  ", %.2f M parameters, %d rank%s, kernels %s",
+                  ", %.2f M parameters, %d rank%s, kernels %s, products %s",
                   fsdp_family_name(model->family), model->layers, model->width,
                   (double)fsdp_transformer_param_count(job->model) / 1e6, job->ranks,
-                  job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant());
+                  job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant(), fsdp_nn_cpu_products());
     if (model->has_dropout)
         train_log_say(&job->log, "dropout of the model's config is taken for 0");
     if (job->resumed)
@@ -50,6 +50,7 @@ static void say_step(train_job *job, const train_batch *batch, const train_resul
     const int64_t every = job->config->log.every;
     if (job->rank != 0)
         return;
+    fsdp_world_mark(job->world, "log");
     if (every > 0 && !job->opts->common.quiet &&
         (job->step % every == 0 || job->step == job->config->train.steps))
         train_log_say(&job->log, "step %" PRId64 "  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s",
@@ -201,6 +202,7 @@ int main(int argc, char **argv)
         return print_config(&opts);
     if (opts.tokenize)
         return train_use_tokenizer(&opts);
+    (void)fsdp_nn_cpu_products(); /* before threads */
     if (opts.run)
         train_catch_signals();
     if (strcmp(opts.config.parallel.comm, "auto") != 0)

@@ -42,7 +42,7 @@ THIRD_PARTY = {
     "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-    "pthread.h": r"base/(core/pool|data/json)\.c|kernels/(bytes/crc32|nn/nn_team)\.c|"
+    "pthread.h": r"base/(core/pool|data/json)\.c|kernels/(bytes/crc32|nn/nn_(openblas|team))\.c|"
     r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"

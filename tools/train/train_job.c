@@ -164,21 +164,37 @@ static void init(train_job *job, const train_options *opts, fsdp_world *world)
     job->ranks = fsdp_world_size(world);
 }
 
-/* Checkpoints, whole or not; the leftovers of a first save that was killed are none. */
-static fsdp_status find_steps(const char *run, bool *has_steps_out, fsdp_error *err)
+/* The newest checkpoint, whole or not, or -1; the leftovers of a first save that was killed are none. */
+static fsdp_status find_newest(const char *run, int64_t *step_out, fsdp_error *err)
 {
     bool is_run;
     fsdp_run_steps steps;
-    *has_steps_out = false;
+    *step_out = -1;
     FSDP_TRY(fsdp_path_is_run(run, NULL, &is_run, err));
     if (!is_run)
         return FSDP_OK;
     FSDP_TRY(fsdp_run_list(run, NULL, &steps, err));
-    for (size_t i = 0; i < steps.count; i++)
-        *has_steps_out |=
-            steps.items[i].state != FSDP_STEP_STAGING && steps.items[i].state != FSDP_STEP_DELETING;
+    for (size_t i = 0; i < steps.count; i++) {
+        const fsdp_run_step *step = &steps.items[i];
+        if (step->state != FSDP_STEP_STAGING && step->state != FSDP_STEP_DELETING &&
+            step->step > *step_out)
+            *step_out = step->step;
+    }
     fsdp_run_steps_release(&steps);
     return FSDP_OK;
+}
+
+/* Not from an older one than the run's newest: the training would come to steps that are saved. */
+static fsdp_status open_given(const train_options *opts, int64_t newest, train_source *source,
+                              fsdp_error *err)
+{
+    FSDP_TRY(train_source_open(opts->resume_path, source, err));
+    if (newest < 0 || newest <= source->step)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "'%s' has step %lld, which is newer than '%s': go on from the older one in "
+                     "another run (--run), or from the newest by --resume auto",
+                     opts->run, (long long)newest, opts->resume_path);
 }
 
 /* What this job goes on from: the run's newest checkpoint, another one, or nothing. */
@@ -186,14 +202,13 @@ static fsdp_status find_resume(const train_job *job, train_source *source, bool 
                                fsdp_error *err)
 {
     const train_options *opts = job->opts;
-    bool has_steps;
-    *is_there_out = false;
-    if (opts->resume == TRAIN_RESUME_PATH) {
-        *is_there_out = true;
-        return train_source_open(opts->resume_path, source, err);
-    }
-    FSDP_TRY(find_steps(opts->run, &has_steps, err));
-    if (!has_steps)
+    int64_t newest = -1;
+    *is_there_out = opts->resume == TRAIN_RESUME_PATH;
+    if (opts->run)
+        FSDP_TRY(find_newest(opts->run, &newest, err));
+    if (opts->resume == TRAIN_RESUME_PATH)
+        return open_given(opts, newest, source, err);
+    if (newest < 0)
         return FSDP_OK;
     if (opts->resume == TRAIN_RESUME_NO)
         return fsdp_fail(err, FSDP_ERR_EXISTS,
@@ -270,6 +285,7 @@ static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
     FSDP_TRY(fsdp_ctl_agree(job->ctl, prepare(job, source_of_model(job, from), err), err));
     FSDP_TRY(make_mesh(job, err));
     FSDP_TRY(make_model(job, err));
+    fsdp_world_mark(job->world, "model");
     FSDP_TRY(fsdp_ctl_agree(job->ctl, make_optimizer(job, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, open_log(job, err), err));

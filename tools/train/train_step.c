@@ -62,8 +62,8 @@ static fsdp_status accumulate(train_job *job, const train_batch *batch, double *
     *loss_out = 0;
     for (int64_t round = 0; round < mine.rounds; round++) {
         const fsdp_token_batch part = microbatch(batch, &mine, round);
-        FSDP_TRY(
-            fsdp_transformer_train(job->model, &part, scale, round == mine.rounds - 1, &loss, err));
+        FSDP_TRY(fsdp_root_begin_microbatch(job->root, round, mine.rounds, err));
+        FSDP_TRY(fsdp_transformer_train(job->model, &part, scale, &loss, err));
         *loss_out += loss;
     }
     return FSDP_OK;
@@ -99,6 +99,7 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
     FSDP_TRY(accumulate(job, batch, &sums[0], err));
     if (job->opts->dump_grads && job->step == 0)
         FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
+    fsdp_world_mark(job->world, "update");
     FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, &result->grad_norm, err));
     sums[1] = is_asked_to_stop(job);
     sums[2] = job->is_saving && fsdp_async_save_is_done(job->saver);
