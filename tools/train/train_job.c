@@ -323,6 +323,25 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
     return st;
 }
 
+static fsdp_status make_new(train_job *job, fsdp_error *err)
+{
+    FSDP_TRY(make_mesh(job, err));
+    FSDP_TRY(make_model(job, err));
+    fsdp_status st = make_optimizer(job, err);
+    if (st == FSDP_OK)
+        st = fsdp_transformer_init(job->model, (uint64_t)job->config->train.seed, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world *world,
+                           const fsdp_transformer_config *config, fsdp_error *err)
+{
+    fsdp_status st = init(job, opts, world, err);
+    job->model_config = *config;
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    return st == FSDP_OK ? make_new(job, err) : st;
+}
+
 void train_job_end(train_job *job)
 {
     fsdp_async_saver_free(job->saver);
