@@ -27,12 +27,11 @@ print("ready", file=done, flush=True)
 while all([order.readline() == "1\\n" for order in orders]):
     print(1.0 if ranks > 1 else 0.5, "0.25", 1 << 20, file=done, flush=True)
 """
-# 1024 tokens a second, after a first step.
 LLMC = """#!/bin/sh
 echo '[GPT-2]'
 for step in 0 1 2 3 4; do
-    echo "step $step: train loss 4.1 (took 250 ms)"
-    sleep 0.25
+    echo "step $step: train loss 4.1 (took 100 ms)"
+    sleep 0.1
 done
 """
 
@@ -70,25 +69,22 @@ def check_alone():
     assert found["async-cost"]["goal"] == "<= 0.5 x against" and found["async-cost"]["against_s"] > 0
 
 
-def check_worlds():
-    assert list(rows("--np", "1")) == ROWS[:1]
-    assert list(rows("--threads", "3")) == ["train-3", *ROWS[2:]]
-
-
 def check_peer():
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("peer", PEER), ("llmc", LLMC)):
             Path(folder, name).write_text(text)
             Path(folder, name).chmod(0o755)
-        found = rows("--against", "torch", "--peer", f"{folder}/peer", "--llmc", f"{folder}/llmc")
-        failed = run("--against", "torch", "--peer", f"{folder}/none")
-    one, two, peak = (found[work] for work in ROWS[:3])
+        beside = ["--against", "torch", "--llmc", f"{folder}/llmc", "--peer"]
+        alone = rows("--np", "1", *beside, f"{folder}/peer")
+        found = rows("--np", "2", *beside, f"{folder}/peer")
+        failed = run("--np", "1", *beside, f"{folder}/none")
+    assert list(alone) == ROWS[:1] and list(found) == ROWS[1:], (alone, found)
+    one, two, peak = alone["train-1"], found["train-2"], found["train-peak"]
     assert one["against_s"] == 0.5 and abs(one["ratio"] * one["ours_s"] / 0.5 - 1) < 1e-3, one
     assert one["goal"] == "ratio >= 1.00" and one["met"] is (one["ratio"] >= 1), one
     assert two["against_s"] == 1 and abs(two["unsharded_ratio"] / two["ratio"] - 0.5) < 1e-3, two
     assert two["goal"] == "ratio >= 1.90, unsharded >= 0.85, llm.c >= 5.00", two
-    took = 24 / 1024  # of a step's tokens
-    assert 0.8 * took < two["llmc_s"] < 3 * took and two["llmc_ratio"] > 0, two
+    assert two["llmc_s"] > 0 and abs(two["llmc_ratio"] * two["ours_s"] / two["llmc_s"] - 1) < 0.1, two
     assert peak["against_peak_kib"] == 1 << 20 and peak["goal"] == "peak <= 0.8 x against", peak
     assert abs(peak["peak_ratio"] - peak["peak_kib"] / (1 << 20)) < 1e-3 and peak["met"], peak
     assert failed.returncode == 8 and "none' ended early" in failed.stderr, failed
@@ -111,9 +107,9 @@ def check_refusals():
 
 
 def check_torch():
-    found = rows("--against", "torch")
-    assert list(found) == ROWS, list(found)
-    assert all(found[work]["against"] for work in ROWS if work != "train-peak"), found
+    found = rows("--np", "2", "--against", "torch")
+    assert list(found) == ROWS[1:], list(found)
+    assert all(row["against"] for row in found.values()), found
     assert found["train-2"]["unsharded_s"] > 0 and found["train-2"]["llmc_s"] is None
     assert found["train-peak"]["against_peak_kib"] > 100_000, found["train-peak"]
 
@@ -122,7 +118,6 @@ if sys.argv[2:] == ["torch"]:
     check_torch()
 else:
     check_alone()
-    check_worlds()
     check_peer()
     check_refusals()
 print("fsdp-bench train: as it should be")
