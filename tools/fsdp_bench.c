@@ -279,8 +279,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {
-    {&cli_work_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {&step_argp, 0, NULL, 0}, {&trainer_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {{&cli_work_argp, 0, NULL, 0},
+                                             {&cli_general_argp, 0, NULL, 0},
+                                             {&step_argp, 0, NULL, 0},
+                                             {&trainer_argp, 0, NULL, 0},
+                                             {0}};
 static const struct argp argp = {.options = options, .parser = parse, .children = children};
 
 static const cli_tool tool = {

@@ -14,7 +14,8 @@ enum { PATIENCE_MS = 600000 };
 typedef struct launched_work {
     const bench_options *opts;
     bench_world_body body;
-    pid_t starter; /* a lone rank in this process leaves the end of the output to the ranks behind it; 0: no */
+    pid_t
+        starter; /* a lone rank in this process leaves the end of the output to the ranks behind it; 0: no */
     bool was_alone;
 } launched_work;
 

@@ -4,12 +4,11 @@
  */
 #include "tools/bench_train/bench_trainer.h"
 
-#include <fsdp/root_init.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { WARM_UP = 2, TWO = 2 }; /* turns that do not count; ranks, and cores that they share */
+enum { WARM_UP = 2, RANKS = 2 }; /* turns that do not count */
 
 /* The others: FSDP2 on as many ranks, PyTorch in one process, llm.c in one process. */
 typedef enum trainer_side { SIDE_SHARDED, SIDE_WHOLE, SIDE_LLMC, SIDES } trainer_side;
@@ -24,79 +23,6 @@ static bool is_first(const trainer_run *run)
     return run->job.rank == 0;
 }
 
-/* Cores of all ranks together, and of a peer. */
-static int threads_of(const bench_options *opts)
-{
-    return opts->common.jobs > 0 ? opts->common.jobs : TWO;
-}
-
-/* --- the training -------------------------------------------------------------------------------- */
-
-static fsdp_transformer_config describe(const trainer_options *trainer)
-{
-    fsdp_transformer_config config;
-    fsdp_transformer_config_init(&config, FSDP_GPT2);
-    config.layers = trainer->layers;
-    config.width = trainer->width;
-    config.inner = 4 * trainer->width;
-    config.heads = config.kv_heads = trainer->heads;
-    config.head_dim = trainer->width / trainer->heads;
-    config.vocab = trainer->vocab;
-    return config;
-}
-
-static void set_training(trainer_run *run, int ranks)
-{
-    train_config *config = &run->training.config;
-    int threads = threads_of(run->opts) / ranks;
-    train_config_init(config);
-    config->train.threads = threads > 0 ? threads : 1;
-    config->optim.clip = 0; /* as in the peers */
-    config->optim.schedule = TRAIN_CONSTANT;
-}
-
-static fsdp_status make_run(trainer_run *run, fsdp_world *world, fsdp_error *err)
-{
-    const trainer_options *trainer = run->trainer;
-    fsdp_transformer_config *config = calloc(1, sizeof *config);
-    run->batch = (train_batch){.sequences = trainer->batch, .length = trainer->length};
-    run->batch.ids = calloc((size_t)(trainer->batch * (trainer->length + 1)), sizeof(int64_t));
-    fsdp_status st =
-        config && run->batch.ids ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
-    st = fsdp_ctl_agree(fsdp_world_ctl(world), st, err);
-    if (st == FSDP_OK) {
-        *config = describe(trainer);
-        set_training(run, fsdp_world_size(world));
-        st = train_job_make(&run->job, &run->training, world, config, err);
-    }
-    free(config);
-    return st;
-}
-
-static void next_batch(trainer_run *run)
-{
-    const int64_t count = run->batch.sequences * (run->batch.length + 1);
-    const int64_t vocab = run->trainer->vocab, first = run->batches++ * count;
-    for (int64_t i = 0; i < count; i++) {
-        const double drawn = fsdp_uniform(run->opts->seed, "ids", (uint64_t)(first + i));
-        const int64_t id = (int64_t)((drawn + 1) / 2 * (double)vocab);
-        run->batch.ids[i] = id < vocab ? id : vocab - 1;
-    }
-}
-
-fsdp_status bench_trainer_step(trainer_run *run, bench_times *times, fsdp_error *err)
-{
-    train_result result;
-    next_batch(run);
-    FSDP_TRY(fsdp_ctl_agree(run->job.ctl, cli_check_stop(err), err));
-    bench_clock began = bench_now();
-    FSDP_TRY(train_step(&run->job, &run->batch, &result, err));
-    FSDP_TRY(fsdp_ctl_barrier(run->job.ctl, err));
-    bench_add_time(times, &began);
-    return result.is_finite ? FSDP_OK
-                            : fsdp_fail(err, FSDP_ERR_INTERNAL, "the loss is not finite");
-}
-
 /* --- the others ---------------------------------------------------------------------------------- */
 
 /* PROGRAM LAYERS WIDTH HEADS VOCAB BATCH LENGTH THREADS DIR RANKS; more than one rank: FSDP2. */
@@ -104,9 +30,9 @@ static fsdp_status start_torch(const trainer_run *run, int ranks, bench_peer **p
                                fsdp_error *err)
 {
     const trainer_options *trainer = run->trainer;
-    int threads = threads_of(run->opts) / ranks;
-    const int64_t numbers[] = {trainer->layers, trainer->width,  trainer->heads,
-                               trainer->vocab,  trainer->batch,  trainer->length,
+    int threads = bench_trainer_threads(run->opts) / ranks;
+    const int64_t numbers[] = {trainer->layers,          trainer->width, trainer->heads,
+                               trainer->vocab,           trainer->batch, trainer->length,
                                threads > 0 ? threads : 1};
     enum { NUMBERS = sizeof numbers / sizeof *numbers };
     char path[BENCH_PATH], texts[NUMBERS][24], *argv[NUMBERS + 2] = {(char *)run->opts->peer};
@@ -126,7 +52,7 @@ static fsdp_status start_llmc(const trainer_run *run, bench_peer **peer_out, fsd
     char path[BENCH_PATH], threads[24], tokens[24];
     const trainer_options *trainer = run->trainer;
     bench_find_peer("llmc_peer", path);
-    snprintf(threads, sizeof threads, "%d", threads_of(run->opts));
+    snprintf(threads, sizeof threads, "%d", bench_trainer_threads(run->opts));
     snprintf(tokens, sizeof tokens, "%" PRId64, trainer->batch * trainer->length);
     char *argv[] = {path, (char *)trainer->llmc, threads, tokens, NULL};
     return bench_peer_start(argv, 1, peer_out, err);
@@ -200,7 +126,7 @@ static fsdp_status print_steps(const trainer_run *run, const trainer_turns *turn
     fsdp_text_addf(&row.more, ", \"tokens_s\": %.1f", tokens_per_second(run, ours));
     if (is_alone && has_others) {
         row.plain = whole;
-        snprintf(row.against, sizeof row.against, "PyTorch, %d threads", threads_of(run->opts));
+        snprintf(row.against, sizeof row.against, "PyTorch, %d threads", bench_trainer_threads(run->opts));
         bench_want_ratio(&row, 1);
     }
     if (!is_alone) {
@@ -283,13 +209,12 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
     if (st == FSDP_OK) {
         run->opts = opts;
         run->trainer = opts->trainer;
-        st = make_run(run, world, err);
+        st = bench_trainer_begin(run, world, err);
         if (st == FSDP_OK)
             st = measure_steps(run, err);
         if (st == FSDP_OK && fsdp_world_size(world) > 1)
             st = bench_trainer_saves(run, err);
-        train_job_end(&run->job);
-        free(run->batch.ids);
+        bench_trainer_end(run);
     }
     free(run);
     return st;
@@ -298,5 +223,5 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
 fsdp_status bench_trainer(const bench_options *opts, fsdp_error *err)
 {
     (void)err;
-    bench_launch_twice(opts, run_rank, TWO);
+    bench_launch_twice(opts, run_rank, RANKS);
 }

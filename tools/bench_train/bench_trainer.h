@@ -4,6 +4,7 @@
  * In come bench_options and trainer_options, out come rows.
  *
  *   bench_trainer_options.c    options -> trainer_options
+ *   bench_trainer_steps.c      trainer_options, a world -> trainer_run; a step
  *   bench_trainer.c            rows train-N and train-peak
  *   bench_trainer_saves.c      rows async-stall and async-cost
  */
@@ -35,6 +36,11 @@ typedef struct trainer_run {
     int64_t batches;           /* so many had ids of their own */
 } trainer_run;
 
+/* Threads of all ranks together, and of a peer. */
+int bench_trainer_threads(const bench_options *opts);
+/* Collective. opts and trainer are set; after a failure, too, bench_trainer_end. */
+fsdp_status bench_trainer_begin(trainer_run *run, fsdp_world *world, fsdp_error *err);
+void bench_trainer_end(trainer_run *run);
 /* Collective. One step of all ranks, with a batch of its own. */
 fsdp_status bench_trainer_step(trainer_run *run, bench_times *times, fsdp_error *err);
 /* Collective. */

@@ -2,15 +2,7 @@
 #include "tools/bench_train/bench_trainer.h"
 #include "tools/bench_train/bench_step.h"
 
-enum {
-    KEY_HEADS = 0x2200,
-    KEY_VOCAB,
-    KEY_BATCH,
-    KEY_LENGTH,
-    KEY_TURNS,
-    KEY_LLMC,
-    KEY_BEHIND
-};
+enum { KEY_HEADS = 0x2200, KEY_VOCAB, KEY_BATCH, KEY_LENGTH, KEY_TURNS, KEY_LLMC, KEY_BEHIND };
 
 static const struct argp_option options[] = {
     {"heads", KEY_HEADS, "N", 0, "train: heads of a layer (default: 12)", 3},
