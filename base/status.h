@@ -65,6 +65,9 @@ FSDP_API void fsdp_error_prefix(fsdp_error *err, const char *format, ...) FSDP_P
  * characters are spelled out, so that a path cannot change the terminal. */
 FSDP_API int fsdp_error_report(const fsdp_error *err);
 
+/* The version of the library, "0.1.0". */
+FSDP_API const char *fsdp_version(void);
+
 /* One or two words for a status, e.g. "damaged". Never NULL. */
 FSDP_API const char *fsdp_status_name(fsdp_status status);
 

@@ -40,9 +40,10 @@
 extern "C" {
 #endif
 
-/* Returns the exit code of this rank: 0, or 1 to 255. An int outside that range counts by its lower eight
- * bits, and where these are 0 it is FSDP_ERR_INTERNAL. argv ends with NULL and has no option of fsdp_launch
- * left. */
+/* Returns the exit code of this rank: 0, or 1 to 255. After another one than 0, ranks that wait for this one
+ * get an error with that code and its text: that of fsdp_world_fail, else of the last fsdp_error_report.
+ * An int outside that range counts by its lower eight bits, and where these are 0 it is FSDP_ERR_INTERNAL.
+ * argv ends with NULL and has no option of fsdp_launch left. */
 typedef int (*fsdp_rank_main)(void *context, fsdp_world *world, int argc, char **argv);
 
 /*
@@ -52,8 +53,8 @@ typedef int (*fsdp_rank_main)(void *context, fsdp_world *world, int argc, char *
  * to body as it is: under --threads all ranks see the same.
  *
  * Ranks end by returning. exit() in mid-run loses the others a peer (FSDP_ERR_PEER): --np names a rank that
- * did so with 0, --threads ends all of them. The program's output is written out when --threads ends ranks
- * that are still at work, unless one of them holds that file.
+ * did so with 0, --threads names it and ends all of them with FSDP_ERR_PEER, whatever its code. The program's
+ * output is written out when --threads ends ranks that are still at work, unless one of them holds that file.
  *
  * It does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed, which
  * ends without MPI_Finalize (that would wait for the others).

@@ -6,7 +6,8 @@
  *
  * Calls marked collective are made by all ranks of the world (or of the mesh that is named) in the same
  * order. They end within the deadline; a rank that is missing is named, and the error distinguishes a rank
- * that made another call from one that is gone.
+ * that made another call from one that is gone. The deadline counts from the end of the others' work: a rank
+ * that reads data for a minute says so (fsdp_world_begin_busy).
  */
 #ifndef FSDP_WORLD_H
 #define FSDP_WORLD_H
@@ -50,8 +51,48 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_world_connect(fsdp_world *world, const fs
  * NULL when the mesh was not connected or does not hold this rank. Borrowed. */
 FSDP_API struct fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 
-/* Collective. *value becomes the mean over all ranks, summed in rank order. */
+/* Local. Adds an event of the program's own, such as "batch", to the trace (--trace), between those of the
+ * calls around it. Nothing happens without a trace. */
+FSDP_API void fsdp_world_mark(fsdp_world *world, const char *event);
+
+/* Collective, over the control plane: for losses, counts, flags. Each of the values becomes its sum over the
+ * ranks, its largest one (NaN wins), or the mean of the only one; `count` is equal on all ranks. Summed in
+ * rank order, so that all ranks get the same bits in every run. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_world_sum(fsdp_world *world, double *values, size_t count,
+                                                 fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_world_max(fsdp_world *world, double *values, size_t count,
+                                                 fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err);
+
+/* --- time ---------------------------------------------------------------------------------------- */
+
+/* Local, with the same time on all ranks: how long collectives and the control plane wait for a rank from now
+ * on, instead of --deadline. Savers in the background that exist keep theirs. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_world_set_deadline(fsdp_world *world, int milliseconds,
+                                                          fsdp_error *err);
+
+/*
+ * Local. Between these two calls, for at most that time, no other rank's deadline ends because of this one,
+ * which is at work and makes no calls. Afterwards the other ranks wait for one deadline more. A second begin
+ * replaces the first. begin accepts 0 or less, and both accept NULL; they do nothing then.
+ *
+ * A rank that dies meanwhile is noticed as ever, and so is another one that is stuck; but where tensors move
+ * over TCP or MPI, a stuck rank that misses a call of the control plane is named after the busy ones are
+ * done. Over MPI with less than MPI_THREAD_SERIALIZED only the main thread may make these calls; on another
+ * one they do nothing.
+ */
+FSDP_API void fsdp_world_begin_busy(fsdp_world *world, int milliseconds);
+FSDP_API void fsdp_world_end_busy(fsdp_world *world);
+
+/* --- failures ------------------------------------------------------------------------------------ */
+
+/*
+ * Local. For a body of fsdp_launch that ends with an error: keeps the text for the ranks that wait for this
+ * one, whose calls return it as soon as the body returns, and returns its exit code. For programs that print
+ * errors by themselves: after `return fsdp_error_report(&err)` they get the text without this call. Where
+ * nothing was printed either, it is that of the root's first failure, else they get the exit code alone.
+ */
+FSDP_API int fsdp_world_fail(fsdp_world *world, const fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -87,10 +87,10 @@ typedef struct fsdp_save_opts {
 } fsdp_save_opts;
 
 /*
- * Collective, with equal options on every rank (threads, memory and watch may differ). Saves sd as the
- * checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Returns the same status on every rank. On
- * failure nothing of the new checkpoint stays and what was there before is untouched; only after
- * FSDP_ERR_PEER, when a rank was lost, the new one may be there, whole.
+ * Collective, with the same path and equal options on every rank (threads, memory and watch may differ), else
+ * FSDP_ERR_USAGE names two ranks. Saves sd as the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS).
+ * Returns the same status on every rank. On failure nothing of the new checkpoint stays and what was there
+ * before is untouched; only after FSDP_ERR_PEER, when a rank was lost, the new one may be there, whole.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                                                const fsdp_save_opts *opts, fsdp_error *err);
@@ -136,10 +136,10 @@ typedef struct fsdp_load_opts {
 
 /*
  * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`; an alias
- * gets nothing beside its tensor. `path` may be a run: the newest checkpoint that verifies is loaded, and
- * skipped ones are named through watch.notice; one of a newer format version is not skipped but
- * FSDP_ERR_REFUSED. Ranks that are threads of one process share each read and check of a block. After a
- * failure the contents of the tensors are undefined.
+ * gets nothing beside its tensor. `path`, which is the same on all ranks (else FSDP_ERR_USAGE), may be a run:
+ * the newest checkpoint that verifies is loaded, and skipped ones are named through watch.notice; one of a
+ * newer format version is not skipped but FSDP_ERR_REFUSED. Ranks that are threads of one process share each
+ * read and check of a block. After a failure the contents of the tensors are undefined.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path,
                                                const fsdp_load_opts *opts, fsdp_error *err);

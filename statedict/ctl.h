@@ -35,7 +35,7 @@ FSDP_API int fsdp_ctl_rank(const fsdp_ctl *ctl);
 FSDP_API int fsdp_ctl_size(const fsdp_ctl *ctl);
 
 /* Local, with the same time on all ranks: how long one call waits for a rank that does not report that it
- * is at work. The default is FSDP_CTL_DEADLINE_MS. */
+ * is at work. The default is FSDP_CTL_DEADLINE_MS. In a launched job fsdp_world_set_deadline sets it. */
 FSDP_API void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds);
 
 /* Collective. Every rank gets the `size` bytes of all ranks, in rank order: all_out has room for n x size. */

@@ -14,29 +14,29 @@
 
 /* --- lines --------------------------------------------------------------------------------------- */
 
-static fsdp_status say_start(train_job *job, fsdp_error *err)
+static void say_start(train_job *job)
 {
     const fsdp_transformer_config *model = &job->model_config;
     char members[160];
     if (job->rank != 0)
-        return FSDP_OK;
+        return;
     train_log_say(&job->log,
                   "%s: %" PRId64 " layers, width %" PRId64
-                  ", %.2f M parameters, %d rank%s, kernels %s",
+                  ", %.2f M parameters, %d rank%s, kernels %s, products %s",
                   fsdp_family_name(model->family), model->layers, model->width,
                   (double)fsdp_transformer_param_count(job->model) / 1e6, job->ranks,
-                  job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant());
+                  job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant(), fsdp_nn_cpu_products());
     if (model->has_dropout)
         train_log_say(&job->log, "dropout of the model's config is taken for 0");
     if (job->resumed)
         train_log_say(&job->log, "going on behind step %" PRId64, job->step);
     snprintf(members, sizeof members, "\"ranks\": %d, \"parameters\": %" PRId64, job->ranks,
              fsdp_transformer_param_count(job->model));
-    return train_log_event(&job->log, "start", job->step, members, err);
+    train_log_event(&job->log, "start", job->step, members);
 }
 
-static fsdp_status say_step(train_job *job, const train_batch *batch, const train_result *result,
-                            double seconds, fsdp_error *err)
+static void say_step(train_job *job, const train_batch *batch, const train_result *result,
+                     double seconds)
 {
     const double tokens = (double)batch->sequences * (double)batch->length;
     const train_step_line line = {.step = job->step,
@@ -49,21 +49,22 @@ static fsdp_status say_step(train_job *job, const train_batch *batch, const trai
                                   .tok_s = tokens / seconds};
     const int64_t every = job->config->log.every;
     if (job->rank != 0)
-        return FSDP_OK;
+        return;
+    fsdp_world_mark(job->world, "log");
     if (every > 0 && !job->opts->common.quiet &&
         (job->step % every == 0 || job->step == job->config->train.steps))
         train_log_say(&job->log, "step %" PRId64 "  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s",
                       line.step, line.loss, line.grad_norm, line.lr, line.tok_s);
-    return train_log_step(&job->log, &line, err);
+    train_log_step(&job->log, &line);
 }
 
-static fsdp_status say_stop(train_job *job, const char *reason, fsdp_error *err)
+static void say_stop(train_job *job, const char *reason)
 {
     char members[96];
     if (job->rank != 0)
-        return FSDP_OK;
+        return;
     snprintf(members, sizeof members, "\"reason\": \"%s\"", reason);
-    return train_log_event(&job->log, "stop", job->step, members, err);
+    train_log_event(&job->log, "stop", job->step, members);
 }
 
 /* --- the loop ------------------------------------------------------------------------------------ */
@@ -78,8 +79,9 @@ static fsdp_status evaluate(train_job *job, fsdp_error *err)
         return FSDP_OK;
     train_log_say(&job->log, "step %" PRId64 "  held-out loss %.4f", job->step, loss);
     snprintf(members, sizeof members, "\"loss\": %.9g, \"tokens\": %" PRId64, loss, tokens);
-    FSDP_TRY(train_log_event(&job->log, "eval", job->step, members, err));
-    return train_log_scalar(&job->log, job->step, "eval/loss", loss, err);
+    train_log_event(&job->log, "eval", job->step, members);
+    train_log_scalar(&job->log, job->step, "eval/loss", loss);
+    return FSDP_OK;
 }
 
 static bool is_due(int64_t step, int64_t every)
@@ -93,10 +95,10 @@ static fsdp_status stop(train_job *job, fsdp_error *err)
     char path[4096];
     snprintf(path, sizeof path, "%s/STOP", job->opts->run);
     double was_file = job->rank == 0 && unlink(path) == 0;
-    FSDP_TRY(train_sum(job, &was_file, 1, err));
-    FSDP_TRY(say_stop(job, was_file > 0 ? "STOP" : "signal", err));
+    FSDP_TRY(fsdp_world_sum(job->world, &was_file, 1, err));
+    say_stop(job, was_file > 0 ? "STOP" : "signal");
     if (was_file > 0)
-        return FSDP_OK;
+        return train_agree(job, FSDP_OK, err);
     return fsdp_fail(err, FSDP_ERR_CANCELLED,
                      "stopped by a signal after step %" PRId64
                      ", which is saved; the same command goes on from there",
@@ -105,7 +107,7 @@ static fsdp_status stop(train_job *job, fsdp_error *err)
 
 static fsdp_status fail_nan(train_job *job, const train_result *result, fsdp_error *err)
 {
-    FSDP_TRY(say_stop(job, "nan", err));
+    say_stop(job, "nan");
     return fsdp_fail(err, FSDP_DIFFERS,
                      "step %" PRId64 ": the %s is not finite: nothing of this step is kept "
                      "(train.on_nan skip goes on without it)",
@@ -120,9 +122,9 @@ static fsdp_status train(train_job *job, fsdp_error *err)
     while (job->step < config->train.steps && !result.stop) {
         train_batch batch;
         double began = cli_now();
-        FSDP_TRY(fsdp_ctl_agree(job->ctl, train_batches_next(job, &batch, err), err));
+        FSDP_TRY(train_agree(job, train_batches_next(job, &batch, err), err));
         FSDP_TRY(train_step(job, &batch, &result, err));
-        FSDP_TRY(say_step(job, &batch, &result, cli_now() - began, err));
+        say_step(job, &batch, &result, cli_now() - began);
         if (!result.is_finite && config->train.on_nan == TRAIN_NAN_STOP)
             return fail_nan(job, &result, err);
         if (result.save_is_done)
@@ -137,7 +139,10 @@ static fsdp_status train(train_job *job, fsdp_error *err)
     if (job->step != saved)
         FSDP_TRY(train_save(job, true, err));
     FSDP_TRY(train_save_finish(job, true, err));
-    return result.stop ? stop(job, err) : say_stop(job, "steps", err);
+    if (result.stop)
+        return stop(job, err);
+    say_stop(job, "steps");
+    return train_agree(job, FSDP_OK, err);
 }
 
 /* --- a rank -------------------------------------------------------------------------------------- */
@@ -151,7 +156,7 @@ static fsdp_status work(train_job *job, const train_options *opts, fsdp_world *w
     if (opts->sample)
         return train_use_sample(job, err);
     FSDP_TRY(train_job_begin(job, opts, world, err));
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, say_start(job, err), err));
+    say_start(job);
     return train(job, err);
 }
 
@@ -161,6 +166,7 @@ static int run_rank(void *context, fsdp_world *world, int argc, char **argv)
     fsdp_error err = {0};
     (void)argc, (void)argv;
     fsdp_status st = work(&job, context, world, &err);
+    (void)fsdp_world_fail(world, &err);
     train_job_end(&job);
     bool is_mine = st != FSDP_OK && err.rank == fsdp_world_rank(world);
     return is_mine || fsdp_world_rank(world) == 0 ? cli_end(st, &err) : (int)st;
@@ -196,6 +202,7 @@ int main(int argc, char **argv)
         return print_config(&opts);
     if (opts.tokenize)
         return train_use_tokenizer(&opts);
+    (void)fsdp_nn_cpu_products(); /* before threads */
     if (opts.run)
         train_catch_signals();
     if (strcmp(opts.config.parallel.comm, "auto") != 0)

@@ -2,6 +2,7 @@
 #include <fsdp/status.h>
 
 #include "base/core/mem.h"
+#include "base/core/reported.h"
 #include "base/text.h"
 
 #include <errno.h>
@@ -116,10 +117,25 @@ void fsdp_error_prefix(fsdp_error *err, const char *format, ...)
     cut_middle(draft, err->text, sizeof err->text);
 }
 
+const char *fsdp_version(void)
+{
+    return FSDP_VERSION;
+}
+
+static _Thread_local fsdp_error reported;
+
+fsdp_error fsdp_error_take_reported(void)
+{
+    fsdp_error taken = reported;
+    reported = (fsdp_error){0};
+    return taken;
+}
+
 int fsdp_error_report(const fsdp_error *err)
 {
     if (!err || err->status == FSDP_OK)
         return 0;
+    reported = *err;
     char text[4 * FSDP_ERROR_TEXT], line[sizeof text + 16]; /* a byte becomes at most \xHH */
     const char *told = err->text[0] ? err->text : fsdp_status_name(err->status);
     int length = snprintf(line, sizeof line, "error: %s\n",

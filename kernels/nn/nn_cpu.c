@@ -127,11 +127,18 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err)
     if (threads < 1 || threads > MOST_THREADS)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: 1 to %d are possible", threads,
                          MOST_THREADS);
+    const fsdp_nn_openblas *blas = fsdp_nn_openblas_get();
+    if (blas->failure.status != FSDP_OK) {
+        if (err)
+            *err = blas->failure;
+        return blas->failure.status;
+    }
     fsdp_nn_cpu *cpu = fsdp_alloc(1, sizeof *cpu);
     if (!cpu)
         return fsdp_fail_memory(err, "the mathematics of models");
     cpu->nn.ops = &cpu_ops;
     cpu->loops = fsdp_nn_loops_get();
+    cpu->blas = blas->is_used ? blas : NULL;
     if (!make_workers(cpu, threads)) {
         close_cpu(&cpu->nn);
         return fsdp_fail_memory(err, "the mathematics of models");
@@ -143,4 +150,10 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err)
 const char *fsdp_nn_cpu_variant(void)
 {
     return fsdp_nn_loops_get()->name;
+}
+
+const char *fsdp_nn_cpu_products(void)
+{
+    const fsdp_nn_openblas *blas = fsdp_nn_openblas_get();
+    return blas->is_used ? blas->name : fsdp_matrix_variant_get()->name;
 }

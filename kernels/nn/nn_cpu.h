@@ -9,6 +9,7 @@
 #define FSDP_NN_CPU_H
 
 #include "kernels/matrix.h"
+#include "kernels/nn/nn_openblas.h"
 #include "kernels/nn_loops.h"
 
 typedef struct fsdp_nn_cpu fsdp_nn_cpu;
@@ -35,6 +36,7 @@ typedef struct fsdp_nn_worker {
 struct fsdp_nn_cpu {
     fsdp_nn nn;
     const fsdp_nn_loops *loops;
+    const fsdp_nn_openblas *blas;      /* NULL: the products here */
     fsdp_nn_team *team;
     fsdp_nn_worker *workers;
     int threads;

@@ -7,6 +7,9 @@
  */
 #include "kernels/nn/nn_cpu.h"
 
+#include <limits.h>
+#include <string.h>
+
 enum {
     CHUNK = 1 << 18, /* elements of a turned result: they stay in the last cache */
 };
@@ -81,6 +84,54 @@ static void make_part(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
     fsdp_matrix_multiply(&product, &cpu->workers[part.worker].blocks);
 }
 
+/* --- by OpenBLAS ------------------------------------------------------------------------------ */
+
+enum { PIECE = 256 }; /* columns or rows of a call, so that its bits do not depend on the threads */
+
+static bool fits_openblas(const fsdp_nn_product *call)
+{
+    return call->inner > 0 && call->rows <= INT_MAX && call->columns <= INT_MAX &&
+           call->inner <= INT_MAX;
+}
+
+/* Columns of the matrix as it is stored, which is turned or not. */
+static int stored_columns(int64_t rows, int64_t columns, bool is_turned)
+{
+    return (int)(is_turned ? rows : columns);
+}
+
+/* Rows and columns of a piece of the result. */
+static void make_piece(const fsdp_nn_cpu *cpu, const product_job *job, int64_t row, int64_t rows,
+                       int64_t column, int64_t columns)
+{
+    enum { ROW_MAJOR = 101, AS_STORED = 111, TURNED = 112 };
+    const fsdp_nn_product *call = job->call;
+    float *out = call->out + row * call->columns + column;
+    const bool has_bias = call->bias && !call->adds;
+    for (int64_t r = 0; has_bias && r < rows; r++)
+        memcpy(out + r * call->columns, call->bias + column, (size_t)columns * sizeof *out);
+    cpu->blas->sgemm(
+        ROW_MAJOR, call->a_is_turned ? TURNED : AS_STORED, call->b_is_turned ? TURNED : AS_STORED,
+        (int)rows, (int)columns, (int)call->inner, 1, part_of(job->a, row, 0).data,
+        stored_columns(call->rows, call->inner, call->a_is_turned), part_of(job->b, 0, column).data,
+        stored_columns(call->inner, call->columns, call->b_is_turned),
+        call->adds || has_bias ? 1 : 0, out, (int)call->columns);
+}
+
+static void make_pieces(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
+{
+    const product_job *job = context;
+    for (int64_t at = part.first; at < part.last; at += PIECE) {
+        int64_t some = part.last - at < PIECE ? part.last - at : PIECE;
+        if (job->by_columns)
+            make_piece(cpu, job, 0, job->call->rows, at, some);
+        else
+            make_piece(cpu, job, at, some, 0, job->call->columns);
+    }
+}
+
+/* --- the call --------------------------------------------------------------------------------- */
+
 void fsdp_nn_cpu_product(fsdp_nn *nn, const fsdp_nn_product *call)
 {
     fsdp_nn_cpu *cpu = (fsdp_nn_cpu *)nn;
@@ -90,8 +141,9 @@ void fsdp_nn_cpu_product(fsdp_nn *nn, const fsdp_nn_product *call)
                        .a = matrix_of(call->a, call->rows, call->inner, call->a_is_turned),
                        .b = matrix_of(call->b, call->inner, call->columns, call->b_is_turned),
                        .by_columns = call->columns >= call->rows};
-    job.is_turned =
-        call->b_is_turned && !call->a_is_turned && !call->adds && call->rows < call->inner;
+    const bool by_openblas = cpu->blas && fits_openblas(call);
+    job.is_turned = !by_openblas && call->b_is_turned && !call->a_is_turned && !call->adds &&
+                    call->rows < call->inner;
     if (job.is_turned) {
         int64_t chunk = CHUNK / call->rows / FSDP_MATRIX_ROWS * FSDP_MATRIX_ROWS;
         job.chunk = chunk > 0 ? chunk : FSDP_MATRIX_ROWS;
@@ -103,5 +155,7 @@ void fsdp_nn_cpu_product(fsdp_nn *nn, const fsdp_nn_product *call)
     fsdp_nn_cut cut = {.count = job.by_columns ? call->columns : call->rows,
                        .grain = job.by_columns ? FSDP_TILE_COLUMNS : FSDP_TILE_ROWS,
                        .work = (across * call->inner) / 16 + 1};
-    fsdp_nn_cpu_run(cpu, cut, make_part, &job);
+    if (by_openblas)
+        cut.grain = PIECE;
+    fsdp_nn_cpu_run(cpu, cut, by_openblas ? make_pieces : make_part, &job);
 }

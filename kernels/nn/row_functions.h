@@ -113,6 +113,15 @@ __attribute__((always_inline)) static inline float function_of(fsdp_nn_function 
     }
 }
 
+/* d f'(x); 0 where relu's slope is 0, even for infinite d. */
+__attribute__((always_inline)) static inline float through(fsdp_nn_function function, float slope,
+                                                           float d)
+{
+    if (function == FSDP_NN_RELU)
+        return slope > 0 ? d : 0.0f;
+    return d * slope;
+}
+
 /* Returns f(x); *slope_out = f'(x). */
 __attribute__((always_inline)) static inline float slope_of(fsdp_nn_function function, float x,
                                                             float *slope_out)

@@ -205,7 +205,7 @@ __attribute__((always_inline)) static inline void activate_grad_with(
 #pragma omp simd
         for (int64_t i = first; i < last; i++) {
             float slope, value = slope_of(function, x[i], &slope), d = dy[i], by = gate[i];
-            dx[i] = d * by * slope;
+            dx[i] = through(function, slope, d * by);
             dgate[i] = d * value;
         }
     } else if (gate) {
@@ -213,14 +213,14 @@ __attribute__((always_inline)) static inline void activate_grad_with(
         for (int64_t i = first; i < last; i++) {
             float slope;
             (void)slope_of(function, x[i], &slope);
-            dx[i] = dy[i] * gate[i] * slope;
+            dx[i] = through(function, slope, dy[i] * gate[i]);
         }
     } else {
 #pragma omp simd
         for (int64_t i = first; i < last; i++) {
             float slope;
             (void)slope_of(function, x[i], &slope);
-            dx[i] = dy[i] * slope;
+            dx[i] = through(function, slope, dy[i]);
         }
     }
 }

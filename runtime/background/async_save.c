@@ -313,6 +313,7 @@ fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
     saver->report.step = saver->job.step;
     saver->report.pool_bytes = saver->snapshot.room;
     saver->report.stall_ms = now_ms() - idle;
+    fsdp_world_trace(saver->world, "async_save", saver->report.bytes);
     start_job(saver);
     return FSDP_OK;
 }
@@ -324,6 +325,7 @@ fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *rep
         *report_out = (fsdp_async_report){.step = FSDP_NO_STEP};
     FSDP_TRY(check_given(saver, err));
     await_idle(saver);
+    fsdp_world_trace(saver->world, "async_save_wait", -1);
     if (report_out)
         *report_out = saver->report;
     return take_failure(saver, err);
@@ -432,11 +434,13 @@ fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts
         return fsdp_fail(err, FSDP_ERR_USAGE, "a saver needs a root: it is NULL");
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     mine.status = make_saver(root, opts, &saver, &mine);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_async_saver_create");
     fsdp_status status = fsdp_ctl_agree(ctl, mine.status, &mine);
     if (status == FSDP_OK)
         status = fsdp_world_second_ctl(root->world, &saver->ctl, &mine);
     if (status == FSDP_OK)
         status = fsdp_ctl_agree(ctl, start_thread(saver, &mine), &mine);
+    fsdp_ctl_end_public(ctl, outer);
     if (status != FSDP_OK) {
         if (saver)
             end_saver(&saver->child);
@@ -444,6 +448,7 @@ fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts
             *err = mine;
         return status;
     }
+    (void)fsdp_ctl_begin_public(saver->ctl, "fsdp_async_save"); /* all that it is for */
     if (saver->opts.deadline_ms > 0)
         fsdp_ctl_set_deadline(saver->ctl, saver->opts.deadline_ms);
     fsdp_world_adopt(root->world, &saver->child);

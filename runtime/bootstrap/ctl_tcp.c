@@ -9,6 +9,7 @@
 #include "runtime/bootstrap/ctl_tcp.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/core/mem.h"
@@ -30,6 +31,7 @@ typedef struct tcp_link {
     bool has_left; /* the peer sends nothing more */
     bool is_deaf;  /* sending failed; data received before is still valid */
     tcp_message incoming, outgoing;
+    char place[FSDP_PLACE_SIZE]; /* of the connections with rank 0: the other end */
 } tcp_link;
 
 typedef struct tcp_end {
@@ -293,11 +295,23 @@ static void close_end(fsdp_ctl *ctl)
     free_end(ctl->backend);
 }
 
+/* Other ranks than 0 connect late, to the address of a listener. */
+static void locate_link(const fsdp_ctl *ctl, int rank, char *out, size_t out_size)
+{
+    const tcp_end *end = ctl->backend;
+    if (ctl->rank == 0 || rank == 0)
+        snprintf(out, out_size, "%s", end->links[rank].place);
+    else
+        fsdp_host_port(end->parts.addresses[rank].host, end->parts.addresses[rank].port, out,
+                       out_size);
+}
+
 static const fsdp_ctl_ops tcp_ops = {
     .name = "tcp",
     .send = send_message,
     .recv = recv_message,
     .close = close_end,
+    .locate = locate_link,
 };
 
 bool fsdp_ctl_tcp_find(const fsdp_ctl *ctl, int rank, char host_out[FSDP_HOST_SIZE],
@@ -344,8 +358,10 @@ fsdp_status fsdp_ctl_tcp(const fsdp_tcp_parts *parts, fsdp_ctl **ctl_out, fsdp_e
         fsdp_free(callers);
         return fsdp_fail_memory(err, "the control plane");
     }
-    for (int i = 0; i < (mine.rank == 0 ? mine.size : 1); i++)
+    for (int i = 0; i < (mine.rank == 0 ? mine.size : 1); i++) {
         links[i].fd = mine.fds[i];
+        fsdp_socket_place(links[i].fd, links[i].place);
+    }
     fsdp_free(mine.fds);
     mine.fds = NULL;
     end->parts = mine;

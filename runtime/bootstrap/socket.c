@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -77,6 +78,25 @@ void fsdp_socket_peer(int fd, char host_out[FSDP_HOST_SIZE])
         host_out[0] = '\0';
     if (strncmp(host_out, mapped, sizeof mapped - 1) == 0)
         memmove(host_out, host_out + sizeof mapped - 1, strlen(host_out) - sizeof mapped + 2);
+}
+
+void fsdp_host_port(const char *host, int port, char *out, size_t out_size)
+{
+    const int room = (int)out_size - (int)sizeof "[]:65535";
+    snprintf(out, out_size, strchr(host, ':') ? "[%.*s]:%d" : "%.*s:%d", room, host, port);
+}
+
+void fsdp_socket_place(int fd, char place_out[FSDP_PLACE_SIZE])
+{
+    char host[FSDP_HOST_SIZE], port[16];
+    struct sockaddr_storage address;
+    socklen_t size = sizeof address;
+    place_out[0] = '\0';
+    fsdp_socket_peer(fd, host);
+    if (host[0] && getpeername(fd, (struct sockaddr *)&address, &size) == 0 &&
+        getnameinfo((struct sockaddr *)&address, size, NULL, 0, port, sizeof port,
+                    NI_NUMERICSERV) == 0)
+        fsdp_host_port(host, atoi(port), place_out, FSDP_PLACE_SIZE);
 }
 
 bool fsdp_host_is_loopback(const char *host)

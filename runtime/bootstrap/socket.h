@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { FSDP_HOST_SIZE = 256 };
+enum { FSDP_HOST_SIZE = 256, FSDP_PLACE_SIZE = 64 };
 #define FSDP_LOOPBACK "127.0.0.1"
 
 /* host NULL: every interface. port 0: any free one. */
@@ -19,6 +19,10 @@ fsdp_status fsdp_socket_listen(const char *host, int port, int *fd_out, fsdp_err
 int fsdp_socket_port(int fd);                  /* local port; -1: none */
 /* The other end's numeric address; "" when it has none. */
 void fsdp_socket_peer(int fd, char host_out[FSDP_HOST_SIZE]);
+/* "127.0.0.1:4711", "[::1]:4711"; a long host loses its end. */
+void fsdp_host_port(const char *host, int port, char *out, size_t out_size);
+/* The other end's address and port; "" when it has none. */
+void fsdp_socket_place(int fd, char place_out[FSDP_PLACE_SIZE]);
 bool fsdp_host_is_loopback(const char *host);  /* "127...", "::1", "localhost" */
 
 /* One attempt. The errno of the error tells whether another may succeed later: ECONNREFUSED while no process

@@ -47,6 +47,9 @@ typedef struct fsdp_transport_ops {
     /* True when this rank can read all of it in that member's memory. NULL: never. */
     bool (*sees)(const fsdp_comm *comm, int member, const void *data, size_t size);
     void (*comm_close)(fsdp_comm *comm);       /* frees the back end's part */
+    /* Any thread. The other ranks wait for this one until then (CLOCK_MONOTONIC), and their deadlines count
+     * from there. NULL: never. */
+    void (*set_busy)(fsdp_transport *transport, int64_t until_ms);
     void *(*alloc)(fsdp_transport *transport, size_t size);
     void (*dealloc)(fsdp_transport *transport, void *data);
     void (*close)(fsdp_transport *transport);  /* the other ranks see that this one has left */
@@ -56,8 +59,9 @@ typedef struct fsdp_transport_ops {
 struct fsdp_transport {
     const fsdp_transport_ops *ops;
     int rank, size;            /* in the world */
-    int deadline_ms;
+    _Atomic int deadline_ms;   /* threads of communicators read it */
     int exit_code;             /* of this rank's program: sent to the others when it leaves */
+    const char *exit_reason;   /* goes with it; NULL: none. Borrowed */
 };
 
 struct fsdp_comm {
@@ -132,5 +136,14 @@ enum { FSDP_EXIT_TEXT = 64, FSDP_LEFT_TEXT = 128 };
 void fsdp_comm_describe_exit(int exit_code, char out[FSDP_EXIT_TEXT]);
 /* "has left the group with exit code 7 (no space): it takes no part in" */
 void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT]);
+/* A rank that takes no part in a call. */
+typedef struct fsdp_comm_loss {
+    int rank;
+    const char *which;         /* behind "rank N": " (process 4711)"; or NULL */
+    const char *what;          /* "died in", "has left the group: it takes no part in" */
+    const char *reason, *hint; /* its error; what to do; or NULL */
+} fsdp_comm_loss;
+/* FSDP_ERR_PEER: "rank 1 (process 4711) died in all_gather of 16 f32 for layers.0 (call 7)" */
+fsdp_error fsdp_comm_describe_loss(const fsdp_comm_loss *loss, const fsdp_comm_header *header);
 
 #endif

@@ -184,6 +184,18 @@ void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT])
         snprintf(out, FSDP_LEFT_TEXT, "has left the group with %s: it takes no part in", code);
 }
 
+fsdp_error fsdp_comm_describe_loss(const fsdp_comm_loss *loss, const fsdp_comm_header *header)
+{
+    char call[DESCRIPTION];
+    fsdp_error why = {.rank = loss->rank};
+    fsdp_comm_describe(header, call, sizeof call);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d%s %s %s%s%s%s%s", loss->rank,
+                    loss->which ? loss->which : "", loss->what, call,
+                    loss->reason ? "; its error: " : "", loss->reason ? loss->reason : "",
+                    loss->hint ? "; " : "", loss->hint ? loss->hint : "");
+    return why;
+}
+
 fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,
                              const fsdp_comm_header *other, fsdp_error *err)
 {

@@ -30,6 +30,7 @@ typedef struct message_member {
     _Atomic bool has_left, has_answered;
     _Atomic uint64_t calls;    /* begun before it left or answered a probe */
     _Atomic int exit_code;     /* with which it left */
+    char *reason;              /* goes with it; NULL: none was sent. Written before has_left */
 } message_member;
 
 /* Bytes between this member and another one in an exchange. */
@@ -74,6 +75,8 @@ struct message_transport {
     message_group world;       /* all ranks: creates the other groups */
     int *world_ranks;          /* 0, 1, ... */
     fsdp_process_watch *watches;       /* per world rank */
+    _Atomic int64_t *busy_until_ms;    /* per world rank; 0: it never was */
+    fsdp_ctl *observed;        /* asks this transport which ranks are busy; NULL: none */
     int channels;              /* assigned to groups so far */
 };
 
@@ -97,6 +100,10 @@ fsdp_status fsdp_message_pause(message_group *group, message_watch *watch, bool 
  * names no other rank. is_common: every member detects it by itself. */
 void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_local, bool is_common);
 bool fsdp_message_has_failed(message_group *group, fsdp_error *err_out);
+/* An entry of fsdp_transport_ops. */
+void fsdp_message_set_busy(fsdp_transport *transport, int64_t until_ms);
+/* For the control plane, which cannot see whom a rank waits for: the latest time of all other ranks. */
+int64_t fsdp_message_busy_until(void *context, int rank);
 /* Sends a leave message: this member begins no further calls. */
 void fsdp_message_leave(message_group *group);
 

@@ -5,7 +5,9 @@
  * names the one that does not. See comm_message.h.
  */
 #include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "runtime/comm_message/comm_message.h"
+#include "statedict/ctl/ctl_backend.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,17 +16,16 @@ enum {
     LOOK_MS = 100,        /* between checks of the watched processes */
     LATE_MS = 500,        /* a longer sleep means that this rank itself was stopped */
     LEAST_GRACE_MS = 250, /* for the replies to a probe */
-    MOST_GRACE_MS = 2000,
-    CALL_NAME = 200
+    MOST_GRACE_MS = 2000
 };
 
-typedef enum status_kind { FAILED = 1, LEFT, PROBE, PROBE_REPLY } status_kind;
+typedef enum status_kind { FAILED = 1, LEFT, PROBE, PROBE_REPLY, BUSY } status_kind;
 
 typedef struct message_status {
     int32_t kind, channel;
     int32_t from; /* world rank */
     int32_t status, rank, errnum, is_local;
-    uint64_t calls;
+    uint64_t calls; /* BUSY: milliseconds from now on */
     char text[FSDP_ERROR_TEXT];
 } message_status;
 
@@ -113,9 +114,20 @@ static void reply_to_probe(message_transport *transport, message_group *group,
     transport->p2p->ops->send_status(transport->p2p, probe->from, &status, sizeof status);
 }
 
+/* The text of an exit code, which may be lost when there is no memory. */
+static void note_left(message_member *member, const message_status *status)
+{
+    if (!member->has_left && status->text[0])
+        member->reason = fsdp_strndup(status->text, strnlen(status->text, FSDP_ERROR_TEXT));
+    member->exit_code = status->status;
+    member->has_left = true;
+}
+
 static void handle_status(message_transport *transport, const message_status *status)
 {
     message_group *group = find_group(transport, status->channel);
+    if (status->kind == BUSY && status->from >= 0 && status->from < transport->base.size)
+        transport->busy_until_ms[status->from] = fsdp_now_ms() + (int64_t)status->calls;
     if (status->kind == PROBE)
         reply_to_probe(transport, group, status);
     int from = group ? find_member(group, status->from) : 0;
@@ -127,8 +139,7 @@ static void handle_status(message_transport *transport, const message_status *st
     if (status->kind == LEFT || status->kind == PROBE_REPLY)
         member->calls = status->calls;
     if (status->kind == LEFT)
-        member->exit_code = status->status;
-    member->has_left |= status->kind == LEFT;
+        note_left(member, status);
     member->has_answered |= status->kind == PROBE_REPLY;
 }
 
@@ -183,10 +194,47 @@ void fsdp_message_leave(message_group *group)
     if (may_call(transport)) {
         message_status status = make_status(group, LEFT);
         status.status = transport->base.exit_code;
+        if (transport->base.exit_reason)
+            snprintf(status.text, sizeof status.text, "%s", transport->base.exit_reason);
         poll_status(transport); /* reports pending failures */
         send_to_members(group, &status);
     }
     pthread_mutex_unlock(&transport->lock);
+}
+
+/* --- busy ranks ------------------------------------------------------------------------------- */
+
+void fsdp_message_set_busy(fsdp_transport *base, int64_t until_ms)
+{
+    message_transport *transport = (message_transport *)base;
+    const int64_t left_ms = until_ms - fsdp_now_ms();
+    pthread_mutex_lock(&transport->lock);
+    if (may_call(transport)) {
+        message_status status = make_status(&transport->world, BUSY);
+        status.calls = left_ms > 0 ? (uint64_t)left_ms : 0;
+        send_to_members(&transport->world, &status);
+    }
+    pthread_mutex_unlock(&transport->lock);
+}
+
+static int64_t latest_busy(const message_transport *transport)
+{
+    int64_t latest_ms = 0;
+    for (int i = 0; i < transport->base.size; i++)
+        if (transport->busy_until_ms[i] > latest_ms)
+            latest_ms = transport->busy_until_ms[i];
+    return latest_ms;
+}
+
+int64_t fsdp_message_busy_until(void *context, int rank)
+{
+    message_transport *transport = context;
+    (void)rank;
+    pthread_mutex_lock(&transport->lock);
+    poll_status(transport);
+    int64_t busy_ms = latest_busy(transport);
+    pthread_mutex_unlock(&transport->lock);
+    return busy_ms;
 }
 
 /* --- missing members -------------------------------------------------------------------------- */
@@ -199,13 +247,9 @@ static fsdp_status fail_all(message_group *group, const fsdp_error *why, fsdp_er
     return err->status;
 }
 
-static fsdp_status fail_missing(message_group *group, int member, const char *more,
-                                const char *what, fsdp_error *err)
+static fsdp_status fail_missing(message_group *group, const fsdp_comm_loss *loss, fsdp_error *err)
 {
-    char call[CALL_NAME];
-    fsdp_error why = {.rank = group->ranks[member]};
-    fsdp_comm_describe(&group->header, call, sizeof call);
-    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d%s %s %s", why.rank, more, what, call);
+    fsdp_error why = fsdp_comm_describe_loss(loss, &group->header);
     return fail_all(group, &why, err);
 }
 
@@ -218,7 +262,9 @@ static fsdp_status check_left(message_group *group, fsdp_error *err)
             continue;
         char what[FSDP_LEFT_TEXT];
         fsdp_comm_describe_left(member->exit_code, what);
-        return fail_missing(group, i, "", what, err);
+        const fsdp_comm_loss loss = {
+            .rank = group->ranks[i], .what = what, .reason = member->reason};
+        return fail_missing(group, &loss, err);
     }
     return FSDP_OK;
 }
@@ -231,14 +277,18 @@ static bool is_dead(const message_group *group, int member, char *name, size_t n
     snprintf(name, name_size, " (process %d)", line->pid);
     if (fsdp_process_watch_has_ended(line))
         return true;
-    snprintf(name, name_size, ", whose connection ended,");
-    return p2p->ops->is_disconnected && p2p->ops->is_disconnected(p2p, rank);
+    if (!p2p->ops->is_disconnected || !p2p->ops->is_disconnected(p2p, rank))
+        return false;
+    char place[64];
+    p2p->ops->locate(p2p, rank, place, sizeof place);
+    snprintf(name, name_size, ", whose connection (%s) ended,", place);
+    return true;
 }
 
 static fsdp_status check_dead(message_group *group, fsdp_error *err)
 {
     for (int i = 0; i < group->size; i++) {
-        char name[48];
+        char name[112];
         if (!is_dead(group, i, name, sizeof name))
             continue;
         if (fsdp_message_has_failed(group, err)) /* its own report is more precise */
@@ -246,7 +296,10 @@ static fsdp_status check_dead(message_group *group, fsdp_error *err)
         FSDP_TRY(check_left(group, err));
         if (group->members[i].has_left)
             continue;
-        return fail_missing(group, i, name, group->are_all_here ? "died in" : "died before", err);
+        const fsdp_comm_loss loss = {.rank = group->ranks[i],
+                                     .which = name,
+                                     .what = group->are_all_here ? "died in" : "died before"};
+        return fail_missing(group, &loss, err);
     }
     return FSDP_OK;
 }
@@ -268,6 +321,12 @@ static void send_probe(message_group *group, message_watch *watch, int64_t now_m
     pthread_mutex_unlock(&group->transport->lock);
 }
 
+static bool is_busy(const message_group *group, int rank, int64_t now_ms)
+{
+    int64_t busy_ms = group->transport->busy_until_ms[rank];
+    return busy_ms > 0 && now_ms < busy_ms + group->transport->base.deadline_ms;
+}
+
 /* A member that did not reply, else one that has not begun this call, else the sender of the
  * missing message. */
 static int find_missing(const message_group *group, int waits_for)
@@ -278,30 +337,44 @@ static int find_missing(const message_group *group, int waits_for)
             elsewhere = i;
     }
     for (int i = 0; i < group->size; i++) {
-        if (!group->members[i].has_answered)
+        if (!group->members[i].has_answered && !is_busy(group, group->ranks[i], fsdp_now_ms()))
             return i;
     }
     return elsewhere >= 0 ? elsewhere : waits_for;
 }
 
-static bool have_all_answered(const message_group *group)
+/* A rank that is busy does not answer. */
+static bool have_all_answered(const message_group *group, int64_t now_ms)
 {
     bool all = true;
     for (int i = 0; i < group->size; i++)
-        all &= group->members[i].has_answered;
+        all &= group->members[i].has_answered || is_busy(group, group->ranks[i], now_ms);
     return all;
+}
+
+/* All members live, and some rank is busy, on which one of them may wait: the deadline moves. */
+static bool wait_for_busy(const message_group *group, message_watch *watch, int64_t now_ms)
+{
+    const int64_t deadline_ms = group->transport->base.deadline_ms;
+    int64_t busy_ms = latest_busy(group->transport);
+    if (busy_ms == 0 || now_ms >= busy_ms + deadline_ms || !have_all_answered(group, now_ms))
+        return false;
+    watch->probe_ms = 0;
+    watch->until_ms = (busy_ms < now_ms ? busy_ms : now_ms) + deadline_ms;
+    return true;
 }
 
 static fsdp_status end_probe(message_group *group, int waits_for, fsdp_error *err)
 {
-    char what[64];
-    int missing = find_missing(group, waits_for);
-    snprintf(what, sizeof what, "within %g s%s", group->transport->base.deadline_ms / 1000.0,
-             group->are_all_here ? ", in" : " to");
-    return fail_missing(group, missing,
-                        group->are_all_here ? " is stuck, or stopped: nothing came from it"
-                                            : " is stuck, or stopped: it did not come",
-                        what, err);
+    char what[128];
+    const bool was_in = group->are_all_here;
+    snprintf(what, sizeof what, "is stuck, or stopped: %s within %g s%s",
+             was_in ? "nothing came from it" : "it did not come",
+             group->transport->base.deadline_ms / 1000.0, was_in ? ", in" : " to");
+    const fsdp_comm_loss loss = {.rank = group->ranks[find_missing(group, waits_for)],
+                                 .what = what,
+                                 .hint = FSDP_DEADLINE_HINT};
+    return fail_missing(group, &loss, err);
 }
 
 static fsdp_status check_time(message_group *group, message_watch *watch, int waits_for,
@@ -312,7 +385,8 @@ static fsdp_status check_time(message_group *group, message_watch *watch, int wa
         return FSDP_OK;
     if (watch->probe_ms == 0)
         send_probe(group, watch, now_ms);
-    else if (now_ms >= watch->probe_ms || have_all_answered(group))
+    else if ((now_ms >= watch->probe_ms || have_all_answered(group, now_ms)) &&
+             !wait_for_busy(group, watch, now_ms))
         return end_probe(group, waits_for, err);
     return FSDP_OK;
 }

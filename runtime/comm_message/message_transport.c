@@ -6,6 +6,7 @@
 #include "runtime/comm_message/comm_message.h"
 
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum { PLACES = 4 }; /* per member: two halves each way */
 
@@ -16,6 +17,8 @@ static void release_group(message_group *group)
     fsdp_p2p *p2p = group->transport->p2p;
     if (group->batch)
         p2p->ops->batch_close(p2p, group->batch);
+    for (int i = 0; group->members && i < group->size; i++)
+        fsdp_free(group->members[i].reason);
     fsdp_free(group->members);
     fsdp_free(group->routes);
     fsdp_free(group->sources);
@@ -174,7 +177,10 @@ static void free_transport(message_transport *transport)
 {
     for (int i = 0; transport->watches && i < transport->base.size; i++)
         fsdp_process_watch_close(&transport->watches[i]);
+    if (transport->observed)
+        transport->observed->observer = (fsdp_ctl_observer){0};
     fsdp_free(transport->watches);
+    fsdp_free(transport->busy_until_ms);
     fsdp_free(transport->world_ranks);
     pthread_mutex_destroy(&transport->lock);
     fsdp_free(transport);
@@ -197,6 +203,7 @@ static const fsdp_transport_ops message_ops = {
     .abort = abort_comm,
     .has_failed = has_comm_failed,
     .comm_close = close_comm,
+    .set_busy = fsdp_message_set_busy,
     .close = close_transport,
 };
 
@@ -212,11 +219,12 @@ static fsdp_status make_transport(int rank, int size, message_transport **transp
     transport->base.size = size;
     transport->world_ranks = fsdp_alloc((size_t)size, sizeof *transport->world_ranks);
     transport->watches = fsdp_alloc((size_t)size, sizeof *transport->watches);
+    transport->busy_until_ms = fsdp_alloc((size_t)size, sizeof *transport->busy_until_ms);
     for (int i = 0; transport->watches && i < size; i++)
         transport->watches[i].fd = -1;
     for (int i = 0; transport->world_ranks && i < size; i++)
         transport->world_ranks[i] = i;
-    if (transport->world_ranks && transport->watches) {
+    if (transport->world_ranks && transport->watches && transport->busy_until_ms) {
         *transport_out = transport;
         return FSDP_OK;
     }
@@ -251,6 +259,9 @@ fsdp_status fsdp_transport_message(fsdp_ctl *ctl, fsdp_p2p *p2p, int deadline_ms
     if (status == FSDP_OK)
         status = fsdp_ctl_agree(ctl, fsdp_process_watch_all(ctl, transport->watches, &why), &why);
     if (status == FSDP_OK) {
+        transport->observed = ctl;
+        ctl->observer =
+            (fsdp_ctl_observer){.busy_until = fsdp_message_busy_until, .context = transport};
         *transport_out = &transport->base;
         return FSDP_OK;
     }

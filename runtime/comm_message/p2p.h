@@ -57,6 +57,8 @@ typedef struct fsdp_p2p_ops {
     bool (*recv_status)(fsdp_p2p *p2p, void *status, size_t size);
     /* True when the connection with a rank has ended. NULL: cannot be detected. */
     bool (*is_disconnected)(fsdp_p2p *p2p, int rank);
+    /* The other end of that connection, "127.0.0.1:4711"; "": unknown. NULL: there are no addresses. */
+    void (*locate)(fsdp_p2p *p2p, int rank, char *out, size_t out_size);
     /* After `idle` polls that found nothing: yields or sleeps, at most some milliseconds. */
     void (*back_off)(fsdp_p2p *p2p, int idle);
     void (*close)(fsdp_p2p *p2p);    /* after its batches */

@@ -6,11 +6,11 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/core/clock.h"
 #include "base/core/mem.h"
-#include "runtime/bootstrap/socket.h"
 
 enum { YIELDS = 20, REST_MS = 2, FLUSH_MS = 1000 };
 
@@ -195,6 +195,11 @@ static bool is_disconnected(fsdp_p2p *p2p, int rank)
     return is_lost;
 }
 
+static void locate(fsdp_p2p *p2p, int rank, char *out, size_t out_size)
+{
+    snprintf(out, out_size, "%s", ((const tcp_p2p *)p2p)->streams[rank].place);
+}
+
 /* --- backing off ------------------------------------------------------------------------------ */
 
 static int watch(const tcp_p2p *mine, struct pollfd *polled)
@@ -291,6 +296,7 @@ static const fsdp_p2p_ops tcp_p2p_ops = {
     .send_status = send_status,
     .recv_status = recv_status,
     .is_disconnected = is_disconnected,
+    .locate = locate,
     .back_off = back_off,
     .close = close_p2p,
 };
@@ -329,8 +335,10 @@ fsdp_status fsdp_p2p_tcp(fsdp_ctl *ctl, int deadline_ms, fsdp_p2p **p2p_out, fsd
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK)
         status = fsdp_tcp_connect_all(ctl, deadline_ms, fds, err);
-    for (int i = 0; mine && i < size; i++)
+    for (int i = 0; mine && i < size; i++) {
         mine->streams[i].fd = fds[i];
+        fsdp_socket_place(fds[i], mine->streams[i].place);
+    }
     fsdp_free(fds);
     if (status == FSDP_OK)
         *p2p_out = &mine->p2p;

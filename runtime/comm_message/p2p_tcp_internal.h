@@ -11,6 +11,7 @@
 #ifndef FSDP_P2P_TCP_INTERNAL_H
 #define FSDP_P2P_TCP_INTERNAL_H
 
+#include "runtime/bootstrap/socket.h"
 #include "runtime/comm_message/p2p_tcp.h"
 #include <pthread.h>
 
@@ -53,6 +54,7 @@ typedef struct tcp_status {
 typedef struct tcp_stream {
     int fd;                    /* -1: this rank itself, or the connection has ended */
     bool lacks_memory;         /* the reason of that */
+    char place[FSDP_PLACE_SIZE];       /* the other end */
     tcp_transfer *sends, *receives;    /* the oldest first */
     /* Small frames wait here, and go before those of data. */
     unsigned char *small;

@@ -28,7 +28,7 @@
 #include "runtime/comm/comm_backend.h"
 #include "runtime/comm_shared/shared_transports.h"
 
-enum { FSDP_SHARED_LINE = 64 };
+enum { FSDP_SHARED_LINE = 64, FSDP_SHARED_CALL = 5 };
 /* The published address of a buffer that only its own rank can read. */
 #define FSDP_SHARED_PRIVATE UINT64_MAX
 
@@ -53,7 +53,10 @@ typedef struct shared_slot {
     _Atomic uint32_t has_left;         /* 1 + its exit code */
     /* Used in the world's block only (wait_graph.c). */
     _Atomic uint32_t waits_for;        /* in a barrier of any group: 1 + the awaited rank; 0: in none */
-    _Atomic uint32_t ctl_waits_for, ctl_call;  /* in a call of the control plane: 1 + rank; call_kind */
+    _Atomic uint32_t ctl_waits_for;    /* in a call of the control plane: 1 + rank */
+    _Atomic uint64_t ctl_call[FSDP_SHARED_CALL];       /* its name, as words: "fsdp_root_save", or "" */
+    _Atomic int64_t busy_until_ms;     /* 0: never was */
+    char reason[FSDP_ERROR_TEXT];      /* of its exit code; written before it leaves a group */
     _Atomic int64_t looked_ms;         /* last update of waits_for */
     _Atomic uint32_t waits_in;         /* kind of the collective of that barrier */
     /* Written before the member reaches a barrier. */
@@ -137,6 +140,9 @@ void fsdp_shared_end_wait(shared_group *group);
 enum { FSDP_WAIT_TEXT = 192 };
 int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in, char out[FSDP_WAIT_TEXT]);
 void fsdp_shared_unobserve(shared_transport *transport);
+/* An entry of fsdp_transport_ops, and its value for a rank; 0: it never was. */
+void fsdp_shared_set_busy(fsdp_transport *transport, int64_t until_ms);
+int64_t fsdp_shared_busy_until(const shared_transport *transport, int rank);
 
 /* --- shared_group.c --------------------------------------------------------------------------- */
 

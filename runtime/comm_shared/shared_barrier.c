@@ -5,6 +5,7 @@
  */
 #include "base/core/clock.h"
 #include "runtime/comm_shared/comm_shared.h"
+#include "statedict/ctl/ctl_backend.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -15,14 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    LONG_LOOK = 16,
-    SHORT_LOOK = 32,
-    SLICE_MS = 100,
-    NAP_US = 50,
-    WRITING_MS = 1000,
-    CALL_NAME = 200
-};
+enum { LONG_LOOK = 16, SHORT_LOOK = 32, SLICE_MS = 100, NAP_US = 50, WRITING_MS = 1000 };
 
 /* The state of a wait. */
 typedef struct barrier_watch {
@@ -160,13 +154,9 @@ static bool are_all_here(shared_group *group, int *first)
     return *first == group->size;
 }
 
-/* rank: the subject of `what`. */
-static fsdp_status fail_missing(shared_group *group, int rank, const char *what, fsdp_error *err)
+static fsdp_status fail_missing(shared_group *group, const fsdp_comm_loss *loss, fsdp_error *err)
 {
-    char call[CALL_NAME];
-    fsdp_error why = {.rank = rank};
-    fsdp_comm_describe(&group->header, call, sizeof call);
-    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d %s %s", rank, what, call);
+    fsdp_error why = fsdp_comm_describe_loss(loss, &group->header);
     return fail_all(group, &why, err);
 }
 
@@ -176,9 +166,13 @@ static fsdp_status check_left(shared_group *group, int member, fsdp_error *err)
     uint32_t has_left = atomic_load(&group->block->slots[member].has_left);
     if (!has_left || is_here(group, member))
         return FSDP_OK;
-    char what[FSDP_LEFT_TEXT];
+    char what[FSDP_LEFT_TEXT], reason[FSDP_ERROR_TEXT];
+    const int rank = group->ranks[member];
     fsdp_comm_describe_left((int)(has_left - 1), what);
-    return fail_missing(group, group->ranks[member], what, err);
+    snprintf(reason, sizeof reason, "%.*s", FSDP_ERROR_TEXT - 1,
+             group->transport->world.block->slots[rank].reason);
+    const fsdp_comm_loss loss = {.rank = rank, .what = what, .reason = reason[0] ? reason : NULL};
+    return fail_missing(group, &loss, err);
 }
 
 static fsdp_status check_dead(shared_group *group, int member, fsdp_error *err)
@@ -191,7 +185,7 @@ static fsdp_status check_dead(shared_group *group, int member, fsdp_error *err)
         return FSDP_OK;
     bool was_in = atomic_load(&group->block->slots[member].phase) > group->call_phase;
     snprintf(what, sizeof what, "(%s) died %s", process, was_in ? "in" : "before");
-    return fail_missing(group, rank, what, err);
+    return fail_missing(group, &(fsdp_comm_loss){.rank = rank, .what = what}, err);
 }
 
 static fsdp_status check_each(shared_group *group,
@@ -229,9 +223,13 @@ static fsdp_status check_time(shared_group *group, barrier_watch *watch, fsdp_er
     char where[FSDP_WAIT_TEXT], what[FSDP_WAIT_TEXT + 64];
     bool was_in = atomic_load(&group->block->slots[missing].phase) > group->call_phase;
     int root = fsdp_shared_find_missing(group, missing, was_in, where);
+    int64_t busy_ms = fsdp_shared_busy_until(group->transport, root);
+    if (busy_ms > 0 && now_ms < busy_ms + deadline_ms)
+        return FSDP_OK;
     snprintf(what, sizeof what, "%s within %g s%s", where, deadline_ms / 1000.0,
              was_in ? ", in" : " to");
-    return fail_missing(group, root, what, err);
+    const fsdp_comm_loss loss = {.rank = root, .what = what, .hint = FSDP_DEADLINE_HINT};
+    return fail_missing(group, &loss, err);
 }
 
 static fsdp_status look_around(shared_group *group, barrier_watch *watch, fsdp_error *err)
@@ -334,8 +332,19 @@ void fsdp_shared_wait_for_readers(shared_group *group)
     }
 }
 
+/* Once: ranks may read it after this rank has left the first group. */
+static void publish_reason(shared_group *world, const char *reason)
+{
+    char *mine = local_slot(world)->reason;
+    if (mine[0] == '\0')
+        snprintf(mine, FSDP_ERROR_TEXT, "%s", reason);
+}
+
 void fsdp_shared_leave(shared_group *group)
 {
-    atomic_store(&local_slot(group)->has_left, 1 + (uint32_t)group->transport->base.exit_code);
+    const fsdp_transport *base = &group->transport->base;
+    if (base->exit_reason)
+        publish_reason(&group->transport->world, base->exit_reason);
+    atomic_store(&local_slot(group)->has_left, 1 + (uint32_t)base->exit_code);
     wake_all(group->block);
 }

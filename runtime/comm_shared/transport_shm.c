@@ -74,6 +74,7 @@ static const fsdp_transport_ops shm_ops = {
     .has_failed = fsdp_shared_comm_has_failed,
     .sees = fsdp_shared_sees,
     .comm_close = fsdp_shared_comm_close,
+    .set_busy = fsdp_shared_set_busy,
     .alloc = allocate,
     .dealloc = deallocate,
     .close = close_transport,

@@ -80,6 +80,7 @@ static const fsdp_transport_ops thread_ops = {
     .has_failed = fsdp_shared_comm_has_failed,
     .sees = fsdp_shared_sees,
     .comm_close = fsdp_shared_comm_close,
+    .set_busy = fsdp_shared_set_busy,
     .alloc = fsdp_transport_alloc_pages,
     .dealloc = fsdp_transport_free_pages,
     .close = close_transport,

@@ -6,11 +6,13 @@
 #include "runtime/comm_shared/comm_shared.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "statedict/ctl/ctl_backend.h"
-#include "statedict/ctl/ctl_frame.h"
 
 enum { MOST_FRESH_MS = 2000, STATE_TEXT = 96 };
+
+_Static_assert(FSDP_SHARED_CALL * sizeof(uint64_t) == FSDP_CTL_CALL, "a name fills its words");
 
 static shared_slot *slot_of(const shared_transport *transport, int rank)
 {
@@ -78,15 +80,34 @@ static int find_root(const shared_transport *transport, int rank)
     return rank;
 }
 
+/* A name that changes meanwhile may be read half old, half new. */
+static void load_call(const shared_slot *slot, char call_out[FSDP_CTL_CALL])
+{
+    for (int i = 0; i < FSDP_SHARED_CALL; i++) {
+        uint64_t word = atomic_load(&slot->ctl_call[i]);
+        memcpy(call_out + (size_t)i * sizeof word, &word, sizeof word);
+    }
+    call_out[FSDP_CTL_CALL - 1] = '\0';
+}
+
+static void store_call(shared_slot *slot, const char *call)
+{
+    uint64_t words[FSDP_SHARED_CALL] = {0};
+    memcpy(words, call, strnlen(call, sizeof words - 1));
+    for (int i = 0; i < FSDP_SHARED_CALL; i++)
+        atomic_store(&slot->ctl_call[i], words[i]);
+}
+
 static void describe_state(const shared_transport *transport, int rank, char out[STATE_TEXT])
 {
     int other = awaited_in_collective(transport, rank);
-    uint32_t call = atomic_load(&slot_of(transport, rank)->ctl_call);
+    char call[FSDP_CTL_CALL];
+    load_call(slot_of(transport, rank), call);
     if (other >= 0)
         snprintf(out, STATE_TEXT, "waits for rank %d in %s, in another group", other,
                  waited_kind(transport, rank));
-    else if (call != 0)
-        snprintf(out, STATE_TEXT, "is in %s of the control plane", fsdp_ctl_call_name(call));
+    else if (call[0])
+        snprintf(out, STATE_TEXT, "is in %s", call);
     else
         snprintf(out, STATE_TEXT, "is stuck, or stopped");
 }
@@ -109,12 +130,12 @@ int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in,
 
 /* --- calls of the control plane --------------------------------------------------------------- */
 
-static void note_call(void *context, uint32_t call, int waits_for)
+static void note_call(void *context, const char *call, int waits_for)
 {
     const shared_transport *transport = context;
     shared_slot *mine = slot_of(transport, transport->base.rank);
     atomic_store(&mine->ctl_waits_for, (uint32_t)(waits_for + 1));
-    atomic_store(&mine->ctl_call, call);
+    store_call(mine, call ? call : "");
 }
 
 static void find_rank(void *context, int rank, char *out, size_t out_size)
@@ -125,11 +146,33 @@ static void find_rank(void *context, int rank, char *out, size_t out_size)
                  waited_kind(context, rank), other);
 }
 
+/* --- busy ranks ------------------------------------------------------------------------------- */
+
+void fsdp_shared_set_busy(fsdp_transport *transport, int64_t until_ms)
+{
+    const shared_transport *mine = (const shared_transport *)transport;
+    atomic_store(&slot_of(mine, transport->rank)->busy_until_ms, until_ms);
+}
+
+int64_t fsdp_shared_busy_until(const shared_transport *transport, int rank)
+{
+    return atomic_load(&slot_of(transport, rank)->busy_until_ms);
+}
+
+/* For the control plane. */
+static int64_t awaited_busy_until(void *context, int rank)
+{
+    return fsdp_shared_busy_until(context, find_root(context, rank));
+}
+
 void fsdp_shared_observe(fsdp_transport *transport, fsdp_ctl *ctl)
 {
     shared_transport *mine = (shared_transport *)transport;
     mine->observed = ctl;
-    ctl->observer = (fsdp_ctl_observer){.note = note_call, .find = find_rank, .context = transport};
+    ctl->observer = (fsdp_ctl_observer){.note = note_call,
+                                        .find = find_rank,
+                                        .busy_until = awaited_busy_until,
+                                        .context = transport};
 }
 
 void fsdp_shared_unobserve(shared_transport *transport)

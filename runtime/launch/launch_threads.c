@@ -44,8 +44,9 @@ struct thread_group {
 };
 
 /* Global, because the atexit handler uses them. */
-static atomic_int ranks_at_work;
+static atomic_int ranks_at_work, ranks_of_job;
 static pid_t rank_process;
+static _Thread_local int rank_of_thread = -1;
 
 static void *flush_all(void *context)
 {
@@ -68,16 +69,21 @@ _Noreturn static void leave_at_once(int code)
     _exit(code);
 }
 
-/* exit() of one rank ends the others in the middle of their work: that is a failure. It is none in
- * processes that a rank has forked. */
+/* exit() of one rank ends the others in the middle of their work: that is a failure, whichever code
+ * it names. It is none in processes that a rank has forked. Other threads of the program are no
+ * rank: -1. */
 static void check_exit(void)
 {
-    int at_work = atomic_load(&ranks_at_work);
-    if (at_work < 2 || getpid() != rank_process)
+    char who[32] = "a thread that is no rank";
+    const int ranks = atomic_load(&ranks_of_job);
+    bool is_rank = rank_of_thread >= 0 && ranks > 1;
+    if ((!is_rank && atomic_load(&ranks_at_work) < 2) || getpid() != rank_process)
         return;
+    if (is_rank)
+        snprintf(who, sizeof who, "rank %d", rank_of_thread);
     dprintf(STDERR_FILENO,
-            "fsdp: a rank called exit while %d --threads were at work: a rank ends by returning\n",
-            at_work);
+            "fsdp: %s called exit in a job of %d --threads: a rank ends by returning\n", who,
+            ranks);
     leave_at_once(FSDP_ERR_PEER);
 }
 
@@ -98,7 +104,7 @@ static void *run_thread(void *context)
 {
     thread_rank *rank = context;
     thread_group *group = rank->group;
-    int number = fsdp_ctl_rank(rank->ctl);
+    int number = rank_of_thread = fsdp_ctl_rank(rank->ctl);
     int code = fsdp_launch_rank(&group->job, rank->ctl, rank->transport);
     atomic_fetch_sub(&ranks_at_work, 1);
     if (code != 0)
@@ -224,6 +230,7 @@ static int run_threads(thread_group *group, const pthread_attr_t *attributes)
     int code = 0;
     if (connect_ranks(group, &err) != FSDP_OK)
         return fsdp_error_report(&err);
+    atomic_store(&ranks_of_job, group->size);
     for (int i = 0; i < group->size; i++)
         start_rank(group, &group->ranks[i], attributes);
     int at_work = wait_for_ranks(group, &code);

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "base/core/mem.h"
+#include "base/core/reported.h"
 #include "runtime/launch/mpi_library.h"
 #include "runtime/comm_message/p2p_tcp.h"
 #include "runtime/comm_message/message_transport.h"
@@ -136,10 +137,13 @@ static int report_failure(fsdp_status status, const fsdp_error *err, int rank)
 static void report_leave(fsdp_world *world, int code)
 {
     char exit_code[FSDP_EXIT_TEXT];
+    const char *reason = world->reason.text;
     fsdp_error why = {.status = FSDP_ERR_PEER, .rank = world->rank};
     fsdp_comm_describe_exit(code & 0xff, exit_code);
-    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with %s", world->rank, exit_code);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with %s%s%s", world->rank, exit_code,
+                    reason[0] ? ": " : "", reason);
     world->parts.transport->exit_code = code & 0xff;
+    world->parts.transport->exit_reason = reason[0] ? reason : NULL;
     fsdp_ctl_leave(world->parts.ctl, &why);
 }
 
@@ -181,9 +185,13 @@ static int run_body(const fsdp_launch_job *job, fsdp_world *world)
         return fsdp_error_report(&err);
     }
     memcpy(argv, options->argv, (size_t)options->argc * sizeof *argv);
-    int code = job->body(job->context, world, options->argc, argv);
+    (void)fsdp_error_take_reported(); /* of a world before */
+    int code = to_exit_code(job->body(job->context, world, options->argc, argv), world->rank);
+    const fsdp_error printed = fsdp_error_take_reported();
+    if ((int)printed.status == code && !world->is_reason_given)
+        world->reason = printed;
     fsdp_free(argv);
-    return to_exit_code(code, fsdp_world_rank(world));
+    return code;
 }
 
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport)
@@ -195,7 +203,9 @@ int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *
                               .transport = transport,
                               .check = job->options->check,
                               .deadline_ms = job->options->deadline_ms};
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_launch");
     fsdp_status status = fill_parts(job->options, &parts, &err);
+    fsdp_ctl_end_public(ctl, outer);
     bool is_complete = status == FSDP_OK;
     if (is_complete) {
         status = fsdp_world_create(&parts, &world, &err);

@@ -10,6 +10,7 @@
 
 #include "base/core/fnv.h"
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/layout_internal.h"
 
 /* --- making one ------------------------------------------------------------------------------- */
@@ -27,17 +28,13 @@ fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_
                               fsdp_error *err)
 {
     fsdp_world *world = fsdp_alloc(1, sizeof *world);
-    double *values = fsdp_alloc((size_t)fsdp_ctl_size(parts->ctl), sizeof *values);
-    if (!world || !values) {
-        fsdp_free(world);
-        fsdp_free(values);
+    if (!world) {
         fsdp_world_parts_release(parts);
         return fsdp_fail_memory(err, "a world");
     }
     world->parts = *parts;
     world->rank = fsdp_ctl_rank(parts->ctl);
     world->size = fsdp_ctl_size(parts->ctl);
-    world->values = values;
     fsdp_ctl_set_deadline(parts->ctl, parts->deadline_ms);
     *world_out = world;
     return FSDP_OK;
@@ -60,9 +57,22 @@ void fsdp_world_free(fsdp_world *world)
     for (size_t i = 0; i < world->comm_count; i++)
         free_comm(world->comms[i]);
     fsdp_free(world->comms);
-    fsdp_free(world->values);
     fsdp_world_parts_release(&world->parts);
     fsdp_free(world);
+}
+
+void fsdp_world_trace(fsdp_world *world, const char *event, int64_t bytes)
+{
+    fsdp_trace_add(
+        world->parts.trace,
+        &(fsdp_trace_event){.event = event, .unit = "", .state = "idle", .bytes = bytes});
+}
+
+void fsdp_world_mark(fsdp_world *world, const char *event)
+{
+    if (world && event)
+        fsdp_trace_add(world->parts.trace,
+                       &(fsdp_trace_event){.event = "mark", .unit = event, .bytes = -1});
 }
 
 int fsdp_world_rank(const fsdp_world *world)
@@ -88,16 +98,6 @@ int fsdp_world_local_size(const fsdp_world *world)
 fsdp_ctl *fsdp_world_ctl(fsdp_world *world)
 {
     return world->parts.ctl;
-}
-
-fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
-{
-    double sum = 0;
-    FSDP_TRY(fsdp_ctl_allgather(world->parts.ctl, value, sizeof *value, world->values, err));
-    for (int i = 0; i < world->size; i++)
-        sum += world->values[i];
-    *value = sum / world->size;
-    return FSDP_OK;
 }
 
 /* --- communicators ---------------------------------------------------------------------------- */
@@ -296,7 +296,7 @@ static fsdp_status check_ranks(const fsdp_world *world, const fsdp_mesh *mesh, f
 }
 
 /* Dims one by one, then neighbouring ones together. */
-fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
+static fsdp_status connect_mesh(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
 {
     int ndim = fsdp_mesh_ndim(mesh);
     fsdp_status status = check_ranks(world, mesh, err);
@@ -311,6 +311,14 @@ fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_er
     return status;
 }
 
+fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    const char *outer = fsdp_ctl_begin_public(world->parts.ctl, "fsdp_world_connect");
+    fsdp_status status = connect_mesh(world, mesh, err);
+    fsdp_ctl_end_public(world->parts.ctl, outer);
+    return status;
+}
+
 fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
                             const char *const *names, fsdp_mesh **mesh_out, fsdp_error *err)
 {
@@ -319,9 +327,11 @@ fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
     if (status == FSDP_OK && fsdp_mesh_size(mesh) != world->size)
         status = fsdp_fail(err, FSDP_ERR_USAGE, "the mesh is of %lld ranks, the world has %d",
                            (long long)fsdp_mesh_size(mesh), world->size);
+    const char *outer = fsdp_ctl_begin_public(world->parts.ctl, "fsdp_world_mesh");
     status = fsdp_ctl_agree(world->parts.ctl, status, err);
     if (status == FSDP_OK)
-        status = fsdp_world_connect(world, mesh, err);
+        status = connect_mesh(world, mesh, err);
+    fsdp_ctl_end_public(world->parts.ctl, outer);
     if (status == FSDP_OK)
         *mesh_out = mesh;
     else

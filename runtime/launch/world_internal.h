@@ -39,9 +39,17 @@ struct fsdp_world {
     fsdp_world_parts parts;
     fsdp_ordered_comm **comms; /* one per set of ranks, in the order of creation */
     size_t comm_count, comm_room;
-    double *values;            /* room for one of each rank */
+    fsdp_error reason;         /* this rank's own failure, if it ends with one; FSDP_OK: none is known */
+    bool is_reason_given;      /* by fsdp_world_fail */
     fsdp_world_child *children;
 };
+
+/* Local. An event of no unit, in the trace; bytes -1: none. */
+void fsdp_world_trace(fsdp_world *world, const char *event, int64_t bytes);
+
+/* Local. This rank's own failure, of which the other ranks get the text when this one leaves; the first
+ * counts, and none of another rank (FSDP_ERR_PEER). */
+void fsdp_world_note_failure(fsdp_world *world, const fsdp_error *why);
 
 /* For parts that no world took; all but ctl may be NULL. */
 void fsdp_world_parts_release(const fsdp_world_parts *parts);

@@ -461,10 +461,8 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the optimizer's step came inside a step: end_backward comes before it");
     FSDP_TRY(fsdp_root_check_reduced(root, "the optimizer's step", err));
-    fsdp_trace_add(
-        root->world->parts.trace,
-        &(fsdp_trace_event){.event = "optim_step", .unit = "", .state = "idle", .bytes = -1});
+    fsdp_world_trace(root->world, "optim_step", -1);
     fsdp_status status = step(optim, err);
     root->step += !fsdp_root_awaits_step(root, NULL);
-    return fsdp_root_done(root, status, err);
+    return fsdp_root_done(root, "fsdp_optim_step", status, err);
 }

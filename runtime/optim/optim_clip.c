@@ -99,7 +99,8 @@ fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are clipped after end_backward");
     FSDP_TRY(fsdp_root_check_reduced(root, "clip_grad_norm", err));
-    FSDP_TRY(fsdp_root_done(root, clip(root, &given, norm_out, err), err));
+    FSDP_TRY(
+        fsdp_root_done(root, "fsdp_root_clip_grad_norm", clip(root, &given, norm_out, err), err));
     if (!isfinite(*norm_out) && given.error_if_nonfinite)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "the norm of the gradients is %g", *norm_out);
     return FSDP_OK;

@@ -111,7 +111,7 @@ fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error
     if (is_unscaled(scaler, root))
         return fsdp_fail(err, FSDP_ERR_USAGE, "the gradients were unscaled since the last step");
     FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));
-    return fsdp_root_done(root, unscale(scaler, root, err), err);
+    return fsdp_root_done(root, "fsdp_scaler_unscale", unscale(scaler, root, err), err);
 }
 
 fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,

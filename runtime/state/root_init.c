@@ -9,6 +9,7 @@
 #include "base/core/mem.h"
 #include "base/core/mix.h"
 #include "base/data/box_internal.h"
+#include "statedict/ctl/ctl_backend.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
 
@@ -236,11 +237,14 @@ fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, voi
 {
     sync_work work = {.root = root, .fill = fill, .context = context};
     FSDP_TRY(settle(root, "fsdp_root_sync_from_rank0", err));
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_sync_from_rank0");
     fsdp_status status = sync_all(&work, err);
+    fsdp_ctl_end_public(ctl, outer);
     fsdp_free(work.slab);
     if (status == FSDP_OK) {
         fsdp_root_note_values(root);
         fsdp_root_refresh_masters(root, NULL);
     }
-    return fsdp_root_done(root, status, err);
+    return fsdp_root_done(root, "fsdp_root_sync_from_rank0", status, err);
 }

@@ -7,6 +7,7 @@
 
 #include "statedict/save/load_internal.h"
 #include "statedict/save/save_call.h"
+#include "statedict/ctl/ctl_backend.h"
 
 #include <fsdp/run.h>
 
@@ -62,10 +63,13 @@ fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_sav
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     int64_t step = given->save.step ? *given->save.step : FSDP_NO_STEP;
     fsdp_sd *sd = NULL;
+    fsdp_world_trace(root->world, "save", -1);
     fsdp_status mine = fsdp_root_saved_state(root, given, &sd, err);
     const fsdp_save_call call = {sd, ctl, dir, &given->save, mine};
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_save");
     fsdp_status status =
         given->into_run ? fsdp_run_save_begun(&call, step, err) : fsdp_save_begun(&call, err);
+    fsdp_ctl_end_public(ctl, outer);
     fsdp_sd_free(sd);
     return status;
 }
@@ -206,9 +210,12 @@ fsdp_status fsdp_root_load(fsdp_root *root, const char *path, const fsdp_root_lo
         job.opts = *opts;
     if (job.opts.load.report)
         *job.opts.load.report = (fsdp_load_report){0};
+    fsdp_world_trace(root->world, "load", -1);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_load");
     fsdp_status status = fsdp_ctl_agree(ctl, prepare(&job, root, err), err);
     if (status == FSDP_OK)
         status = load(&job, ctl, path, &loaded, err);
+    fsdp_ctl_end_public(ctl, outer);
     report_load(&job, &loaded);
     fsdp_load_report_release(&loaded);
     forget_checkpoint(&job);

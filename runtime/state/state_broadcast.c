@@ -197,7 +197,8 @@ fsdp_status fsdp_state_broadcast(const fsdp_state_match *match, const fsdp_sd *d
     fsdp_status status =
         fsdp_state_mover_init(&mover, root, fsdp_sd_tensor_bytes(match->live), FSDP_OK, err);
     if (status == FSDP_OK)
-        status = fsdp_root_done(root, bring_all(match, &mover, data, err), err);
+        status =
+            fsdp_root_done(root, "fsdp_root_set_state", bring_all(match, &mover, data, err), err);
     fsdp_state_mover_release(&mover);
     return status;
 }

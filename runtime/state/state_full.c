@@ -144,7 +144,8 @@ static fsdp_status gather_everywhere(const fsdp_state_scope *scope, const fsdp_s
     fsdp_status status = make_whole(root, live, full, err);
     status = fsdp_state_mover_init(&mover, root, fsdp_sd_tensor_bytes(live), status, err);
     if (status == FSDP_OK)
-        status = fsdp_root_done(root, gather_tensors(&mover, live, full, err), err);
+        status = fsdp_root_done(root, "fsdp_root_get_state",
+                                gather_tensors(&mover, live, full, err), err);
     fsdp_state_mover_release(&mover);
     return status;
 }

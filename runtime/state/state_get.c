@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "statedict/ctl/ctl_backend.h"
 
 /* --- names and tensors ------------------------------------------------------------------------ */
 
@@ -254,9 +255,12 @@ fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts, fs
     err = err ? err : &local;
     *sd_out = NULL;
     fsdp_status status = get_live(&scope, root, opts, &live, err);
-    if (opts && opts->full_state_dict)
+    if (opts && opts->full_state_dict) {
+        fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+        const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_get_state");
         status = fsdp_state_gather(&scope, live, status, sd_out, err);
-    else if (status == FSDP_OK && opts && opts->cpu_offload)
+        fsdp_ctl_end_public(ctl, outer);
+    } else if (status == FSDP_OK && opts && opts->cpu_offload)
         status = get_copies(&scope, live, sd_out, err);
     else if (status == FSDP_OK) {
         *sd_out = live;

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "statedict/sd/layout_internal.h"
+#include "statedict/ctl/ctl_backend.h"
 
 /* --- between steps only ----------------------------------------------------------------------- */
 
@@ -565,9 +566,12 @@ fsdp_status fsdp_root_set_state(fsdp_root *root, const fsdp_sd *sd, const fsdp_s
     if (report)
         *report = (fsdp_load_report){0};
     fsdp_status status = prepare(&scope, root, opts, sd, &live, err);
-    if (opts && opts->broadcast_from_rank0)
+    if (opts && opts->broadcast_from_rank0) {
+        fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+        const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_set_state");
         status = set_from_rank0(&scope, live, sd, report, status, err);
-    else if (status == FSDP_OK)
+        fsdp_ctl_end_public(ctl, outer);
+    } else if (status == FSDP_OK)
         status = set_local(&scope, live, sd, report, err);
     fsdp_sd_free(live);
     fsdp_state_scope_release(&scope);

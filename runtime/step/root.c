@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 
 /* --- memory of parameters --------------------------------------------------------------------- */
 
@@ -158,7 +159,10 @@ static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error
     FSDP_TRY(fsdp_ctl_agree(ctl, plan(root, opts, err), err));
     FSDP_TRY(fsdp_ctl_agree(ctl, connect(root, err), err));
     FSDP_TRY(fsdp_ctl_agree(ctl, allocate(root, err), err));
-    return fsdp_root_check_structure(root, err);
+    fsdp_status status = fsdp_root_check_structure(root, err);
+    if (status == FSDP_ERR_PEER) /* it compares in a collective, which names no public call */
+        fsdp_error_prefix(err, "fsdp_root_create");
+    return status;
 }
 
 /* Leaves the model as it was, so that the caller may try again with other options. */
@@ -185,7 +189,10 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
     root->world = model->world;
     root->is_last_backward = true;
     root->handle.root = root;
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_create");
     fsdp_status status = build(root, opts, err);
+    fsdp_ctl_end_public(ctl, outer);
     model->root = root;
     if (status != FSDP_OK) {
         give_up(root);

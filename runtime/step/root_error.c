@@ -24,7 +24,7 @@ static void abort_all(fsdp_world *world, const fsdp_error *why)
             fsdp_comm_abort(world->comms[i]->comm, why);
 }
 
-fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err)
+fsdp_status fsdp_root_done(fsdp_root *root, const char *call, fsdp_status status, fsdp_error *err)
 {
     fsdp_error here = {0};
     fsdp_error *reason = err ? err : &here;
@@ -32,8 +32,10 @@ fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err)
         status = fsdp_context_check(root->context, reason);
     if (status == FSDP_OK || root->failure.status != FSDP_OK)
         return status;
+    fsdp_error_prefix(reason, "%s", call);
     root->failure = *reason;
     root->failure.status = status;
+    fsdp_world_note_failure(root->world, &root->failure);
     abort_all(root->world, &root->failure);
     return status;
 }

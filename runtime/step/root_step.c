@@ -51,9 +51,10 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(fsdp_root_check_values(root, NULL, "begin_forward", err));
     root->is_in_forward = true;
     fsdp_trace_step(root->world->parts.trace, root->step);
-    FSDP_TRY(fsdp_root_done(root, fsdp_root_size_inputs(root, root->context, err), err));
+    FSDP_TRY(fsdp_root_done(root, "fsdp_root_begin_forward",
+                            fsdp_root_size_inputs(root, root->context, err), err));
     begin_streams(root);
-    return fsdp_root_done(root, FSDP_OK, err);
+    return fsdp_root_done(root, "fsdp_root_begin_forward", FSDP_OK, err);
 }
 
 static fsdp_status end_forward(fsdp_root *root, fsdp_error *err)
@@ -70,7 +71,7 @@ fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err)
     if (!root->is_in_forward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "end_forward came without begin_forward");
     root->is_in_forward = false;
-    return fsdp_root_done(root, end_forward(root, err), err);
+    return fsdp_root_done(root, "fsdp_root_end_forward", end_forward(root, err), err);
 }
 
 static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
@@ -125,7 +126,7 @@ fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
     root->is_in_backward = false;
     root->is_unfinished = true;
     root->backwards++;
-    return fsdp_root_done(root, end_backward(root, err), err);
+    return fsdp_root_done(root, "fsdp_root_end_backward", end_backward(root, err), err);
 }
 
 fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating, fsdp_error *err)
@@ -176,7 +177,8 @@ fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
     FSDP_TRY(check_out_of_forward(root, "finalize_backward", err));
     root->is_in_backward = false;
     root->is_unfinished = true;
-    FSDP_TRY(fsdp_root_done(root, complete_backward(root, err), err));
+    FSDP_TRY(
+        fsdp_root_done(root, "fsdp_root_finalize_backward", complete_backward(root, err), err));
     root->handle.was_reset = false;
     if (handle_out)
         *handle_out = &root->handle;
@@ -194,7 +196,7 @@ fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
     if (root->context->finalizing != root)
         return FSDP_OK;
     root->context->finalizing = NULL;
-    return fsdp_root_done(root, finalize(root, err), err);
+    return fsdp_root_done(root, "fsdp_finalize_wait", finalize(root, err), err);
 }
 
 /* --- reset ------------------------------------------------------------------------------------ */
@@ -232,5 +234,5 @@ fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
     }
     root->is_in_forward = root->is_in_backward = false;
     forget_finalizing(root);
-    return fsdp_root_done(root, fsdp_context_sync(root->context, err), err);
+    return fsdp_root_done(root, "fsdp_root_reset", fsdp_context_sync(root->context, err), err);
 }

@@ -106,8 +106,9 @@ struct fsdp_root {
 
 /* At the beginning of every call on a root: an earlier failure, or the pending error, which is cleared. */
 fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err);
-/* At its end: errors of streams. A failure of any kind is kept, and aborts the root's communicators. */
-fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err);
+/* At its end: errors of streams. A failure of any kind is kept, with the name of the public call before its
+ * text, and aborts the root's communicators. */
+fsdp_status fsdp_root_done(fsdp_root *root, const char *call, fsdp_status status, fsdp_error *err);
 /* FSDP_ERR_USAGE for `call`, which reads the reduced gradients, before the compute stream has waited for all
  * of them. */
 fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsdp_error *err);

@@ -236,16 +236,16 @@ static fsdp_status begin(fsdp_unit *unit, const char *hook, step_pass pass, fsdp
     return FSDP_OK;
 }
 
-static fsdp_status run(fsdp_unit *unit, fsdp_status (*hook)(fsdp_unit *unit, fsdp_error *err),
-                       fsdp_error *err)
+static fsdp_status run(fsdp_unit *unit, const char *call,
+                       fsdp_status (*hook)(fsdp_unit *unit, fsdp_error *err), fsdp_error *err)
 {
-    return fsdp_root_done(unit->root, hook(unit, err), err);
+    return fsdp_root_done(unit->root, call, hook(unit, err), err);
 }
 
 fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err)
 {
     FSDP_TRY(begin(unit, "pre_forward", FORWARD_PASS, err));
-    return run(unit, pre_forward, err);
+    return run(unit, "fsdp_unit_pre_forward", pre_forward, err);
 }
 
 fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
@@ -254,7 +254,7 @@ fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
     if (unit->phase != FSDP_FORWARD && !is_computed_again(unit))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "post_forward of unit %s came without its pre_forward", unit->name);
-    return run(unit, post_forward, err);
+    return run(unit, "fsdp_unit_post_forward", post_forward, err);
 }
 
 fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err)
@@ -266,14 +266,16 @@ fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err)
                          "(fsdp_root_set_evaluating)",
                          unit->name);
     unit->root->is_in_backward = true;
-    return unit->phase == FSDP_PRE_BACKWARD ? FSDP_OK : run(unit, pre_backward, err);
+    return unit->phase == FSDP_PRE_BACKWARD
+               ? FSDP_OK
+               : run(unit, "fsdp_unit_pre_backward", pre_backward, err);
 }
 
 fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err)
 {
     FSDP_TRY(begin(unit, "post_backward", BACKWARD_PASS, err));
     unit->root->is_in_backward = true;
-    return run(unit, post_backward, err);
+    return run(unit, "fsdp_unit_post_backward", post_backward, err);
 }
 
 /* --- members ---------------------------------------------------------------------------------- */
@@ -397,7 +399,7 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handl
     FSDP_TRY(fsdp_root_check_values(unit->root, unit, "unshard", err));
     if (handle_out)
         *handle_out = &unit->handle;
-    return fsdp_root_done(unit->root, unshard(unit, is_async, err), err);
+    return fsdp_root_done(unit->root, "fsdp_unit_unshard", unshard(unit, is_async, err), err);
 }
 
 static fsdp_status wait_unshard(fsdp_unit *unit, fsdp_error *err)
@@ -410,7 +412,7 @@ static fsdp_status wait_unshard(fsdp_unit *unit, fsdp_error *err)
 fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err)
 {
     FSDP_TRY(begin(handle->unit, "unshard", ANY_PASS, err));
-    return run(handle->unit, wait_unshard, err);
+    return run(handle->unit, "fsdp_unshard_wait", wait_unshard, err);
 }
 
 static fsdp_status reshard(fsdp_unit *unit, fsdp_error *err)
@@ -423,5 +425,5 @@ static fsdp_status reshard(fsdp_unit *unit, fsdp_error *err)
 fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err)
 {
     FSDP_TRY(begin(unit, "reshard", ANY_PASS, err));
-    return run(unit, reshard, err);
+    return run(unit, "fsdp_unit_reshard", reshard, err);
 }

@@ -6,80 +6,17 @@
 
 #include <math.h>
 
-/* --- linear layers and norms --------------------------------------------------------------------- */
-
-fsdp_status fsdp_model_linear(fsdp_transformer *t, const model_linear *linear, const float *x,
-                              float *y, int64_t rows, fsdp_error *err)
-{
-    const float *weight = fsdp_model_weight(t, linear->weight), *bias = NULL;
-    if (!weight)
-        return fsdp_param_error(linear->weight, err);
-    if (linear->bias) {
-        bias = fsdp_model_vector(t, linear->bias);
-        if (!bias)
-            return fsdp_param_error(linear->bias, err);
-    }
-    t->ops->product(t->nn, &(fsdp_nn_product){.out = y,
-                                              .a = x,
-                                              .b = weight,
-                                              .rows = rows,
-                                              .columns = linear->out,
-                                              .inner = linear->in,
-                                              .b_is_turned = !linear->is_in_by_out,
-                                              .bias = bias});
-    return FSDP_OK;
-}
-
-static fsdp_status add_weight_grad(fsdp_transformer *t, const model_linear *linear,
-                                   const linear_grad *call, fsdp_error *err)
-{
-    float *grad = fsdp_param_grad(linear->weight);
-    if (!grad)
-        return fsdp_param_error(linear->weight, err);
-    fsdp_nn_product product = {.out = grad, .inner = call->rows, .a_is_turned = true, .adds = true};
-    product.a = linear->is_in_by_out ? call->x : call->dy;
-    product.b = linear->is_in_by_out ? call->dy : call->x;
-    product.rows = linear->is_in_by_out ? linear->in : linear->out;
-    product.columns = linear->is_in_by_out ? linear->out : linear->in;
-    t->ops->product(t->nn, &product);
-    if (!linear->bias)
-        return FSDP_OK;
-    float *bias = fsdp_param_grad(linear->bias);
-    if (!bias)
-        return fsdp_param_error(linear->bias, err);
-    t->ops->column_sums(t->nn, bias, call->dy, call->rows, linear->out);
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_model_linear_grad(fsdp_transformer *t, const model_linear *linear,
-                                   const linear_grad *call, fsdp_error *err)
-{
-    FSDP_TRY(add_weight_grad(t, linear, call, err));
-    if (!call->dx)
-        return FSDP_OK;
-    const float *weight = fsdp_model_weight(t, linear->weight);
-    if (!weight)
-        return fsdp_param_error(linear->weight, err);
-    t->ops->product(t->nn, &(fsdp_nn_product){.out = call->dx,
-                                              .a = call->dy,
-                                              .b = weight,
-                                              .rows = call->rows,
-                                              .columns = linear->in,
-                                              .inner = linear->out,
-                                              .b_is_turned = linear->is_in_by_out,
-                                              .adds = call->adds});
-    return FSDP_OK;
-}
+/* --- norms ----------------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,
                             fsdp_error *err)
 {
     fsdp_nn_norm whole = *call;
-    whole.weight = fsdp_model_weight(t, norm->weight);
+    whole.weight = fsdp_param_f32(norm->weight, t->params.weight);
     if (!whole.weight)
         return fsdp_param_error(norm->weight, err);
     if (norm->bias) {
-        whole.bias = fsdp_model_vector(t, norm->bias);
+        whole.bias = fsdp_param_f32(norm->bias, t->params.bias);
         if (!whole.bias)
             return fsdp_param_error(norm->bias, err);
     }
@@ -93,7 +30,7 @@ fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,
                                  const fsdp_nn_norm_grad *call, fsdp_error *err)
 {
     fsdp_nn_norm_grad whole = *call;
-    whole.weight = fsdp_model_weight(t, norm->weight);
+    whole.weight = fsdp_param_f32(norm->weight, t->params.weight);
     whole.dweight = fsdp_param_grad(norm->weight);
     if (!whole.weight || !whole.dweight)
         return fsdp_param_error(norm->weight, err);
@@ -145,10 +82,10 @@ static fsdp_status make_qkv(fsdp_transformer *t, const model_block *block, const
 {
     const int64_t rows = model_rows(t);
     if (t->config.family == FSDP_GPT2)
-        return fsdp_model_linear(t, &block->qkv, normed, view->q, rows, err);
-    FSDP_TRY(fsdp_model_linear(t, &block->q, normed, view->q, rows, err));
-    FSDP_TRY(fsdp_model_linear(t, &block->k, normed, view->k, rows, err));
-    return fsdp_model_linear(t, &block->v, normed, view->v, rows, err);
+        return fsdp_linear_forward(&t->params, &block->qkv, normed, view->q, rows, err);
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->q, normed, view->q, rows, err));
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->k, normed, view->k, rows, err));
+    return fsdp_linear_forward(&t->params, &block->v, normed, view->v, rows, err);
 }
 
 static float scale_of(const fsdp_transformer *t, const model_block *block)
@@ -236,18 +173,18 @@ static void attend_grad(fsdp_transformer *t, const model_block *block, const qkv
 static fsdp_status make_qkv_grad(fsdp_transformer *t, const model_block *block,
                                  const qkv_view *grads, fsdp_error *err)
 {
-    const model_linear *const parts[] = {&block->q, &block->k, &block->v};
+    const fsdp_linear *const parts[] = {&block->q, &block->k, &block->v};
     const float *const dys[] = {grads->q, grads->k, grads->v};
-    linear_grad call = {.x = t->arrays[block->number].normed1,
-                        .dy = grads->q,
-                        .dx = t->dnormed,
-                        .rows = model_rows(t)};
+    fsdp_linear_grad call = {.x = t->arrays[block->number].normed1,
+                             .dy = grads->q,
+                             .dx = t->dnormed,
+                             .rows = model_rows(t)};
     if (t->config.family == FSDP_GPT2)
-        return fsdp_model_linear_grad(t, &block->qkv, &call, err);
+        return fsdp_linear_backward(&t->params, &block->qkv, &call, err);
     for (int i = 0; i < 3; i++) {
         call.dy = dys[i];
-        call.adds = i > 0;
-        FSDP_TRY(fsdp_model_linear_grad(t, parts[i], &call, err));
+        call.adds_dx = i > 0;
+        FSDP_TRY(fsdp_linear_backward(&t->params, parts[i], &call, err));
     }
     return FSDP_OK;
 }
@@ -255,10 +192,10 @@ static fsdp_status make_qkv_grad(fsdp_transformer *t, const model_block *block,
 /* --- forward ------------------------------------------------------------------------------------- */
 
 /* to = from + linear(x) */
-static fsdp_status add_linear(fsdp_transformer *t, const model_linear *linear, const float *x,
+static fsdp_status add_linear(fsdp_transformer *t, const fsdp_linear *linear, const float *x,
                               const float *from, float *to, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_model_linear(t, linear, x, to, model_rows(t), err));
+    FSDP_TRY(fsdp_linear_forward(&t->params, linear, x, to, model_rows(t), err));
     t->ops->add(t->nn, to, from, model_rows(t) * t->config.width);
     return FSDP_OK;
 }
@@ -271,9 +208,10 @@ static fsdp_status make_active(fsdp_transformer *t, const model_block *block, fs
                                .x = arrays->up,
                                .y = arrays->active,
                                .count = rows * t->config.inner};
-    FSDP_TRY(fsdp_model_linear(t, &block->up, arrays->normed2, arrays->up, rows, err));
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->up, arrays->normed2, arrays->up, rows, err));
     if (block->gate.weight) {
-        FSDP_TRY(fsdp_model_linear(t, &block->gate, arrays->normed2, arrays->gate, rows, err));
+        FSDP_TRY(fsdp_linear_forward(&t->params, &block->gate, arrays->normed2, arrays->gate, rows,
+                                     err));
         call.x = arrays->gate;
         call.gate = arrays->up;
     }
@@ -319,11 +257,11 @@ static fsdp_status make_mlp_grad(fsdp_transformer *t, const model_block *block, 
                                     .dy = t->dactive,
                                     .dx = t->dup,
                                     .count = rows * t->config.inner};
-    linear_grad down = {.x = arrays->active, .dy = t->dx, .dx = t->dactive, .rows = rows};
-    linear_grad up = {.x = arrays->normed2, .dy = t->dup, .dx = t->dnormed, .rows = rows};
-    linear_grad gate = {
-        .x = arrays->normed2, .dy = t->dgate, .dx = t->dnormed, .rows = rows, .adds = true};
-    FSDP_TRY(fsdp_model_linear_grad(t, &block->down, &down, err));
+    fsdp_linear_grad down = {.x = arrays->active, .dy = t->dx, .dx = t->dactive, .rows = rows};
+    fsdp_linear_grad up = {.x = arrays->normed2, .dy = t->dup, .dx = t->dnormed, .rows = rows};
+    fsdp_linear_grad gate = {
+        .x = arrays->normed2, .dy = t->dgate, .dx = t->dnormed, .rows = rows, .adds_dx = true};
+    FSDP_TRY(fsdp_linear_backward(&t->params, &block->down, &down, err));
     if (block->gate.weight) {
         call.x = arrays->gate;
         call.gate = arrays->up;
@@ -331,8 +269,9 @@ static fsdp_status make_mlp_grad(fsdp_transformer *t, const model_block *block, 
         call.dgate = t->dup;
     }
     t->ops->activate_grad(t->nn, &call);
-    FSDP_TRY(fsdp_model_linear_grad(t, &block->up, &up, err));
-    return block->gate.weight ? fsdp_model_linear_grad(t, &block->gate, &gate, err) : FSDP_OK;
+    FSDP_TRY(fsdp_linear_backward(&t->params, &block->up, &up, err));
+    return block->gate.weight ? fsdp_linear_backward(&t->params, &block->gate, &gate, err)
+                              : FSDP_OK;
 }
 
 /* Adds the gradient through a norm to dx. */
@@ -359,9 +298,9 @@ fsdp_status fsdp_model_block_grad(fsdp_transformer *t, const model_block *block,
         FSDP_TRY(fsdp_model_block(t, block, x, NULL, NULL, err));
     FSDP_TRY(make_mlp_grad(t, block, err));
     FSDP_TRY(add_norm_grad(t, &block->norm2, arrays->middle, arrays->mean2, arrays->inverse2, err));
-    linear_grad output = {
+    fsdp_linear_grad output = {
         .x = arrays->attended, .dy = t->dx, .dx = t->dattended, .rows = model_rows(t)};
-    FSDP_TRY(fsdp_model_linear_grad(t, &block->output, &output, err));
+    FSDP_TRY(fsdp_linear_backward(&t->params, &block->output, &output, err));
     attend_grad(t, block, &grads);
     FSDP_TRY(make_qkv_grad(t, block, &grads, err));
     return add_norm_grad(t, &block->norm1, x, arrays->mean1, arrays->inverse1, err);

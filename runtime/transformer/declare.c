@@ -27,8 +27,8 @@ typedef struct place {
 
 enum { NAME = 96 };
 
-static fsdp_status add_linear(place at, const char *name, model_linear linear, bool has_bias,
-                              model_linear *linear_out, fsdp_error *err)
+static fsdp_status add_linear(place at, const char *name, fsdp_linear linear, bool has_bias,
+                              fsdp_linear *linear_out, fsdp_error *err)
 {
     char full[NAME];
     const int64_t turned[2] = {linear.out, linear.in}, straight[2] = {linear.in, linear.out};
@@ -61,17 +61,17 @@ static fsdp_status add_gpt2_block(place at, model_block *block, fsdp_error *err)
     const int64_t width = config->width;
     FSDP_TRY(add_norm(at, "ln_1", &block->norm1, err));
     FSDP_TRY(add_linear(at, "attn.c_attn",
-                        (model_linear){.in = width, .out = 3 * width, .is_in_by_out = true}, true,
+                        (fsdp_linear){.in = width, .out = 3 * width, .is_in_by_out = true}, true,
                         &block->qkv, err));
     FSDP_TRY(add_linear(at, "attn.c_proj",
-                        (model_linear){.in = width, .out = width, .is_in_by_out = true}, true,
+                        (fsdp_linear){.in = width, .out = width, .is_in_by_out = true}, true,
                         &block->output, err));
     FSDP_TRY(add_norm(at, "ln_2", &block->norm2, err));
     FSDP_TRY(add_linear(at, "mlp.c_fc",
-                        (model_linear){.in = width, .out = config->inner, .is_in_by_out = true},
+                        (fsdp_linear){.in = width, .out = config->inner, .is_in_by_out = true},
                         true, &block->up, err));
     return add_linear(at, "mlp.c_proj",
-                      (model_linear){.in = config->inner, .out = width, .is_in_by_out = true}, true,
+                      (fsdp_linear){.in = config->inner, .out = width, .is_in_by_out = true}, true,
                       &block->down, err);
 }
 
@@ -82,19 +82,19 @@ static fsdp_status add_llama_block(place at, model_block *block, fsdp_error *err
     const int64_t queries = config->heads * config->head_dim;
     const int64_t keys = config->kv_heads * config->head_dim;
     const bool bias = config->attention_bias;
-    FSDP_TRY(add_linear(at, "self_attn.q_proj", (model_linear){.in = width, .out = queries}, bias,
+    FSDP_TRY(add_linear(at, "self_attn.q_proj", (fsdp_linear){.in = width, .out = queries}, bias,
                         &block->q, err));
-    FSDP_TRY(add_linear(at, "self_attn.k_proj", (model_linear){.in = width, .out = keys}, bias,
+    FSDP_TRY(add_linear(at, "self_attn.k_proj", (fsdp_linear){.in = width, .out = keys}, bias,
                         &block->k, err));
-    FSDP_TRY(add_linear(at, "self_attn.v_proj", (model_linear){.in = width, .out = keys}, bias,
+    FSDP_TRY(add_linear(at, "self_attn.v_proj", (fsdp_linear){.in = width, .out = keys}, bias,
                         &block->v, err));
-    FSDP_TRY(add_linear(at, "self_attn.o_proj", (model_linear){.in = queries, .out = width},
+    FSDP_TRY(add_linear(at, "self_attn.o_proj", (fsdp_linear){.in = queries, .out = width},
                         config->output_bias, &block->output, err));
-    FSDP_TRY(add_linear(at, "mlp.gate_proj", (model_linear){.in = width, .out = inner},
+    FSDP_TRY(add_linear(at, "mlp.gate_proj", (fsdp_linear){.in = width, .out = inner},
                         config->mlp_bias, &block->gate, err));
-    FSDP_TRY(add_linear(at, "mlp.up_proj", (model_linear){.in = width, .out = inner},
+    FSDP_TRY(add_linear(at, "mlp.up_proj", (fsdp_linear){.in = width, .out = inner},
                         config->mlp_bias, &block->up, err));
-    FSDP_TRY(add_linear(at, "mlp.down_proj", (model_linear){.in = inner, .out = width},
+    FSDP_TRY(add_linear(at, "mlp.down_proj", (fsdp_linear){.in = inner, .out = width},
                         config->mlp_bias, &block->down, err));
     FSDP_TRY(add_norm(at, "input_layernorm", &block->norm1, err));
     return add_norm(at, "post_attention_layernorm", &block->norm2, err);
@@ -195,7 +195,7 @@ fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_co
     if (st == FSDP_OK) {
         st = set_sums(t, err);
         if (st == FSDP_OK)
-            st = fsdp_model_make_wide(t, err);
+            st = fsdp_f32_params_init(&t->params, t->nn, t->model, false, err);
         st = fsdp_ctl_agree(ctl, st, err);
     }
     if (st == FSDP_OK)

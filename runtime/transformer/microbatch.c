@@ -10,7 +10,7 @@
 static fsdp_status add_positions(fsdp_transformer *t, int64_t first, fsdp_error *err)
 {
     const int64_t count = t->length * t->config.width;
-    const float *positions = fsdp_model_weight(t, t->positions);
+    const float *positions = fsdp_param_f32(t->positions, t->params.weight);
     if (!positions)
         return fsdp_param_error(t->positions, err);
     for (int64_t s = 0; s < t->sequences; s++)
@@ -27,7 +27,7 @@ static fsdp_status embed(fsdp_transformer *t, int64_t first, fsdp_error *err)
                               .length = t->length,
                               .first = first,
                               .columns = t->config.width};
-    call.table = fsdp_model_weight(t, t->tokens);
+    call.table = fsdp_param_f32(t->tokens, t->params.weight);
     if (!call.table)
         return fsdp_param_error(t->tokens, err);
     t->ops->embed(t->nn, &call);
@@ -84,15 +84,15 @@ fsdp_status fsdp_model_last_norm(fsdp_transformer *t, fsdp_error *err)
 
 fsdp_status fsdp_model_head(fsdp_transformer *t, int64_t first, int64_t rows, fsdp_error *err)
 {
-    const model_linear head = {.weight = t->head, .in = t->config.width, .out = t->config.vocab};
-    return fsdp_model_linear(t, &head, t->last_normed + first * t->config.width, t->logits, rows,
-                             err);
+    const fsdp_linear head = {.weight = t->head, .in = t->config.width, .out = t->config.vocab};
+    return fsdp_linear_forward(&t->params, &head, t->last_normed + first * t->config.width,
+                               t->logits, rows, err);
 }
 
 /* Losses of all rows; with a scale the gradients of the head and, in dnormed, of its input. */
 static fsdp_status find_losses(fsdp_transformer *t, double scale, bool with_grads, fsdp_error *err)
 {
-    const model_linear head = {.weight = t->head, .in = t->config.width, .out = t->config.vocab};
+    const fsdp_linear head = {.weight = t->head, .in = t->config.width, .out = t->config.vocab};
     const int64_t rows = model_rows(t);
     if (with_grads && !fsdp_param_grad(t->head))
         return fsdp_param_error(t->head, err);
@@ -108,11 +108,12 @@ static fsdp_status find_losses(fsdp_transformer *t, double scale, bool with_grad
                                                               .keeps_logits = !with_grads});
         if (!with_grads)
             continue;
-        linear_grad call = {.x = t->last_normed + first * t->config.width,
-                            .dy = t->logits,
-                            .dx = t->dnormed + first * t->config.width,
-                            .rows = some};
-        FSDP_TRY(fsdp_model_linear_grad(t, &head, &call, err));
+        fsdp_linear_grad call = {.x = t->last_normed + first * t->config.width,
+                                 .dy = t->logits,
+                                 .dx = t->dnormed + first * t->config.width,
+                                 .adds = true,
+                                 .rows = some};
+        FSDP_TRY(fsdp_linear_backward(&t->params, &head, &call, err));
     }
     return FSDP_OK;
 }

@@ -82,8 +82,7 @@ void fsdp_model_free_arrays(fsdp_transformer *t)
     free_rows(t);
     t->ops->free(t->nn, t->cosines);
     t->ops->free(t->nn, t->sines);
-    t->ops->free(t->nn, t->wide[0]);
-    t->ops->free(t->nn, t->wide[1]);
+    fsdp_f32_params_release(&t->params);
 }
 
 static fsdp_status take(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
@@ -267,42 +266,4 @@ fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *b
     t->length = batch->length;
     take_ids(t, batch, with_targets);
     return FSDP_OK;
-}
-
-/* --- parameters in f32 --------------------------------------------------------------------------- */
-
-fsdp_status fsdp_model_make_wide(fsdp_transformer *t, fsdp_error *err)
-{
-    int64_t most[2] = {0, 0};
-    if (!t->opts.is_mixed)
-        return FSDP_OK;
-    for (size_t i = 0; i < fsdp_model_count(t->model); i++) {
-        const fsdp_param_info info = fsdp_param_describe(fsdp_model_at(t->model, i));
-        int64_t count = info.ndim > 1 ? info.shape[0] * info.shape[1] : info.shape[0];
-        int which = info.ndim > 1 ? 0 : 1;
-        most[which] = count > most[which] ? count : most[which];
-    }
-    FSDP_TRY(take(t, most[0], 1, &t->wide[0], err));
-    return take(t, most[1], 1, &t->wide[1], err);
-}
-
-static const float *read_param(fsdp_param *param, float *wide)
-{
-    const fsdp_param_info info = fsdp_param_describe(param);
-    const void *data = fsdp_param_data(param);
-    int64_t count = info.ndim > 1 ? info.shape[0] * info.shape[1] : info.shape[0];
-    if (!data || info.data_dtype == FSDP_F32)
-        return data;
-    fsdp_cast(wide, FSDP_F32, data, info.data_dtype, (size_t)count);
-    return wide;
-}
-
-const float *fsdp_model_weight(fsdp_transformer *t, fsdp_param *param)
-{
-    return read_param(param, t->wide[0]);
-}
-
-const float *fsdp_model_vector(fsdp_transformer *t, fsdp_param *param)
-{
-    return read_param(param, t->wide[1]);
 }

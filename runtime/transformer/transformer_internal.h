@@ -2,14 +2,8 @@
 #ifndef FSDP_TRANSFORMER_INTERNAL_H
 #define FSDP_TRANSFORMER_INTERNAL_H
 
+#include "runtime/mlp/linear_layer.h"
 #include "runtime/transformer/transformer.h"
-
-/* y = x W + b. Conv1D weights of gpt2 are stored in x out, the others out x in. */
-typedef struct model_linear {
-    fsdp_param *weight, *bias; /* bias NULL: none */
-    int64_t in, out;
-    bool is_in_by_out;
-} model_linear;
 
 typedef struct model_norm { fsdp_param *weight, *bias; } model_norm;   /* bias NULL: RMS */
 
@@ -17,9 +11,9 @@ typedef struct model_block {
     fsdp_unit *unit;
     int64_t number;
     model_norm norm1, norm2;
-    model_linear qkv;          /* gpt2: three in one; else q, k, v */
-    model_linear q, k, v, output;
-    model_linear gate, up, down;       /* gate.weight NULL: none */
+    fsdp_linear qkv;           /* gpt2: three in one; else q, k, v */
+    fsdp_linear q, k, v, output;
+    fsdp_linear gate, up, down;        /* gate.weight NULL: none */
 } model_block;
 
 /* A layer's activations, from forward to backward: rows are tokens of all sequences. */
@@ -57,20 +51,13 @@ struct fsdp_transformer {
     float *logits;                             /* of some rows */
     int64_t logit_rows;
     double *losses;                            /* of rows */
-    float *wide[2];                            /* f32 copies of bf16 parameters: weights, vectors */
-    int64_t wide_room[2];
+    fsdp_f32_params params;                    /* as the mathematics see them; gradients are f32 */
 };
 
 static inline int64_t model_rows(const fsdp_transformer *t)
 {
     return t->sequences * t->length;
 }
-
-/* --- parameters as the mathematics see them ------------------------------------------------------ */
-
-/* A gathered parameter in f32, valid until the next one of its kind is read; NULL: see fsdp_param_error. */
-const float *fsdp_model_weight(fsdp_transformer *t, fsdp_param *param);
-const float *fsdp_model_vector(fsdp_transformer *t, fsdp_param *param);
 
 /* --- arrays (model_arrays.c) --------------------------------------------------------------------------- */
 
@@ -80,8 +67,6 @@ fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *b
 /* Room for that many rows, and angles of that many positions. */
 fsdp_status fsdp_model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions, fsdp_error *err);
 void fsdp_model_free_arrays(fsdp_transformer *t);
-/* Room for f32 copies of parameters. */
-fsdp_status fsdp_model_make_wide(fsdp_transformer *t, fsdp_error *err);
 
 /* --- random numbers (model_random.c) ------------------------------------------------------------- */
 
@@ -91,18 +76,6 @@ double fsdp_model_random_normal(uint64_t key, uint64_t i);
 
 /* --- mathematics --------------------------------------------------------------------------------- */
 
-/* y = x W + b. */
-fsdp_status fsdp_model_linear(fsdp_transformer *t, const model_linear *linear, const float *x, float *y,
-                              int64_t rows, fsdp_error *err);
-/* Gradients of the weight, the bias and, unless NULL, the input: `adds` to dx, or over it. */
-typedef struct linear_grad {
-    const float *x, *dy;
-    float *dx;
-    bool adds;
-    int64_t rows;
-} linear_grad;
-fsdp_status fsdp_model_linear_grad(fsdp_transformer *t, const model_linear *linear, const linear_grad *call,
-                                   fsdp_error *err);
 fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,
                             fsdp_error *err);
 fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 
 /* --- strategies ------------------------------------------------------------------------------- */
 
@@ -300,7 +301,10 @@ fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *given, fsd
     wrap->model = model;
     wrap->use_orig_params = opts.use_orig_params;
     wrap->buffer_dtype = opts.buffer_dtype;
+    fsdp_ctl *ctl = fsdp_world_ctl(model->world);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_wrap_create");
     fsdp_status status = build(wrap, &opts, err);
+    fsdp_ctl_end_public(ctl, outer);
     if (status == FSDP_OK)
         *wrap_out = wrap;
     else

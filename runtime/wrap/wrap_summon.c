@@ -170,7 +170,7 @@ fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
         wrap->summon.discard_changes = true;
         put_all_back(wrap);
     }
-    return fsdp_root_done(wrap->root, status, err);
+    return fsdp_root_done(wrap->root, "fsdp_wrap_summon_full_params", status, err);
 }
 
 fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err)

@@ -59,7 +59,7 @@ static fsdp_status add_head(spelling *out, fsdp_error *err)
     opts.chunk_bytes = opts.compress && !job->limits ? job->chunk_bytes : 0;
     fsdp_text_addf(out->text,
                    FSDP_PLAN_START "%d,\n\"writer\": \"fsdp %s\",\n\"from\": ", FSDP_PLAN_VERSION,
-                   FSDP_VERSION);
+                   fsdp_version());
     fsdp_plan_add_path(&out->head, job->from->path);
     fsdp_text_addf(out->text, ",\n\"to\": ");
     fsdp_plan_add_path(&out->head, job->to);

@@ -32,10 +32,15 @@ enum {
 
 typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
 
-static void note_call(const fsdp_ctl *ctl, uint32_t call, int waits_for)
+/* call NULL: the end of the call. */
+static void note_call(const fsdp_ctl *ctl, const ctl_call *call, int waits_for)
 {
-    if (ctl->observer.note)
-        ctl->observer.note(ctl->observer.context, call, waits_for);
+    char name[FSDP_CTL_CALL];
+    if (!ctl->observer.note)
+        return;
+    if (call)
+        fsdp_ctl_call_public(&call->head, name);
+    ctl->observer.note(ctl->observer.context, call ? name : NULL, waits_for);
 }
 
 /* --- rank 0 and its peers --------------------------------------------------------------------- */
@@ -87,6 +92,7 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
         else if (missing.count == 0)
             return status;
     }
+    call->timed_out = missing.count > 0;
     return missing.count ? fail_missing(&missing, err) : FSDP_OK;
 }
 
@@ -148,7 +154,10 @@ static fsdp_status check_missing(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
     missing_list missing = {0};
     int64_t now_ms = fsdp_now_ms();
     for (int peer = 1; peer < ctl->size; peer++) {
-        if (ctl->peers[peer].here || now_ms < ctl->peers[peer].until_ms)
+        fsdp_ctl_peer *waited = &ctl->peers[peer];
+        if (!waited->here && now_ms >= waited->until_ms)
+            waited->until_ms = fsdp_ctl_busy_until(ctl, peer, waited->until_ms);
+        if (waited->here || now_ms < waited->until_ms)
             continue;
         if (missing.count == 0) {
             err->status = FSDP_ERR_PEER;
@@ -180,7 +189,7 @@ static fsdp_status collect_calls(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
         FSDP_TRY(listen_to(ctl, call, peer, now_ms + (look_ms < LOOK_MS ? look_ms : LOOK_MS), err));
         if (ctl->peers[peer].here)
             continue;
-        note_call(ctl, call->head.call, peer);
+        note_call(ctl, call, peer);
         FSDP_TRY(look_around(ctl, call, err));
         if (now_ms >= announce_ms) {
             announce_call(ctl, call);
@@ -259,9 +268,11 @@ static void send_leave(fsdp_ctl *ctl, ctl_call *call)
     }
 }
 
-static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *broken,
-                              fsdp_error *err)
+static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, fsdp_error *broken, fsdp_error *err)
 {
+    size_t used = strlen(broken->text);
+    if (call->timed_out)
+        snprintf(broken->text + used, sizeof broken->text - used, "; %s", FSDP_DEADLINE_HINT);
     ctl->poison = *broken;
     send_leave(ctl, call);
     if (err)
@@ -272,15 +283,18 @@ static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *b
 void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why)
 {
     ctl_call none = {.head = {.magic = FRAME_MAGIC}};
+    fsdp_error reason = *why;
     if (ctl->poison.status == FSDP_OK)
-        (void)poison_ctl(ctl, &none, why, NULL);
+        (void)poison_ctl(ctl, &none, &reason, NULL);
 }
 
 /* --- collectives ------------------------------------------------------------------------------ */
 
-static ctl_call begin_call(fsdp_ctl *ctl, call_kind kind, size_t size)
+static ctl_call begin_call(const fsdp_ctl *ctl, call_kind kind, size_t size)
 {
     ctl_call call = {.head = {.magic = FRAME_MAGIC, .call = kind, .size = size}};
+    if (ctl->public_call)
+        snprintf(call.head.public_call, sizeof call.head.public_call, "%s", ctl->public_call);
     call.until_ms = fsdp_now_ms() + ctl->deadline_ms;
     return call;
 }
@@ -316,9 +330,9 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
     fsdp_status status = broken.status;
     fsdp_flow("statedict/ctl/ctl.c", "%s", name);
     if (status == FSDP_OK) {
-        note_call(ctl, call->head.call, ctl->rank == 0 ? -1 : 0);
+        note_call(ctl, call, ctl->rank == 0 ? -1 : 0);
         status = make_call(ctl, call, &broken);
-        note_call(ctl, 0, -1);
+        note_call(ctl, NULL, -1);
         ctl->announced_until_ms = fsdp_now_ms() + ctl->deadline_ms;
         if (status == FSDP_OK)
             return leave_with_outcome(ctl, call, err);
@@ -478,12 +492,12 @@ static fsdp_status run_message(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_err
             *err = broken;
         return status;
     }
-    note_call(ctl, call->head.call, peer);
+    note_call(ctl, call, peer);
     if (call->head.call == CALL_SEND)
         status = fsdp_ctl_put_data(ctl, call, peer, call->mine, &broken);
     else
         status = fsdp_ctl_take_data(ctl, call, peer, call->data, &broken);
-    note_call(ctl, 0, -1);
+    note_call(ctl, NULL, -1);
     return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, call, &broken, err);
 }
 

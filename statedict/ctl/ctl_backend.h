@@ -13,8 +13,12 @@
 
 enum {
     FSDP_CTL_PIECE = 1 << 20,  /* longer data is cut (ctl_message.c) */
-    FSDP_CTL_FRAME = 56        /* what goes in front of it (ctl_frame.h) */
+    FSDP_CTL_FRAME = 96,       /* what goes in front of it (ctl_frame.h) */
+    FSDP_CTL_CALL = 40         /* room for the name of a public call */
 };
+
+/* Ends the text of an error that a deadline caused, here and in collectives. */
+#define FSDP_DEADLINE_HINT "a rank that is busy calls fsdp_world_begin_busy, or set a longer deadline"
 
 typedef struct fsdp_ctl_ops {
     const char *name;
@@ -31,6 +35,9 @@ typedef struct fsdp_ctl_ops {
     fsdp_status (*recv)(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
                         fsdp_error *err);
     void (*close)(fsdp_ctl *ctl);    /* frees the back end's own part, not ctl */
+    /* Where the other end of the connection with a rank is, "127.0.0.1:4711"; "": none. NULL: no back end
+     * with addresses. */
+    void (*locate)(const fsdp_ctl *ctl, int rank, char *out, size_t out_size);
 } fsdp_ctl_ops;
 
 /* Rank 0's knowledge of another rank while it waits for its call. */
@@ -39,14 +46,17 @@ typedef struct fsdp_ctl_peer {
     int64_t until_ms;    /* it is missing from then on, unless it reports work */
 } fsdp_ctl_peer;
 
-/* An observer explains a missing rank in errors by its other calls (comm_shared).
- * Called on this rank's thread; either may be NULL. */
+/* An observer knows of the ranks what they do outside of the control plane: the collectives' transport.
+ * Called on this rank's thread; each may be NULL. */
 typedef struct fsdp_ctl_observer {
-    /* This rank is in a call (a call_kind of ctl_frame.h; 0: none) in which it waits for another rank (-1:
-     * not yet). */
-    void (*note)(void *context, uint32_t call, int waits_for);
+    /* This rank is in a public call, "fsdp_root_save" (NULL: in none), in which it waits for another rank
+     * (-1: not yet). */
+    void (*note)(void *context, const char *call, int waits_for);
     /* Describes a rank: "it is in all_gather, where it waits for rank 0". Unknown: leaves `out` unchanged. */
     void (*find)(void *context, int rank, char *out, size_t out_size);
+    /* Until when a rank, or one that it may wait for, is busy (fsdp_world_begin_busy), on CLOCK_MONOTONIC;
+     * 0: not. */
+    int64_t (*busy_until)(void *context, int rank);
     void *context;
 } fsdp_ctl_observer;
 
@@ -61,6 +71,7 @@ struct fsdp_ctl {
     int rank, size;
     int deadline_ms;
     uint64_t calls;            /* collectives so far; sent with every message, to detect mixed-up calls */
+    const char *public_call;   /* which makes them: "fsdp_root_save"; NULL: the caller itself */
     fsdp_error poison;         /* the first failure of the control plane */
     void *backend;
     fsdp_ctl_access *access;   /* NULL: no rank has the memory of another */
@@ -92,6 +103,21 @@ void fsdp_ctl_end_access(fsdp_ctl *ctl);
  * nothing. When the control plane broke, by whatever failure, no rank begins any more, and this waits for
  * those that have begun: without a deadline, because the memory must stay as long as they use it. */
 void fsdp_ctl_withdraw_memory(fsdp_ctl *ctl);
+
+/*
+ * Local. The messages of this control plane name `call`, a public function, until the end. The outermost one
+ * counts. Returns what the end needs.
+ */
+static inline const char *fsdp_ctl_begin_public(fsdp_ctl *ctl, const char *call)
+{
+    const char *outer = ctl->public_call;
+    ctl->public_call = outer ? outer : call;
+    return outer;
+}
+static inline void fsdp_ctl_end_public(fsdp_ctl *ctl, const char *outer)
+{
+    ctl->public_call = outer;
+}
 
 /* Point to point; the sizes of both sides must be equal. A send may wait until the receiver has
  * room: at most FSDP_CTL_WINDOW bytes or one message are under way between two ranks. Exported for the

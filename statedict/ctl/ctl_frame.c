@@ -10,29 +10,37 @@ const char *fsdp_ctl_call_name(uint32_t kind)
     return kind < sizeof names / sizeof names[0] ? names[kind] : names[0];
 }
 
-const char *fsdp_ctl_call_purpose(uint32_t kind)
+void fsdp_ctl_call_public(const frame *head, char out[FSDP_CTL_CALL])
 {
-    static const char *const purposes[] = {"answer",
-                                           "exchange what each rank knows",
-                                           "learn what one rank decided",
-                                           "agree on the outcome",
-                                           "pass a barrier",
-                                           "send a message",
-                                           "receive a message"};
-    return kind < sizeof purposes / sizeof purposes[0] ? purposes[kind] : purposes[0];
+    if (head->public_call[0])
+        snprintf(out, FSDP_CTL_CALL, "%.*s", FSDP_CTL_CALL - 1, head->public_call);
+    else
+        snprintf(out, FSDP_CTL_CALL, "fsdp_ctl_%s", fsdp_ctl_call_name(head->call));
+}
+
+/* The sizes of a call: "of 8 bytes from rank 0". */
+static void describe_sizes(const frame *head, char *out, size_t out_size)
+{
+    const unsigned long long size = head->size;
+    if (head->call == CALL_BROADCAST)
+        snprintf(out, out_size, " of %llu bytes from rank %d", size, (int)head->root);
+    else if (head->call == CALL_AGREE || head->call == CALL_BARRIER)
+        out[0] = '\0';
+    else
+        snprintf(out, out_size, " of %llu bytes", size);
 }
 
 void fsdp_ctl_call_describe(const frame *head, char *out, size_t out_size)
 {
-    const char *name = fsdp_ctl_call_name(head->call);
-    unsigned long long size = head->size, calls = head->calls;
-    if (head->call == CALL_ALLGATHER)
-        snprintf(out, out_size, "%s of %llu bytes (call %llu)", name, size, calls);
-    else if (head->call == CALL_BROADCAST)
-        snprintf(out, out_size, "%s of %llu bytes from rank %d (call %llu)", name, size,
-                 (int)head->root, calls);
-    else if (head->call == CALL_SEND || head->call == CALL_RECV)
-        snprintf(out, out_size, "%s of %llu bytes (after call %llu)", name, size, calls);
+    char call[FSDP_CTL_CALL], sizes[64];
+    const bool is_message = head->call == CALL_SEND || head->call == CALL_RECV;
+    const char *when = is_message ? "after call" : "call";
+    const unsigned long long calls = head->calls;
+    fsdp_ctl_call_public(head, call);
+    describe_sizes(head, sizes, sizeof sizes);
+    if (head->public_call[0])
+        snprintf(out, out_size, "%s (%s%s, %s %llu)", call, fsdp_ctl_call_name(head->call), sizes,
+                 when, calls);
     else
-        snprintf(out, out_size, "%s (call %llu)", name, calls);
+        snprintf(out, out_size, "%s%s (%s %llu)", call, sizes, when, calls);
 }

@@ -31,14 +31,15 @@ typedef struct frame {
     uint64_t size, at, calls;
     int32_t status, rank, errnum;
     int32_t left_ms; /* VERDICT and WAITING: how long rank 0 will wait from now on; WORKING */
+    char public_call[FSDP_CTL_CALL]; /* "fsdp_root_save"; "": the caller makes this call itself */
 } frame;
 
 _Static_assert(sizeof(frame) == FSDP_CTL_FRAME, "frames have no padding");
 
-const char *fsdp_ctl_call_name(uint32_t kind);
-/* The purpose of a call, for messages: "agree on the outcome". */
-const char *fsdp_ctl_call_purpose(uint32_t kind);
-/* "broadcast of 8 bytes from rank 0 (call 3)" */
+const char *fsdp_ctl_call_name(uint32_t kind); /* "agree" */
+/* The public function that the caller is in: "fsdp_root_save", "fsdp_ctl_agree". */
+void fsdp_ctl_call_public(const frame *head, char out[FSDP_CTL_CALL]);
+/* "fsdp_root_save (broadcast of 8 bytes from rank 0, call 3)", "fsdp_ctl_agree (call 3)" */
 void fsdp_ctl_call_describe(const frame *head, char *out, size_t out_size);
 
 #endif

@@ -14,7 +14,7 @@ enum { LEAVE_DEPTH = 64 };
 fsdp_status fsdp_ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int peer,
                                    const frame *theirs, fsdp_error *err)
 {
-    char my_call[96], their_call[96];
+    char my_call[160], their_call[160];
     fsdp_ctl_call_describe(mine, my_call, sizeof my_call);
     fsdp_ctl_call_describe(theirs, their_call, sizeof their_call);
     err->rank = peer;
@@ -26,21 +26,31 @@ fsdp_status fsdp_ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int p
 
 /* --- frames ----------------------------------------------------------------------------------- */
 
+/* " (127.0.0.1:4711)", or nothing. */
+static void locate(const fsdp_ctl *ctl, int peer, char *out, size_t out_size)
+{
+    char place[80] = "";
+    if (ctl->ops->locate)
+        ctl->ops->locate(ctl, peer, place, sizeof place);
+    snprintf(out, out_size, place[0] ? " (%s)" : "%s", place);
+}
+
 fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    const char *name = fsdp_ctl_call_name(call->head.call);
+    char name[FSDP_CTL_CALL], place[96];
+    fsdp_ctl_call_public(&call->head, name);
+    locate(ctl, peer, place, sizeof place);
     err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
     if (err->text[0] == '\0') {
         call->timed_out = true;
         char where[160] = "it is gone, stuck, or in another call";
         if (ctl->observer.find)
             ctl->observer.find(ctl->observer.context, peer, where, sizeof where);
-        return fsdp_fail(err, FSDP_ERR_PEER,
-                         "rank %d did not answer within %g s, when the ranks were to %s: %s", peer,
-                         ctl->deadline_ms / 1000.0, fsdp_ctl_call_purpose(call->head.call), where);
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d%s did not answer within %g s in %s: %s", peer,
+                         place, ctl->deadline_ms / 1000.0, name, where);
     }
     size_t used = strlen(err->text);
-    snprintf(err->text + used, sizeof err->text - used, " during %s", name);
+    snprintf(err->text + used, sizeof err->text - used, " during %s%s", name, place);
     return err->status;
 }
 
@@ -123,24 +133,50 @@ static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, 
     return err->status;
 }
 
-static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
-                        fsdp_error *err)
-{
-    frame head;
-    ctl->unexpected_size = 0;
-    if (ctl->ops->recv(ctl, from, data, size, call->until_ms, err) == FSDP_OK)
-        return FSDP_OK;
-    if (is_unexpected_leave(ctl, &head))
-        return take_leave_reason(ctl, call, from, &head, err);
-    return fsdp_ctl_fail_wait(ctl, call, from, err);
-}
-
 /* The other ranks wait that much longer than rank 0, so that its report of missing ranks
  * arrives. */
 int64_t fsdp_ctl_grace_ms(const fsdp_ctl *ctl)
 {
     int64_t fifth = ctl->deadline_ms / 5;
     return fifth > 2000 ? fifth : 2000;
+}
+
+int64_t fsdp_ctl_busy_until(const fsdp_ctl *ctl, int peer, int64_t until_ms)
+{
+    const fsdp_ctl_observer *observer = &ctl->observer;
+    int64_t busy_ms = observer->busy_until ? observer->busy_until(observer->context, peer) : 0;
+    int64_t later_ms = busy_ms + ctl->deadline_ms + (ctl->rank == 0 ? 0 : fsdp_ctl_grace_ms(ctl));
+    int64_t soon_ms = fsdp_now_ms() + ctl->deadline_ms; /* it may end being busy earlier */
+    if (busy_ms == 0 || later_ms <= until_ms)
+        return until_ms;
+    return later_ms < soon_ms ? later_ms : soon_ms;
+}
+
+/* Receives; the deadline moves while the sender is busy. */
+static fsdp_status receive(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
+                           fsdp_error *err)
+{
+    for (;;) {
+        int64_t until_ms = call->until_ms;
+        fsdp_status status = ctl->ops->recv(ctl, from, data, size, until_ms, err);
+        bool is_late = status == FSDP_ERR_PEER && err->text[0] == '\0';
+        if (is_late)
+            call->until_ms = fsdp_ctl_busy_until(ctl, from, until_ms);
+        if (!is_late || call->until_ms == until_ms)
+            return status;
+    }
+}
+
+static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
+                        fsdp_error *err)
+{
+    frame head;
+    ctl->unexpected_size = 0;
+    if (receive(ctl, call, from, data, size, err) == FSDP_OK)
+        return FSDP_OK;
+    if (is_unexpected_leave(ctl, &head))
+        return take_leave_reason(ctl, call, from, &head, err);
+    return fsdp_ctl_fail_wait(ctl, call, from, err);
 }
 
 /* Extends the deadline for a rank that reports work. */

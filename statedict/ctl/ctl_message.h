@@ -16,7 +16,7 @@ typedef struct ctl_call {
     const void *mine;          /* allgather: this rank's part; send: what is sent */
     void *data;                /* where data lies or goes */
     int64_t until_ms;
-    bool timed_out;            /* how the last wait failed */
+    bool timed_out;            /* the last wait failed at its deadline */
     bool peer_left;             /* it failed because of a leave message */
     fsdp_error outcome;        /* in: this rank's own; after the verdict: the common one */
     fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
@@ -24,11 +24,14 @@ typedef struct ctl_call {
 
 fsdp_status fsdp_ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int peer, const frame *theirs,
                                    fsdp_error *err);
-/* Completes a back end's error; FSDP_ERR_PEER without a text means that the time is over. */
+/* Completes a back end's error; FSDP_ERR_PEER without a text means that the time is over. ctl.c appends the
+ * hint. */
 fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
 
 /* The other ranks wait that much longer than rank 0, so that its report of missing ranks arrives. */
 int64_t fsdp_ctl_grace_ms(const fsdp_ctl *ctl);
+/* At the end of a wait for a rank: its new end, later than until_ms while that rank is busy. */
+int64_t fsdp_ctl_busy_until(const fsdp_ctl *ctl, int peer, int64_t until_ms);
 bool fsdp_ctl_is_work(const frame *head);
 bool fsdp_ctl_is_same_call(const frame *a, const frame *b);
 

@@ -104,7 +104,7 @@ static void put_head(fsdp_text *text, const fsdp_manifest *manifest)
     fsdp_text_addf(text,
                    "{\n\"fsdp\": {\"major\": %d, \"minor\": %d, \"writer\": \"fsdp %s\"},\n"
                    "\"kind\": \"%s\",\n",
-                   FSDP_FORMAT_MAJOR, FSDP_FORMAT_MINOR, FSDP_VERSION, kinds[manifest->kind]);
+                   FSDP_FORMAT_MAJOR, FSDP_FORMAT_MINOR, fsdp_version(), kinds[manifest->kind]);
     if (manifest->step == FSDP_NO_STEP)
         fsdp_text_addf(text, "\"step\": null,\n");
     else

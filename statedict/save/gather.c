@@ -153,9 +153,12 @@ fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsd
     fsdp_error local = {0};
     fsdp_gather how = {.memory = memory, .visit = visit, .context = context};
     err = err ? err : &local;
-    FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, &how.memory, sizeof how.memory, err));
-    fsdp_status st = fsdp_gather_slabs(sd, ctl, &how, FSDP_OK, err);
-    return fsdp_ctl_agree(ctl, st, err);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_gather");
+    fsdp_status st = fsdp_ctl_broadcast(ctl, 0, &how.memory, sizeof how.memory, err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_agree(ctl, fsdp_gather_slabs(sd, ctl, &how, FSDP_OK, err), err);
+    fsdp_ctl_end_public(ctl, outer);
+    return st;
 }
 
 /* --- into memory ------------------------------------------------------------------------------ */
@@ -187,10 +190,12 @@ fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full
     fsdp_error local = {0};
     err = err ? err : &local;
     *full_out = NULL;
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_gather_full");
     fsdp_status st = fsdp_ctl_rank(ctl) == 0 ? make_full(sd, full_out, err) : FSDP_OK;
     st = fsdp_ctl_agree(ctl, st, err);
     if (st == FSDP_OK)
         st = fsdp_sd_gather(sd, ctl, 0, keep_slab, *full_out, err);
+    fsdp_ctl_end_public(ctl, outer);
     if (st != FSDP_OK) {
         fsdp_sd_free(*full_out);
         *full_out = NULL;

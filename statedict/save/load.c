@@ -7,6 +7,7 @@
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/describe.h"
 #include "statedict/save/load_internal.h"
+#include "statedict/save/save_internal.h"
 #include "statedict/sd/names.h"
 #include "statedict/select/selection.h"
 #include "statedict/run/run_internal.h"
@@ -580,11 +581,12 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
 }
 
 /* With hooks, the state dict is compared later, once hooks->want has made it. */
-static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
+static fsdp_status agree_to_load(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    FSDP_TRY(fsdp_agree_path(job->ctl, path, st, err));
     if (job->hooks)
-        return fsdp_ctl_agree(job->ctl, st, err);
+        return FSDP_OK;
     if (st == FSDP_OK)
         st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);
     return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
@@ -595,7 +597,7 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     fsdp_candidates list = {0};
     fsdp_flow("statedict/save/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
-    FSDP_TRY(agree_to_load(job, err));
+    FSDP_TRY(agree_to_load(job, path, err));
     fsdp_status st = FSDP_OK;
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
@@ -622,7 +624,10 @@ fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsd
                          fsdp_error *err)
 {
     load_job job = {.sd = sd, .ctl = ctl};
-    return run(&job, path, opts, err);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_load");
+    fsdp_status st = run(&job, path, opts, err);
+    fsdp_ctl_end_public(ctl, outer);
+    return st;
 }
 
 fsdp_status fsdp_load_hooked(const fsdp_load_hooks *hooks, fsdp_ctl *ctl, const char *path,

@@ -155,10 +155,11 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
 
 /* --- options are equal on all ranks --- */
 
-/* The options that decide the bytes and the path of a checkpoint; a difference is reported by
+/* The path, and the options that decide the bytes of a checkpoint; a difference is reported by
  * name. */
 typedef struct shared_options {
     int64_t numbers[OPTION_COUNT];
+    uint64_t path; /* fsdp_path_print */
     uint8_t run[16];
 } shared_options;
 
@@ -173,14 +174,15 @@ static const char *const option_names[OPTION_COUNT] = {"kind",      "owners",   
                                                        "level",     "step",         "skip_fsync",
                                                        "skip_view", "rank0_writes", "overwrite"};
 
-static rank_options local_options(const save_job *job)
+static rank_options local_options(const save_job *job, const char *dir)
 {
     const fsdp_save_opts *opts = job->opts;
     const fsdp_save_plan *plan = &job->plan;
     rank_options local = {
         .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level,
                                fsdp_save_step(opts), opts->skip_fsync, opts->skip_view,
-                               opts->rank0_writes, opts->overwrite}},
+                               opts->rank0_writes, opts->overwrite},
+                   .path = fsdp_path_print(dir)},
         .memory = opts->memory};
     memcpy(local.shared.run, opts->run, sizeof local.shared.run);
     if (all_write_one(job))
@@ -188,7 +190,9 @@ static rank_options local_options(const save_job *job)
     return local;
 }
 
-static fsdp_status fail_options(const rank_options *all, int rank, fsdp_error *err)
+/* Collective: every rank sees the same difference. */
+static fsdp_status fail_options(save_job *job, const rank_options *all, int rank, const char *dir,
+                                fsdp_error *err)
 {
     const int64_t *theirs = all[rank].shared.numbers, *first = all[0].shared.numbers;
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -198,20 +202,23 @@ static fsdp_status fail_options(const rank_options *all, int rank, fsdp_error *e
                              "rank 0",
                              option_names[i], (long long)theirs[i], rank, (long long)first[i]);
     }
+    if (all[rank].shared.path != all[0].shared.path)
+        return fsdp_fail_paths(job->ctl, rank, dir, err);
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "ranks save with different options: rank %d has another run uuid than rank 0",
                      rank);
 }
 
-static fsdp_status agree_options(save_job *job, fsdp_error *err)
+static fsdp_status agree_options(save_job *job, const char *dir, fsdp_error *err)
 {
-    rank_options local = local_options(job), *all = fsdp_alloc((size_t)job->world, sizeof *all);
+    rank_options local = local_options(job, dir),
+                 *all = fsdp_alloc((size_t)job->world, sizeof *all);
     fsdp_status st = all ? FSDP_OK : fsdp_fail_memory(err, "a comparison of ranks");
     st = fsdp_ctl_agree_allgather(job->ctl, st, &local, sizeof local, all, err);
     for (int rank = 0; st == FSDP_OK && rank < job->world; rank++) {
         job->index_room += all[rank].index_bytes;
         if (memcmp(&all[rank].shared, &all[0].shared, sizeof local.shared) != 0)
-            st = fail_options(all, rank, err);
+            st = fail_options(job, all, rank, dir, err);
     }
     job->memory = st == FSDP_OK ? all[0].memory : 0;
     fsdp_free(all);
@@ -502,9 +509,11 @@ static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 static fsdp_status save(save_job *job, const char *dir, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "begin: rank %d of %d", job->rank, job->world);
+    if (mine == FSDP_OK && !dir)
+        mine = fsdp_fail(err, FSDP_ERR_USAGE, "the path is NULL");
     fsdp_status st = mine == FSDP_OK ? prepare(job, err) : mine;
     FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
-    FSDP_TRY(agree_options(job, err));
+    FSDP_TRY(agree_options(job, dir, err));
     fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
     fsdp_meter_join(&job->meter, job->ctl);
     fsdp_ctl_set_waiting(job->ctl, report_rank_wait, job);
@@ -592,5 +601,8 @@ fsdp_status fsdp_save_begun(const fsdp_save_call *call, fsdp_error *err)
 fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                          const fsdp_save_opts *opts, fsdp_error *err)
 {
-    return fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, FSDP_OK}, err);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_save");
+    fsdp_status st = fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, FSDP_OK}, err);
+    fsdp_ctl_end_public(ctl, outer);
+    return st;
 }

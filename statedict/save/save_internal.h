@@ -10,6 +10,7 @@
  *   run_save.c  a save of a step of a run: lease, retention, the hint `latest`
  *   load.c      finds the checkpoint, matches names, plans and reads; the mirror of save.c
  *   gather.c    streams the full state of live ranks to rank 0
+ *   same_path.c tells ranks that give different paths so
  *   full.c      the full state of a stored checkpoint, in memory or streamed
  */
 #ifndef FSDP_SAVE_INTERNAL_H
@@ -29,6 +30,13 @@ static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
 {
     return opts->step ? *opts->step : FSDP_NO_STEP;
 }
+
+/* Equal for equal paths, whatever slashes and dots they are spelled with. */
+uint64_t fsdp_path_print(const char *path);
+/* Collective. Fails with the path of a rank that gave another one than rank 0. */
+fsdp_status fsdp_fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_error *err);
+/* Collective, in one round: fsdp_ctl_agree on `mine`, and all ranks give the same path. */
+fsdp_status fsdp_agree_path(fsdp_ctl *ctl, const char *path, fsdp_status mine, fsdp_error *err);
 
 typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */

@@ -21,9 +21,10 @@ MAY_INCLUDE = {
 # All that a folder may see of another one, where that is less than everything.
 ONLY = {("statedict", "formats"): {"formats/shard.h", "formats/source.h", "formats/target.h"},
         ("tools", "base"): {"base/text.h", "base/data/json.h"},
-        ("tools", "kernels"): {"kernels/digest.h", "kernels/linear.h"},
-        ("tools", "runtime"): {"runtime/tokens/token_data.h", "runtime/tokens/tokenize_lines.h",
-                               "runtime/tokens/tokenizer.h", "runtime/transformer/transformer.h"}}
+        ("tools", "kernels"): {"kernels/digest.h"},
+        ("tools", "runtime"): {"runtime/mlp/mlp.h", "runtime/tokens/token_data.h",
+                               "runtime/tokens/tokenize_lines.h", "runtime/tokens/tokenizer.h",
+                               "runtime/transformer/transformer.h"}}
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",
@@ -41,7 +42,7 @@ THIRD_PARTY = {
     "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-    "pthread.h": r"base/(core/pool|data/json)\.c|kernels/(bytes/crc32|nn/nn_team)\.c|"
+    "pthread.h": r"base/(core/pool|data/json)\.c|kernels/(bytes/crc32|nn/nn_(openblas|team))\.c|"
     r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"

@@ -11,7 +11,8 @@ ROOMS = {
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
                   "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param",
-                "context", "group", "step", "optim", "state", "background", "wrap", "tokens", "transformer"],
+                "context", "group", "step", "optim", "state", "background", "wrap", "tokens", "mlp",
+                "transformer"],
     "tools": ["cli", "ls", "convert", "train", "bench", "bench_checkpoint", "bench_train", "plot", "."],
 }
 

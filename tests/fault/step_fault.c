@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/core/mem.h"
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 
 enum { LAYERS = 2, SHORT_MS = 600, MOST_AWAY_MS = 30000 };
 
@@ -412,6 +412,8 @@ bool step_fault_judge(const step_fault *fault, int rank, fsdp_status status, con
     if (rank != fault->rank && !names_rank(err, fault->rank) &&
         !names_one_who_waits(fault, rank, err))
         return fail_with(why, "the rank is not named", err);
+    if (status == FSDP_ERR_PEER && strncmp(err->text, "fsdp_", strlen("fsdp_")) != 0)
+        return fail_with(why, "the public call is not named", err);
     if (fault->kind == STEP_FAULT_GIVES_UP)
         return strstr(err->text, "is full") || fail_with(why, "another reason", err);
     if (is_callers)

@@ -5,15 +5,15 @@ usage: step_trace.py REPOSITORY BUILD [--update]     (--update writes the block 
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from trace_page import compare
+
 PAGE, BUILD = Path(sys.argv[1]) / "docs" / "flow_step.md", sys.argv[2]
 STEP = "step --threads 4 --mesh rep=2,dp=2 --layers 2 --reshard true --steps 1"
-BLOCK = re.compile(r"(?<=^```trace\n).*?(?=^```$)", re.M | re.S)
 # An event and its state or stream: the number of the step on the page.
 NUMBERS = {("unshard", "forward"): 2, ("copy_in", "copy_in"): 2, ("all_gather", "all_gather"): 2,
            ("wait", "compute"): 3, ("copy_out", "compute"): 3, ("reshard", "forward"): 4,
@@ -36,17 +36,4 @@ def line_of(event):
     return f"{number:2}  {event['event']:<14} {event['unit']:<9} {where}".rstrip()
 
 
-def main():
-    page, lines = PAGE.read_text(), [line_of(event) for event in trace()]
-    wanted = "\n".join(lines) + "\n"
-    if sys.argv[3:] == ["--update"]:
-        PAGE.write_text(BLOCK.sub(lambda _: wanted, page))
-        return
-    found = BLOCK.findall(page)
-    assert found == [wanted], f"docs/flow_step.md has\n{found}\nand a step is\n{wanted}"
-    missing = [number for number in sorted(set(NUMBERS.values())) if f"\n**{number}. " not in page]
-    assert not missing, f"docs/flow_step.md has no steps {missing}"
-    print(f"{len(lines)} events, as docs/flow_step.md has them")
-
-
-main()
+compare(PAGE, [line_of(event) for event in trace()], NUMBERS.values())

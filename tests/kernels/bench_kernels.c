@@ -4,7 +4,7 @@
  */
 #include "base/core/mem.h"
 #include "kernels/kernels.h"
-#include "tests/kernels/bench_linear.h"
+#include "tests/kernels/bench_product.h"
 #include "tests/kernels/bench_tensor.h"
 
 #include <math.h>
@@ -264,7 +264,7 @@ int main(int argc, char **argv)
     bench_codec(&bench, FSDP_CODEC_HUFFMAN);
     bench_codec(&bench, 1);
     bench_tensor(bench.size, bench.repeats);
-    bench_linear(bench.repeats);
+    bench_product(bench.repeats);
     fsdp_free(bench.from);
     fsdp_free(bench.to);
     return 0;

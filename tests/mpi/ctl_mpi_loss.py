@@ -60,10 +60,10 @@ def check_rank(folder, how, special, rank):
     text = text.strip()
     print(f"{how} rank {special}: rank {rank} waited {waited} s: {text}")
     if how == "differ":
-        named = f"rank {special} is in broadcast of 4 bytes" in text
-        named = named and "in allgather of 4 bytes" in text
+        named = f"rank {special} is in fsdp_ctl_broadcast of 4 bytes" in text
+        named = named and "in fsdp_ctl_allgather of 4 bytes" in text
     else:
-        words = f"rank {special} did not answer within 1 s, when the ranks were to "
+        words = f"rank {special} did not answer within 1 s in fsdp_ctl_"
         named = lost == str(special) and words in text
     if not named:
         return f"rank {rank} does not name rank {special}"

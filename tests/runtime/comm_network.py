@@ -242,7 +242,7 @@ def apart():
     if tried.returncode != 0:
         print("left out: ranks that cannot watch each other:", tried.stderr.strip())
         sys.exit(77)
-    lose("kill", 1, 10, "rank 1, whose connection ended, died", members=APART)
+    lose("kill", 1, 10, "rank 1, whose connection (127.0.0.1:", "ended, died", members=APART)
 
 
 def loss():

@@ -1,6 +1,6 @@
 """One program, every way to launch it: exit codes, signals, lost ranks and supervisors, what is left.
 
-usage: launch.py PROGRAM local|loss|supervisor|bootstrap|slurm
+usage: launch.py PROGRAM local|deadlines|loss|supervisor|bootstrap|slurm
        launch.py PROGRAM mpirun MPIEXEC
 """
 
@@ -65,9 +65,9 @@ def expect_run(code, pattern, *arguments, **more):
     return said
 
 
-def at_once(*cases):
+def at_once(*cases, workers=4):
     """They wait for deadlines, mostly."""
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(workers) as threads:
         for done in [threads.submit(*case) for case in cases]:
             done.result()
 
@@ -174,6 +174,43 @@ def local_exits():
     expect_run(7, "rank 1 ended with exit code 7", "--np", 2, "exit", 1, 7, command=ignoring)
 
 
+HINT = "; a rank that is busy calls fsdp_world_begin_busy, or set a longer deadline\n"
+
+
+def times(*options, how=("busy", "longer", "late", "overdue", "stuck"), **more):
+    """Cases of three ranks, which mostly sleep."""
+    late = rf"rank 1 is stuck.* within 0.5 s.* to all_reduce .*{HINT}"
+    cases = {"busy": (0, "over 3", *options, "busy", 1, 1500),
+             "longer": (0, "over 3", *options, "longer", 1, 1500),
+             "late": (10, late, *options, "late", 1, 1500),
+             "overdue": (10, late, *options, "overdue", 1, 1500),
+             "stuck": (10, "rank 0 is stuck", *options, "stuck", 0, 1500)}
+    return [(lambda case: expect_run(*case, **more), cases[name]) for name in how]
+
+
+def deadlines():
+    at_once(*times("--np", 3), *times("--threads", 3, how=["busy", "stuck"]),
+            *times("--np", 3, "--comm", "tcp", how=["busy", "late", "stuck"]), workers=10)
+
+
+def local_reasons():
+    for options in (["--np", 3], ["--threads", 3], ["--np", 3, "--comm", "tcp"]):
+        said = expect_run(3, r"rank 1 has left with exit code 3 \(not found\): cannot read 'corpus'( during"
+                          r" fsdp_world_mean.*)?\n", *options, "fail", 1, 3)
+        expect(said.count("(not found): cannot read 'corpus'") == 2, "all other ranks hear the reason:", said)
+        expect_run(3, r"rank 1 has left the group with exit code 3 \(not found\): it takes no part in"
+                   " all_reduce.*; its error: cannot read 'corpus'\n", *options, "fail", 1, 103)
+
+
+def local_paths():
+    for options in (["--np", 3], ["--threads", 3]):
+        folder = Path(tempfile.mkdtemp(dir=home.name))
+        differ = f"ranks give different paths: rank 1 '{folder}/elsewhere', rank 0 '{folder}/checkpoint'"
+        said = expect_run(2, differ, *options, "paths", 1, folder)
+        expect(said.count(differ) == 4, "once of the save, and of each rank's load:", said)
+        expect([path.name for path in folder.iterdir()] == ["checkpoint"], "saved", *folder.iterdir())
+
+
 def local_work():
     for how in ("work", "defy"):
         said = expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, how, 1, 6)
@@ -222,7 +259,8 @@ def local_refusals():
 
 
 def local():
-    at_once([local_worlds], [local_exits], [local_work], [local_files], [local_refusals])
+    at_once([local_worlds], [local_exits], [local_work], [local_files], [local_refusals], [local_reasons],
+            [local_paths])
 
 
 # --- lost ranks, lost supervisors --------------------------------------------------------------------
@@ -236,7 +274,8 @@ def lose_at_work(rank):
     process, pids, _ = started(3, "--deadline", 1)
     os.kill(pids[rank], signal.SIGSTOP)
     code, _, err = finish(process)
-    expect(code == 10 and f"rank {rank} did not answer within 1 s" in err, "stopped", rank, code, err)
+    named = re.search(rf"rank {rank} .*did not answer within 1 s in fsdp_world_mean", err)
+    expect(code == 10 and named, "stopped", rank, code, err)
 
 
 def lose_by_signals():
@@ -251,7 +290,9 @@ def lose_by_exit():
     said = expect_run(4, "rank 1 ended with exit code 4", "--np", 3, "quit", 1, 4)
     expect("ended with exit code 0" not in said, "a rank that failed is not one that ended well", said)
     expect_run(10, "rank 1 has ended with exit code 0", "--np", 3, "quit", 1, 0)
-    expect_run(10, "a rank called exit while 3 --threads were at work", "--threads", 3, "quit", 1, 0)
+    for how in ("quit", "linger"):
+        for code in (0, 7):
+            expect_run(10, "rank 1 called exit in a job of 3 --threads", "--threads", 3, how, 1, code)
     expect_run(0, "^$", "--threads", 1, "quit", 0, 0)
 
 
@@ -346,8 +387,8 @@ def member_stopped_in_bootstrap():
     wait_for(lambda: is_connected(port))
     one.send_signal(signal.SIGSTOP)
     two = member(2, 3, port, deadline=3)
-    expect_error(zero, 10, "rank 1 did not answer within 3 s")
-    expect_error(two, 10, "rank 1 did not answer within 3 s")
+    expect_error(zero, 10, "rank 1 .*did not answer within 3 s")
+    expect_error(two, 10, "rank 1 .*did not answer within 3 s")
     one.kill()
     finish(one)
 
@@ -443,6 +484,10 @@ def mpirun():
     expect_run(2, "OMPI_COMM_WORLD_SIZE is 2, but MPI itself has 1 ranks", OMPI_COMM_WORLD_RANK=1,
                OMPI_COMM_WORLD_SIZE=2)
     expect_run(2, "--threads contradicts mpirun", 2, PROGRAM, "--threads", 2, command=command)
+    more = (*command, "3", PROGRAM, "--comm", "mpi")
+    at_once(*times(command=more, how=["busy", "late"]))
+    code, out, err = run("fail", 1, 3, command=more)
+    expect(code in (3, 10) and "cannot read 'corpus'" in err, "a reason under mpirun:", code, out, err)
     expect_nobody("mpirun")
 
 

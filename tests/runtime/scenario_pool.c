@@ -4,7 +4,7 @@
  * and all memory is freed. A custom collective has memory of its own: it may be set after, not
  * before.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/ranks/world_processes.h"
 
 #include <stdio.h>

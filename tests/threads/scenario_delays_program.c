@@ -4,7 +4,7 @@
  * returned too early or read too late changes the gradients. Plain program, so that
  * ThreadSanitizer sees it.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/nets/unit_tuning.h"
 #include "tests/support/ranks/worlds.h"
 
@@ -98,9 +98,9 @@ static fsdp_status forward_and_backward(toy *net, uint64_t microbatch, double *l
                                         fsdp_error *err)
 {
     FSDP_TRY(mlp_forward(net, microbatch, err));
-    *loss_out = mlp_loss(net, microbatch);
+    *loss_out = fsdp_mlp_loss(net->mlp);
     for (int i = LAYERS - 1; i >= 0; i--) {
-        FSDP_TRY(mlp_backward_layer(net, i, err));
+        FSDP_TRY(fsdp_mlp_backward_layer(net->mlp, i, err));
         FSDP_TRY(overwrite_free_blocks(net->root, err));
     }
     return fsdp_root_end_backward(net->root, err);

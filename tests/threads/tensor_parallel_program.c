@@ -4,7 +4,7 @@
  * and weights are those of one rank that has all, to 1e-5; sums have another order. Plain program,
  * so that ThreadSanitizer sees it.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/sample_state.h"
 #include "tests/support/nets/tensors.h"
 #include "tests/support/ranks/worlds.h"
@@ -52,90 +52,9 @@ static void train_alone(parallel_case *what)
     }
 }
 
-/* --- a layer's part --------------------------------------------------------------------------- */
-
-typedef struct layer_part {
-    int out, in; /* of this rank's part */
-    const float *w, *b;
-} layer_part;
-
-static layer_part part_of(toy *net, int i)
-{
-    fsdp_box box;
-    fsdp_param_data_box(net->weight[i], &box);
-    return (layer_part){.out = (int)box.len[0],
-                        .in = (int)box.len[1],
-                        .w = fsdp_param_data(net->weight[i]),
-                        .b = fsdp_param_data(net->bias[i])};
-}
-
-static fsdp_status add_up(const toy *net, float *x, int count, fsdp_error *err)
-{
-    int dim = fsdp_mesh_ndim(net->mesh) - 1;
-    const fsdp_collective call = {
-        .kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .in = x, .out = x, .count = count};
-    return fsdp_comm_run(fsdp_world_comm(net->world, net->mesh, dim, dim), &call, err);
-}
-
-static void multiply(float *y, const float *x, const layer_part *part)
-{
-    for (int r = 0; r < MLP_ROWS; r++)
-        for (int o = 0; o < part->out; o++) {
-            float sum = 0;
-            for (int k = 0; k < part->in; k++)
-                sum += x[r * part->in + k] * part->w[o * part->in + k];
-            y[r * part->out + o] = sum;
-        }
-}
-
-/* By rows, every rank has a part of the sums. */
-static fsdp_status compute_layer(toy *net, int i, fsdp_error *err)
-{
-    const layer_part part = part_of(net, i);
-    float *y = net->x[i + 1];
-    multiply(y, net->x[i], &part);
-    if (i % 2 == 1)
-        FSDP_TRY(add_up(net, y, MLP_ROWS * part.out, err));
-    for (int k = 0; k < MLP_ROWS * part.out; k++) {
-        y[k] += part.b[k % part.out];
-        if (i + 1 < LAYERS && y[k] < 0)
-            y[k] = 0;
-    }
-    return FSDP_OK;
-}
-
-static fsdp_status add_layer_grads(toy *net, int i, fsdp_error *err)
-{
-    float dx[MLP_ROWS * MLP_WIDTH] = {0};
-    const layer_part part = part_of(net, i);
-    float *dw = fsdp_param_grad(net->weight[i]), *db = fsdp_param_grad(net->bias[i]);
-    for (int r = 0; r < MLP_ROWS; r++)
-        for (int o = 0; o < part.out; o++) {
-            bool is_off = i + 1 < LAYERS && net->x[i + 1][r * part.out + o] <= 0;
-            float e = is_off ? 0 : net->dy[r * part.out + o];
-            db[o] += e;
-            for (int k = 0; k < part.in; k++) {
-                dx[r * part.in + k] += e * part.w[o * part.in + k];
-                dw[o * part.in + k] += e * net->x[i][r * part.in + k];
-            }
-        }
-    if (i % 2 == 0)
-        FSDP_TRY(add_up(net, dx, MLP_ROWS * part.in, err));
-    memcpy(net->dy, dx, sizeof dx);
-    return FSDP_OK;
-}
-
 /* --- steps ------------------------------------------------------------------------------------ */
 
-static fsdp_status run_step(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err)
-{
-    mlp_fill_rows(net->plan, microbatch, net->x[0]);
-    FSDP_TRY(toy_forward(net, compute_layer, err));
-    *loss_out = mlp_loss(net, microbatch);
-    return toy_backward(net, add_layer_grads, err);
-}
-
-/* Not is_close of mlp.h: losses are compared relative to themselves. */
+/* Not is_close of toy_mlp.h: losses are compared relative to themselves. */
 static bool is_near(double a, double b)
 {
     return a - b <= tolerance * b && b - a <= tolerance * b;
@@ -151,7 +70,7 @@ static fsdp_status train(world_rank *rank, toy *net, fsdp_error *err)
     FSDP_TRY(toy_add_sgd(net, &opts, err));
     for (int step = 0; step < STEPS; step++) {
         double loss, expected = what->losses[step][data_rank];
-        FSDP_TRY(run_step(net, microbatch_of(what, step, data_rank), &loss, err));
+        FSDP_TRY(mlp_microbatch(net, microbatch_of(what, step, data_rank), &loss, err));
         if (!is_near(loss, expected))
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "step %d: loss %.9g, not %.9g", step, loss,
                              expected);

@@ -295,6 +295,15 @@ def changes(work):
                                (4, "optim.betas", "--optim.betas", "0.8,0.9"),
                                (4, "train.batch", "--train.batch", 4)]:
         expect_refusal(f"change of {words[0]}", run(command(directory, 2, *words)), code, word)
+    other = pathlib.Path(__file__).resolve().parents[1] / "golden/tokenizer/gpt2/tokenizer.json"
+    expect_refusal("tokenizer", run(command(directory, 2, "--data.tokenizer", other)), 4, "another tokenizer")
+    older, before = directory / f"run/step-{EVERY:08}", (directory / "run/metrics.jsonl").read_bytes()
+    expect_refusal("an older step", run(command(directory, 2, "--resume", older)), 6, "--resume auto")
+    check("an older step: metrics", (directory / "run/metrics.jsonl").read_bytes() == before)
+    done = run(command(place(work, "branch"), 2, "--resume", older))
+    check("an older step in another run", done.returncode == 0, done.stderr)
+    got, wanted = exact(lines_of(work / "branch")), exact(lines_of(directory))
+    check("an older step in another run: lines", got == wanted[EVERY:], len(got))
     copy = work / "changed"
     shutil.copytree(directory, copy)
     done = run(command(copy, 2, "--data.path", more, "--optim.lr", 1e-3, "--train.batch", 4,
@@ -309,8 +318,15 @@ def not_finite(work):
     expect_refusal("nan", done, 1, "not finite")
     saved = steps_of(directory)
     check("nan: saves", all(step < len(lines_of(directory)) for step in saved), saved)
-    done = run(command(place(work, "skip"), 2, *bad, "--train.on_nan", "skip"))
+    skip = place(work, "skip")
+    done = run(command(skip, 2, *bad, "--train.on_nan", "skip"))
     check("nan is skipped", done.returncode == 0, done.stderr)
+    losses = [json.loads(line)["loss"] for line in lines_of(skip)]
+    good = sum(isinstance(loss, float) and loss == loss for loss in losses)
+    check("nan is skipped: losses", 0 < good < STEPS - 1, losses)
+    ends = [str(skip / f"run/step-{step:08}") for step in (good + 1, STEPS)]
+    done = run([str(BUILD / "bin/fsdp-diff"), *ends, "--include", "^(model|optim)"])
+    check("nan is skipped: nothing is stepped", done.returncode == 0, done.stdout[-500:] + done.stderr)
 
 
 def limit_files(size):
@@ -347,6 +363,16 @@ def full_disk(work):
         done = run([str(BUILD / "bin/fsdp-train"), "--eval", str(directory / "run"), "--data",
                     str(work / "data.txt")])
         check(f"full {how}: the rest is whole", done.returncode == 0, done.stderr)
+
+
+def full_log(work):
+    """Rank 0 alone writes metrics.jsonl; every rank stops with its error. Over TCP, because shared memory is
+    files, too."""
+    words = command(place(work, "full log"), 3, "--parallel.comm", "tcp", "--save.every", 0, "--steps", 5000)
+    done = run(words, preexec_fn=limit_files(3000))
+    expect_refusal("full log", done, 7, "metrics.jsonl'")
+    check("full log: one error", done.stderr.count("error: ") == 1 and "exit code 10" not in done.stderr,
+          done.stderr)
 
 
 def inputs(work):
@@ -453,7 +479,7 @@ def events(work):
 
 
 CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes,
-         not_finite, full_disk, inputs, events, mixed]
+         not_finite, full_disk, full_log, inputs, events, mixed]
 
 
 def main():

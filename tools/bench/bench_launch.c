@@ -1,6 +1,6 @@
 /*
- * Commands whose ranks fsdp_launch starts: those that measure training. Options are parsed before; fsdp_launch
- * finds its own in the same command line.
+ * Commands whose ranks fsdp_launch starts: those that measure training. Options are parsed before;
+ * fsdp_launch finds its own in the same command line.
  */
 #include "tools/bench/bench.h"
 
@@ -14,8 +14,7 @@ enum { PATIENCE_MS = 600000 };
 typedef struct launched_work {
     const bench_options *opts;
     bench_world_body body;
-    pid_t
-        starter; /* a lone rank in this process leaves the end of the output to the ranks behind it; 0: no */
+    pid_t starter; /* its lone rank leaves the end of the output to others; 0: none does */
     bool was_alone;
 } launched_work;
 
@@ -30,6 +29,7 @@ static int run_rank(void *context, fsdp_world *world, int argc, char **argv)
         work->was_alone = true;
         return 0;
     }
+    (void)fsdp_world_fail(world, &err);
     int code = bench_end_rank(fsdp_world_rank(world), st, &err);
     fflush(NULL);
     return code;

@@ -190,7 +190,7 @@ static fsdp_status expect_bytes(const step_run *run, int64_t *bytes_out, fsdp_er
     int64_t expected[FSDP_MEMORY_CLASSES];
     FSDP_TRY(step_memory_expect(&run->model, true, expected, err));
     *bytes_out =
-        step_model_bytes(&run->model) + fsdp_root_memory(run->model.root).peak[FSDP_MEMORY_OPTIM];
+        fsdp_mlp_bytes(run->model.mlp) + fsdp_root_memory(run->model.root).peak[FSDP_MEMORY_OPTIM];
     for (int i = 0; i < FSDP_MEMORY_CLASSES; i++)
         *bytes_out += expected[i];
     return FSDP_OK;

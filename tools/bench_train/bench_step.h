@@ -4,7 +4,7 @@
  * rows; it calls the library and tools/bench/bench.h, and only fsdp_bench.c calls it.
  *
  *   bench_step_options.c   options -> step_options
- *   bench_step_model.c     step_options, a world -> step_model; one microbatch forward and backward
+ *   bench_step_model.c     step_options, a world -> step_model, whose layers are runtime/mlp's
  *   bench_step_memory.c    the expected memory of a step
  *   bench_step.c           trains, prints, measures beside PyTorch
  */
@@ -12,7 +12,7 @@
 #define FSDP_BENCH_STEP_H
 
 #include "tools/bench/bench.h"
-#include "kernels/linear.h"
+#include "runtime/mlp/mlp.h"
 
 /* --- options ---------------------------------------------------------------------------------- */
 
@@ -40,39 +40,21 @@ void step_options_finish(step_options *opts);
 
 /* --- the model -------------------------------------------------------------------------------- */
 
-/* Tensor parallel layers come in pairs: the first is cut by columns of its result, the second by rows of its
- * weight's transpose, and its results are added up. */
-typedef enum step_cut { STEP_WHOLE, STEP_COLUMNS, STEP_ROWS } step_cut;
-
-typedef struct step_layer {
-    step_cut cut;
-    fsdp_linear_size size;     /* of this rank's part */
-    fsdp_unit *unit;
-    fsdp_param *weight, *bias;
-    float *y;                  /* its result, behind relu */
-} step_layer;
-
 typedef struct step_model {
     const step_options *opts;
     fsdp_world *world;
     uint64_t seed;
     int data_rank, data_ranks; /* among the ranks that have rows of their own */
-    fsdp_comm *tensor;         /* ranks that share rows; NULL: alone */
     fsdp_mesh *mesh;
     fsdp_model *model;
     fsdp_root *root;
     fsdp_optim *optim;
-    step_layer *layers;
-    fsdp_linear_scratch *scratch;
-    float *x, *t, *dy, *dx;    /* one microbatch, and gradients of what is between layers */
-    float *wide_weight, *wide_bias, *wide_grad;        /* of parameters that are not f32; else NULL */
+    fsdp_mlp *mlp;
 } step_model;
 
 /* Collective; after a failure, too, step_model_free. */
 fsdp_status step_model_build(step_model *model, fsdp_error *err);
 void step_model_free(step_model *model);
-/* Bytes of activations and of what else is not the library's. */
-int64_t step_model_bytes(const step_model *model);
 void step_model_fill(step_model *model, int step, int microbatch);
 /* Collective. Forward and backward of the microbatch that is filled in, the last of its step or not. */
 fsdp_status step_model_run(step_model *model, bool is_last, double *loss_out, fsdp_error *err);

@@ -84,8 +84,8 @@ static void list_units(ledger *book)
 {
     for (int i = 0; i < book->model->opts->layers; i++) {
         unit_bytes *unit = &book->units[i];
-        add_param(book, unit, 0, book->model->layers[i].weight);
-        add_param(book, unit, 1, book->model->layers[i].bias);
+        add_param(book, unit, 0, book->model->mlp->layers[i].linear.weight);
+        add_param(book, unit, 1, book->model->mlp->layers[i].linear.bias);
         if (reshard_of(book->model) > 1)
             unit->slice = unit->gathered / reshard_of(book->model);
         take(book, FSDP_MEMORY_SHARD, unit->shard);

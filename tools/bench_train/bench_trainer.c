@@ -126,7 +126,8 @@ static fsdp_status print_steps(const trainer_run *run, const trainer_turns *turn
     fsdp_text_addf(&row.more, ", \"tokens_s\": %.1f", tokens_per_second(run, ours));
     if (is_alone && has_others) {
         row.plain = whole;
-        snprintf(row.against, sizeof row.against, "PyTorch, %d threads", bench_trainer_threads(run->opts));
+        snprintf(row.against, sizeof row.against, "PyTorch, %d threads",
+                 bench_trainer_threads(run->opts));
         bench_want_ratio(&row, 1);
     }
     if (!is_alone) {

@@ -144,7 +144,7 @@ static fsdp_status add_extra(trainer_saves *saves, double alone, bench_times *ex
         FSDP_TRY(bench_trainer_step(saves->run, &step, err));
         sum += bench_median(&step) - alone;
         left = !fsdp_async_save_is_done(saves->saver);
-        FSDP_TRY(train_sum(job, &left, 1, err));
+        FSDP_TRY(fsdp_world_sum(job->world, &left, 1, err));
     } while (left > 0);
     FSDP_TRY(fsdp_async_save_wait(saves->saver, NULL, err));
     if (extra->count < BENCH_MAX_ROUNDS)

@@ -134,7 +134,7 @@ static void print_usage(void)
 
 static void print_version(void)
 {
-    printf("%s (fsdp) %s\n%s\n", cli_process.tool->name, FSDP_VERSION_TEXT, FSDP_FEATURES_TEXT);
+    printf("%s (fsdp) %s\n%s\n", cli_process.tool->name, fsdp_version(), FSDP_FEATURES_TEXT);
 }
 
 static error_t parse_general(int key, char *arg, struct argp_state *state)

@@ -111,7 +111,7 @@ fsdp_status cli_begin_log(fsdp_error *err)
 {
     if (!cli_process.log_path || cli_log_is_open())
         return FSDP_OK;
-    return cli_log_open(cli_process.log_path, FSDP_VERSION_TEXT, cli_process.argc, cli_process.argv,
+    return cli_log_open(cli_process.log_path, fsdp_version(), cli_process.argc, cli_process.argv,
                         err);
 }
 

@@ -86,8 +86,6 @@ fsdp_status train_source_load_model(const train_source *source, fsdp_root *root,
 
 typedef struct train_batches train_batches;
 
-enum { TRAIN_SUMS = 4 };
-
 typedef struct train_job {
     const train_options *opts;
     const train_config *config;
@@ -103,7 +101,6 @@ typedef struct train_job {
     fsdp_transformer *model;
     fsdp_root *root;
     fsdp_optim *optim;
-    double *sums;              /* room of train_sum: TRAIN_SUMS of each rank */
     train_log log;             /* open on rank 0 */
     int64_t step;              /* steps done */
     int64_t tokens, consumed;  /* by them: tokens, sequences of the data */
@@ -116,6 +113,9 @@ typedef struct train_job {
 /* Collective. Everything but values: they come from the resumed checkpoint, from --init, or are new. */
 fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_world *world, fsdp_error *err);
 void train_job_end(train_job *job);
+/* Collective. fsdp_ctl_agree on `mine`, and on the log, which only rank 0 writes: all ranks stop with its
+ * error. */
+fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err);
 /* Collective. The model of SRC, without optimizer and data, for evaluation and sampling. */
 fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world *world, const char *path,
                            fsdp_error *err);
@@ -157,8 +157,6 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
 /* Collective. The mean loss over held-out batches. */
 fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, int64_t *tokens_out,
                            fsdp_error *err);
-/* Collective. Sums of at most TRAIN_SUMS doubles over all ranks, in their order. */
-fsdp_status train_sum(const train_job *job, double *values, int count, fsdp_error *err);
 /* Collective, once after a backward. Writes whole gradients as safetensors. */
 fsdp_status train_dump_grads(train_job *job, const char *path, fsdp_error *err);
 

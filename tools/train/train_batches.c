@@ -109,6 +109,7 @@ fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_erro
     train_batches *from = job->batches;
     const int64_t row = from->length + 1;
     *batch_out = (train_batch){.sequences = from->sequences, .length = from->length};
+    fsdp_world_mark(job->world, "batch");
     if (!from->data) {
         if (job->step >= from->given.shape[0])
             return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has batches for %lld steps only",

@@ -156,32 +156,45 @@ static fsdp_status prepare(train_job *job, const train_source *source, fsdp_erro
 
 /* --- begin and end ------------------------------------------------------------------------------- */
 
-static fsdp_status init(train_job *job, const train_options *opts, fsdp_world *world,
-                        fsdp_error *err)
+static void init(train_job *job, const train_options *opts, fsdp_world *world)
 {
     *job = (train_job){.opts = opts, .config = &opts->config, .world = world};
     job->ctl = fsdp_world_ctl(world);
     job->rank = fsdp_world_rank(world);
     job->ranks = fsdp_world_size(world);
-    job->sums = calloc((size_t)job->ranks * TRAIN_SUMS, sizeof *job->sums);
-    return job->sums ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
 }
 
-/* Checkpoints, whole or not; the leftovers of a first save that was killed are none. */
-static fsdp_status find_steps(const char *run, bool *has_steps_out, fsdp_error *err)
+/* The newest checkpoint, whole or not, or -1; the leftovers of a first save that was killed are none. */
+static fsdp_status find_newest(const char *run, int64_t *step_out, fsdp_error *err)
 {
     bool is_run;
     fsdp_run_steps steps;
-    *has_steps_out = false;
+    *step_out = -1;
     FSDP_TRY(fsdp_path_is_run(run, NULL, &is_run, err));
     if (!is_run)
         return FSDP_OK;
     FSDP_TRY(fsdp_run_list(run, NULL, &steps, err));
-    for (size_t i = 0; i < steps.count; i++)
-        *has_steps_out |=
-            steps.items[i].state != FSDP_STEP_STAGING && steps.items[i].state != FSDP_STEP_DELETING;
+    for (size_t i = 0; i < steps.count; i++) {
+        const fsdp_run_step *step = &steps.items[i];
+        if (step->state != FSDP_STEP_STAGING && step->state != FSDP_STEP_DELETING &&
+            step->step > *step_out)
+            *step_out = step->step;
+    }
     fsdp_run_steps_release(&steps);
     return FSDP_OK;
+}
+
+/* Not from an older one than the run's newest: the training would come to steps that are saved. */
+static fsdp_status open_given(const train_options *opts, int64_t newest, train_source *source,
+                              fsdp_error *err)
+{
+    FSDP_TRY(train_source_open(opts->resume_path, source, err));
+    if (newest < 0 || newest <= source->step)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "'%s' has step %lld, which is newer than '%s': go on from the older one in "
+                     "another run (--run), or from the newest by --resume auto",
+                     opts->run, (long long)newest, opts->resume_path);
 }
 
 /* What this job goes on from: the run's newest checkpoint, another one, or nothing. */
@@ -189,14 +202,13 @@ static fsdp_status find_resume(const train_job *job, train_source *source, bool 
                                fsdp_error *err)
 {
     const train_options *opts = job->opts;
-    bool has_steps;
-    *is_there_out = false;
-    if (opts->resume == TRAIN_RESUME_PATH) {
-        *is_there_out = true;
-        return train_source_open(opts->resume_path, source, err);
-    }
-    FSDP_TRY(find_steps(opts->run, &has_steps, err));
-    if (!has_steps)
+    int64_t newest = -1;
+    *is_there_out = opts->resume == TRAIN_RESUME_PATH;
+    if (opts->run)
+        FSDP_TRY(find_newest(opts->run, &newest, err));
+    if (opts->resume == TRAIN_RESUME_PATH)
+        return open_given(opts, newest, source, err);
+    if (newest < 0)
         return FSDP_OK;
     if (opts->resume == TRAIN_RESUME_NO)
         return fsdp_fail(err, FSDP_ERR_EXISTS,
@@ -273,6 +285,7 @@ static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
     FSDP_TRY(fsdp_ctl_agree(job->ctl, prepare(job, source_of_model(job, from), err), err));
     FSDP_TRY(make_mesh(job, err));
     FSDP_TRY(make_model(job, err));
+    fsdp_world_mark(job->world, "model");
     FSDP_TRY(fsdp_ctl_agree(job->ctl, make_optimizer(job, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, open_log(job, err), err));
@@ -283,9 +296,8 @@ fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_worl
                             fsdp_error *err)
 {
     job_sources *from = calloc(1, sizeof *from);
-    fsdp_status st = init(job, opts, world, err);
-    if (!from)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    fsdp_status st = from ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    init(job, opts, world);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = begin(job, from, err);
@@ -311,9 +323,8 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
                            const char *path, fsdp_error *err)
 {
     train_source *source = calloc(1, sizeof *source);
-    fsdp_status st = init(job, opts, world, err);
-    if (!source)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    fsdp_status st = source ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    init(job, opts, world);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = open_model(job, path, source, err);
@@ -336,10 +347,20 @@ static fsdp_status make_new(train_job *job, fsdp_error *err)
 fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world *world,
                            const fsdp_transformer_config *config, fsdp_error *err)
 {
-    fsdp_status st = init(job, opts, world, err);
+    init(job, opts, world);
     job->model_config = *config;
-    st = fsdp_ctl_agree(job->ctl, st, err);
-    return st == FSDP_OK ? make_new(job, err) : st;
+    return make_new(job, err);
+}
+
+fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err)
+{
+    const fsdp_error *failure = &job->log.failure;
+    if (mine == FSDP_OK && failure->status != FSDP_OK) {
+        mine = failure->status;
+        if (err)
+            *err = *failure;
+    }
+    return fsdp_ctl_agree(job->ctl, mine, err);
 }
 
 void train_job_end(train_job *job)
@@ -353,5 +374,4 @@ void train_job_end(train_job *job)
     fsdp_mesh_free(job->mesh);
     fsdp_text_release(&job->model_text);
     fsdp_text_release(&job->generation_text);
-    free(job->sums);
 }

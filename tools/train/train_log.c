@@ -126,28 +126,28 @@ static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err
     return fsdp_fail_errno(err, errnum, "cannot write '%s/metrics.jsonl'", log->run);
 }
 
-static fsdp_status put_line(train_log *log, fsdp_text *text, fsdp_error *err)
+static void put_line(train_log *log, fsdp_text *text)
 {
-    fsdp_status st = FSDP_OK;
-    if (text->failed)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
-    else if (log->metrics)
-        st = append(log, text, err);
+    fsdp_error *err = &log->failure;
+    if (text->failed && err->status == FSDP_OK)
+        (void)fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    else if (log->metrics && err->status == FSDP_OK)
+        (void)!append(log, text, err);
     fsdp_text_release(text);
-    return st;
 }
 
 /* TensorBoard's file ends where one record could not be written: readers stop there anyway. */
-static fsdp_status pass_events(train_log *log, fsdp_status st)
+static void end_events(train_log *log, fsdp_status st)
 {
-    if (st == FSDP_OK || !log->drops_lines)
-        return st;
+    if (st == FSDP_OK)
+        return;
     train_events_close(log->events);
     log->events = NULL;
-    return FSDP_OK;
+    if (log->drops_lines)
+        log->failure = (fsdp_error){0};
 }
 
-fsdp_status train_log_step(train_log *log, const train_step_line *line, fsdp_error *err)
+void train_log_step(train_log *log, const train_step_line *line)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "{\"step\": %lld, \"loss\": ", (long long)line->step);
@@ -160,29 +160,27 @@ fsdp_status train_log_step(train_log *log, const train_step_line *line, fsdp_err
                    ", \"tokens\": %lld, \"batch\": \"%s\", \"ms\": ", (long long)line->tokens,
                    line->batch);
     fsdp_text_addf(&text, "%.3f, \"tok_s\": %.1f}\n", line->ms, line->tok_s);
-    FSDP_TRY(put_line(log, &text, err));
-    FSDP_TRY(train_log_scalar(log, line->step, "train/loss", line->loss, err));
-    FSDP_TRY(train_log_scalar(log, line->step, "train/grad_norm", line->grad_norm, err));
-    FSDP_TRY(train_log_scalar(log, line->step, "train/lr", line->lr, err));
-    FSDP_TRY(train_log_scalar(log, line->step, "train/tok_s", line->tok_s, err));
-    return log->events ? pass_events(log, train_events_flush(log->events, err)) : FSDP_OK;
+    put_line(log, &text);
+    train_log_scalar(log, line->step, "train/loss", line->loss);
+    train_log_scalar(log, line->step, "train/grad_norm", line->grad_norm);
+    train_log_scalar(log, line->step, "train/lr", line->lr);
+    train_log_scalar(log, line->step, "train/tok_s", line->tok_s);
+    if (log->events && log->failure.status == FSDP_OK)
+        end_events(log, train_events_flush(log->events, &log->failure));
 }
 
-fsdp_status train_log_event(train_log *log, const char *name, int64_t step, const char *members,
-                            fsdp_error *err)
+void train_log_event(train_log *log, const char *name, int64_t step, const char *members)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "{\"event\": \"%s\", \"step\": %lld%s%s}\n", name, (long long)step,
                    *members ? ", " : "", members);
-    return put_line(log, &text, err);
+    put_line(log, &text);
 }
 
-fsdp_status train_log_scalar(train_log *log, int64_t step, const char *tag, double value,
-                             fsdp_error *err)
+void train_log_scalar(train_log *log, int64_t step, const char *tag, double value)
 {
-    if (!log->events)
-        return FSDP_OK;
-    return pass_events(log, train_events_add(log->events, step, tag, value, err));
+    if (log->events && log->failure.status == FSDP_OK)
+        end_events(log, train_events_add(log->events, step, tag, value, &log->failure));
 }
 
 /* --- lines --------------------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@ typedef struct train_log {
     const char *run;
     bool drops_lines;          /* that cannot be written, instead of failing: save.on_error continue */
     int64_t dropped;
+    fsdp_error failure;        /* the first: nothing is written after it. train_agree brings it to all */
 } train_log;
 
 typedef struct train_step_line {
@@ -36,11 +37,10 @@ typedef struct train_step_line {
 fsdp_status train_log_open(train_log *log, const char *run, int64_t step, bool tensorboard, fsdp_error *err);
 void train_log_close(train_log *log);  /* accepts a zeroed one */
 
-fsdp_status train_log_step(train_log *log, const train_step_line *line, fsdp_error *err);
+void train_log_step(train_log *log, const train_step_line *line);
 /* An object {"event": NAME, "step": N, MEMBERS}; members is JSON text without braces, "" for none. */
-fsdp_status train_log_event(train_log *log, const char *name, int64_t step, const char *members,
-                            fsdp_error *err);
-fsdp_status train_log_scalar(train_log *log, int64_t step, const char *tag, double value, fsdp_error *err);
+void train_log_event(train_log *log, const char *name, int64_t step, const char *members);
+void train_log_scalar(train_log *log, int64_t step, const char *tag, double value);
 /* A line on standard error and in main.log. */
 void train_log_say(train_log *log, const char *format, ...) FSDP_PRINTF(2, 3);
 

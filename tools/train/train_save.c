@@ -52,8 +52,9 @@ static fsdp_status log_failure(train_job *job, int64_t step, const fsdp_error *w
     train_log_say(&job->log, "step %lld is not saved: %s", (long long)step, why->text);
     fsdp_text_addf(&members, "\"failed\": %lld, \"error\": ", (long long)job->failed_saves);
     fsdp_text_add_json_string(&members, why->text, strlen(why->text));
-    fsdp_status st = members.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
-                                    : train_log_event(&job->log, "save", step, members.data, err);
+    fsdp_status st = members.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory") : FSDP_OK;
+    if (st == FSDP_OK)
+        train_log_event(&job->log, "save", step, members.data);
     fsdp_text_release(&members);
     return st;
 }
@@ -104,10 +105,16 @@ static fsdp_status begin(train_job *job, bool async, fsdp_error *err)
 /* Collective. A conversion that fails counts as a save that did. */
 static fsdp_status convert_too(train_job *job, int64_t step, fsdp_error *err)
 {
+    enum { LONGEST_MS = 3600000 }; /* a large model takes longer than the deadline */
     fsdp_error why = {0};
+    fsdp_status st = FSDP_OK;
     if (job->config->save.also == TRAIN_ALSO_NONE)
         return FSDP_OK;
-    fsdp_status st = job->rank == 0 ? convert(job, step, &why) : FSDP_OK;
+    if (job->rank == 0) {
+        fsdp_world_begin_busy(job->world, LONGEST_MS);
+        st = convert(job, step, &why);
+        fsdp_world_end_busy(job->world);
+    }
     return fsdp_ctl_agree(job->ctl, st, &why) == FSDP_OK ? FSDP_OK
                                                          : take_failure(job, step, &why, err);
 }
@@ -117,10 +124,11 @@ static fsdp_status end(train_job *job, const saved_step *saved, fsdp_error *err)
     char members[128];
     double bytes = (double)saved->bytes;
     FSDP_TRY(convert_too(job, saved->step, err));
-    FSDP_TRY(train_sum(job, &bytes, 1, err));
+    FSDP_TRY(fsdp_world_sum(job->world, &bytes, 1, err));
     snprintf(members, sizeof members, "\"stall_ms\": %.3f, \"write_ms\": %.3f, \"bytes\": %.0f",
              saved->stall_ms, saved->write_ms, bytes);
-    return train_log_event(&job->log, "save", saved->step, members, err);
+    train_log_event(&job->log, "save", saved->step, members);
+    return FSDP_OK;
 }
 
 /* --- attempts ------------------------------------------------------------------------------------ */

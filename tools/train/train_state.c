@@ -87,6 +87,7 @@ static fsdp_status add_data(const train_job *job, fsdp_sd *sd, fsdp_error *err)
 
 fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err)
 {
+    fsdp_world_mark(job->world, "counters");
     FSDP_TRY(add_number(sd, "train.step", job->step, err));
     FSDP_TRY(add_number(sd, "train.tokens", job->tokens, err));
     FSDP_TRY(add_number(sd, "train.seed", job->config->train.seed, err));
@@ -160,6 +161,7 @@ static int64_t consumed_in(const train_source *source)
 
 fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err)
 {
+    fsdp_world_mark(job->world, "compare");
     if (!is_same_tokenizer(job, source)) /* first: it also changes the model's vocabulary */
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was made with another tokenizer",
                          source->path);

@@ -22,19 +22,6 @@ double train_learning_rate(const train_config *config, int64_t step)
     return least + (lr - least) * 0.5 * (1 + cos(3.141592653589793 * done));
 }
 
-/* --- sums over ranks ----------------------------------------------------------------------------- */
-
-fsdp_status train_sum(const train_job *job, double *values, int count, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_ctl_allgather(job->ctl, values, (size_t)count * sizeof *values, job->sums, err));
-    for (int i = 0; i < count; i++) {
-        values[i] = 0;
-        for (int r = 0; r < job->ranks; r++)
-            values[i] += job->sums[r * count + i];
-    }
-    return FSDP_OK;
-}
-
 /* --- microbatches -------------------------------------------------------------------------------- */
 
 typedef struct share {
@@ -112,10 +99,11 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
     FSDP_TRY(accumulate(job, batch, &sums[0], err));
     if (job->opts->dump_grads && job->step == 0)
         FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
+    fsdp_world_mark(job->world, "update");
     FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, &result->grad_norm, err));
     sums[1] = is_asked_to_stop(job);
     sums[2] = job->is_saving && fsdp_async_save_is_done(job->saver);
-    FSDP_TRY(train_sum(job, sums, 3, err));
+    FSDP_TRY(fsdp_world_sum(job->world, sums, 3, err));
     result->loss = sums[0] / ((double)batch->sequences * (double)batch->length);
     result->stop = sums[1] > 0;
     result->save_is_done = sums[2] == job->ranks;
@@ -163,7 +151,7 @@ fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, in
         FSDP_TRY(add_losses(job, &batch, &sum, err));
         *tokens_out += batch.sequences * batch.length;
     }
-    FSDP_TRY(train_sum(job, &sum, 1, err));
+    FSDP_TRY(fsdp_world_sum(job->world, &sum, 1, err));
     *loss_out = *tokens_out > 0 ? sum / (double)*tokens_out : NAN;
     return FSDP_OK;
 }

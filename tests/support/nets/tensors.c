@@ -13,16 +13,6 @@ static size_t count_of(const fsdp_param *param)
     return (size_t)fsdp_box_count(&box);
 }
 
-const float *tensor_values(fsdp_param *param, float *scratch)
-{
-    const void *data = fsdp_param_data(param);
-    fsdp_dtype dtype = fsdp_param_describe(param).data_dtype;
-    if (!data || dtype == FSDP_F32)
-        return data;
-    fsdp_cast(scratch, FSDP_F32, data, dtype, count_of(param));
-    return scratch;
-}
-
 fsdp_status tensor_give_grad(fsdp_param *param, const float *grad, fsdp_error *err)
 {
     void *to = fsdp_param_grad_raw(param);

@@ -4,10 +4,7 @@
 
 #include <fsdp/root.h>
 
-/* The gathered parameter, elements of fsdp_param_data_box: its data, or a copy of them in scratch. NULL
- * when it is not gathered. */
-const float *tensor_values(fsdp_param *param, float *scratch);
-/* Sets its gradient of this backward, rounded to its dtype. */
+/* Sets the gradient of this backward, rounded to its dtype. */
 fsdp_status tensor_give_grad(fsdp_param *param, const float *grad, fsdp_error *err);
 
 /* Compares this rank's rows with those of a whole tensor. tolerance 0: equal bits; else the largest distance,

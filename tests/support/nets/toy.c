@@ -1,6 +1,8 @@
 /* See toy.h. */
 #include "tests/support/nets/toy.h"
 
+#include "runtime/mlp/mlp.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -45,6 +47,7 @@ fsdp_status toy_begin(toy *net, world_rank *rank, const toy_case *what, fsdp_err
 void toy_free(toy *net)
 {
     fsdp_optim_free(net->optim);
+    fsdp_mlp_free(net->mlp);
     if (net->wrap)
         fsdp_wrap_free(net->wrap);
     else
@@ -97,17 +100,11 @@ static bool has_hooks(const toy *net, int layer)
 
 fsdp_status toy_forward_layer(toy *net, int i, toy_layer_body body, fsdp_error *err)
 {
-    if (net->is_skipped[i]) {
-        memcpy(net->x[i + 1], net->x[i], sizeof net->x[i]);
-        return FSDP_OK;
-    }
     if (has_hooks(net, i))
-        FSDP_TRY(fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_PRE_FORWARD, err));
+        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
     if (body)
         FSDP_TRY(body(net, i, err));
-    return has_hooks(net, i)
-               ? fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_POST_FORWARD, err)
-               : FSDP_OK;
+    return has_hooks(net, i) ? fsdp_unit_post_forward(net->unit[i], err) : FSDP_OK;
 }
 
 fsdp_status toy_forward(toy *net, toy_layer_body body, fsdp_error *err)
@@ -124,15 +121,11 @@ fsdp_status toy_forward(toy *net, toy_layer_body body, fsdp_error *err)
 
 fsdp_status toy_backward_layer(toy *net, int i, toy_layer_body body, fsdp_error *err)
 {
-    if (net->is_skipped[i])
-        return FSDP_OK;
     if (has_hooks(net, i))
-        FSDP_TRY(fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_PRE_BACKWARD, err));
+        FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
     if (body)
         FSDP_TRY(body(net, i, err));
-    return has_hooks(net, i)
-               ? fsdp_unit_member_hook(net->unit[i], net->member[i], FSDP_HOOK_POST_BACKWARD, err)
-               : FSDP_OK;
+    return has_hooks(net, i) ? fsdp_unit_post_backward(net->unit[i], err) : FSDP_OK;
 }
 
 fsdp_status toy_backward_layers(toy *net, toy_layer_body body, fsdp_error *err)

@@ -1,6 +1,6 @@
 /*
  * The model of the runtime's tests: layers in a row, a unit for each, and a root around them. This header
- * builds a toy, calls the hooks of a step, and frees it. mlp.h and toy_transformer.h compute its layers,
+ * builds a toy, calls the hooks of a step, and frees it. toy_mlp.h and toy_transformer.h compute its layers,
  * training.h trains it with either face, state_net.h gives it everything that a state dict can hold.
  */
 #ifndef FSDP_TOY_H
@@ -10,13 +10,14 @@
 #include <fsdp/optim.h>
 #include <fsdp/wrap.h>
 
-enum { TOY_LAYERS = 10, TOY_WIDTH = 8, TOY_ROWS = 4 };
+enum { TOY_LAYERS = 10 };
 
 typedef struct toy {
     world_rank *rank;          /* NULL: built by toy_begin_in */
     fsdp_world *world;
     const void *user;
     const struct mlp_plan *plan;       /* NULL: no MLP */
+    struct fsdp_mlp *mlp;
     fsdp_mesh *mesh;
     fsdp_mesh *other_mesh;     /* NULL: none; freed with the toy */
     fsdp_model *model;
@@ -27,12 +28,8 @@ typedef struct toy {
     bool runs_root;            /* a step calls the hooks of the root's own unit, too */
     int layers;
     fsdp_unit *unit[TOY_LAYERS];       /* the root's own: its layer calls no hooks */
-    size_t member[TOY_LAYERS];         /* that the layer is of its unit */
     fsdp_param *weight[TOY_LAYERS], *bias[TOY_LAYERS];
     fsdp_param *own;           /* of the root */
-    bool is_skipped[TOY_LAYERS];       /* no hooks, no body: the input goes on */
-    float x[TOY_LAYERS + 1][TOY_ROWS * TOY_WIDTH];     /* inputs of layers, since forward */
-    float dy[TOY_ROWS * TOY_WIDTH];    /* the gradient of what a layer computed, in backward */
 } toy;
 
 typedef fsdp_status (*toy_body)(toy *net, fsdp_error *err);

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 
 static const mlp_plan net_plan = {.layers = NET_LAYERS,
                                   .widths = {NET_IN, NET_HIDDEN, NET_HIDDEN, NET_OUT},
@@ -109,7 +109,7 @@ fsdp_status net_build(toy *net, fsdp_world *world, const net_setup *setup, fsdp_
     FSDP_TRY(begin(net, world, setup, err));
     FSDP_TRY(declare(net, err));
     FSDP_TRY(setup->is_plain ? wrap_plain(net, setup->units, err) : wrap(net, setup, err));
-    net->unit[NET_LAYERS] = fsdp_root_unit(net->root); /* of the bias */
+    FSDP_TRY(mlp_set_root(net, err));
     for (int i = 0; i <= NET_LAYERS && setup->divide > 0; i++)
         FSDP_TRY(fsdp_unit_set_gradient_divide_factor(net->unit[i], setup->divide, err));
     return make_optim(net, setup, err);
@@ -165,7 +165,7 @@ fsdp_status net_keep_weights(toy *net, net_result *result, fsdp_error *err)
 {
     bool keeps = fsdp_world_rank(net->world) == 0;
     for (int i = 0; i < NET_LAYERS; i++) {
-        const int *widths = net_plan.widths;
+        const int64_t *widths = net_plan.widths;
         size_t weights = (size_t)(widths[i] * widths[i + 1]), biases = (size_t)widths[i + 1];
         FSDP_TRY(fsdp_unit_unshard(net->unit[i], false, NULL, err));
         if (keeps) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/mlp/linear_layer.h"
 #include "tests/support/nets/tensors.h"
 #include "tests/support/nets/toy.h"
 #include "tests/support/nets/unit_tuning.h"
@@ -123,7 +124,7 @@ static fsdp_status read_values(unit_values *unit, fsdp_param **params, int count
 {
     memset(unit->grad_room, 0, sizeof unit->grad_room);
     for (int i = 0; i < count; i++) {
-        unit->values[i] = tensor_values(params[i], unit->room[i]);
+        unit->values[i] = fsdp_param_f32(params[i], unit->room[i]);
         unit->grads[i] = unit->grad_room[i];
         if (!unit->values[i])
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' is not gathered",

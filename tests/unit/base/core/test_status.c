@@ -71,3 +71,10 @@ Test(status, a_report_spells_control_characters_out)
     cr_assert_str_eq(told, "error: no '\\x1b]0;t\\x07\\x0aerror: forged' in "
                            "'gr\xc3\xbc\xc3\x9f', '\\x1b'\n");
 }
+
+Test(status, the_version_is_three_numbers)
+{
+    int major, minor, patch, end = 0;
+    cr_assert_eq(sscanf(fsdp_version(), "%d.%d.%d%n", &major, &minor, &patch, &end), 3);
+    cr_assert_eq(fsdp_version()[end], '\0', "%s", fsdp_version());
+}

@@ -6,6 +6,7 @@
 #include "tests/unit/kernels/nn/nn_values.h"
 
 #include "base/core/mem.h"
+#include "kernels/matrix.h"
 
 #include <string.h>
 
@@ -28,25 +29,49 @@ static float expected_element(const fsdp_nn_product *call, int64_t i, int64_t j,
     return call->bias ? sum + call->bias[j] : sum;
 }
 
+enum { GUARD = 0x5a, GUARDED = 32 };
+
+/* values, at an address that is not one of vectors. */
+static float *guarded_values(const char *name, int64_t count)
+{
+    float *data = values(name, count + GUARDED);
+    memmove(data + 1, data, (size_t)count * sizeof *data);
+    memset(data + 1 + count, GUARD, GUARDED * sizeof *data);
+    return data + 1;
+}
+
+static void free_guarded(float *data, int64_t count)
+{
+    const unsigned char *behind = (const unsigned char *)(data + count);
+    bool is_intact = true;
+    for (size_t i = 0; i < GUARDED * sizeof *data; i++)
+        is_intact &= behind[i] == GUARD;
+    cr_assert(is_intact, "written behind the end");
+    free(data - 1);
+}
+
 static void check_product(fsdp_nn *nn, fsdp_nn_product call)
 {
-    float *a = values("a", call.rows * call.inner), *b = values("b", call.inner * call.columns);
+    float *a = guarded_values("a", call.rows * call.inner);
+    float *b = guarded_values("b", call.inner * call.columns);
     float *before = values("out", call.rows * call.columns);
-    float *out = values("out", call.rows * call.columns);
+    float *out = guarded_values("out", call.rows * call.columns);
     call.a = a;
     call.b = b;
     call.out = out;
     nn->ops->product(nn, &call);
+    int64_t wrong = 0;
     for (int64_t i = 0; i < call.rows; i++)
         for (int64_t j = 0; j < call.columns; j++) {
             int64_t e = i * call.columns + j;
-            cr_assert_eq(out[e], expected_element(&call, i, j, before[e]), "%lld x %lld x %lld",
-                         (long long)call.rows, (long long)call.columns, (long long)call.inner);
+            wrong += out[e] != expected_element(&call, i, j, before[e]);
         }
-    free(a);
-    free(b);
+    cr_assert_eq(wrong, 0, "%lld of %lld x %lld x %lld", (long long)wrong, (long long)call.rows,
+                 (long long)call.columns, (long long)call.inner);
+    free_guarded(a, call.rows * call.inner);
+    free_guarded(b, call.inner * call.columns);
     free(before);
-    free(out);
+    free_guarded(out, call.rows * call.columns);
 }
 
 static void check_products(fsdp_nn *nn, int64_t rows, int64_t columns, int64_t inner)
@@ -65,7 +90,7 @@ static void check_products(fsdp_nn *nn, int64_t rows, int64_t columns, int64_t i
 
 Test(nn, every_element_of_a_product_is_one_chain)
 {
-    static const int64_t odd[] = {0, 1, 5, 16, 35};
+    static const int64_t odd[] = {0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 33, 35};
     fsdp_nn *nn = open_nn(2);
     for (size_t r = 0; r < sizeof odd / sizeof *odd; r++)
         for (size_t c = 0; c < sizeof odd / sizeof *odd; c++)
@@ -80,6 +105,26 @@ Test(nn, products_of_several_blocks_and_threads)
     check_products(nn, 113, 18, 397);
     check_products(nn, 3, 1205, 7);
     check_products(nn, 1, 30, 801);
+    finish_nn(nn);
+}
+
+/* The three products of y = x W^T. */
+static void check_layer(fsdp_nn *nn, int64_t rows, int64_t in, int64_t out)
+{
+    check_product(
+        nn, (fsdp_nn_product){.rows = rows, .columns = out, .inner = in, .b_is_turned = true});
+    check_product(nn, (fsdp_nn_product){.rows = rows, .columns = in, .inner = out});
+    check_product(
+        nn, (fsdp_nn_product){.rows = out, .columns = in, .inner = rows, .a_is_turned = true});
+}
+
+Test(nn, blocks_of_a_linear_layer_do_not_show)
+{
+    fsdp_nn *nn = open_nn(1);
+    check_layer(nn, FSDP_MATRIX_COLUMNS + 3, FSDP_MATRIX_INNER + 5, 7);
+    check_layer(nn, 8, FSDP_MATRIX_INNER + 5, FSDP_MATRIX_ROWS + 1);
+    check_layer(nn, 4, 2 * FSDP_MATRIX_INNER + 1, FSDP_MATRIX_ROWS);
+    check_layer(nn, 2, FSDP_MATRIX_COLUMNS, 2 * FSDP_MATRIX_INNER);
     finish_nn(nn);
 }
 
@@ -281,6 +326,32 @@ Test(nn, gates_multiply_and_get_their_gradient_in_any_memory)
                 free(all[i]);
         }
     finish_nn(nn);
+}
+
+static void run_relu(float *x, float *dx, int64_t count)
+{
+    fsdp_nn *nn = open_nn(1);
+    nn->ops->activate(nn, &(fsdp_nn_activation){FSDP_NN_RELU, x, NULL, x, count});
+    nn->ops->activate_grad(nn,
+                           &(fsdp_nn_activation_grad){FSDP_NN_RELU, x, NULL, dx, dx, NULL, count});
+    finish_nn(nn);
+}
+
+Test(nn, relu_keeps_what_is_positive_and_its_gradient)
+{
+    float x[5] = {-1, -0.0f, 0, 2, 3e38f}, dx[5] = {1, -2, INFINITY, 4, 5};
+    const float kept[5] = {0, 0, 0, 2, 3e38f}, passed[5] = {0, 0, 0, 4, 5};
+    run_relu(x, dx, 5);
+    cr_assert_arr_eq(x, kept, sizeof kept);
+    cr_assert_arr_eq(dx, passed, sizeof passed);
+}
+
+Test(nn, relu_keeps_nan_and_its_gradient)
+{
+    float x[2] = {NAN, 1}, dx[2] = {2, NAN};
+    run_relu(x, dx, 2);
+    cr_assert(isnan(x[0]) && x[1] == 1);
+    cr_assert(dx[0] == 2 && isnan(dx[1]));
 }
 
 /* A network that went wrong must not look well. */

@@ -204,7 +204,7 @@ Test(ctl_tcp, what_only_looks_like_a_leave_message_is_none)
     say(peer, text, sizeof text);
     close(peer);
     cr_expect_eq(fsdp_ctl_send(ctl, 1, "data", 4, &err), FSDP_ERR_PEER);
-    cr_expect_str_eq(err.text, "rank 1 has left during send");
+    cr_expect_str_eq(err.text, "rank 1 has left during fsdp_ctl_send (localhost:0)");
     fsdp_ctl_free(ctl);
 }
 

@@ -667,13 +667,13 @@ Test(comm, a_rank_in_a_call_of_the_other_plane_is_not_called_stuck, .timeout = 6
     rank_thread ranks[2];
     fsdp_error ctl_error;
     run_two_planes(20 * PATIENT_MS, PATIENT_MS, ranks, &ctl_error);
-    cr_expect(strstr(ranks[1].err.text, "rank 0 is in agree of the control plane: it did not come "
-                                        "within 1 s to all_reduce of 50 f32"),
+    cr_expect(strstr(ranks[1].err.text, "rank 0 is in fsdp_ctl_agree: it did not come within 1 s "
+                                        "to all_reduce of 50 f32"),
               "%s", ranks[1].err.text);
     run_two_planes(PATIENT_MS / 2, 20 * PATIENT_MS, ranks, &ctl_error);
     cr_expect_str_eq(ctl_error.text,
-                     "rank 1 did not answer within 0.5 s, when the ranks were to agree on the "
-                     "outcome: it is in all_reduce, where it waits for rank 0");
+                     "rank 1 did not answer within 0.5 s in fsdp_ctl_agree: it is in all_reduce, "
+                     "where it waits for rank 0; " FSDP_DEADLINE_HINT);
 }
 
 /* --- no memory -------------------------------------------------------------------------------- */

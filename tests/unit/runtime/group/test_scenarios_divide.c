@@ -4,7 +4,7 @@
  * itself. One rank alone divides once, and only by a factor that is not 1. The trace contains the
  * operation and the number of elements of each reduction.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/unit/runtime/expect_toy.h"
 
 #include <string.h>

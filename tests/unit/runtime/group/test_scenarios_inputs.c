@@ -3,7 +3,7 @@
  * without replicas; units of one root share the largest number, and each keeps its own setting.
  */
 #include "tests/support/ranks/forked_ranks.h"
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/ranks/worlds.h"
 
 #include <criterion/criterion.h>

@@ -1,9 +1,11 @@
 /* Worlds: groups of meshes, equal declarations on all ranks, means, failed allocations. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "tests/support/ranks/worlds.h"
 
 static void expect_worlds(int n, world_body body, void *user)
@@ -122,6 +124,53 @@ static fsdp_status take_mean(world_rank *rank, fsdp_error *err)
 Test(world, a_mean_is_summed_in_rank_order)
 {
     expect_worlds(3, take_mean, NULL);
+}
+
+static fsdp_status combine_values(world_rank *rank, fsdp_error *err)
+{
+    fsdp_world *world = rank->world;
+    const int me = fsdp_world_rank(world);
+    double sums[2] = {me == 0 ? 1e16 : 1, me}, largest[3] = {-me, me, me == 1 ? NAN : 9};
+    FSDP_TRY(fsdp_world_sum(world, sums, 2, err));
+    FSDP_TRY(fsdp_world_max(world, largest, 3, err));
+    FSDP_TRY(fsdp_world_sum(world, NULL, 0, err));
+    FSDP_TRY(expect_text(sums[0] == 1e16 + 1 + 1 && sums[1] == 3, "sums in rank order", err));
+    FSDP_TRY(expect_text(largest[0] == 0 && largest[1] == 2 && isnan(largest[2]), "maxima", err));
+    fsdp_error why = {0};
+    FSDP_TRY(expect_text(fsdp_world_sum(world, NULL, 1, &why) == FSDP_ERR_USAGE, "no values", err));
+    FSDP_TRY(expect_text(fsdp_world_max(NULL, sums, 1, &why) == FSDP_ERR_USAGE, "no world", err));
+    fsdp_status status = fsdp_world_sum(world, sums, me == 1 ? 2 : 1, &why);
+    const char *words = "rank 1 is in fsdp_world_sum (allgather of 16 bytes, call ";
+    return expect_text(status == FSDP_ERR_PEER && strstr(why.text, words), why.text, err);
+}
+
+Test(world, sums_and_maxima_of_arrays_are_equal_on_all_ranks)
+{
+    expect_worlds(3, combine_values, NULL);
+}
+
+static fsdp_status set_times(world_rank *rank, fsdp_error *err)
+{
+    fsdp_world *world = rank->world;
+    fsdp_error why = {0};
+    FSDP_TRY(fsdp_world_set_deadline(world, 12345, err));
+    FSDP_TRY(expect_text(world->parts.transport->deadline_ms == 12345 &&
+                             world->parts.ctl->deadline_ms == 12345,
+                         "collectives and the control plane have the deadline", err));
+    FSDP_TRY(expect_text(fsdp_world_set_deadline(world, 0, &why) == FSDP_ERR_USAGE, "0 ms", err));
+    FSDP_TRY(expect_text(fsdp_world_set_deadline(NULL, 1, &why) == FSDP_ERR_USAGE, "NULL", err));
+    fsdp_world_begin_busy(NULL, 1000);
+    fsdp_world_end_busy(NULL);
+    fsdp_world_begin_busy(world, -1);
+    fsdp_world_end_busy(world);
+    return expect_text(fsdp_world_fail(world, NULL) == 0 && fsdp_world_fail(NULL, &why) == 2,
+                       "the exit code of an error", err);
+}
+
+Test(world, times_are_checked)
+{
+    expect_worlds(2, set_times, NULL);
+    expect_worlds(1, set_times, NULL);
 }
 
 typedef struct memory_case {

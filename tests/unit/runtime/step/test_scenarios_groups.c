@@ -3,7 +3,7 @@
  * next one is reduced, and a group with a member that never runs is completed at the end of
  * forward, and still trains.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/unit/runtime/expect_toy.h"
 
 #include <string.h>
@@ -36,11 +36,11 @@ static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, i
         mlp_replica_divide(replica, i, RANKS);
     FSDP_TRY(mlp_forward(net, microbatch, err));
     FSDP_TRY(expect_events(rank, forward, err));
-    double loss = mlp_loss(net, microbatch);
+    double loss = fsdp_mlp_loss(net->mlp);
     if (step == 0 && loss != replica->loss)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "loss %.17g, not %.17g", loss, replica->loss);
     FSDP_TRY(begin_backward_early(net, err));
-    FSDP_TRY(mlp_backward(net, err));
+    FSDP_TRY(fsdp_mlp_backward(net->mlp, err));
     FSDP_TRY(expect_events(rank, backward, err));
     FSDP_TRY(mlp_expect_grads(net, &replica->grads, step == 0 ? 0 : 1e-5, err));
     FSDP_TRY(fsdp_optim_step(net->optim, err));
@@ -94,7 +94,7 @@ Test(scenarios_groups, c16_each_group_is_gathered_before_the_one_behind_it_is_re
 
 static mlp_plan with_unused(void)
 {
-    static const int widths[] = {5, 6, 6, 4, 3};
+    static const int64_t widths[] = {5, 6, 6, 4, 3};
     static const char *const names[] = {"a", "unused", "b", "own"};
     mlp_plan plan = mlp_plan_default(4, RANKS);
     memcpy(plan.widths, widths, sizeof widths);

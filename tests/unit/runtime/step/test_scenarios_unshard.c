@@ -3,7 +3,7 @@
  * backward is done, siblings prefetched beside the caller's own all-reduces, units without
  * parameters, and gathers before the first step.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/unit/runtime/expect_toy.h"
 
 #include <string.h>
@@ -135,8 +135,8 @@ static fsdp_status gather_ahead(toy *net, world_rank *rank, uint64_t microbatch,
     FSDP_TRY(mlp_forward(net, microbatch, err));
     if (count_events(rank, "U L") > 0)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "gathered twice: %s", rank->events.data);
-    *loss_out = mlp_loss(net, microbatch);
-    return mlp_backward(net, err);
+    *loss_out = fsdp_mlp_loss(net->mlp);
+    return fsdp_mlp_backward(net->mlp, err);
 }
 
 Test(scenarios_unshard, c19_siblings_are_gathered_beside_all_reduces)

@@ -2,7 +2,7 @@
  * fsdp_root_reset after the caller's own error at any point of a step: nothing of that step is left, and the
  * next steps equal those of a root without the error. Also the begin of the gathers of a step.
  */
-#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/toy_mlp.h"
 #include "tests/support/nets/state_net.h"
 
 #include <criterion/criterion.h>
@@ -52,7 +52,7 @@ static fsdp_status stop_in_forward(toy *net, fsdp_error *err)
 /* One layer was reduced, the next is prefetched and has an incomplete gradient. */
 static fsdp_status stop_in_backward(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(mlp_backward_layer(net, 2, err));
+    FSDP_TRY(fsdp_mlp_backward_layer(net->mlp, 2, err));
     FSDP_TRY(fsdp_unit_pre_backward(net->unit[1], err));
     EXPECT(fsdp_param_grad(net->weight[1]));
     return FSDP_OK;
@@ -64,7 +64,7 @@ static fsdp_status stop_with_sums(toy *net, bool are_partial, fsdp_error *err)
     FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_ALL_REDUCE, !are_partial, true, err));
     if (!are_partial)
         FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, false, true, err));
-    FSDP_TRY(mlp_backward(net, err));
+    FSDP_TRY(fsdp_mlp_backward(net->mlp, err));
     FSDP_TRY(fsdp_unit_set(top, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, true, true, err));
     return FSDP_OK;
 }
@@ -74,12 +74,12 @@ static fsdp_status begin_and_stop(toy *net, stop_at stop, fsdp_error *err)
     if (stop == IN_FORWARD)
         return stop_in_forward(net, err);
     FSDP_TRY(mlp_forward(net, 99, err));
-    (void)mlp_loss(net, 99);
+    (void)fsdp_mlp_loss(net->mlp);
     switch (stop) {
     case IN_BACKWARD: return stop_in_backward(net, err);
     case WITH_KEPT_GRADIENTS: return stop_with_sums(net, false, err);
     case WITH_PARTIAL_SUMS: return stop_with_sums(net, true, err);
-    case AFTER_BACKWARD: return mlp_backward(net, err);
+    case AFTER_BACKWARD: return fsdp_mlp_backward(net->mlp, err);
     default: return FSDP_OK;
     }
 }
@@ -171,7 +171,7 @@ static fsdp_status get_state_over_gather(world_rank *rank, fsdp_error *err)
     fsdp_root_set_is_last_backward(net.root, false);
     fsdp_status status = mlp_forward(&net, 99, err);
     if (status == FSDP_OK)
-        status = mlp_backward_layer(&net, 2, err);
+        status = fsdp_mlp_backward_layer(net.mlp, 2, err);
     if (status == FSDP_OK)
         status = fsdp_root_end_backward(net.root, err);
     if (status == FSDP_OK)

@@ -12,6 +12,7 @@
 #include "tests/support/sample_state.h"
 
 enum { MAX_RANKS = 16, SHORT_MS = 400, SLACK_MS = 6000 };
+#define HINTED "; " FSDP_DEADLINE_HINT
 
 /* Shared by the ranks of one test: its parameters, and the results of each rank. */
 typedef struct test_group {
@@ -300,10 +301,10 @@ Test(ctl, a_silent_rank_is_named_by_all_others_within_the_deadline)
 {
     for (int special = 0; special < 4; special += 3) {
         test_group group = {.special = special};
-        char text[200];
+        char text[300];
         snprintf(text, sizeof text,
-                 "rank %d did not answer within 0.4 s, when the ranks were to exchange what each "
-                 "rank knows: it is gone, stuck, or in another call",
+                 "rank %d did not answer within 0.4 s in fsdp_ctl_allgather: it is gone, stuck, or "
+                 "in another call" HINTED,
                  special);
         expect_group(4, keep_silent, &group);
         expect_all_but_special(4, &group, text);
@@ -339,8 +340,8 @@ Test(ctl, all_missing_ranks_are_named)
     for (int i = 0; i < 3; i++)
         cr_expect_str_eq(
             group.errors[answering[i]].text,
-            "rank 2 did not answer within 0.4 s, when the ranks were to pass a barrier: it is "
-            "gone, stuck, or in another call (ranks 2, 3, 5 missing)");
+            "rank 2 did not answer within 0.4 s in fsdp_ctl_barrier: it is gone, stuck, or in "
+            "another call (ranks 2, 3, 5 missing)" HINTED);
 }
 
 /* --- ranks that are at work --- */
@@ -473,8 +474,8 @@ Test(ctl, a_rank_at_work_is_not_named_among_the_missing, .timeout = 30)
     test_group group = {0};
     expect_group(3, one_silent_one_at_work, &group);
     cr_expect_str_eq(group.errors[0].text,
-                     "rank 1 did not answer within 0.4 s, when the ranks "
-                     "were to pass a barrier: it is gone, stuck, or in another call");
+                     "rank 1 did not answer within 0.4 s in fsdp_ctl_barrier: it is gone, stuck, "
+                     "or in another call" HINTED);
 }
 
 /* Rank 1 is at work until the others have given up, rank 2 is silent: no rank waits for it. */
@@ -505,8 +506,8 @@ Test(ctl, a_rank_at_work_does_not_hide_a_missing_one, .timeout = 60)
     expect_group(4, work_while_one_is_silent, &group);
     for (int rank = 0; rank < 4; rank += 3) {
         cr_expect_str_eq(group.errors[rank].text,
-                         "rank 2 did not answer within 1 s, when the "
-                         "ranks were to pass a barrier: it is gone, stuck, or in another call");
+                         "rank 2 did not answer within 1 s in fsdp_ctl_barrier: it is gone, "
+                         "stuck, or in another call" HINTED);
         cr_expect_lt(group.waited_ms[rank], PATIENT_MS + SLACK_MS);
     }
 }
@@ -528,7 +529,7 @@ Test(ctl, a_rank_that_leaves_is_noticed_at_once)
     for (int special = 0; special < 3; special++) {
         test_group group = {.special = special};
         char text[64];
-        snprintf(text, sizeof text, "rank %d has left during agree", special);
+        snprintf(text, sizeof text, "rank %d has left during fsdp_ctl_agree", special);
         expect_group(5, leave_early, &group);
         expect_all_but_special(5, &group, text);
     }
@@ -581,8 +582,8 @@ Test(ctl, a_rank_that_is_known_to_be_elsewhere_is_not_called_stuck)
     test_group group = {.special = 2};
     expect_group(4, wait_for_one_elsewhere, &group);
     expect_all_but_special(4, &group,
-                           "rank 2 did not answer within 0.4 s, when the ranks were to exchange "
-                           "what each rank knows: it is in all_gather, and waits for rank 0");
+                           "rank 2 did not answer within 0.4 s in fsdp_ctl_allgather: it is in "
+                           "all_gather, and waits for rank 0" HINTED);
 }
 
 static fsdp_status fail_alone(void *user, fsdp_ctl *ctl, fsdp_error *err)
@@ -714,6 +715,38 @@ Test(ctl, different_calls_are_an_error_on_all_ranks_naming_both)
     }
 }
 
+static fsdp_status save_or_load(void *user, fsdp_ctl *ctl, fsdp_error *err)
+{
+    const test_group *group = user;
+    fsdp_error found = {0};
+    int seven = 7, all[4];
+    (void)err;
+    int64_t start_ms = fsdp_now_ms();
+    bool is_special = fsdp_ctl_rank(ctl) == group->special;
+    const char *outer =
+        fsdp_ctl_begin_public(ctl, is_special ? "fsdp_root_load" : "fsdp_root_save");
+    const char *inner = fsdp_ctl_begin_public(ctl, "fsdp_sd_gather"); /* inside of it */
+    fsdp_status status = is_special ? fsdp_ctl_agree(ctl, FSDP_OK, &found)
+                                    : fsdp_ctl_allgather(ctl, &seven, sizeof seven, all, &found);
+    fsdp_ctl_end_public(ctl, inner);
+    fsdp_ctl_end_public(ctl, outer);
+    return record(user, ctl, status, &found, start_ms);
+}
+
+Test(ctl, different_calls_are_named_by_the_public_functions_that_make_them)
+{
+    for (int special = 0; special < 4; special += 3) {
+        test_group group = {.special = special};
+        expect_group(4, save_or_load, &group);
+        for (int rank = 0; rank < 4; rank++) {
+            const char *text = group.errors[rank].text;
+            cr_expect(strstr(text, "is in fsdp_root_save (allgather of 4 bytes, call 1)"), "%s",
+                      text);
+            cr_expect(strstr(text, "is in fsdp_root_load (agree, call 1)"), "%s", text);
+        }
+    }
+}
+
 static fsdp_status disagree_on_size(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     test_group *group = user;
@@ -838,8 +871,8 @@ Test(ctl, a_send_that_nobody_takes_fails_at_the_deadline)
     test_group group = {.special = 0};
     expect_group(2, send_to_nobody, &group);
     expect_all_but_special(2, &group,
-                           "rank 0 did not answer within 0.4 s, when the ranks were to send a "
-                           "message: it is gone, stuck, or in another call");
+                           "rank 0 did not answer within 0.4 s in fsdp_ctl_send: it is gone, "
+                           "stuck, or in another call" HINTED);
 }
 
 /* --- resources -------------------------------------------------------------------------------- */

@@ -1,29 +1,30 @@
 /*
- * A small MLP as the layers of a toy, computed in two ways: over units, and in plain C by one rank with whole
- * parameters. Layers are y = relu(x W^T + b), the last without relu; the loss is the mean of (y - t)^2. Both
- * ways do the same arithmetic in the same order.
+ * The MLP of runtime/mlp as the layers of a toy, and the same in plain C by one rank with whole parameters,
+ * with the same bits: each element of a product is one chain of fused multiply-adds.
  */
-#ifndef FSDP_MLP_H
-#define FSDP_MLP_H
+#ifndef FSDP_TOY_MLP_H
+#define FSDP_TOY_MLP_H
 
+#include "runtime/mlp/mlp.h"
 #include "tests/support/nets/toy.h"
 
-enum { MLP_LAYERS = TOY_LAYERS, MLP_WIDTH = TOY_WIDTH, MLP_ROWS = TOY_ROWS, MLP_ROOT = -1 };
+enum { MLP_LAYERS = TOY_LAYERS, MLP_WIDTH = 8, MLP_ROWS = 4, MLP_ROOT = -1 };
 
+/* A fsdp_mlp_plan that holds its lists, units and the mesh. */
 typedef struct mlp_plan {
-    int layers, widths[MLP_LAYERS + 1];
-    const char *names[MLP_LAYERS];     /* NULL: "L0", "L1", ... */
+    int layers;
+    int64_t widths[MLP_LAYERS + 1];
+    const char *names[MLP_LAYERS];
     int groups[MLP_LAYERS];            /* neighbours with the same number are members of one unit;
                                         * MLP_ROOT: the root's own */
-    bool is_skipped[MLP_LAYERS];       /* a layer that takes no part; as wide as its input */
+    bool is_skipped[MLP_LAYERS];
     bool is_linear;                    /* no relu */
-    bool has_root_bias;                /* added to the last layer's result: "bias", of the root's own unit */
+    bool has_root_bias;
     int mesh_ndim;
     int64_t mesh_shape[3];
     const char *mesh_names[3];
-    fsdp_dtype dtype;                  /* as stored; NONE: f32 */
-    const char *tensor_dim;            /* NULL; or the mesh dim over which even layers are cut by columns,
-                                        * odd ones by rows */
+    fsdp_dtype dtype;
+    const char *tensor_dim;            /* NULL, or the last dim of the mesh */
     fsdp_unit_opts opts;               /* without mesh */
     int root_reshard;
 } mlp_plan;
@@ -34,17 +35,13 @@ mlp_plan mlp_plan_default(int layers, int64_t ranks);
 /* The plan is borrowed. Values are those of mlp_values_init. After a failure toy_free was called. */
 fsdp_status mlp_create(toy *net, fsdp_world *world, const mlp_plan *plan, fsdp_error *err);
 fsdp_status mlp_add_adamw(toy *net, fsdp_error *err);
-/* Within mlp_create: the parameters of net->plan, in a net that has a model. */
+/* Within mlp_create, or in its place: the parameters of net->plan in a net that has a model; then, with
+ * net->unit and net->root, the arrays. */
 fsdp_status mlp_declare(toy *net, fsdp_error *err);
+fsdp_status mlp_set_root(toy *net, fsdp_error *err);
 
-/* The rows of a microbatch, forward and backward. */
+/* fsdp_mlp_forward and fsdp_mlp_run on the rows of a microbatch. */
 fsdp_status mlp_forward(toy *net, uint64_t microbatch, fsdp_error *err);
-void mlp_fill_rows(const mlp_plan *plan, uint64_t microbatch, float *x_out);
-/* net->dy becomes its gradient. */
-double mlp_loss(toy *net, uint64_t microbatch);
-fsdp_status mlp_backward_layer(toy *net, int layer, fsdp_error *err);
-fsdp_status mlp_backward(toy *net, fsdp_error *err);
-/* Forward, loss and backward. */
 fsdp_status mlp_microbatch(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err);
 
 /* --- in plain C --------------------------------------------------------------------------------- */

@@ -1,0 +1,95 @@
+/* Opens OpenBLAS. See nn_openblas.h. */
+#include "kernels/nn/nn_openblas.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char library_name[] = "libopenblas.so.0";
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static fsdp_nn_openblas opened;
+
+static bool has_wider_vectors(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+    return false;
+#endif
+}
+
+/* OpenBLAS takes processors that are newer than itself for very old ones. */
+static const char *core_of_processor(void)
+{
+#if defined(__x86_64__)
+    if (has_wider_vectors())
+        return "SkylakeX";
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return "Haswell";
+#endif
+    return NULL;
+}
+
+/* Pointers to functions and to objects convert into each other through memory only. */
+static bool find(void *library, const char *name, void *function_out)
+{
+    void *symbol = dlsym(library, name);
+    memcpy(function_out, &symbol, sizeof symbol);
+    return symbol;
+}
+
+/* It reads both variables when it is loaded. */
+static void *load(void)
+{
+    if (core_of_processor())
+        (void)setenv("OPENBLAS_CORETYPE", core_of_processor(), 0);
+    (void)setenv("OPENBLAS_NUM_THREADS", "1", 0);
+    return dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+}
+
+static fsdp_status open_library(fsdp_error *err)
+{
+    void (*set_num_threads)(int count);
+    char *(*get_corename)(void);
+    void *library = load();
+    if (!library)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "cannot open %s: %s", library_name, dlerror());
+    if (!find(library, "cblas_sgemm", &opened.sgemm) ||
+        !find(library, "openblas_set_num_threads", &set_num_threads) ||
+        !find(library, "openblas_get_corename", &get_corename)) {
+        (void)dlclose(library);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "%s is not OpenBLAS: it lacks a function",
+                         library_name);
+    }
+    set_num_threads(1);
+    snprintf(opened.name, sizeof opened.name, "OpenBLAS %s", get_corename());
+    opened.is_used = true;
+    return FSDP_OK;
+}
+
+static void open_once(void)
+{
+    const char *wanted = getenv("FSDP_PRODUCTS");
+    fsdp_error *err = &opened.failure;
+    if (!wanted || strcmp(wanted, "auto") == 0) {
+        const char *kernels = getenv("FSDP_KERNELS");
+        bool is_plain = kernels && strcmp(kernels, "c") == 0;
+        if (has_wider_vectors() && !is_plain)
+            (void)!open_library(NULL); /* the products here do as well */
+    } else if (strcmp(wanted, "openblas") == 0) {
+        err->status = open_library(err);
+    } else if (strcmp(wanted, "own") != 0) {
+        err->status = fsdp_fail(err, FSDP_ERR_USAGE,
+                                "FSDP_PRODUCTS is '%s'; it may be auto, own or openblas", wanted);
+    }
+}
+
+const fsdp_nn_openblas *fsdp_nn_openblas_get(void)
+{
+    (void)pthread_once(&once, open_once);
+    return &opened;
+}

@@ -1,0 +1,129 @@
+/*
+ * Products of OpenBLAS (kernels/nn/nn_openblas.c), which this processor may do as well without: they are
+ * asked for by FSDP_PRODUCTS. Every test is a process of its own, so each one may choose anew.
+ */
+#include "tests/unit/kernels/nn/nn_values.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 37, COLUMNS = 700, INNER = 130 }; /* columns of three pieces */
+
+/* NULL: it is not installed, which CI does not accept. */
+static fsdp_nn *open_blas(int threads)
+{
+    fsdp_nn *nn = NULL;
+    fsdp_error err = {0};
+    setenv("FSDP_PRODUCTS", "openblas", 1);
+    fsdp_status status = fsdp_nn_open_cpu(threads, &nn, &err);
+    if (status == FSDP_ERR_NOT_FOUND && !getenv("CI"))
+        cr_skip_test("%s", err.text);
+    cr_assert_eq(status, FSDP_OK, "%s", err.text);
+    return nn;
+}
+
+static fsdp_nn_product describe(int kind, int64_t rows, int64_t columns, const float *bias)
+{
+    return (fsdp_nn_product){.rows = rows,
+                             .columns = columns,
+                             .inner = INNER,
+                             .a_is_turned = kind & 1,
+                             .b_is_turned = kind & 2,
+                             .adds = kind / 4 == 1,
+                             .bias = kind / 4 == 2 ? bias : NULL};
+}
+
+static double expected_element(const fsdp_nn_product *call, int64_t i, int64_t j, float before)
+{
+    double sum = call->adds ? (double)before : call->bias ? (double)call->bias[j] : 0;
+    for (int64_t p = 0; p < call->inner; p++)
+        sum += (double)call->a[call->a_is_turned ? p * call->rows + i : i * call->inner + p] *
+               (double)call->b[call->b_is_turned ? j * call->inner + p : p * call->columns + j];
+    return sum;
+}
+
+static void check_product(fsdp_nn *nn, fsdp_nn_product call)
+{
+    const int64_t count = call.rows * call.columns;
+    float *a = values("a", call.rows * INNER), *b = values("b", INNER * call.columns);
+    float *before = values("out", count), *out = values("out", count);
+    call.a = a;
+    call.b = b;
+    call.out = out;
+    nn->ops->product(nn, &call);
+    for (int64_t e = 0; e < count; e++) {
+        double right = expected_element(&call, e / call.columns, e % call.columns, before[e]);
+        cr_assert(fabs((double)out[e] - right) < 1e-4, "element %lld: %g instead of %g",
+                  (long long)e, (double)out[e], right);
+    }
+    free(a);
+    free(b);
+    free(before);
+    free(out);
+}
+
+Test(nn_openblas, makes_every_form_of_a_product)
+{
+    fsdp_nn *nn = open_blas(2);
+    float *bias = values("bias", COLUMNS);
+    cr_assert(strncmp(fsdp_nn_cpu_products(), "OpenBLAS ", 9) == 0, "%s", fsdp_nn_cpu_products());
+    for (int kind = 0; kind < 12; kind++) {
+        check_product(nn, describe(kind, ROWS, COLUMNS, bias));
+        check_product(nn, describe(kind, COLUMNS, ROWS, bias));
+        check_product(nn, describe(kind, 1, 1, bias));
+    }
+    free(bias);
+    finish_nn(nn);
+}
+
+/* Bytes of a product on so many threads; the caller frees them. */
+static float *product_of(int threads, int64_t rows, int64_t columns)
+{
+    fsdp_nn *nn = open_blas(threads);
+    float *a = values("a", rows * INNER), *b = values("b", INNER * columns);
+    float *out = values("out", rows * columns);
+    fsdp_nn_product call = describe(2, rows, columns, NULL);
+    call.a = a;
+    call.b = b;
+    call.out = out;
+    nn->ops->product(nn, &call);
+    free(a);
+    free(b);
+    finish_nn(nn);
+    return out;
+}
+
+Test(nn_openblas, bits_do_not_depend_on_the_number_of_threads)
+{
+    static const int64_t shapes[][2] = {{ROWS, COLUMNS}, {COLUMNS, ROWS}};
+    for (int i = 0; i < 2; i++) {
+        float *one = product_of(1, shapes[i][0], shapes[i][1]);
+        for (int threads = 2; threads < 4; threads++) {
+            float *more = product_of(threads, shapes[i][0], shapes[i][1]);
+            cr_assert_arr_eq(one, more, ROWS * COLUMNS * sizeof *one, "%d threads", threads);
+            free(more);
+        }
+        free(one);
+    }
+}
+
+Test(nn_openblas, is_left_alone_when_the_own_products_are_asked_for)
+{
+    fsdp_nn *nn = NULL;
+    fsdp_error err = {0};
+    setenv("FSDP_PRODUCTS", "own", 1);
+    cr_assert_eq(fsdp_nn_open_cpu(1, &nn, &err), FSDP_OK);
+    cr_assert_str_eq(fsdp_nn_cpu_products(), fsdp_nn_cpu_variant());
+    finish_nn(nn);
+}
+
+Test(nn_openblas, an_unknown_name_is_refused)
+{
+    fsdp_nn *nn = NULL;
+    fsdp_error err = {0};
+    setenv("FSDP_PRODUCTS", "mkl", 1);
+    cr_assert_eq(fsdp_nn_open_cpu(1, &nn, &err), FSDP_ERR_USAGE);
+    cr_assert(strstr(err.text, "FSDP_PRODUCTS is 'mkl'"), "%s", err.text);
+    cr_assert_null(nn);
+}
