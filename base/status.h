@@ -3,6 +3,8 @@
  *
  * Every function that can fail returns an fsdp_status and takes an fsdp_error *err as its last argument,
  * which may be NULL. The first function that knows what went wrong fills it in; its callers forward it.
+ * NULL for an object, name, path or output is FSDP_ERR_USAGE and names the argument; NULL options are the
+ * defaults. A call without a status returns 0, false or NULL then; one that frees accepts NULL.
  * There is no global "last error". A call that fails leaves nothing to release: its outputs are NULL, zero
  * or unchanged. A status is also the exit code of a tool that ends with it.
  */

@@ -13,7 +13,8 @@
  *   --device NAME        cpu, or cpu-async: a worker thread per stream
  *   --deadline SECONDS   how long any call may wait for another rank (default 30)
  *   --trace FILE         one JSON object per event and line; %r is the rank
- *   --check              check who owns which buffer, and that all ranks do the same (slower)
+ *   --check              check who owns which buffer, that all ranks do the same, and that parameters and
+ *                        gradients are used rightly (slower; docs/runtime.md, "Checks")
  *
  * They are found in this order: options, FSDP_*, torchrun's variables, Open MPI's, PMIx's, Slurm's. Rank 0
  * reports on standard error which one applied, unless that was the command line or none; FSDP_VERBOSE=1:

@@ -23,7 +23,7 @@ typedef struct fsdp_param fsdp_param;
 /* Local. *model_out is the caller's; the world outlives it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out,
                                                     fsdp_error *err);
-/* Local. Frees parameters, units and buffers; the root is freed before. Accepts NULL. */
+/* Local. Frees parameters, units and buffers, or lets the root do so when it is freed. Accepts NULL. */
 FSDP_API void fsdp_model_free(fsdp_model *model);
 
 /* A parameter, or a buffer, which is whole on every rank and never reduced. */

@@ -34,7 +34,7 @@ typedef struct fsdp_adamw_opts {
     const fsdp_optim_group *groups;    /* NULL: one of all parameters. Copied */
     size_t group_count;
 } fsdp_adamw_opts;
-/* Local. *optim_out is the caller's; the root outlives it. Frozen parameters get no state. */
+/* Local. *optim_out is the caller's. Frozen parameters get no state. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts,
                                                     fsdp_optim **optim_out, fsdp_error *err);
 
@@ -47,8 +47,8 @@ typedef struct fsdp_sgd_opts {
     const fsdp_optim_group *groups;
     size_t group_count;
 } fsdp_sgd_opts;
-/* Local. *optim_out is the caller's; the root outlives it. Frozen parameters get no state. FSDP_ERR_USAGE for
- * numbers that SGD does not accept. */
+/* Local. *optim_out is the caller's. Frozen parameters get no state. FSDP_ERR_USAGE for numbers that SGD does
+ * not accept. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts,
                                                   fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* local; accepts NULL */

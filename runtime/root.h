@@ -7,6 +7,9 @@
  * end_backward completes what is missing, in unit order, root first. Several roots may share one context
  * (pipeline stages).
  *
+ * Roots, models, meshes, optimizers and savers are freed in any order: each of them keeps what it was made of
+ * until it is freed itself, and the world ends last.
+ *
  * A call that comes at the wrong time is FSDP_ERR_USAGE and changes nothing. Any other failure stays the
  * root's: every later call returns it, here and on the other ranks. A root, its model, units and optimizers
  * are used by one thread at a time, as everything that is made of a world.
@@ -24,11 +27,12 @@ extern "C" {
 typedef struct fsdp_root fsdp_root;
 
 /* Collective. Makes the unit `root` of the parameters that no unit has, allocates all shards (zeroed), and
- * freezes the structure. *root_out is the caller's, and is freed before its model. opts NULL: all zero, which
- * is FSDP_ERR_USAGE, as for every unit without a mesh. */
+ * freezes the structure. *root_out is the caller's. opts NULL: all zero, which is FSDP_ERR_USAGE, as for
+ * every unit without a mesh. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts,
                                                    fsdp_root **root_out, fsdp_error *err);
-FSDP_API void fsdp_root_free(fsdp_root *root); /* local; accepts NULL */
+/* Local. Root and memory end with the last optimizer and saver that was made of it. Accepts NULL. */
+FSDP_API void fsdp_root_free(fsdp_root *root);
 FSDP_API fsdp_unit *fsdp_root_unit(fsdp_root *root);   /* local; the unit `root`, which is the model's */
 FSDP_API size_t fsdp_root_unit_count(const fsdp_root *root);
 /* The unit `root` is first; the others follow in the order in which their first parameters were declared,
@@ -72,6 +76,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool
  * ones included. FSDP_ERR_USAGE while another root on this context has a backward that was not waited for; so
  * is a later wait for a backward that the reset dropped. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err);
+
+/*
+ * Local, on all ranks, before begin_forward. The forward and backward that follow are microbatch i of the n
+ * of a step: gradients are added up whole, and the last microbatch reduces the sum and waits for it. Sets
+ * FSDP_UNIT_REQUIRES_GRADIENT_SYNC of all units and fsdp_root_set_is_last_backward; a step of one microbatch
+ * needs no call. FSDP_ERR_USAGE inside a forward or backward, and unless 0 <= i < n.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n,
+                                                             fsdp_error *err);
 
 /* Local, before backward, with the same value on all ranks. A backward that is not the last leaves its
  * reductions under way; the last one waits for all. Default true. */

@@ -64,8 +64,8 @@ typedef struct fsdp_state_opts {
  * The state dict of this rank, between steps; what is gathered is resharded. opts NULL: all zero. The dict is
  * the caller's (fsdp_sd_free); on failure *sd_out is NULL.
  *
- * Sharded: local, no copy. The dict borrows the memory of shards, moments and buffers: free it before root
- * and optimizers, and do not use it inside a step. Parameters in flat ones (wrap.h) are runs of their
+ * Sharded: local, no copy. The dict borrows the memory of shards, moments and buffers: use it neither inside
+ * a step nor after root and optimizers were freed. Parameters in flat ones (wrap.h) are runs of their
  * elements; buffers that are kept in another dtype than they were declared in are copies.
  * full_state_dict: collective over the world. Tensors are gathered one by one through one bounded buffer into
  * memory of the dict; ranks whose dicts differ are told the first name that does.

@@ -23,7 +23,7 @@ typedef struct fsdp_unit fsdp_unit;
 /* All zero but the mesh: FSDP over a mesh of one dim, HSDP over one of several, computed in the stored dtype.
  * A unit without a mesh is FSDP_ERR_USAGE. */
 typedef struct fsdp_unit_opts {
-    const fsdp_mesh *mesh;             /* connected, see fsdp_world_mesh; outlives the model */
+    const fsdp_mesh *mesh;             /* connected, see fsdp_world_mesh */
     const char *shard_dims;            /* "dp": names of mesh dims, joined by commas; several are seen as one.
                                         * NULL with replicate_dims NULL: of one dim, it; of more, the first
                                         * replicates and the second shards */

@@ -117,8 +117,7 @@ typedef struct fsdp_wrap_policy {
 
 typedef struct fsdp_wrap_opts {
     const fsdp_mesh *mesh;     /* connected, one dim, or replicas x shards. NULL: all ranks; for hybrid
-                                * strategies: hosts x the ranks of a host. A given one outlives the
-                                * fsdp_wrap */
+                                * strategies: hosts x the ranks of a host */
     fsdp_wrap_unit_opts unit;  /* of every unit, unless the policy changes it */
     fsdp_wrap_policy policy;   /* names and types are used until fsdp_wrap_create returns */
     bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
@@ -134,15 +133,15 @@ typedef struct fsdp_wrap_opts {
 /*
  * Collective. Wraps the model, which takes no further parameters and units from now on, and allocates all
  * shards (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
- * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. The model outlives it.
- * opts NULL: all zero.
+ * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. opts NULL: all
+ * zero.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts,
                                                    fsdp_wrap **wrap_out, fsdp_error *err);
-/* Free optimizers and state dicts first. Accepts NULL. */
+/* In any order with model and optimizers (root.h). Accepts NULL. */
 FSDP_API void fsdp_wrap_free(fsdp_wrap *wrap);
 
-/* Local, never NULL. The root is the fsdp_wrap's, and is freed with it. */
+/* Local. The root is the fsdp_wrap's, and is freed with it. */
 FSDP_API fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap);
 /* The unit of exactly that module, "" for the root; NULL when it is none. */
 FSDP_API fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module);

@@ -1,6 +1,7 @@
 /* Errors: text, class and errno in the caller's struct. See status.h. */
 #include <fsdp/status.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/core/reported.h"
 #include "base/text.h"
@@ -64,7 +65,7 @@ static void set_text(fsdp_error *err, fsdp_status status, int errnum, const char
     if (!err)
         return;
     char draft[DRAFT_BYTES], reason[128] = "";
-    vsnprintf(draft, sizeof draft, format, args);
+    vsnprintf(draft, sizeof draft, format ? format : "", args);
     if (errnum != 0) {
         const char *known = strerrordesc_np(errnum);
         const char *hint = errnum == EFBIG ? " ('ulimit -f' shows a limit that may be raised)" : "";
@@ -85,6 +86,18 @@ fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, .
     return status;
 }
 
+fsdp_status fsdp_check_given(fsdp_error *err, const char *function, const char *names,
+                             const void *const *pointers, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t size = strcspn(names, ",");
+        if (!pointers[i])
+            return fsdp_fail(err, FSDP_ERR_USAGE, "%s: '%.*s' is NULL", function, (int)size, names);
+        names += size + strspn(names + size, ", ");
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_fail_memory(fsdp_error *err, const char *what)
 {
     return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for %s", what);
@@ -102,7 +115,7 @@ fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *format, ...
 
 void fsdp_error_prefix(fsdp_error *err, const char *format, ...)
 {
-    if (!err || err->status == FSDP_OK)
+    if (!err || err->status == FSDP_OK || !format)
         return;
     char draft[DRAFT_BYTES], before[FSDP_ERROR_TEXT];
     memcpy(before, err->text, sizeof before);

@@ -10,7 +10,7 @@ static const int64_t element_limit = (int64_t)1 << 62;
 fsdp_box fsdp_box_whole(int ndim, const int64_t *shape)
 {
     fsdp_box box = {.ndim = ndim};
-    for (int i = 0; i < ndim; i++)
+    for (int i = 0; i < ndim && shape; i++)
         box.len[i] = shape[i];
     return box;
 }
@@ -19,7 +19,7 @@ int64_t fsdp_shape_count(int ndim, const int64_t *shape)
 {
     int64_t count = 1;
     for (int i = 0; i < ndim; i++) {
-        if (shape[i] == 0)
+        if (!shape || shape[i] == 0)
             return 0;
         count *= shape[i];
     }
@@ -28,11 +28,15 @@ int64_t fsdp_shape_count(int ndim, const int64_t *shape)
 
 int64_t fsdp_box_count(const fsdp_box *box)
 {
+    if (!box)
+        return 0;
     return fsdp_shape_count(box->ndim, box->len);
 }
 
 bool fsdp_box_equal(const fsdp_box *a, const fsdp_box *b)
 {
+    if (!a || !b)
+        return false;
     if (a->ndim != b->ndim)
         return false;
     for (int i = 0; i < a->ndim; i++) {
@@ -87,7 +91,7 @@ bool fsdp_box_contains(const fsdp_box *outer, const fsdp_box *inner)
 int64_t fsdp_box_position(int ndim, const int64_t *shape, const int64_t *lo)
 {
     int64_t position = 0;
-    for (int i = 0; i < ndim; i++)
+    for (int i = 0; i < ndim && shape && lo; i++)
         position = position * shape[i] + lo[i];
     return position;
 }
@@ -141,6 +145,8 @@ int fsdp_box_cut(const fsdp_box *box, int64_t first, int64_t count, fsdp_box *pi
 
 void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *len)
 {
+    if (!lo || !len)
+        return;
     int64_t rows = n / parts + (n % parts != 0);
     int64_t first = index * rows;
     *lo = first < n ? first : n;

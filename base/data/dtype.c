@@ -58,6 +58,8 @@ const char *fsdp_dtype_name(fsdp_dtype dtype)
 
 fsdp_dtype fsdp_dtype_from_name(const char *name, size_t size)
 {
+    if (!name)
+        return FSDP_DTYPE_NONE;
     for (size_t i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++) {
         if (strlen(dtypes[i].name) == size && memcmp(dtypes[i].name, name, size) == 0)
             return dtypes[i].dtype;

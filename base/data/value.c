@@ -4,6 +4,7 @@
  */
 #include <fsdp/value.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/data/value_internal.h"
 #include "base/text.h"
@@ -48,6 +49,7 @@ static bool holds_items(fsdp_value_kind kind)
 fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_value_kind kind, const void *data,
                                  size_t size, fsdp_error *err)
 {
+    FSDP_NEED(err, value);
     if (!holds_bytes(kind))
         return fsdp_fail(err, FSDP_ERR_USAGE, "a value of kind %d does not hold bytes", (int)kind);
     if (!data && size > 0)
@@ -71,6 +73,7 @@ fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_value_kind kind, const 
 fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind, size_t count,
                                  fsdp_error *err)
 {
+    FSDP_NEED(err, value);
     if (!holds_items(kind))
         return fsdp_fail(err, FSDP_ERR_USAGE, "a value of kind %d does not hold items", (int)kind);
     if (kind == FSDP_VALUE_DICT && count % 2 != 0)
@@ -109,6 +112,8 @@ fsdp_status fsdp_value_set_per_rank(fsdp_value *value, size_t count, fsdp_error 
 
 const fsdp_value *fsdp_value_per_rank(const fsdp_value *value)
 {
+    if (!value)
+        return NULL;
     if (value->kind != FSDP_VALUE_DICT || value->as.list.count != 2)
         return NULL;
     const fsdp_value *key = &value->as.list.items[0], *list = &value->as.list.items[1];
@@ -145,6 +150,7 @@ static fsdp_status copy_at(const fsdp_value *from, fsdp_value *to, int depth, fs
 
 fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out, fsdp_error *err)
 {
+    FSDP_NEED(err, from, to_out);
     fsdp_value copy = {0};
     fsdp_status status = copy_at(from, &copy, 0, err);
     if (status != FSDP_OK)
@@ -199,11 +205,15 @@ static bool equal_at(const fsdp_value *a, const fsdp_value *b, int depth)
 
 bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b)
 {
+    if (!a || !b)
+        return false;
     return equal_at(a, b, 0);
 }
 
 void fsdp_value_release(fsdp_value *value)
 {
+    if (!value)
+        return;
     if (holds_bytes(value->kind))
         fsdp_free(value->as.bytes.data);
     if (holds_items(value->kind)) {

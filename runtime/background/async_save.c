@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/data/flow.h"
 #include "kernels/kernels.h"
@@ -260,7 +261,7 @@ static fsdp_status make_job(fsdp_async_saver *saver, const char *dir,
     async_job *job = &saver->job;
     const fsdp_root_save_opts *given = opts ? opts : &none;
     if (!dir)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a save needs a directory");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_async_save: 'dir' is NULL");
     FSDP_TRY(keep_options(job, dir, given, err));
     FSDP_TRY(fsdp_root_saved_state(saver->root, given, &job->sd, err));
     job->extra_first = fsdp_sd_count(job->sd) - (given->extra ? fsdp_sd_count(given->extra) : 0);
@@ -284,18 +285,13 @@ static fsdp_status take_failure(fsdp_async_saver *saver, fsdp_error *err)
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-static fsdp_status check_given(const fsdp_async_saver *saver, fsdp_error *err)
-{
-    return saver ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "there is no saver: it is NULL");
-}
-
 /* Every rank has the failure of the save before, so that it takes no round. */
 fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
                             const fsdp_root_save_opts *opts, fsdp_error *err)
 {
+    FSDP_NEED(err, saver);
     fsdp_error mine = {0};
     double begin = now_ms();
-    FSDP_TRY(check_given(saver, err));
     await_idle(saver);
     FSDP_TRY(take_failure(saver, err));
     double idle = now_ms();
@@ -323,7 +319,7 @@ fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *rep
 {
     if (report_out)
         *report_out = (fsdp_async_report){.step = FSDP_NO_STEP};
-    FSDP_TRY(check_given(saver, err));
+    FSDP_NEED(err, saver);
     await_idle(saver);
     fsdp_world_trace(saver->world, "async_save_wait", -1);
     if (report_out)
@@ -369,6 +365,7 @@ static void end_saver(fsdp_world_child *child)
     fsdp_ctl_free(saver->ctl);
     fsdp_snapshot_release(&saver->snapshot);
     fsdp_free(saver->all_equal);
+    fsdp_root_free(saver->root);
     fsdp_free(saver);
 }
 
@@ -415,7 +412,7 @@ static fsdp_status make_saver(fsdp_root *root, const fsdp_async_opts *opts,
     if (!saver)
         return fsdp_fail_memory(err, "a saver");
     saver->child.end = end_saver;
-    saver->root = root;
+    saver->root = fsdp_root_hold(root);
     saver->world = root->world;
     saver->report.step = FSDP_NO_STEP;
     if (opts)
@@ -427,11 +424,11 @@ static fsdp_status make_saver(fsdp_root *root, const fsdp_async_opts *opts,
 fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts,
                                     fsdp_async_saver **saver_out, fsdp_error *err)
 {
+    FSDP_NEED(err, saver_out);
+    *saver_out = NULL;
+    FSDP_NEED(err, root);
     fsdp_async_saver *saver = NULL;
     fsdp_error mine = {0};
-    *saver_out = NULL;
-    if (!root)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a saver needs a root: it is NULL");
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     mine.status = make_saver(root, opts, &saver, &mine);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_async_saver_create");

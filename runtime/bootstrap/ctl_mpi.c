@@ -11,6 +11,7 @@
 #include <mpi.h>
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "runtime/bootstrap/mpi_process.h"
 #include "statedict/ctl/ctl_backend.h"
@@ -198,6 +199,7 @@ static void give_up_link(mpi_link *link, bool pending)
 
 fsdp_status fsdp_ctl_mpi_comm(void *comm, fsdp_ctl **ctl_out, fsdp_error *err)
 {
+    FSDP_NEED(err, comm, ctl_out);
     int rank = 0, size = 0;
     bool pending = false;
     MPI_Comm given = *(MPI_Comm *)comm;
@@ -216,6 +218,7 @@ fsdp_status fsdp_ctl_mpi_comm(void *comm, fsdp_ctl **ctl_out, fsdp_error *err)
 
 fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err)
 {
+    FSDP_NEED(err, ctl_out);
     MPI_Comm world = MPI_COMM_WORLD;
     FSDP_TRY(fsdp_mpi_begin(err));
     return fsdp_ctl_mpi_comm(&world, ctl_out, err);

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "kernels/train/tensor.h"
 
@@ -68,27 +69,37 @@ void fsdp_comm_free(fsdp_comm *comm)
 
 int fsdp_comm_rank(const fsdp_comm *comm)
 {
+    if (!comm)
+        return 0;
     return comm->rank;
 }
 
 int fsdp_comm_size(const fsdp_comm *comm)
 {
+    if (!comm)
+        return 0;
     return comm->size;
 }
 
 const int *fsdp_comm_ranks(const fsdp_comm *comm)
 {
+    if (!comm)
+        return NULL;
     return comm->ranks;
 }
 
 void *fsdp_comm_alloc(fsdp_comm *comm, size_t size)
 {
+    if (!comm)
+        return NULL;
     fsdp_transport *transport = comm->transport;
     return transport->ops->alloc ? transport->ops->alloc(transport, size) : NULL;
 }
 
 void fsdp_comm_dealloc(fsdp_comm *comm, void *data)
 {
+    if (!comm)
+        return;
     if (data)
         comm->transport->ops->dealloc(comm->transport, data);
 }
@@ -140,6 +151,8 @@ static void poison(fsdp_comm *comm, const fsdp_error *why)
 
 void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why)
 {
+    if (!comm)
+        return;
     fsdp_error said = {0};
     if (why)
         said = *why;
@@ -254,6 +267,7 @@ fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp
 
 fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
+    FSDP_NEED(err, comm, call);
     fsdp_comm_settle(comm);
     return fsdp_comm_run_now(comm, call, err);
 }

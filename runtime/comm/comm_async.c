@@ -4,6 +4,7 @@
  */
 #include "runtime/comm/comm_backend.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "runtime/device/device.h"
 
@@ -59,9 +60,11 @@ static fsdp_status run_started(void *args, fsdp_error *err)
 fsdp_status fsdp_comm_start(fsdp_comm *comm, const fsdp_collective *call,
                             fsdp_comm_handle **handle_out, fsdp_error *err)
 {
+    FSDP_NEED(err, handle_out);
+    *handle_out = NULL;
+    FSDP_NEED(err, comm, call);
     fsdp_error failure = {0};
     fsdp_comm_handle *handle = NULL;
-    *handle_out = NULL;
     if (prepare(comm, &handle, &failure) != FSDP_OK) {
         fsdp_comm_abort(comm, &failure); /* so that the others do not wait for this call */
         if (err)
@@ -93,6 +96,7 @@ static void forget(fsdp_comm_handle *handle)
 
 fsdp_status fsdp_comm_wait(fsdp_comm_handle **handle, fsdp_error *err)
 {
+    FSDP_NEED(err, handle);
     fsdp_comm_handle *waited = *handle;
     if (!waited)
         return FSDP_OK;

@@ -14,11 +14,15 @@ enum { DESCRIPTION = 200 };
 
 const char *fsdp_comm_backend(const fsdp_comm *comm)
 {
+    if (!comm)
+        return NULL;
     return comm->transport->ops->name;
 }
 
 unsigned fsdp_comm_abilities(const fsdp_comm *comm)
 {
+    if (!comm)
+        return 0;
     return comm->transport->ops->abilities;
 }
 

@@ -16,7 +16,7 @@ fsdp_status fsdp_group_take_params(fsdp_group *group, fsdp_param *const *params,
         params[i]->group = group;
         group->params[group->count++] = params[i];
     }
-    return FSDP_OK;
+    return fsdp_group_begin_check(group, err);
 }
 
 /* --- sizes ------------------------------------------------------------------------------------ */
@@ -137,5 +137,6 @@ void fsdp_group_release(fsdp_group *group)
     fsdp_free(group->ranks);
     fsdp_free(group->order);
     fsdp_free(group->grads);
+    fsdp_free(group->gathered);
     fsdp_mesh_free(group->made_mesh);
 }

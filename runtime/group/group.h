@@ -9,6 +9,7 @@
  *     group_divide.c   the factors of a mean             group_partial.c   sums that wait for replicas
  *     group_keep.c     gradients without synchronisation
  *   group_memory.c     where buffers come from           group_trace.c  events
+ *   group_check.c      with --check: wrong uses of gathered parameters and gradients
  *
  * In: parameters of runtime/param, a context of runtime/context, the settings and the phase that runtime/step
  * sets. Out: param->data, param->shard_grad, and work on streams; every function returns without waiting for
@@ -21,6 +22,7 @@
 #ifndef FSDP_GROUP_H
 #define FSDP_GROUP_H
 
+#include "kernels/kernels.h"
 #include "runtime/context/context.h"
 #include "runtime/context/work.h"
 #include "runtime/param/param.h"
@@ -88,6 +90,7 @@ struct fsdp_group {
     fsdp_phase phase;
     fsdp_gather gather;
     fsdp_block *unsharded;
+    fsdp_hash *gathered;               /* of each parameter when it was gathered; NULL without --check */
     fsdp_block *again_shard;           /* this rank's part of the int reshard */
     fsdp_event resharded;              /* when it was made */
     fsdp_group *next_gather;           /* to be gathered after this one's backward; or NULL */
@@ -158,6 +161,11 @@ void fsdp_group_drop_grads(fsdp_group *group);         /* the reduced ones */
 
 /* A block for the parameter's gradient, which other ranks can read where reductions are made directly. */
 fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err);
+
+/* --- group_check.c ---------------------------------------------------------------------------- */
+
+/* With --check: a gradient that the caller will overwrite is NaN until then. */
+void fsdp_param_spoil_grad(const fsdp_param *param);
 
 /* --- group_trace.c ---------------------------------------------------------------------------- */
 

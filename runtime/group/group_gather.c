@@ -402,6 +402,7 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
     fsdp_trace_work(group, "wait", compute->name, -1);
     FSDP_TRY(take_unsharded(group, err));
     FSDP_TRY(copy_out(group, compute, err));
+    fsdp_group_note_gathered(group);
     fsdp_event read = ops->record(compute);
     give_again_shard(group, read);
     group->state = FSDP_IS_UNSHARDED;
@@ -421,6 +422,7 @@ static void give_unsharded(fsdp_group *group)
 {
     fsdp_context *context = group->context;
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
+    fsdp_group_spoil_gathered(group);
     for (size_t i = 0; i < group->count; i++)
         group->params[i]->data = NULL;
     if (group->settings->keeps_storage)
@@ -474,6 +476,7 @@ fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
     }
     if (group->state != FSDP_IS_UNSHARDED)
         return FSDP_OK;
+    FSDP_TRY(fsdp_group_check_gathered(group, err));
     if (slices)
         FSDP_TRY(keep_slices(group, err));
     give_unsharded(group);

@@ -11,6 +11,16 @@ void fsdp_trace_collective(const fsdp_group *group, const fsdp_ordered_comm *ord
 /* On a stream; bytes -1: none. */
 void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes);
 
+/* --- group_check.c: these do nothing without --check -------------------------------------------- */
+
+fsdp_status fsdp_group_begin_check(fsdp_group *group, fsdp_error *err);
+/* On the compute stream: hashes of the parameters that were just gathered. */
+void fsdp_group_note_gathered(fsdp_group *group);
+/* FSDP_ERR_USAGE names a parameter that has changed since. Waits for the compute stream. */
+fsdp_status fsdp_group_check_gathered(const fsdp_group *group, fsdp_error *err);
+/* On the compute stream: NaN in the memory of the gathered parameters. */
+void fsdp_group_spoil_gathered(const fsdp_group *group);
+
 /* --- group_memory.c --------------------------------------------------------------------------- */
 
 /* Memory for buffers of a collective. custom: runs it, or NULL; ordered: its communicator, or NULL. */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/core/given.h"
 #include "runtime/launch/mpi_library.h"
 
 /* --- deciding --------------------------------------------------------------------------------- */
@@ -210,12 +211,19 @@ static void report_choice(const fsdp_launch_options *options, const fsdp_place *
                 fsdp_launcher_name(place->launcher));
 }
 
+void fsdp_launch_note(int rank, const char *finding, const char *names)
+{
+    fprintf(stderr, "fsdp: rank %d, --check: %s: %s\n", rank, finding, names);
+}
+
 int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context)
 {
     fsdp_error err = {0};
     fsdp_launch_options options;
     fsdp_launch_mode mode = FSDP_MODE_SELF;
     fsdp_place place = {.size = 1};
+    if (FSDP_GIVEN(&err, argv) != FSDP_OK || FSDP_GIVEN_CALL(&err, body) != FSDP_OK)
+        return fsdp_error_report(&err);
     if (fsdp_launch_options_read(argc, argv, get_variable, NULL, &options, &err) != FSDP_OK)
         return fsdp_error_report(&err);
     fsdp_status status = find_place(&options, &place, &err);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/core/fnv.h"
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/layout_internal.h"
@@ -77,26 +78,36 @@ void fsdp_world_mark(fsdp_world *world, const char *event)
 
 int fsdp_world_rank(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->rank;
 }
 
 int fsdp_world_size(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->size;
 }
 
 int fsdp_world_local_rank(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->parts.local_rank;
 }
 
 int fsdp_world_local_size(const fsdp_world *world)
 {
+    if (!world)
+        return 0;
     return world->parts.local_size;
 }
 
 fsdp_ctl *fsdp_world_ctl(fsdp_world *world)
 {
+    if (!world)
+        return NULL;
     return world->parts.ctl;
 }
 
@@ -313,6 +324,7 @@ static fsdp_status connect_mesh(fsdp_world *world, const fsdp_mesh *mesh, fsdp_e
 
 fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
 {
+    FSDP_NEED(err, world, mesh);
     const char *outer = fsdp_ctl_begin_public(world->parts.ctl, "fsdp_world_connect");
     fsdp_status status = connect_mesh(world, mesh, err);
     fsdp_ctl_end_public(world->parts.ctl, outer);
@@ -322,6 +334,7 @@ fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_er
 fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
                             const char *const *names, fsdp_mesh **mesh_out, fsdp_error *err)
 {
+    FSDP_NEED(err, world, mesh_out);
     fsdp_mesh *mesh = NULL;
     fsdp_status status = fsdp_mesh_create(ndim, shape, names, NULL, &mesh, err);
     if (status == FSDP_OK && fsdp_mesh_size(mesh) != world->size)
@@ -360,6 +373,8 @@ fsdp_ordered_comm *fsdp_world_find_comm(fsdp_world *world, const fsdp_mesh *mesh
 
 fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
 {
+    if (!world || !mesh)
+        return NULL;
     fsdp_ordered_comm *ordered = fsdp_world_find_comm(world, mesh, dim, last_dim);
     return ordered ? ordered->comm : NULL;
 }

@@ -59,6 +59,9 @@ void fsdp_world_free(fsdp_world *world);       /* accepts NULL */
 /* Collective: a control plane for another thread than the one that trains, with the world's deadline; the
  * caller frees it. FSDP_ERR_USAGE where MPI serves one thread only. */
 fsdp_status fsdp_world_second_ctl(fsdp_world *world, fsdp_ctl **ctl_out, fsdp_error *err);
+/* A line on standard error, with what --check found: a finding, and the names that it is about. */
+void fsdp_launch_note(int rank, const char *finding, const char *names);
+
 /* Local. */
 void fsdp_world_adopt(fsdp_world *world, fsdp_world_child *child);
 void fsdp_world_disown(fsdp_world *world, fsdp_world_child *child);

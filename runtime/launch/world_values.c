@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/core/clock.h"
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "runtime/launch/mpi_library.h"
 #include "statedict/ctl/ctl_backend.h"
@@ -32,7 +33,7 @@ static fsdp_status make_room(const fsdp_world *world, const double *values, size
 {
     const size_t ranks = (size_t)world->size;
     if (!values && count > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there are no values (NULL)");
+        return FSDP_GIVEN(err, values);
     if (count <= SIZE_MAX / sizeof(double) / ranks)
         *all_out = fsdp_alloc(count > 0 ? count * ranks : 1, sizeof **all_out);
     return *all_out ? FSDP_OK : fsdp_fail_memory(err, "the values of all ranks");
@@ -42,8 +43,6 @@ static fsdp_status make_room(const fsdp_world *world, const double *values, size
 static fsdp_status combine(fsdp_world *world, const char *call, double *values, size_t count,
                            combine_values how, fsdp_error *err)
 {
-    if (!world)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s was called without a world (NULL)", call);
     double *all = NULL;
     fsdp_ctl *ctl = world->parts.ctl;
     const char *outer = fsdp_ctl_begin_public(ctl, call);
@@ -62,16 +61,19 @@ static fsdp_status combine(fsdp_world *world, const char *call, double *values, 
 
 fsdp_status fsdp_world_sum(fsdp_world *world, double *values, size_t count, fsdp_error *err)
 {
+    FSDP_NEED(err, world);
     return combine(world, "fsdp_world_sum", values, count, add, err);
 }
 
 fsdp_status fsdp_world_max(fsdp_world *world, double *values, size_t count, fsdp_error *err)
 {
+    FSDP_NEED(err, world);
     return combine(world, "fsdp_world_max", values, count, larger, err);
 }
 
 fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
 {
+    FSDP_NEED(err, world, value);
     FSDP_TRY(combine(world, "fsdp_world_mean", value, 1, add, err));
     *value /= world->size;
     return FSDP_OK;
@@ -82,10 +84,9 @@ fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
 fsdp_status fsdp_world_set_deadline(fsdp_world *world, int milliseconds, fsdp_error *err)
 {
     const fsdp_mpi_functions *mpi = NULL;
-    if (!world || milliseconds < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         world ? "a deadline of %d ms: at least 1 ms is needed"
-                               : "a deadline of %d ms was set without a world (NULL)",
+    FSDP_NEED(err, world);
+    if (milliseconds < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a deadline of %d ms: at least 1 ms is needed",
                          milliseconds);
     if (strcmp(world->parts.ctl->ops->name, "mpi") == 0 &&
         fsdp_mpi_library_open(&mpi, err) == FSDP_OK)

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 /* --- creating state --------------------------------------------------------------------------- */
@@ -74,6 +75,8 @@ void fsdp_optim_refresh_master(fsdp_optim_state *state)
 
 void fsdp_optim_refresh_masters(fsdp_optim *optim)
 {
+    if (!optim)
+        return;
     for (size_t i = 0; i < optim->count; i++)
         fsdp_optim_refresh_master(&optim->states[i]);
 }
@@ -213,7 +216,7 @@ static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_op
         return fsdp_fail_memory(err, "an optimizer");
     *optim = *kind;
     optim->adamw.groups = optim->sgd.groups = NULL; /* the caller's */
-    optim->root = root;
+    optim->root = fsdp_root_hold(root);
     optim->next = root->optims;
     root->optims = optim;
     fsdp_status status = fill(optim, groups, n, err);
@@ -229,6 +232,7 @@ static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_op
 fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *given, fsdp_optim **optim_out,
                               fsdp_error *err)
 {
+    FSDP_NEED(err, root, optim_out);
     fsdp_adamw_opts opts = given ? *given : (fsdp_adamw_opts){0};
     opts.lr = or_default(opts.lr, 1e-3);
     opts.beta1 = or_default(opts.beta1, 0.9);
@@ -249,6 +253,7 @@ fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *given, fsd
 fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *given, fsdp_optim **optim_out,
                             fsdp_error *err)
 {
+    FSDP_NEED(err, root, optim_out);
     fsdp_sgd_opts opts = given ? *given : (fsdp_sgd_opts){0};
     opts.lr = or_default(opts.lr, 1e-3);
     FSDP_TRY(check_number(opts.lr, true, "lr", err));
@@ -287,21 +292,27 @@ void fsdp_optim_free(fsdp_optim *optim)
     fsdp_memory_count(&optim->root->context->memory, FSDP_MEMORY_OPTIM, -optim->bytes);
     fsdp_free(optim->states);
     fsdp_free(optim->groups);
+    fsdp_root_free(optim->root);
     fsdp_free(optim);
 }
 
 size_t fsdp_optim_group_count(const fsdp_optim *optim)
 {
+    if (!optim)
+        return 0;
     return optim->group_count;
 }
 
 double fsdp_optim_lr(const fsdp_optim *optim, size_t group)
 {
+    if (!optim)
+        return NAN;
     return group < optim->group_count ? optim->groups[group].lr : NAN;
 }
 
 fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr, fsdp_error *err)
 {
+    FSDP_NEED(err, optim);
     if (group >= optim->group_count)
         return fsdp_fail(err, FSDP_ERR_USAGE, "there is no group %zu, the optimizer has %zu", group,
                          optim->group_count);
@@ -455,6 +466,7 @@ static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 
 fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
 {
+    FSDP_NEED(err, optim);
     fsdp_root *root = optim->root;
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)

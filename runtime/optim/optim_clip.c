@@ -9,6 +9,8 @@
 
 #include <math.h>
 
+#include "base/core/given.h"
+
 /* --- one number over all ranks ---------------------------------------------------------------- */
 
 fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
@@ -87,6 +89,7 @@ static fsdp_status clip(fsdp_root *root, const fsdp_clip_opts *opts, double *nor
 fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
                                      fsdp_error *err)
 {
+    FSDP_NEED(err, root, norm_out);
     fsdp_clip_opts given = opts ? *opts : (fsdp_clip_opts){0};
     FSDP_TRY(fsdp_root_ready(root, err));
     if (given.norm_type == 0)

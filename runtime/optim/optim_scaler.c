@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 struct fsdp_scaler {
@@ -28,6 +29,7 @@ static fsdp_scaler_opts with_defaults(const fsdp_scaler_opts *given)
 fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *given, fsdp_scaler **scaler_out,
                                fsdp_error *err)
 {
+    FSDP_NEED(err, scaler_out);
     const fsdp_scaler_opts opts = with_defaults(given);
     bool fits = opts.init_scale > 0 && opts.growth_factor > 1 && opts.backoff_factor > 0 &&
                 opts.backoff_factor < 1 && opts.growth_interval > 0;
@@ -51,6 +53,8 @@ void fsdp_scaler_free(fsdp_scaler *scaler)
 
 double fsdp_scaler_scale(const fsdp_scaler *scaler)
 {
+    if (!scaler)
+        return 0;
     return scaler->scale;
 }
 
@@ -101,6 +105,7 @@ static fsdp_status unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err
 
 fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err)
 {
+    FSDP_NEED(err, scaler, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are unscaled after end_backward");
@@ -117,6 +122,7 @@ fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error
 fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
                              fsdp_error *err)
 {
+    FSDP_NEED(err, scaler, optim);
     if (!is_unscaled(scaler, optim->root))
         FSDP_TRY(fsdp_scaler_unscale(scaler, optim->root, err));
     if (skipped_out)
@@ -142,6 +148,8 @@ static double progress(const fsdp_schedule *schedule, int64_t step)
 
 double fsdp_schedule_factor(const fsdp_schedule *schedule, int64_t step)
 {
+    if (!schedule)
+        return 1;
     const double pi = 3.14159265358979323846;
     if (step < schedule->warmup)
         return (double)(step + 1) / (double)schedule->warmup;

@@ -36,6 +36,8 @@ size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state
 size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_param *param,
                                  fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS])
 {
+    if (!optim || !param || !tensors_out)
+        return 0;
     for (size_t i = 0; i < optim->count; i++)
         if (optim->states[i].param == param)
             return fsdp_optim_state_tensors(optim, &optim->states[i], tensors_out);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/data/box_internal.h"
 #include <fsdp/sd.h>
@@ -11,6 +12,7 @@
 
 fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out, fsdp_error *err)
 {
+    FSDP_NEED(err, world, model_out);
     fsdp_model *model = fsdp_alloc(1, sizeof *model);
     if (!model)
         return fsdp_fail_memory(err, "a model");
@@ -29,9 +31,15 @@ static void free_param(fsdp_param *param)
     fsdp_free(param);
 }
 
+fsdp_model *fsdp_model_hold(fsdp_model *model)
+{
+    model->holders++;
+    return model;
+}
+
 void fsdp_model_free(fsdp_model *model)
 {
-    if (!model)
+    if (!model || model->holders-- > 0)
         return;
     for (size_t i = 0; i < model->unit_count; i++)
         model->free_unit(model->units[i]);
@@ -44,11 +52,15 @@ void fsdp_model_free(fsdp_model *model)
 
 size_t fsdp_model_count(const fsdp_model *model)
 {
+    if (!model)
+        return 0;
     return model->count;
 }
 
 fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i)
 {
+    if (!model)
+        return NULL;
     return i < model->count ? model->params[i] : NULL;
 }
 
@@ -64,6 +76,8 @@ static bool has_name(const fsdp_param *param, const char *name)
 
 fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name)
 {
+    if (!model || !name)
+        return NULL;
     for (size_t i = 0; i < model->count; i++)
         if (has_name(model->params[i], name))
             return model->params[i];
@@ -135,6 +149,10 @@ static fsdp_status check_spec(const fsdp_model *model, const fsdp_param_spec *sp
 fsdp_status fsdp_model_add(fsdp_model *model, const fsdp_param_spec *spec, fsdp_param **param_out,
                            fsdp_error *err)
 {
+    FSDP_NEED(err, model, spec);
+    FSDP_NEED(err, spec->name);
+    if (spec->ndim > 0)
+        FSDP_NEED(err, spec->shape);
     FSDP_TRY(check_spec(model, spec, err));
     if (!fsdp_grow(&model->params, &model->room, model->count + 1, sizeof(fsdp_param *)))
         return fsdp_fail_memory(err, spec->name);
@@ -164,6 +182,7 @@ fsdp_status fsdp_model_add(fsdp_model *model, const fsdp_param_spec *spec, fsdp_
 fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
                                  fsdp_error *err)
 {
+    FSDP_NEED(err, model, name, param);
     FSDP_TRY(check_name(model, name, err));
     char **aliases = fsdp_realloc(param->aliases, param->alias_count + 1, sizeof *aliases);
     if (!aliases)
@@ -180,11 +199,15 @@ fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param
 
 const char *fsdp_param_name(const fsdp_param *param)
 {
+    if (!param)
+        return NULL;
     return param->name;
 }
 
 fsdp_param_info fsdp_param_describe(const fsdp_param *param)
 {
+    if (!param)
+        return (fsdp_param_info){0};
     bool is_summoned = param->flat && param->flat->summoned;
     return (fsdp_param_info){.name = param->name,
                              .dtype = param->dtype,
@@ -202,6 +225,7 @@ fsdp_param_info fsdp_param_describe(const fsdp_param *param)
 
 fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype, fsdp_error *err)
 {
+    FSDP_NEED(err, param);
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
     if (param->model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': the dtype of gradients is set before the root",
@@ -216,6 +240,7 @@ fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype, fsdp_
 fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                                      fsdp_placement placement, fsdp_error *err)
 {
+    FSDP_NEED(err, param, mesh_dim);
     fsdp_tensor_place *place = param->places;
     bool cuts = placement.kind != FSDP_REPLICATE;
     if (param->unit)
@@ -241,6 +266,7 @@ fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
 fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
                                      fsdp_error *err)
 {
+    FSDP_NEED(err, param, extension);
     if (param->model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': an extension is set before the root",
                          param->name);
@@ -260,6 +286,8 @@ fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *ex
 
 void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *context)
 {
+    if (!param)
+        return;
     param->hook = hook;
     param->hook_context = context;
 }

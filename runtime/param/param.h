@@ -58,6 +58,8 @@ struct fsdp_param {
     void *data;                        /* while gathered */
     fsdp_block *grad;                  /* of this backward */
     bool has_grad;
+    bool had_grad;                     /* a gradient was asked for since the last report, with --check */
+    bool was_reported;                 /* as one without a gradient */
     fsdp_block *kept;                  /* of earlier backwards, in kept_dtype: the dtype of its reduction */
     fsdp_dtype kept_dtype;
     void *shard_grad;                  /* in a block of the group */
@@ -70,6 +72,7 @@ struct fsdp_param {
 };
 
 struct fsdp_model {
+    int holders;                       /* roots and wraps, which free it, too; the last one ends it */
     fsdp_world *world;
     fsdp_param **params;
     size_t count, room;
@@ -78,6 +81,8 @@ struct fsdp_model {
     void (*free_unit)(fsdp_unit *unit);        /* set with the first unit */
     fsdp_root *root;
 };
+
+fsdp_model *fsdp_model_hold(fsdp_model *model);        /* one more fsdp_model_free ends it */
 
 /* True when the name is `prefix` or lies in the module `prefix`; "" contains every name. */
 bool fsdp_name_is_below(const char *name, const char *prefix);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/core/fnv.h"
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/core/mix.h"
 #include "base/data/box_internal.h"
@@ -25,6 +26,8 @@ static uint64_t begin_of(uint64_t seed, const char *name)
 
 double fsdp_uniform(uint64_t seed, const char *name, uint64_t i)
 {
+    if (!name)
+        return 0;
     return uniform_at(begin_of(seed, name), i);
 }
 
@@ -64,6 +67,8 @@ static fsdp_status fill_run(const fsdp_param *param, fsdp_param_fill fill, void 
 
 fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *context, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
+    FSDP_NEED_CALL(err, fill);
     const fsdp_model *model = root->declared;
     FSDP_TRY(settle(root, "fsdp_root_init", err));
     for (size_t i = 0; i < model->count; i++) {
@@ -138,6 +143,7 @@ static fsdp_status fill_uniform(void *context, const fsdp_param *param, const fs
 
 fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     return fsdp_root_init(root, fill_uniform, &seed, err);
 }
 
@@ -224,6 +230,8 @@ static fsdp_status sync_all(sync_work *work, fsdp_error *err)
     const fsdp_model *model = work->root->declared;
     work->slab = fsdp_alloc_pages(SLAB_BYTES);
     fsdp_status status = work->slab ? FSDP_OK : fsdp_fail_memory(err, "a slab of a parameter");
+    if (status == FSDP_OK && world->rank == 0 && !work->fill)
+        status = fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_root_sync_from_rank0: 'fill' is NULL");
     if (status == FSDP_OK)
         status = fsdp_root_world_comm(work->root, "sync_from_rank0", &work->ordered, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
@@ -235,6 +243,7 @@ static fsdp_status sync_all(sync_work *work, fsdp_error *err)
 fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *context,
                                       fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     sync_work work = {.root = root, .fill = fill, .context = context};
     FSDP_TRY(settle(root, "fsdp_root_sync_from_rank0", err));
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);

@@ -11,6 +11,8 @@
 
 #include <fsdp/run.h>
 
+#include "base/core/given.h"
+
 /* Refuses the options that move state between ranks in memory; checkpoints do not use them. */
 static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err)
 {
@@ -58,13 +60,16 @@ fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *op
 fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_save_opts *opts,
                            fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     static const fsdp_root_save_opts none = {0};
     const fsdp_root_save_opts *given = opts ? opts : &none;
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     int64_t step = given->save.step ? *given->save.step : FSDP_NO_STEP;
     fsdp_sd *sd = NULL;
     fsdp_world_trace(root->world, "save", -1);
-    fsdp_status mine = fsdp_root_saved_state(root, given, &sd, err);
+    fsdp_status mine = FSDP_GIVEN(err, dir);
+    if (mine == FSDP_OK)
+        mine = fsdp_root_saved_state(root, given, &sd, err);
     const fsdp_save_call call = {sd, ctl, dir, &given->save, mine};
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_save");
     fsdp_status status =
@@ -203,6 +208,7 @@ static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_loa
 fsdp_status fsdp_root_load(fsdp_root *root, const char *path, const fsdp_root_load_opts *opts,
                            fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     fsdp_load_report loaded = {0};
     load_job job = {0};
@@ -211,8 +217,11 @@ fsdp_status fsdp_root_load(fsdp_root *root, const char *path, const fsdp_root_lo
     if (job.opts.load.report)
         *job.opts.load.report = (fsdp_load_report){0};
     fsdp_world_trace(root->world, "load", -1);
+    fsdp_status mine = FSDP_GIVEN(err, path);
+    if (mine == FSDP_OK)
+        mine = prepare(&job, root, err);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_load");
-    fsdp_status status = fsdp_ctl_agree(ctl, prepare(&job, root, err), err);
+    fsdp_status status = fsdp_ctl_agree(ctl, mine, err);
     if (status == FSDP_OK)
         status = load(&job, ctl, path, &loaded, err);
     fsdp_ctl_end_public(ctl, outer);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "base/core/given.h"
 #include "statedict/ctl/ctl_backend.h"
 
 /* --- names and tensors ------------------------------------------------------------------------ */
@@ -249,11 +250,13 @@ static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, const fsdp
 fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts, fsdp_sd **sd_out,
                                 fsdp_error *err)
 {
+    FSDP_NEED(err, sd_out);
+    *sd_out = NULL;
+    FSDP_NEED(err, root);
     fsdp_state_scope scope = {0};
     fsdp_error local = {0};
     fsdp_sd *live = NULL;
     err = err ? err : &local;
-    *sd_out = NULL;
     fsdp_status status = get_live(&scope, root, opts, &live, err);
     if (opts && opts->full_state_dict) {
         fsdp_ctl *ctl = fsdp_world_ctl(root->world);

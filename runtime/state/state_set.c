@@ -10,6 +10,8 @@
 #include "statedict/sd/layout_internal.h"
 #include "statedict/ctl/ctl_backend.h"
 
+#include "base/core/given.h"
+
 /* --- between steps only ----------------------------------------------------------------------- */
 
 static bool has_gradients(const fsdp_root *root)
@@ -483,7 +485,7 @@ static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, const fsdp_
 {
     scope->root = root;
     if (!sd && !(opts && opts->broadcast_from_rank0 && root->world->rank != 0))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no state dict to set");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no state dict to set: 'sd' is NULL");
     FSDP_TRY(fsdp_state_settle_to_set(root, err));
     FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
     return fsdp_state_build(scope, false, live_out, err);
@@ -565,6 +567,7 @@ fsdp_status fsdp_root_set_state(fsdp_root *root, const fsdp_sd *sd, const fsdp_s
     err = err ? err : &local;
     if (report)
         *report = (fsdp_load_report){0};
+    FSDP_NEED(err, root);
     fsdp_status status = prepare(&scope, root, opts, sd, &live, err);
     if (opts && opts->broadcast_from_rank0) {
         fsdp_ctl *ctl = fsdp_world_ctl(root->world);

@@ -6,8 +6,11 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
+
 fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad, fsdp_error *err)
 {
+    FSDP_NEED(err, param);
     const fsdp_root *root = param->model->root;
     if (requires_grad && (param->is_buffer || !fsdp_dtype_describe(param->dtype)->is_float))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot have a gradient: it is %s", param->name,
@@ -44,6 +47,7 @@ static void *refuse(fsdp_param *param, const char *what, const char *when)
 
 fsdp_status fsdp_param_error(const fsdp_param *param, fsdp_error *err)
 {
+    FSDP_NEED(err, param);
     fsdp_root *root = param->model->root;
     if (!root)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -84,6 +88,8 @@ static void flat_box(const fsdp_param *param, fsdp_box *box_out)
 
 void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out)
 {
+    if (!param)
+        return NULL;
     if (param->flat && param->flat->group) {
         if (box_out)
             flat_box(param, box_out);
@@ -97,11 +103,15 @@ void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out)
 
 void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out)
 {
+    if (!param || !box_out)
+        return;
     *box_out = param->mesh ? param->data_box : fsdp_box_whole(param->ndim, param->shape);
 }
 
 void *fsdp_param_data(fsdp_param *param)
 {
+    if (!param)
+        return NULL;
     if (param->flat)
         return flat_data(param);
     if (!param->group)
@@ -120,6 +130,8 @@ static fsdp_status take_grad(fsdp_param *param, bool zeroed, fsdp_error *err)
     FSDP_TRY(fsdp_context_sync(param->group->context, err));
     if (zeroed)
         memset(param->grad->data, 0, param->grad->size);
+    else
+        fsdp_param_spoil_grad(param);
     return FSDP_OK;
 }
 
@@ -130,6 +142,7 @@ static void *grad(fsdp_param *param, bool zeroed)
         return refuse(param, "the gradient", "it is frozen, or of no kind that has one");
     if (param->flat && param->flat->model->root->is_summoned)
         return within(param, param->flat->summoned_grad, param->flat->dtype);
+    param->had_grad = true;
     if (param->flat)
         return within(param, grad(param->flat, true), param->flat->grad_dtype);
     if (param->is_ignored)
@@ -147,16 +160,22 @@ static void *grad(fsdp_param *param, bool zeroed)
 
 void *fsdp_param_grad(fsdp_param *param)
 {
+    if (!param)
+        return NULL;
     return grad(param, true);
 }
 
 void *fsdp_param_grad_raw(fsdp_param *param)
 {
+    if (!param)
+        return NULL;
     return grad(param, false);
 }
 
 void *fsdp_param_shard_grad(fsdp_param *param)
 {
+    if (!param)
+        return NULL;
     if (param->flat)
         return flat_shard(param, param->flat->shard_grad);
     return param->shard_grad;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "statedict/ctl/ctl_backend.h"
 
@@ -180,12 +181,15 @@ static void give_up(fsdp_root *root)
 fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_root **root_out,
                              fsdp_error *err)
 {
+    FSDP_NEED(err, model, root_out);
     if (model->root)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the model has a root already");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the model has a root already, which ends with "
+                         "fsdp_root_free of it and of all that was made of it");
     fsdp_root *root = fsdp_alloc(1, sizeof *root);
     if (!root) /* the other ranks wait in the first agreement */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world), fsdp_fail_memory(err, "a root"), err);
-    root->model = root->declared = model;
+    root->model = root->declared = fsdp_model_hold(model);
     root->world = model->world;
     root->is_last_backward = true;
     root->handle.root = root;
@@ -227,9 +231,15 @@ static void forget_wholes(fsdp_model *model)
         model->params[i]->shard = NULL;
 }
 
+fsdp_root *fsdp_root_hold(fsdp_root *root)
+{
+    root->holders++;
+    return root;
+}
+
 void fsdp_root_free(fsdp_root *root)
 {
-    if (!root)
+    if (!root || root->holders-- > 0)
         return;
     if (root->units) {
         leave_step(root);
@@ -251,6 +261,9 @@ void fsdp_root_free(fsdp_root *root)
     fsdp_text_release(&root->events);
     fsdp_free(root->groups);
     fsdp_free(root->units);
+    fsdp_model_free(root->model);
+    if (root->end_owner)
+        root->end_owner(root->owner);
     fsdp_free(root);
 }
 
@@ -258,26 +271,36 @@ void fsdp_root_free(fsdp_root *root)
 
 fsdp_unit *fsdp_root_unit(fsdp_root *root)
 {
+    if (!root)
+        return NULL;
     return root->unit;
 }
 
 size_t fsdp_root_unit_count(const fsdp_root *root)
 {
+    if (!root)
+        return 0;
     return root->unit_count;
 }
 
 fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i)
 {
+    if (!root)
+        return NULL;
     return i < root->unit_count ? root->units[i] : NULL;
 }
 
 fsdp_memory fsdp_root_memory(const fsdp_root *root)
 {
+    if (!root)
+        return (fsdp_memory){0};
     return root->context->memory.counts;
 }
 
 void fsdp_root_reset_peak(fsdp_root *root)
 {
+    if (!root)
+        return;
     fsdp_memory *counts = &root->context->memory.counts;
     memcpy(counts->peak, counts->now, sizeof counts->peak);
     counts->total_peak = counts->total_now;

@@ -167,6 +167,35 @@ fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err)
     return status;
 }
 
+/* --- parameters without a gradient ------------------------------------------------------------ */
+
+/* Frozen, ignored and unused ones that the unit expects are right. */
+static bool lacks_grad(fsdp_param *param)
+{
+    const fsdp_param *held = param->flat ? param->flat : param;
+    bool lacks = param->requires_grad && held->group && !param->had_grad && !param->was_reported &&
+                 !held->group->settings->reduces_unused;
+    param->had_grad = false;
+    return lacks;
+}
+
+void fsdp_root_report_lacking(const fsdp_root *root)
+{
+    const fsdp_model *declared = root->declared;
+    fsdp_text text = {0};
+    for (size_t i = 0; i < declared->count; i++) {
+        fsdp_param *param = declared->params[i];
+        if (!lacks_grad(param))
+            continue;
+        param->was_reported = true;
+        fsdp_text_addf(&text, "%s'%s'", text.size > 0 ? ", " : "", param->name);
+    }
+    if (text.size > 0 && !text.failed)
+        fsdp_launch_note(root->world->rank, "trainable parameters got no gradient in a backward",
+                         text.data);
+    fsdp_text_release(&text);
+}
+
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err)
 {
     if (!root->world->parts.check)

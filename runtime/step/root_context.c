@@ -1,6 +1,8 @@
 /* Roots enter contexts, leave them, and share them. See root.h. */
 #include "runtime/step/step_internal.h"
 
+#include "base/core/given.h"
+
 static void enter(fsdp_root *root, fsdp_context *context)
 {
     root->context = context;
@@ -83,6 +85,7 @@ static void move_blocks(fsdp_root *root, fsdp_context *to)
 
 fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err)
 {
+    FSDP_NEED(err, root, with);
     fsdp_context *local = root->context, *shared = with->context;
     if (local == shared)
         return FSDP_OK;

@@ -1,6 +1,8 @@
 /* A step begins, ends, or is reset. See root.h; docs/flow_step.md has the whole step. */
 #include "runtime/step/step_internal.h"
 
+#include "base/core/given.h"
+
 /* --- a step ----------------------------------------------------------------------------------- */
 
 /* Gathers wait for the event after the optimizer's step, or for all that the compute stream has so far. */
@@ -40,6 +42,7 @@ static fsdp_status check_finalized(const fsdp_root *root, fsdp_error *err)
 
 fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     FSDP_TRY(check_finalized(root, err));
     if (root->is_in_forward)
@@ -67,6 +70,7 @@ static fsdp_status end_forward(fsdp_root *root, fsdp_error *err)
 
 fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     if (!root->is_in_forward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "end_forward came without begin_forward");
@@ -106,6 +110,15 @@ static fsdp_status complete_backward(fsdp_root *root, fsdp_error *err)
     return fsdp_root_check_events(root, err);
 }
 
+/* Of two calls that end a backward, the first reports. */
+static void leave_backward(fsdp_root *root)
+{
+    if (root->is_in_backward && root->world->parts.check)
+        fsdp_root_report_lacking(root);
+    root->is_in_backward = false;
+    root->is_unfinished = true;
+}
+
 static fsdp_status end_backward(fsdp_root *root, fsdp_error *err)
 {
     FSDP_TRY(complete_backward(root, err));
@@ -121,16 +134,17 @@ static fsdp_status check_out_of_forward(const fsdp_root *root, const char *call,
 
 fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     FSDP_TRY(check_out_of_forward(root, "end_backward", err));
-    root->is_in_backward = false;
-    root->is_unfinished = true;
+    leave_backward(root);
     root->backwards++;
     return fsdp_root_done(root, "fsdp_root_end_backward", end_backward(root, err), err);
 }
 
 fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -139,15 +153,34 @@ fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating, fsdp_e
     return FSDP_OK;
 }
 
+fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n, fsdp_error *err)
+{
+    FSDP_NEED(err, root);
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (i < 0 || i >= n)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no microbatch %lld of %lld: the first is 0",
+                         (long long)i, (long long)n);
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "begin_microbatch came inside a step: end_backward comes before it");
+    bool is_last = i == n - 1;
+    root->is_last_backward = is_last;
+    return fsdp_unit_set(root->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, is_last, true, err);
+}
+
 /* --- finalizing a backward by hand ------------------------------------------------------------ */
 
 void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last)
 {
+    if (!root)
+        return;
     root->is_last_backward = is_last;
 }
 
 void fsdp_root_set_post_optim_event(fsdp_root *root)
 {
+    if (!root)
+        return;
     const fsdp_context *context = root->context;
     root->post_optim_event = context->device->ops->record(context->streams[FSDP_STREAM_COMPUTE]);
     root->has_post_optim_event = true;
@@ -156,6 +189,7 @@ void fsdp_root_set_post_optim_event(fsdp_root *root)
 fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
                                                        fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     if (manual != root->is_manual && (root->is_in_backward || root->is_unfinished))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "how backward is ended cannot change between its begin and its end: %s",
@@ -169,14 +203,14 @@ fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool man
 fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
                                         fsdp_finalize_handle **handle_out, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     FSDP_TRY(check_finalized(root, err));
     if (!root->is_manual)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "finalize_backward needs fsdp_root_set_manual_backward_finalization");
     FSDP_TRY(check_out_of_forward(root, "finalize_backward", err));
-    root->is_in_backward = false;
-    root->is_unfinished = true;
+    leave_backward(root);
     FSDP_TRY(
         fsdp_root_done(root, "fsdp_root_finalize_backward", complete_backward(root, err), err));
     root->handle.was_reset = false;
@@ -188,6 +222,7 @@ fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
 
 fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
 {
+    FSDP_NEED(err, handle);
     fsdp_root *root = handle->root;
     FSDP_TRY(fsdp_root_ready(root, err));
     if (handle->was_reset)
@@ -203,6 +238,8 @@ fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
 
 void fsdp_root_zero_grad(fsdp_root *root)
 {
+    if (!root)
+        return;
     for (size_t i = 0; i < root->group_count; i++)
         fsdp_group_drop_grads(root->groups[i]);
 }
@@ -218,6 +255,7 @@ static void forget_finalizing(fsdp_root *root)
 
 fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     const fsdp_root *other = root->context->finalizing;
     root->pending = (fsdp_error){0};
     FSDP_TRY(fsdp_root_ready(root, err));

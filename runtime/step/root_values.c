@@ -8,8 +8,11 @@
 
 #include "statedict/sd/names.h"
 
+#include "base/core/given.h"
+
 fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
 {
+    FSDP_NEED(err, root);
     const fsdp_model *model = root->model;
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)

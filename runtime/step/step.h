@@ -72,6 +72,9 @@ struct fsdp_finalize_handle {
 };
 
 struct fsdp_root {
+    int holders;                       /* optimizers and savers, which free it, too; the last one ends it */
+    void (*end_owner)(void *owner);    /* called when the root has ended; or NULL */
+    void *owner;
     fsdp_model *model;
     fsdp_world *world;
     fsdp_context *context;
@@ -104,6 +107,7 @@ struct fsdp_root {
 
 /* --- for the rooms above ---------------------------------------------------------------------- */
 
+fsdp_root *fsdp_root_hold(fsdp_root *root);    /* one more fsdp_root_free ends it */
 /* At the beginning of every call on a root: an earlier failure, or the pending error, which is cleared. */
 fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err);
 /* At its end: errors of streams. A failure of any kind is kept, with the name of the public call before its

@@ -51,5 +51,8 @@ void fsdp_root_drop_all(fsdp_root *root);
 fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
 /* The same, with --check only, else nothing: all have done the same since the last comparison. */
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
+/* For --check, at the end of a backward: on standard error, trainable parameters whose gradient nobody has
+ * asked for, each one once. */
+void fsdp_root_report_lacking(const fsdp_root *root);
 
 #endif

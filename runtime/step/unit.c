@@ -3,8 +3,10 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "runtime/param/nearest_name.h"
+#include "statedict/sd/layout_internal.h"
 #include "base/text.h"
 
 /* --- choosing parameters ---------------------------------------------------------------------- */
@@ -51,16 +53,16 @@ static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_e
 static fsdp_status choose_cut(const fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
 {
     const fsdp_unit_opts *opts = &unit->opts;
-    param->cut = (fsdp_param_place){.mesh = opts->mesh};
+    fsdp_param_place cut = {.mesh = opts->mesh};
     if (opts->placement)
-        opts->placement(opts->context, param, &param->cut);
-    if (param->cut.dim < 0)
-        param->cut.dim += param->ndim;
-    if (param->cut.dim < 0 || param->cut.dim >= param->ndim)
+        opts->placement(opts->context, param, &cut);
+    if (cut.dim < 0)
+        cut.dim += param->ndim;
+    if (cut.dim < 0 || cut.dim >= param->ndim)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims and cannot be cut along dim %d",
-                         param->name, param->ndim, param->cut.dim);
-    if (!param->cut.mesh)
-        param->cut.mesh = opts->mesh;
+                         param->name, param->ndim, cut.dim);
+    cut.mesh = fsdp_mesh_hold(cut.mesh ? cut.mesh : opts->mesh);
+    param->cut = cut;
     return FSDP_OK;
 }
 
@@ -116,6 +118,7 @@ static fsdp_status copy_text(const char *text, char **copy_out, fsdp_error *err)
 static fsdp_status copy_opts(fsdp_unit *unit, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     unit->opts = *opts;
+    unit->opts.mesh = fsdp_mesh_hold(opts->mesh);
     FSDP_TRY(copy_text(opts->shard_dims, &unit->shard_dims, err));
     FSDP_TRY(copy_text(opts->replicate_dims, &unit->replicate_dims, err));
     unit->opts.shard_dims = unit->shard_dims;
@@ -262,17 +265,21 @@ static fsdp_status create(fsdp_model *model, const char *const *prefixes, size_t
 fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes, size_t n,
                                   const fsdp_unit_opts *opts, fsdp_unit **unit_out, fsdp_error *err)
 {
-    for (size_t i = 0; i < n; i++)
+    FSDP_NEED(err, model, prefixes);
+    for (size_t i = 0; i < n; i++) {
+        FSDP_NEED(err, prefixes[i]);
         if (prefixes[i][0] == '\0')
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the prefix is empty: fsdp_root_create makes the unit of everything "
                              "that is left");
+    }
     return create(model, prefixes, n, opts, unit_out, err);
 }
 
 fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix, const fsdp_unit_opts *opts,
                              fsdp_unit **unit_out, fsdp_error *err)
 {
+    FSDP_NEED(err, model, prefix);
     return fsdp_unit_create_list(model, &prefix, 1, opts, unit_out, err);
 }
 
@@ -289,6 +296,8 @@ static void release_params(const fsdp_unit *unit)
     for (size_t i = 0; i < unit->param_count; i++) {
         fsdp_param *param = unit->params[i];
         param->unit = NULL;
+        fsdp_mesh_free((fsdp_mesh *)param->cut.mesh);
+        param->cut = (fsdp_param_place){0};
         param->data_dtype = param->dtype;
         param->grad_dtype = param->asked_grad_dtype;
     }
@@ -306,6 +315,7 @@ void fsdp_unit_free(fsdp_unit *unit)
     if (!unit)
         return;
     release_params(unit);
+    fsdp_mesh_free((fsdp_mesh *)unit->opts.mesh);
     for (size_t i = 0; i < unit->member_count; i++)
         fsdp_free(unit->prefixes[i]);
     fsdp_free(unit->prefixes);
@@ -326,21 +336,29 @@ void fsdp_unit_free(fsdp_unit *unit)
 
 const char *fsdp_unit_name(const fsdp_unit *unit)
 {
+    if (!unit)
+        return NULL;
     return unit->name;
 }
 
 size_t fsdp_unit_param_count(const fsdp_unit *unit)
 {
+    if (!unit)
+        return 0;
     return unit->param_count;
 }
 
 fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i)
 {
+    if (!unit)
+        return NULL;
     return i < unit->param_count ? unit->params[i] : NULL;
 }
 
 fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
 {
+    if (!unit)
+        return dtype;
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
     bool casts = !unit->opts.keep_input_dtype && unit->opts.param_dtype != FSDP_DTYPE_NONE;
     return casts && info && info->is_float ? unit->opts.param_dtype : dtype;
@@ -348,6 +366,8 @@ fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
 
 fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
 {
+    if (!unit)
+        return dtype;
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
     bool casts = unit->opts.output_dtype != FSDP_DTYPE_NONE;
     return casts && info && info->is_float ? unit->opts.output_dtype : dtype;
@@ -355,6 +375,8 @@ fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
 
 void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n)
 {
+    if (!to || !from)
+        return;
     const fsdp_rect line = fsdp_rect_line(to, to_type, from, from_type, (int64_t)n);
     fsdp_rects_copy(&line, n > 0);
 }

@@ -4,6 +4,7 @@
  */
 #include "runtime/step/step_internal.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 static fsdp_context *context_of(const fsdp_unit *unit)
@@ -220,9 +221,7 @@ typedef enum step_pass { ANY_PASS, FORWARD_PASS, BACKWARD_PASS } step_pass;
 /* Checks that the hook may be called now. */
 static fsdp_status begin(fsdp_unit *unit, const char *hook, step_pass pass, fsdp_error *err)
 {
-    const fsdp_root *root = unit ? unit->root : NULL;
-    if (!unit)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s was called without a unit (NULL)", hook);
+    const fsdp_root *root = unit->root;
     if (!root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_create", hook,
                          unit->name);
@@ -244,12 +243,14 @@ static fsdp_status run(fsdp_unit *unit, const char *call,
 
 fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     FSDP_TRY(begin(unit, "pre_forward", FORWARD_PASS, err));
     return run(unit, "fsdp_unit_pre_forward", pre_forward, err);
 }
 
 fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     FSDP_TRY(begin(unit, "post_forward", FORWARD_PASS, err));
     if (unit->phase != FSDP_FORWARD && !is_computed_again(unit))
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -259,6 +260,7 @@ fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
 
 fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     FSDP_TRY(begin(unit, "pre_backward", BACKWARD_PASS, err));
     if (unit->root->is_evaluating)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -273,6 +275,7 @@ fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err)
 
 fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     FSDP_TRY(begin(unit, "post_backward", BACKWARD_PASS, err));
     unit->root->is_in_backward = true;
     return run(unit, "fsdp_unit_post_backward", post_backward, err);
@@ -362,6 +365,7 @@ static fsdp_status hook_of_all(fsdp_unit *unit, fsdp_hook hook, fsdp_error *err)
 
 fsdp_status fsdp_unit_member_hook(fsdp_unit *unit, size_t member, fsdp_hook hook, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     FSDP_TRY(check_member(unit, member, err));
     bool is_forward = hook == FSDP_HOOK_PRE_FORWARD || hook == FSDP_HOOK_POST_FORWARD;
     if (unit->member_count == 1 || (is_forward && is_computed_again(unit)))
@@ -390,6 +394,7 @@ static fsdp_status unshard(fsdp_unit *unit, bool is_async, fsdp_error *err)
 fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handle **handle_out,
                               fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     FSDP_TRY(begin(unit, "unshard", ANY_PASS, err));
     if (unit->root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -411,6 +416,7 @@ static fsdp_status wait_unshard(fsdp_unit *unit, fsdp_error *err)
 
 fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err)
 {
+    FSDP_NEED(err, handle);
     FSDP_TRY(begin(handle->unit, "unshard", ANY_PASS, err));
     return run(handle->unit, "fsdp_unshard_wait", wait_unshard, err);
 }
@@ -424,6 +430,7 @@ static fsdp_status reshard(fsdp_unit *unit, fsdp_error *err)
 
 fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     FSDP_TRY(begin(unit, "reshard", ANY_PASS, err));
     return run(unit, "fsdp_unit_reshard", reshard, err);
 }

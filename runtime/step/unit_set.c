@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 /* Is `inner` the unit `outer`, or of a module below it? */
@@ -112,6 +113,7 @@ static fsdp_status set(fsdp_unit *unit, fsdp_unit_setting setting, int value, fs
 fsdp_status fsdp_unit_set(fsdp_unit *unit, fsdp_unit_setting setting, int value, bool recurse,
                           fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     unit_range checked = {.outer = unit, .recurse = recurse}, changed = checked;
     for (const fsdp_unit *at; (at = next_unit(&checked)) != NULL;)
         FSDP_TRY(check_setting(at, setting, value, err));
@@ -122,6 +124,7 @@ fsdp_status fsdp_unit_set(fsdp_unit *unit, fsdp_unit_setting setting, int value,
 
 fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     if (!(factor > 0) || isinf(factor))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit %s: a divide factor is a positive number, not %g", unit->name,
@@ -151,6 +154,11 @@ static fsdp_status set_list(fsdp_unit *unit, fsdp_unit *const *units, size_t n,
 fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, fsdp_hook hook, fsdp_unit *const *units,
                                    size_t n, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
+    if (n > 0)
+        FSDP_NEED(err, units);
+    for (size_t i = 0; i < n; i++)
+        FSDP_NEED(err, units[i]);
     if (hook == FSDP_HOOK_PRE_FORWARD)
         return set_list(unit, units, n, &unit->forward_prefetch, err);
     if (hook == FSDP_HOOK_PRE_BACKWARD)
@@ -184,6 +192,7 @@ static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *cus
 fsdp_status fsdp_unit_set_custom_collective(fsdp_unit *unit, fsdp_collective_kind kind,
                                             const fsdp_custom_collective *custom, fsdp_error *err)
 {
+    FSDP_NEED(err, unit);
     if (kind == FSDP_ALL_GATHER)
         return set_custom(unit, custom, &unit->settings.custom_gather, err);
     if (kind == FSDP_REDUCE_SCATTER)
@@ -194,6 +203,8 @@ fsdp_status fsdp_unit_set_custom_collective(fsdp_unit *unit, fsdp_collective_kin
 
 void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *context)
 {
+    if (!unit)
+        return;
     unit->settings.all_reduce_hook = hook;
     unit->settings.all_reduce_hook_context = context;
 }

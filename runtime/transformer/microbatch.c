@@ -183,11 +183,9 @@ fsdp_status fsdp_model_end_forward(fsdp_transformer *t, fsdp_error *err)
 }
 
 fsdp_status fsdp_transformer_train(fsdp_transformer *t, const fsdp_token_batch *batch, double scale,
-                                   bool is_last, double *loss_out, fsdp_error *err)
+                                   double *loss_out, fsdp_error *err)
 {
     FSDP_TRY(take_batch(t, batch, true, err));
-    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(t->root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC, is_last, true,
-                           err));
     FSDP_TRY(fsdp_model_forward(t, NULL, err));
     FSDP_TRY(fsdp_model_end_forward(t, err));
     FSDP_TRY(go_back(t, scale, err));

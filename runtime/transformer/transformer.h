@@ -30,8 +30,7 @@ typedef struct fsdp_transformer_opts {
     int threads;               /* of this rank's mathematics; 0: 1 */
 } fsdp_transformer_opts;
 
-/* Collective. Parameters are zero until fsdp_transformer_init or a load. *transformer_out is the caller's;
- * the world and the mesh outlive it. */
+/* Collective. Parameters are zero until fsdp_transformer_init or a load. *transformer_out is the caller's. */
 FSDP_CHECKED fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_config *config,
                                                  const fsdp_transformer_opts *opts,
                                                  fsdp_transformer **transformer_out, fsdp_error *err);
@@ -54,11 +53,10 @@ typedef struct fsdp_token_batch {
 /*
  * Collective. Forward and backward of this rank's sequences, `length` tokens each and one more as the last
  * target (stride > length). *loss_out is the sum of the losses of their tokens; gradients are of scale times
- * it. is_last: of the step, so that gradients are reduced.
+ * it. fsdp_root_begin_microbatch comes before it where a step has several.
  */
 FSDP_CHECKED fsdp_status fsdp_transformer_train(fsdp_transformer *transformer, const fsdp_token_batch *batch,
-                                                double scale, bool is_last, double *loss_out,
-                                                fsdp_error *err);
+                                                double scale, double *loss_out, fsdp_error *err);
 /* Collective. The loss as above, without gradients. */
 FSDP_CHECKED fsdp_status fsdp_transformer_evaluate(fsdp_transformer *transformer,
                                                    const fsdp_token_batch *batch, double *loss_out,

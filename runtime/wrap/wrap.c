@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "statedict/ctl/ctl_backend.h"
 
@@ -257,6 +258,35 @@ static void point_views(fsdp_wrap *wrap)
     wrap->model->root = wrap->root;
 }
 
+static void unpoint_views(fsdp_model *model)
+{
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_param *param = model->params[i];
+        param->flat = NULL;
+        param->flat_at = 0;
+        param->shard = NULL;
+        param->data_dtype = param->dtype;
+        param->grad_dtype = FSDP_DTYPE_NONE;
+    }
+}
+
+/* After its root, whose optimizers may be freed later than the wrap. */
+static void end_wrap(void *owner)
+{
+    fsdp_wrap *wrap = owner;
+    if (wrap->inner)
+        unpoint_views(wrap->model);
+    if (wrap->root)
+        wrap->model->root = NULL;
+    fsdp_model_free(wrap->model);
+    fsdp_model_free(wrap->inner);
+    for (size_t i = 0; i < wrap->flat_count; i++)
+        fsdp_wrap_flat_release(&wrap->flats[i]);
+    fsdp_free(wrap->flats);
+    fsdp_mesh_free(wrap->made_mesh);
+    fsdp_free(wrap);
+}
+
 static fsdp_status create_root(fsdp_wrap *wrap, fsdp_error *err)
 {
     fsdp_wrap_flat *flat = &wrap->flats[wrap->flat_count - 1];
@@ -267,6 +297,8 @@ static fsdp_status create_root(fsdp_wrap *wrap, fsdp_error *err)
     if (status == FSDP_OK)
         status = fsdp_root_create(wrap->inner, &opts, &wrap->root, err);
     if (wrap->root) {
+        wrap->root->owner = wrap;
+        wrap->root->end_owner = end_wrap;
         wrap->root->declared = wrap->model;
         wrap->root->steps_runs = wrap->use_orig_params;
     }
@@ -293,12 +325,13 @@ static fsdp_status build(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_error
 fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *given, fsdp_wrap **wrap_out,
                              fsdp_error *err)
 {
+    FSDP_NEED(err, model, wrap_out);
     const fsdp_wrap_opts opts = given ? *given : (fsdp_wrap_opts){0};
     fsdp_wrap *wrap = fsdp_alloc(1, sizeof *wrap);
     if (!wrap) /* the other ranks wait for this rank's status */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world),
                               fsdp_fail_memory(err, "a wrapped model"), err);
-    wrap->model = model;
+    wrap->model = fsdp_model_hold(model);
     wrap->use_orig_params = opts.use_orig_params;
     wrap->buffer_dtype = opts.buffer_dtype;
     fsdp_ctl *ctl = fsdp_world_ctl(model->world);
@@ -312,45 +345,27 @@ fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *given, fsd
     return status;
 }
 
-static void unpoint_views(fsdp_model *model)
-{
-    for (size_t i = 0; i < model->count; i++) {
-        fsdp_param *param = model->params[i];
-        param->flat = NULL;
-        param->flat_at = 0;
-        param->shard = NULL;
-        param->data_dtype = param->dtype;
-        param->grad_dtype = FSDP_DTYPE_NONE;
-    }
-}
-
 void fsdp_wrap_free(fsdp_wrap *wrap)
 {
-    if (!wrap)
-        return;
-    if (wrap->inner)
-        unpoint_views(wrap->model);
-    if (wrap->root) {
-        wrap->model->root = NULL;
+    if (wrap && wrap->root)
         fsdp_root_free(wrap->root);
-    }
-    fsdp_model_free(wrap->inner);
-    for (size_t i = 0; i < wrap->flat_count; i++)
-        fsdp_wrap_flat_release(&wrap->flats[i]);
-    fsdp_free(wrap->flats);
-    fsdp_mesh_free(wrap->made_mesh);
-    fsdp_free(wrap);
+    else if (wrap)
+        end_wrap(wrap);
 }
 
 /* --- contents --------------------------------------------------------------------------------- */
 
 fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap)
 {
+    if (!wrap)
+        return NULL;
     return wrap->root;
 }
 
 fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module)
 {
+    if (!wrap || !module)
+        return NULL;
     for (size_t i = 0; i < wrap->flat_count; i++)
         if (strcmp(wrap->flats[i].module, module) == 0)
             return wrap->flats[i].unit;
@@ -359,6 +374,8 @@ fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module)
 
 fsdp_param *fsdp_wrap_flat_param(fsdp_wrap *wrap, const fsdp_unit *unit)
 {
+    if (!wrap || !unit)
+        return NULL;
     for (size_t i = 0; i < wrap->flat_count; i++)
         if (wrap->flats[i].unit == unit)
             return wrap->flats[i].param;
@@ -367,6 +384,8 @@ fsdp_param *fsdp_wrap_flat_param(fsdp_wrap *wrap, const fsdp_unit *unit)
 
 fsdp_wrap_training fsdp_wrap_training_state(const fsdp_wrap *wrap)
 {
+    if (!wrap)
+        return FSDP_WRAP_IDLE;
     if (wrap->root->is_summoned)
         return FSDP_WRAP_SUMMON_FULL_PARAMS;
     return wrap->root->is_in_forward || wrap->root->is_in_backward ? FSDP_WRAP_FORWARD_BACKWARD
@@ -391,6 +410,7 @@ fsdp_status fsdp_wrap_check_idle(fsdp_wrap *wrap, const char *what, fsdp_error *
 /* Strategies that keep parameters from forward to backward also keep them after an accumulating backward. */
 fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating, fsdp_error *err)
 {
+    FSDP_NEED(err, wrap);
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_set_accumulating", err));
     for (size_t i = 0; i < wrap->flat_count; i++) {
         const fsdp_wrap_flat *flat = &wrap->flats[i];

@@ -160,6 +160,8 @@ void fsdp_wrap_flat_release(fsdp_wrap_flat *flat)
 
 fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param)
 {
+    if (!param)
+        return (fsdp_wrap_place){0};
     if (!param->flat || !param->flat->group)
         return (fsdp_wrap_place){0};
     const fsdp_flat_run run = fsdp_param_flat_run(param);

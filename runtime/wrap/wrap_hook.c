@@ -4,6 +4,7 @@
  */
 #include "runtime/wrap/wrap_internal.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "kernels/train/tensor.h"
 
@@ -69,6 +70,8 @@ static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
 fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *context,
                                          fsdp_error *err)
 {
+    FSDP_NEED(err, wrap);
+    FSDP_NEED_CALL(err, hook);
     FSDP_TRY(check_hook(wrap, err));
     wrap->hook = hook;
     wrap->hook_context = context;
@@ -119,6 +122,7 @@ static fsdp_status compress(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsd
 fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
+    FSDP_NEED(err, comm, bucket);
     (void)context;
     return compress(comm, bucket, FSDP_F16, err);
 }
@@ -126,6 +130,7 @@ fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
 fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
                                          const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
+    FSDP_NEED(err, comm, bucket);
     (void)context;
     return compress(comm, bucket, FSDP_BF16, err);
 }

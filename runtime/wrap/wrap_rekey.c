@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 static const char state_prefix[] = "state.";
@@ -235,6 +236,7 @@ fsdp_status fsdp_wrap_rekey_optim_state(const fsdp_sd *sd, fsdp_wrap_key_type ty
                                         const fsdp_wrap_optim_input *input, fsdp_sd **sd_out,
                                         fsdp_error *err)
 {
+    FSDP_NEED(err, sd, input, sd_out);
     rekey_work work = {.sd = sd, .type = type, .input = input};
     FSDP_TRY(fsdp_sd_create(&work.out, err));
     fsdp_status status = rekey(&work, err);

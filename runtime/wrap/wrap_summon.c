@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 /* --- allowed combinations --------------------------------------------------------------------- */
@@ -156,6 +157,7 @@ static fsdp_status take_all_out(fsdp_wrap *wrap, const fsdp_wrap_flat *outer, fs
 fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
                                          const fsdp_wrap_summon_opts *opts, fsdp_error *err)
 {
+    FSDP_NEED(err, wrap);
     static const fsdp_wrap_summon_opts none = {0};
     const fsdp_wrap_flat *outer = find_unit(wrap, unit ? unit : fsdp_root_unit(wrap->root));
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_summon_full_params", err));
@@ -175,6 +177,7 @@ fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
 
 fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err)
 {
+    FSDP_NEED(err, wrap);
     FSDP_TRY(fsdp_root_ready(wrap->root, err));
     if (!wrap->root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE, "no full parameters are summoned");

@@ -1,6 +1,7 @@
 /* Calls the table of an opened checkpoint, native or another program's: see checkpoint_internal.h. */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
 
@@ -51,6 +52,8 @@ fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t t
                                          int64_t memory, fsdp_slab_visit visit, void *context,
                                          fsdp_error *err)
 {
+    FSDP_NEED(err, checkpoint);
+    FSDP_NEED_CALL(err, visit);
     if (checkpoint->ops->stream_inner)
         return checkpoint->ops->stream_inner(checkpoint, tensor, memory, visit, context, err);
     return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no inner tensor %llu", checkpoint->path,
@@ -59,6 +62,7 @@ fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t t
 
 fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err)
 {
+    FSDP_NEED(err, checkpoint);
     return checkpoint->ops->check ? checkpoint->ops->check(checkpoint, threads, err) : FSDP_OK;
 }
 
@@ -66,35 +70,47 @@ fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp
 
 const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint)
 {
+    if (!checkpoint)
+        return NULL;
     return &checkpoint->info;
 }
 
 const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint)
 {
+    if (!checkpoint)
+        return NULL;
     return checkpoint->manifest.sd;
 }
 
 const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member)
 {
+    if (!checkpoint || !member)
+        return NULL;
     return checkpoint->ops->extra ? checkpoint->ops->extra(checkpoint, member) : NULL;
 }
 
 bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
                                    fsdp_box *box_out, int *file_out)
 {
+    if (!checkpoint)
+        return false;
     return checkpoint->ops->stored_box &&
            checkpoint->ops->stored_box(checkpoint, entry, number, box_out, file_out);
 }
 
 size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint)
 {
+    if (!checkpoint)
+        return 0;
     return checkpoint->missing_count;
 }
 
 const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t number,
                                        size_t *size_out)
 {
-    return checkpoint->ops->missing_at(checkpoint, number, size_out);
+    size_t size;
+    return checkpoint ? checkpoint->ops->missing_at(checkpoint, number, size_out ? size_out : &size)
+                      : NULL;
 }
 
 /* --- conversions ------------------------------------------------------------------------------ */
@@ -131,6 +147,8 @@ fsdp_reading fsdp_checkpoint_reading(const fsdp_checkpoint *checkpoint)
 void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
                              fsdp_checkpoint_file *file_out)
 {
+    if (!checkpoint || !file_out)
+        return;
     checkpoint->ops->file_at(checkpoint, number, file_out);
 }
 

@@ -22,6 +22,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 typedef struct own_files {
     bool manifest, other;
 } own_files;
@@ -58,6 +60,8 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
 
 bool fsdp_path_has_manifest(const char *path, const fsdp_access *access)
 {
+    if (!path)
+        return false;
     fsdp_io *io = fsdp_access_io(access);
     char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
     bool is_there = manifest && fsdp_io_exists(io, manifest);
@@ -560,6 +564,7 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opt
 fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value, fsdp_checkpoint **checkpoint_out,
                                        fsdp_error *err)
 {
+    FSDP_NEED(err, value, checkpoint_out);
     static const char zip_start[] = "PK\003\004";
     if (value->kind != FSDP_VALUE_OPAQUE || value->as.bytes.size < 4 ||
         memcmp(value->as.bytes.data, zip_start, 4) != 0)

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
+
 int fsdp_checkpoint_file_of(const fsdp_checkpoint *checkpoint, int rank)
 {
     return checkpoint->manifest.kind == FSDP_FULL ? 0 : rank;
@@ -150,6 +152,7 @@ static fsdp_status resolve_tensor(const fsdp_checkpoint *checkpoint, size_t *ent
 fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
                                  void *data, fsdp_check_mode check, fsdp_error *err)
 {
+    FSDP_NEED(err, checkpoint, box, data);
     FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
@@ -216,6 +219,8 @@ static fsdp_status read_slab(void *context, const fsdp_box *slab, char *data, fs
 fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, int64_t memory,
                                    fsdp_slab_visit visit, void *context, fsdp_error *err)
 {
+    FSDP_NEED(err, checkpoint);
+    FSDP_NEED_CALL(err, visit);
     FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
     entry_reader reader = {.checkpoint = checkpoint, .entry = entry};
     fsdp_slab_stream stream = {.tensor = fsdp_sd_at(checkpoint->manifest.sd, entry),

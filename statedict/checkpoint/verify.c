@@ -20,6 +20,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 typedef struct verify_job {
     const fsdp_verify_opts *opts;
     fsdp_checkpoint *checkpoint;
@@ -494,6 +496,7 @@ static fsdp_status verify_native(fsdp_io *io, const char *path, const fsdp_verif
 fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                    fsdp_verify_summary *summary_out, fsdp_error *err)
 {
+    FSDP_NEED(err, path);
     static const fsdp_verify_opts defaults = {0};
     fsdp_verify_summary summary = {0};
     opts = opts ? opts : &defaults;

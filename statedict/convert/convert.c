@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
+
 /* --- the job ---------------------------------------------------------------------------------- */
 
 /* Checks the options. end_job releases the job, also after a failure here. */
@@ -141,6 +143,7 @@ static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan
 fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
                                     fsdp_error *err)
 {
+    FSDP_NEED(err, from, to);
     convert_job job;
     fsdp_convert_io how;
     fsdp_convert_plan plan = {.free_bytes = -1};
@@ -163,7 +166,9 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
                                          fsdp_error *err)
 {
     convert_job job;
+    FSDP_NEED(err, plan_out);
     *plan_out = (fsdp_convert_plan){.free_bytes = -1};
+    FSDP_NEED(err, from, to);
     fsdp_status st = init_job(&job, to, opts, err);
     if (st == FSDP_OK)
         st = fsdp_convert_prepare(&job, from, plan_out, err);
@@ -206,6 +211,7 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
                                                const fsdp_convert_opts *opts, const char *path,
                                                fsdp_error *err)
 {
+    FSDP_NEED(err, from, to, path);
     static const fsdp_convert_opts defaults = {0};
     fsdp_text text = {0};
     opts = opts ? opts : &defaults;

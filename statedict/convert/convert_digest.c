@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
+
 /* --- the source ---------------------------------------------------------------------------------- */
 
 /* The first finding becomes the error. */
@@ -58,6 +60,8 @@ static fsdp_status list_files(fsdp_file_list *list, const char *to, fsdp_error *
 fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
                                  fsdp_file_digest_visit visit, void *context, fsdp_error *err)
 {
+    FSDP_NEED(err, to);
+    FSDP_NEED_CALL(err, visit);
     fsdp_convert_io how;
     fsdp_status st = fsdp_convert_io_begin(&how, opts, err);
     fsdp_file_list list = {.io = fsdp_access_io(&how.opts.open.access)};
@@ -79,6 +83,7 @@ fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
 fsdp_status fsdp_convert_write_digests(const char *to, const fsdp_convert_opts *opts,
                                        fsdp_error *err)
 {
+    FSDP_NEED(err, to);
     fsdp_convert_io how;
     FSDP_TRY(fsdp_convert_io_begin(&how, opts, err));
     fsdp_verify_opts writing = {

@@ -21,6 +21,8 @@ bool fsdp_convert_keeps_work(const char *format)
 
 const char *fsdp_convert_format_of(const char *path)
 {
+    if (!path)
+        return NULL;
     static const struct {
         const char *suffix, *format;
     } suffixes[] = {{".safetensors", "safetensors"},

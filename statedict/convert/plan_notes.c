@@ -61,6 +61,8 @@ fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsd
 
 void fsdp_convert_plan_release(fsdp_convert_plan *plan)
 {
+    if (!plan)
+        return;
     if (plan->memory)
         fsdp_arena_release(plan->memory);
     fsdp_free(plan->memory);

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/core/given.h"
+
 typedef struct order_text {
     fsdp_convert_order order; /* first: its address is that of the whole */
     fsdp_io *io;
@@ -164,7 +166,9 @@ static fsdp_status read_plan(order_text *plan, const char *path, fsdp_error *err
 fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
                                     fsdp_convert_order **order_out, fsdp_error *err)
 {
+    FSDP_NEED(err, order_out);
     *order_out = NULL;
+    FSDP_NEED(err, path);
     order_text *plan = fsdp_alloc(1, sizeof *plan);
     if (!plan)
         return fsdp_fail_memory(err, path);
@@ -193,6 +197,7 @@ void fsdp_convert_order_close(fsdp_convert_order *order)
 
 fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error *err)
 {
+    FSDP_NEED(err, order);
     order_text *plan = (order_text *)order;
     fsdp_text now = {0};
     fsdp_convert_opts opts = order->opts;

@@ -23,6 +23,8 @@
 #include "base/data/flow.h"
 #include "statedict/ctl/ctl_backend.h"
 
+#include "base/core/given.h"
+
 enum {
     SOON_MS = 1000,
     MISSING_SHOWN = 16,
@@ -394,7 +396,10 @@ fsdp_status fsdp_ctl_agree_allgather(fsdp_ctl *ctl, fsdp_status mine, const void
     if (mine == FSDP_OK &&
         (size > SIZE_MAX / (size_t)ctl->size || (size > 0 && (!part || !all_out))))
         (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
-                        "no room given for an allgather of %zu bytes", size);
+                        "no room given for an allgather of %zu bytes%s", size,
+                        !part      ? ": 'mine' is NULL"
+                        : !all_out ? ": 'all_out' is NULL"
+                                   : "");
     call.outcome.rank = ctl->rank;
     bring_outcome(ctl, &call, mine, err);
     return run_collective(ctl, &call, err);
@@ -403,6 +408,7 @@ fsdp_status fsdp_ctl_agree_allgather(fsdp_ctl *ctl, fsdp_status mine, const void
 fsdp_status fsdp_ctl_allgather(fsdp_ctl *ctl, const void *mine, size_t size, void *all_out,
                                fsdp_error *err)
 {
+    FSDP_NEED(err, ctl);
     return fsdp_ctl_agree_allgather(ctl, FSDP_OK, mine, size, all_out, err);
 }
 
@@ -444,7 +450,7 @@ fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, 
                         root, ctl->size);
     else if (size > 0 && !data)
         (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
-                        "no memory given for a broadcast of %zu bytes", size);
+                        "no memory given for a broadcast of %zu bytes: 'data' is NULL", size);
     call.outcome.rank = ctl->rank;
     bring_outcome(ctl, &call, mine, err);
     return run_collective(ctl, &call, err);
@@ -452,11 +458,13 @@ fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, 
 
 fsdp_status fsdp_ctl_broadcast(fsdp_ctl *ctl, int root, void *data, size_t size, fsdp_error *err)
 {
+    FSDP_NEED(err, ctl);
     return fsdp_ctl_agree_broadcast(ctl, FSDP_OK, root, data, size, err);
 }
 
 fsdp_status fsdp_ctl_agree(fsdp_ctl *ctl, fsdp_status mine, fsdp_error *err)
 {
+    FSDP_NEED(err, ctl);
     ctl_call call = begin_call(ctl, CALL_AGREE, 0);
     bring_outcome(ctl, &call, mine, err);
     return run_collective(ctl, &call, err);
@@ -464,6 +472,7 @@ fsdp_status fsdp_ctl_agree(fsdp_ctl *ctl, fsdp_status mine, fsdp_error *err)
 
 fsdp_status fsdp_ctl_barrier(fsdp_ctl *ctl, fsdp_error *err)
 {
+    FSDP_NEED(err, ctl);
     ctl_call call = begin_call(ctl, CALL_BARRIER, 0);
     return run_collective(ctl, &call, err);
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
@@ -59,16 +60,21 @@ static const fsdp_ctl_ops self_ops = {.name = "self", .shares_memory = true, .cl
 
 fsdp_status fsdp_ctl_self(fsdp_ctl **ctl_out, fsdp_error *err)
 {
+    FSDP_NEED(err, ctl_out);
     return fsdp_ctl_create(&self_ops, 0, 1, NULL, ctl_out, err);
 }
 
 int fsdp_ctl_rank(const fsdp_ctl *ctl)
 {
+    if (!ctl)
+        return 0;
     return ctl->rank;
 }
 
 int fsdp_ctl_size(const fsdp_ctl *ctl)
 {
+    if (!ctl)
+        return 0;
     return ctl->size;
 }
 
@@ -79,6 +85,8 @@ bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl)
 
 void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds)
 {
+    if (!ctl)
+        return;
     ctl->deadline_ms = milliseconds > 0 ? milliseconds : 1;
 }
 

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 
 enum { MAX_RANKS = 1024, STACK_SIZE = 8 << 20 };
@@ -422,6 +423,7 @@ static fsdp_status report_failure(const rank_run *failed, fsdp_error *err)
 
 fsdp_status fsdp_ctl_run_threads(int n, fsdp_rank_body body, void *context, fsdp_error *err)
 {
+    FSDP_NEED_CALL(err, body);
     fsdp_ctl **ctls = fsdp_alloc(n > 0 ? (size_t)n : 0, sizeof *ctls);
     rank_run *runs = fsdp_alloc(n > 0 ? (size_t)n : 0, sizeof *runs);
     fsdp_status status = FSDP_OK;

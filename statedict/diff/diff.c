@@ -12,6 +12,8 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
+
 #define SLAB_LEAST ((int64_t)1 << 20)
 #define SLAB_MOST ((int64_t)64 << 20)
 
@@ -354,6 +356,7 @@ static fsdp_status compare(diff_state *state, fsdp_error *err)
 fsdp_status fsdp_checkpoint_diff(fsdp_checkpoint *a, fsdp_checkpoint *b, const fsdp_diff_opts *opts,
                                  fsdp_diff_summary *summary_out, fsdp_error *err)
 {
+    FSDP_NEED(err, a, b);
     diff_state state = {
         .a = a, .b = b, .sd_a = fsdp_checkpoint_sd(a), .sd_b = fsdp_checkpoint_sd(b)};
     if (opts)

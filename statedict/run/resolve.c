@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 /* An overwrite that was killed between its two renames left no DIR, but the old one beside it. */
 static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out)
 {
@@ -30,6 +32,7 @@ static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watc
 fsdp_status fsdp_path_is_run(const char *path, const fsdp_access *access, bool *is_run_out,
                              fsdp_error *err)
 {
+    FSDP_NEED(err, path, is_run_out);
     fsdp_io *io = fsdp_access_io(access);
     fsdp_file_info info;
     io = io ? io : fsdp_io_posix();
@@ -115,6 +118,7 @@ static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_
 fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
                                     const fsdp_access *access, char **path_out, fsdp_error *err)
 {
+    FSDP_NEED(err, path, path_out);
     fsdp_file_info info;
     fsdp_io *io = fsdp_access_io(access);
     int errnum = io->ops->info(io, path, &info);
@@ -140,9 +144,11 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
 fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
                                  fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
+    FSDP_NEED(err, checkpoint_out);
+    *checkpoint_out = NULL;
+    FSDP_NEED(err, path);
     char *resolved = NULL;
     fsdp_checkpoint *checkpoint = NULL;
-    *checkpoint_out = NULL;
     const fsdp_access *access = opts ? &opts->access : NULL;
     FSDP_TRY(fsdp_checkpoint_resolve(path, NULL, access, &resolved, err));
     fsdp_status st =

@@ -5,6 +5,7 @@
  */
 #include "statedict/run/run_internal.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/io/process.h"
 #include "statedict/commit/commit_internal.h"
@@ -522,6 +523,7 @@ static fsdp_status read_ahead(const char *run, const fsdp_retention *policy,
 fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
                             const fsdp_retain_opts *opts, fsdp_error *err)
 {
+    FSDP_NEED(err, run);
     fsdp_lease *lease;
     static const fsdp_retain_opts none;
     opts = opts ? opts : &none;

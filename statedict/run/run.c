@@ -4,6 +4,7 @@
  */
 #include "statedict/run/run_internal.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "statedict/commit/commit.h"
 #include "statedict/commit/commit_internal.h"
@@ -24,6 +25,8 @@ void fsdp_string_free(char *text)
 
 void fsdp_run_steps_release(fsdp_run_steps *steps)
 {
+    if (!steps)
+        return;
     for (size_t i = 0; i < steps->count; i++) {
         fsdp_free(steps->items[i].name);
         fsdp_free(steps->items[i].reason);
@@ -301,6 +304,7 @@ static void drop(fsdp_run_steps *steps, size_t at)
 fsdp_status fsdp_run_list(const char *run, const fsdp_access *access, fsdp_run_steps *steps_out,
                           fsdp_error *err)
 {
+    FSDP_NEED(err, run, steps_out);
     fsdp_io *io = fsdp_access_io(access);
     FSDP_TRY(fsdp_run_scan(run, io, steps_out, err));
     fsdp_status status = FSDP_OK;
@@ -376,12 +380,14 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps,
 fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level, const fsdp_watch *watch,
                             const fsdp_access *access, char **path_out, fsdp_error *err)
 {
+    FSDP_NEED(err, path_out);
+    *path_out = NULL;
+    FSDP_NEED(err, run);
     fsdp_run_steps steps;
     fsdp_io *io = fsdp_access_io(access);
     fsdp_verify_opts opts = {.level = level, .access.disk = io};
     if (watch)
         opts.watch = *watch;
-    *path_out = NULL;
     FSDP_TRY(fsdp_run_scan(run, io, &steps, err));
     fsdp_status status = newest_of(run, &steps, &opts, path_out, err);
     fsdp_run_steps_release(&steps);

@@ -7,6 +7,8 @@
 #include "statedict/select/relayout.h"
 #include "statedict/run/run_internal.h"
 
+#include "base/core/given.h"
+
 static fsdp_io *io_of(const fsdp_load_opts *opts)
 {
     return fsdp_access_io(opts ? &opts->access : NULL);
@@ -105,10 +107,12 @@ static fsdp_status load_candidates(fsdp_candidates *list, const fsdp_load_opts *
 fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd **full_out,
                            fsdp_error *err)
 {
+    FSDP_NEED(err, full_out);
+    *full_out = NULL;
+    FSDP_NEED(err, path);
     fsdp_candidates list = {0};
     fsdp_error local = {0};
     err = err ? err : &local;
-    *full_out = NULL;
     fsdp_status st =
         fsdp_candidates_list(path, io_of(opts), opts ? &opts->watch : NULL, &list, err);
     if (st == FSDP_OK)
@@ -140,6 +144,8 @@ static fsdp_status stream_entries(fsdp_checkpoint *checkpoint, const fsdp_sd *fu
 fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts, fsdp_slab_visit visit,
                              void *context, fsdp_error *err)
 {
+    FSDP_NEED(err, path);
+    FSDP_NEED_CALL(err, visit);
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_sd *full = NULL;
     fsdp_status st = describe_full(path, opts, &checkpoint, &full, err);

@@ -15,6 +15,8 @@
 
 #include <string.h>
 
+#include "base/core/given.h"
+
 enum { SLAB_BYTES = 16 << 20, SLAB_LEAST = 64 << 10 };
 
 /* Bytes between two rounds of all ranks: one with nothing to send waits in short rounds. */
@@ -150,13 +152,15 @@ fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gathe
 fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsdp_slab_visit visit,
                            void *context, fsdp_error *err)
 {
+    FSDP_NEED(err, sd, ctl);
     fsdp_error local = {0};
     fsdp_gather how = {.memory = memory, .visit = visit, .context = context};
     err = err ? err : &local;
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_gather");
+    fsdp_status mine = fsdp_ctl_rank(ctl) == 0 ? FSDP_GIVEN_CALL(err, visit) : FSDP_OK;
     fsdp_status st = fsdp_ctl_broadcast(ctl, 0, &how.memory, sizeof how.memory, err);
     if (st == FSDP_OK)
-        st = fsdp_ctl_agree(ctl, fsdp_gather_slabs(sd, ctl, &how, FSDP_OK, err), err);
+        st = fsdp_ctl_agree(ctl, fsdp_gather_slabs(sd, ctl, &how, mine, err), err);
     fsdp_ctl_end_public(ctl, outer);
     return st;
 }
@@ -187,9 +191,11 @@ static fsdp_status make_full(const fsdp_sd *sd, fsdp_sd **full_out, fsdp_error *
 fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out,
                                 fsdp_error *err)
 {
+    FSDP_NEED(err, full_out);
+    *full_out = NULL;
+    FSDP_NEED(err, sd, ctl);
     fsdp_error local = {0};
     err = err ? err : &local;
-    *full_out = NULL;
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_gather_full");
     fsdp_status st = fsdp_ctl_rank(ctl) == 0 ? make_full(sd, full_out, err) : FSDP_OK;
     st = fsdp_ctl_agree(ctl, st, err);

@@ -18,6 +18,8 @@
 #include <fsdp/filter.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 typedef struct load_job {
     fsdp_sd *sd; /* of the caller, or of hooks->want */
     const fsdp_load_hooks *hooks;
@@ -584,6 +586,8 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
 static fsdp_status agree_to_load(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    if (st == FSDP_OK && !path)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_sd_load: 'path' is NULL");
     FSDP_TRY(fsdp_agree_path(job->ctl, path, st, err));
     if (job->hooks)
         return FSDP_OK;
@@ -623,6 +627,7 @@ static fsdp_status run(load_job *job, const char *path, const fsdp_load_opts *op
 fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
                          fsdp_error *err)
 {
+    FSDP_NEED(err, sd, ctl);
     load_job job = {.sd = sd, .ctl = ctl};
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_load");
     fsdp_status st = run(&job, path, opts, err);

@@ -6,6 +6,7 @@
 #include "statedict/commit/commit_internal.h"
 #include "statedict/run/run_internal.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/core/pool.h"
 #include "statedict/ctl/ctl_backend.h"
@@ -160,8 +161,10 @@ fsdp_status fsdp_run_save_begun(const fsdp_save_call *call, int64_t step, fsdp_e
 fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int64_t step,
                           const fsdp_save_opts *opts, fsdp_error *err)
 {
+    FSDP_NEED(err, sd, ctl);
+    fsdp_status mine = FSDP_GIVEN(err, run);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_run_save");
-    fsdp_status st = fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, FSDP_OK}, step, err);
+    fsdp_status st = fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, mine}, step, err);
     fsdp_ctl_end_public(ctl, outer);
     return st;
 }

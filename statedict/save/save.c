@@ -23,6 +23,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
 enum { OPTION_COUNT = 9 };
 
@@ -601,8 +603,10 @@ fsdp_status fsdp_save_begun(const fsdp_save_call *call, fsdp_error *err)
 fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                          const fsdp_save_opts *opts, fsdp_error *err)
 {
+    FSDP_NEED(err, sd, ctl);
+    fsdp_status mine = FSDP_GIVEN(err, dir);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_save");
-    fsdp_status st = fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, FSDP_OK}, err);
+    fsdp_status st = fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, mine}, err);
     fsdp_ctl_end_public(ctl, outer);
     return st;
 }

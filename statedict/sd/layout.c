@@ -56,6 +56,8 @@ static void mesh_box_at(const fsdp_layout *layout, int ndim, const int64_t *shap
 bool fsdp_layout_mesh_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
                           fsdp_box *box_out)
 {
+    if (!layout || (ndim > 0 && !shape) || !box_out)
+        return false;
     int64_t coord[FSDP_MAX_MESH_DIMS];
     if (!fsdp_mesh_coord(layout->mesh, rank, coord))
         return false;
@@ -147,6 +149,8 @@ static fsdp_box_copy box_copy(const fsdp_layout *layout, int rank, size_t index)
 
 size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank)
 {
+    if (!layout || (ndim > 0 && !shape))
+        return 0;
     if (layout->kind == FSDP_LAYOUT_BOXES)
         return first_box(layout, (int64_t)rank + 1) - first_box(layout, rank);
     if (layout->kind == FSDP_LAYOUT_FLAT) {
@@ -160,6 +164,8 @@ size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t 
 void fsdp_layout_box_at(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
                         size_t index, fsdp_box *box_out)
 {
+    if (!layout || (ndim > 0 && !shape) || !box_out)
+        return;
     if (layout->kind == FSDP_LAYOUT_BOXES) {
         *box_out = layout->boxes[first_box(layout, rank) + index].box;
     } else if (layout->kind == FSDP_LAYOUT_FLAT) {

@@ -19,6 +19,8 @@
 #include <fsdp/layout.h>
 #include <fsdp/sd.h>
 
+/* One more fsdp_mesh_free ends it, on any thread. */
+fsdp_mesh *fsdp_mesh_hold(const fsdp_mesh *mesh);
 fsdp_status fsdp_mesh_copy(const fsdp_mesh *mesh, fsdp_mesh **copy_out, fsdp_error *err);
 
 int fsdp_mesh_rank_at(const fsdp_mesh *mesh, int64_t position);

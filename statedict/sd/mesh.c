@@ -4,10 +4,12 @@
  */
 #include "statedict/sd/layout_internal.h"
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/text.h"
 
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +19,7 @@ typedef struct mesh_member {
 } mesh_member;
 
 struct fsdp_mesh {
+    atomic_int holders; /* beside the first owner */
     int ndim;
     int64_t shape[FSDP_MAX_MESH_DIMS];
     char names[FSDP_MAX_MESH_DIMS][FSDP_MAX_MESH_NAME + 1];
@@ -130,7 +133,9 @@ static fsdp_status set_ranks(fsdp_mesh *mesh, const int *ranks, fsdp_error *err)
 fsdp_status fsdp_mesh_create(int ndim, const int64_t *shape, const char *const *names,
                              const int *ranks, fsdp_mesh **mesh_out, fsdp_error *err)
 {
+    FSDP_NEED(err, mesh_out);
     *mesh_out = NULL;
+    FSDP_NEED(err, shape, names);
     fsdp_mesh *mesh = fsdp_alloc(1, sizeof *mesh);
     if (!mesh)
         return fsdp_fail_memory(err, "a mesh");
@@ -147,9 +152,16 @@ fsdp_status fsdp_mesh_create(int ndim, const int64_t *shape, const char *const *
     return FSDP_OK;
 }
 
+fsdp_mesh *fsdp_mesh_hold(const fsdp_mesh *mesh)
+{
+    fsdp_mesh *held = (fsdp_mesh *)mesh;
+    atomic_fetch_add(&held->holders, 1);
+    return held;
+}
+
 void fsdp_mesh_free(fsdp_mesh *mesh)
 {
-    if (!mesh)
+    if (!mesh || atomic_fetch_sub(&mesh->holders, 1) > 0)
         return;
     fsdp_free(mesh->ranks);
     fsdp_free(mesh->by_rank);
@@ -168,21 +180,29 @@ fsdp_status fsdp_mesh_copy(const fsdp_mesh *mesh, fsdp_mesh **copy_out, fsdp_err
 
 int fsdp_mesh_ndim(const fsdp_mesh *mesh)
 {
+    if (!mesh)
+        return 0;
     return mesh->ndim;
 }
 
 int64_t fsdp_mesh_dim_size(const fsdp_mesh *mesh, int dim)
 {
+    if (!mesh)
+        return 0;
     return mesh->shape[dim];
 }
 
 const char *fsdp_mesh_dim_name(const fsdp_mesh *mesh, int dim)
 {
+    if (!mesh)
+        return NULL;
     return mesh->names[dim];
 }
 
 int64_t fsdp_mesh_size(const fsdp_mesh *mesh)
 {
+    if (!mesh)
+        return 0;
     return mesh->size;
 }
 
@@ -218,6 +238,8 @@ int64_t fsdp_mesh_position(const fsdp_mesh *mesh, int rank)
 
 bool fsdp_mesh_coord(const fsdp_mesh *mesh, int rank, int64_t *coord_out)
 {
+    if (!mesh || !coord_out)
+        return false;
     int64_t position = fsdp_mesh_position(mesh, rank);
     if (position < 0)
         return false;
@@ -232,7 +254,7 @@ bool fsdp_mesh_equal(const fsdp_mesh *a, const fsdp_mesh *b)
 {
     if (a == b)
         return true;
-    if (a->ndim != b->ndim || a->world != b->world || !a->ranks != !b->ranks)
+    if (!a || !b || a->ndim != b->ndim || a->world != b->world || !a->ranks != !b->ranks)
         return false;
     for (int i = 0; i < a->ndim; i++) {
         if (a->shape[i] != b->shape[i] || strcmp(a->names[i], b->names[i]) != 0)

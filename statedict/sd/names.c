@@ -51,6 +51,8 @@ bool fsdp_names_append(const fsdp_name_list *names, const char *what, fsdp_text 
 
 void fsdp_load_report_release(fsdp_load_report *report)
 {
+    if (!report)
+        return;
     fsdp_name_list missing = {report->missing, report->missing_count, 0};
     fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
     fsdp_names_release(&missing);

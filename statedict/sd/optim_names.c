@@ -13,6 +13,8 @@ static bool begins_with(const fsdp_entry *entry, const char *element)
 
 bool fsdp_sd_state_is_optim(const fsdp_sd *sd)
 {
+    if (!sd)
+        return false;
     bool state = false, groups = false;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         state = state || begins_with(fsdp_sd_at(sd, i), "state");
@@ -23,6 +25,8 @@ bool fsdp_sd_state_is_optim(const fsdp_sd *sd)
 
 bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim)
 {
+    if (!entry)
+        return false;
     static const char *const tops[] = {"optim", "optimizer", "optimizers", "opt",
                                        "optimizer_state_dict"};
     for (size_t i = 0; i < sizeof tops / sizeof *tops; i++)

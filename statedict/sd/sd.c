@@ -5,6 +5,7 @@
  */
 #include <fsdp/sd.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/data/box_internal.h"
 #include "base/data/name_path.h"
@@ -43,6 +44,7 @@ enum { MESHES_MOST = 4096 };
 
 fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err)
 {
+    FSDP_NEED(err, sd_out);
     *sd_out = fsdp_alloc(1, sizeof **sd_out);
     return *sd_out ? FSDP_OK : fsdp_fail_memory(err, "a state dict");
 }
@@ -109,7 +111,8 @@ static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, 
 {
     char text[NAME_TEXT];
     if (!name && size > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a name of %zu bytes at no address", size);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a name of %zu bytes at no address: 'name' is NULL",
+                         size);
     if (size > FSDP_MAX_NAME)
         return fsdp_fail(err, FSDP_ERR_USAGE, "name is %zu bytes long, at most 65,535 are allowed",
                          size);
@@ -250,6 +253,7 @@ static fsdp_status begin_tensor(fsdp_sd *sd, const char *name, size_t name_size,
 fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
                                const fsdp_tensor *tensor, fsdp_error *err)
 {
+    FSDP_NEED(err, sd, tensor);
     fsdp_entry entry;
     FSDP_TRY(begin_tensor(sd, name, name_size, tensor, &entry, err));
     entry.data = tensor->data;
@@ -260,6 +264,7 @@ fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
 fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
                               const fsdp_value *value, fsdp_error *err)
 {
+    FSDP_NEED(err, sd, value);
     fsdp_entry entry;
     FSDP_TRY(begin_entry(sd, FSDP_ENTRY_VALUE, name, name_size, &entry, err));
     fsdp_status status = fsdp_value_copy(value, &entry.value, err);
@@ -276,6 +281,9 @@ fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
 fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size, const char *target,
                               size_t target_size, fsdp_error *err)
 {
+    FSDP_NEED(err, sd);
+    if (target_size > 0)
+        FSDP_NEED(err, target);
     fsdp_entry entry;
     FSDP_TRY(begin_entry(sd, FSDP_ENTRY_ALIAS, name, name_size, &entry, err));
     int64_t index = fsdp_sd_find(sd, target, target_size);
@@ -384,6 +392,7 @@ static fsdp_status check_parts_apart(const fsdp_sd *sd, size_t first, fsdp_error
 fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size,
                              const fsdp_flat_buffer *buffer, fsdp_error *err)
 {
+    FSDP_NEED(err, sd, buffer);
     fsdp_flat flat = {.name = name,
                       .name_size = name_size,
                       .dtype = buffer->dtype,
@@ -419,28 +428,38 @@ const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index)
 
 size_t fsdp_sd_count(const fsdp_sd *sd)
 {
+    if (!sd)
+        return 0;
     return sd->count;
 }
 
 const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index)
 {
+    if (!sd)
+        return NULL;
     return index < sd->count ? &sd->entries[index] : NULL;
 }
 
 int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size)
 {
+    if (!sd || (!name && name_size > 0))
+        return -1;
     const uint64_t *number = fsdp_name_table_find(&sd->names, name, name_size);
     return number && *number % 2 == 0 ? (int64_t)(*number / 2) : -1;
 }
 
 void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data)
 {
+    if (!sd)
+        return;
     if (index < sd->count && sd->entries[index].kind == FSDP_ENTRY_TENSOR)
         sd->entries[index].data = data;
 }
 
 void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value)
 {
+    if (!sd || !value)
+        return;
     fsdp_value taken = *value;
     *value = (fsdp_value){0};
     if (index < sd->count && sd->entries[index].kind == FSDP_ENTRY_VALUE) {
@@ -453,6 +472,8 @@ void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value)
 
 int64_t fsdp_entry_bytes(const fsdp_entry *entry)
 {
+    if (!entry)
+        return 0;
     if (entry->kind != FSDP_ENTRY_TENSOR)
         return 0;
     return element_count(entry) * (int64_t)fsdp_dtype_size(entry->dtype);
@@ -469,6 +490,8 @@ int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd)
 
 int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
 {
+    if (!entry)
+        return 0;
     if (entry->kind != FSDP_ENTRY_TENSOR)
         return 0;
     int64_t elements = 0;
@@ -532,6 +555,7 @@ static fsdp_status allocate_entry(fsdp_sd *sd, size_t index, int rank, fsdp_erro
 
 fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err)
 {
+    FSDP_NEED(err, sd);
     for (size_t i = 0; i < sd->count; i++) {
         if (sd->entries[i].kind == FSDP_ENTRY_TENSOR && !sd->entries[i].data)
             FSDP_TRY(allocate_entry(sd, i, rank, err));

@@ -1,6 +1,7 @@
 /* Selection of names by regular expressions. See filter.h. */
 #include <fsdp/filter.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "statedict/select/expression.h"
 #include "statedict/select/selection.h"
@@ -22,6 +23,7 @@ static fsdp_status compile(const char *text, regex_t *expression, bool *has_out,
 fsdp_status fsdp_filter_create(const char *include, const char *exclude, fsdp_filter **filter_out,
                                fsdp_error *err)
 {
+    FSDP_NEED(err, filter_out);
     fsdp_filter *filter = fsdp_alloc(1, sizeof *filter);
     if (!filter)
         return fsdp_fail_memory(err, "a filter");
@@ -49,6 +51,8 @@ void fsdp_filter_free(fsdp_filter *filter)
 
 bool fsdp_filter_selects(const fsdp_filter *filter, const char *name, size_t name_size)
 {
+    if (!filter || !name)
+        return false;
     if (filter->has_include && !fsdp_expression_matches(&filter->include, name, name_size))
         return false;
     return !filter->has_exclude || !fsdp_expression_matches(&filter->exclude, name, name_size);

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/core/given.h"
+
 /* --- owners ----------------------------------------------------------------------------------- */
 
 typedef struct copy_load {
@@ -413,6 +415,7 @@ fsdp_status fsdp_box_plan_save(const fsdp_box_plan_input *input, fsdp_save_plan 
 fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind, fsdp_owner_policy owners,
                                  int rank, int64_t *bytes_out, fsdp_error *err)
 {
+    FSDP_NEED(err, sd, bytes_out);
     fsdp_save_plan plan = {0};
     int *chosen = fsdp_alloc(fsdp_sd_count(sd), sizeof *chosen);
     fsdp_box_plan_input input = {.sd = sd, .kind = kind, .owners = chosen, .rank = rank};

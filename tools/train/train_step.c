@@ -62,8 +62,8 @@ static fsdp_status accumulate(train_job *job, const train_batch *batch, double *
     *loss_out = 0;
     for (int64_t round = 0; round < mine.rounds; round++) {
         const fsdp_token_batch part = microbatch(batch, &mine, round);
-        FSDP_TRY(
-            fsdp_transformer_train(job->model, &part, scale, round == mine.rounds - 1, &loss, err));
+        FSDP_TRY(fsdp_root_begin_microbatch(job->root, round, mine.rounds, err));
+        FSDP_TRY(fsdp_transformer_train(job->model, &part, scale, &loss, err));
         *loss_out += loss;
     }
     return FSDP_OK;

@@ -265,10 +265,7 @@ static fsdp_status train_step_alone(transformer_net *net, const alone_run *run, 
                                     fsdp_error *err)
 {
     for (int m = 0; m < run->microbatches; m++) {
-        bool is_last = m == run->microbatches - 1;
-        FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->toy.root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC,
-                               is_last, true, err));
-        fsdp_root_set_is_last_backward(net->toy.root, is_last);
+        FSDP_TRY(fsdp_root_begin_microbatch(net->toy.root, m, run->microbatches, err));
         FSDP_TRY(run_microbatch(net, step, m, &run->record->losses[step][m], err));
     }
     FSDP_TRY(for_all(net, note_grad, run->record->grads[step], 0, err));

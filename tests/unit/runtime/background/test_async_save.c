@@ -251,7 +251,7 @@ static fsdp_status fail_on_disk(toy *net, fsdp_error *err)
 
     bool is_first = fsdp_world_rank(net->rank->world) == 0; /* one rank fails before the copy */
     EXPECT(fsdp_async_save(saver, is_first ? in_dir("next") : NULL, NULL, &why) == FSDP_ERR_USAGE);
-    EXPECT(strstr(why.text, "a save needs a directory"));
+    EXPECT(strstr(why.text, "'dir' is NULL"));
     FSDP_TRY(fsdp_async_save(saver, in_dir("next"), NULL, err));
     FSDP_TRY(fsdp_async_save_wait(saver, NULL, err));
     EXPECT(exists("next"));
@@ -299,9 +299,9 @@ static fsdp_status refuse_null(toy *net, fsdp_error *err)
     fsdp_async_saver *saver = NULL;
     fsdp_async_report report;
     (void)net;
-    EXPECT_REFUSAL(fsdp_async_saver_create(NULL, NULL, &saver, why), "needs a root");
-    EXPECT_REFUSAL(fsdp_async_save(NULL, "x", NULL, why), "there is no saver");
-    EXPECT_REFUSAL(fsdp_async_save_wait(NULL, &report, why), "there is no saver");
+    EXPECT_REFUSAL(fsdp_async_saver_create(NULL, NULL, &saver, why), "'root' is NULL");
+    EXPECT_REFUSAL(fsdp_async_save(NULL, "x", NULL, why), "'saver' is NULL");
+    EXPECT_REFUSAL(fsdp_async_save_wait(NULL, &report, why), "'saver' is NULL");
     EXPECT(fsdp_async_save_is_done(NULL) && !report.path);
     return FSDP_OK;
 }

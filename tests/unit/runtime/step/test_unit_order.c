@@ -510,7 +510,7 @@ static fsdp_status out_of_order(world_rank *rank, layers_net *net, fsdp_error *e
 {
     fsdp_error told = {0};
     (void)rank;
-    FSDP_TRY(expect_refused(fsdp_unit_pre_forward(NULL, &told), &told, "without a unit", err));
+    FSDP_TRY(expect_refused(fsdp_unit_pre_forward(NULL, &told), &told, "'unit' is NULL", err));
     FSDP_TRY(expect_refused(fsdp_unit_pre_forward(net->toy.unit[0], &told), &told,
                             "pre_forward of unit L0 came before fsdp_root_begin_forward", err));
     FSDP_TRY(fsdp_root_begin_forward(net->toy.root, err));

@@ -101,8 +101,8 @@ static fsdp_status backward(world_rank *rank, const model_case *what, made_model
         const int64_t end = begin + micro < count ? begin + micro : count;
         const fsdp_token_batch part = part_of(made, first + begin, end - begin);
         double loss;
-        FSDP_TRY(fsdp_transformer_train(made->t, &part, 1.0 / (SEQUENCES * LENGTH), i == rounds - 1,
-                                        &loss, err));
+        FSDP_TRY(fsdp_root_begin_microbatch(fsdp_transformer_root(made->t), i, rounds, err));
+        FSDP_TRY(fsdp_transformer_train(made->t, &part, 1.0 / (SEQUENCES * LENGTH), &loss, err));
         *loss_out += loss / (SEQUENCES * LENGTH);
     }
     return sum_over_ranks(rank->world, loss_out, err);

@@ -119,7 +119,7 @@ Test(mesh, refuses_what_is_no_mesh)
     refuse_mesh(2, two_by_two, blank, NULL, "'t p'");
     refuse_mesh(2, two_by_two, empty, NULL, "''");
     refuse_mesh(2, two_by_two, missing, NULL, "mesh dim 1 has no name");
-    refuse_mesh(2, two_by_two, NULL, NULL, "no name");
+    refuse_mesh(2, two_by_two, NULL, NULL, "'names' is NULL");
     refuse_mesh(2, two_by_two, too_long, NULL, "1 to 31");
     refuse_mesh(2, two_by_two, dim_names, (int[]){0, 1, 2, 1}, "rank 1 twice");
     refuse_mesh(2, two_by_two, dim_names, (int[]){0, 1, 2, -4}, "rank -4");

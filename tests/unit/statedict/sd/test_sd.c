@@ -231,7 +231,7 @@ Test(sd, bad_names_are_refused)
                    "name is 65536 bytes long, at most 65,535 are allowed");
     expect_refusal(add_rows(sd, "a\xff", 2, 3, mesh, NULL, &err), &err,
                    "name is not UTF-8: 'a\\xff'");
-    expect_refusal(add_rows(sd, NULL, 2, 3, mesh, NULL, &err), &err, "no address");
+    expect_refusal(add_rows(sd, NULL, 2, 3, mesh, NULL, &err), &err, "'name' is NULL");
     cr_assert_eq(fsdp_sd_count(sd), 0);
     fsdp_mesh_free(mesh);
     fsdp_sd_free(sd);
