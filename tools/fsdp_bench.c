@@ -3,6 +3,7 @@
  * beside what the plain file system, memcpy or another library does with the same bytes.
  */
 #include "tools/bench_train/bench_step.h"
+#include "tools/bench_train/bench_trainer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +57,7 @@ static const struct argp_option options[] = {
     {"sizes", KEY_SIZES, "SIZES", 0, "collectives: whole tensors (64K,1M,16M,256M)", 0},
     {"dtype", KEY_DTYPE, "T", 0, "collectives: of the elements (default: f32)", 0},
     {"buffers", KEY_BUFFERS, "KIND", 0, "collectives: pool (default) or private", 0},
-    {"against", KEY_AGAINST, "NAME", 0, "collectives: openmpi or gloo; step: torch", 0},
+    {"against", KEY_AGAINST, "NAME", 0, "collectives: openmpi or gloo; step, train: torch", 0},
     {"np", KEY_NP, "N", 0, "ranks are N processes", 1},
     {"threads", KEY_THREADS, "N", 0, "ranks are N threads", 1},
     {"comm", KEY_COMM, "NAME", 0, "self, threads, shm or mpi", 1},
@@ -75,7 +76,8 @@ typedef enum command_set {
     FOR_SAVE = 8,
     FOR_RANKS = 16, /* started by fsdp_launch: its options are good */
     FOR_COLLECTIVES = 32,
-    FOR_STEP = 64
+    FOR_STEP = 64,
+    FOR_TRAIN = 128
 } command_set;
 
 static const struct {
@@ -99,11 +101,12 @@ static const struct {
     {"copy-out", bench_copies, FOR_RANKS, false},
     {"cast", bench_copies, FOR_RANKS, false},
     {"step", bench_step, FOR_RANKS | FOR_STEP | FOR_PEERS, false},
+    {"train", bench_trainer, FOR_RANKS | FOR_TRAIN | FOR_PEERS, false},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 static const char command_list[] =
     "make, check, save, load, reshard, many, compress, manifest, convert, collectives, unshard, "
-    "chunk-cat, copy-out, cast, step";
+    "chunk-cat, copy-out, cast, step, train";
 
 static const char *command_names[COMMANDS + 1];
 static const cli_words words[] = {{NULL, command_names}, {"model", bench_models}, {0}};
@@ -131,14 +134,14 @@ static const struct {
     {KEY_NO_SYNC, "no-sync", FOR_MAKE},
     {KEY_DEADLINE, "deadline", FOR_MAKE | FOR_SAVE | FOR_RANKS},
     {KEY_SIZE, "size", FOR_MEASURE},
-    {KEY_DIR, "dir", FOR_MEASURE},
+    {KEY_DIR, "dir", FOR_MEASURE | FOR_TRAIN},
     {KEY_ROUNDS, "rounds", FOR_MEASURE | FOR_RANKS},
     {KEY_PEER, "peer", FOR_PEERS},
     {KEY_OPS, "ops", FOR_COLLECTIVES},
     {KEY_SIZES, "sizes", FOR_COLLECTIVES},
     {KEY_DTYPE, "dtype", FOR_COLLECTIVES},
     {KEY_BUFFERS, "buffers", FOR_COLLECTIVES},
-    {KEY_AGAINST, "against", FOR_COLLECTIVES | FOR_STEP},
+    {KEY_AGAINST, "against", FOR_COLLECTIVES | FOR_STEP | FOR_TRAIN},
     {KEY_NP, "np", FOR_RANKS},
     {KEY_THREADS, "threads", FOR_RANKS},
     {KEY_COMM, "comm", FOR_RANKS},
@@ -156,12 +159,22 @@ static void check_scopes(const bench_options *opts)
             cli_usage_error("--%s means nothing to %s", scopes[i].name, opts->command);
     if (opts->step->first && !(set & FOR_STEP))
         cli_usage_error("--%s means nothing to %s", opts->step->first, opts->command);
+    if (opts->step->first_shared && !(set & (FOR_STEP | FOR_TRAIN)))
+        cli_usage_error("--%s means nothing to %s", opts->step->first_shared, opts->command);
+    if (opts->trainer->first && !(set & FOR_TRAIN))
+        cli_usage_error("--%s means nothing to %s", opts->trainer->first, opts->command);
+}
+
+static void check_torch(const bench_options *opts)
+{
+    if (opts->against && strcmp(opts->against, "torch") != 0)
+        cli_usage_error("--against '%s': %s has torch", opts->against, opts->command);
 }
 
 static void check_step(bench_options *opts)
 {
-    if (opts->against && strcmp(opts->against, "torch") != 0)
-        cli_usage_error("--against '%s': step has torch", opts->against);
+    check_torch(opts);
+    step_options_finish(opts->step);
     if (!(opts->given & UINT64_C(1) << (KEY_SEED - KEY_MODEL)))
         opts->seed = 1;
 }
@@ -211,6 +224,10 @@ static void check_arguments(bench_options *opts)
         bench_check_collectives(opts);
     if (set & FOR_STEP)
         check_step(opts);
+    if (set & FOR_TRAIN) {
+        check_torch(opts);
+        trainer_options_finish(opts->trainer, opts);
+    }
     if (strcmp(opts->command, "make") == 0)
         check_make(opts);
 }
@@ -225,6 +242,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         for (int i = 0; i < 2; i++)
             state->child_inputs[i] = &opts->common;
         state->child_inputs[2] = opts->step;
+        state->child_inputs[3] = opts->trainer;
         return 0;
     case KEY_MODEL: opts->model = arg; return 0;
     case KEY_SCALE: opts->scale = cli_parse_real("--scale", arg); return 0;
@@ -250,19 +268,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_BUFFERS: opts->buffers = arg; return 0;
     case KEY_AGAINST: opts->against = arg; return 0;
     case KEY_NP:
-    case KEY_THREADS:
+    case KEY_THREADS: opts->counts_ranks = true; return 0; /* fsdp_launch takes these */
     case KEY_COMM:
     case KEY_DEVICE:
     case KEY_TRACE:
-    case KEY_CHECK: return 0; /* fsdp_launch takes them */
+    case KEY_CHECK: return 0;
     case ARGP_KEY_ARG: parse_argument(opts, arg); return 0;
     case ARGP_KEY_END: check_arguments(opts); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
 
-static const struct argp_child children[] = {
-    {&cli_work_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {&step_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {{&cli_work_argp, 0, NULL, 0},
+                                             {&cli_general_argp, 0, NULL, 0},
+                                             {&step_argp, 0, NULL, 0},
+                                             {&trainer_argp, 0, NULL, 0},
+                                             {0}};
 static const struct argp argp = {.options = options, .parser = parse, .children = children};
 
 static const cli_tool tool = {
@@ -270,20 +291,23 @@ static const cli_tool tool = {
     .args = "COMMAND [DIR]",
     .summary = "Makes, proves and measures checkpoints, and measures training: make, check, save, "
                "load, reshard, many, compress, manifest, convert, collectives, unshard, chunk-cat, "
-               "copy-out, cast, step.",
+               "copy-out, cast, step, train.",
     .examples = "  fsdp-bench make --model gpt2 --scale 0.1 --world-size 4 step-1\n"
                 "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
                 "  fsdp-bench check step-1                  every element and value\n"
                 "  fsdp-bench load --json --dir /scratch    beside the plain file system\n"
                 "  fsdp-bench collectives --np 2 --against openmpi\n"
-                "  fsdp-bench step --threads 4 --layers 4 --width 64\n",
+                "  fsdp-bench step --threads 4 --layers 4 --width 64\n"
+                "  fsdp-bench train --against torch         GPT-2, beside PyTorch\n",
     .argp = &argp,
     .words = words};
 
 int main(int argc, char **argv)
 {
     step_options step = step_options_default();
+    trainer_options trainer = trainer_options_default();
     bench_options opts = {.step = &step,
+                          .trainer = &trainer,
                           .argc = argc,
                           .argv = argv,
                           .scale = 1,

@@ -13,7 +13,7 @@ ROOMS = {
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param",
                 "context", "group", "step", "optim", "state", "background", "wrap", "tokens", "mlp",
                 "transformer"],
-    "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "train", "plot", "."],
+    "tools": ["cli", "ls", "convert", "train", "bench", "bench_checkpoint", "bench_train", "plot", "."],
 }
 
 

@@ -4,61 +4,29 @@
 usage: torch_step_peer.py LAYERS WIDTH OUT ROWS DIR RANKS
 """
 
-import os
 import sys
-import time
 
+import peer_ranks
 import torch
-import torch.distributed as dist
 import torch_mlp
 
 SHAPE = torch_mlp.Shape(*map(int, sys.argv[1:5]))
 DIRECTORY, RANKS = sys.argv[5], int(sys.argv[6])
 
 
-def run(model, optimizer, x, t):
-    torch.nn.functional.mse_loss(model(x), t).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def measure(steps, *what):
-    dist.barrier()
-    cpu, began = time.process_time(), time.perf_counter()
-    for _ in range(steps):
-        run(*what)
-    dist.barrier()
-    return (time.perf_counter() - began) / steps, (time.process_time() - cpu) / steps
-
-
-def serve(rank):
+def begin(rank):
     torch_mlp.be_rank(RANKS, rank, f"{DIRECTORY}/store")
     model = torch_mlp.sharded(SHAPE, torch_mlp.mesh_of((RANKS,), ("dp",)))
-    what = (model, torch_mlp.adamw(model), *torch_mlp.batch(SHAPE, 0, 0, RANKS, rank))
-    with open(f"{DIRECTORY}/go-{rank}") as orders, open(f"{DIRECTORY}/done", "w") as done:
-        measure(1, *what)
-        if rank == 0:
-            print("ready", file=done, flush=True)
-        for line in orders:
-            if line == "end\n":
-                break
-            answer = "%.9f %.9f" % measure(int(line), *what)
-            if rank == 0:
-                print(answer, file=done, flush=True)
-    dist.destroy_process_group()
+    optimizer = torch_mlp.adamw(model)
+    x, t = torch_mlp.batch(SHAPE, 0, 0, RANKS, rank)
+
+    def step():
+        torch.nn.functional.mse_loss(model(x), t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    peer_ranks.measure(1, step)
+    return peer_ranks.answer_steps(step)
 
 
-def main():
-    children = []
-    for rank in range(1, RANKS):
-        child = os.fork()
-        if child == 0:
-            serve(rank)
-            os._exit(0)
-        children.append(child)
-    serve(0)
-    for child in children:
-        os.waitpid(child, 0)
-
-
-main()
+peer_ranks.serve(DIRECTORY, RANKS, begin)

@@ -18,10 +18,12 @@
 /* --- options ---------------------------------------------------------------------------------- */
 
 typedef struct step_options step_options;      /* bench_step.h */
+typedef struct trainer_options trainer_options;        /* bench_trainer.h */
 
 typedef struct bench_options {
     cli_common common;
-    step_options *step;        /* options of step alone */
+    step_options *step;        /* options of step; train has some of them */
+    trainer_options *trainer;  /* options of train alone */
     const char *command, *path;    /* path: DIR of make and check */
     int argc;                      /* as the program was started: fsdp_launch takes its part */
     char **argv;
@@ -34,6 +36,7 @@ typedef struct bench_options {
     fsdp_kind kind;
     bool compress, skip_fsync;
     int level;
+    bool counts_ranks;             /* --np or --threads was given */
     const char *deadline;          /* as given; ranks of fsdp_launch know better what is good */
     int deadline_ms;
     int64_t size;                  /* bytes of the state that is measured with */
@@ -118,6 +121,7 @@ fsdp_status bench_collectives(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_unshard(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_copies(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_step(const bench_options *opts, fsdp_error *err);
+fsdp_status bench_trainer(const bench_options *opts, fsdp_error *err);
 /* Ends the program with a usage error where options make no sense. */
 void bench_check_collectives(const bench_options *opts);
 
@@ -151,6 +155,9 @@ fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body
  */
 typedef fsdp_status (*bench_world_body)(fsdp_world *world, const bench_options *opts, fsdp_error *err);
 _Noreturn void bench_launch(const bench_options *opts, bench_world_body body);
+/* Nobody has said how many ranks there are: first one in this process, then `ranks` processes. Otherwise as
+ * above. */
+_Noreturn void bench_launch_twice(const bench_options *opts, bench_world_body body, int ranks);
 /* Collective. A barrier of the communicator, which is faster than one of the control plane. */
 fsdp_status bench_barrier(fsdp_comm *comm, fsdp_error *err);
 /* Collective. The largest resident size of a rank. */
@@ -184,6 +191,7 @@ extern const int64_t bench_pieces[BENCH_PIECES];       /* 256 KiB, 1 MiB, 4 MiB 
 typedef struct bench_times {
     int count;
     double seconds[BENCH_MAX_ROUNDS], cpu[BENCH_MAX_ROUNDS];
+    int64_t peak_kib;          /* the largest resident size of a rank that a peer has named */
 } bench_times;
 typedef struct bench_clock { double wall, cpu; } bench_clock;
 bench_clock bench_now(void);
@@ -235,8 +243,8 @@ int64_t bench_peak_kib(void);      /* of this process */
 /*
  * Another program that does the same work with as many ranks (bench_peer.c). It is started as PROGRAM DIR
  * RANKS; each of its ranks reads lines of the pipe DIR/go-RANK and does what they say, and the first one
- * answers each with a line in the pipe DIR/done: "SECONDS PROCESSOR_SECONDS" or "cannot". It sends a first
- * line when it is ready; the line "end" ends it. Ranks that wait use no processor time.
+ * answers each with a line in the pipe DIR/done: "SECONDS PROCESSOR_SECONDS [PEAK_KIB]" or "cannot". It sends
+ * a first line when it is ready; the line "end" ends it. Ranks that wait use no processor time.
  */
 typedef struct bench_peer bench_peer;
 fsdp_status bench_peer_start(char *const *argv, int ranks, bench_peer **peer_out, fsdp_error *err);
@@ -289,6 +297,8 @@ fsdp_status bench_prove_path(const char *path, uint64_t seed, fsdp_error *err);
 
 void bench_path(char *out, const char *dir, const char *name);     /* BENCH_PATH bytes of room */
 fsdp_status bench_remove(const char *path, fsdp_error *err);       /* a tree, or nothing */
+/* Collective. A new directory in `place`, whose name all ranks get: BENCH_PATH bytes of room. */
+fsdp_status bench_make_directory(fsdp_ctl *ctl, const char *place, char *dir_out, fsdp_error *err);
 /* Syncs the directory's file system, so that earlier writes do not disturb a measurement. */
 fsdp_status bench_settle(const char *dir, fsdp_error *err);
 /* The memory of a state dict's tensors, one after the other, into a new file. */

@@ -29,6 +29,16 @@ int64_t bench_file_size(const char *path)
 
 typedef fsdp_status (*tree_visit)(const char *path, bool is_directory, fsdp_error *err);
 
+fsdp_status bench_make_directory(fsdp_ctl *ctl, const char *place, char *dir_out, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    bench_path(dir_out, place, "fsdp-bench-XXXXXX");
+    if (fsdp_ctl_rank(ctl) == 0 && !mkdtemp(dir_out))
+        st = fsdp_fail_errno(err, errno, "cannot create a directory in '%s'", place);
+    FSDP_TRY(fsdp_ctl_agree(ctl, st, err));
+    return fsdp_ctl_broadcast(ctl, 0, dir_out, BENCH_PATH, err);
+}
+
 /* Children first. */
 static fsdp_status visit_tree(const char *path, tree_visit visit, fsdp_error *err)
 {

@@ -89,12 +89,14 @@ fsdp_status bench_peer_ask(bench_peer *peer, const char *line, bench_times *time
 {
     char answer[LINE];
     double seconds, cpu;
+    long long peak_kib = 0;
     if (!send_line(peer, line))
         return fsdp_fail_errno(err, errno, "cannot write to '%s'", peer->name);
     FSDP_TRY(read_answer(peer, answer, err));
-    if (sscanf(answer, "%lf %lf", &seconds, &cpu) != 2)
+    if (sscanf(answer, "%lf %lf %lld", &seconds, &cpu, &peak_kib) < 2)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot do %.*s", peer->name,
                          (int)strcspn(line, "\n"), line);
+    times->peak_kib = peak_kib > times->peak_kib ? peak_kib : times->peak_kib;
     if (times->count < BENCH_MAX_ROUNDS) {
         times->cpu[times->count] = cpu;
         times->seconds[times->count++] = seconds;

@@ -4,7 +4,6 @@
  */
 #include "tools/bench/bench.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,16 +124,11 @@ static fsdp_status measure_row(save_rank *r, bool sync, fsdp_error *err)
 static fsdp_status name_directory(save_rank *r, fsdp_error *err)
 {
     const save_job *job = r->job;
-    fsdp_status st = FSDP_OK;
     char plain[40];
     if (job->dir)
         snprintf(r->dir, sizeof r->dir, "%s", job->dir);
     else
-        bench_path(r->dir, job->opts->dir, "fsdp-bench-XXXXXX");
-    if (r->rank == 0 && !job->dir && !mkdtemp(r->dir))
-        st = fsdp_fail_errno(err, errno, "cannot create a directory in '%s'", job->opts->dir);
-    FSDP_TRY(fsdp_ctl_agree(r->ctl, st, err));
-    FSDP_TRY(fsdp_ctl_broadcast(r->ctl, 0, r->dir, sizeof r->dir, err));
+        FSDP_TRY(bench_make_directory(r->ctl, job->opts->dir, r->dir, err));
     snprintf(plain, sizeof plain, "plain-%d", r->rank);
     bench_path(r->ours, r->dir, "ours");
     bench_path(r->plain, r->dir, plain);

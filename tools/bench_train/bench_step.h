@@ -19,9 +19,10 @@
 typedef enum step_optim { STEP_ADAMW, STEP_SGD } step_optim;
 
 struct step_options {
-    const char *first;         /* the first option of step that was given; NULL: none */
+    const char *first;         /* the first option of step alone that was given; NULL: none */
+    const char *first_shared;  /* the first one that train has, too: layers, width */
     int layers, steps, accumulate;
-    int64_t width, out, rows;
+    int64_t width, out, rows;  /* layers, width 0: not given */
     step_optim optim;
     double lr, divide, clip;   /* divide and clip 0: none */
     int replicas, shards, parts;       /* of the mesh: rep, dp, tp; shards 0: all ranks */
@@ -34,6 +35,8 @@ struct step_options {
 
 extern const struct argp step_argp;
 step_options step_options_default(void);
+/* The defaults of step for layers and width. */
+void step_options_finish(step_options *opts);
 
 /* --- the model -------------------------------------------------------------------------------- */
 
@@ -53,8 +56,6 @@ typedef struct step_model {
 fsdp_status step_model_build(step_model *model, fsdp_error *err);
 void step_model_free(step_model *model);
 void step_model_fill(step_model *model, int step, int microbatch);
-/* Collective. Forward and backward of the microbatch that is filled in, the last of its step or not. */
-fsdp_status step_model_run(step_model *model, bool is_last, double *loss_out, fsdp_error *err);
 
 /* --- memory ----------------------------------------------------------------------------------- */
 

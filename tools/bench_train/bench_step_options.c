@@ -29,8 +29,8 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"layers", KEY_LAYERS, "N", 0, "step: layers of the model (default: 3)", 2},
-    {"width", KEY_WIDTH, "N", 0, "step: inputs of each layer (default: 8)", 2},
+    {"layers", KEY_LAYERS, "N", 0, "step, train: layers of the model (default: 3, 12)", 2},
+    {"width", KEY_WIDTH, "N", 0, "step, train: inputs of each layer (default: 8, 768)", 2},
     {"out", KEY_OUT, "N", 0, "step: outputs of the last layer (default: 8)", 2},
     {"rows", KEY_ROWS, "N", 0, "step: rows of a rank's microbatch (default: 4)", 2},
     {"steps", KEY_STEPS, "N", 0, "step: steps (default: 20)", 2},
@@ -56,16 +56,20 @@ static const int64_t most_width = INT64_C(1) << 24;
 
 step_options step_options_default(void)
 {
-    return (step_options){.layers = 3,
-                          .steps = 20,
+    return (step_options){.steps = 20,
                           .accumulate = 1,
-                          .width = 8,
                           .out = 8,
                           .rows = 4,
                           .lr = 1e-3,
                           .replicas = 1,
                           .parts = 1,
                           .reshard = FSDP_RESHARD_AUTO};
+}
+
+void step_options_finish(step_options *opts)
+{
+    opts->layers = opts->layers > 0 ? opts->layers : 3;
+    opts->width = opts->width > 0 ? opts->width : 8;
 }
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -175,8 +179,9 @@ static error_t parse_mode(step_options *opts, int key, char *arg)
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     step_options *opts = state->input;
-    if (key >= KEY_LAYERS && key < KEY_BEHIND && !opts->first)
-        opts->first = options[key - KEY_LAYERS].name;
+    const char **first = key <= KEY_WIDTH ? &opts->first_shared : &opts->first;
+    if (key >= KEY_LAYERS && key < KEY_BEHIND && !*first)
+        *first = options[key - KEY_LAYERS].name;
     error_t found = parse_shape(opts, key, arg);
     return found == ARGP_ERR_UNKNOWN ? parse_mode(opts, key, arg) : found;
 }

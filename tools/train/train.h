@@ -1,7 +1,7 @@
 /*
  * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples.
- * The room turns options and a configuration into calls of the runtime; fsdp_train.c is its main and only it
- * calls the room.
+ * The room turns options and a configuration into calls of the runtime. fsdp_train.c is its main; fsdp-bench
+ * measures steps with train_job_make, train_config_init and train_step.
  *
  *   train_config.c    [section] key = value
  *   train_options.c   the command line
@@ -119,6 +119,10 @@ fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err)
 /* Collective. The model of SRC, without optimizer and data, for evaluation and sampling. */
 fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world *world, const char *path,
                            fsdp_error *err);
+/* Collective. A new model of `config` and its optimizer, without data and run: for fsdp-bench, which brings
+ * the batches. */
+fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world *world,
+                           const fsdp_transformer_config *config, fsdp_error *err);
 
 /* --- batches (train_batches.c) ------------------------------------------------------------------- */
 

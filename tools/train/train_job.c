@@ -334,6 +334,24 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
     return st;
 }
 
+static fsdp_status make_new(train_job *job, fsdp_error *err)
+{
+    FSDP_TRY(make_mesh(job, err));
+    FSDP_TRY(make_model(job, err));
+    fsdp_status st = make_optimizer(job, err);
+    if (st == FSDP_OK)
+        st = fsdp_transformer_init(job->model, (uint64_t)job->config->train.seed, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world *world,
+                           const fsdp_transformer_config *config, fsdp_error *err)
+{
+    init(job, opts, world);
+    job->model_config = *config;
+    return make_new(job, err);
+}
+
 fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err)
 {
     const fsdp_error *failure = &job->log.failure;
