@@ -45,7 +45,8 @@ def put_source(path):
 
 def put_digests(root):
     """From now on the source is checked before it is converted."""
-    subprocess.run([BUILD / "bin/fsdp-verify", "--write-digests", "-q", "s.safetensors"], cwd=root, check=True)
+    subprocess.run([BUILD / "bin/fsdp-verify", "--write-digests", "-q", "s.safetensors"], cwd=root,
+                   check=True)
 
 
 def command(directory, name, *more):
