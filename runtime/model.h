@@ -111,7 +111,7 @@ typedef struct fsdp_extension {
     fsdp_status (*post)(void *context, const fsdp_param *param, const void *const *gathered, size_t stride,
                         void *data, fsdp_error *err);
 } fsdp_extension;
-/* Local, on all ranks. Copies `extension`; its context lives until the model is freed. FSDP_ERR_USAGE
+/* Local, on all ranks. Copies `extension`; its context lives until model and root were freed. FSDP_ERR_USAGE
  * after the root was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
                                                            fsdp_error *err);

@@ -80,8 +80,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *e
 /*
  * Local, on all ranks, before begin_forward. The forward and backward that follow are microbatch i of the n
  * of a step: gradients are added up whole, and the last microbatch reduces the sum and waits for it. Sets
- * FSDP_UNIT_REQUIRES_GRADIENT_SYNC of all units and fsdp_root_set_is_last_backward; a step of one microbatch
- * needs no call. FSDP_ERR_USAGE inside a forward or backward, and unless 0 <= i < n.
+ * FSDP_UNIT_REQUIRES_GRADIENT_SYNC of all units, and that each backward ends with its microbatch; a step of
+ * one microbatch needs no call. FSDP_ERR_USAGE inside a forward or backward, and unless 0 <= i < n.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n,
                                                              fsdp_error *err);

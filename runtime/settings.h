@@ -30,8 +30,8 @@ typedef fsdp_status (*fsdp_all_reduce_hook)(void *context, void *data, fsdp_dtyp
  * Ownership: the root owns a buffer from `alloc` to `dealloc`, and uses it again in later steps, for
  * collectives with the same context, alloc and dealloc only; so alloc is called a few times, not in every
  * step. The output of a reduction may stay as the sharded gradient until that is dropped. Setting another
- * collective frees the buffers that hold nothing, fsdp_root_free the others: `context` lives until
- * fsdp_root_free returns.
+ * collective frees the buffers that hold nothing, the end of the root the others: `context` lives until
+ * root, optimizers and savers were freed.
  *
  * Threads and order: alloc and dealloc are called by the thread that calls the hooks; run on the stream's
  * thread, maybe at the same time. dealloc comes after all work with the buffer, also run's own.
@@ -45,7 +45,7 @@ typedef struct fsdp_custom_collective {
      * with FSDP_ERR_LIMIT and names the unit. alloc NULL: the buffers are the library's, or the
      * communicator's if that was set before. */
     void *(*alloc)(void *context, size_t size);
-    /* NULL: the buffers are the user's to free, after fsdp_root_free. Not called without alloc. */
+    /* NULL: the buffers are the user's to free, after the root's end. Not called without alloc. */
     void (*dealloc)(void *context, void *data);
     fsdp_status (*run)(void *context, fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 } fsdp_custom_collective;

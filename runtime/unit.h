@@ -182,7 +182,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, fsdp_h
 
 /* --- plug-ins --------------------------------------------------------------------------------- */
 
-/* Replaces the hook; NULL: none. Its context lives until fsdp_root_free returns. */
+/* Replaces the hook; NULL: none. Its context lives until the root has ended. */
 FSDP_API void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *context);
 
 /* In place of the library's all-gather (FSDP_ALL_GATHER) or reduce-scatter (FSDP_REDUCE_SCATTER). `custom` is

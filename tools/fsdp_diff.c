@@ -239,26 +239,13 @@ static void add_bar(fsdp_text *svg, const fsdp_diff_item *item, int row)
                    PLOT_NAMES + part * PLOT_BARS + 8, y, item->max_abs);
 }
 
-static fsdp_status write_file(const char *path, const fsdp_text *text, fsdp_error *err)
-{
-    if (text->failed)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", path);
-    FILE *file = fopen(path, "w");
-    bool written =
-        file && fwrite(text->data, 1, text->size, file) == text->size && fflush(file) == 0;
-    int problem = errno; /* closing sets another */
-    if (file && fclose(file) != 0 && written) {
-        problem = errno;
-        written = false;
-    }
-    return written ? FSDP_OK : fsdp_fail_errno(err, problem, "cannot write '%s'", path);
-}
-
 static fsdp_status write_plot(const char *path, const diff_list *list, fsdp_error *err)
 {
     fsdp_text svg = {0};
     int rows = 0;
     fsdp_text_addf(&svg,
+                   CLI_PICTURE
+                   "diff: largest differences -->\n"
                    "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
                    "font-family=\"sans-serif\" font-size=\"12\">\n<text x=\"%d\" y=\"14\">largest "
                    "absolute difference (logarithmic, 1e%d to 1e%d)</text>\n",
@@ -268,7 +255,7 @@ static fsdp_status write_plot(const char *path, const diff_list *list, fsdp_erro
         if (list->items[i].state == FSDP_DIFF_DIFFERS && !list->items[i].why)
             add_bar(&svg, &list->items[i], rows++);
     fsdp_text_addf(&svg, "</svg>\n");
-    fsdp_status st = write_file(path, &svg, err);
+    fsdp_status st = cli_write_picture(path, &svg, err);
     fsdp_text_release(&svg);
     return st;
 }
@@ -559,6 +546,8 @@ int main(int argc, char **argv)
     cli_begin(&tool, argc, argv, &opts);
     in_color = opts.color == COLOR_ALWAYS || (opts.color == COLOR_AUTO && cli_colors_out());
     fsdp_status st = read_map(&opts, &err);
+    if (st == FSDP_OK && opts.plot_path)
+        st = cli_check_picture(opts.plot_path, false, &err);
     if (st == FSDP_OK)
         st = diff_paths(&opts, &err);
     free(opts.rules);

@@ -2,15 +2,12 @@
 #include "tools/cli/cli.h"
 #include "tools/plot/plot.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { RUNS_MOST = 64 };
 
@@ -66,89 +63,22 @@ static const cli_tool tool = {
     .runs_alone = true,
     .argp = &argp};
 
-/* --- the picture's file -------------------------------------------------------------------------- */
-
-static bool is_ours(const char *path)
-{
-    char begin[sizeof PLOT_MAGIC - 1];
-    FILE *file = fopen(path, "re");
-    bool ours = file && fread(begin, 1, sizeof begin, file) == sizeof begin &&
-                memcmp(begin, PLOT_MAGIC, sizeof begin) == 0;
-    if (file)
-        fclose(file);
-    return ours;
-}
-
-static fsdp_status refuse_input(const plot_options *opts, const struct stat *output,
-                                fsdp_error *err)
+/* The picture may replace an older one, but not what it is to be drawn from. */
+static fsdp_status refuse_input(const plot_options *opts, fsdp_error *err)
 {
     char path[PATH_MAX];
-    struct stat info;
+    struct stat output, info;
+    if (stat(opts->output, &output) != 0)
+        return FSDP_OK;
     for (size_t i = 0; i < opts->count; i++) {
         if (stat(opts->paths[i], &info) != 0)
             continue;
         snprintf(path, sizeof path, "%s%s", opts->paths[i],
                  S_ISDIR(info.st_mode) ? "/metrics.jsonl" : "");
-        if (stat(path, &info) == 0 && info.st_dev == output->st_dev &&
-            info.st_ino == output->st_ino)
+        if (stat(path, &info) == 0 && info.st_dev == output.st_dev && info.st_ino == output.st_ino)
             return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is what is to be drawn", opts->output);
     }
     return FSDP_OK;
-}
-
-/* *beside_out: the file is written under another name first. A pipe or a device is written as it is. */
-static fsdp_status check_output(const plot_options *opts, bool *beside_out, fsdp_error *err)
-{
-    struct stat info;
-    *beside_out = true;
-    if (stat(opts->output, &info) != 0)
-        return errno == ENOENT ? FSDP_OK
-                               : fsdp_fail_errno(err, errno, "cannot write '%s'", opts->output);
-    if (S_ISDIR(info.st_mode))
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is a directory", opts->output);
-    *beside_out = S_ISREG(info.st_mode);
-    FSDP_TRY(refuse_input(opts, &info, err));
-    if (*beside_out && !opts->overwrite && !is_ours(opts->output))
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is no picture of fsdp-plot; --overwrite replaces it", opts->output);
-    return FSDP_OK;
-}
-
-/* Writes to path; messages name the output. */
-static fsdp_status write_file(const char *path, const char *output, const fsdp_text *text,
-                              fsdp_error *err)
-{
-    FILE *file = fopen(path, "we");
-    bool written =
-        file && fwrite(text->data, 1, text->size, file) == text->size && fflush(file) == 0;
-    int problem = errno; /* closing sets another */
-    if (file && fclose(file) != 0 && written) {
-        problem = errno;
-        written = false;
-    }
-    return written ? FSDP_OK : fsdp_fail_errno(err, problem, "cannot write '%s'", output);
-}
-
-/* The picture appears whole, or an older one stays. */
-static fsdp_status write_output(const plot_options *opts, const fsdp_text *text, bool beside,
-                                fsdp_error *err)
-{
-    char target[PATH_MAX], temporary[PATH_MAX];
-    if (text->failed)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
-    if (!beside)
-        return write_file(opts->output, opts->output, text, err);
-    if (!realpath(opts->output, target)) /* a link's target is replaced, not the link */
-        snprintf(target, sizeof target, "%s", opts->output);
-    if (snprintf(temporary, sizeof temporary, "%s.tmp-%ld", target, (long)getpid()) >=
-        (int)sizeof temporary)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", opts->output);
-    fsdp_status st = write_file(temporary, opts->output, text, err);
-    if (st == FSDP_OK && rename(temporary, target) != 0)
-        st = fsdp_fail_errno(err, errno, "cannot write '%s'", opts->output);
-    if (st != FSDP_OK)
-        unlink(temporary);
-    return st;
 }
 
 /* --- report -------------------------------------------------------------------------------------- */
@@ -245,12 +175,12 @@ static fsdp_status read_runs(const plot_options *opts, plot_run **runs, fsdp_err
 
 static fsdp_status plot(const plot_options *opts, plot_run **runs, fsdp_error *err)
 {
-    bool beside;
     fsdp_text text = {0};
-    FSDP_TRY(check_output(opts, &beside, err));
+    FSDP_TRY(refuse_input(opts, err));
+    FSDP_TRY(cli_check_picture(opts->output, opts->overwrite, err));
     FSDP_TRY(read_runs(opts, runs, err));
     plot_draw(runs, opts->count, &text);
-    fsdp_status st = write_output(opts, &text, beside, err);
+    fsdp_status st = cli_write_picture(opts->output, &text, err);
     fsdp_text_release(&text);
     return st == FSDP_OK ? print(opts, runs) : st;
 }

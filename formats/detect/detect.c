@@ -248,16 +248,32 @@ static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_foreign_format
     return status;
 }
 
+/* The caller frees it, also after a failure. NULL: no memory. */
+static seen_path *begin_look(fsdp_io *io, const char *path, const fsdp_source_opts *opts)
+{
+    seen_path *seen = fsdp_alloc(1, sizeof *seen);
+    if (!seen)
+        return NULL;
+    seen->probe.io = io ? io : fsdp_io_posix();
+    seen->probe.path = path;
+    seen->probe.opts = opts;
+    return seen;
+}
+
+static void end_look(seen_path *seen)
+{
+    fsdp_free(seen->names);
+    fsdp_arena_release(&seen->arena);
+    fsdp_free(seen);
+}
+
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
                              fsdp_source **source_out, fsdp_error *err)
 {
     *source_out = NULL;
-    seen_path *seen = fsdp_alloc(1, sizeof *seen);
+    seen_path *seen = begin_look(io, path, opts);
     if (!seen)
         return fsdp_fail_memory(err, path);
-    seen->probe.io = io ? io : fsdp_io_posix();
-    seen->probe.path = path;
-    seen->probe.opts = opts;
     const fsdp_foreign_format *format = NULL;
     fsdp_status status = look(seen, err);
     if (status == FSDP_OK && opts && opts->format)
@@ -268,8 +284,18 @@ fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_op
         status = open_noted(&seen->probe, format, source_out, err);
     else if (status == FSDP_OK)
         status = fail_unknown(&seen->probe, err);
-    fsdp_free(seen->names);
-    fsdp_arena_release(&seen->arena);
-    fsdp_free(seen);
+    end_look(seen);
+    return status;
+}
+
+fsdp_status fsdp_source_recognise(fsdp_io *io, const char *path, bool *is_known_out,
+                                  fsdp_error *err)
+{
+    seen_path *seen = begin_look(io, path, NULL);
+    if (!seen)
+        return fsdp_fail_memory(err, path);
+    fsdp_status status = look(seen, err);
+    *is_known_out = status == FSDP_OK && choose(&seen->probe);
+    end_look(seen);
     return status;
 }

@@ -412,11 +412,7 @@ void fsdp_packed_discard(fsdp_packed *target)
 {
     if (!target)
         return;
-    for (size_t i = 0; i < target->file_count; i++) {
-        (void)fsdp_io_close(&target->files[i].file, target->files[i].path, NULL); /* it goes away */
-        target->io->ops->unlink(target->io, target->files[i].path);
-    }
-    if (target->has_directory)
-        target->io->ops->rmdir(target->io, target->path);
+    for (size_t i = 0; i < target->file_count; i++) /* nobody relies on unsynced files */
+        (void)fsdp_io_close(&target->files[i].file, target->files[i].path, NULL);
     release(target);
 }

@@ -77,10 +77,9 @@ fsdp_status fsdp_packed_write(fsdp_packed *target, size_t tensor, int64_t first,
                               const void *data,
                               fsdp_error *err);
 
-/* Completes the files; every element must have been written. Frees the target in any case; after a failure
- * the files are removed. */
+/* Completes the files; every element must have been written. Frees the target in any case. */
 fsdp_status fsdp_packed_finish(fsdp_packed *target, fsdp_error *err);
-/* Removes the created files and frees. Accepts NULL. */
+/* Closes and frees. The files stay: what they hold already may be taken up. Accepts NULL. */
 void fsdp_packed_discard(fsdp_packed *target);
 
 #endif

@@ -73,7 +73,8 @@ int64_t fsdp_mlp_bytes(const fsdp_mlp *mlp);
  * fsdp_uniform(seed, "x" or "t", i). */
 void fsdp_mlp_fill(fsdp_mlp *mlp, uint64_t seed, int64_t first);
 
-/* Collective, with all hooks of a forward and a backward. */
+/* Collective, with all hooks of a forward and a backward. fsdp_root_begin_microbatch comes before it where a
+ * step has several. */
 FSDP_CHECKED fsdp_status fsdp_mlp_run(fsdp_mlp *mlp, double *loss_out, fsdp_error *err);
 
 /* Its parts, for programs that do more between them. The loss makes dy; backward ends with end_backward. */

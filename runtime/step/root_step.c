@@ -163,9 +163,8 @@ fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n, fs
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "begin_microbatch came inside a step: end_backward comes before it");
-    bool is_last = i == n - 1;
-    root->is_last_backward = is_last;
-    return fsdp_unit_set(root->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, is_last, true, err);
+    root->is_last_backward = true; /* one that does not reduce leaves nothing under way */
+    return fsdp_unit_set(root->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, i == n - 1, true, err);
 }
 
 /* --- finalizing a backward by hand ------------------------------------------------------------ */

@@ -3,6 +3,7 @@
 
 #include "base/data/flow.h"
 #include "base/core/mem.h"
+#include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/convert/copied.h"
 #include "statedict/commit/leftovers.h"
@@ -57,6 +58,21 @@ static fsdp_status require_no_extras(const fsdp_output_place *place, const char 
     return FSDP_ERR_EXISTS;
 }
 
+/* A file of another kind was named by mistake; an empty one loses nothing. */
+static fsdp_status require_checkpoint(const fsdp_output_place *place, const char *to,
+                                      fsdp_error *err)
+{
+    fsdp_file_info info;
+    bool is_known;
+    if (place->io->ops->info(place->io, to, &info) == 0 && info.size == 0)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_source_recognise(place->io, to, &is_known, err));
+    return is_known
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_EXISTS,
+                           "'%s' is no checkpoint: it is not overwritten, move it away first", to);
+}
+
 static fsdp_status check_name(const fsdp_output_place *place, const char *to, fsdp_error *err)
 {
     fsdp_file_info info;
@@ -73,7 +89,7 @@ static fsdp_status check_name(const fsdp_output_place *place, const char *to, fs
                          directory ? "directory" : "file");
     if (!place->overwrite)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", to);
-    return directory ? require_no_extras(place, to, err) : FSDP_OK;
+    return directory ? require_no_extras(place, to, err) : require_checkpoint(place, to, err);
 }
 
 fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to, fsdp_error *err)

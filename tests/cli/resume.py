@@ -24,6 +24,8 @@ TARGETS = {"x.safetensors": [], "x.pt": [], "x.npz": [], "hf": ["--max-shard-siz
            "cast.safetensors": ["--dtype", "f8e4m3", "--on-overflow", "clamp"],
            "cast": ["--to", "fsdp", "--world-size", "4", "--dtype", "f8e4m3", "--on-overflow", "clamp"],
            "wider.pt": ["--dtype", "f64", "--dtype-for", "t03=f16"]}
+# In a slow build one of each kind: a container, a directory of them, files of ranks.
+STOPPED = ("x.safetensors", "hf", "dcp", "ours") if "FSDP_TEST_FEWER" in os.environ else TARGETS
 left_out = []
 whole_casts = {}  # what a conversion that nobody disturbs does to values
 TENSORS, ROWS, COLUMNS = 12, 512, 1024
@@ -39,6 +41,12 @@ def put_source(path):
         file.write(struct.pack("<Q", len(text)) + text)
         for i in range(TENSORS):
             file.write(b"".join(struct.pack("<f", i + j / 4096) for j in range(4096)) * (size // 16384))
+
+
+def put_digests(root):
+    """From now on the source is checked before it is converted."""
+    subprocess.run([BUILD / "bin/fsdp-verify", "--write-digests", "-q", "s.safetensors"], cwd=root,
+                   check=True)
 
 
 def command(directory, name, *more):
@@ -123,6 +131,27 @@ def stop(root, name):
     return was_stopped or None
 
 
+def stop_again(root, name):
+    """SIGTERM at any moment of a conversion that goes on with another one's work, which stays."""
+    process = start_and_wait(root, name, 97)
+    process.kill()
+    process.communicate()
+    for stopped, delay in enumerate((0.005, 0.02, 0.04)):
+        process = subprocess.Popen(command("cut", name, "--resume"), cwd=root, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE)
+        time.sleep(delay)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        if (root / "cut" / name).exists():  # done before the signal came
+            assert files(root / "cut" / name) == files(root / "whole" / name), name
+            subprocess.run(["rm", "-r", root / "cut" / name], check=True)
+            return stopped or None
+        assert process.returncode in (75, -signal.SIGTERM), process.returncode
+    assert resume(root, name) > 0, name
+    subprocess.run(["rm", "-r", root / "cut" / name], check=True)
+    return True
+
+
 def stop_one_file(root):
     """Nothing is kept of a file of HDF5, and nobody says so."""
     TARGETS["x.h5"] = []
@@ -159,7 +188,11 @@ with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK
     put_source(root / "s.safetensors")
     for name in TARGETS:
         kill_at_moments(root, name)
-    tried(stop, root, "x.pt")
+    for name in STOPPED:
+        tried(stop, root, name)
+    put_digests(root)
+    for name in STOPPED:
+        tried(stop_again, root, name)
     tried(stop_one_file, root)
 if left_out:
     print("left out, since the conversion was done before it was stopped:", *left_out)

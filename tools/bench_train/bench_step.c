@@ -32,7 +32,8 @@ static fsdp_status accumulate(step_run *run, int step, bool fills, double *loss_
     for (int i = 0; i < count; i++) {
         if (fills)
             step_model_fill(&run->model, step, i);
-        FSDP_TRY(step_model_run(&run->model, i == count - 1, &loss, err));
+        FSDP_TRY(fsdp_root_begin_microbatch(run->model.root, i, count, err));
+        FSDP_TRY(fsdp_mlp_run(run->model.mlp, &loss, err));
         sum += loss;
     }
     *loss_out = sum / count;

@@ -56,8 +56,6 @@ typedef struct step_model {
 fsdp_status step_model_build(step_model *model, fsdp_error *err);
 void step_model_free(step_model *model);
 void step_model_fill(step_model *model, int step, int microbatch);
-/* Collective. Forward and backward of the microbatch that is filled in, the last of its step or not. */
-fsdp_status step_model_run(step_model *model, bool is_last, double *loss_out, fsdp_error *err);
 
 /* --- memory ----------------------------------------------------------------------------------- */
 

@@ -157,10 +157,3 @@ void step_model_fill(step_model *model, int step, int microbatch)
     fsdp_mlp_fill(model->mlp, model->seed,
                   (before * model->data_ranks + model->data_rank) * model->opts->rows);
 }
-
-fsdp_status step_model_run(step_model *model, bool is_last, double *loss_out, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(model->root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC, is_last,
-                           true, err));
-    return fsdp_mlp_run(model->mlp, loss_out, err);
-}

@@ -148,6 +148,15 @@ void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *e
 /* Standard output is a terminal that shows colours. */
 bool cli_colors_out(void);
 
+/* --- pictures --------------------------------------------------------------------------------- */
+
+/* The first bytes of a picture (SVG) of these tools; a file that begins so may be replaced. */
+#define CLI_PICTURE "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!-- fsdp-"
+/* FSDP_ERR_EXISTS for a directory, and for a file that is none unless overwrite is set. */
+fsdp_status cli_check_picture(const char *path, bool overwrite, fsdp_error *err);
+/* The picture appears whole, or an older one stays. A pipe or a device is written as it is. */
+fsdp_status cli_write_picture(const char *path, const fsdp_text *text, fsdp_error *err);
+
 /* --- numbers and names for people ------------------------------------------------------------- */
 
 enum { CLI_NUMBER = 32 };

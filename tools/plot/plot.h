@@ -16,9 +16,6 @@
 #include <fsdp/status.h>
 #include <stddef.h>
 
-/* The first bytes of every picture; a file that begins so may be replaced. */
-#define PLOT_MAGIC "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!-- fsdp-plot:"
-
 typedef enum plot_kind {
     PLOT_LOSS, PLOT_LR, PLOT_GRAD_NORM, PLOT_TOK_S,    /* of a step's line: a panel each */
     PLOT_EVAL, PLOT_SAVE, PLOT_RESTART,                /* events: held-out losses, marks */

@@ -1,4 +1,5 @@
 /* The picture: a legend, and four panels over the steps. See plot.h. */
+#include "tools/cli/cli.h"
 #include "tools/plot/plot.h"
 #include "tools/plot/plot_ticks.h"
 
@@ -274,8 +275,8 @@ void plot_draw(plot_run *const *runs, size_t count, fsdp_text *text)
     const int legend = (int)(count + 1) * ROW + 12;
     const int height = legend + CELL_HEIGHT * PLOT_PANELS / COLUMNS;
     fsdp_text_addf(text,
-                   PLOT_MAGIC
-                   " metrics of fsdp-train -->\n"
+                   CLI_PICTURE
+                   "plot: metrics of fsdp-train -->\n"
                    "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
                    "viewBox=\"0 0 %d %d\" role=\"img\" font-family=\"system-ui, sans-serif\" "
                    "font-size=\"12\" fill=\"#1f2328\">\n<title>metrics of fsdp-train</title>\n%s"

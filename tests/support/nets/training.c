@@ -124,14 +124,10 @@ fsdp_status net_microbatch(toy *net, int step, int number, double *loss_out, fsd
 
 /* --- training --------------------------------------------------------------------------------- */
 
-static fsdp_status set_accumulating(toy *net, bool is_accumulating, fsdp_error *err)
+static fsdp_status begin_microbatch(toy *net, int i, int n, fsdp_error *err)
 {
-    if (net->wrap)
-        return fsdp_wrap_set_accumulating(net->wrap, is_accumulating, err);
-    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(net->root), FSDP_UNIT_REQUIRES_GRADIENT_SYNC,
-                           !is_accumulating, true, err));
-    fsdp_root_set_is_last_backward(net->root, !is_accumulating);
-    return FSDP_OK;
+    return net->wrap ? fsdp_wrap_set_accumulating(net->wrap, i < n - 1, err)
+                     : fsdp_root_begin_microbatch(net->root, i, n, err);
 }
 
 static fsdp_status clip(toy *net, double most, double *norm, fsdp_error *err)
@@ -147,9 +143,9 @@ fsdp_status net_train(toy *net, const net_setup *setup, int begin, int steps, ne
     double norm = 0;
     for (int step = begin; step < begin + steps; step++) {
         for (int m = 0; m < each; m++) {
-            bool is_kept = m < each - 1 && !setup->all_reduce_each;
+            bool is_alone = setup->all_reduce_each;
             int number = me * each + m;
-            FSDP_TRY(set_accumulating(net, is_kept, err));
+            FSDP_TRY(begin_microbatch(net, is_alone ? 0 : m, is_alone ? 1 : each, err));
             FSDP_TRY(net_microbatch(net, step, number, &result->losses[step][number], err));
         }
         FSDP_TRY(clip(net, setup->clip, &norm, err));
