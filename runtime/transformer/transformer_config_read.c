@@ -351,6 +351,11 @@ static fsdp_status take_gpt2(const reader *from, fsdp_transformer_config *config
     FSDP_TRY(take_count(from, N_EMBD, &config->width, err));
     FSDP_TRY(take_count(from, N_INNER, &config->inner, err));
     FSDP_TRY(take_count(from, N_POSITIONS, &config->context, err));
+    /* transformers takes these names of other families, too, and they win */
+    FSDP_TRY(take_count(from, NUM_HIDDEN_LAYERS, &config->layers, err));
+    FSDP_TRY(take_count(from, NUM_ATTENTION_HEADS, &config->heads, err));
+    FSDP_TRY(take_count(from, HIDDEN_SIZE, &config->width, err));
+    FSDP_TRY(take_count(from, MAX_POSITIONS, &config->context, err));
     FSDP_TRY(take_number(from, LAYER_NORM_EPSILON, &config->norm_eps, err));
     FSDP_TRY(take_activation(from, ACTIVATION_FUNCTION, &config->activation, err));
     FSDP_TRY(take_bool(from, SCALE_ATTN_WEIGHTS, &config->scales_attention, err));
@@ -370,7 +375,8 @@ static fsdp_status take_windows(const reader *from, fsdp_transformer_config *con
         return FSDP_OK;
     if (is_null(from, SLIDING_WINDOW))
         config->window = 0;
-    FSDP_TRY(take_bool(from, USE_SLIDING_WINDOW, &use, err));
+    if (config->family == FSDP_QWEN2) /* mistral has no such member: transformers ignores it */
+        FSDP_TRY(take_bool(from, USE_SLIDING_WINDOW, &use, err));
     FSDP_TRY(take_count(from, MAX_WINDOW_LAYERS, &full_layers, err));
     FSDP_TRY(take_count(from, SLIDING_WINDOW, &config->window, err));
     if (!use)

@@ -19,6 +19,11 @@ static const config_case cases[] = {
      "\"tie_word_embeddings\": false}",
      FSDP_GPT2, 12, 24, 96, 2, 2, 12, 50257, 1024, 1e-05, 0.02, FSDP_NN_GELU, false, true, true,
      true, false, FSDP_ROPE_DEFAULT, 0, 0, 0, 0, 0, 0, "000000000000", 50256, 50256},
+    {"{\"model_type\": \"gpt2\", \"hidden_size\": 36, \"n_head\": 4, "
+     "\"num_attention_heads\": 6, \"num_hidden_layers\": 3, "
+     "\"max_position_embeddings\": 77}",
+     FSDP_GPT2, 3, 36, 144, 6, 6, 6, 50257, 77, 1e-05, 0.02, FSDP_NN_GELU_TANH, true, true,
+     true, true, false, FSDP_ROPE_DEFAULT, 0, 0, 0, 0, 0, 0, "000", 50256, 50256},
     {"{\"model_type\": \"llama\"}",
      FSDP_LLAMA, 32, 4096, 11008, 32, 32, 128, 32000, 2048, 1e-06, 0.02, FSDP_NN_SILU, false,
      false, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 0,
@@ -83,6 +88,10 @@ static const config_case cases[] = {
      "\"sliding_window\": null, \"head_dim\": null}",
      FSDP_MISTRAL, 3, 4096, 14336, 32, 8, 128, 32000, 131072, 1e-06, 0.02, FSDP_NN_SILU, false,
      false, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 0, "000", 1, 2},
+    {"{\"model_type\": \"mistral\", \"num_hidden_layers\": 3, "
+     "\"sliding_window\": 5, \"use_sliding_window\": false}",
+     FSDP_MISTRAL, 3, 4096, 14336, 32, 8, 128, 32000, 131072, 1e-06, 0.02, FSDP_NN_SILU, false,
+     false, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 5, "111", 1, 2},
     {"{\"model_type\": \"qwen2\"}",
      FSDP_QWEN2, 32, 4096, 22016, 32, 32, 128, 151936, 32768, 1e-06, 0.02, FSDP_NN_SILU, false,
      true, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 0,
