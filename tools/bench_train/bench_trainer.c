@@ -157,6 +157,8 @@ static fsdp_status print_peak(const trainer_run *run, const trainer_turns *turns
     bench_row row = {.ours = &turns->ours, .peak_kib = peak_kib};
     snprintf(row.work, sizeof row.work, "train-peak");
     if (theirs == 0) {
+        if (!run->opts->common.json)
+            snprintf(row.against, sizeof row.against, "peak %" PRId64 " KiB", peak_kib);
         fsdp_text_addf(&row.more, ", \"against_peak_kib\": null, \"peak_ratio\": null");
         return bench_print_row(run->opts, &row);
     }
