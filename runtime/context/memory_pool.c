@@ -188,16 +188,26 @@ static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
 }
 
 /* A block may be up to an eighth larger than requested: the next step requests the same sizes. */
+static bool fits(const fsdp_block *block, const fsdp_memory_request *request, size_t size)
+{
+    return is_same(&block->allocator, &request->allocator) && block->room >= size &&
+           block->room - size <= size / 8;
+}
+
+/* One of the stream, else one that no stream uses any more: new pages would have to be zeroed. */
 static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              size_t size)
 {
+    fsdp_block **idle = NULL;
     for (fsdp_block **at = &pool->free; *at; at = &(*at)->next) {
-        fsdp_block *block = *at;
-        if (block->stream == request->stream && is_same(&block->allocator, &request->allocator) &&
-            block->room >= size && block->room - size <= size / 8)
+        if (!fits(*at, request, size))
+            continue;
+        if ((*at)->stream == request->stream)
             return unlink_free(pool, at);
+        if (pool->device->ops->is_reached((*at)->given))
+            idle = at;
     }
-    return NULL;
+    return idle ? unlink_free(pool, idle) : NULL;
 }
 
 static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_allocator *allocator, size_t size)

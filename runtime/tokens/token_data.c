@@ -53,10 +53,9 @@ static fsdp_status divide(fsdp_token_data *data, const fsdp_token_options *optio
                       : make_part(&data->files, train, tokens, length);
     if (data->parts[FSDP_TOKENS_TRAIN].sequences == 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "the data '%s' holds %" PRId64
-                         " tokens for training, a sequence takes %" PRId64
+                         "the data '%s' holds %" PRId64 " tokens%s, a sequence takes %" PRId64
                          " (the context and one more)",
-                         options->path, train, length + 1);
+                         options->path, train, data->has_val ? "" : " for training", length + 1);
     if (data->has_val && data->parts[FSDP_TOKENS_VAL].sequences == 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "the data '%s' for validation holds %" PRId64

@@ -94,7 +94,7 @@ static fsdp_status find_losses(fsdp_transformer *t, double scale, bool with_grad
 {
     const fsdp_linear head = {.weight = t->head, .in = t->config.width, .out = t->config.vocab};
     const int64_t rows = model_rows(t);
-    if (with_grads && !fsdp_param_grad(t->head))
+    if (with_grads && rows == 0 && !fsdp_param_grad(t->head)) /* else overwritten below */
         return fsdp_param_error(t->head, err);
     for (int64_t first = 0; first < rows; first += t->logit_rows) {
         int64_t some = rows - first < t->logit_rows ? rows - first : t->logit_rows;
@@ -111,7 +111,7 @@ static fsdp_status find_losses(fsdp_transformer *t, double scale, bool with_grad
         fsdp_linear_grad call = {.x = t->last_normed + first * t->config.width,
                                  .dy = t->logits,
                                  .dx = t->dnormed + first * t->config.width,
-                                 .adds = true,
+                                 .adds = first > 0,
                                  .rows = some};
         FSDP_TRY(fsdp_linear_backward(&t->params, &head, &call, err));
     }

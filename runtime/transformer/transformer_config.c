@@ -108,6 +108,11 @@ fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config,
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s': %lld heads cannot share %lld key-value heads evenly", origin,
                          (long long)config->heads, (long long)config->kv_heads);
+    if (config->family == FSDP_GPT2 && config->kv_heads != config->heads)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s': gpt2 has no key-value heads of its own: %lld are not the %lld heads", origin,
+            (long long)config->kv_heads, (long long)config->heads);
     if (config->family != FSDP_GPT2 && config->head_dim % 2 != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s': rotary positions need heads of an even width, not %lld", origin,

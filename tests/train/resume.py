@@ -397,6 +397,93 @@ def inputs(work):
                                                 straight / "run", "--model.width", 64)), 4, "another model")
 
 
+def set_up_model(directory):
+    """A Hugging Face directory of a new model."""
+    words = command(directory, 1, "--steps", 1, "--save.also", "hf")
+    done = run(words)
+    check("save.also hf", done.returncode == 0, done.stderr)
+    return directory / "run/hf/00000001"
+
+
+def sources(work):
+    """Tokenizers and batches that do not fit are told before the first step."""
+    directory = place(work, "sources")
+    model, fresh = set_up_model(directory), place(work, "fresh")
+    other = pathlib.Path(__file__).resolve().parents[1] / "golden/tokenizer/gpt2/tokenizer.json"
+    words = command(fresh, 1, "--init", model, "--steps", 2)
+    expect_refusal("another tokenizer", run([*words, "--data.tokenizer", str(other)]), 4, "another tokenizer")
+    own = run([*words, "--data.tokenizer", str(model / "tokenizer.json")])
+    check("the same tokenizer", own.returncode == 0, own.stderr)
+    (model / "tokenizer.json").rename(model / "tokenizer.model")
+    fresh = place(work, "fresh2")
+    words = command(fresh, 1, "--init", model, "--steps", 2)
+    expect_refusal("a tokenizer of another kind", run(words), 2, "tokenizer.model", "data.tokenizer")
+    np.save(directory / "batches.npy", np.zeros((3, 1, 9), "<i8"))
+    words = [*words, "--batches", str(directory / "batches.npy")]
+    expect_refusal("few batches", run([*words, "--steps", "4"]), 2, "batches for 3 steps", "train.steps is 4")
+    check("no run is made", not (fresh / "run").exists())
+    done = run([*words, "--steps", "3"])
+    check("enough batches", done.returncode == 0, done.stderr)
+
+
+def outputs(work):
+    """What is no file is written to, and a link stays one."""
+    directory = place(work, "outputs")
+    model = set_up_model(directory)
+    tokens, pipe, link, file = (directory / name for name in ("t.npy", "pipe", "link.npy", "file.npy"))
+    np.save(tokens, np.zeros((1, 3), "<i8"))
+    os.mkfifo(pipe)
+    file.write_text("old")
+    link.symlink_to(file.name)
+    for source, *words in ("--eval", "--logits-out"), ("--sample", "-n", "2", "--out"):
+        words = [str(BUILD / "bin/fsdp-train"), source, str(model), "--tokens", str(tokens), *words]
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        done = run([*words, str(pipe)])
+        check(f"{source} to a pipe", os.read(reader, 6) == b"\x93NUMPY" and pipe.is_fifo(), done.stderr)
+        os.close(reader)
+        done = run([*words, str(link)])
+        check(f"{source} to a link", link.is_symlink() and file.read_bytes()[:6] == b"\x93NUMPY", done.stderr)
+    for form in "hf", "dcp":
+        fresh = place(work, f"also {form}")
+        done = run(command(fresh, 2, "--save.also", form))
+        check(f"save.also {form}: exit", done.returncode == 0, done.stderr)
+        copies = sorted(path.name for path in (fresh / "run" / form).iterdir())
+        check(f"save.also {form}", copies == [f"{step:08}" for step in steps_of(fresh)], copies)
+    grads, fresh = directory / "grads.safetensors", place(work, "grads")
+    done = run(command(fresh, 2, "--dump-grads", grads))
+    left = grads.with_name(grads.name + ".shards")
+    check("--dump-grads leaves a file", grads.is_file() and not left.exists(),
+          done.stderr)
+    words = command(fresh, 2, "--dump-grads", grads, "--steps", STEPS + 1)
+    expect_refusal("--dump-grads behind step 1", run(words), 2, "--dump-grads")
+
+
+def runs(work):
+    """A run is that of one training at a time."""
+    directory = place(work, "one training")
+    more = ["--steps", "1000000", "--optim.schedule", "constant", "--save.every", "0"]
+    first = start(command(directory, 2, *more))
+    wait_for_step(directory, 2, first)
+    second = run(command(directory, 1, "--optim.schedule", "constant"))
+    expect_refusal("a second training", second, 6, "another training")
+    (directory / "run/STOP").touch()
+    said = first.communicate(timeout=LIMIT_S)[1]
+    check("the first training", first.returncode == 0, said)
+    steps = [json.loads(line)["step"] for line in lines_of(directory)]
+    check("lines of the first training", steps == list(range(1, len(steps) + 1)), len(steps))
+    metrics = place(work, "foreign") / "run/metrics.jsonl"
+    metrics.parent.mkdir()
+    metrics.write_text('{"loss": 3}\n')
+    expect_refusal("lines of another program", run(command(metrics.parents[1], 1)), 6, "another program")
+    check("lines of another program stay", metrics.read_text() == '{"loss": 3}\n')
+    here = place(work, "here")
+    for path in ".", "./", "../here":
+        words = command(here, 1, "--steps", 2)
+        words[words.index("--run") + 1] = path
+        done = run(words, cwd=here)
+        check(f"--run {path}", done.returncode == 0 and (here / "step-00000002").is_dir(), done.stderr)
+
+
 # --- bf16 ----------------------------------------------------------------------------------------
 
 
@@ -482,7 +569,7 @@ def events(work):
 
 
 CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes,
-         not_finite, full_disk, full_log, inputs, events, mixed]
+         not_finite, full_disk, full_log, inputs, sources, outputs, runs, events, mixed]
 
 
 def main():

@@ -71,6 +71,7 @@ typedef struct train_source {
     bool is_hf;
     fsdp_transformer_config config;
     fsdp_text config_text, tokenizer_text, generation_text;    /* of JSON files; "" where there is none */
+    const char *other_tokenizer;   /* a file of a tokenizer where there is no tokenizer.json; NULL: none */
     int64_t step;              /* FSDP_NO_STEP: none */
     fsdp_text train_config;    /* of a checkpoint of a training */
     fsdp_value data;

@@ -24,6 +24,10 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
                          "'%s' has batches of %lld sequences of %lld ids; at least 1 and 2",
                          job->opts->batches, (long long)batches->given.shape[1],
                          (long long)batches->given.shape[2]);
+    if (batches->given.shape[0] < job->config->train.steps)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has batches for %lld steps, train.steps is %lld", job->opts->batches,
+                         (long long)batches->given.shape[0], (long long)job->config->train.steps);
     return train_ids_check(&batches->given, job->opts->batches, job->model_config.vocab, err);
 }
 
@@ -111,9 +115,6 @@ fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_erro
     *batch_out = (train_batch){.sequences = from->sequences, .length = from->length};
     fsdp_world_mark(job->world, "batch");
     if (!from->data) {
-        if (job->step >= from->given.shape[0])
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has batches for %lld steps only",
-                             job->opts->batches, (long long)from->given.shape[0]);
         batch_out->ids = from->given.data + job->step * from->sequences * row;
         finish(batch_out);
         return FSDP_OK;

@@ -1,10 +1,13 @@
 /* Small files: see train_file.h. */
 #include "tools/train/train_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static fsdp_status write_all(int fd, const char *path, const train_part *part, fsdp_error *err)
@@ -22,11 +25,12 @@ static fsdp_status write_all(int fd, const char *path, const train_part *part, f
     return FSDP_OK;
 }
 
-static fsdp_status write_parts(const char *path, const train_part *parts, size_t count,
-                               fsdp_error *err)
+/* Writes to `to`; messages name the path. */
+static fsdp_status write_parts(const char *to, const char *path, const train_part *parts,
+                               size_t count, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
         return fsdp_fail_errno(err, errno, "cannot create '%s'", path);
     for (size_t i = 0; i < count && st == FSDP_OK; i++)
@@ -39,11 +43,16 @@ static fsdp_status write_parts(const char *path, const train_part *parts, size_t
 fsdp_status train_file_write(const char *path, const train_part *parts, size_t count,
                              fsdp_error *err)
 {
-    char beside[PATH_MAX];
-    if (snprintf(beside, sizeof beside, "%s.tmp-%ld", path, (long)getpid()) >= (int)sizeof beside)
+    struct stat info;
+    char target[PATH_MAX], beside[PATH_MAX];
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) /* a device or pipe is never replaced */
+        return write_parts(path, path, parts, count, err);
+    if (!realpath(path, target)) /* a link's target is replaced, not the link */
+        snprintf(target, sizeof target, "%s", path);
+    if (snprintf(beside, sizeof beside, "%s.tmp-%ld", target, (long)getpid()) >= (int)sizeof beside)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", path);
-    fsdp_status st = write_parts(beside, parts, count, err);
-    if (st == FSDP_OK && rename(beside, path) != 0)
+    fsdp_status st = write_parts(beside, path, parts, count, err);
+    if (st == FSDP_OK && rename(beside, target) != 0)
         st = fsdp_fail_errno(err, errno, "cannot create '%s'", path);
     if (st != FSDP_OK)
         unlink(beside);
@@ -78,4 +87,17 @@ fsdp_status train_file_read(const char *path, size_t most, fsdp_text *text, fsdp
     fsdp_status st = read_all(fd, path, most, text, err);
     close(fd);
     return st;
+}
+
+fsdp_status train_file_remove_directory(const char *path, fsdp_error *err)
+{
+    const struct dirent *entry;
+    DIR *directory = opendir(path);
+    if (!directory)
+        return fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    while ((entry = readdir(directory)))
+        if (entry->d_type != DT_DIR)
+            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* rmdir tells of files that stay */
+    closedir(directory);
+    return rmdir(path) == 0 ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot remove '%s'", path);
 }

@@ -1,6 +1,8 @@
 /* Gradients of a step as safetensors: saved in shards beside the file, converted, removed. See train.h. */
 #include "tools/train/train.h"
 
+#include "tools/train/train_file.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,11 +25,15 @@ static fsdp_status add_grads(train_job *job, fsdp_sd *sd, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Rank 0 alone. A zeroed retention is none: the directory is removed by an overwrite of nothing. */
+/* Rank 0 alone. */
 static fsdp_status make_file(const char *shards, const char *path, fsdp_error *err)
 {
     const fsdp_convert_opts opts = {.format = "safetensors", .overwrite = true, .skip_fsync = true};
-    return fsdp_checkpoint_convert(shards, path, &opts, err);
+    fsdp_status st = fsdp_checkpoint_convert(shards, path, &opts, err);
+    if (st == FSDP_OK)
+        return train_file_remove_directory(shards, err);
+    (void)train_file_remove_directory(shards, NULL); /* the first failure counts */
+    return st;
 }
 
 fsdp_status train_dump_grads(train_job *job, const char *path, fsdp_error *err)

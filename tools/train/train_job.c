@@ -120,14 +120,41 @@ static fsdp_status make_optimizer(train_job *job, fsdp_error *err)
 
 /* --- tokenizer and data -------------------------------------------------------------------------- */
 
-/* That of the source unless it has none; a config that names another one is compared on resume. */
+static bool names_tokenizer(const train_job *job)
+{
+    return strcmp(job->config->data.tokenizer, "bytes") != 0;
+}
+
+/* A source's own one; data.tokenizer may name the same. */
+static fsdp_status take_tokenizer(train_job *job, const train_source *source, fsdp_error *err)
+{
+    const fsdp_text *text = &source->tokenizer_text;
+    fsdp_tokenizer *named = NULL;
+    size_t size = 0;
+    FSDP_TRY(fsdp_tokenizer_parse(text->data, text->size, source->path, &job->tokenizer, err));
+    if (!names_tokenizer(job))
+        return FSDP_OK;
+    FSDP_TRY(fsdp_tokenizer_open(job->config->data.tokenizer, &named, err));
+    const char *data = fsdp_tokenizer_text(named, &size);
+    const bool is_same = size == text->size && memcmp(data, text->data, size) == 0;
+    fsdp_tokenizer_free(named);
+    return is_same ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                               "'%s' has another tokenizer than data.tokenizer, '%s'", source->path,
+                               job->config->data.tokenizer);
+}
+
+/* That of the source unless it has none. */
 static fsdp_status open_tokenizer(train_job *job, const train_source *source, fsdp_error *err)
 {
     if (source && source->tokenizer_text.size > 0)
-        return fsdp_tokenizer_parse(source->tokenizer_text.data, source->tokenizer_text.size,
-                                    source->path, &job->tokenizer, err);
+        return take_tokenizer(job, source, err);
     if (job->opts->batches || job->opts->tokens)
         return FSDP_OK;
+    if (source && source->other_tokenizer && !names_tokenizer(job))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has '%s' and no tokenizer.json: name one by data.tokenizer",
+                         source->path, source->other_tokenizer);
     return fsdp_tokenizer_open(job->config->data.tokenizer, &job->tokenizer, err);
 }
 
@@ -249,12 +276,24 @@ static fsdp_status bring_values(train_job *job, job_sources *from, fsdp_error *e
     return fsdp_transformer_init(job->model, (uint64_t)job->config->train.seed, err);
 }
 
-static fsdp_status open_log(train_job *job, fsdp_error *err)
+/* Before values: a resume sets damaged checkpoints aside, which another job may be writing. */
+static fsdp_status lock_run(train_job *job, fsdp_error *err)
 {
     if (job->rank != 0 || !job->opts->run)
         return FSDP_OK;
     job->log.drops_lines = job->config->save.on_error == TRAIN_ERROR_CONTINUE;
-    return train_log_open(&job->log, job->opts->run, job->step, job->config->log.tensorboard, err);
+    return train_log_lock(&job->log, job->opts->run, err);
+}
+
+static fsdp_status open_log(train_job *job, fsdp_error *err)
+{
+    if (job->opts->dump_grads && job->step > 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "--dump-grads is for step 1, and '%s' has done it: name another run",
+                         job->opts->run);
+    if (job->rank != 0 || !job->opts->run)
+        return FSDP_OK;
+    return train_log_open(&job->log, job->step, job->config->log.tensorboard, err);
 }
 
 /* The model comes from --init or [model]; where neither says it, from the checkpoint. */
@@ -287,6 +326,7 @@ static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
     FSDP_TRY(make_model(job, err));
     fsdp_world_mark(job->world, "model");
     FSDP_TRY(fsdp_ctl_agree(job->ctl, make_optimizer(job, err), err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, lock_run(job, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, open_log(job, err), err));
     return make_saver(job, err);

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,6 +33,19 @@ static long long step_of(const char *line)
     return atoll(member + strlen("\"step\": "));
 }
 
+static bool begins_with(const char *line, const char *begin)
+{
+    return strncmp(line, begin, strlen(begin)) == 0;
+}
+
+/* A whole line that this program does not write. */
+static bool is_foreign(const char *line)
+{
+    size_t size = strlen(line);
+    return size >= 2 && strcmp(line + size - 2, "}\n") == 0 && !begins_with(line, "{\"step\": ") &&
+           !begins_with(line, "{\"event\": ");
+}
+
 /* The size of the lines up to `step`. */
 static fsdp_status find_end(FILE *stream, const char *path, int64_t step, off_t *end_out,
                             fsdp_error *err)
@@ -39,14 +53,18 @@ static fsdp_status find_end(FILE *stream, const char *path, int64_t step, off_t 
     char *line = NULL;
     size_t room = 0;
     ssize_t size;
+    bool is_cut = false, is_ours = true;
     *end_out = 0;
-    while ((size = getline(&line, &room, stream)) >= 0) {
+    while (is_ours && (size = getline(&line, &room, stream)) >= 0) {
         long long at = step_of(line);
-        if (at < 0 || at > step)
-            break;
-        *end_out += size;
+        is_ours = !is_foreign(line);
+        is_cut = is_cut || at < 0 || at > step;
+        *end_out += is_cut ? 0 : size;
     }
     free(line);
+    if (!is_ours)
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' has lines of another program: name another run (--run)", path);
     return ferror(stream) ? fsdp_fail_errno(err, errno, "cannot read '%s'", path) : FSDP_OK;
 }
 
@@ -73,18 +91,24 @@ static fsdp_status open_append(const char *run, const char *name, FILE **stream_
     return *stream_out ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot open '%s'", path);
 }
 
-fsdp_status train_log_open(train_log *log, const char *run, int64_t step, bool tensorboard,
-                           fsdp_error *err)
+fsdp_status train_log_lock(train_log *log, const char *run, fsdp_error *err)
 {
-    char metrics[PATH_MAX];
     log->run = run;
     FSDP_TRY(make_directory(run, err));
-    if (snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", run) >= (int)sizeof metrics)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", run);
-    FSDP_TRY(cut_metrics(metrics, step, err));
     FSDP_TRY(open_append(run, "metrics.jsonl", &log->metrics, err));
-    FSDP_TRY(open_append(run, "main.log", &log->lines, err));
-    return tensorboard ? train_events_open(run, &log->events, err) : FSDP_OK;
+    /* file systems without locks give other errors: trainings are not told apart there */
+    if (flock(fileno(log->metrics), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "another training writes to the run '%s'", run);
+}
+
+fsdp_status train_log_open(train_log *log, int64_t step, bool tensorboard, fsdp_error *err)
+{
+    char metrics[PATH_MAX];
+    snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", log->run); /* fits, as it is open */
+    FSDP_TRY(cut_metrics(metrics, step, err));
+    FSDP_TRY(open_append(log->run, "main.log", &log->lines, err));
+    return tensorboard ? train_events_open(log->run, &log->events, err) : FSDP_OK;
 }
 
 void train_log_close(train_log *log)

@@ -33,8 +33,12 @@ typedef struct train_step_line {
     double ms, tok_s;
 } train_step_line;
 
-/* Creates RUN if it is not there, and keeps of its metrics the objects up to `step`. */
-fsdp_status train_log_open(train_log *log, const char *run, int64_t step, bool tensorboard, fsdp_error *err);
+/* Creates RUN if it is not there, and makes it this job's until the log is closed: FSDP_ERR_EXISTS, another
+ * training writes to it. */
+fsdp_status train_log_lock(train_log *log, const char *run, fsdp_error *err);
+/* Behind the lock: keeps of the metrics the objects up to `step`. FSDP_ERR_EXISTS: the file is another
+ * program's. */
+fsdp_status train_log_open(train_log *log, int64_t step, bool tensorboard, fsdp_error *err);
 void train_log_close(train_log *log);  /* accepts a zeroed one */
 
 void train_log_step(train_log *log, const train_step_line *line);

@@ -184,6 +184,8 @@ static void check(const train_options *opts)
                  opts->tokenize, "tokenize");
     if (opts->eval && !opts->tokens == !opts->data)
         cli_usage_error("--eval needs --tokens or --data");
+    if (!(opts->top_p > 0 && opts->top_p <= 1))
+        cli_usage_error("--top-p is more than 0 and at most 1");
     if (opts->sample && opts->prompt && opts->tokens)
         cli_usage_error("--prompt and --tokens exclude each other");
     if (uses == 0 && !opts->run && !opts->print_config)
@@ -247,10 +249,25 @@ static fsdp_status read_config(train_options *opts, fsdp_error *err)
         snprintf(origin, sizeof origin, "--%s", setting->name);
         FSDP_TRY(train_config_set(&opts->config, setting->name, setting->value, origin, err));
     }
+    if (opts->config.parallel.device != TRAIN_CPU)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "parallel.device is cuda; this build has only cpu");
     if (opts->config.save.keep_last == 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "save.keep_last is 1; at least 2 stay, in case one is damaged (0: all)");
     return FSDP_OK;
+}
+
+/* Saves put the run's name behind its parent's: "." and ".." have none. */
+static const char *name_run(const char *run)
+{
+    size_t end = strlen(run), begin;
+    while (end > 1 && run[end - 1] == '/')
+        end--;
+    for (begin = end; begin > 0 && run[begin - 1] != '/';)
+        begin--;
+    const bool has_name = end - begin > 2 || strspn(run + begin, ".") < end - begin;
+    const char *named = has_name ? NULL : realpath(run, NULL);
+    return named ? named : run;
 }
 
 fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp_error *err)
@@ -267,5 +284,7 @@ fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp
         return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     make_options();
     cli_begin(&train_tool, argc, argv, opts);
+    if (opts->run)
+        opts->run = name_run(opts->run);
     return read_config(opts, err);
 }

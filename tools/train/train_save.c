@@ -19,7 +19,7 @@ typedef struct saved_step {
 
 /* --- another format ------------------------------------------------------------------------------ */
 
-/* RUN/hf/step-N or RUN/dcp/step-N, by rank 0. */
+/* RUN/hf/N or RUN/dcp/N, by rank 0: a directory step-N is always a native checkpoint. */
 static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
 {
     static const char *const formats[] = {NULL, "dcp", "hf"};
@@ -28,8 +28,7 @@ static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
     const fsdp_convert_opts opts = {.format = format, .overwrite = true};
     snprintf(from, sizeof from, "%s/step-%08lld", run, (long long)step);
     snprintf(folder, sizeof folder, "%s/%s", run, format);
-    if (snprintf(to, sizeof to, "%s/%s/step-%08lld", run, format, (long long)step) >=
-        (int)sizeof to)
+    if (snprintf(to, sizeof to, "%s/%s/%08lld", run, format, (long long)step) >= (int)sizeof to)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", run);
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return fsdp_fail_errno(err, errno, "cannot create '%s'", folder);

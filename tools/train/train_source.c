@@ -19,6 +19,18 @@ static bool find_in(const char *directory, const char *name, char path_out[PATH_
            access(path_out, F_OK) == 0;
 }
 
+/* Tokenizers that this trainer cannot read: ids of bytes in their place would mean nothing to the model. */
+static const char *find_other_tokenizer(const char *path)
+{
+    static const char *const names[] = {"tokenizer.model", "vocab.json", "merges.txt",
+                                        "tokenizer_config.json"};
+    char file[PATH_MAX];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (find_in(path, names[i], file))
+            return names[i];
+    return NULL;
+}
+
 static fsdp_status open_hf(const char *path, const char *config, train_source *source,
                            fsdp_error *err)
 {
@@ -30,6 +42,8 @@ static fsdp_status open_hf(const char *path, const char *config, train_source *s
     FSDP_TRY(train_file_read(config, MOST_CONFIG, &source->config_text, err));
     if (find_in(path, "tokenizer.json", file))
         FSDP_TRY(train_file_read(file, MOST_TOKENIZER, &source->tokenizer_text, err));
+    else
+        source->other_tokenizer = find_other_tokenizer(path);
     if (find_in(path, "generation_config.json", file))
         FSDP_TRY(train_file_read(file, MOST_CONFIG, &source->generation_text, err));
     return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, config,
