@@ -371,7 +371,7 @@ const char *fsdp_source_format_name(size_t i);
  * is in no format that is known: ..." opts may be NULL. */
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
                              fsdp_source **source_out, fsdp_error *err);
-/* By its first bytes or its names alone: whether a file or directory is of a format that is known. */
+/* Is a file or directory of a known format, by its first bytes or its names alone? */
 fsdp_status fsdp_source_recognise(fsdp_io *io, const char *path, bool *is_known_out, fsdp_error *err);
 
 #endif

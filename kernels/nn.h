@@ -5,7 +5,8 @@
  *
  * Results depend neither on the number of threads nor on the processor: every sum has one order, and each
  * element of a product is one chain of fused multiply-adds in the order of the inner dimension (matrix.h).
- * They do not depend on how many other rows a call has either. (OpenBLAS's products: fsdp_nn_cpu_products.)
+ * They do not depend on how many other rows a call has either. Products by OpenBLAS are an exception:
+ * fsdp_nn_cpu_products.
  *
  * A caller owns all arrays but the working memory of calls, which the fsdp_nn has and which grows to what
  * they need. Calls on one fsdp_nn come from one thread at a time. A call that fails for want of memory leaves
@@ -192,8 +193,8 @@ const char *fsdp_nn_cpu_variant(void);
 /* "avx2", "c" or "OpenBLAS SkylakeX": what makes its products. On processors with AVX-512 that is OpenBLAS
  * where it is installed (libopenblas.so.0); FSDP_PRODUCTS=own or openblas in the environment decides
  * otherwise. The bits of OpenBLAS's products depend on the processor and the number of rows. The first call
- * in a process of this function or fsdp_nn_open_cpu may set variables of the environment: it belongs before
- * threads. */
+ * in a process of this function or fsdp_nn_open_cpu may change the environment until it returns: it belongs
+ * before threads. */
 const char *fsdp_nn_cpu_products(void);
 
 #endif

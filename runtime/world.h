@@ -6,8 +6,8 @@
  *
  * Calls marked collective are made by all ranks of the world (or of the mesh that is named) in the same
  * order. They end within the deadline; a rank that is missing is named, and the error distinguishes a rank
- * that made another call from one that is gone. The deadline counts from the end of the others' work: a rank
- * that reads data for a minute says so (fsdp_world_begin_busy).
+ * that made another call from one that is gone. A rank's deadline counts from its own call on: one that
+ * makes the others wait for longer, because it reads data, says so (fsdp_world_begin_busy).
  */
 #ifndef FSDP_WORLD_H
 #define FSDP_WORLD_H
@@ -56,8 +56,8 @@ FSDP_API struct fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *m
 FSDP_API void fsdp_world_mark(fsdp_world *world, const char *event);
 
 /* Collective, over the control plane: for losses, counts, flags. Each of the values becomes its sum over the
- * ranks, its largest one (NaN wins), or the mean of the only one; `count` is equal on all ranks. Summed in
- * rank order, so that all ranks get the same bits in every run. */
+ * ranks, its largest one (NaN wins), or the mean of the only one; `count` is equal on all ranks, else
+ * FSDP_ERR_PEER names two of them. Summed in rank order, so that all ranks get the same bits in every run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_world_sum(fsdp_world *world, double *values, size_t count,
                                                  fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_world_max(fsdp_world *world, double *values, size_t count,

@@ -12,7 +12,7 @@
 #define FSDP_GIVEN(err, ...)                                                                        \
     fsdp_check_given(err, __func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__},               \
                      sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *))
-/* The same for one callback. */
+/* As FSDP_GIVEN, for one callback. */
 #define FSDP_GIVEN_CALL(err, call)                                                                  \
     fsdp_check_given(err, __func__, #call, (const void *const[]){(call) ? "" : NULL}, 1)
 

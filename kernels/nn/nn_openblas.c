@@ -42,13 +42,24 @@ static bool find(void *library, const char *name, void *function_out)
     return symbol;
 }
 
-/* It reads both variables when it is loaded. */
+/* Unless the user has set it. */
+static bool set_variable(const char *name, const char *value)
+{
+    return value && !getenv(name) && setenv(name, value, 1) == 0;
+}
+
+/* It reads both variables when it is loaded. They are not for programs that this one starts. */
 static void *load(void)
 {
-    if (core_of_processor())
-        (void)setenv("OPENBLAS_CORETYPE", core_of_processor(), 0);
-    (void)setenv("OPENBLAS_NUM_THREADS", "1", 0);
-    return dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+    static const char core[] = "OPENBLAS_CORETYPE", threads[] = "OPENBLAS_NUM_THREADS";
+    bool has_set_core = set_variable(core, core_of_processor());
+    bool has_set_threads = set_variable(threads, "1");
+    void *library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+    if (has_set_core)
+        (void)unsetenv(core);
+    if (has_set_threads)
+        (void)unsetenv(threads);
+    return library;
 }
 
 static fsdp_status open_library(fsdp_error *err)

@@ -19,8 +19,8 @@ typedef struct fsdp_nn_openblas {
                   const float *a, int a_row, const float *b, int b_row, float beta, float *c, int c_row);
 } fsdp_nn_openblas;
 
-/* Opened by the first call of the process, which sets OPENBLAS_CORETYPE and OPENBLAS_NUM_THREADS unless they
- * are set: no other thread may read the environment meanwhile. */
+/* Opened by the first call of the process, which sets OPENBLAS_CORETYPE and OPENBLAS_NUM_THREADS, unless they
+ * are set, until it returns: no other thread may read the environment meanwhile. */
 const fsdp_nn_openblas *fsdp_nn_openblas_get(void);
 
 #endif

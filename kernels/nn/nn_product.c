@@ -94,7 +94,7 @@ static bool fits_openblas(const fsdp_nn_product *call)
            call->inner <= INT_MAX;
 }
 
-/* Columns of the matrix as it is stored, which is turned or not. */
+/* Columns of a matrix as it is stored: a turned one is stored columns x rows. */
 static int stored_columns(int64_t rows, int64_t columns, bool is_turned)
 {
     return (int)(is_turned ? rows : columns);

@@ -123,11 +123,18 @@ static void note_left(message_member *member, const message_status *status)
     member->has_left = true;
 }
 
+static void note_busy(message_transport *transport, const message_status *status)
+{
+    const uint64_t left_ms = status->calls < INT32_MAX ? status->calls : INT32_MAX;
+    if (status->from >= 0 && status->from < transport->base.size)
+        transport->busy_until_ms[status->from] = fsdp_now_ms() + (int64_t)left_ms;
+}
+
 static void handle_status(message_transport *transport, const message_status *status)
 {
     message_group *group = find_group(transport, status->channel);
-    if (status->kind == BUSY && status->from >= 0 && status->from < transport->base.size)
-        transport->busy_until_ms[status->from] = fsdp_now_ms() + (int64_t)status->calls;
+    if (status->kind == BUSY)
+        note_busy(transport, status);
     if (status->kind == PROBE)
         reply_to_probe(transport, group, status);
     int from = group ? find_member(group, status->from) : 0;

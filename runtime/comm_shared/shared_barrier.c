@@ -224,8 +224,10 @@ static fsdp_status check_time(shared_group *group, barrier_watch *watch, fsdp_er
     bool was_in = atomic_load(&group->block->slots[missing].phase) > group->call_phase;
     int root = fsdp_shared_find_missing(group, missing, was_in, where);
     int64_t busy_ms = fsdp_shared_busy_until(group->transport, root);
-    if (busy_ms > 0 && now_ms < busy_ms + deadline_ms)
+    if (busy_ms > 0 && now_ms < busy_ms + deadline_ms) {
+        watch->until_ms = now_ms + SLICE_MS; /* sleeps of whole slices until the next look */
         return FSDP_OK;
+    }
     snprintf(what, sizeof what, "%s within %g s%s", where, deadline_ms / 1000.0,
              was_in ? ", in" : " to");
     const fsdp_comm_loss loss = {.rank = root, .what = what, .hint = FSDP_DEADLINE_HINT};

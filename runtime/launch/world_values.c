@@ -1,6 +1,6 @@
 /*
- * What a rank tells the others beside its work: values, the time that it needs, why it fails. See
- * world.h.
+ * Values that all ranks combine, the time that a rank needs, and its reason to fail, which go to the other
+ * ranks. See world.h.
  */
 #include "runtime/launch/world_internal.h"
 
@@ -28,12 +28,12 @@ static double larger(double a, double b)
     return isnan(a) || a > b ? a : b; /* NaN wins */
 }
 
-static fsdp_status make_room(const fsdp_world *world, const double *values, size_t count,
-                             double **all_out, fsdp_error *err)
+static fsdp_status make_room(const fsdp_world *world, const char *call, const double *values,
+                             size_t count, double **all_out, fsdp_error *err)
 {
     const size_t ranks = (size_t)world->size;
     if (!values && count > 0)
-        return FSDP_GIVEN(err, values);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s: 'values' is NULL", call);
     if (count <= SIZE_MAX / sizeof(double) / ranks)
         *all_out = fsdp_alloc(count > 0 ? count * ranks : 1, sizeof **all_out);
     return *all_out ? FSDP_OK : fsdp_fail_memory(err, "the values of all ranks");
@@ -46,7 +46,7 @@ static fsdp_status combine(fsdp_world *world, const char *call, double *values, 
     double *all = NULL;
     fsdp_ctl *ctl = world->parts.ctl;
     const char *outer = fsdp_ctl_begin_public(ctl, call);
-    fsdp_status status = make_room(world, values, count, &all, err);
+    fsdp_status status = make_room(world, call, values, count, &all, err);
     status = fsdp_ctl_agree_allgather(ctl, status, values, count * sizeof *values, all, err);
     fsdp_ctl_end_public(ctl, outer);
     for (size_t i = 0; status == FSDP_OK && i < count; i++) {

@@ -110,7 +110,7 @@ static fsdp_status complete_backward(fsdp_root *root, fsdp_error *err)
     return fsdp_root_check_events(root, err);
 }
 
-/* Of two calls that end a backward, the first reports. */
+/* The first of the calls that end a backward reports. */
 static void leave_backward(fsdp_root *root)
 {
     if (root->is_in_backward && root->world->parts.check)

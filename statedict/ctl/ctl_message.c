@@ -221,9 +221,11 @@ fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const fr
                                fsdp_error *report_out, fsdp_error *err)
 {
     if (head->magic != FRAME_MAGIC) {
+        char name[FSDP_CTL_CALL];
+        fsdp_ctl_call_public(&call->head, name);
         err->rank = from;
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
-                         from, fsdp_ctl_call_name(call->head.call));
+                         from, name);
     }
     report_out->status = (fsdp_status)head->status;
     report_out->rank = head->rank;

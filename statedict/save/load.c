@@ -591,8 +591,7 @@ static fsdp_status agree_to_load(load_job *job, const char *path, fsdp_error *er
     FSDP_TRY(fsdp_agree_path(job->ctl, path, st, err));
     if (job->hooks)
         return FSDP_OK;
-    if (st == FSDP_OK)
-        st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);
+    st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);
     return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
 }
 

@@ -32,7 +32,7 @@ uint64_t fsdp_path_print(const char *path)
 
 fsdp_status fsdp_fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_error *err)
 {
-    char first[PATH_SHOWN], other[PATH_SHOWN];
+    char first[PATH_SHOWN] = "", other[PATH_SHOWN] = ""; /* all bytes are sent */
     snprintf(first, sizeof first, "%s", path);
     snprintf(other, sizeof other, "%s", path);
     FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, first, sizeof first, err));
@@ -48,8 +48,6 @@ fsdp_status fsdp_agree_path(fsdp_ctl *ctl, const char *path, fsdp_status mine, f
     const int ranks = fsdp_ctl_size(ctl);
     const uint64_t print = path ? fsdp_path_print(path) : 0;
     uint64_t *all = fsdp_alloc((size_t)ranks, sizeof *all);
-    if (mine == FSDP_OK && !path)
-        mine = fsdp_fail(err, FSDP_ERR_USAGE, "the path is NULL");
     if (mine == FSDP_OK && !all)
         mine = fsdp_fail_memory(err, "a comparison of ranks");
     fsdp_status st = fsdp_ctl_agree_allgather(ctl, mine, &print, sizeof print, all, err);

@@ -511,8 +511,6 @@ static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 static fsdp_status save(save_job *job, const char *dir, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "begin: rank %d of %d", job->rank, job->world);
-    if (mine == FSDP_OK && !dir)
-        mine = fsdp_fail(err, FSDP_ERR_USAGE, "the path is NULL");
     fsdp_status st = mine == FSDP_OK ? prepare(job, err) : mine;
     FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
     FSDP_TRY(agree_options(job, dir, err));

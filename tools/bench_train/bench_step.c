@@ -265,5 +265,6 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
 fsdp_status bench_step(const bench_options *opts, fsdp_error *err)
 {
     (void)err;
+    (void)fsdp_nn_cpu_products(); /* before threads */
     bench_launch(opts, run_rank);
 }

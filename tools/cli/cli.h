@@ -152,8 +152,9 @@ bool cli_colors_out(void);
 
 /* The first bytes of a picture (SVG) of these tools; a file that begins so may be replaced. */
 #define CLI_PICTURE "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!-- fsdp-"
-/* FSDP_ERR_EXISTS for a directory, and for a file that is none unless overwrite is set. */
-fsdp_status cli_check_picture(const char *path, bool overwrite, fsdp_error *err);
+/* FSDP_ERR_EXISTS for a directory, and for a file that is none, unless --overwrite was given; overwrite NULL:
+ * the tool has no such option. */
+fsdp_status cli_check_picture(const char *path, const bool *overwrite, fsdp_error *err);
 /* The picture appears whole, or an older one stays. A pipe or a device is written as it is. */
 fsdp_status cli_write_picture(const char *path, const fsdp_text *text, fsdp_error *err);
 

@@ -20,16 +20,16 @@ static bool is_picture(const char *path)
     return is_ours;
 }
 
-fsdp_status cli_check_picture(const char *path, bool overwrite, fsdp_error *err)
+fsdp_status cli_check_picture(const char *path, const bool *overwrite, fsdp_error *err)
 {
     struct stat info;
     if (stat(path, &info) != 0)
         return errno == ENOENT ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot write '%s'", path);
     if (S_ISDIR(info.st_mode))
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is a directory", path);
-    if (S_ISREG(info.st_mode) && !overwrite && !is_picture(path))
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is no picture of these tools, and is not replaced", path);
+    if (S_ISREG(info.st_mode) && !(overwrite && *overwrite) && !is_picture(path))
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no picture of these tools%s", path,
+                         overwrite ? "; --overwrite replaces it" : ", and is not replaced");
     return FSDP_OK;
 }
 

@@ -108,6 +108,15 @@ Test(nn_openblas, bits_do_not_depend_on_the_number_of_threads)
     }
 }
 
+Test(nn_openblas, is_configured_without_a_change_that_other_programs_inherit)
+{
+    unsetenv("OPENBLAS_CORETYPE");
+    setenv("OPENBLAS_NUM_THREADS", "3", 1);
+    finish_nn(open_blas(1));
+    cr_assert_null(getenv("OPENBLAS_CORETYPE"));
+    cr_assert_str_eq(getenv("OPENBLAS_NUM_THREADS"), "3");
+}
+
 Test(nn_openblas, is_left_alone_when_the_own_products_are_asked_for)
 {
     fsdp_nn *nn = NULL;

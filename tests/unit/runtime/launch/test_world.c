@@ -138,6 +138,8 @@ static fsdp_status combine_values(world_rank *rank, fsdp_error *err)
     FSDP_TRY(expect_text(largest[0] == 0 && largest[1] == 2 && isnan(largest[2]), "maxima", err));
     fsdp_error why = {0};
     FSDP_TRY(expect_text(fsdp_world_sum(world, NULL, 1, &why) == FSDP_ERR_USAGE, "no values", err));
+    const char *which = strstr(why.text, "fsdp_world_sum: 'values' is NULL");
+    FSDP_TRY(expect_text(which != NULL, why.text, err));
     FSDP_TRY(expect_text(fsdp_world_max(NULL, sums, 1, &why) == FSDP_ERR_USAGE, "no world", err));
     fsdp_status status = fsdp_world_sum(world, sums, me == 1 ? 2 : 1, &why);
     const char *words = "rank 1 is in fsdp_world_sum (allgather of 16 bytes, call ";
