@@ -46,8 +46,8 @@ typedef struct fsdp_ctl_peer {
     int64_t until_ms;    /* it is missing from then on, unless it reports work */
 } fsdp_ctl_peer;
 
-/* An observer knows of the ranks what they do outside of the control plane: the collectives' transport.
- * Called on this rank's thread; each may be NULL. */
+/* An observer, the transport of collectives, knows what ranks do outside of the control plane. Called
+ * on this rank's thread; each may be NULL. */
 typedef struct fsdp_ctl_observer {
     /* This rank is in a public call, "fsdp_root_save" (NULL: in none), in which it waits for another rank
      * (-1: not yet). */
