@@ -466,6 +466,8 @@ def runs(work):
     wait_for_step(directory, 2, first)
     second = run(command(directory, 1, "--optim.schedule", "constant"))
     expect_refusal("a second training", second, 6, "another training")
+    young = run([str(BUILD / "bin/fsdp-train"), "--sample", str(directory / "run")])
+    expect_refusal("a run before its first save", young, 3, "no checkpoint yet")
     (directory / "run/STOP").touch()
     said = first.communicate(timeout=LIMIT_S)[1]
     check("the first training", first.returncode == 0, said)

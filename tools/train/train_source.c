@@ -86,9 +86,20 @@ static fsdp_status take_values(const fsdp_sd *sd, const char *path, train_source
                                          &source->config, err);
 }
 
+/* A run whose first save is still to come. */
+static bool is_young_run(const char *path)
+{
+    char metrics[PATH_MAX];
+    bool is_run = true;
+    return find_in(path, "metrics.jsonl", metrics) &&
+           fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && !is_run;
+}
+
 static fsdp_status open_checkpoint(const char *path, train_source *source, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
+    if (is_young_run(path))
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "the run '%s' has no checkpoint yet", path);
     FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
     const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(checkpoint);
     source->step = info->step;
