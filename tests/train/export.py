@@ -32,7 +32,8 @@ def main():
             "--model.layers", "2", "--model.width", "36", "--model.heads", "6", "--model.context", "16",
             "--train.batch", "3", "-q")
         told = run(work, "fsdp-convert", "run", "hf", "--to", "hf")
-        assert sorted(os.listdir(work / "hf")) == ["config.json", "model.safetensors", "tokenizer.json"], told
+        files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+        assert sorted(os.listdir(work / "hf")) == files, told
         names = json.loads(run(work, "fsdp-ls", "--json", "hf"))["tensors"]
         assert "transformer.wte.weight" in names, names
         assert not any(name.startswith("model.") for name in names), names

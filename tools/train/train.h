@@ -70,7 +70,8 @@ typedef struct train_source {
     char *path;                /* of the checkpoint or directory itself */
     bool is_hf;
     fsdp_transformer_config config;
-    fsdp_text config_text, tokenizer_text, generation_text;    /* of JSON files; "" where there is none */
+    fsdp_text config_text, tokenizer_text;     /* of JSON files; "" where there is none */
+    fsdp_text generation_text, tokenizer_config_text;
     const char *other_tokenizer;   /* a file of a tokenizer where there is no tokenizer.json; NULL: none */
     int64_t step;              /* FSDP_NO_STEP: none */
     fsdp_text train_config;    /* of a checkpoint of a training */
@@ -98,7 +99,7 @@ typedef struct train_job {
     train_batches *batches;
     fsdp_transformer_config model_config;
     fsdp_text model_text;      /* config.json */
-    fsdp_text generation_text; /* generation_config.json, of --init */
+    fsdp_text generation_text, tokenizer_config_text;  /* generation_config.json and its like, of --init */
     fsdp_transformer *model;
     fsdp_root *root;
     fsdp_optim *optim;

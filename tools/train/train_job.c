@@ -33,10 +33,12 @@ static fsdp_status take_model(train_job *job, const fsdp_transformer_config *con
 
 static fsdp_status take_source(train_job *job, const train_source *source, fsdp_error *err)
 {
-    const fsdp_text *text = &source->generation_text;
+    const fsdp_text *text = &source->generation_text, *tokenizer = &source->tokenizer_config_text;
     if (text->size > 0)
         fsdp_text_add(&job->generation_text, text->data, text->size);
-    if (job->generation_text.failed)
+    if (tokenizer->size > 0)
+        fsdp_text_add(&job->tokenizer_config_text, tokenizer->data, tokenizer->size);
+    if (job->generation_text.failed || job->tokenizer_config_text.failed)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     return take_model(job, &source->config, &source->config_text, err);
 }
@@ -414,4 +416,5 @@ void train_job_end(train_job *job)
     fsdp_mesh_free(job->mesh);
     fsdp_text_release(&job->model_text);
     fsdp_text_release(&job->generation_text);
+    fsdp_text_release(&job->tokenizer_config_text);
 }

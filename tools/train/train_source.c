@@ -46,6 +46,8 @@ static fsdp_status open_hf(const char *path, const char *config, train_source *s
         source->other_tokenizer = find_other_tokenizer(path);
     if (find_in(path, "generation_config.json", file))
         FSDP_TRY(train_file_read(file, MOST_CONFIG, &source->generation_text, err));
+    if (find_in(path, "tokenizer_config.json", file))
+        FSDP_TRY(train_file_read(file, MOST_CONFIG, &source->tokenizer_config_text, err));
     return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, config,
                                          &source->config, err);
 }
@@ -73,6 +75,7 @@ static fsdp_status take_values(const fsdp_sd *sd, const char *path, train_source
     take_text(sd, "train.hf_config", &source->config_text);
     take_text(sd, "train.tokenizer", &source->tokenizer_text);
     take_text(sd, "train.generation_config", &source->generation_text);
+    take_text(sd, "train.tokenizer_config", &source->tokenizer_config_text);
     take_text(sd, "train.config", &source->train_config);
     if (source->config_text.size == 0)
         return fsdp_fail(
@@ -128,6 +131,7 @@ void train_source_close(train_source *source)
     fsdp_text_release(&source->config_text);
     fsdp_text_release(&source->tokenizer_text);
     fsdp_text_release(&source->generation_text);
+    fsdp_text_release(&source->tokenizer_config_text);
     fsdp_text_release(&source->train_config);
     fsdp_value_release(&source->data);
     *source = (train_source){0};

@@ -25,15 +25,39 @@ static fsdp_status add_number(fsdp_sd *sd, const char *name, int64_t number, fsd
     return fsdp_sd_add_value(sd, name, strlen(name), &value, err);
 }
 
+static bool is_of_bytes(const fsdp_tokenizer *tokenizer)
+{
+    size_t size = 0;
+    const char *data = tokenizer ? fsdp_tokenizer_text(tokenizer, &size) : "";
+    return size == strlen("bytes") && memcmp(data, "bytes", size) == 0;
+}
+
 /* The text of a tokenizer.json, also of bytes, so that an export needs nothing else; "": there is none. */
 static void add_tokenizer_text(const train_job *job, fsdp_text *text)
 {
     size_t size = 0;
     const char *data = job->tokenizer ? fsdp_tokenizer_text(job->tokenizer, &size) : "";
-    if (size == strlen("bytes") && memcmp(data, "bytes", size) == 0)
+    if (is_of_bytes(job->tokenizer))
         fsdp_tokenizer_add_bytes_json(text);
     else
         fsdp_text_add(text, data, size);
+}
+
+/* By the model's family alone, transformers would add special tokens behind the vocabulary of bytes. */
+static fsdp_status add_tokenizer_config(const train_job *job, fsdp_sd *sd, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_status st = FSDP_OK;
+    if (job->tokenizer_config_text.size > 0)
+        fsdp_text_add(&text, job->tokenizer_config_text.data, job->tokenizer_config_text.size);
+    else if (is_of_bytes(job->tokenizer))
+        fsdp_text_addf(&text, "{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n");
+    if (text.failed)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    else if (text.size > 0)
+        st = add_text(sd, "train.tokenizer_config", &text, err);
+    fsdp_text_release(&text);
+    return st;
 }
 
 static fsdp_status add_tokenizer(const train_job *job, fsdp_sd *sd, fsdp_error *err)
@@ -96,6 +120,7 @@ fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err)
     FSDP_TRY(add_text(sd, "train.hf_config", &job->model_text, err));
     if (job->generation_text.size > 0)
         FSDP_TRY(add_text(sd, "train.generation_config", &job->generation_text, err));
+    FSDP_TRY(add_tokenizer_config(job, sd, err));
     return add_tokenizer(job, sd, err);
 }
 
