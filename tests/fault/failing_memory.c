@@ -66,7 +66,8 @@ static void fail_save(const scenario *s, int64_t at, bool forever, counts *c)
     c->succeeded += reached && st == FSDP_OK;
     c->failed += st != FSDP_OK;
     /* ranks that cannot tell each other the result any more cannot take it back either */
-    bool untold = s->world > 1 && found == FOUND_NEW && strstr(err.text, "during agree");
+    bool untold = s->world > 1 && found == FOUND_NEW &&
+                  strstr(err.text, "a message to another rank during fsdp_");
     bool ok = st == FSDP_OK ? found == FOUND_NEW
                             : (found != FOUND_NEW || untold) && scenario_is_whole(s, found) &&
                                   err.text[0] && st != FSDP_ERR_INTERNAL;
