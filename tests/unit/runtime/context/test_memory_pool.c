@@ -22,10 +22,11 @@ static void give(fsdp_block *block)
 
 static atomic_bool may_end;
 
-static fsdp_status wait_for_test(void *args, fsdp_error *err)
+static fsdp_status wait_until(void *args, fsdp_error *err)
 {
-    (void)args, (void)err;
-    while (!atomic_load(&may_end))
+    atomic_bool *const *is_true = args;
+    (void)err;
+    while (!atomic_load(*is_true))
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     return FSDP_OK;
 }
@@ -41,7 +42,8 @@ Test(memory_pool, a_block_stays_with_its_stream_until_that_is_done)
     fsdp_memory_init(&pool, device);
     fsdp_block *first = take(one, SIZE);
     const void *data = first->data;
-    device->ops->submit(one, wait_for_test, NULL, 0);
+    atomic_bool *end = &may_end;
+    device->ops->submit(one, wait_until, &end, sizeof end);
     give(first);
     fsdp_block *second = take(other, SIZE);
     cr_expect_neq(second->data, data, "still in use");
