@@ -111,6 +111,7 @@ def check_torch():
     assert list(found) == ROWS[1:], list(found)
     assert all(row["against"] for row in found.values()), found
     assert found["train-2"]["unsharded_s"] > 0 and found["train-2"]["llmc_s"] is None
+    assert "llm.c" not in found["train-2"]["goal"], found["train-2"]
     assert found["train-peak"]["against_peak_kib"] > 100_000, found["train-peak"]
 
 
