@@ -88,9 +88,10 @@ fsdp_status fsdp_world_set_deadline(fsdp_world *world, int milliseconds, fsdp_er
     if (milliseconds < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a deadline of %d ms: at least 1 ms is needed",
                          milliseconds);
-    if (strcmp(world->parts.ctl->ops->name, "mpi") == 0 &&
-        fsdp_mpi_library_open(&mpi, err) == FSDP_OK)
+    if (strcmp(world->parts.ctl->ops->name, "mpi") == 0) {
+        FSDP_TRY(fsdp_mpi_library_open(&mpi, err));
         mpi->set_deadline(milliseconds);
+    }
     world->parts.deadline_ms = milliseconds;
     world->parts.transport->deadline_ms = milliseconds;
     fsdp_ctl_set_deadline(world->parts.ctl, milliseconds);
