@@ -2,6 +2,7 @@
 verl, SkyRL, DeepSpeed, Megatron. Two processes with gloo.
 """
 
+import importlib
 import random
 import shutil
 import types
@@ -417,6 +418,7 @@ def skyrl(data):
 def deepspeed_rank(rank, stage):
     import deepspeed
 
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # compiling it takes minutes
     net = seeded_net()
     config = {
         "train_batch_size": 2,
