@@ -3,7 +3,8 @@
  * through files, and the communicator of the training is not used.
  *
  * Every call has a deadline. A rank that does not answer is named in the error of all the others. All ranks
- * make the calls marked collective in the same order; a difference is FSDP_ERR_PEER and names both calls.
+ * make the calls marked collective in the same order; a difference is FSDP_ERR_USAGE on all of them and names
+ * both calls.
  * After such a failure the control plane is unusable: every later call returns that first error at once.
  *
  * One fsdp_ctl belongs to one rank and is used by one thread at a time. Here are the groups of one rank and

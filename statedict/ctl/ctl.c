@@ -136,6 +136,7 @@ static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t un
     while (!waited->here) {
         frame head = {0};
         fsdp_error failed = {0};
+        ctl->unexpected_size = 0;
         if (ctl->ops->recv(ctl, peer, &head, sizeof head, until_ms, &failed) != FSDP_OK) {
             if (failed.text[0] == '\0' && failed.status == FSDP_ERR_PEER)
                 return FSDP_OK;
