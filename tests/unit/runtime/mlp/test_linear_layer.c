@@ -1,4 +1,4 @@
-/* Gradients of linear layers whose parameters are bf16: in f32, in bf16, and those that cannot be added to. */
+/* Gradients of linear layers of bf16 parameters: in f32, in bf16, and those that cannot be added to. */
 #include "runtime/mlp/linear_layer.h"
 #include "tests/unit/runtime/expect_toy.h"
 
