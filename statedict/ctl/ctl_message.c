@@ -279,8 +279,12 @@ fsdp_status fsdp_ctl_take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame 
 
 bool fsdp_ctl_is_same_call(const frame *a, const frame *b)
 {
-    return a->call == b->call && a->root == b->root && a->size == b->size && a->calls == b->calls &&
-           strncmp(a->public_call, b->public_call, sizeof a->public_call) == 0;
+    return a->call == b->call && a->root == b->root && a->size == b->size && a->calls == b->calls;
+}
+
+bool fsdp_ctl_is_same_public(const frame *a, const frame *b)
+{
+    return strncmp(a->public_call, b->public_call, sizeof a->public_call) == 0;
 }
 
 /* Never the size of a frame, so that a leave message is not taken for data. */
@@ -313,7 +317,8 @@ fsdp_status fsdp_ctl_take_piece(fsdp_ctl *ctl, ctl_call *call, int from, uint64_
     if (expected.call == CALL_RECV)
         expected.call = CALL_SEND;
     FSDP_TRY(fsdp_ctl_take_report(ctl, call, from, &head, &report, err));
-    if (head.kind != FRAME_DATA || head.at != at || !fsdp_ctl_is_same_call(&head, &expected))
+    if (head.kind != FRAME_DATA || head.at != at || !fsdp_ctl_is_same_call(&head, &expected) ||
+        !fsdp_ctl_is_same_public(&head, &expected))
         return fsdp_ctl_fail_mismatch(ctl, &call->head, from, &head, err);
     size_t size = fsdp_ctl_piece_size(call, at);
     return size == 0 ? FSDP_OK : take(ctl, call, from, (char *)data + at, size, err);
