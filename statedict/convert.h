@@ -26,7 +26,8 @@ typedef enum fsdp_only {
 typedef struct fsdp_select_opts {
     const char *include, *exclude;     /* POSIX extended regex over names */
     fsdp_only only;
-    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME" or a regex over names */
+    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME", "tensors:KIND" or a
+                                        * regex over names (docs/man/fsdp-convert.1.scd) */
     size_t drop_count;
     const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
     size_t rename_count;

@@ -12,6 +12,7 @@
 enum {
     KEY_TO = 0x2000,
     KEY_FROM,
+    KEY_VOID_AS,
     KEY_ALLOW_MISSING,
     KEY_STRICT,
     KEY_COPY_FROM,
@@ -48,8 +49,9 @@ enum {
 static const struct argp_option options[] = {
     {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy", 0},
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
+    {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
-    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
+    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:T, tensors:KIND or a regex", 0},
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
@@ -341,6 +343,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
     case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
+    case KEY_VOID_AS: convert->open.void_as = arg; return 0;
     case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
     case KEY_STRICT: convert->open.allow_missing = NULL; return 0;
     case KEY_COPY_FROM: convert->copy_from = arg; return 0;
