@@ -524,10 +524,11 @@ static bool may_lack(void *context, const char *name, size_t size)
     return fsdp_filter_selects(context, name, size);
 }
 
-static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, const char *format,
-                               fsdp_error *err)
+static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
+                               const fsdp_open_opts *given, fsdp_error *err)
 {
-    fsdp_source_opts opts = {.format = format,
+    fsdp_source_opts opts = {.format = given ? given->format : NULL,
+                             .variant = given ? given->variant : NULL,
                              .may_lack = checkpoint->may_lack ? may_lack : NULL,
                              .context = checkpoint->may_lack};
     checkpoint->path = fsdp_strndup(path, strlen(path));
@@ -550,7 +551,7 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opt
     checkpoint->manifest.world = 1;
     fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
     if (st == FSDP_OK)
-        st = open_source(checkpoint, path, opts ? opts->format : NULL, err);
+        st = open_source(checkpoint, path, opts, err);
     if (st == FSDP_OK)
         st = mark_missing(checkpoint, err);
     if (st != FSDP_OK) {
