@@ -281,3 +281,12 @@ fsdp_status fsdp_parts_add_rules(const fsdp_parts *parts, fsdp_text *rules, size
     *count_out = count;
     return rules->failed ? fsdp_fail_memory(err, "rules of names") : FSDP_OK;
 }
+
+bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry)
+{
+    const char *mark = memrchr(entry->name, '#', entry->name_size);
+    size_t size = mark ? (size_t)(mark - entry->name) : 0;
+    return mark && size + 1 < entry->name_size &&
+           strspn(mark + 1, "0123456789") + size + 1 == entry->name_size &&
+           fsdp_sd_find(sd, entry->name, size) >= 0;
+}

@@ -36,6 +36,9 @@ fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry);
 /* The text under which people know the part of an entry: its first element, or the one behind "app". */
 const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry, size_t *size_out);
 
+/* True for "NAME#2", which is what a source calls the second tensor of a name. */
+bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry);
+
 /* Adds the rules (s/REGEX/NEW/, a zero behind each) that strip the root, and elements that wrappers put into
  * names, as far as names of the model have them. */
 fsdp_status fsdp_parts_add_rules(const fsdp_parts *parts, fsdp_text *rules, size_t *count_out,

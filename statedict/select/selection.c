@@ -566,17 +566,6 @@ static fsdp_status describe_parts(selecting *work, fsdp_error *err)
     return fsdp_part_list_spell(&list, &work->selection->parts, err);
 }
 
-/* "NAME#2" is what a source calls the second tensor of a name. */
-static bool is_double(const selecting *work, const fsdp_entry *entry)
-{
-    const char *mark = memrchr(entry->name, '#', entry->name_size);
-    size_t size = mark ? (size_t)(mark - entry->name) : 0;
-    if (!mark || size + 1 == entry->name_size ||
-        strspn(mark + 1, "0123456789") + size + 1 != entry->name_size)
-        return false;
-    return fsdp_sd_find(work->sd, entry->name, size) >= 0;
-}
-
 /* A model for a loader has elements, and each of its names once. */
 static fsdp_status check_model(const selecting *work, fsdp_error *err)
 {
@@ -588,7 +577,7 @@ static fsdp_status check_model(const selecting *work, fsdp_error *err)
         char name[160];
         if (!work->selection->entries[i].is_kept || entry->kind == FSDP_ENTRY_VALUE)
             continue;
-        if (is_double(work, entry))
+        if (fsdp_entry_is_double(work->sd, entry))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the source holds two tensors of one name, and '%s' is the second: "
                              "choose by --exclude, or --rename it",
