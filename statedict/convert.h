@@ -28,7 +28,8 @@ typedef struct fsdp_select_opts {
     const char *part;          /* "ema": only names below this element, the first or in "app"; NULL: all */
     bool keep_names;           /* hf: the key above the model ("model.") and wrappers ("_orig_mod.",
                                 * "module.", ...) stay in names. Any rename has this effect, too */
-    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME" or a regex over names */
+    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME", "tensors:KIND" or a
+                                        * regex over names (docs/man/fsdp-convert.1.scd) */
     size_t drop_count;
     const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
     size_t rename_count;

@@ -262,6 +262,16 @@ static fsdp_status set_container(torch_archive *archive, fsdp_node node, int dep
     return st;
 }
 
+/* The call that makes the tensor in a Parameter. */
+static fsdp_node in_parameter(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = torch_node(archive, node);
+    bool is_parameter =
+        at->known == FSDP_KNOWN_PARAMETER || at->known == FSDP_KNOWN_PARAMETER_STATE;
+    fsdp_node inner = is_parameter ? fsdp_pickle_argument(&archive->pickle, at, 0) : 0;
+    return torch_tensor_kind(archive, inner) != TORCH_KIND_NONE ? inner : node;
+}
+
 static fsdp_status set_tensor(torch_archive *archive, fsdp_node node, fsdp_value *value,
                               fsdp_error *err)
 {
@@ -275,7 +285,8 @@ static fsdp_status set_tensor(torch_archive *archive, fsdp_node node, fsdp_value
         kind = TORCH_KIND_OPAQUE;
     }
     if (kind != TORCH_KIND_TENSOR)
-        return set_class(archive, wrapper.type != 0 ? wrapper.type : node, value, err);
+        return set_class(archive, wrapper.type != 0 ? wrapper.type : in_parameter(archive, node),
+                         value, err);
     fsdp_status st = torch_tensor_add(archive, NULL, 0, &tensor, &number, err);
     torch_tensor_release(&tensor);
     if (st == FSDP_OK)

@@ -530,11 +530,16 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     fsdp_source_opts opts = {.format = given ? given->format : NULL,
                              .variant = given ? given->variant : NULL,
                              .may_lack = checkpoint->may_lack ? may_lack : NULL,
-                             .context = checkpoint->may_lack};
+                             .context = checkpoint->may_lack,
+                             .void_as = given ? given->void_as : NULL};
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
     FSDP_TRY(fsdp_source_open(checkpoint->io, path, &opts, &checkpoint->source, err));
+    const char *format = fsdp_source_format(checkpoint->source);
+    if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,
+                         format);
     return describe(checkpoint, err);
 }
 

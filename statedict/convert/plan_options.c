@@ -67,6 +67,7 @@ static const plan_option options[] = {
     {OPTION("from_format", STRING, open.format), .is_optional = true},
     {OPTION("allow_missing", STRING, open.allow_missing), .is_optional = true},
     {OPTION("variant", STRING, open.variant), .is_optional = true},
+    {OPTION("void_as", STRING, open.void_as), .is_optional = true},
     {OPTION("tied", WORD, tied), .words = ties, .is_optional = true},
     {OPTION("copy_from", PATH, copy_from), .is_optional = true},
     {OPTION("copy_code", FLAG, copy_code), .is_optional = true},

@@ -9,6 +9,8 @@
  *   filter.c       patterns of names (include, exclude), by expression.c
  *   model_part.c   the model among what a trainer keeps beside it
  *   selection.c    the parts that are taken; --drop; what the format cannot hold; names that collide
+ *   tensor_kinds.c tensors that are listed as values: quantized, sparse, ...
+ *   excess.c       the message about entries that the format cannot hold
  *   cast_rules.c   the dtype of every tensor; cast_box.c casts the elements later
  *   rename.c       new names
  *   relayout.c     the layout of the result
@@ -24,6 +26,7 @@ typedef struct fsdp_selected {
     bool is_kept;
     bool is_optim;             /* of the optimizer */
     bool is_tied;              /* not kept, since another name of the same tensor is kept */
+    const char *kind;          /* of a tensor that the library has no dtype or layout for (tensor_kinds.h) */
     const char *name;          /* new; borrowed from the selection */
     size_t name_size;
     fsdp_dtype dtype;          /* of the result; values: FSDP_DTYPE_NONE */

@@ -181,6 +181,54 @@ def stop_file(work):
     expect_same("STOP", directory, straight_run(work, 2), True)
 
 
+def stop_directory(work):
+    """A directory in the place of STOP stops the training, too, and is named; none starts beside it."""
+    directory = place(work, "STOP directory")
+    process = start(command(directory, 2))
+    wait_for_step(directory, 3, process)
+    (directory / "run/STOP").mkdir()
+    said = process.communicate(timeout=LIMIT_S)[1]
+    check("STOP directory: exit", process.returncode == 6 and "STOP' is a directory" in said, said)
+    done = len(lines_of(directory))
+    check("STOP directory: is saved", done in steps_of(directory), (steps_of(directory), done))
+    expect_refusal("STOP directory: again", run(command(directory, 2)), 6, "STOP' is a directory")
+    check("STOP directory: no step is done", len(lines_of(directory)) == done, len(lines_of(directory)))
+
+
+def nothing_left(work):
+    """A run that has all its steps is left as it is."""
+    directory = work / "nothing left"
+    shutil.copytree(straight_run(work, 2), directory)
+    before = {path: path.read_bytes() for path in (directory / "run").iterdir()
+              if path.is_file() and path.name != "main.log"}
+    for steps in STEPS, EVERY:
+        done = run(command(directory, 2, "--steps", steps, "--json"))
+        check(f"nothing left of {steps}", done.returncode == 0 and "nothing to do" in done.stderr,
+              done.stderr)
+        check(f"nothing left of {steps}: JSON", json.loads(done.stdout) == {"event": "done", "step": STEPS},
+              done.stdout)
+    after = {path: path.read_bytes() for path in (directory / "run").iterdir()
+             if path.is_file() and path.name != "main.log"}
+    check("nothing left: files", after == before, after.keys() ^ before.keys())
+
+
+def lines(work):
+    """--json prints the lines of metrics.jsonl, and --quiet nothing but them."""
+    directory = place(work, "lines")
+    done = run(command(directory, 2, "--json"))
+    metrics = (directory / "run/metrics.jsonl").read_text()
+    check("--json: lines", done.returncode == 0 and done.stdout == metrics, (done.stdout[:500], metrics))
+    check("--quiet", done.stderr == "", done.stderr)
+    log = (directory / "run/main.log").read_text()
+    check("main.log has what is not shown", "parameters" in log and f"step {STEPS}  loss" in log, log[:500])
+    failed = run(command(directory, 2, "--resume", "no", "--json"))
+    check("--json: error", json.loads(failed.stdout)["exit"] == 6, failed.stdout)
+    sample = [str(BUILD / "bin/fsdp-train"), "--sample", str(directory / "run"), "-n", "5", "--prompt", "Sen"]
+    plain, told = run(sample).stdout, json.loads(run([*sample, "--json"]).stdout)
+    check("--sample --json", told["text"] + "\n" == plain and len(told["ids"]) == 1 and
+          bytes(told["ids"][0]).decode(errors="replace") == told["text"], (plain, told))
+
+
 # --- kills ---------------------------------------------------------------------------------------
 
 
@@ -429,8 +477,59 @@ def sources(work):
     words = [*words, "--batches", str(directory / "batches.npy")]
     expect_refusal("few batches", run([*words, "--steps", "4"]), 2, "batches for 3 steps", "train.steps is 4")
     check("no run is made", not (fresh / "run").exists())
-    done = run([*words, "--steps", "3"])
-    check("enough batches", done.returncode == 0, done.stderr)
+    done = run(without(words, "--steps"))
+    check("as many steps as batches", done.returncode == 0 and len(lines_of(fresh)) == 3, done.stderr)
+    np.save(directory / "batches.npy", np.zeros((5, 1, 9), "<i8"))
+    done = run([*words, "--steps", "5", "--train.batch", "7", "--allow-change", "data"])
+    check("train.batch means nothing to batches", done.returncode == 0 and len(lines_of(fresh)) == 5,
+          done.stderr)
+
+
+def without(words, option):
+    """Without an option and its value."""
+    kept = list(words)
+    while option in kept:
+        del kept[kept.index(option):kept.index(option) + 2]
+    return kept
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    return {name: (entry["dtype"], entry["shape"], data[8 + size:][slice(*entry["data_offsets"])])
+            for name, entry in header.items()}
+
+
+def tied_head(work):
+    """A head of its own beside a tied embedding is told; one that repeats the embedding is none."""
+    directory = place(work, "tied head")
+    model = set_up_model(directory)
+    weights = read_safetensors(model / "model.safetensors")
+    dtype, shape, content = weights["transformer.wte.weight"]
+    words = command(directory, 2, "--init", model, "--steps", 2)
+    words[words.index("--run") + 1] = str(directory / "fresh")
+    for what, head in ("element", content[:-4] + b"\0\0\x80?"), ("shape", content[:-shape[1] * 4]):
+        rows = [len(head) // 4 // shape[1], shape[1]]
+        write_safetensors(model / "model.safetensors", {**weights, "lm_head.weight": (dtype, rows, head)})
+        for name, done in [("--init", run(words)),
+                           ("--eval", run([str(BUILD / "bin/fsdp-train"), "--eval", str(model), "--data",
+                                           str(work / "data.txt"), "--np", "2"]))]:
+            expect_refusal(f"a head with another {what}: {name}", done, 2, "'lm_head.weight'",
+                           "'transformer.wte.weight'", '"tie_word_embeddings": false')
+    write_safetensors(model / "model.safetensors", {**weights, "lm_head.weight": (dtype, shape, content)})
+    done = run(words)
+    check("a head that is the embedding", done.returncode == 0, done.stderr)
 
 
 def outputs(work):
@@ -440,16 +539,42 @@ def outputs(work):
     tokens, pipe, link, file = (directory / name for name in ("t.npy", "pipe", "link.npy", "file.npy"))
     np.save(tokens, np.zeros((1, 3), "<i8"))
     os.mkfifo(pipe)
-    file.write_text("old")
     link.symlink_to(file.name)
+    for name, content in ("notes.txt", "text"), ("other.safetensors", "no tensors"):
+        (directory / name).write_text(content)
     for source, *words in ("--eval", "--logits-out"), ("--sample", "-n", "2", "--out"):
         words = [str(BUILD / "bin/fsdp-train"), source, str(model), "--tokens", str(tokens), *words]
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         done = run([*words, str(pipe)])
         check(f"{source} to a pipe", os.read(reader, 6) == b"\x93NUMPY" and pipe.is_fifo(), done.stderr)
         os.close(reader)
+        np.save(file, np.zeros(1000))
         done = run([*words, str(link)])
-        check(f"{source} to a link", link.is_symlink() and file.read_bytes()[:6] == b"\x93NUMPY", done.stderr)
+        check(f"{source} to a link", link.is_symlink() and 0 < file.stat().st_size != 8128, done.stderr)
+        done = run([*words, str(file)])
+        check(f"{source} over another array", done.returncode == 0, done.stderr)
+        before = tokens.read_bytes()
+        expect_refusal(f"{source} over its input", run([*words, str(tokens)]), 6, "is read by this command")
+        expect_refusal(f"{source} over a text", run([*words, str(directory / "notes.txt")]), 6, "is no array")
+        check(f"{source}: files stay", tokens.read_bytes() == before and
+              (directory / "notes.txt").read_text() == "text")
+        for shape in (1, 0), (0, 3):
+            np.save(directory / "empty.npy", np.zeros(shape, "<i8"))
+            none = [directory / "empty.npy" if word == str(tokens) else word for word in words]
+            expect_refusal(f"{source} of {shape}", run([*none, str(pipe)]), 2, f"[{shape[0]}, {shape[1]}]")
+    for path in directory / "other.safetensors", tokens, model / "model.safetensors":
+        before = path.read_bytes()
+        done = run(command(place(work, f"grads to {path.name}"), 1, "--init", model, "--dump-grads", path))
+        expect_refusal(f"--dump-grads to {path.name}", done, 6, path.name)
+        check(f"--dump-grads: {path.name} stays", path.read_bytes() == before)
+    thinned = place(work, "thinned")
+    (thinned / "run/hf/00000001").mkdir(parents=True)
+    done = run(command(thinned, 2, "--save.also", "hf", "--save.every", 2, "--save.keep_last", 2,
+                       "--save.keep_every", 6))
+    copies = sorted(path.name for path in (thinned / "run/hf").iterdir())
+    saved = [f"{step:08}" for step in steps_of(thinned)]
+    check("copies go with their steps", copies == ["00000001", *saved] and len(saved) == 3,
+          (copies, done.stderr))
     for form in "hf", "dcp":
         fresh = place(work, f"also {form}")
         done = run(command(fresh, 2, "--save.also", form))
@@ -577,8 +702,9 @@ def events(work):
     check("events: losses", losses == wanted, losses)
 
 
-CASES = [signals, second_interrupt, one_rank_signalled, stop_file, lost_rank, kills, damage, changes,
-         not_finite, full_disk, full_log, inputs, sources, outputs, runs, events, mixed]
+CASES = [signals, second_interrupt, one_rank_signalled, stop_file, stop_directory, nothing_left, lines,
+         lost_rank, kills, damage, changes, not_finite, full_disk, full_log, inputs, sources, tied_head,
+         outputs, runs, events, mixed]
 
 
 def main():

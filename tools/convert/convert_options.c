@@ -13,6 +13,7 @@ enum {
     KEY_TO = 0x2000,
     KEY_FROM,
     KEY_VARIANT,
+    KEY_VOID_AS,
     KEY_ALLOW_MISSING,
     KEY_STRICT,
     KEY_COPY_FROM,
@@ -52,10 +53,11 @@ static const struct argp_option options[] = {
     {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy", 0},
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
     {"variant", KEY_VARIANT, "NAME", 0, "of SRC the files model.NAME.safetensors", 0},
+    {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"part", KEY_PART, "NAME", 0, "only what is below NAME, such as ema", 0},
     {"names", KEY_NAMES, "HOW", 0, "hf: strip (default) \"module.\" and the like, or keep", 0},
-    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
+    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:T, tensors:KIND or a regex", 0},
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
@@ -331,6 +333,17 @@ static fsdp_optim_form parse_form(const char *arg)
     return (fsdp_optim_form)(FSDP_OPTIM_FORM_NESTED + cli_parse_word("--optim", arg, forms));
 }
 
+static int parse_world(const char *arg)
+{
+    return (int)cli_parse_integer("--world-size", arg, 1, 1 << 20);
+}
+
+static error_t take_kind(fsdp_convert_opts *convert, const char *arg)
+{
+    convert->kind = cli_parse_kind(arg);
+    return 0;
+}
+
 static bool parse_keep(const char *arg)
 {
     return strcmp(namings[cli_parse_word("--names", arg, namings)], "keep") == 0;
@@ -362,6 +375,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_PART: convert->select.part = arg; return 0;
     case KEY_NAMES: convert->select.keep_names = parse_keep(arg); return 0;
     case KEY_VARIANT: convert->open.variant = arg; return 0;
+    case KEY_VOID_AS: convert->open.void_as = arg; return 0;
     case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
     case KEY_STRICT: convert->open.allow_missing = NULL; return 0;
     case KEY_COPY_FROM: convert->copy_from = arg; return 0;
@@ -385,13 +399,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_SHARD_SIZE:
         convert->max_shard_bytes = cli_parse_size("--max-shard-size", arg);
         return 0;
-    case KEY_KIND:
-        convert->kind = cli_parse_kind(arg);
-        opts->kind_given = true;
-        return 0;
-    case KEY_WORLD:
-        convert->world = (int)cli_parse_integer("--world-size", arg, 1, 1 << 20);
-        return 0;
+    case KEY_KIND: opts->kind_given = true; return take_kind(convert, arg);
+    case KEY_WORLD: convert->world = parse_world(arg); return 0;
     case KEY_MESH: opts->mesh_text = arg; return 0;
     case KEY_DIM:
         convert->shard_dim = (int)cli_parse_integer("--shard-dim", arg, 0, FSDP_MAX_DIMS - 1);
