@@ -1,10 +1,10 @@
-"""Frameworks load what fsdp-convert makes of their directories (tests/golden/layouts): every tensor, and the outputs
-of the model, equal those of the model that was saved.
+"""Frameworks load what fsdp-convert makes of their directories (tests/golden/layouts): every tensor, and the
+outputs of the model, equal those of the model that was saved.
 
 usage: load_layouts.py BUILD [CASE...]
 
-Loaders whose framework is not installed here are counted, not failed; commands that tests/cli/layouts.py lists as
-NOT_YET are left out.
+Loaders whose framework is not installed are counted, not failed. NOT_YET of tests/cli/layouts.py lists the
+commands that are left out.
 """
 
 import importlib.util
@@ -110,10 +110,8 @@ def loads(folder, case, command):
 
 def command_of(name, case):
     """The outermost one that gives the model of the case."""
-    for one in case["paths"]:
-        if "exit" not in one and "tensors" not in one and layouts.key_of(name, one) not in layouts.NOT_YET:
-            return one["command"]
-    return None
+    given = [one for one in case["paths"] if "exit" not in one]
+    return (layouts.outermost(name, {"paths": given}) or {}).get("command")
 
 
 def main():
