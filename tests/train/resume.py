@@ -437,7 +437,8 @@ def inputs(work):
     expect_refusal("no data", run(command(directory, 1, "--data.path", data)), 3, "No such file")
     straight = straight_run(work, 2)
     batches = directory / "batches.npy"
-    for ids, code, word in [([[[1, 2, 256]]], 4, "256"), ([[[1, -2, 3]]], 4, "-2"), ([[[1]]], 2, "at least")]:
+    for ids, code, word in [([[[1, 2, 256]]], 4, "256"), ([[[1, -2, 3]]], 4, "-2"), ([[[1]]], 2, "at least"),
+                            (np.zeros((0, 1, 3)), 2, "no batches")]:
         np.save(batches, np.array(ids, "<i8"))
         words = command(directory, 1, "--batches", batches, "--init", straight / "run", "--steps", 1)
         expect_refusal(f"batches {ids}", run(words), code, word)
