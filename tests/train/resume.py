@@ -238,11 +238,11 @@ def free_port():
         return made.getsockname()[1]
 
 
-def start_ranks(directory, count, *more):
+def start_ranks(directory, count, *more, deadline=5):
     """Ranks without a supervisor, as a scheduler starts them."""
     master = f"127.0.0.1:{free_port()}"
-    return [start(command(directory, 0, "--deadline", 5, *more), FSDP_RANK=str(i), FSDP_WORLD_SIZE=str(count),
-                  FSDP_MASTER=master) for i in range(count)]
+    return [start(command(directory, 0, "--deadline", deadline, *more), FSDP_RANK=str(i),
+                  FSDP_WORLD_SIZE=str(count), FSDP_MASTER=master) for i in range(count)]
 
 
 def lost_rank(work):
@@ -257,6 +257,29 @@ def lost_rank(work):
     ranks[1].communicate()
     go_on("lost rank", directory, 3)
     expect_same("lost rank", directory, straight_run(work, 3), True)
+
+
+def is_converting(directory):
+    return any((directory / "run/hf").glob("*.tmp-*"))
+
+
+def slow_conversion(work):
+    """Rank 0 is stopped in a conversion, for longer than the deadline and the 2 s that others add to it."""
+    directory = place(work, "slow conversion")
+    ranks = start_ranks(directory, 2, "--steps", 5, "--save.also", "hf",
+                        "--save.every", 1, deadline=1)
+    was_slow = False
+    while not was_slow and ranks[0].poll() is None:
+        if not is_converting(directory):
+            time.sleep(0.0005)
+            continue
+        ranks[0].send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, ranks[0].pid, os.WSTOPPED)
+        was_slow = is_converting(directory)
+        time.sleep(3.5 if was_slow else 0)
+        ranks[0].send_signal(signal.SIGCONT)
+    codes = [(rank.communicate(timeout=LIMIT_S)[1], rank.returncode) for rank in ranks]
+    check("slow conversion: exits", [code for _, code in codes] == [0, 0] and was_slow, codes)
 
 
 def children_of(process):
@@ -711,8 +734,8 @@ def events(work):
 
 
 CASES = [signals, second_interrupt, one_rank_signalled, stop_file, stop_directory, nothing_left, lines,
-         lost_rank, kills, damage, changes, not_finite, full_disk, full_log, inputs, sources, tied_head,
-         outputs, runs, events, mixed]
+         lost_rank, slow_conversion, kills, damage, changes, not_finite, full_disk, full_log, inputs, sources,
+         tied_head, outputs, runs, events, mixed]
 
 
 def main():
