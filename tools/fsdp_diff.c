@@ -552,7 +552,7 @@ int main(int argc, char **argv)
     in_color = opts.color == COLOR_ALWAYS || (opts.color == COLOR_AUTO && cli_colors_out());
     fsdp_status st = read_map(&opts, &err);
     if (st == FSDP_OK && opts.plot_path)
-        st = cli_check_picture(opts.plot_path, NULL, &err);
+        st = cli_check_output(opts.plot_path, &cli_picture, NULL, &err);
     if (st == FSDP_OK)
         st = diff_paths(&opts, &err);
     free(opts.rules);

@@ -6,6 +6,9 @@
 #include "statedict/select/cast_rules.h"
 #include "statedict/select/excess.h"
 #include "statedict/select/expression.h"
+#include "statedict/select/model_part.h"
+#include "statedict/select/part_text.h"
+#include "statedict/sd/layout_internal.h"
 #include "statedict/sd/names.h"
 #include "statedict/select/rename.h"
 #include "statedict/select/scales.h"
@@ -25,11 +28,13 @@ typedef struct drop_rule {
 struct fsdp_selection {
     fsdp_selected *entries;
     fsdp_arena names;
+    fsdp_part_text parts;
     int64_t kept, renamed, left_out, dropped;
     char prefix[64];
     fsdp_cast_pair casts[FSDP_CAST_PAIRS];
     int cast_pairs;
     int64_t optim_uncast;
+    bool has_other; /* entries are left out that are no optimizer's */
 };
 
 typedef struct selecting {
@@ -37,25 +42,22 @@ typedef struct selecting {
     const fsdp_select_opts *opts;
     const fsdp_limits *limits;
     const bool *is_missing;
+    bool knows_paths;
     fsdp_selection *selection;
     fsdp_filter *filter;
     drop_rule *drops;
     fsdp_rename **renames;
     fsdp_cast_rules *casts;
     fsdp_only only;
-    bool state_is_optim; /* top-level state and param_groups are both there */
+    fsdp_parts parts;
+    bool takes_model; /* and nothing beside it, as parts knows it */
 } selecting;
 
 /* --- model or optimizer? ---------------------------------------------------------------------- */
 
-static void look_for_state(selecting *work)
-{
-    work->state_is_optim = fsdp_sd_state_is_optim(work->sd);
-}
-
 static bool is_optim(const selecting *work, const fsdp_entry *entry)
 {
-    return fsdp_entry_is_optim(entry, work->state_is_optim);
+    return fsdp_entry_is_optim(entry, work->parts.state_is_optim);
 }
 
 /* --- dropping --------------------------------------------------------------------------------- */
@@ -132,6 +134,13 @@ static bool is_dropped(const selecting *work, const fsdp_entry *entry, const cha
     return false;
 }
 
+static bool is_taken(const selecting *work, const fsdp_entry *entry)
+{
+    if (work->takes_model)
+        return fsdp_part_of(&work->parts, entry) == FSDP_PART_MODEL;
+    return work->only == FSDP_ONLY_ALL || is_optim(work, entry) == (work->only == FSDP_ONLY_OPTIM);
+}
+
 static bool is_kept(selecting *work, size_t i)
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -141,7 +150,8 @@ static bool is_kept(selecting *work, size_t i)
     bool optim = is_optim(work, entry);
     selection->entries[i].is_optim = optim;
     selection->entries[i].kind = fsdp_tensor_kind(entry);
-    if ((work->only == FSDP_ONLY_MODEL && optim) || (work->only == FSDP_ONLY_OPTIM && !optim)) {
+    if (!is_taken(work, entry)) {
+        selection->has_other = selection->has_other || !optim;
         selection->left_out++;
         return false;
     }
@@ -500,9 +510,51 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
     if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "all entries belong to the optimizer, and %s takes only the model by default: "
-                     "--only all takes everything",
+                     "%s, and %s takes only the model by default: --only all takes everything",
+                     work->selection->has_other ? "there is no model"
+                                                : "all entries belong to the optimizer",
                      work->limits->format);
+}
+
+static fsdp_status describe_parts(selecting *work, fsdp_error *err)
+{
+    fsdp_part_list list = {.parts = &work->parts, .part = work->opts->part};
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        bool kept = work->selection->entries[i].is_kept;
+        if (kept || !is_taken(work, entry))
+            fsdp_part_list_add(&list, entry, kept);
+    }
+    return fsdp_part_list_spell(&list, &work->selection->parts, err);
+}
+
+/* A model for a loader has elements, and each of its names once. */
+static fsdp_status check_model(const selecting *work, fsdp_error *err)
+{
+    int64_t tensors = 0, elements = 0;
+    if (!work->limits || !work->limits->for_loaders)
+        return FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        char name[160];
+        if (!work->selection->entries[i].is_kept || entry->kind == FSDP_ENTRY_VALUE)
+            continue;
+        if (fsdp_entry_is_double(work->sd, entry))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the source holds two tensors of one name, and '%s' is the second: "
+                             "choose by --exclude, or --rename it",
+                             fsdp_printable(entry->name, entry->name_size, name, sizeof name));
+        entry = fsdp_sd_at(work->sd, fsdp_sd_tensor_of(work->sd, i));
+        tensors++;
+        elements += fsdp_shape_count(entry->ndim, entry->shape) > 0;
+    }
+    if (tensors == 0 || elements > 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s of the model without one element: the weights are in other files "
+                     "(DeepSpeed's ZeRO-3 keeps them in *_optim_states.pt; its zero_to_fp32.py "
+                     "writes them out); --only all converts what is here",
+                     tensors == 1 ? "this is a tensor" : "these are tensors");
 }
 
 static fsdp_status select_entries(selecting *work, fsdp_error *err)
@@ -512,14 +564,17 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     work->selection->entries = fsdp_alloc(count, sizeof *work->selection->entries);
     if (!work->selection->entries)
         return fsdp_fail_memory(err, "a selection");
-    look_for_state(work);
+    FSDP_TRY(fsdp_parts_find(work->sd, work->knows_paths, work->opts->part, &work->parts, err));
     if (count > 0)
         FSDP_TRY(check_drops(work, err));
     for (size_t i = 0; i < count; i++)
         work->selection->entries[i].is_kept =
             !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
+    if (work->selection->left_out > 0)
+        FSDP_TRY(describe_parts(work, err));
     if (work->selection->kept == 0 && count > 0)
         return fail_empty(work, err);
+    FSDP_TRY(check_model(work, err));
     FSDP_TRY(decide_dtypes(work, err));
     FSDP_TRY(fsdp_scales_check(work->sd, work->selection->entries, err));
     count_casts(work);
@@ -530,17 +585,28 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
-                                  const fsdp_limits *limits, const bool *is_missing,
-                                  fsdp_selection **selection_out, fsdp_error *err)
+const fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection)
 {
-    selecting work = {
-        .sd = sd, .opts = opts, .limits = limits, .is_missing = is_missing, .only = opts->only};
+    return &selection->parts;
+}
+
+fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_select_opts *opts,
+                                  const fsdp_limits *limits, fsdp_selection **selection_out,
+                                  fsdp_error *err)
+{
+    selecting work = {.sd = from->sd,
+                      .opts = opts,
+                      .limits = limits,
+                      .is_missing = from->is_missing,
+                      .knows_paths = from->knows_paths,
+                      .only = opts->only};
     work.selection = fsdp_alloc(1, sizeof *work.selection);
     if (!work.selection)
         return fsdp_fail_memory(err, "a selection");
     if (work.only == FSDP_ONLY_DEFAULT)
         work.only = limits && limits->model_only ? FSDP_ONLY_MODEL : FSDP_ONLY_ALL;
+    work.takes_model =
+        opts->part || (limits && limits->for_loaders && work.only == FSDP_ONLY_MODEL);
     fsdp_status st = select_entries(&work, err);
     release_rules(&work);
     if (st != FSDP_OK) {
@@ -556,6 +622,7 @@ void fsdp_selection_free(fsdp_selection *selection)
     if (!selection)
         return;
     fsdp_arena_release(&selection->names);
+    fsdp_part_text_release(&selection->parts);
     fsdp_free(selection->entries);
     fsdp_free(selection);
 }

@@ -266,11 +266,8 @@ static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_ch
     fsdp_text_addf(text, "next  ");
     if (plan->renamed > 0) {
         fsdp_text_addf(text, "printf '%%s\\n'");
-        for (size_t i = 0; i < select->rename_count; i++)
-            cli_add_argument(text, select->renames[i]);
-        if (select->rename_count ==
-            0) /* a trainer's checkpoint lost its prefix (docs/formats.md) */
-            cli_add_argument(text, "s/^model\\.//");
+        for (size_t i = 0; i < plan->rename_count; i++)
+            cli_add_argument(text, plan->renames[i]);
         fsdp_text_addf(text, " | ");
     }
     fsdp_text_addf(text, "fsdp-diff");
