@@ -303,9 +303,12 @@ fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const
 /* Options of an open. Zero-initialised, or NULL: the format with the highest bid, nothing may be missing. */
 typedef struct fsdp_source_opts {
     const char *format;        /* a name of fsdp_source_format_name: only this format is tried */
+    const char *variant;       /* safetensors: of a directory the model NAME.VARIANT; NULL: the plain one */
     /* True when the entry of this name may be incomplete because one of its files is missing. NULL: never. */
     bool (*may_lack)(void *context, const char *name, size_t size);
     void *context;
+    const char *void_as;       /* npy, npz: dtypes of elements that are bytes without a type, one per size:
+                                * "bf16,f8_e4m3fn"; NULL: none */
 } fsdp_source_opts;
 
 /* Applies opts of the probe (or NULL); formats call it before they add the first file. */

@@ -34,6 +34,7 @@ typedef struct fsdp_limits {
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
     bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
     bool model_only;           /* optimizer state only on request */
+    bool for_loaders;          /* only the model, under the names that its loader asks for (model_part.h) */
     bool sharded;              /* split over ranks: tensors have boxes */
     bool nameless;             /* one tensor, whose name is not kept */
     bool shares;               /* tensors with several names are stored once */

@@ -203,6 +203,9 @@ typedef struct fsdp_open_opts {
                                   the bytes */
     const char *allow_missing; /* regex over names of entries that may be incomplete, since files are not
                                   there; NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
+    const char *variant;       /* "fp16": of a directory the files NAME.fp16.safetensors; NULL: plain ones */
+    const char *void_as;       /* npy, npz: dtypes of arrays whose elements are untyped bytes (|V2), one
+                                  per size: "bf16,f8_e4m3fn"; NULL: such arrays are values */
     fsdp_access access;
 } fsdp_open_opts;
 

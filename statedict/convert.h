@@ -18,15 +18,18 @@ typedef enum fsdp_only {
     FSDP_ONLY_DEFAULT = 0,     /* the model for hf and safetensors, else all */
     FSDP_ONLY_ALL,
     FSDP_ONLY_MODEL,
-    FSDP_ONLY_OPTIM            /* below a first element optim, optimizer, optimizers, opt or
-                                * optimizer_state_dict; or below state, where param_groups is beside it */
+    FSDP_ONLY_OPTIM            /* fsdp_entry_is_optim */
 } fsdp_only;
 
 /* Selects entries and gives them new names. Zero-initialised: all, as they are. */
 typedef struct fsdp_select_opts {
     const char *include, *exclude;     /* POSIX extended regex over names */
     fsdp_only only;
-    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME" or a regex over names */
+    const char *part;          /* "ema": only names below this element, the first or in "app"; NULL: all */
+    bool keep_names;           /* hf: the key above the model ("model.") and wrappers ("_orig_mod.",
+                                * "module.", ...) stay in names. Any rename has this effect, too */
+    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME", "tensors:KIND" or a
+                                        * regex over names (docs/man/fsdp-convert.1.scd) */
     size_t drop_count;
     const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
     size_t rename_count;
@@ -133,7 +136,14 @@ typedef struct fsdp_convert_plan {
     int files;
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */
-    int64_t left_out;          /* entries that select.only leaves out */
+    int64_t left_out;          /* entries that select.only or select.part leaves out */
+    const char *parts;         /* "model 29 · ema 29 left out · optimizer left out"; NULL: all are taken */
+    const char *other_part;    /* of them, weights that select.part would take ("ema"); NULL: none */
+    const char *const *renames;        /* the rules in effect: of select, or those that strip */
+    size_t rename_count;
+    bool strips;               /* the rules were not given: they strip what programs put around names */
+    const char *const *unread; /* weight files in the source's directory that were not read */
+    size_t unread_count;
     int64_t dropped;           /* entries that select.drops leave out */
     int64_t short_tensors;     /* without a dim shard_dim: cut along dim 0; 0 for a world of 1 */
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */

@@ -30,7 +30,8 @@ typedef struct fsdp_entry {
     const char *name;          /* zero-terminated behind its end, for names without NUL */
     size_t name_size;
     /* The nesting of the name in programs with dicts and lists: the bytes of each element in the name, whose
-     * elements are joined by dots; negative for a position in a list. NULL: not known. */
+     * elements are joined by dots; negative for a position in a list; with flags for numbers and tuples
+     * (base/data/name_path.h). NULL: not known. */
     const int32_t *path;
     size_t path_count;
     /* TENSOR */
@@ -119,9 +120,9 @@ FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 /* True when some names begin with the element state and others with param_groups: both are an optimizer's
  * then. */
 FSDP_API bool fsdp_sd_state_is_optim(const fsdp_sd *sd);
-/* True when the entry belongs to an optimizer: its name begins with the element optim, optimizer,
- * optimizers, opt or optimizer_state_dict or, with state_is_optim (above, once per state dict), state or
- * param_groups. */
+/* True when the entry belongs to an optimizer: its name, or what follows "app." in it, begins with the
+ * element optim, optimizer, optimizers, opt, optimizer_state_dict, optimizer_states, optimizer_0 or the like
+ * or, with state_is_optim (above, once per state dict), state or param_groups. */
 FSDP_API bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim);
 
 #ifdef __cplusplus

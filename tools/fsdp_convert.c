@@ -85,7 +85,9 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         FSDP_TRY(cli_put_all(&text));
     } else {
         report_short(opts, plan);
+        convert_report_unread(opts, plan);
         convert_report_missing(opts);
+        convert_report_stripped(opts, plan);
         convert_report_tied(opts, plan);
         convert_report_code(opts, plan);
         convert_report_form(opts, plan);

@@ -177,7 +177,7 @@ static fsdp_status plot(const plot_options *opts, plot_run **runs, fsdp_error *e
 {
     fsdp_text text = {0};
     FSDP_TRY(refuse_input(opts, err));
-    FSDP_TRY(cli_check_picture(opts->output, &opts->overwrite, err));
+    FSDP_TRY(cli_check_output(opts->output, &cli_picture, &opts->overwrite, err));
     FSDP_TRY(read_runs(opts, runs, err));
     plot_draw(runs, opts->count, &text);
     fsdp_status st = cli_write_picture(opts->output, &text, err);

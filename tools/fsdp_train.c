@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* --- lines --------------------------------------------------------------------------------------- */
 
@@ -51,8 +50,7 @@ static void say_step(train_job *job, const train_batch *batch, const train_resul
     if (job->rank != 0)
         return;
     fsdp_world_mark(job->world, "log");
-    if (every > 0 && !job->opts->common.quiet &&
-        (job->step % every == 0 || job->step == job->config->train.steps))
+    if (every > 0 && (job->step % every == 0 || job->step == job->config->train.steps))
         train_log_say(&job->log, "step %" PRId64 "  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s",
                       line.step, line.loss, line.grad_norm, line.lr, line.tok_s);
     train_log_step(&job->log, &line);
@@ -65,6 +63,21 @@ static void say_stop(train_job *job, const char *reason)
         return;
     snprintf(members, sizeof members, "\"reason\": \"%s\"", reason);
     train_log_event(&job->log, "stop", job->step, members);
+}
+
+/* It leaves no line in the metrics, which have that step's already. */
+static fsdp_status say_done(train_job *job)
+{
+    char line[96];
+    if (job->rank != 0)
+        return FSDP_OK;
+    train_log_warn(&job->log,
+                   "nothing to do: step %" PRId64 " is saved, and train.steps is %" PRId64,
+                   job->step, job->config->train.steps);
+    snprintf(line, sizeof line, "{\"event\": \"done\", \"step\": %" PRId64 "}\n", job->step);
+    if (job->log.prints_json)
+        cli_put_line(line, strlen(line));
+    return FSDP_OK;
 }
 
 /* --- the loop ------------------------------------------------------------------------------------ */
@@ -92,11 +105,13 @@ static bool is_due(int64_t step, int64_t every)
 /* A signal asks for a save and exit 75; the file STOP for a save and exit 0. */
 static fsdp_status stop(train_job *job, fsdp_error *err)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/STOP", job->opts->run);
-    double was_file = job->rank == 0 && unlink(path) == 0;
+    bool is_there = false;
+    const fsdp_status st =
+        job->rank == 0 ? train_stop_file_take(job->opts->run, &is_there, err) : FSDP_OK;
+    double was_file = is_there;
     FSDP_TRY(fsdp_world_sum(job->world, &was_file, 1, err));
     say_stop(job, was_file > 0 ? "STOP" : "signal");
+    FSDP_TRY(train_agree(job, st, err));
     if (was_file > 0)
         return train_agree(job, FSDP_OK, err);
     return fsdp_fail(err, FSDP_ERR_CANCELLED,
@@ -156,6 +171,8 @@ static fsdp_status work(train_job *job, const train_options *opts, fsdp_world *w
     if (opts->sample)
         return train_use_sample(job, err);
     FSDP_TRY(train_job_begin(job, opts, world, err));
+    if (train_job_is_done(job))
+        return say_done(job);
     say_start(job);
     return train(job, err);
 }

@@ -153,6 +153,7 @@ const fsdp_target_format fsdp_safetensors_target = {.limits = {.format = "safete
 const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                                       .is_directory = true,
                                                       .model_only = true,
+                                                      .for_loaders = true,
                                                       .holds_dtype = safetensors_holds,
                                                       .notes_tie = safetensors_notes},
                                            .owns = hf_owns,

@@ -163,7 +163,7 @@ static int64_t plain_size(char kind, int64_t size)
     case 'b': return size == 1 ? 1 : -1;
     case 'i':
     case 'u': return has_size("\1\2\4\10", size) ? size : -1;
-    case 'f': return has_size("\2\4\10\12\14\20", size) ? size : -1;
+    case 'f': return has_size("\1\2\4\10\12\14\20", size) ? size : -1;
     case 'c': return has_size("\10\20\24\30\40", size) ? size : -1;
     case 'M':
     case 'm': return size == 8 ? 8 : -1;
@@ -178,6 +178,8 @@ static int64_t plain_size(char kind, int64_t size)
 static fsdp_dtype dtype_of(char kind, int64_t size)
 {
     char name[24];
+    if (kind == 'f' && size == 1) /* ml_dtypes: its only type of this kind */
+        return FSDP_F8_E5M2;
     for (fsdp_dtype dtype = FSDP_DTYPE_NONE + 1; dtype < FSDP_DTYPE_COUNT; dtype++) {
         const char *theirs = fsdp_dtype_describe(dtype)->numpy;
         snprintf(name, sizeof name, "%c%" PRId64, kind, size);
@@ -211,6 +213,7 @@ static fsdp_status read_plain_type(literal *in, const char *text, size_t size, i
     if (*size_out < 0)
         return fail_at(in, "a type that is not known", err);
     in->npy->dtype = dtype_of(kind, number);
+    in->npy->is_void = kind == 'V';
     in->npy->is_swapped = is_big;
     return FSDP_OK;
 }
@@ -218,28 +221,43 @@ static fsdp_status read_plain_type(literal *in, const char *text, size_t size, i
 static fsdp_status take_type(literal *in, int depth, int64_t *size_out, fsdp_error *err);
 
 /* A name, or a title and a name. */
-static fsdp_status take_field_name(literal *in, fsdp_error *err)
+static fsdp_status take_field_name(literal *in, const char **name_out, size_t *size_out,
+                                   fsdp_error *err)
 {
-    const char *name;
-    size_t size;
     bool is_pair = take(in, '(');
-    FSDP_TRY(take_string(in, &name, &size, err));
+    FSDP_TRY(take_string(in, name_out, size_out, err));
     if (!is_pair)
         return FSDP_OK;
     FSDP_TRY(expect(in, ',', err));
-    FSDP_TRY(take_string(in, &name, &size, err));
+    FSDP_TRY(take_string(in, name_out, size_out, err));
     return expect(in, ')', err);
 }
 
+/* The type that a field is named for: "bfloat16". */
+static fsdp_dtype dtype_named(const char *name, size_t size, int64_t bytes)
+{
+    for (fsdp_dtype dtype = FSDP_DTYPE_NONE + 1; dtype < FSDP_DTYPE_COUNT; dtype++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+        if (!info->numpy && info->torch && strlen(info->torch) == size &&
+            memcmp(info->torch, name, size) == 0 && (int64_t)info->size == bytes)
+            return dtype;
+    }
+    return FSDP_DTYPE_NONE;
+}
+
 /* ('name', type) or ('name', type, shape) */
-static fsdp_status take_field(literal *in, int depth, int64_t *total, fsdp_error *err)
+static fsdp_status take_field(literal *in, int depth, int64_t *total, fsdp_dtype *named_out,
+                              fsdp_error *err)
 {
     int64_t size, shape[FSDP_MAX_DIMS];
     int ndim = 0;
+    const char *name;
+    size_t name_size;
     FSDP_TRY(expect(in, '(', err));
-    FSDP_TRY(take_field_name(in, err));
+    FSDP_TRY(take_field_name(in, &name, &name_size, err));
     FSDP_TRY(expect(in, ',', err));
     FSDP_TRY(take_type(in, depth + 1, &size, err));
+    *named_out = dtype_named(name, name_size, size);
     if (take(in, ',') && next(in) != ')')
         FSDP_TRY(take_shape(in, shape, FSDP_MAX_DIMS, &ndim, err));
     FSDP_TRY(expect(in, ')', err));
@@ -261,13 +279,17 @@ static fsdp_status take_type(literal *in, int depth, int64_t *size_out, fsdp_err
         FSDP_TRY(take_string(in, &text, &size, err));
         return read_plain_type(in, text, size, size_out, err);
     }
+    int fields = 0;
+    fsdp_dtype named = FSDP_DTYPE_NONE;
     *size_out = 0;
-    while (!take(in, ']')) {
-        FSDP_TRY(take_field(in, depth, size_out, err));
+    for (; !take(in, ']'); fields++) {
+        FSDP_TRY(take_field(in, depth, size_out, &named, err));
         if (!take(in, ',') && next(in) != ']')
             return fail_at(in, "',' or ']' was expected", err);
     }
-    in->npy->dtype = FSDP_DTYPE_NONE;
+    bool is_named = depth == 0 && fields == 1 && (size_t)*size_out == fsdp_dtype_size(named);
+    in->npy->dtype = is_named ? named : FSDP_DTYPE_NONE;
+    in->npy->is_void = false;
     return FSDP_OK;
 }
 

@@ -29,6 +29,7 @@ typedef struct fsdp_npy {
     fsdp_dtype dtype;          /* FSDP_DTYPE_NONE: no dtype of the library */
     bool is_swapped, is_fortran;
     bool has_objects;          /* a pickle follows */
+    bool is_void;              /* elements of item_size bytes without a type, as |V2 */
     int64_t item_size;         /* of one element; 0 for objects */
     int ndim;
     int64_t shape[FSDP_MAX_DIMS];

@@ -24,6 +24,7 @@ typedef struct array_place {
     int file, stream;
     int64_t offset, size; /* in the file, or in the stream */
     bool is_member;
+    const fsdp_source_opts *opts;
 } array_place;
 
 static fsdp_status read_at(const array_place *place, void *data, size_t size, int64_t offset,
@@ -117,11 +118,51 @@ static fsdp_status add_opaque(const array_place *place, const char *text, fsdp_e
     return status;
 }
 
+/* The next dtype of a list "bf16,f8_e4m3fn", by our name or by PyTorch's; false at the end. */
+static bool next_dtype(const char **list, fsdp_dtype *dtype_out)
+{
+    const char *name = *list;
+    size_t size = strcspn(name, ",");
+    if (size == 0)
+        return false;
+    *list += size + (name[size] == ',');
+    *dtype_out = fsdp_dtype_from_name(name, size);
+    for (fsdp_dtype d = FSDP_DTYPE_NONE + 1; *dtype_out == 0 && d < FSDP_DTYPE_COUNT; d++) {
+        const char *torch = fsdp_dtype_describe(d)->torch;
+        if (torch && strlen(torch) == size && memcmp(torch, name, size) == 0)
+            *dtype_out = d;
+    }
+    return true;
+}
+
+static fsdp_status check_options(const fsdp_source_opts *opts, fsdp_error *err)
+{
+    fsdp_dtype dtype;
+    const char *list = opts && opts->void_as ? opts->void_as : "";
+    for (const char *name = list; next_dtype(&list, &dtype); name = list)
+        if (dtype == FSDP_DTYPE_NONE)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "--void-as: '%.*s' is no dtype, such as bf16 or f8_e4m3fn",
+                             (int)strcspn(name, ","), name);
+    return FSDP_OK;
+}
+
+/* NumPy has no name for the dtypes of other programs and writes their elements as bytes. */
+static void name_void(const array_place *place, fsdp_npy *npy)
+{
+    fsdp_dtype dtype;
+    const char *list = place->opts && place->opts->void_as ? place->opts->void_as : "";
+    while (npy->is_void && npy->dtype == FSDP_DTYPE_NONE && next_dtype(&list, &dtype))
+        if ((int64_t)fsdp_dtype_size(dtype) == npy->item_size)
+            npy->dtype = dtype;
+}
+
 static fsdp_status add_one(const array_place *place, fsdp_error *err)
 {
     fsdp_npy npy;
     int64_t data = 0;
     FSDP_TRY(read_header(place, &npy, &data, err));
+    name_void(place, &npy);
     if (npy.has_objects && !place->is_member)
         return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is an array of Python objects: a pickle",
                          fsdp_source_path(place->source));
@@ -138,14 +179,15 @@ static fsdp_status add_one(const array_place *place, fsdp_error *err)
 
 /* --- the members of an archive ---------------------------------------------------------------- */
 
-typedef struct zip_file {
-    const fsdp_source *source;
+typedef struct npz_archive {
+    fsdp_source *source;
     int file;
-} zip_file;
+    const fsdp_source_opts *opts;
+} npz_archive;
 
 static fsdp_status read_zip(void *context, void *data, size_t size, int64_t offset, fsdp_error *err)
 {
-    const zip_file *file = context;
+    const npz_archive *file = context;
     return fsdp_source_pread(file->source, file->file, data, size, offset, err);
 }
 
@@ -182,12 +224,14 @@ static fsdp_status place_member(fsdp_source *source, int file, const fsdp_zip_en
         source, &(fsdp_source_crc){what, file, entry->offset, entry->size, entry->crc}, err);
 }
 
-static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entry *entry,
+static fsdp_status add_member(const npz_archive *archive, const fsdp_zip_entry *entry,
                               const fsdp_escaped_names *escaped, fsdp_error *err)
 {
     array_place place;
     uint8_t head[6] = {0};
-    FSDP_TRY(place_member(source, file, entry, &place, err));
+    fsdp_source *source = archive->source;
+    FSDP_TRY(place_member(source, archive->file, entry, &place, err));
+    place.opts = archive->opts;
     fsdp_escaped_names_resolve(escaped, &place.name, &place.name_size);
     size_t size = place.size < (int64_t)sizeof head ? (size_t)place.size : sizeof head;
     FSDP_TRY(read_at(&place, head, size, 0, err));
@@ -220,11 +264,12 @@ static fsdp_status read_escaped_names(fsdp_source *source, int file, const fsdp_
     return status;
 }
 
-static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
+static fsdp_status add_members(npz_archive *archive, fsdp_error *err)
 {
-    zip_file context = {.source = source, .file = file};
+    fsdp_source *source = archive->source;
+    int file = archive->file;
     fsdp_zip_input input = {.read = read_zip,
-                            .context = &context,
+                            .context = archive,
                             .path = fsdp_source_path(source),
                             .size = fsdp_source_file_size(source, (size_t)file)};
     fsdp_zip *zip = NULL;
@@ -238,7 +283,7 @@ static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
         const fsdp_zip_entry *entry = fsdp_zip_at(zip, i);
         if (entry == names)
             continue;
-        status = add_member(source, file, entry, &escaped, err);
+        status = add_member(archive, entry, &escaped, err);
         char shown[200];
         if (status != FSDP_OK)
             fsdp_error_prefix(err, "member '%s'",
@@ -272,8 +317,10 @@ static int bid_npy(const fsdp_probe *probe)
 static fsdp_status open_npy(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
 {
     fsdp_source *source = NULL;
+    FSDP_TRY(check_options(probe->opts, err));
     FSDP_TRY(fsdp_source_create(probe->io, probe->path, "npy", &source, err));
-    array_place place = {.source = source, .name = "", .stream = FSDP_NO_STREAM};
+    array_place place = {
+        .source = source, .name = "", .stream = FSDP_NO_STREAM, .opts = probe->opts};
     fsdp_status status = fsdp_source_add_file(source, probe->path, false, &place.file, err);
     if (status == FSDP_OK) {
         place.size = fsdp_source_file_size(source, (size_t)place.file);
@@ -301,13 +348,14 @@ static int bid_npz(const fsdp_probe *probe)
 
 static fsdp_status open_npz(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
 {
-    fsdp_source *source = NULL;
-    int file;
-    FSDP_TRY(fsdp_source_create(probe->io, probe->path, "npz", &source, err));
-    fsdp_status status = fsdp_source_add_file(source, probe->path, false, &file, err);
+    npz_archive archive = {.opts = probe->opts};
+    FSDP_TRY(check_options(probe->opts, err));
+    FSDP_TRY(fsdp_source_create(probe->io, probe->path, "npz", &archive.source, err));
+    fsdp_status status =
+        fsdp_source_add_file(archive.source, probe->path, false, &archive.file, err);
     if (status == FSDP_OK)
-        status = add_members(source, file, err);
-    return finish(source, status, source_out, err);
+        status = add_members(&archive, err);
+    return finish(archive.source, status, source_out, err);
 }
 
 const fsdp_foreign_format fsdp_format_npy = {.name = "npy", .bid = bid_npy, .open = open_npy};

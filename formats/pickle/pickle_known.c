@@ -74,6 +74,7 @@ static const rule rules[] = {
     {"torch._utils", "_rebuild_device_tensor_from_numpy", FSDP_KNOWN_DEVICE_TENSOR_NUMPY},
     {"torch._utils", "_rebuild_xla_tensor", FSDP_KNOWN_DEVICE_TENSOR_NUMPY},
     {"torch._utils", "_rebuild_*", FSDP_KNOWN_REBUILD_OTHER},
+    {"torch.nested._internal.nested_tensor", "_rebuild_njt", FSDP_KNOWN_REBUILD_OTHER},
     {"torch._tensor", "_rebuild_from_type_v2", FSDP_KNOWN_FROM_TYPE},
     {"torch.tensor", "_rebuild_from_type_v2", FSDP_KNOWN_FROM_TYPE},
     {"torch.storage", "UntypedStorage", FSDP_KNOWN_UNTYPED_STORAGE},

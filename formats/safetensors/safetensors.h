@@ -6,6 +6,7 @@
  *
  *   safetensors_header.c  parses and checks the header of one file
  *   safetensors_read.c    the format as a source: one file, a directory with an index, files of DCP's ranks
+ *   safetensors_choice.c  which of several models in a directory is read
  *   safetensors_set.c     numbered files without an index: all must be there
  *   safetensors_write.c   the packed targets "safetensors" and "hf" (target/packed.h)
  *
@@ -52,6 +53,26 @@ typedef struct fsdp_safetensors {
 fsdp_status fsdp_safetensors_read(const fsdp_source *source, int file, fsdp_safetensors *header,
                                   fsdp_error *err);
 void fsdp_safetensors_release(fsdp_safetensors *header);
+
+/* Numbered files with the same name otherwise, or one file (count 0). */
+typedef struct fsdp_file_set {
+    const char *stem;          /* the text before "-00002-of-00003.safetensors", or before ".safetensors" */
+    size_t stem_size;
+    int digits, count;
+} fsdp_file_set;
+
+/* The set that a file with the suffix ".safetensors" belongs to; the files of DCP's ranks are one. */
+void fsdp_file_set_of(const char *name, fsdp_file_set *set_out);
+bool fsdp_file_sets_are_one(const fsdp_file_set *a, const fsdp_file_set *b);
+
+typedef fsdp_status (*fsdp_safetensors_visit)(void *context, const char *name, fsdp_error *err);
+/* The index of a directory, of the variant that the options name; NULL: none. FSDP_ERR_USAGE when several
+ * are of equal right. */
+fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err);
+/* Visits the files of the one model of a directory without an index. FSDP_ERR_USAGE lists the models when
+ * nothing says which one is meant. */
+fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetensors_visit visit,
+                                          void *context, fsdp_error *err);
 
 /* Checks a directory without an index: when the names of its files state their number, all of them must
  * exist. FSDP_ERR_DAMAGED names the first one that is missing. */

@@ -14,7 +14,6 @@
 
 static const char file_suffix[] = ".safetensors";
 static const char index_suffix[] = ".safetensors.index.json";
-static const char usual_index[] = "model.safetensors.index.json";
 
 enum { LONGEST_INDEX = 256 << 20 };
 
@@ -335,34 +334,17 @@ static fsdp_status read_index(model_folder *folder, const char *name, fsdp_error
     return parse_index(folder, file, err);
 }
 
-/* If there are several indexes, takes the one with the usual name; other names are ambiguous. */
-static fsdp_status choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err)
-{
-    *name_out = fsdp_probe_has(probe, usual_index) ? usual_index : NULL;
-    if (*name_out)
-        return FSDP_OK;
-    for (size_t i = 0; i < probe->name_count; i++) {
-        if (!is_index(probe->names[i]))
-            continue;
-        if (*name_out)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' holds several models ('%s', '%s'): put one into a directory of "
-                             "its own",
-                             probe->path, *name_out, probe->names[i]);
-        *name_out = probe->names[i];
-    }
-    return FSDP_OK;
-}
-
 /* --- the files of a directory ----------------------------------------------------------------- */
+
+static fsdp_status list_file(void *context, const char *name, fsdp_error *err)
+{
+    uint64_t number;
+    return number_file(context, name, strlen(name), &number, err);
+}
 
 static fsdp_status list_files(model_folder *folder, const fsdp_probe *probe, fsdp_error *err)
 {
-    for (size_t i = 0; i < probe->name_count; i++) {
-        uint64_t number;
-        if (is_part(probe->names[i]))
-            FSDP_TRY(number_file(folder, probe->names[i], strlen(probe->names[i]), &number, err));
-    }
+    FSDP_TRY(fsdp_safetensors_choose_files(probe, list_file, folder, err));
     return fsdp_safetensors_check_set(probe->path, folder->names, folder->name_count, err);
 }
 
@@ -396,6 +378,27 @@ static bool is_elsewhere(const model_folder *folder, const fsdp_safetensors_entr
     return place && folder->promised[*place].file != number;
 }
 
+/* Without an index nothing says which of two tensors of one name is the model's. */
+static fsdp_status check_new(const model_folder *folder, const fsdp_safetensors_entry *entry,
+                             size_t number, fsdp_error *err)
+{
+    char shown[200];
+    size_t other = 0;
+    if (folder->index_path || !fsdp_source_has(folder->source, entry->true_name, entry->true_size))
+        return FSDP_OK;
+    while (other < number &&
+           !fsdp_name_table_find(&folder->headers[other].names, entry->name, entry->name_size))
+        other++;
+    return other == number
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_USAGE,
+                           "'%s' and '%s' both hold tensor '%s', and no index says which one is "
+                           "meant; name one of these files of '%s'",
+                           folder->names[other], folder->names[number],
+                           fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
+                           fsdp_source_path(folder->source));
+}
+
 /* Adds tensors in the order of their first part. */
 static fsdp_status add_file(model_folder *folder, size_t number, const int *files, fsdp_error *err)
 {
@@ -405,6 +408,7 @@ static fsdp_status add_file(model_folder *folder, size_t number, const int *file
         if (is_elsewhere(folder, entry, number))
             continue;
         if (!header->is_sharded) {
+            FSDP_TRY(check_new(folder, entry, number, err));
             FSDP_TRY(add_whole(folder->source, entry, files[number], err));
             continue;
         }
@@ -500,7 +504,7 @@ static fsdp_status add_files(model_folder *folder, fsdp_error *err)
 static fsdp_status open_folder(model_folder *folder, const fsdp_probe *probe, fsdp_error *err)
 {
     const char *index;
-    FSDP_TRY(choose_index(probe, &index, err));
+    FSDP_TRY(fsdp_safetensors_choose_index(probe, &index, err));
     FSDP_TRY(index ? read_index(folder, index, err) : list_files(folder, probe, err));
     if (!index && folder->name_count == 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' holds no file NAME%s", probe->path,

@@ -15,13 +15,6 @@
 enum { MOST_DIGITS = 6, MOST_FILES = 1000000 };
 static const char suffix[] = ".safetensors";
 
-/* Numbered files with the same name otherwise. */
-typedef struct file_set {
-    const char *stem; /* the text before "-00002-of-00003.safetensors", and its length */
-    size_t stem_size;
-    int digits, count;
-} file_set;
-
 /* The number of digits that end at `end`. */
 static size_t digits_before(const char *name, size_t end)
 {
@@ -32,7 +25,7 @@ static size_t digits_before(const char *name, size_t end)
     return size;
 }
 
-static bool parse(const char *name, file_set *set_out, int *number_out)
+static bool parse(const char *name, fsdp_file_set *set_out, int *number_out)
 {
     static const char of[] = "-of-";
     size_t size = strlen(name), end = sizeof suffix - 1, of_size = sizeof of - 1;
@@ -45,7 +38,7 @@ static bool parse(const char *name, file_set *set_out, int *number_out)
     size_t count = digits_before(name, at - of_size), stem = at - of_size - count;
     if (count == 0 || stem == 0 || name[stem - 1] != '-')
         return false;
-    *set_out = (file_set){name, stem - 1, (int)count, atoi(name + at)};
+    *set_out = (fsdp_file_set){name, stem - 1, (int)count, atoi(name + at)};
     *number_out = atoi(name + stem);
     return true;
 }
@@ -53,7 +46,7 @@ static bool parse(const char *name, file_set *set_out, int *number_out)
 bool fsdp_source_is_part(const char *path, int *number_out, int *count_out)
 {
     const char *slash = strrchr(path, '/');
-    file_set set;
+    fsdp_file_set set;
     if (!parse(slash ? slash + 1 : path, &set, number_out))
         return false;
     *count_out = set.count;
@@ -62,7 +55,7 @@ bool fsdp_source_is_part(const char *path, int *number_out, int *count_out)
 
 /* The ranks of DCP write one set together: shard-00001-model-00002-of-00003.safetensors. A rank
  * without data for a file number writes no file. */
-static void without_rank(file_set *set)
+static void without_rank(fsdp_file_set *set)
 {
     static const char shard[] = "shard-";
     size_t size = sizeof shard - 1, digits;
@@ -75,27 +68,39 @@ static void without_rank(file_set *set)
     }
 }
 
-static bool same_set(const file_set *a, const file_set *b)
+bool fsdp_file_sets_are_one(const fsdp_file_set *a, const fsdp_file_set *b)
 {
     return a->count == b->count && a->stem_size == b->stem_size &&
            memcmp(a->stem, b->stem, a->stem_size) == 0;
 }
 
+void fsdp_file_set_of(const char *name, fsdp_file_set *set_out)
+{
+    int number;
+    if (parse(name, set_out, &number) && set_out->count > 0) {
+        without_rank(set_out);
+        return;
+    }
+    size_t size = strlen(name), end = sizeof suffix - 1;
+    *set_out = (fsdp_file_set){.stem = name, .stem_size = size > end ? size - end : 0};
+}
+
 /* Marks the numbers of existing files. Numbering begins with 1, or with 0. */
-static void mark_files(const file_set *set, const char *const *names, size_t count, bool *is_there)
+static void mark_files(const fsdp_file_set *set, const char *const *names, size_t count,
+                       bool *is_there)
 {
     for (size_t i = 0; i < count; i++) {
-        file_set other;
+        fsdp_file_set other;
         int number;
         if (!parse(names[i], &other, &number))
             continue;
         without_rank(&other);
-        if (same_set(set, &other) && number <= set->count)
+        if (fsdp_file_sets_are_one(set, &other) && number <= set->count)
             is_there[number] = true;
     }
 }
 
-static fsdp_status check_set(const char *directory, const char *first, const file_set *set,
+static fsdp_status check_set(const char *directory, const char *first, const fsdp_file_set *set,
                              const char *const *names, size_t count, fsdp_error *err)
 {
     bool *is_there = fsdp_alloc((size_t)set->count + 1, sizeof *is_there);
@@ -108,7 +113,7 @@ static fsdp_status check_set(const char *directory, const char *first, const fil
     fsdp_free(is_there);
     if (missing == start + set->count)
         return FSDP_OK;
-    file_set written;
+    fsdp_file_set written;
     int number;
     (void)parse(first, &written, &number);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
@@ -122,13 +127,13 @@ static fsdp_status check_set(const char *directory, const char *first, const fil
 fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names,
                                        size_t count, fsdp_error *err)
 {
-    file_set set, last = {0};
+    fsdp_file_set set, last = {0};
     int number;
     for (size_t i = 0; i < count; i++) {
         if (!parse(names[i], &set, &number) || set.count < 1 || set.count > MOST_FILES)
             continue;
         without_rank(&set);
-        if (last.stem && same_set(&set, &last))
+        if (last.stem && fsdp_file_sets_are_one(&set, &last))
             continue; /* names are sorted, so a set is mostly contiguous */
         FSDP_TRY(check_set(directory, names[i], &set, names, count, err));
         last = set;

@@ -234,6 +234,7 @@ static fsdp_status set_items(torch_archive *archive, fsdp_node node, int depth, 
 {
     const fsdp_pickle_node *list = torch_node(archive, node);
     FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_LIST, list->count, err));
+    value->is_tuple = list->kind == FSDP_NODE_TUPLE;
     for (uint32_t i = 0; i < list->count; i++)
         FSDP_TRY(read_value(archive, list->as.items[i], depth + 1, &value->as.list.items[i], err));
     return FSDP_OK;
@@ -262,6 +263,16 @@ static fsdp_status set_container(torch_archive *archive, fsdp_node node, int dep
     return st;
 }
 
+/* The call that makes the tensor in a Parameter. */
+static fsdp_node in_parameter(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = torch_node(archive, node);
+    bool is_parameter =
+        at->known == FSDP_KNOWN_PARAMETER || at->known == FSDP_KNOWN_PARAMETER_STATE;
+    fsdp_node inner = is_parameter ? fsdp_pickle_argument(&archive->pickle, at, 0) : 0;
+    return torch_tensor_kind(archive, inner) != TORCH_KIND_NONE ? inner : node;
+}
+
 static fsdp_status set_tensor(torch_archive *archive, fsdp_node node, fsdp_value *value,
                               fsdp_error *err)
 {
@@ -275,7 +286,8 @@ static fsdp_status set_tensor(torch_archive *archive, fsdp_node node, fsdp_value
         kind = TORCH_KIND_OPAQUE;
     }
     if (kind != TORCH_KIND_TENSOR)
-        return set_class(archive, wrapper.type != 0 ? wrapper.type : node, value, err);
+        return set_class(archive, wrapper.type != 0 ? wrapper.type : in_parameter(archive, node),
+                         value, err);
     fsdp_status st = torch_tensor_add(archive, NULL, 0, &tensor, &number, err);
     torch_tensor_release(&tensor);
     if (st == FSDP_OK)

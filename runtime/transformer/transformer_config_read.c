@@ -115,7 +115,7 @@ typedef struct reader {
     value members[MEMBERS];
     fsdp_rope rope;
     bool is_there[MEMBERS]; /* maybe null */
-    bool has_rope, has_original_context;
+    bool has_rope, has_original_context, has_factor;
     int64_t layer_types;
     bool is_windowed[FSDP_MODEL_LAYERS];
 } reader;
@@ -208,6 +208,7 @@ static fsdp_status read_rope(reader *from, const char *member, fsdp_error *err)
         if (which >= 2 && which < 7 && got.kind == FSDP_JSON_NUMBER)
             *numbers[which] = got.number;
         from->has_original_context |= which == 5 && got.kind == FSDP_JSON_NUMBER;
+        from->has_factor |= which == 2 && got.kind == FSDP_JSON_NUMBER;
     }
 }
 
@@ -294,8 +295,11 @@ static fsdp_status take_count(const reader *from, config_member which, int64_t *
     return FSDP_OK;
 }
 
+/* A null is false in transformers 4 and an error in 5: refused where the default is true. */
 static fsdp_status take_bool(const reader *from, config_member which, bool *is_set, fsdp_error *err)
 {
+    if (is_null(from, which) && *is_set)
+        return fail_member(from, member_names[which], "it is null; write true or false", err);
     if (!has(from, which))
         return FSDP_OK;
     if (from->members[which].kind != FSDP_JSON_BOOL)
@@ -369,7 +373,7 @@ static fsdp_status take_gpt2(const reader *from, fsdp_transformer_config *config
 static fsdp_status take_windows(const reader *from, fsdp_transformer_config *config,
                                 fsdp_error *err)
 {
-    bool use = config->family == FSDP_MISTRAL;
+    bool use = config->family == FSDP_MISTRAL, is_any = false;
     int64_t full_layers = 28;
     if (config->family == FSDP_LLAMA)
         return FSDP_OK;
@@ -383,10 +387,15 @@ static fsdp_status take_windows(const reader *from, fsdp_transformer_config *con
         config->window = 0;
     if (config->window < 0)
         return fail_member(from, "sliding_window", "it is negative", err);
-    for (int64_t i = 0; i < config->layers && i < FSDP_MODEL_LAYERS; i++)
+    for (int64_t i = 0; i < config->layers && i < FSDP_MODEL_LAYERS; i++) {
         config->is_windowed[i] = from->layer_types > 0          ? from->is_windowed[i]
                                  : config->family == FSDP_QWEN2 ? i >= full_layers
                                                                 : true;
+        is_any |= config->is_windowed[i];
+    }
+    if (use && is_any && config->window == 0 && has(from, SLIDING_WINDOW))
+        return fail_member(from, "sliding_window",
+                           "a window of 0 hides every token; null is no window", err);
     if (from->layer_types > 0 && from->layer_types != config->layers)
         return fail_member(from, "layer_types", "its length is not the number of layers", err);
     return FSDP_OK;
@@ -401,6 +410,10 @@ static fsdp_status take_rope(const reader *from, fsdp_transformer_config *config
     if (config->rope.theta == 0 || !from->has_rope)
         config->rope.theta = theta;
     const fsdp_rope *rope = &config->rope;
+    if (rope->kind != FSDP_ROPE_DEFAULT && !from->has_factor)
+        return fail_member(from,
+                           from->is_there[ROPE_PARAMETERS] ? "rope_parameters" : "rope_scaling",
+                           "it has no factor", err);
     if (rope->kind == FSDP_ROPE_LLAMA3 && !from->has_original_context)
         config->rope.original_context = (double)config->context;
     if (!(rope->theta > 0) || !isfinite(rope->theta) ||

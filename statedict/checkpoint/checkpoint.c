@@ -308,6 +308,9 @@ fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_op
     const char *format = opts ? opts->format : NULL;
     if (format ? strcmp(format, "fsdp") != 0 : fsdp_path_is_foreign(io, path))
         return fsdp_foreign_open(io, path, opts, checkpoint_out, err);
+    if (opts && opts->void_as)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is fsdp",
+                         path);
     return open_checkpoint(io, path, opts, true, checkpoint_out, err);
 }
 

@@ -524,16 +524,22 @@ static bool may_lack(void *context, const char *name, size_t size)
     return fsdp_filter_selects(context, name, size);
 }
 
-static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, const char *format,
-                               fsdp_error *err)
+static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
+                               const fsdp_open_opts *given, fsdp_error *err)
 {
-    fsdp_source_opts opts = {.format = format,
+    fsdp_source_opts opts = {.format = given ? given->format : NULL,
+                             .variant = given ? given->variant : NULL,
                              .may_lack = checkpoint->may_lack ? may_lack : NULL,
-                             .context = checkpoint->may_lack};
+                             .context = checkpoint->may_lack,
+                             .void_as = given ? given->void_as : NULL};
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
     FSDP_TRY(fsdp_source_open(checkpoint->io, path, &opts, &checkpoint->source, err));
+    const char *format = fsdp_source_format(checkpoint->source);
+    if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,
+                         format);
     return describe(checkpoint, err);
 }
 
@@ -550,7 +556,7 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opt
     checkpoint->manifest.world = 1;
     fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
     if (st == FSDP_OK)
-        st = open_source(checkpoint, path, opts ? opts->format : NULL, err);
+        st = open_source(checkpoint, path, opts, err);
     if (st == FSDP_OK)
         st = mark_missing(checkpoint, err);
     if (st != FSDP_OK) {

@@ -54,7 +54,8 @@ static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err
     fsdp_io_reuse_free(job->reuse);
     fsdp_copies_release(&job->copies);
     fsdp_ties_release(&job->ties);
-    fsdp_free(job->drops);
+    fsdp_free(job->rule_list);
+    fsdp_text_release(&job->rules);
     fsdp_free(job->is_kept);
     fsdp_free(job->first_slab);
     fsdp_free(job->hashes);

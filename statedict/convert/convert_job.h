@@ -50,7 +50,8 @@ typedef struct convert_job {
     size_t *source;            /* per entry of it: entry of the source */
     int *owners;               /* per entry of it: the copy that is stored */
     fsdp_ties ties;            /* names that are left out */
-    const char **drops;        /* of opts.select, with one more; NULL: the caller's */
+    fsdp_text rules;           /* that strip names, one after the other */
+    const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
     fsdp_copies copies;        /* files beside the weights */
     bool casts;                /* at least one tensor gets another dtype */
 
@@ -145,6 +146,9 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
 /* True when the entry has data; for targets without aliases, aliases are tensors. */
 bool fsdp_convert_has_data(const convert_job *job, size_t entry);
 fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
+
+/* convert_names.c: sets opts.select.renames for a target that holds a model, unless names are to be kept. */
+fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err);
 
 /* --- convert_move.c --------------------------------------------------------------------------- */
 

@@ -5,6 +5,7 @@
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/flow.h"
+#include "statedict/checkpoint/unread.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/convert/plan_notes.h"
@@ -103,8 +104,9 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     fsdp_selection *selection = NULL;
     const fsdp_sd *from = job->from->manifest.sd;
     FSDP_TRY(choose_mesh(job, err));
-    fsdp_status st = fsdp_selection_create(from, &job->opts.select, job->limits,
-                                           job->from->is_missing, &selection, err);
+    const fsdp_select_from source = {from, job->from->is_missing, job->from->source != NULL};
+    fsdp_status st =
+        fsdp_selection_create(&source, &job->opts.select, job->limits, &selection, err);
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
@@ -113,9 +115,14 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
                         .count = fsdp_sd_count(from),
                         .notes_ties = job->limits && job->limits->notes_tie,
                         .ties = &job->ties,
-                        .copies = &job->copies};
+                        .copies = &job->copies,
+                        .select = &job->opts.select,
+                        .strips = job->rule_list != NULL};
+    if (st == FSDP_OK)
+        st = fsdp_unread_list(job->from, &noted.unread, err);
     if (st == FSDP_OK)
         st = fsdp_plan_note(plan, &noted, err);
+    fsdp_names_release(&noted.unread);
     if (st == FSDP_OK)
         st = fsdp_plan_note_code(plan, job, selection, err);
     fsdp_selection_describe(selection, plan);
@@ -132,29 +139,6 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
                      chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
 }
 
-/* A checkpoint of a trainer becomes what transformers reads: names behind "model.", and of its values the
- * files that are carried. Renames of the caller's own take the place of the first. */
-static fsdp_status fit_trainer(convert_job *job, fsdp_error *err)
-{
-    static const char *const renames[] = {"s/^model\\.//"};
-    fsdp_select_opts *select = &job->opts.select;
-    if (!job->opts.format || strcmp(job->opts.format, "hf") != 0 ||
-        !fsdp_copies_are_carried(job->from->manifest.sd))
-        return FSDP_OK;
-    if (select->rename_count == 0) {
-        select->renames = renames;
-        select->rename_count = 1;
-    }
-    job->drops = fsdp_alloc(select->drop_count + 1, sizeof *job->drops);
-    if (!job->drops)
-        return fsdp_fail_memory(err, "a conversion");
-    for (size_t i = 0; i < select->drop_count; i++)
-        job->drops[i] = select->drops[i];
-    job->drops[select->drop_count++] = "^train\\.";
-    select->drops = job->drops;
-    return FSDP_OK;
-}
-
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -166,7 +150,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
-    FSDP_TRY(fit_trainer(job, err));
+    FSDP_TRY(fsdp_convert_fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));
     job->cast_sums = fsdp_alloc((size_t)job->file_count, sizeof *job->cast_sums);
     return job->cast_sums ? FSDP_OK : fsdp_fail_memory(err, "a conversion");

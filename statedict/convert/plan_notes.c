@@ -1,6 +1,8 @@
 /* The lists of an fsdp_convert_plan: see plan_notes.h. */
 #include "statedict/convert/plan_notes.h"
 
+#include "statedict/select/part_text.h"
+
 #include <string.h>
 
 static bool note_ties(fsdp_convert_plan *plan, const fsdp_ties *ties, fsdp_arena *arena)
@@ -45,13 +47,45 @@ static bool note_kept(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_are
     return kept != NULL;
 }
 
+static const char *const *copy_list(const char *const *items, size_t count, fsdp_arena *arena)
+{
+    const char **list = fsdp_arena_alloc(arena, count, sizeof *list);
+    for (size_t i = 0; list && i < count; i++) {
+        list[i] = fsdp_arena_strndup(arena, items[i], strlen(items[i]));
+        if (!list[i])
+            return NULL;
+    }
+    return list;
+}
+
+static bool note_parts(fsdp_convert_plan *plan, const fsdp_part_text *parts, fsdp_arena *arena)
+{
+    if (parts->line.size > 0)
+        plan->parts = fsdp_arena_strndup(arena, parts->line.data, parts->line.size);
+    if (parts->other.size > 0)
+        plan->other_part = fsdp_arena_strndup(arena, parts->other.data, parts->other.size);
+    return (parts->line.size == 0 || plan->parts) && (parts->other.size == 0 || plan->other_part);
+}
+
+/* Rules of names, parts, and files that were not read. */
+static bool note_names(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_arena *arena)
+{
+    plan->renames = copy_list(noted->select->renames, noted->select->rename_count, arena);
+    plan->rename_count = plan->renames ? noted->select->rename_count : 0;
+    plan->strips = noted->strips;
+    plan->unread = copy_list((const char *const *)noted->unread.items, noted->unread.count, arena);
+    plan->unread_count = plan->unread ? noted->unread.count : 0;
+    return plan->renames && plan->unread &&
+           note_parts(plan, fsdp_selection_parts(noted->selection), arena);
+}
+
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err)
 {
     bool has_copies = noted->copies && noted->copies->count > 0;
     fsdp_convert_plan_release(plan);
     plan->memory = fsdp_alloc(1, sizeof(fsdp_arena));
     fsdp_arena *arena = plan->memory;
-    if (arena && note_kept(plan, noted, arena) &&
+    if (arena && note_kept(plan, noted, arena) && note_names(plan, noted, arena) &&
         (noted->ties->count == 0 || note_ties(plan, noted->ties, arena)) &&
         (!has_copies || note_copies(plan, noted->copies, arena)))
         return FSDP_OK;
@@ -72,6 +106,9 @@ void fsdp_convert_plan_release(fsdp_convert_plan *plan)
     plan->code = NULL;
     plan->code_count = 0;
     plan->kept = NULL;
+    plan->parts = plan->other_part = NULL;
+    plan->renames = plan->unread = NULL;
+    plan->rename_count = plan->unread_count = 0;
     plan->kept_count = 0;
     plan->tied_count = plan->copied_count = 0;
 }

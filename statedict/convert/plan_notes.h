@@ -2,6 +2,7 @@
 #ifndef FSDP_PLAN_NOTES_H
 #define FSDP_PLAN_NOTES_H
 
+#include "statedict/sd/names.h"
 #include "statedict/convert/copied.h"
 #include "statedict/select/selection.h"
 #include "statedict/convert/ties.h"
@@ -16,6 +17,9 @@ typedef struct fsdp_noted {
     bool notes_ties;
     const fsdp_ties *ties;
     const fsdp_copies *copies;
+    const fsdp_select_opts *select;    /* in effect */
+    bool strips;               /* its renames were not given */
+    fsdp_name_list unread;
 } fsdp_noted;
 
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err);

@@ -11,6 +11,29 @@ static bool begins_with(const fsdp_entry *entry, const char *element)
            (entry->name_size == size || entry->name[size] == '.');
 }
 
+/* "optimizer_0", "optimizer_states", "optim_rank1": further spellings of the first element. */
+static bool is_optim_word(const char *text, size_t size)
+{
+    static const char *const words[] = {"optim",
+                                        "optimizer",
+                                        "optimizers",
+                                        "opt",
+                                        "optimizer_state_dict",
+                                        "optimizer_states",
+                                        "optimizer_state",
+                                        "optimizer_weights",
+                                        "optim_state_dict",
+                                        "optim_state"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strlen(words[i]) == size && memcmp(text, words[i], size) == 0)
+            return true;
+    size_t digits = size;
+    while (digits > 0 && text[digits - 1] >= '0' && text[digits - 1] <= '9')
+        digits--;
+    return digits < size && ((digits == 10 && memcmp(text, "optimizer_", 10) == 0) ||
+                             (digits == 6 && memcmp(text, "optim_", 6) == 0));
+}
+
 bool fsdp_sd_state_is_optim(const fsdp_sd *sd)
 {
     if (!sd)
@@ -27,10 +50,15 @@ bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim)
 {
     if (!entry)
         return false;
-    static const char *const tops[] = {"optim", "optimizer", "optimizers", "opt",
-                                       "optimizer_state_dict"};
-    for (size_t i = 0; i < sizeof tops / sizeof *tops; i++)
-        if (begins_with(entry, tops[i]))
-            return true;
+    const char *name = entry->name, *end = name + entry->name_size;
+    const char *dot = memchr(name, '.', entry->name_size);
+    size_t size = dot ? (size_t)(dot - name) : entry->name_size;
+    if (dot && size == 3 && memcmp(name, "app", 3) == 0) { /* DCP's Stateful around all of it */
+        name = dot + 1;
+        dot = memchr(name, '.', (size_t)(end - name));
+        size = dot ? (size_t)(dot - name) : (size_t)(end - name);
+    }
+    if (is_optim_word(name, size))
+        return true;
     return state_is_optim && (begins_with(entry, "state") || begins_with(entry, "param_groups"));
 }

@@ -4,28 +4,37 @@
 #include "base/core/mem.h"
 #include "base/data/value_internal.h"
 #include "statedict/select/cast_rules.h"
+#include "statedict/select/excess.h"
 #include "statedict/select/expression.h"
+#include "statedict/select/model_part.h"
+#include "statedict/select/part_text.h"
+#include "statedict/sd/layout_internal.h"
 #include "statedict/sd/names.h"
 #include "statedict/select/rename.h"
+#include "statedict/select/scales.h"
+#include "statedict/select/tensor_kinds.h"
 #include <fsdp/filter.h>
 
 #include <string.h>
 
 /* One --drop. */
 typedef struct drop_rule {
-    enum { DROP_VALUES, DROP_OPAQUE, DROP_OPTIM, DROP_DTYPE, DROP_NAMES } kind;
+    enum { DROP_VALUES, DROP_OPAQUE, DROP_OPTIM, DROP_DTYPE, DROP_TENSORS, DROP_NAMES } kind;
     fsdp_dtype dtype;
+    const char *tensor_kind; /* see tensor_kinds.h */
     regex_t expression;
 } drop_rule;
 
 struct fsdp_selection {
     fsdp_selected *entries;
     fsdp_arena names;
+    fsdp_part_text parts;
     int64_t kept, renamed, left_out, dropped;
     char prefix[64];
     fsdp_cast_pair casts[FSDP_CAST_PAIRS];
     int cast_pairs;
     int64_t optim_uncast;
+    bool has_other; /* entries are left out that are no optimizer's */
 };
 
 typedef struct selecting {
@@ -33,25 +42,22 @@ typedef struct selecting {
     const fsdp_select_opts *opts;
     const fsdp_limits *limits;
     const bool *is_missing;
+    bool knows_paths;
     fsdp_selection *selection;
     fsdp_filter *filter;
     drop_rule *drops;
     fsdp_rename **renames;
     fsdp_cast_rules *casts;
     fsdp_only only;
-    bool state_is_optim; /* top-level state and param_groups are both there */
+    fsdp_parts parts;
+    bool takes_model; /* and nothing beside it, as parts knows it */
 } selecting;
 
 /* --- model or optimizer? ---------------------------------------------------------------------- */
 
-static void look_for_state(selecting *work)
-{
-    work->state_is_optim = fsdp_sd_state_is_optim(work->sd);
-}
-
 static bool is_optim(const selecting *work, const fsdp_entry *entry)
 {
-    return fsdp_entry_is_optim(entry, work->state_is_optim);
+    return fsdp_entry_is_optim(entry, work->parts.state_is_optim);
 }
 
 /* --- dropping --------------------------------------------------------------------------------- */
@@ -71,26 +77,36 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
         if (strcmp(text, words[i]) == 0)
             return FSDP_OK;
     }
-    if (strncmp(text, "dtype:", 6) == 0) {
+    if (strncmp(text, FSDP_DROP_DTYPE, strlen(FSDP_DROP_DTYPE)) == 0) {
         rule->kind = DROP_DTYPE;
         rule->dtype = fsdp_dtype_from_name(text + 6, strlen(text + 6));
         return rule->dtype != FSDP_DTYPE_NONE
                    ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
     }
+    if (strncmp(text, FSDP_DROP_TENSORS, strlen(FSDP_DROP_TENSORS)) == 0) {
+        rule->kind = DROP_TENSORS;
+        rule->tensor_kind = fsdp_tensor_kind_named(text + strlen(FSDP_DROP_TENSORS));
+        return rule->tensor_kind
+                   ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_USAGE,
+                               "--drop '%.60s' names no kind of tensors; known are %s", text,
+                               fsdp_tensor_kinds());
+    }
     FSDP_TRY(fsdp_expression_compile(text, REG_NOSUB, &rule->expression, err));
     rule->kind = DROP_NAMES;
     return FSDP_OK;
 }
 
-static bool is_dropped(const selecting *work, const fsdp_entry *entry)
+/* A tensor that is listed as a value is none of the values. */
+static bool is_dropped(const selecting *work, const fsdp_entry *entry, const char *tensor_kind)
 {
-    bool is_value = entry->kind == FSDP_ENTRY_VALUE;
+    bool is_value = entry->kind == FSDP_ENTRY_VALUE && !tensor_kind;
     for (size_t i = 0; i < work->opts->drop_count; i++) {
         const drop_rule *rule = &work->drops[i];
         switch (rule->kind) {
         case DROP_VALUES:
-            if (is_value)
+            if (is_value && !fsdp_value_holds_tensor(&entry->value))
                 return true;
             break;
         case DROP_OPAQUE:
@@ -105,6 +121,10 @@ static bool is_dropped(const selecting *work, const fsdp_entry *entry)
             if (dtype_of(work->sd, entry) == rule->dtype)
                 return true;
             break;
+        case DROP_TENSORS:
+            if (tensor_kind == rule->tensor_kind)
+                return true;
+            break;
         case DROP_NAMES:
             if (fsdp_expression_matches(&rule->expression, entry->name, entry->name_size))
                 return true;
@@ -112,6 +132,13 @@ static bool is_dropped(const selecting *work, const fsdp_entry *entry)
         }
     }
     return false;
+}
+
+static bool is_taken(const selecting *work, const fsdp_entry *entry)
+{
+    if (work->takes_model)
+        return fsdp_part_of(&work->parts, entry) == FSDP_PART_MODEL;
+    return work->only == FSDP_ONLY_ALL || is_optim(work, entry) == (work->only == FSDP_ONLY_OPTIM);
 }
 
 static bool is_kept(selecting *work, size_t i)
@@ -122,11 +149,13 @@ static bool is_kept(selecting *work, size_t i)
         return false;
     bool optim = is_optim(work, entry);
     selection->entries[i].is_optim = optim;
-    if ((work->only == FSDP_ONLY_MODEL && optim) || (work->only == FSDP_ONLY_OPTIM && !optim)) {
+    selection->entries[i].kind = fsdp_tensor_kind(entry);
+    if (!is_taken(work, entry)) {
+        selection->has_other = selection->has_other || !optim;
         selection->left_out++;
         return false;
     }
-    if (is_dropped(work, entry)) {
+    if (is_dropped(work, entry, selection->entries[i].kind)) {
         selection->dropped++;
         return false;
     }
@@ -248,88 +277,33 @@ static void count_casts(selecting *work)
 
 /* --- limits of the format --------------------------------------------------------------------- */
 
-/* The elements of a tensor inside a value lie in the source, to which a native value cannot
- * refer. */
-static bool holds_tensor(const fsdp_value *value)
-{
-    bool is_found = value->kind == FSDP_VALUE_TENSOR;
-    bool is_list = value->kind == FSDP_VALUE_LIST || value->kind == FSDP_VALUE_DICT;
-    for (size_t i = 0; is_list && !is_found && i < value->as.list.count; i++)
-        is_found = holds_tensor(&value->as.list.items[i]);
-    return is_found;
-}
-
-/* Takes the place of a --drop in the message: the cast was requested and its result cannot be
- * held. */
-#define CAST_TO "cast to "
-
 /* The argument of --drop that removes an entry which the format cannot hold; NULL when it can. */
-static const char *excess_of(const selecting *work, size_t i, char dtype[40])
+static const char *excess_of(const selecting *work, size_t i, char drop[40])
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    const fsdp_selected *selected = &work->selection->entries[i];
     const fsdp_limits *limits = work->limits;
-    if (!limits)
-        return entry->kind == FSDP_ENTRY_VALUE && holds_tensor(&entry->value) ? "opaque" : NULL;
-    if (entry->kind == FSDP_ENTRY_VALUE) {
-        if (!limits->values)
-            return "values";
-        bool is_blob = entry->value.kind == FSDP_VALUE_OPAQUE;
-        return fsdp_value_is_opaque(&entry->value) && !(limits->opaque && is_blob) ? "opaque"
-                                                                                   : NULL;
+    bool is_value = entry->kind == FSDP_ENTRY_VALUE;
+    bool is_blob = is_value && entry->value.kind == FSDP_VALUE_OPAQUE;
+    bool is_held = is_blob || !is_value || !fsdp_value_is_opaque(&entry->value);
+    if (!limits) /* a value cannot refer to elements in the source */
+        is_held = !is_value || is_blob || !fsdp_value_holds_tensor(&entry->value);
+    else if (is_value)
+        is_held = limits->values && is_held && (limits->opaque || !is_blob);
+    else
+        is_held = !selected->kind || !limits->model_only || selected->is_optim;
+    if (!is_held && selected->kind) {
+        strcat(strcpy(drop, FSDP_DROP_TENSORS), selected->kind);
+        return drop;
     }
-    fsdp_dtype needed = work->selection->entries[i].dtype;
-    if (limits->holds_dtype(needed))
+    if (!is_held)
+        return limits && !limits->values && !fsdp_value_holds_tensor(&entry->value) ? "values"
+                                                                                    : "opaque";
+    if (is_value || !limits || limits->holds_dtype(selected->dtype))
         return NULL;
-    strcpy(dtype, needed == dtype_of(work->sd, entry) ? "dtype:" : CAST_TO);
-    strncat(dtype, fsdp_dtype_name(needed), 24);
-    return dtype;
-}
-
-static bool contains(const fsdp_name_list *list, const char *text)
-{
-    for (size_t i = 0; i < list->count; i++)
-        if (strcmp(list->items[i], text) == 0)
-            return true;
-    return false;
-}
-
-static void add_advice(const fsdp_name_list *drops, fsdp_text *text)
-{
-    size_t casts = 0;
-    for (size_t i = 0; i < drops->count; i++) {
-        bool is_cast = strncmp(drops->items[i], CAST_TO, strlen(CAST_TO)) == 0;
-        if (!is_cast)
-            fsdp_text_addf(text, i == casts ? "; leave out with --drop %s" : " --drop %s",
-                           drops->items[i]);
-        casts += is_cast;
-    }
-    for (size_t i = 0; i < drops->count; i++)
-        if (strncmp(drops->items[i], CAST_TO, strlen(CAST_TO)) == 0)
-            fsdp_text_addf(text,
-                           "; it has no %s: choose another --dtype, or keep tensors as they "
-                           "are with --dtype-for 'RE=keep'",
-                           drops->items[i] + strlen(CAST_TO));
-}
-
-static fsdp_status fail_excess(const selecting *work, const fsdp_name_list *names,
-                               const fsdp_name_list *drops, fsdp_error *err)
-{
-    fsdp_text text = {0};
-    bool only_values = drops->count == 1 && strcmp(drops->items[0], "values") == 0;
-    const char *format = work->limits ? work->limits->format : "fsdp";
-    if (only_values) {
-        fsdp_text_addf(&text, "%s holds tensors only", format);
-        (void)fsdp_names_append(names, names->count == 1 ? "value" : "values", &text);
-    } else {
-        fsdp_text_addf(&text, "%s cannot hold everything", format);
-        (void)fsdp_names_append(names, "that it cannot hold", &text);
-    }
-    add_advice(drops, &text);
-    fsdp_text_add(&text, "", 1);
-    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
-                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
-    fsdp_text_release(&text);
-    return st;
+    strcpy(drop, selected->dtype == dtype_of(work->sd, entry) ? FSDP_DROP_DTYPE : FSDP_CAST_TO);
+    strncat(drop, fsdp_dtype_name(selected->dtype), 24);
+    return drop;
 }
 
 /* Checked before other limits: choosing the one tensor resolves those as well. */
@@ -349,22 +323,20 @@ static fsdp_status check_one(const selecting *work, fsdp_error *err)
 
 static fsdp_status check_limits(const selecting *work, fsdp_error *err)
 {
-    fsdp_name_list names = {0}, drops = {0};
+    fsdp_excess excess = {0};
     fsdp_status st = FSDP_OK;
     if (work->limits && work->limits->nameless)
         FSDP_TRY(check_one(work, err));
     for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
-        char dtype[40];
+        char room[40];
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
-        const char *drop = work->selection->entries[i].is_kept ? excess_of(work, i, dtype) : NULL;
-        if (drop && (!fsdp_names_add(&names, entry->name, entry->name_size) ||
-                     (!contains(&drops, drop) && !fsdp_names_add(&drops, drop, strlen(drop)))))
-            st = fsdp_fail_memory(err, "a list of names");
+        const char *drop = work->selection->entries[i].is_kept ? excess_of(work, i, room) : NULL;
+        if (drop)
+            st = fsdp_excess_add(&excess, drop, entry->name, entry->name_size, err);
     }
-    if (st == FSDP_OK && names.count > 0)
-        st = fail_excess(work, &names, &drops, err);
-    fsdp_names_release(&names);
-    fsdp_names_release(&drops);
+    if (st == FSDP_OK && excess.count > 0)
+        st = fsdp_excess_fail(&excess, work->limits ? work->limits->format : "fsdp", err);
+    fsdp_excess_release(&excess);
     return st;
 }
 
@@ -538,9 +510,51 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
     if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "all entries belong to the optimizer, and %s takes only the model by default: "
-                     "--only all takes everything",
+                     "%s, and %s takes only the model by default: --only all takes everything",
+                     work->selection->has_other ? "there is no model"
+                                                : "all entries belong to the optimizer",
                      work->limits->format);
+}
+
+static fsdp_status describe_parts(selecting *work, fsdp_error *err)
+{
+    fsdp_part_list list = {.parts = &work->parts, .part = work->opts->part};
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        bool kept = work->selection->entries[i].is_kept;
+        if (kept || !is_taken(work, entry))
+            fsdp_part_list_add(&list, entry, kept);
+    }
+    return fsdp_part_list_spell(&list, &work->selection->parts, err);
+}
+
+/* A model for a loader has elements, and each of its names once. */
+static fsdp_status check_model(const selecting *work, fsdp_error *err)
+{
+    int64_t tensors = 0, elements = 0;
+    if (!work->limits || !work->limits->for_loaders)
+        return FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        char name[160];
+        if (!work->selection->entries[i].is_kept || entry->kind == FSDP_ENTRY_VALUE)
+            continue;
+        if (fsdp_entry_is_double(work->sd, entry))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the source holds two tensors of one name, and '%s' is the second: "
+                             "choose by --exclude, or --rename it",
+                             fsdp_printable(entry->name, entry->name_size, name, sizeof name));
+        entry = fsdp_sd_at(work->sd, fsdp_sd_tensor_of(work->sd, i));
+        tensors++;
+        elements += fsdp_shape_count(entry->ndim, entry->shape) > 0;
+    }
+    if (tensors == 0 || elements > 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s of the model without one element: the weights are in other files "
+                     "(DeepSpeed's ZeRO-3 keeps them in *_optim_states.pt; its zero_to_fp32.py "
+                     "writes them out); --only all converts what is here",
+                     tensors == 1 ? "this is a tensor" : "these are tensors");
 }
 
 static fsdp_status select_entries(selecting *work, fsdp_error *err)
@@ -550,15 +564,19 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     work->selection->entries = fsdp_alloc(count, sizeof *work->selection->entries);
     if (!work->selection->entries)
         return fsdp_fail_memory(err, "a selection");
-    look_for_state(work);
+    FSDP_TRY(fsdp_parts_find(work->sd, work->knows_paths, work->opts->part, &work->parts, err));
     if (count > 0)
         FSDP_TRY(check_drops(work, err));
     for (size_t i = 0; i < count; i++)
         work->selection->entries[i].is_kept =
             !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
+    if (work->selection->left_out > 0)
+        FSDP_TRY(describe_parts(work, err));
     if (work->selection->kept == 0 && count > 0)
         return fail_empty(work, err);
+    FSDP_TRY(check_model(work, err));
     FSDP_TRY(decide_dtypes(work, err));
+    FSDP_TRY(fsdp_scales_check(work->sd, work->selection->entries, err));
     count_casts(work);
     FSDP_TRY(check_limits(work, err));
     FSDP_TRY(rename_all(work, err));
@@ -567,17 +585,28 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
-                                  const fsdp_limits *limits, const bool *is_missing,
-                                  fsdp_selection **selection_out, fsdp_error *err)
+const fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection)
 {
-    selecting work = {
-        .sd = sd, .opts = opts, .limits = limits, .is_missing = is_missing, .only = opts->only};
+    return &selection->parts;
+}
+
+fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_select_opts *opts,
+                                  const fsdp_limits *limits, fsdp_selection **selection_out,
+                                  fsdp_error *err)
+{
+    selecting work = {.sd = from->sd,
+                      .opts = opts,
+                      .limits = limits,
+                      .is_missing = from->is_missing,
+                      .knows_paths = from->knows_paths,
+                      .only = opts->only};
     work.selection = fsdp_alloc(1, sizeof *work.selection);
     if (!work.selection)
         return fsdp_fail_memory(err, "a selection");
     if (work.only == FSDP_ONLY_DEFAULT)
         work.only = limits && limits->model_only ? FSDP_ONLY_MODEL : FSDP_ONLY_ALL;
+    work.takes_model =
+        opts->part || (limits && limits->for_loaders && work.only == FSDP_ONLY_MODEL);
     fsdp_status st = select_entries(&work, err);
     release_rules(&work);
     if (st != FSDP_OK) {
@@ -593,6 +622,7 @@ void fsdp_selection_free(fsdp_selection *selection)
     if (!selection)
         return;
     fsdp_arena_release(&selection->names);
+    fsdp_part_text_release(&selection->parts);
     fsdp_free(selection->entries);
     fsdp_free(selection);
 }

@@ -7,7 +7,10 @@
  *
  * Steps, in this order:
  *   filter.c       patterns of names (include, exclude), by expression.c
- *   selection.c    model or optimizer; --drop; what the format cannot hold; names that collide
+ *   model_part.c   the model among what a trainer keeps beside it
+ *   selection.c    the parts that are taken; --drop; what the format cannot hold; names that collide
+ *   tensor_kinds.c tensors that are listed as values: quantized, sparse, ...
+ *   excess.c       the message about entries that the format cannot hold
  *   cast_rules.c   the dtype of every tensor; cast_box.c casts the elements later
  *   rename.c       new names
  *   relayout.c     the layout of the result
@@ -23,6 +26,7 @@ typedef struct fsdp_selected {
     bool is_kept;
     bool is_optim;             /* of the optimizer */
     bool is_tied;              /* not kept, since another name of the same tensor is kept */
+    const char *kind;          /* of a tensor that the library has no dtype or layout for (tensor_kinds.h) */
     const char *name;          /* new; borrowed from the selection */
     size_t name_size;
     fsdp_dtype dtype;          /* of the result; values: FSDP_DTYPE_NONE */
@@ -30,21 +34,31 @@ typedef struct fsdp_selected {
 
 typedef struct fsdp_selection fsdp_selection;
 
+/* The source of a selection. */
+typedef struct fsdp_select_from {
+    const fsdp_sd *sd;
+    const bool *is_missing;    /* per entry: incomplete in the source (incomplete.h); NULL: none */
+    bool knows_paths;          /* as in fsdp_parts */
+} fsdp_select_from;
+
 /*
- * is_missing: entries that are incomplete in the source (incomplete.h), or NULL. limits NULL: the native
+ * limits NULL: the native XXX are incomplete in the source (incomplete.h), or NULL. limits NULL: the native
  * format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists the entries that the format
  * cannot hold and how to drop them, tensors that cannot be cast, or two entries with one new name; also when
  * the source has only optimizer state and the format omits that by default. FSDP_DIFFERS: no name matches.
  */
-fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
-                                  const fsdp_limits *limits, const bool *is_missing,
-                                  fsdp_selection **selection_out, fsdp_error *err);
+fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_select_opts *opts,
+                                  const fsdp_limits *limits, fsdp_selection **selection_out,
+                                  fsdp_error *err);
 void fsdp_selection_free(fsdp_selection *selection); /* accepts NULL */
 
 const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry);
 
 /* Removes an entry from the selection: another name of the same tensor is kept. */
 void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
+
+/* The parts that are taken and left out, for people; empty when nothing is left out. */
+const struct fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection);
 
 /* Fills in the counts and lists of the selection in a plan. */
 void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan *plan);

@@ -258,8 +258,41 @@ def nested_pickles(folder):
         check(ran.returncode == 0, f"{protocol}: {ran.stderr}")
 
 
+def function(module, name):
+    def made():
+        pass
+    made.__module__, made.__qualname__ = module, name
+    sys.modules.setdefault(module, types.ModuleType(module))
+    setattr(sys.modules[module], name, made)
+    return made
+
+
+class Jagged:
+    """As PyTorch 2.15 writes a nested tensor of the layout torch.jagged."""
+    def __reduce__(self):
+        module = "torch.nested._internal.nested_tensor"
+        members = {"values": tensor(1.0, 2.0, 3.0), "offsets": tensor(0.0, 1.0, 3.0), "lengths": None,
+                   "_ragged_idx": 1, "_metadata_cache": {}}
+        arguments = (members,)
+        return (function("torch._tensor", "_rebuild_from_type_v2"),
+                (function(module, "_rebuild_njt"), stand_in(module, "NestedTensor"), arguments, {}))
+
+
+def jagged(folder):
+    source = folder / "jagged.pt"
+    save(source, {"w": Jagged(), "d": tensor(1.0), "step": 3})
+    check(listing(source)["values"]["w"]["opaque"].endswith("NestedTensor"), f"{listing(source)}")
+    ran = run("fsdp-convert", source, folder / "jagged.safetensors", "--drop", "values")
+    check(ran.returncode == USAGE and "1 jagged tensor: 'w'" in ran.stderr, ran.stderr)
+    ran = run("fsdp-convert", source, folder / "jagged.dcp")
+    check(ran.returncode == 0, ran.stderr)
+    ran = run("fsdp-convert", folder / "jagged.dcp", folder / "jagged.safetensors", "--drop", "values")
+    check(ran.returncode == USAGE and "--drop tensors:jagged" in ran.stderr, f"out of a blob: {ran.stderr}")
+
+
 with tempfile.TemporaryDirectory() as place:
-    for test in (of_torch_save, too_large, of_ranks, code_on_request, verify_names_code, nested_pickles):
+    for test in (jagged, of_torch_save, too_large, of_ranks, code_on_request, verify_names_code,
+                 nested_pickles):
         test(Path(place))
 print("\n".join(problems) or "what only Python understands goes along")
 sys.exit(1 if problems else 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 
 from cases import sources
-from tools import check, every_name, listing, problems, run
+from tools import TENSOR_KINDS, check, every_name, listing, problems, run
 
 GOLDEN = Path(sys.argv[2])
 NOT_IN = {
@@ -84,7 +84,7 @@ def check_copy(case, source, listed, target, folder):
     before = held(every_name(listed) if target == "npz" else listed["tensors"], target)
     if not before:
         return 0
-    drops = ["values", "opaque", *(f"dtype:{dtype}" for dtype in NOT_IN[target])]
+    drops = ["values", "opaque", *TENSOR_KINDS, *(f"dtype:{dtype}" for dtype in NOT_IN[target])]
     options = [word for drop in drops for word in ("--drop", drop)]
     if target == "hf":
         options += ["--max-shard-size", str(SMALL_SHARDS)]

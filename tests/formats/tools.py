@@ -7,6 +7,8 @@ from pathlib import Path
 
 BIN = Path(sys.argv[1])
 SECONDS = 60
+# what --drop calls tensors that are values of a listing
+TENSOR_KINDS = [f"tensors:{kind}" for kind in ("quantized", "sparse", "jagged", "meta", "void", "other")]
 problems = []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cases import sources
 from check_listing import differences
-from tools import every_name, listing, run
+from tools import TENSOR_KINDS, every_name, listing, run
 
 GOLDEN, FORMAT, GROUPS = Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
 RANKS = ["--world-size", "3"]
@@ -23,7 +23,8 @@ SUFFIX, OPTIONS = {
 # In a slow build, every second file is written as one of three formats; round_trip.py takes the others.
 PART = {"torch": 1, "dcp": 3, "hdf5": 5}.get(FORMAT) if "FSDP_TEST_FEWER" in os.environ else None
 HOLDS_ALL = FORMAT in ("hdf5", "fsdp")
-DROPS = ["--drop", "opaque", "--drop", "dtype:f6_e2m3", "--drop", "dtype:f6_e3m2"]
+DROPPED = ["opaque", "dtype:f6_e2m3", "dtype:f6_e3m2", *TENSOR_KINDS]
+DROPS = [word for what in DROPPED for word in ("--drop", what)]
 
 
 def is_opaque(value):

@@ -140,6 +140,8 @@ fsdp_status cli_put(fsdp_text *text);
 fsdp_status cli_put_all(fsdp_text *text);
 /* Like cli_put_all, for the end of an object that was begun: it is printed after a signal, too. */
 fsdp_status cli_put_end(fsdp_text *text);
+/* A whole object of many, one a line, which readers get at once; that of cli_end is one more. */
+void cli_put_line(const char *data, size_t size);
 /* After a failure: empties JSON that will not become whole. */
 void cli_drop(fsdp_text *text);
 /* The members "error" and "exit" of an object. */
@@ -148,14 +150,29 @@ void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *e
 /* Standard output is a terminal that shows colours. */
 bool cli_colors_out(void);
 
-/* --- pictures --------------------------------------------------------------------------------- */
+/* --- files that are written whole (cli_output.c) ----------------------------------------------- */
 
-/* The first bytes of a picture (SVG) of these tools; a file that begins so may be replaced. */
+enum { CLI_OUTPUT_BEGIN = 64 };
+
+/* A kind of file, known by its first bytes: at most CLI_OUTPUT_BEGIN. */
+typedef struct cli_output_kind {
+    const char *name;          /* behind "is no" */
+    bool (*fits)(const char *begin, size_t size);
+} cli_output_kind;
+
+typedef struct cli_part { const void *data; size_t size; } cli_part;
+
+/* FSDP_ERR_EXISTS for a directory, and for a file of another kind, unless --overwrite was
+ * given; overwrite NULL: the tool has no such option. */
+fsdp_status cli_check_output(const char *path, const cli_output_kind *kind, const bool *overwrite,
+                             fsdp_error *err);
+/* Writes the parts one after the other. The file appears whole, or an older one stays; a link's target is
+ * replaced. A pipe or a device is written as it is. */
+fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t count, fsdp_error *err);
+
+/* Pictures (SVG) of these tools, and the bytes with which they begin. */
 #define CLI_PICTURE "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!-- fsdp-"
-/* FSDP_ERR_EXISTS for a directory, and for a file that is none, unless --overwrite was given; overwrite NULL:
- * the tool has no such option. */
-fsdp_status cli_check_picture(const char *path, const bool *overwrite, fsdp_error *err);
-/* The picture appears whole, or an older one stays. A pipe or a device is written as it is. */
+extern const cli_output_kind cli_picture;
 fsdp_status cli_write_picture(const char *path, const fsdp_text *text, fsdp_error *err);
 
 /* --- numbers and names for people ------------------------------------------------------------- */

@@ -55,6 +55,12 @@ fsdp_status cli_put_all(fsdp_text *text)
     return st;
 }
 
+void cli_put_line(const char *data, size_t size)
+{
+    if (output_errnum == 0 && (fwrite(data, 1, size, stdout) != size || fflush(stdout) != 0))
+        output_errnum = errno ? errno : EIO;
+}
+
 void cli_drop(fsdp_text *text)
 {
     if (cli_process.wants_json)

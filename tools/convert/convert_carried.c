@@ -35,6 +35,67 @@ static void add_missing(fsdp_text *text, const fsdp_checkpoint *source)
     }
 }
 
+/* "  strip 'model.' and 'module.' from names (--names keep leaves them)": what the rules take away. */
+static void add_stripped(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    char number[CLI_NUMBER];
+    fsdp_text_addf(text, "strip");
+    for (size_t i = 0; i < plan->rename_count; i++) {
+        const char *at = plan->renames[i] + 2,
+                   *between = i + 1 == plan->rename_count ? " and" : ",";
+        fsdp_text_addf(text, "%s '", i > 0 ? between : "");
+        if (strncmp(at, "(^|\\.)(", 7) == 0)
+            at += 7;
+        else
+            at += *at == '^';
+        for (; *at && *at != '/' && *at != ')'; at++)
+            if (*at != '\\')
+                fsdp_text_add(text, at, 1);
+        fsdp_text_addf(text, "'");
+    }
+    fsdp_text_addf(text, " from %s (--names keep leaves them)",
+                   cli_plural(plan->renamed, "name", number));
+}
+
+void convert_add_stripped(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    fsdp_text_addf(text, "  ");
+    add_stripped(text, plan);
+    fsdp_text_addf(text, "\n");
+}
+
+void convert_report_stripped(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (!plan->strips || plan->renamed == 0 || opts->common.quiet || opts->common.json)
+        return;
+    add_stripped(&text, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
+static void add_unread(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    size_t count = plan->unread_count;
+    fsdp_text_addf(text, "%zu weight file%s of '", count, count == 1 ? "" : "s");
+    cli_add_message(text, fsdp_checkpoint_describe(opts->source)->path);
+    fsdp_text_addf(text, "' %s not read: ", count == 1 ? "is" : "are");
+    for (size_t i = 0; i < count && add_between(text, i, count); i++)
+        add_name(text, plan->unread[i], strlen(plan->unread[i]));
+}
+
+void convert_report_unread(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (plan->unread_count == 0 || opts->common.quiet || opts->common.json)
+        return;
+    add_unread(&text, opts, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 void convert_report_missing(const convert_options *opts)
 {
     fsdp_text text = {0};
@@ -144,6 +205,11 @@ void convert_add_carried(fsdp_text *text, const convert_options *opts,
     }
     if (plan->copied_count > 0)
         fsdp_text_addf(text, "\n");
+    if (plan->unread_count > 0) {
+        fsdp_text_addf(text, "  ");
+        add_unread(text, opts, plan);
+        fsdp_text_addf(text, "\n");
+    }
     if (fsdp_checkpoint_missing_count(opts->source) > 0) {
         fsdp_text_addf(text, "  ");
         add_missing(text, opts->source);
@@ -155,6 +221,17 @@ void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
                               const fsdp_convert_plan *plan)
 {
     size_t count = fsdp_checkpoint_missing_count(opts->source), size;
+    for (size_t i = 0; i < plan->unread_count; i++) {
+        fsdp_text_addf(text, i > 0 ? ", " : "\n \"unread\": [");
+        fsdp_text_add_json_shown(text, plan->unread[i], strlen(plan->unread[i]));
+    }
+    if (plan->unread_count > 0)
+        fsdp_text_addf(text, "],");
+    if (plan->parts) {
+        fsdp_text_addf(text, "\n \"parts\": ");
+        fsdp_text_add_json_shown(text, plan->parts, strlen(plan->parts));
+        fsdp_text_addf(text, ",");
+    }
     fsdp_text_addf(text, "\n \"tied\": {");
     for (size_t i = 0; i < plan->tied_count; i++) {
         fsdp_text_addf(text, i > 0 ? ", " : "");

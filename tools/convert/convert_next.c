@@ -197,7 +197,8 @@ static void add_regrouped(left_out *left)
 static bool is_word(const char *drop)
 {
     return strcmp(drop, "values") == 0 || strcmp(drop, "opaque") == 0 ||
-           strcmp(drop, "optim") == 0 || strncmp(drop, "dtype:", 6) == 0;
+           strcmp(drop, "optim") == 0 || strncmp(drop, "dtype:", 6) == 0 ||
+           strncmp(drop, "tensors:", 8) == 0;
 }
 
 /* Begins the pattern with the patterns of --exclude and --drop, as they were given, and hyper-parameters that
@@ -248,11 +249,12 @@ static bool can_map(const fsdp_select_opts *select)
     return true;
 }
 
-/* fsdp-diff detects the format and reads the whole source, so --from and --allow-missing have no counterpart;
- * values that a cast did not fit differ; an .npy has no name to compare by. */
+/* fsdp-diff detects the format and reads the whole source, so --from, --void-as and --allow-missing have no
+ * counterpart; values that a cast did not fit differ; an .npy has no name to compare by. */
 static bool can_compare(const convert_options *opts)
 {
-    return !opts->convert.open.format && strcmp(opts->convert.format, "npy") != 0 &&
+    const fsdp_open_opts *open = &opts->convert.open;
+    return !open->format && !open->void_as && strcmp(opts->convert.format, "npy") != 0 &&
            opts->cast.overflows == 0 && fsdp_checkpoint_missing_count(opts->source) == 0 &&
            can_map(&opts->convert.select);
 }
@@ -264,11 +266,8 @@ static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_ch
     fsdp_text_addf(text, "next  ");
     if (plan->renamed > 0) {
         fsdp_text_addf(text, "printf '%%s\\n'");
-        for (size_t i = 0; i < select->rename_count; i++)
-            cli_add_argument(text, select->renames[i]);
-        if (select->rename_count ==
-            0) /* a trainer's checkpoint lost its prefix (docs/formats.md) */
-            cli_add_argument(text, "s/^model\\.//");
+        for (size_t i = 0; i < plan->rename_count; i++)
+            cli_add_argument(text, plan->renames[i]);
         fsdp_text_addf(text, " | ");
     }
     fsdp_text_addf(text, "fsdp-diff");

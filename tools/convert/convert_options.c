@@ -12,6 +12,8 @@
 enum {
     KEY_TO = 0x2000,
     KEY_FROM,
+    KEY_VARIANT,
+    KEY_VOID_AS,
     KEY_ALLOW_MISSING,
     KEY_STRICT,
     KEY_COPY_FROM,
@@ -27,6 +29,8 @@ enum {
     KEY_NO_SYNC,
     KEY_NO_VIEW,
     KEY_ONLY,
+    KEY_PART,
+    KEY_NAMES,
     KEY_DROP,
     KEY_OPAQUE,
     KEY_OPTIM,
@@ -48,8 +52,12 @@ enum {
 static const struct argp_option options[] = {
     {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy", 0},
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
+    {"variant", KEY_VARIANT, "NAME", 0, "of SRC the files model.NAME.safetensors", 0},
+    {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
-    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
+    {"part", KEY_PART, "NAME", 0, "only what is below NAME, such as ema", 0},
+    {"names", KEY_NAMES, "HOW", 0, "hf: strip (default) \"module.\" and the like, or keep", 0},
+    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:T, tensors:KIND or a regex", 0},
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
@@ -89,6 +97,7 @@ static const struct argp_option options[] = {
 enum { MOST_FORMATS = 32 };
 static const char *formats[MOST_FORMATS + 1], *sources[MOST_FORMATS + 1];
 static const char *const parts[] = {"all", "model", "optim", NULL};
+static const char *const namings[] = {"strip", "keep", NULL};
 static const char *const ties[] = {"auto", "keep", "drop", NULL};
 static const char *const opaques[] = {"refuse", "copy", NULL};
 static const char *const forms[] = {"nested", "flat", NULL}; /* from FSDP_OPTIM_FORM_NESTED on */
@@ -103,6 +112,7 @@ static const cli_words words[] = {{"to", formats},
                                   {"opaque", opaques},
                                   {"optim", forms},
                                   {"only", parts},
+                                  {"names", namings},
                                   {"io", modes},
                                   {"digest", digests},
                                   {"dtype", dtypes},
@@ -323,6 +333,27 @@ static fsdp_optim_form parse_form(const char *arg)
     return (fsdp_optim_form)(FSDP_OPTIM_FORM_NESTED + cli_parse_word("--optim", arg, forms));
 }
 
+static int parse_world(const char *arg)
+{
+    return (int)cli_parse_integer("--world-size", arg, 1, 1 << 20);
+}
+
+static error_t take_kind(fsdp_convert_opts *convert, const char *arg)
+{
+    convert->kind = cli_parse_kind(arg);
+    return 0;
+}
+
+static bool parse_keep(const char *arg)
+{
+    return strcmp(namings[cli_parse_word("--names", arg, namings)], "keep") == 0;
+}
+
+static bool parse_sha256(const char *arg)
+{
+    return cli_parse_word("--digest", arg, digests) == 0;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     convert_options *opts = state->input;
@@ -341,6 +372,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
     case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
+    case KEY_PART: convert->select.part = arg; return 0;
+    case KEY_NAMES: convert->select.keep_names = parse_keep(arg); return 0;
+    case KEY_VARIANT: convert->open.variant = arg; return 0;
+    case KEY_VOID_AS: convert->open.void_as = arg; return 0;
     case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
     case KEY_STRICT: convert->open.allow_missing = NULL; return 0;
     case KEY_COPY_FROM: convert->copy_from = arg; return 0;
@@ -364,13 +399,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_SHARD_SIZE:
         convert->max_shard_bytes = cli_parse_size("--max-shard-size", arg);
         return 0;
-    case KEY_KIND:
-        convert->kind = cli_parse_kind(arg);
-        opts->kind_given = true;
-        return 0;
-    case KEY_WORLD:
-        convert->world = (int)cli_parse_integer("--world-size", arg, 1, 1 << 20);
-        return 0;
+    case KEY_KIND: opts->kind_given = true; return take_kind(convert, arg);
+    case KEY_WORLD: convert->world = parse_world(arg); return 0;
     case KEY_MESH: opts->mesh_text = arg; return 0;
     case KEY_DIM:
         convert->shard_dim = (int)cli_parse_integer("--shard-dim", arg, 0, FSDP_MAX_DIMS - 1);
@@ -390,10 +420,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_RULES: return 0; /* cli_begin has read it */
     case KEY_IO: convert->direct = parse_mode(arg); return 0;
     case KEY_RATE: convert->bytes_per_second = cli_parse_size("--bwlimit", arg); return 0;
-    case KEY_DIGEST:
-        (void)cli_parse_word("--digest", arg, digests);
-        opts->digest = true;
-        return 0;
+    case KEY_DIGEST: opts->digest = parse_sha256(arg); return 0;
     case KEY_WRITE_DIGESTS: opts->write_digests = true; return 0;
     case 'n': opts->plan = true; return 0;
     case 'v': opts->verbose = true; return 0;

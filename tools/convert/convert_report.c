@@ -45,16 +45,38 @@ void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_
                    opts->convert.shard_dim, one ? "is" : "are");
 }
 
+/* "  model 29 · ema 29 left out · optimizer left out (--part ema takes other weights, ...)" */
+static void add_left_out(fsdp_text *text, const convert_options *opts,
+                         const fsdp_convert_plan *plan)
+{
+    if (plan->parts && opts->convert.select.only != FSDP_ONLY_OPTIM) {
+        fsdp_text_addf(text, "  %s (", plan->parts);
+        if (plan->other_part)
+            fsdp_text_addf(text, "--part %s takes those weights, ", plan->other_part);
+        fsdp_text_addf(text, "--only all everything)\n");
+        return;
+    }
+    fsdp_text_addf(text, "  %" PRId64 " %s of the %s left out (--only all takes everything)\n",
+                   plan->left_out, plan->left_out == 1 ? "entry" : "entries",
+                   opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
+}
+
+/* Targets that hold a model: its names are stripped where that is sure. */
+static bool is_model(const convert_options *opts)
+{
+    return strcmp(opts->convert.format, "hf") == 0;
+}
+
 /* Lines for entries that are renamed, cast, dropped or left out. */
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
-    if (plan->renamed > 0)
+    if (plan->renamed > 0 && plan->strips)
+        convert_add_stripped(text, plan);
+    else if (plan->renamed > 0)
         fsdp_text_addf(text, "  rename %s\n", cli_plural(plan->renamed, "name", number));
     if (plan->left_out > 0)
-        fsdp_text_addf(text, "  %" PRId64 " %s of the %s left out (--only all takes everything)\n",
-                       plan->left_out, plan->left_out == 1 ? "entry" : "entries",
-                       opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
+        add_left_out(text, opts, plan);
     if (plan->dropped > 0)
         fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
     if (plan->cast_tensors > 0)
@@ -70,7 +92,7 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
         convert_add_short(text, opts, plan);
         fsdp_text_addf(text, "\n");
     }
-    if (plan->prefix[0] && !is_ours(opts)) {
+    if (plan->prefix[0] && !is_ours(opts) && !is_model(opts)) {
         fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
                        plan->prefix);
         for (const char *c = plan->prefix; *c; c++)
@@ -230,5 +252,7 @@ void convert_add_done(fsdp_text *text, const convert_options *opts,
         add_digest_file(text, opts, false);
     }
     fsdp_text_addf(text, "\n");
+    if (plan->parts && opts->convert.select.only == FSDP_ONLY_DEFAULT)
+        add_left_out(text, opts, plan);
     convert_add_next(text, opts, info, plan);
 }

@@ -96,6 +96,7 @@ typedef struct summary {
     size_t *first_alias;
     int name_width;
     bool state_is_optim;
+    bool is_model; /* the format is one for models: whatever its names, its tensors are one's */
 } summary;
 
 static const fsdp_entry *selected(const summary *sum, size_t index)
@@ -262,7 +263,9 @@ static int group_of(const summary *sum, const fsdp_entry *entry)
 {
     if (fsdp_entry_is_optim(entry, sum->state_is_optim))
         return GROUP_OPTIM;
-    return begins_with(entry->name, entry->name_size, "model.") ? GROUP_MODEL : GROUP_EXTRA;
+    bool is_model = begins_with(entry->name, entry->name_size, "model.") ||
+                    (sum->is_model && entry->kind != FSDP_ENTRY_VALUE);
+    return is_model ? GROUP_MODEL : GROUP_EXTRA;
 }
 
 typedef struct group {
@@ -475,6 +478,7 @@ static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *rows)
     link_aliases(sum);
     make_rows(sum, rows);
     sum->state_is_optim = fsdp_sd_state_is_optim(sum->listing->sd);
+    sum->is_model = strcmp(sum->listing->info->format, "safetensors") == 0;
     if (sum->names.failed) {
         text->failed = true;
         return FSDP_ERR_LIMIT;

@@ -5,13 +5,14 @@
  *
  *   train_config.c    [section] key = value
  *   train_options.c   the command line
+ *   train_outputs.c   files that it may replace
  *   train_source.c    a checkpoint, run or Hugging Face directory -> model, tokenizer, weights
  *   train_batches.c   the ids of a step
  *   train_job.c       a job's objects: mesh, model, optimizer, data
  *   train_state.c     what a checkpoint holds beside tensors, and whether a resume fits it
  *   train_step.c      one step; evaluation
  *   train_save.c      checkpoints
- *   train_signals.c   signals that ask for a save and the end
+ *   train_signals.c   signals, and the file STOP, that ask for a save and the end
  *   train_use.c       --eval, --sample, --tokenize
  *   train_log.c, train_events.c   metrics.jsonl, main.log, TensorBoard
  *   train_grads.c, train_npy.c, train_file.c   arrays and other small files
@@ -37,12 +38,15 @@ typedef enum train_resume { TRAIN_RESUME_AUTO, TRAIN_RESUME_NO, TRAIN_RESUME_PAT
 enum { TRAIN_CHANGE_DATA = 1, TRAIN_CHANGE_OPTIM = 2, TRAIN_CHANGE_BATCH = 4 };
 
 typedef struct train_setting { const char *name, *value; } train_setting;
+typedef struct train_given { const char *name; unsigned work; } train_given;
 
 typedef struct train_options {
     cli_common common;
     const char *config_path;   /* NULL: none */
     train_setting *settings;   /* keys of the command line, in order */
     size_t setting_count;
+    train_given *given;        /* options of the command line, and the kinds of work that look at them */
+    size_t given_count;
     train_config config;
     const char *run, *init;
     train_resume resume;
@@ -63,6 +67,9 @@ typedef struct train_options {
 /* Ends the program on a usage error, and for --help; fails when the configuration makes no sense. */
 fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp_error *err);
 
+/* Outputs of the command replace files of their own kind only, and none of its inputs: FSDP_ERR_EXISTS. */
+fsdp_status train_outputs_check(const train_options *opts, fsdp_error *err);
+
 /* --- sources (train_source.c) -------------------------------------------------------------------- */
 
 /* Where a model comes from. */
@@ -81,6 +88,8 @@ typedef struct train_source {
 /* Local. `path` is a checkpoint, a run (its newest that is whole) or a directory with config.json. */
 fsdp_status train_source_open(const char *path, train_source *source_out, fsdp_error *err);
 void train_source_close(train_source *source);
+/* Local. FSDP_ERR_USAGE: the config ties the head, and the files have another one beside the embedding. */
+fsdp_status train_source_check_head(const train_source *source, fsdp_error *err);
 /* Collective. Brings the parameters. */
 fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err);
 
@@ -115,6 +124,8 @@ typedef struct train_job {
 /* Collective. Everything but values: they come from the resumed checkpoint, from --init, or are new. */
 fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_world *world, fsdp_error *err);
 void train_job_end(train_job *job);
+/* The checkpoint that it went on from has all of its steps. */
+bool train_job_is_done(const train_job *job);
 /* Collective. fsdp_ctl_agree on `mine`, and on the log, which only rank 0 writes: all ranks stop with its
  * error. */
 fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err);
@@ -187,10 +198,16 @@ fsdp_status train_save(train_job *job, bool is_last, fsdp_error *err);
 /* Collective. Waits for the save in the background, if there is one. */
 fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err);
 
-/* --- signals (train_signals.c) ------------------------------------------------------------------- */
+/* --- requests to stop (train_signals.c) ---------------------------------------------------------- */
 
 /* SIGTERM, SIGUSR1, SIGHUP and SIGINT from now on ask to stop; a second SIGINT ends the program with 130. */
 void train_catch_signals(void);
 bool train_was_signalled(void);
+
+/* Rank 0: the file RUN/STOP. FSDP_ERR_EXISTS: a directory stands in its place. */
+fsdp_status train_stop_file_check(const char *run, fsdp_error *err);
+bool train_stop_file_is_there(const char *run);
+/* Removes it, if it is there. */
+fsdp_status train_stop_file_take(const char *run, bool *was_there_out, fsdp_error *err);
 
 #endif

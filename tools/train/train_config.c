@@ -18,7 +18,7 @@ typedef enum key_type {
     KEY_TEXT,
     KEY_COUNT, /* an integer from 0 to INT32_MAX: products of two fit in 64 bits */
     KEY_SIZE,  /* a count that may end in K, M, G */
-    KEY_REAL,
+    KEY_REAL,  /* at least 0 */
     KEY_BOOL,
     KEY_WORD,  /* one of `words`: its number */
     KEY_BETAS, /* two reals */
@@ -31,7 +31,8 @@ typedef struct config_key {
     key_type type;
     size_t offset;
     const char *initial;
-    const char *words; /* of KEY_WORD: "cosine|linear|constant" */
+    const char *
+        words; /* of KEY_WORD: "cosine|linear|constant"; of KEY_TEXT: all that it may be, or NULL */
     const char *help;
 } config_key;
 
@@ -88,7 +89,8 @@ static const config_key keys[] = {
      "dp=N, or replicate=R,dp=N; empty: dp=all ranks"},
     {"parallel.reshard", KEY_RESHARD, AT(parallel, reshard), "true", NULL,
      "after forward: true, false, or to groups of K ranks"},
-    {"parallel.comm", KEY_TEXT, AT(parallel, comm), "auto", NULL, "auto, shm, threads, mpi or tcp"},
+    {"parallel.comm", KEY_TEXT, AT(parallel, comm), "auto", "auto|self|shm|threads|mpi|tcp",
+     "transport between ranks"},
     {"parallel.device", KEY_WORD, AT(parallel, device), "cpu", "cpu|cuda", "where it computes"},
     {"save.every", KEY_COUNT, AT(save, every), "100", NULL,
      "steps between checkpoints; 0: at the end"},
@@ -128,7 +130,7 @@ static bool parse_real(const char *text, double *real_out)
 {
     char *end;
     *real_out = strtod(text, &end);
-    return end != text && *end == '\0' && isfinite(*real_out);
+    return end != text && *end == '\0' && isfinite(*real_out) && *real_out >= 0;
 }
 
 static bool parse_count(const char *text, bool has_unit, int64_t *count_out)
@@ -172,7 +174,8 @@ static bool parse_betas(const char *text, double betas_out[2])
     if (size >= sizeof first || text[size] != ',')
         return false;
     snprintf(first, sizeof first, "%.*s", (int)size, text);
-    return parse_real(first, &betas_out[0]) && parse_real(text + size + 1, &betas_out[1]);
+    return parse_real(first, &betas_out[0]) && parse_real(text + size + 1, &betas_out[1]) &&
+           betas_out[0] < 1 && betas_out[1] < 1;
 }
 
 /* "", "dp=4", "replicate=2,dp=2" */
@@ -203,10 +206,18 @@ static bool parse_reshard(const char *text, int64_t *reshard_out)
     return parse_count(text, false, reshard_out) && *reshard_out >= 2;
 }
 
+static bool parse_text(const config_key *key, const char *text, char *to)
+{
+    int number;
+    if (key->words && !parse_word(text, key->words, &number))
+        return false;
+    return snprintf(to, TRAIN_TEXT, "%s", text) < TRAIN_TEXT;
+}
+
 static bool parse(const config_key *key, const char *text, void *to)
 {
     switch (key->type) {
-    case KEY_TEXT: return snprintf(to, TRAIN_TEXT, "%s", text) < TRAIN_TEXT;
+    case KEY_TEXT: return parse_text(key, text, to);
     case KEY_COUNT:
     case KEY_SIZE: return parse_count(text, key->type == KEY_SIZE, to);
     case KEY_REAL: return parse_real(text, to);
@@ -222,13 +233,13 @@ static bool parse(const config_key *key, const char *text, void *to)
 static const char *describe(const config_key *key)
 {
     switch (key->type) {
-    case KEY_TEXT: return "text of at most 1023 bytes";
+    case KEY_TEXT: return key->words ? key->words : "text of at most 1023 bytes";
     case KEY_COUNT: return "a whole number from 0 to 2147483647";
     case KEY_SIZE: return "a number of bytes, such as 512M";
-    case KEY_REAL: return "a number";
+    case KEY_REAL: return "a number of at least 0";
     case KEY_BOOL: return "true or false";
     case KEY_WORD: return key->words;
-    case KEY_BETAS: return "two numbers, such as 0.9,0.95";
+    case KEY_BETAS: return "two numbers from 0 to less than 1, such as 0.9,0.95";
     case KEY_MESH: return "dp=N or replicate=R,dp=N";
     case KEY_RESHARD: return "true, false, or a number of ranks of at least 2";
     }
@@ -245,9 +256,28 @@ static int64_t find_key(const char *name)
     return -1;
 }
 
+/* "[data] and [train]": the sections that have a key of this name; "": none. */
+static void list_sections(const char *key, char *out, size_t size)
+{
+    size_t used = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < KEYS && used < size; i++) {
+        const int section = (int)strcspn(keys[i].name, ".");
+        if (strcmp(keys[i].name + section + 1, key) == 0)
+            used += (size_t)snprintf(out + used, size - used, "%s[%.*s]", used ? " and " : "",
+                                     section, keys[i].name);
+    }
+}
+
 static fsdp_status fail_unknown(const char *name, const char *origin, fsdp_error *err)
 {
-    char shown[128];
+    char shown[128], sections[128];
+    const char *dot = strchr(name, '.');
+    list_sections(dot ? dot + 1 : name, sections, sizeof sections);
+    fsdp_printable(name, strlen(name), shown, sizeof shown);
+    if (*sections)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s: there is no key '%s'; '%s' stands in %s", origin,
+                         shown, dot ? dot + 1 : name, sections);
     size_t best = 0, size = strlen(name);
     int nearest = INT_MAX;
     for (size_t i = 0; i < KEYS; i++) {
@@ -258,7 +288,7 @@ static fsdp_status fail_unknown(const char *name, const char *origin, fsdp_error
         }
     }
     return fsdp_fail(err, FSDP_ERR_USAGE, "%s: there is no key '%s'; the nearest is '%s'", origin,
-                     fsdp_printable(name, strlen(name), shown, sizeof shown), keys[best].name);
+                     shown, keys[best].name);
 }
 
 fsdp_status train_config_set(train_config *config, const char *name, const char *value,
@@ -272,6 +302,7 @@ fsdp_status train_config_set(train_config *config, const char *name, const char 
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s: %s is %s, not '%s'", origin, name,
                          describe(&keys[i]),
                          fsdp_printable(value, strlen(value), shown, sizeof shown));
+    config->has_steps |= strcmp(name, "train.steps") == 0;
     return FSDP_OK;
 }
 
@@ -283,6 +314,9 @@ void train_config_init(train_config *config)
 }
 
 /* --- files --------------------------------------------------------------------------------------- */
+
+/* Editors of Windows begin files in UTF-8 with it. */
+#define BYTE_ORDER_MARK "\xef\xbb\xbf"
 
 typedef struct config_file {
     train_config *config;
@@ -387,6 +421,10 @@ static fsdp_status take_lines(config_file *file, FILE *stream, fsdp_error *err)
     fsdp_status st = FSDP_OK;
     while (st == FSDP_OK && (size = getline(&line, &room, stream)) >= 0) {
         file->line++;
+        if (file->line == 1 && strncmp(line, BYTE_ORDER_MARK, strlen(BYTE_ORDER_MARK)) == 0) {
+            size -= (ssize_t)strlen(BYTE_ORDER_MARK);
+            memmove(line, line + strlen(BYTE_ORDER_MARK), (size_t)size + 1);
+        }
         if (strlen(line) != (size_t)size || !fsdp_utf8_valid(line, (size_t)size))
             st = fail_line(file, "this is no text in UTF-8", err);
         else if (size > 1 << 16)

@@ -60,12 +60,13 @@ typedef struct train_config {
     } save;
     struct { int64_t every, batches; } eval;
     struct { int64_t every; bool tensorboard; } log;
+    bool has_steps;                    /* train.steps was set: else --batches says how many there are */
 } train_config;
 
 void train_config_init(train_config *config);
 
 /* Sets "section.key" from text. `origin` ("run.conf:12", "--optim.lr") begins the message of FSDP_ERR_USAGE,
- * which for an unknown key names the nearest one. */
+ * which for an unknown key names the sections that have one of this name, or else the nearest one. */
 fsdp_status train_config_set(train_config *config, const char *name, const char *value, const char *origin,
                              fsdp_error *err);
 /* Reads a file; a key that comes twice is FSDP_ERR_USAGE with both lines. */

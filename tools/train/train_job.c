@@ -190,6 +190,8 @@ static void init(train_job *job, const train_options *opts, fsdp_world *world)
     *job = (train_job){.opts = opts, .config = &opts->config, .world = world};
     job->ctl = fsdp_world_ctl(world);
     job->rank = fsdp_world_rank(world);
+    job->log.is_quiet = opts->common.quiet;
+    job->log.prints_json = opts->common.json && opts->run && job->rank == 0;
     job->ranks = fsdp_world_size(world);
 }
 
@@ -269,12 +271,19 @@ static fsdp_status open_sources(const train_job *job, job_sources *from, fsdp_er
     return st;
 }
 
+static fsdp_status load_source(train_job *job, const train_source *source, fsdp_error *err)
+{
+    fsdp_status st = job->rank == 0 ? train_source_check_head(source, err) : FSDP_OK;
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return train_source_load_model(source, job->root, err);
+}
+
 static fsdp_status bring_values(train_job *job, job_sources *from, fsdp_error *err)
 {
     if (from->has_resume)
         return train_resume_from(job, &from->resume, err);
     if (from->has_init)
-        return train_source_load_model(&from->init, job->root, err);
+        return load_source(job, &from->init, err);
     return fsdp_transformer_init(job->model, (uint64_t)job->config->train.seed, err);
 }
 
@@ -284,7 +293,13 @@ static fsdp_status lock_run(train_job *job, fsdp_error *err)
     if (job->rank != 0 || !job->opts->run)
         return FSDP_OK;
     job->log.drops_lines = job->config->save.on_error == TRAIN_ERROR_CONTINUE;
-    return train_log_lock(&job->log, job->opts->run, err);
+    FSDP_TRY(train_log_lock(&job->log, job->opts->run, err));
+    return train_stop_file_check(job->opts->run, err);
+}
+
+bool train_job_is_done(const train_job *job)
+{
+    return job->resumed && job->step >= job->config->train.steps;
 }
 
 static fsdp_status open_log(train_job *job, fsdp_error *err)
@@ -295,7 +310,8 @@ static fsdp_status open_log(train_job *job, fsdp_error *err)
                          job->opts->run);
     if (job->rank != 0 || !job->opts->run)
         return FSDP_OK;
-    return train_log_open(&job->log, job->step, job->config->log.tensorboard, err);
+    return train_log_open(&job->log, job->step,
+                          job->config->log.tensorboard && !train_job_is_done(job), err);
 }
 
 /* The model comes from --init or [model]; where neither says it, from the checkpoint. */
@@ -358,7 +374,7 @@ static fsdp_status open_model(train_job *job, const char *path, train_source *so
     FSDP_TRY(fsdp_ctl_agree(job->ctl, prepare(job, source, err), err));
     FSDP_TRY(make_mesh(job, err));
     FSDP_TRY(make_model(job, err));
-    return train_source_load_model(source, job->root, err);
+    return load_source(job, source, err);
 }
 
 fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world *world,

@@ -1,7 +1,7 @@
 /* The files that a training appends to. See train_log.h. */
 #include "tools/train/train_log.h"
 
-#include "tools/train/train_file.h"
+#include "tools/cli/cli.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -153,6 +153,8 @@ static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err
 static void put_line(train_log *log, fsdp_text *text)
 {
     fsdp_error *err = &log->failure;
+    if (log->prints_json && !text->failed)
+        cli_put_line(text->data, text->size);
     if (text->failed && err->status == FSDP_OK)
         (void)fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     else if (log->metrics && err->status == FSDP_OK)
@@ -209,19 +211,33 @@ void train_log_scalar(train_log *log, int64_t step, const char *tag, double valu
 
 /* --- lines --------------------------------------------------------------------------------------- */
 
-void train_log_say(train_log *log, const char *format, ...)
+static void say(const train_log *log, bool is_quiet, const char *format, va_list args)
 {
     char line[1024], when[32];
     time_t now = time(NULL);
     struct tm parts;
-    va_list args;
-    va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    fprintf(stderr, "%s\n", line);
+    if (!is_quiet)
+        fprintf(stderr, "%s\n", line);
     if (!log->lines)
         return;
     strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &parts));
     fprintf(log->lines, "%s  %s\n", when, line);
     fflush(log->lines);
+}
+
+void train_log_say(train_log *log, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(log, log->is_quiet, format, args);
+    va_end(args);
+}
+
+void train_log_warn(train_log *log, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(log, false, format, args);
+    va_end(args);
 }

@@ -18,6 +18,8 @@ typedef struct train_log {
     FILE *metrics, *lines;     /* NULL: not open, nothing is written */
     train_events *events;      /* NULL: none */
     const char *run;
+    bool is_quiet;             /* train_log_say writes to main.log only */
+    bool prints_json;          /* objects of the metrics are printed, too */
     bool drops_lines;          /* that cannot be written, instead of failing: save.on_error continue */
     int64_t dropped;
     fsdp_error failure;        /* the first: nothing is written after it. train_agree brings it to all */
@@ -45,8 +47,9 @@ void train_log_step(train_log *log, const train_step_line *line);
 /* An object {"event": NAME, "step": N, MEMBERS}; members is JSON text without braces, "" for none. */
 void train_log_event(train_log *log, const char *name, int64_t step, const char *members);
 void train_log_scalar(train_log *log, int64_t step, const char *tag, double value);
-/* A line on standard error and in main.log. */
+/* A line on standard error and in main.log: news, and what --quiet leaves in. */
 void train_log_say(train_log *log, const char *format, ...) FSDP_PRINTF(2, 3);
+void train_log_warn(train_log *log, const char *format, ...) FSDP_PRINTF(2, 3);
 
 /* JSON has no nan and no infinities: null. */
 void train_add_number(fsdp_text *text, double value);

@@ -2,7 +2,7 @@
 #include "tools/train/train_npy.h"
 
 #include "base/text.h"
-#include "tools/train/train_file.h"
+#include "tools/cli/cli.h"
 
 #include <fsdp/checkpoint.h>
 #include <stdio.h>
@@ -11,18 +11,31 @@
 
 /* --- reading ------------------------------------------------------------------------------------- */
 
-static fsdp_status read_array(fsdp_checkpoint *file, const char *path, int ndim, train_ids *ids,
-                              fsdp_error *err)
+static fsdp_status open_array(const char *path, fsdp_checkpoint **file_out, fsdp_error *err)
+{
+    const fsdp_open_opts opts = {.format = "npy"};
+    return fsdp_checkpoint_open(path, &opts, file_out, err);
+}
+
+static fsdp_status take_shape(const fsdp_checkpoint *file, const char *path, int ndim,
+                              train_ids *ids, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(fsdp_checkpoint_sd(file), 0);
     if (!entry || entry->kind != FSDP_ENTRY_TENSOR || entry->dtype != FSDP_I64 ||
         entry->ndim != ndim)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not an array of int64 with %d dimensions",
                          path, ndim);
-    const fsdp_box whole = fsdp_box_whole(ndim, entry->shape);
-    int64_t count = fsdp_shape_count(ndim, entry->shape);
     ids->ndim = ndim;
     memcpy(ids->shape, entry->shape, (size_t)ndim * sizeof *ids->shape);
+    return FSDP_OK;
+}
+
+static fsdp_status read_array(fsdp_checkpoint *file, const char *path, int ndim, train_ids *ids,
+                              fsdp_error *err)
+{
+    FSDP_TRY(take_shape(file, path, ndim, ids, err));
+    const fsdp_box whole = fsdp_box_whole(ndim, ids->shape);
+    int64_t count = fsdp_shape_count(ndim, ids->shape);
     ids->data = malloc((size_t)count * sizeof *ids->data + 1);
     if (!ids->data)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' does not fit in memory", path);
@@ -31,14 +44,24 @@ static fsdp_status read_array(fsdp_checkpoint *file, const char *path, int ndim,
 
 fsdp_status train_ids_read(const char *path, int ndim, train_ids *ids_out, fsdp_error *err)
 {
-    const fsdp_open_opts opts = {.format = "npy"};
     fsdp_checkpoint *file = NULL;
     *ids_out = (train_ids){0};
-    FSDP_TRY(fsdp_checkpoint_open(path, &opts, &file, err));
+    FSDP_TRY(open_array(path, &file, err));
     fsdp_status st = read_array(file, path, ndim, ids_out, err);
     fsdp_checkpoint_close(file);
     if (st != FSDP_OK)
         train_ids_release(ids_out);
+    return st;
+}
+
+fsdp_status train_ids_count(const char *path, int ndim, int64_t *count_out, fsdp_error *err)
+{
+    train_ids ids = {0};
+    fsdp_checkpoint *file = NULL;
+    FSDP_TRY(open_array(path, &file, err));
+    fsdp_status st = take_shape(file, path, ndim, &ids, err);
+    *count_out = ids.shape[0];
+    fsdp_checkpoint_close(file);
     return st;
 }
 
@@ -84,11 +107,11 @@ fsdp_status train_npy_write(const char *path, fsdp_dtype dtype, int ndim, const 
 {
     fsdp_text header = {0};
     add_header(&header, dtype, ndim, shape);
-    const train_part parts[2] = {
+    const cli_part parts[2] = {
         {header.data, header.size},
         {data, (size_t)fsdp_shape_count(ndim, shape) * (dtype == FSDP_F32 ? 4 : 8)}};
     fsdp_status st = header.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
-                                   : train_file_write(path, parts, 2, err);
+                                   : cli_write_output(path, parts, 2, err);
     fsdp_text_release(&header);
     return st;
 }

@@ -162,10 +162,74 @@ static bool is_launch_key(int key)
     return key >= KEY_NP && key <= KEY_CHECK;
 }
 
-static void refuse_alone(bool is_given, const char *option, bool has_place, const char *place)
+/* --- options of other work ----------------------------------------------------------------------- */
+
+enum { TRAINING = 1, EVAL = 2, SAMPLE = 4, TOKENIZE = 8, ALL = 15 };
+
+static unsigned work_of_own(int key)
 {
-    if (is_given && !has_place)
-        cli_usage_error("--%s means nothing without --%s", option, place);
+    switch (key) {
+    case KEY_RUN:
+    case KEY_INIT:
+    case KEY_RESUME:
+    case KEY_ALLOW:
+    case KEY_PRINT:
+    case KEY_BATCHES:
+    case KEY_STEPS:
+    case KEY_DUMP: return TRAINING;
+    case KEY_TOKENS: return EVAL | SAMPLE;
+    case KEY_LOGITS:
+    case KEY_DATA: return EVAL;
+    case KEY_PROMPT:
+    case 'n':
+    case KEY_TEMPERATURE:
+    case KEY_TOP_K:
+    case KEY_TOP_P:
+    case KEY_SEED:
+    case KEY_OUT: return SAMPLE;
+    case KEY_SPECIAL:
+    case KEY_DECODE: return TOKENIZE;
+    default: return ALL;
+    }
+}
+
+/* A model runs on ranks, with a tokenizer and data; an evaluation also in batches. */
+static unsigned work_of_setting(const char *name)
+{
+    static const struct {
+        const char *begin;
+        unsigned work;
+    } kept[] = {{"parallel.", TRAINING | EVAL | SAMPLE},
+                {"data.", TRAINING | EVAL | SAMPLE},
+                {"train.threads", TRAINING | EVAL | SAMPLE},
+                {"train.dtype", TRAINING | EVAL | SAMPLE},
+                {"train.batch", TRAINING | EVAL},
+                {"train.micro", TRAINING | EVAL}};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        if (strncmp(name, kept[i].begin, strlen(kept[i].begin)) == 0)
+            return kept[i].work;
+    return TRAINING;
+}
+
+/* Options that the work of this command would not look at. */
+static void refuse_others(const train_options *opts)
+{
+    static const char *const names[] = {"--eval", "--sample", "--tokenize"};
+    const int use = opts->eval ? 0 : opts->sample ? 1 : opts->tokenize ? 2 : -1;
+    for (size_t i = 0; i < opts->given_count; i++) {
+        const train_given *given = &opts->given[i];
+        const char *place = given->work & SAMPLE
+                                ? given->work & EVAL ? "--eval or --sample" : "--sample"
+                            : given->work & EVAL ? "--eval"
+                                                 : "--tokenize";
+        if (given->work & (use < 0 ? TRAINING : (unsigned)EVAL << use))
+            continue;
+        if (given->work & TRAINING)
+            cli_usage_error("--%s %s nothing with %s", given->name,
+                            given->work == TRAINING ? "is for training: it means" : "means",
+                            names[use]);
+        cli_usage_error("--%s means nothing without %s", given->name, place);
+    }
 }
 
 static void check(const train_options *opts)
@@ -173,15 +237,9 @@ static void check(const train_options *opts)
     int uses = !!opts->eval + !!opts->sample + !!opts->tokenize;
     if (uses > 1)
         cli_usage_error("--eval, --sample and --tokenize exclude each other");
-    if (uses == 1 && opts->run)
-        cli_usage_error("--run is for training");
-    refuse_alone(opts->tokens, "tokens", opts->eval || opts->sample, "eval or --sample");
-    refuse_alone(opts->logits_out, "logits-out", opts->eval && opts->tokens, "eval and --tokens");
-    refuse_alone(opts->data, "data", opts->eval, "eval");
-    refuse_alone(opts->prompt, "prompt", opts->sample, "sample");
-    refuse_alone(opts->out, "out", opts->sample, "sample");
-    refuse_alone(opts->special || opts->decode, opts->special ? "special" : "decode",
-                 opts->tokenize, "tokenize");
+    refuse_others(opts);
+    if (opts->logits_out && !opts->tokens)
+        cli_usage_error("--logits-out means nothing without --eval and --tokens");
     if (opts->eval && !opts->tokens == !opts->data)
         cli_usage_error("--eval needs --tokens or --data");
     if (!(opts->top_p > 0 && opts->top_p <= 1))
@@ -192,10 +250,27 @@ static void check(const train_options *opts)
         cli_usage_error("--run is missing");
 }
 
+static const char *name_of(int key)
+{
+    const char *help;
+    for (const struct argp_option *option = own_options; option->name; option++)
+        if (option->key == key)
+            return option->name;
+    return key >= KEY_CONFIG ? train_config_key_at((size_t)(key - KEY_CONFIG), &help) : NULL;
+}
+
+static void note_given(train_options *opts, int key)
+{
+    const char *name = name_of(key);
+    if (name)
+        opts->given[opts->given_count++] =
+            (train_given){name, key >= KEY_CONFIG ? work_of_setting(name) : work_of_own(key)};
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     train_options *opts = state->input;
-    const char *help;
+    note_given(opts, key);
     if (key == ARGP_KEY_INIT) {
         state->child_inputs[0] = &opts->common;
         return 0;
@@ -210,8 +285,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->config_path = arg;
         return 0;
     }
-    if (key >= KEY_CONFIG && train_config_key_at((size_t)(key - KEY_CONFIG), &help)) {
-        set_key(opts, train_config_key_at((size_t)(key - KEY_CONFIG), &help), arg);
+    if (key >= KEY_CONFIG && name_of(key)) {
+        set_key(opts, name_of(key), arg);
         return 0;
     }
     if (is_launch_key(key) || parse_training(opts, key, arg) || parse_use(opts, key, arg))
@@ -237,6 +312,22 @@ static const cli_tool train_tool = {
 
 /* --- the configuration --------------------------------------------------------------------------- */
 
+static fsdp_status check_config(const train_config *config, fsdp_error *err)
+{
+    enum { LEAST = 1 << 20 };
+    if (config->parallel.device != TRAIN_CPU)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "parallel.device is cuda; this build has only cpu");
+    if (config->save.keep_last == 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "save.keep_last is 1; at least 2 stay, in case one is damaged (0: all)");
+    if (config->save.mem > 0 && config->save.mem < LEAST)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "save.mem of %lld bytes is too little: a thread reads and writes 1 MiB at "
+                         "a time, so that the least is 1M (0: the library's)",
+                         (long long)config->save.mem);
+    return FSDP_OK;
+}
+
 /* Keys of the command line win, so they are set when the file was read. */
 static fsdp_status read_config(train_options *opts, fsdp_error *err)
 {
@@ -249,11 +340,9 @@ static fsdp_status read_config(train_options *opts, fsdp_error *err)
         snprintf(origin, sizeof origin, "--%s", setting->name);
         FSDP_TRY(train_config_set(&opts->config, setting->name, setting->value, origin, err));
     }
-    if (opts->config.parallel.device != TRAIN_CPU)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "parallel.device is cuda; this build has only cpu");
-    if (opts->config.save.keep_last == 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "save.keep_last is 1; at least 2 stay, in case one is damaged (0: all)");
+    FSDP_TRY(check_config(&opts->config, err));
+    if (opts->batches && !opts->config.has_steps)
+        FSDP_TRY(train_ids_count(opts->batches, 3, &opts->config.train.steps, err));
     return FSDP_OK;
 }
 
@@ -280,11 +369,13 @@ fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp
                             .argc = argc,
                             .argv = argv};
     opts->settings = calloc((size_t)argc + 1, sizeof *opts->settings);
-    if (!opts->settings)
+    opts->given = calloc((size_t)argc + 1, sizeof *opts->given);
+    if (!opts->settings || !opts->given)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     make_options();
     cli_begin(&train_tool, argc, argv, opts);
     if (opts->run)
         opts->run = name_run(opts->run);
-    return read_config(opts, err);
+    FSDP_TRY(read_config(opts, err));
+    return train_outputs_check(opts, err);
 }

@@ -4,9 +4,13 @@
  */
 #include "tools/train/train.h"
 
+#include "tools/train/train_file.h"
+
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,13 +23,15 @@ typedef struct saved_step {
 
 /* --- another format ------------------------------------------------------------------------------ */
 
+static const char *const formats[] = {NULL, "dcp", "hf"}; /* of save.also */
+
 /* RUN/hf/N or RUN/dcp/N, by rank 0: a directory step-N is always a native checkpoint. */
 static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
 {
-    static const char *const formats[] = {NULL, "dcp", "hf"};
     const char *format = formats[job->config->save.also], *run = job->opts->run;
     char from[PATH_MAX], folder[PATH_MAX], to[PATH_MAX];
-    const fsdp_convert_opts opts = {.format = format, .overwrite = true};
+    const fsdp_convert_opts opts = {
+        .format = format, .overwrite = true, .memory = job->config->save.mem};
     snprintf(from, sizeof from, "%s/step-%08lld", run, (long long)step);
     snprintf(folder, sizeof folder, "%s/%s", run, format);
     if (snprintf(to, sizeof to, "%s/%s/%08lld", run, format, (long long)step) >= (int)sizeof to)
@@ -33,6 +39,56 @@ static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return fsdp_fail_errno(err, errno, "cannot create '%s'", folder);
     return fsdp_checkpoint_convert(from, to, &opts, err);
+}
+
+/* "00000100", as convert names them. */
+static bool is_step_name(const char *name, int64_t *step_out)
+{
+    char spelled[32];
+    *step_out = atoll(name);
+    snprintf(spelled, sizeof spelled, "%08lld", (long long)*step_out);
+    return strcmp(name, spelled) == 0;
+}
+
+/* A copy has the file that its format is known by; a directory that someone made has not. */
+static bool is_copy_without_step(const char *run, const char *folder, const char *name,
+                                 int64_t step)
+{
+    char known[PATH_MAX], saved[PATH_MAX];
+    const char *file = strcmp(folder, "hf") == 0 ? "model.safetensors" : ".metadata";
+    const char *index = strcmp(folder, "hf") == 0 ? "model.safetensors.index.json" : file;
+    struct stat info;
+    snprintf(saved, sizeof saved, "%s/step-%08lld", run, (long long)step);
+    if (lstat(saved, &info) == 0 || errno != ENOENT)
+        return false;
+    snprintf(known, sizeof known, "%s/%s/%s/%s", run, folder, name, file);
+    if (lstat(known, &info) == 0)
+        return true;
+    snprintf(known, sizeof known, "%s/%s/%s/%s", run, folder, name, index);
+    return lstat(known, &info) == 0;
+}
+
+/* Copies go with their steps, which [save] removes. One that cannot be removed is no failure of a save. */
+static void thin_copies(train_job *job)
+{
+    const char *folder = formats[job->config->save.also], *run = job->opts->run;
+    char path[PATH_MAX];
+    const struct dirent *entry;
+    int64_t step;
+    snprintf(path, sizeof path, "%s/%s", run, folder);
+    DIR *directory = job->config->save.keep_last > 0 ? opendir(path) : NULL;
+    while (directory && (entry = readdir(directory))) {
+        fsdp_error err = {0};
+        if (!is_step_name(entry->d_name, &step) ||
+            !is_copy_without_step(run, folder, entry->d_name, step))
+            continue;
+        if (snprintf(path, sizeof path, "%s/%s/%s", run, folder, entry->d_name) <
+                (int)sizeof path &&
+            train_file_remove_directory(path, &err) != FSDP_OK)
+            train_log_warn(&job->log, "%s", err.text);
+    }
+    if (directory)
+        closedir(directory);
 }
 
 /* --- failures ------------------------------------------------------------------------------------ */
@@ -48,7 +104,7 @@ static fsdp_status log_failure(train_job *job, int64_t step, const fsdp_error *w
     fsdp_text members = {0};
     if (job->rank != 0)
         return FSDP_OK;
-    train_log_say(&job->log, "step %lld is not saved: %s", (long long)step, why->text);
+    train_log_warn(&job->log, "step %lld is not saved: %s", (long long)step, why->text);
     fsdp_text_addf(&members, "\"failed\": %lld, \"error\": ", (long long)job->failed_saves);
     fsdp_text_add_json_string(&members, why->text, strlen(why->text));
     fsdp_status st = members.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory") : FSDP_OK;
@@ -112,6 +168,8 @@ static fsdp_status convert_too(train_job *job, int64_t step, fsdp_error *err)
     if (job->rank == 0) {
         fsdp_world_begin_busy(job->world, LONGEST_MS);
         st = convert(job, step, &why);
+        if (st == FSDP_OK)
+            thin_copies(job);
         fsdp_world_end_busy(job->world);
     }
     return fsdp_ctl_agree(job->ctl, st, &why) == FSDP_OK ? FSDP_OK

@@ -147,6 +147,81 @@ static const char *strip_first(void *context, const char *name)
     return strncmp(name, "lm_head.", 8) == 0 || !dot ? name : dot + 1;
 }
 
+/* Whether two tensors of equal dtype and shape have the same bytes, a few rows at a time. */
+static fsdp_status compare_rows(fsdp_checkpoint *file, const size_t at[2], const fsdp_entry *entry,
+                                bool *is_same_out, fsdp_error *err)
+{
+    enum { PIECE = 1 << 20 };
+    const int64_t rows = entry->shape[0];
+    const size_t row = (size_t)entry->shape[1] * fsdp_dtype_size(entry->dtype);
+    const int64_t most = row < PIECE ? (int64_t)(PIECE / (row + 1)) + 1 : 1;
+    char *a = malloc((size_t)most * row + 1), *b = malloc((size_t)most * row + 1);
+    fsdp_status st = a && b ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    *is_same_out = true;
+    for (int64_t first = 0; st == FSDP_OK && *is_same_out && first < rows; first += most) {
+        fsdp_box box = fsdp_box_whole(2, entry->shape);
+        box.lo[0] = first;
+        box.len[0] = rows - first < most ? rows - first : most;
+        st = fsdp_checkpoint_read(file, at[0], &box, a, FSDP_CHECK_BLOCKS, err);
+        if (st == FSDP_OK)
+            st = fsdp_checkpoint_read(file, at[1], &box, b, FSDP_CHECK_BLOCKS, err);
+        *is_same_out = st == FSDP_OK && memcmp(a, b, (size_t)box.len[0] * row) == 0;
+    }
+    free(a);
+    free(b);
+    return st;
+}
+
+/* The name of the embedding in the source. */
+static const char *find_embedding(const train_source *source, const fsdp_sd *sd, int64_t *at_out)
+{
+    const char *name =
+        source->config.family == FSDP_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+    *at_out = fsdp_sd_find(sd, name, strlen(name));
+    if (*at_out >= 0)
+        return name;
+    name = strchr(name, '.') + 1;
+    *at_out = fsdp_sd_find(sd, name, strlen(name));
+    return name;
+}
+
+/* Two tensors that the config says are one. */
+static fsdp_status compare_head(const train_source *source, fsdp_checkpoint *file, fsdp_error *err)
+{
+    const fsdp_sd *sd = fsdp_checkpoint_sd(file);
+    int64_t at;
+    const int64_t head_at = fsdp_sd_find(sd, FSDP_NAME("lm_head.weight"));
+    const char *name = find_embedding(source, sd, &at);
+    const fsdp_entry *embedding = at < 0 ? NULL : fsdp_sd_at(sd, (size_t)at);
+    const fsdp_entry *head = head_at < 0 ? NULL : fsdp_sd_at(sd, (size_t)head_at);
+    bool is_same;
+    if (!head || !embedding || head->kind != FSDP_ENTRY_TENSOR ||
+        embedding->kind != FSDP_ENTRY_TENSOR)
+        return FSDP_OK;
+    is_same = head->dtype == embedding->dtype && head->ndim == 2 && embedding->ndim == 2 &&
+              memcmp(head->shape, embedding->shape, 2 * sizeof *head->shape) == 0;
+    if (is_same)
+        FSDP_TRY(compare_rows(file, (size_t[2]){(size_t)head_at, (size_t)at}, head, &is_same, err));
+    if (is_same)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s': 'lm_head.weight' is not '%s', though the config ties them; set "
+                     "\"tie_word_embeddings\": false in its config.json to keep both, as "
+                     "transformers does, or remove 'lm_head.weight'",
+                     source->path, name);
+}
+
+fsdp_status train_source_check_head(const train_source *source, fsdp_error *err)
+{
+    fsdp_checkpoint *file = NULL;
+    if (!source->is_hf || !source->config.is_tied)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_checkpoint_open(source->path, NULL, &file, err));
+    fsdp_status st = compare_head(source, file, err);
+    fsdp_checkpoint_close(file);
+    return st;
+}
+
 static fsdp_status is_base_model(const train_source *source, bool *is_base_out, fsdp_error *err)
 {
     const char *whole =

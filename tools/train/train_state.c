@@ -134,6 +134,16 @@ static fsdp_status fail_change(const train_source *source, const char *what, con
                      source->path, what, flag);
 }
 
+/* Its batches came from --batches, in which train.batch means nothing. */
+static bool was_given(const train_source *source)
+{
+    const fsdp_value *data = &source->data;
+    const fsdp_value *first =
+        data->kind == FSDP_VALUE_DICT && data->as.list.count > 0 ? &data->as.list.items[0] : NULL;
+    return first && first->kind == FSDP_VALUE_STRING && first->as.bytes.size == strlen("batches") &&
+           memcmp(first->as.bytes.data, "batches", strlen("batches")) == 0;
+}
+
 static fsdp_status check_config(const train_job *job, const train_source *source, fsdp_error *err)
 {
     const unsigned allowed = job->opts->allowed_changes;
@@ -143,7 +153,9 @@ static fsdp_status check_config(const train_job *job, const train_source *source
         return FSDP_OK;
     FSDP_TRY(train_config_parse(&before, source->train_config.data, source->train_config.size,
                                 "train.config", err));
-    if (before.train.batch != job->config->train.batch && !(allowed & TRAIN_CHANGE_BATCH))
+    const bool has_given = job->opts->batches || was_given(source);
+    if (!has_given && before.train.batch != job->config->train.batch &&
+        !(allowed & TRAIN_CHANGE_BATCH))
         return fail_change(source, "train.batch", "batch", err);
     const char *key = train_config_find_change(&before, job->config, "optim.");
     if (key && !(allowed & TRAIN_CHANGE_OPTIM))
@@ -279,7 +291,7 @@ static fsdp_status set_aside(const char *run, const char *name, train_log *log, 
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", run);
     if (rename(from, to) != 0)
         return fsdp_fail_errno(err, errno, "cannot rename '%s', which is damaged", from);
-    train_log_say(log, "'%s' is damaged; it is now '%s'", from, to);
+    train_log_warn(log, "'%s' is damaged; it is now '%s'", from, to);
     return FSDP_OK;
 }
 

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* --- learning rate ------------------------------------------------------------------------------- */
 
@@ -81,13 +80,9 @@ static fsdp_status set_learning_rate(train_job *job, double lr, fsdp_error *err)
 /* A signal to any rank, or a file RUN/STOP. */
 static bool is_asked_to_stop(const train_job *job)
 {
-    char path[4096];
     if (train_was_signalled())
         return true;
-    if (job->rank != 0 || !job->opts->run)
-        return false;
-    snprintf(path, sizeof path, "%s/STOP", job->opts->run);
-    return access(path, F_OK) == 0;
+    return job->rank == 0 && job->opts->run && train_stop_file_is_there(job->opts->run);
 }
 
 fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result,

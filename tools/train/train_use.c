@@ -57,7 +57,9 @@ static fsdp_status find_given_loss(train_job *job, const train_ids *ids, fsdp_er
     const int64_t tokens = ids->shape[0] * length;
     double loss;
     if (tokens < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no targets", job->opts->tokens);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has no targets: sequences of one id; --logits-out takes them",
+                         job->opts->tokens);
     FSDP_TRY(fsdp_transformer_evaluate(job->model, &batch, &loss, err));
     return print_loss(job, loss / (double)tokens, tokens);
 }
@@ -65,6 +67,10 @@ static fsdp_status find_given_loss(train_job *job, const train_ids *ids, fsdp_er
 static fsdp_status read_tokens(const train_job *job, train_ids *ids_out, fsdp_error *err)
 {
     FSDP_TRY(train_ids_read(job->opts->tokens, 2, ids_out, err));
+    if (ids_out->shape[0] < 1 || ids_out->shape[1] < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds no ids: its shape is [%lld, %lld]",
+                         job->opts->tokens, (long long)ids_out->shape[0],
+                         (long long)ids_out->shape[1]);
     return train_ids_check(ids_out, job->opts->tokens, job->model_config.vocab, err);
 }
 
@@ -135,17 +141,50 @@ static fsdp_status print_text(const train_job *job, int64_t *ids, int64_t count,
     return st;
 }
 
+static void add_ids(fsdp_text *text, const int64_t *ids, int64_t count)
+{
+    fsdp_text_addf(text, "[");
+    for (int64_t i = 0; i < count; i++)
+        fsdp_text_addf(text, "%s%" PRId64, i ? ", " : "", ids[i]);
+    fsdp_text_addf(text, "]");
+}
+
 /* Ids where there is no tokenizer: a JSON array per sequence. */
 static fsdp_status print_ids(const int64_t *ids, int64_t sequences, int64_t count)
 {
     fsdp_text text = {0};
     for (int64_t s = 0; s < sequences; s++) {
-        fsdp_text_addf(&text, "[");
-        for (int64_t i = 0; i < count; i++)
-            fsdp_text_addf(&text, "%s%" PRId64, i ? ", " : "", ids[s * count + i]);
-        fsdp_text_addf(&text, "]\n");
+        add_ids(&text, ids + s * count, count);
+        fsdp_text_addf(&text, "\n");
     }
     return cli_put_all(&text);
+}
+
+/* {"schema": 1, "ids": [[...]], "text": "..."}; text: of the one sequence that --prompt began. */
+static fsdp_status print_json(const train_job *job, int64_t *ids, const int64_t shape[2],
+                              fsdp_error *err)
+{
+    fsdp_text text = {0}, decoded = {0};
+    fsdp_status st = FSDP_OK;
+    fsdp_text_addf(&text, "{\"schema\": 1, \"ids\": [");
+    for (int64_t s = 0; s < shape[0]; s++) {
+        fsdp_text_addf(&text, "%s", s ? ", " : "");
+        add_ids(&text, ids + s * shape[1], shape[1]);
+    }
+    fsdp_text_addf(&text, "]");
+    if (!job->opts->tokens) {
+        const int64_t known = keep_known(job->tokenizer, ids, shape[1]);
+        st = fsdp_tokenizer_decode(job->tokenizer, ids, (size_t)known, false, &decoded, err);
+        fsdp_text_addf(&text, ", \"text\": ");
+        fsdp_text_add_json_shown(&text, decoded.data ? decoded.data : "", decoded.size);
+    }
+    fsdp_text_addf(&text, "}\n");
+    text.failed |= decoded.failed;
+    fsdp_text_release(&decoded);
+    if (st == FSDP_OK)
+        return cli_put_all(&text);
+    fsdp_text_release(&text);
+    return st;
 }
 
 static fsdp_status give_sample(const train_job *job, const train_ids *prompt, int64_t *ids,
@@ -156,6 +195,8 @@ static fsdp_status give_sample(const train_job *job, const train_ids *prompt, in
         return FSDP_OK;
     if (job->opts->out)
         return train_npy_write(job->opts->out, FSDP_I64, 2, shape, ids, err);
+    if (job->opts->common.json)
+        return print_json(job, ids, shape, err);
     return job->opts->tokens ? print_ids(ids, shape[0], shape[1])
                              : print_text(job, ids, shape[1], err);
 }

@@ -141,6 +141,25 @@ Test(transformer_config, refuses_by_name)
     REFUSED("\"model_type\": \"qwen2\", \"layer_types\": [\"chunked_attention\"]", "layer_types");
 }
 
+/* transformers 5 fails on each of them: in its config, or in the first forward. */
+Test(transformer_config, refuses_values_that_transformers_cannot_run)
+{
+    REFUSED("\"model_type\": \"mistral\", \"sliding_window\": 0", "sliding_window");
+    REFUSED("\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 0, "
+            "\"max_window_layers\": 0",
+            "sliding_window");
+    REFUSED("\"model_type\": \"gpt2\", \"scale_attn_weights\": null", "scale_attn_weights");
+    REFUSED("\"model_type\": \"gpt2\", \"tie_word_embeddings\": null", "tie_word_embeddings");
+    REFUSED(LLAMA "\"rope_scaling\": {\"rope_type\": \"linear\"}",
+            "rope_scaling: it has no factor");
+    REFUSED(LLAMA "\"rope_scaling\": {\"type\": \"linear\", \"factor\": null}", "no factor");
+    REFUSED(LLAMA "\"rope_parameters\": {\"rope_type\": \"llama3\", \"low_freq_factor\": 1.0, "
+                  "\"high_freq_factor\": 4.0}",
+            "rope_parameters: it has no factor");
+    parse("{\"model_type\": \"qwen2\", \"sliding_window\": 0}", &config);
+    parse("{\"model_type\": \"gpt2\", \"scale_attn_by_inverse_layer_idx\": null}", &config);
+}
+
 Test(transformer_config, wrong_members_are_damage)
 {
     expect_refusal("{" LLAMA "\"hidden_size\": \"wide\"}", FSDP_ERR_DAMAGED, "hidden_size");

@@ -1,0 +1,268 @@
+/*
+ * A directory of safetensors files may hold several models: variants ("model.fp16"), the same weights
+ * once more for another program ("consolidated"), an adapter beside its base. This file chooses the one
+ * that is read: by the index, by --variant, or by the name that loaders look for first.
+ * safetensors_read.c calls it.
+ */
+#include "formats/safetensors/safetensors.h"
+
+#include "base/core/mem.h"
+
+#include <string.h>
+
+static const char file_suffix[] = ".safetensors";
+static const char index_suffix[] = ".safetensors.index.json";
+
+/* Stems in the order in which loaders look for them. */
+static const char *const usual_stems[] = {"model", "diffusion_pytorch_model", "pytorch_model",
+                                          "adapter_model"};
+enum { USUAL_STEMS = sizeof usual_stems / sizeof *usual_stems, NAMES_SHOWN = 6 };
+
+static bool ends_with(const char *name, const char *suffix)
+{
+    size_t size = strlen(name), end = strlen(suffix);
+    return size > end && strcmp(name + size - end, suffix) == 0;
+}
+
+static bool is_stem(const fsdp_file_set *set, const char *stem, size_t size)
+{
+    return set->stem_size == size && memcmp(set->stem, stem, size) == 0;
+}
+
+/* --- variants --------------------------------------------------------------------------------- */
+
+/* True for "STEM.VARIANT" when the directory holds STEM, too. */
+static bool is_variant_of(const fsdp_file_set *set, const fsdp_file_set *plain)
+{
+    return set->stem_size > plain->stem_size + 1 && set->stem[plain->stem_size] == '.' &&
+           memcmp(set->stem, plain->stem, plain->stem_size) == 0;
+}
+
+static bool has_variant(const fsdp_file_set *set, const char *variant)
+{
+    size_t size = strlen(variant);
+    return set->stem_size > size + 1 &&
+           memcmp(set->stem + set->stem_size - size, variant, size) == 0 &&
+           set->stem[set->stem_size - size - 1] == '.';
+}
+
+/* "model.safetensors.index.json", and "model.safetensors.index.fp16.json" for a variant. */
+static bool is_index_of(const char *name, const char *variant)
+{
+    static const char middle[] = ".safetensors.index.", end[] = ".json";
+    if (!variant)
+        return ends_with(name, index_suffix);
+    const char *at = strstr(name, middle);
+    size_t size = strlen(variant);
+    if (!at || at == name)
+        return false;
+    at += sizeof middle - 1;
+    return strncmp(at, variant, size) == 0 && strcmp(at + size, end) == 0;
+}
+
+/* --- indexes ---------------------------------------------------------------------------------- */
+
+static int rank_of_index(const char *name)
+{
+    for (int i = 0; i < USUAL_STEMS; i++) {
+        size_t size = strlen(usual_stems[i]);
+        if (strncmp(name, usual_stems[i], size) == 0 &&
+            strncmp(name + size, ".safetensors.index.", 19) == 0)
+            return i;
+    }
+    return USUAL_STEMS;
+}
+
+fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **name_out,
+                                          fsdp_error *err)
+{
+    const char *variant = probe->opts ? probe->opts->variant : NULL, *other = NULL;
+    *name_out = NULL;
+    for (size_t i = 0; i < probe->name_count; i++) {
+        const char *name = probe->names[i];
+        if (!is_index_of(name, variant))
+            continue;
+        if (!*name_out || rank_of_index(name) < rank_of_index(*name_out)) {
+            *name_out = name;
+            other = NULL;
+        } else if (rank_of_index(name) == rank_of_index(*name_out))
+            other = name;
+    }
+    if (!other)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' holds several models ('%s', '%s'): put one into a directory of its own",
+                     probe->path, *name_out, other);
+}
+
+/* --- files without an index -------------------------------------------------------------------- */
+
+typedef struct candidate {
+    fsdp_file_set set;
+    const char *first; /* the name of its first file */
+    bool is_out;
+} candidate;
+
+typedef struct choosing {
+    const fsdp_probe *probe;
+    candidate *items;
+    size_t count, room;
+} choosing;
+
+/* Names that differ only in a number are parts of one model: weights.00.safetensors, rank-1. */
+static bool differ_by_number(const fsdp_file_set *a, const fsdp_file_set *b)
+{
+    static const char digits[] = "0123456789";
+    const char *x = a->stem, *y = b->stem, *x_end = x + a->stem_size, *y_end = y + b->stem_size;
+    while (x < x_end && y < y_end && *x == *y)
+        x++, y++;
+    while (x > a->stem && strchr(digits, x[-1]) && x[-1])
+        x--, y--;
+    size_t x_digits = strspn(x, digits), y_digits = strspn(y, digits);
+    x += x_digits;
+    y += y_digits;
+    return x_digits > 0 && y_digits > 0 && x <= x_end && y <= y_end && x_end - x == y_end - y &&
+           memcmp(x, y, (size_t)(x_end - x)) == 0;
+}
+
+static bool is_same_model(const fsdp_file_set *a, const fsdp_file_set *b)
+{
+    return fsdp_file_sets_are_one(a, b) ||
+           (a->count == b->count && !is_stem(a, b->stem, b->stem_size) && differ_by_number(a, b));
+}
+
+static fsdp_status list_models(choosing *choice, fsdp_error *err)
+{
+    for (size_t i = 0; i < choice->probe->name_count; i++) {
+        const char *name = choice->probe->names[i];
+        candidate item = {.first = name};
+        size_t at = 0;
+        if (!ends_with(name, file_suffix))
+            continue;
+        fsdp_file_set_of(name, &item.set);
+        while (at < choice->count && !is_same_model(&choice->items[at].set, &item.set))
+            at++;
+        if (at < choice->count)
+            continue;
+        if (!fsdp_grow(&choice->items, &choice->room, choice->count + 1, sizeof item))
+            return fsdp_fail_memory(err, choice->probe->path);
+        choice->items[choice->count++] = item;
+    }
+    return FSDP_OK;
+}
+
+static size_t keep_only(choosing *choice, bool (*is_kept)(const candidate *, const void *),
+                        const void *what)
+{
+    size_t left = 0;
+    for (size_t i = 0; i < choice->count; i++)
+        left += !choice->items[i].is_out && is_kept(&choice->items[i], what);
+    for (size_t i = 0; left > 0 && i < choice->count; i++)
+        choice->items[i].is_out = choice->items[i].is_out || !is_kept(&choice->items[i], what);
+    return left;
+}
+
+static bool has_this_variant(const candidate *item, const void *variant)
+{
+    return has_variant(&item->set, variant);
+}
+
+static bool has_this_stem(const candidate *item, const void *stem)
+{
+    return is_stem(&item->set, stem, strlen(stem));
+}
+
+static bool is_one_file(const candidate *item, const void *nothing)
+{
+    (void)nothing;
+    return item->set.count == 0;
+}
+
+static bool is_no_variant(const candidate *item, const void *all)
+{
+    const choosing *choice = all;
+    for (size_t i = 0; i < choice->count; i++)
+        if (is_variant_of(&item->set, &choice->items[i].set))
+            return false;
+    return true;
+}
+
+static size_t count_left(const choosing *choice)
+{
+    size_t left = 0;
+    for (size_t i = 0; i < choice->count; i++)
+        left += !choice->items[i].is_out;
+    return left;
+}
+
+/* Each rule leaves at least one model. */
+static size_t narrow(choosing *choice)
+{
+    for (int i = 0; i < USUAL_STEMS && count_left(choice) > 1; i++)
+        if (keep_only(choice, has_this_stem, usual_stems[i]) > 0)
+            break;
+    if (count_left(choice) > 1)
+        keep_only(choice, is_no_variant, choice);
+    if (count_left(choice) > 1)
+        keep_only(choice, is_one_file, NULL);
+    return count_left(choice);
+}
+
+static void list_names(const choosing *choice, bool all, fsdp_text *text)
+{
+    size_t shown = 0;
+    for (size_t i = 0; i < choice->count; i++) {
+        char name[120];
+        if (!all && choice->items[i].is_out)
+            continue;
+        if (shown++ == NAMES_SHOWN) {
+            fsdp_text_addf(text, ", ...");
+            break;
+        }
+        fsdp_printable(choice->items[i].first, strlen(choice->items[i].first), name, sizeof name);
+        fsdp_text_addf(text, "%s'%s'", shown > 1 ? ", " : "", name);
+    }
+}
+
+static fsdp_status fail_choice(const choosing *choice, const char *variant, fsdp_error *err)
+{
+    fsdp_text names = {0};
+    list_names(choice, variant != NULL, &names);
+    fsdp_status st;
+    if (names.failed)
+        st = fsdp_fail_memory(err, choice->probe->path);
+    else if (variant)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds no variant '%s': it holds %s",
+                       choice->probe->path, variant, names.size ? names.data : "no weights");
+    else
+        st = fsdp_fail(err, FSDP_ERR_USAGE,
+                       "'%s' holds several models and no index that names one: %s; name one of "
+                       "these files",
+                       choice->probe->path, names.data);
+    fsdp_text_release(&names);
+    return st;
+}
+
+fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetensors_visit visit,
+                                          void *context, fsdp_error *err)
+{
+    choosing choice = {.probe = probe};
+    const char *variant = probe->opts ? probe->opts->variant : NULL;
+    fsdp_status st = list_models(&choice, err);
+    if (st == FSDP_OK && variant && keep_only(&choice, has_this_variant, variant) == 0)
+        st = fail_choice(&choice, variant, err);
+    if (st == FSDP_OK && choice.count > 0 && narrow(&choice) > 1)
+        st = fail_choice(&choice, NULL, err);
+    for (size_t i = 0, at = 0; i < probe->name_count && st == FSDP_OK; i++) {
+        fsdp_file_set set;
+        if (!ends_with(probe->names[i], file_suffix))
+            continue;
+        fsdp_file_set_of(probe->names[i], &set);
+        for (at = 0; choice.items[at].is_out; at++)
+            ;
+        if (is_same_model(&choice.items[at].set, &set))
+            st = visit(context, probe->names[i], err);
+    }
+    fsdp_free(choice.items);
+    return st;
+}

@@ -1,0 +1,47 @@
+/*
+ * The parts of a state dict: the model, its optimizer, further weights such as averages (ema), and what only
+ * a trainer needs (schedulers, loaders, generators, metrics). Programs nest them in many ways:
+ * {"model": {...}, "optimizer": {...}, "step": 5}, {"app": {"model": {...}}}, or plain names.
+ *
+ * In: the names of a state dict and how they are nested. Out: the part of each entry. Local, without I/O.
+ * selection.c and convert/ call this file.
+ */
+#ifndef FSDP_MODEL_PART_H
+#define FSDP_MODEL_PART_H
+
+#include "base/text.h"
+#include <fsdp/sd.h>
+
+typedef enum fsdp_part_kind {
+    FSDP_PART_MODEL,
+    FSDP_PART_OPTIM,
+    FSDP_PART_WEIGHTS,         /* weights beside the model: ema */
+    FSDP_PART_STATE            /* of a trainer: schedulers, loaders, generators, metrics */
+} fsdp_part_kind;
+
+typedef struct fsdp_parts {
+    const fsdp_sd *sd;
+    bool knows_paths;          /* entries without a path are nested by default, as other programs nest them */
+    bool state_is_optim;       /* fsdp_sd_state_is_optim */
+    const char *root;          /* of the model: "app.model." or ""; borrowed from the state dict */
+    size_t root_size;
+} fsdp_parts;
+
+/* Finds the model. part: its name as --part has it, or NULL. FSDP_ERR_USAGE when no name begins with it. */
+fsdp_status fsdp_parts_find(const fsdp_sd *sd, bool knows_paths, const char *part, fsdp_parts *parts_out,
+                            fsdp_error *err);
+
+fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry);
+
+/* The text under which people know the part of an entry: its first element, or the one behind "app". */
+const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry, size_t *size_out);
+
+/* True for "NAME#2", which is what a source calls the second tensor of a name. */
+bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry);
+
+/* Adds the rules (s/REGEX/NEW/, a zero behind each) that strip the root, and elements that wrappers put into
+ * names, as far as names of the model have them. */
+fsdp_status fsdp_parts_add_rules(const fsdp_parts *parts, fsdp_text *rules, size_t *count_out,
+                                 fsdp_error *err);
+
+#endif

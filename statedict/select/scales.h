@@ -1,0 +1,14 @@
+/*
+ * Tensors of a quantized model whose numbers are weights only together with a scale in another tensor: a cast
+ * of one of them would keep its numbers and lose the weights.
+ */
+#ifndef FSDP_SCALES_H
+#define FSDP_SCALES_H
+
+#include "statedict/select/selection.h"
+
+/* FSDP_ERR_USAGE names the tensors that the selection casts although a scale belongs to them, each with its
+ * scale. selected has an item per entry of sd. */
+fsdp_status fsdp_scales_check(const fsdp_sd *sd, const fsdp_selected *selected, fsdp_error *err);
+
+#endif

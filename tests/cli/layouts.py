@@ -1,0 +1,285 @@
+"""Every directory of tests/golden/layouts, as frameworks write them, converts by the command typed on it.
+
+usage: layouts.py BUILD [CASE...] [--update]    --update writes the table of docs/cookbook/made_by.md
+
+The commands of expected.json run beside a copy of the case's data. The test compares the tensors of the
+result (name, dtype, shape, bytes), the files beside them, and the words of the messages.
+docs/cookbook/made_by.md has a row for each case: the outermost path that works.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BUILD = Path(sys.argv[1]).resolve()
+FEWER = "FSDP_TEST_FEWER" in os.environ  # a slow build: the outermost paths
+UPDATE = "--update" in sys.argv[2:]
+ROOT = Path(__file__).resolve().parents[2]
+LAYOUTS = ROOT / "tests/golden/layouts"
+PAGE = ROOT / "docs/cookbook/made_by.md"
+SECONDS = 60
+FEW = 8
+
+# Commands (CASE: the words after fsdp-convert) whose result is wrong today. The test fails for one that is
+# right and still listed: take it off.
+NOT_YET = {
+    "accelerate_fsdp1: run out": "not recognised",
+    "accelerate_fsdp1: run/checkpoints out": "not recognised",
+    "accelerate_fsdp1: run/checkpoints/checkpoint_0 out": "not recognised",
+    "accelerate_fsdp2: run out": "not recognised",
+    "accelerate_fsdp2: run/checkpoints out": "not recognised",
+    "accelerate_fsdp2: run/checkpoints/checkpoint_0 out": "not recognised",
+    "accelerate_full: run out": "not recognised",
+    "accelerate_full: run/checkpoints out": "not recognised",
+    "accelerate_full: run/checkpoints/checkpoint_0 out": "not recognised",
+    "accelerate_rank_files: run out": "not recognised",
+    "accelerate_rank_files: run/checkpoints out": "not recognised",
+    "accelerate_rank_files: run/checkpoints/checkpoint_0 out":
+        "'run/checkpoints/checkpoint_0' stands for 2 sets of rank fil",
+    "deepspeed_zero2: run out": "the message has no 'DeepSpeed'",
+    "deepspeed_zero2: run/global_step1 out": "the message has no 'DeepSpeed'",
+    "deepspeed_zero3: run out": "the message has no 'DeepSpeed'",
+    "deepspeed_zero3: run/global_step1 out": "the message has no 'DeepSpeed'",
+    "diffusers_pipeline: pipeline out": "the message has no 'fsdp-convert pipeline/unet out'",
+    "diffusers_pipeline: pipeline/unet out": "the file has another name",
+    "diffusers_pipeline: pipeline/vqvae out": "the file has another name",
+    "flax_msgpack: model out": "the message has no 'from_flax'",
+    "flax_msgpack: model/flax_model.msgpack out": "the message has no 'Flax'",
+    "gguf: model-f16.gguf out": "the message has no 'from_pretrained'",
+    "gguf: Llama-tiny out": "the message has no 'GGUF'",
+    "hf_trainer: run out": "not recognised",
+    "hf_trainer: run/checkpoint-4 out": "files beside it are missing",
+    "hf_trainer: run/checkpoint-2 out": "files beside it are missing",
+    "hf_trainer: run/checkpoint-4/model.safetensors out": "files beside it are missing",
+    "hf_trainer_lora: run out": "not recognised",
+    "hf_trainer_lora: run/checkpoint-2 out": "the file has another name",
+    "hf_trainer_saved: run out": "files beside it are missing",
+    "hf_variants: model out": "a union of the files: doubled names",
+    "hf_variants: model --variant fp16 out": "no such option",
+    "hub_consolidated: model out": "files beside it are missing",
+    "hub_no_index: model out": "files beside it are missing",
+    "keras_file: model.keras out": "not recognised",
+    "lfs_pointers: model out": "the message has no 'git lfs pull'",
+    "lfs_pointers: model/model.safetensors out": "the message has no 'git lfs pull'",
+    "lfs_pointers: model/pytorch_model.bin out": "the message has no 'git lfs pull'",
+    "lightning_ckpt: lightning_logs out": "not recognised",
+    "lightning_ckpt: lightning_logs/version_0 out": "not recognised",
+    "lightning_ckpt: lightning_logs/version_0/checkpoints out": "not recognised",
+    "lightning_sharded: lightning_logs out": "not recognised",
+    "lightning_sharded: lightning_logs/version_0 out": "not recognised",
+    "lightning_sharded: lightning_logs/version_0/checkpoints out": "not recognised",
+    "llmc: gpt2_tiny.bin out": "the message has no 'llm.c'",
+    "llmc: state_00000010_00000.bin out": "the message has no 'llm.c'",
+    "megatron: run out": "the message has no 'Megatron'",
+    "megatron: run/iter_0000002 out": "the message has no 'Megatron'",
+    "meta_one: Llama-tiny out": "not recognised",
+    "meta_one: Llama-tiny/consolidated.00.pth out": "files beside it are missing",
+    "meta_two: Llama-tiny out": "the message has no 'convert_llama_weights_to_hf'",
+    "mlx_adapters: adapters out": "'adapters/0000100_adapters.safetensors' line 1 column 17: an",
+    "mlx_model: mlx_model out": "files beside it are missing",
+    "mlx_npz: mlx_model out": "not recognised",
+    "mlx_npz: mlx_model/weights.npz out": "files beside it are missing",
+    "nanochat: base_checkpoints out": "not recognised",
+    "nanochat: base_checkpoints/d4 out": "'base_checkpoints/d4' stands for 2 sets of rank files; give ",
+    "nanochat: base_checkpoints/d4/optim_000002_rank0.pt out": "status 0, not a refusal",
+    "nanogpt: out-shakespeare out": "not recognised",
+    "nanotron: checkpoints out": "not recognised",
+    "nanotron: checkpoints/20 out": "not recognised",
+    "nemo: results out": "the message has no 'NeMo'",
+    "nemo: results/checkpoints/model--step=2-epoch=0-last out": "the message has no 'NeMo'",
+    "nemo: results/checkpoints/model--step=2-epoch=0-last/weights out": "the message has no 'NeMo'",
+    "orbax: run out": "the message has no 'Orbax'",
+    "orbax: run/2 out": "the message has no 'Orbax'",
+    "orbax: run/2/default out": "the message has no 'Orbax'",
+    "peft_adapter: adapter out": "the file has another name",
+    "peft_adapter: adapter/adapter_model.safetensors out": "the file has another name",
+    "peft_beside_base: model out": "tensors that do not belong to it",
+    "pt2: model.pt2 out": "the message has no 'torch.export.load'",
+    "pytorch_ddp: checkpoints out": "not recognised",
+    "sentence_transformers_dense: model out": "files beside it are missing",
+    "skyrl: ckpts out": "the message has no 'fsdp-convert ckpts/global_step_2/policy out'",
+    "skyrl: ckpts/global_step_2 out": "the message has no 'fsdp-convert ckpts/global_step_2/policy out'",
+    "skyrl: ckpts/global_step_2/policy out": "'ckpts/global_step_2/policy' stands for 3 sets of rank files",
+    "timm_hub: model out": "files beside it are missing",
+    "timm_train: output/train out": "not recognised",
+    "timm_train: output/train/20261123-tiny out": "not recognised",
+    "timm_train: output/train/20261123-tiny/last.pth.tar --part ema out": "no such option",
+    "torchscript: model.pt out": "the message has no 'torch.jit.load'",
+    "torchtitan: outputs out": "not recognised",
+    "torchtitan: outputs/checkpoint out": "not recognised",
+    "torchtune: output out": "not recognised",
+    "torchtune: output/epoch_1 out": "files beside it are missing",
+    "torchtune: output/epoch_0 out": "files beside it are missing",
+    "transformers_bin: model out": "files beside it are missing",
+    "transformers_sharded: model out": "not recognised",
+    "transformers_sharded: model/sharded out": "files beside it are missing",
+    "verl: checkpoints/project/run out": "not recognised",
+    "verl: checkpoints/project/run/global_step_2 out": "not recognised",
+    "verl: checkpoints/project/run/global_step_2/actor out":
+        "'checkpoints/project/run/global_step_2/actor' stands for 3 s",
+    "verl: 'checkpoints/project/run/global_step_2/actor/model_world_size_{W}_rank_{r}.pt' out":
+        "files beside it are missing",
+}
+
+
+def header_of(path):
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return 8 + length, json.loads(file.read(length))
+
+
+def tensors_of(path):
+    """{name: what expected.json says of it} of a safetensors file."""
+    start, header = header_of(path)
+    header.pop("__metadata__", None)
+    data = path.read_bytes()
+    found = {}
+    for name, one in header.items():
+        first, last = (start + at for at in one["data_offsets"])
+        found[name] = {"dtype": one["dtype"], "shape": one["shape"],
+                       "sha256": hashlib.sha256(data[first:last]).hexdigest()}
+    return found
+
+
+def weights_of(folder, weights):
+    """The tensors that a loader finds: those of the index, or of the one file."""
+    index = folder / f"{weights}.index.json"
+    files = [weights]
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    found = {}
+    for name in files:
+        if not (folder / name).is_file():
+            lying = ", ".join(sorted(one.name for one in folder.glob("*"))) or "nothing"
+            return None, [f"no {folder.name}/{name}: {lying}"]
+        found |= tensors_of(folder / name)
+    return found, []
+
+
+def tensor_problems(where, found, expected):
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            yield f"{where}: no tensor {name!r}"
+        elif name not in expected:
+            yield f"{where}: {name!r} does not belong to it"
+        elif found[name] != expected[name]:
+            yield f"{where}: {name!r} is {found[name]}, not {expected[name]}"
+
+
+def same_file(left, right):
+    if left.suffix == ".json":
+        return json.loads(left.read_text()) == json.loads(right.read_text())
+    return left.read_bytes() == right.read_bytes()
+
+
+def result_problems(work, expected):
+    out = work / "out"
+    found, problems = weights_of(out, expected["weights"])
+    if found is not None:
+        problems += tensor_problems("out", found, expected["tensors"])
+    for part, tensors in expected.get("parts", {}).items():
+        held, lacking = weights_of(out / part, "model.safetensors")
+        problems += lacking if held is None else tensor_problems(part, held, tensors)
+    for name, source in expected["files"].items():
+        if not (out / name).is_file():
+            problems.append(f"no {name}")
+        elif not same_file(out / name, work / source):
+            problems.append(f"{name} is not the source's")
+    return problems
+
+
+def run(work, command):
+    words = shlex.split(command)
+    program = BUILD / "bin" / words[0]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
+    return subprocess.run([str(program), *words[1:]], cwd=work, env=environment, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, errors="backslashreplace", timeout=SECONDS,
+                          check=False)
+
+
+def problems_of(work, expected):
+    """What is wrong after one command; expected is the case's, with what its path says otherwise."""
+    ran = run(work, expected["command"])
+    told = ran.stdout + ran.stderr
+    words = expected.get("says", [])
+    left_out = expected.get("left_out", [])
+    if expected.get("exit") == "refused":
+        problems = [] if ran.returncode not in (0, 1) else [f"status {ran.returncode}, not a refusal"]
+        problems += ["out was written"] if (work / "out").exists() else []
+    else:
+        problems = [f"status {ran.returncode}"] if ran.returncode else result_problems(work, expected)
+        problems += [f"{part!r} is not named" for part in left_out if part.lower() not in told.lower()]
+    problems += [f"the message has no {word!r}" for word in words if word not in told]
+    return problems[:FEW] + [f"printed: {told.strip()[:FEW * 100]}"] if problems else []
+
+
+def key_of(name, one):
+    return f"{name}: {one['command'].partition(' ')[2]}"
+
+
+def case_problems(name):
+    """{command of the case: what is wrong}"""
+    case = json.loads((LAYOUTS / name / "expected.json").read_text())
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "work"
+        shutil.copytree(LAYOUTS / name / "data", work)
+        for one in case["paths"][:1 if FEWER else None]:
+            shutil.rmtree(work / "out", ignore_errors=True)
+            found[key_of(name, one)] = problems_of(work, {**case, **one})
+    return found
+
+
+def outermost(name, case):
+    """The first of the paths that works today; None where none does."""
+    works = (one for one in case["paths"] if key_of(name, one) not in NOT_YET and "tensors" not in one)
+    return next(works, None)
+
+
+def row_of(case, typed):
+    then = f"an error that names {typed['says'][0]}" if "exit" in typed else f"`out/{case['weights']}`"
+    return f"| {case['made_by']} | `{case['looks_like']}` | `{typed['command']}` | {then} |"
+
+
+def page_of(cases):
+    """The page with a row for each case that has a command that works."""
+    read = {name: json.loads((LAYOUTS / name / "expected.json").read_text()) for name in cases}
+    typed = {name: outermost(name, case) for name, case in read.items()}
+    rows = [row_of(read[name], one) for name, one in typed.items() if one]
+    head, mark, _ = PAGE.read_text().partition("|---|---|---|---|\n")
+    return head + mark + "\n".join(sorted(rows, key=str.lower)) + "\n"
+
+
+def main():
+    every = sorted(one.parent.name for one in LAYOUTS.glob("*/expected.json"))
+    chosen = [name for name in sys.argv[2:] if name != "--update"] or every
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = {command: lines for one in pool.map(case_problems, chosen) for command, lines in one.items()}
+    failed = 0
+    for command, lines in found.items():
+        if bool(lines) == (command in NOT_YET):
+            continue
+        failed += 1
+        print(f"--- {command}")
+        print("\n".join(lines) or "it does what it must: take it off NOT_YET")
+    gone = sorted(NOT_YET.keys() - found.keys()) if chosen == every and not FEWER else []
+    page = page_of(every)
+    if UPDATE:
+        PAGE.write_text(page)
+    stale = PAGE.read_text() != page
+    print("".join(f"NOT_YET names no command: {name}\n" for name in gone)
+          + f"{PAGE.name} is stale: --update writes it\n" * stale, end="")
+    print(f"{len(found)} commands of {len(chosen)} cases, {failed} wrong, {len(NOT_YET)} not yet")
+    return 1 if failed or gone or stale or not found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+/* Files that tools write: whole or not at all, and over nothing but files of their own kind. See cli.h. */
+#include "tools/cli/cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* --- what may be replaced ------------------------------------------------------------------------ */
+
+static bool is_of_kind(const char *path, const cli_output_kind *kind)
+{
+    char begin[CLI_OUTPUT_BEGIN];
+    FILE *file = fopen(path, "re");
+    size_t size = file ? fread(begin, 1, sizeof begin, file) : 0;
+    bool is_read = file && !ferror(file);
+    if (file)
+        fclose(file);
+    return is_read && kind->fits(begin, size);
+}
+
+fsdp_status cli_check_output(const char *path, const cli_output_kind *kind, const bool *overwrite,
+                             fsdp_error *err)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return errno == ENOENT ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot write '%s'", path);
+    if (S_ISDIR(info.st_mode))
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is a directory", path);
+    if (S_ISREG(info.st_mode) && !(overwrite && *overwrite) && !is_of_kind(path, kind))
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no %s%s", path, kind->name,
+                         overwrite ? "; --overwrite replaces it" : ", and is not replaced");
+    return FSDP_OK;
+}
+
+static bool is_picture(const char *begin, size_t size)
+{
+    const size_t wanted = sizeof CLI_PICTURE - 1;
+    return size >= wanted && memcmp(begin, CLI_PICTURE, wanted) == 0;
+}
+
+const cli_output_kind cli_picture = {"picture of these tools", is_picture};
+
+/* --- writing ------------------------------------------------------------------------------------- */
+
+static fsdp_status write_part(int fd, const char *output, const cli_part *part, fsdp_error *err)
+{
+    const char *at = part->data;
+    for (size_t left = part->size; left > 0;) {
+        ssize_t n = write(fd, at, left);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return fsdp_fail_errno(err, errno, "cannot write '%s'", output);
+        at += n;
+        left -= (size_t)n;
+    }
+    return FSDP_OK;
+}
+
+/* Closes the file; messages name the output. */
+static fsdp_status write_parts(int fd, const char *output, const cli_part *parts, size_t count,
+                               fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = write_part(fd, output, &parts[i], err);
+    if (close(fd) != 0 && st == FSDP_OK)
+        st = fsdp_fail_errno(err, errno, "cannot write '%s'", output);
+    return st;
+}
+
+/* A new file beside the target, whatever lies there: nothing is followed or emptied. */
+static fsdp_status create_beside(const char *target, const char *output, char beside[PATH_MAX],
+                                 int *fd_out, fsdp_error *err)
+{
+    enum { ATTEMPTS = 100 };
+    *fd_out = -1;
+    errno = EEXIST;
+    for (int i = 0; i < ATTEMPTS && *fd_out < 0 && errno == EEXIST; i++) {
+        if (snprintf(beside, PATH_MAX, "%s.tmp-%ld.%d", target, (long)getpid(), i) >= PATH_MAX)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", output);
+        *fd_out = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    }
+    return *fd_out >= 0 ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot write '%s'", output);
+}
+
+static fsdp_status write_as_it_is(const char *path, const cli_part *parts, size_t count,
+                                  fsdp_error *err)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return fsdp_fail_errno(err, errno, "cannot write '%s'", path);
+    return write_parts(fd, path, parts, count, err);
+}
+
+fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t count, fsdp_error *err)
+{
+    struct stat info;
+    char target[PATH_MAX], beside[PATH_MAX];
+    int fd;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return write_as_it_is(path, parts, count, err);
+    if (!realpath(path, target)) /* a link's target is replaced, not the link */
+        snprintf(target, sizeof target, "%s", path);
+    FSDP_TRY(create_beside(target, path, beside, &fd, err));
+    fsdp_status st = write_parts(fd, path, parts, count, err);
+    if (st == FSDP_OK && rename(beside, target) != 0)
+        st = fsdp_fail_errno(err, errno, "cannot write '%s'", path);
+    if (st != FSDP_OK)
+        unlink(beside);
+    return st;
+}
+
+fsdp_status cli_write_picture(const char *path, const fsdp_text *text, fsdp_error *err)
+{
+    if (text->failed)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    return cli_write_output(path, &(cli_part){text->data, text->size}, 1, err);
+}
