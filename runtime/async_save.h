@@ -37,7 +37,7 @@ typedef struct fsdp_async_opts {
                                 * FSDP_ERR_USAGE otherwise, and is not written: somebody trains or saves
                                 * another copy of the model. The report's is_stale tells it in both cases.
                                 * Saves without step are not compared */
-    bool keep_priority;        /* otherwise the threads of saves are nicer (10) than the program's */
+    bool keep_priority;        /* otherwise the threads of saves are nicer (19) than the program's */
 } fsdp_async_opts;
 
 /* Of the last save that was started. */

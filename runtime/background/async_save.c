@@ -27,7 +27,7 @@
 #include "statedict/save/save_call.h"
 #include "statedict/sd/meter.h"
 
-enum { NICER = 10 };
+enum { NICER = 19 };
 
 /* A save: the copy, and the caller's options in memory of the job. */
 typedef struct async_job {
