@@ -47,6 +47,10 @@ extern const char *const fsdp_framework_steps[];
 /* Names of files that hold no model. */
 extern const char fsdp_framework_no_model[];
 
+/* Folders of a checkpoint that may hold the configuration of its model ("huggingface", "."), and the names of
+ * which one must be there, both up to NULL. */
+extern const char *const fsdp_framework_configs[], *const fsdp_framework_config_names[];
+
 /* What the resolver tells people on the way. */
 typedef void (*fsdp_framework_note)(void *context, const char *text);
 
@@ -57,6 +61,10 @@ typedef void (*fsdp_framework_note)(void *context, const char *text);
  */
 fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note, void *context,
                                 char **path_out, fsdp_error *err);
+
+/* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern of
+ * rank files): *dir_out, which the caller frees; NULL: none. */
+fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err);
 
 /* True when the name matches a pattern of the list; *number_out: what '#' stood for, or -1. */
 bool fsdp_framework_matches(const char *list, const char *name, int64_t *number_out);

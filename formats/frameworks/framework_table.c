@@ -69,7 +69,7 @@ const fsdp_framework_file fsdp_framework_files[] = {
      "GGUF is quantized for inference: load it in transformers with from_pretrained(DIR, "
      "gguf_file=NAME)"},
     {"llm.c", "\xc6\xd7\x34\x01", 4, ".bin", "llm.c reads it; fsdp-train imports its models"},
-    {"llm.c", "\xc7\xd7\x34\x01", 4, ".bin", "llm.c reads it: a state of its optimizer"},
+    {"llm.c", "\x8f\xd8\x34\x01", 4, ".bin", "llm.c reads it: a state of its optimizer"},
     {"torch.export", "PK\3\4", 4, ".pt2",
      "it is a program: load it with torch.export.load and save its state_dict"},
     {"Flax", "", 0, ".msgpack",
@@ -85,3 +85,7 @@ const char *const fsdp_framework_steps[] = {
 const char fsdp_framework_no_model[] =
     "optim*|scheduler*|rng*|random_states*|training_args*|trainer_state*|extra_state*|data.pt|"
     "scaler*|dataloader*|sampler*|recipe_state*|lr_sched*|meta.pt|common.pt";
+
+const char *const fsdp_framework_configs[] = {"huggingface", "hf_model", ".", NULL};
+const char *const fsdp_framework_config_names[] = {"config.json", "adapter_config.json",
+                                                   "params.json", NULL};

@@ -248,6 +248,13 @@ static fsdp_status find_only(const seen_folder *folder, const char **name_out, f
                             is_promising(folder, name, 2))
                 names[count++] = name;
         }
+    for (size_t i = 1; i < count; i++) /* what is most likely meant stands first */
+        if (fsdp_framework_matches("actor|policy|model|unet|transformer", names[i], NULL)) {
+            const char *first = names[0];
+            names[0] = names[i];
+            names[i] = first;
+            break;
+        }
     if (count > 1)
         return fail_several(folder, names, count, err);
     *name_out = count == 1 ? names[0] : NULL;
@@ -256,23 +263,39 @@ static fsdp_status find_only(const seen_folder *folder, const char **name_out, f
 
 /* --- the way ------------------------------------------------------------------------------------- */
 
+/* "; optimizer left out: A, B", or "; left out: C" */
+static void add_others(const seen_folder *folder, const char *others, bool is_optim,
+                       fsdp_text *text)
+{
+    size_t shown = 0;
+    for (size_t i = 0; i < folder->names.count; i++) {
+        const char *name = folder->names.items[i];
+        if (!fsdp_framework_matches(others, name, NULL) ||
+            fsdp_framework_matches("optim*", name, NULL) != is_optim)
+            continue;
+        if (shown++ < NAMES_SHOWN)
+            fsdp_text_addf(text, "%s%s",
+                           shown > 1  ? ", "
+                           : is_optim ? "; optimizer left out: "
+                                      : "; left out: ",
+                           name);
+    }
+    if (shown > NAMES_SHOWN)
+        fsdp_text_addf(text, " and %zu more", shown - NAMES_SHOWN);
+}
+
 static void tell(const seen_folder *folder, const char *member, const fsdp_framework_row *row)
 {
     fsdp_text text = {0};
-    size_t shown = 0;
     if (!folder->note)
         return;
     fsdp_text_addf(&text, "'%s'%s%s%s is read as '%s'", folder->path, row ? " (" : "",
                    row ? row->made_by : "", row ? ")" : "", member);
-    for (size_t i = 0; row && row->others && i < folder->names.count; i++) {
-        if (!fsdp_framework_matches(row->others, folder->names.items[i], NULL))
-            continue;
-        if (shown++ < NAMES_SHOWN)
-            fsdp_text_addf(&text, "%s%s",
-                           shown > 1 ? ", " : "; left out beside it: ", folder->names.items[i]);
+    const char *others = row ? row->others : fsdp_framework_no_model;
+    if (others) {
+        add_others(folder, others, true, &text);
+        add_others(folder, others, false, &text);
     }
-    if (shown > NAMES_SHOWN)
-        fsdp_text_addf(&text, " and %zu more", shown - NAMES_SHOWN);
     if (!text.failed)
         folder->note(folder->context, text.data);
     fsdp_text_release(&text);
@@ -415,4 +438,41 @@ fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework
     }
     fsdp_free(at);
     return st;
+}
+
+/* --- configurations ------------------------------------------------------------------------------ */
+
+static bool holds_config(fsdp_io *io, const char *dir)
+{
+    bool is_there = false;
+    for (size_t i = 0; fsdp_framework_config_names[i] && !is_there; i++) {
+        char *path = fsdp_path_join(dir, fsdp_framework_config_names[i]);
+        is_there = path && fsdp_io_exists(io, path);
+        fsdp_free(path);
+    }
+    return is_there;
+}
+
+fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err)
+{
+    fsdp_file_info info;
+    bool is_directory = io->ops->info(io, path, &info) == 0 && info.kind == FSDP_FILE_DIRECTORY;
+    const char *slash = strrchr(path, '/');
+    char *base = is_directory ? fsdp_strndup(path, strlen(path))
+                 : slash      ? fsdp_strndup(path, (size_t)(slash - path))
+                              : fsdp_strndup(".", 1);
+    *dir_out = NULL;
+    if (!base)
+        return fsdp_fail_memory(err, "a path");
+    for (size_t i = 0; fsdp_framework_configs[i] && !*dir_out; i++) {
+        bool is_here = strcmp(fsdp_framework_configs[i], ".") == 0;
+        char *dir = is_here ? fsdp_strndup(base, strlen(base))
+                            : fsdp_path_join(base, fsdp_framework_configs[i]);
+        if (dir && holds_config(io, dir))
+            *dir_out = dir;
+        else
+            fsdp_free(dir);
+    }
+    fsdp_free(base);
+    return FSDP_OK;
 }
