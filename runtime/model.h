@@ -58,6 +58,7 @@ typedef struct fsdp_param_info {
     const char *name;
     fsdp_dtype dtype;                  /* of shards, optimizer state and state dicts */
     fsdp_dtype data_dtype;             /* gathered */
+    fsdp_dtype grad_dtype;             /* of fsdp_param_grad; FSDP_DTYPE_NONE before its unit was made */
     int ndim;
     const int64_t *shape;              /* global */
     bool is_buffer;

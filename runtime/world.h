@@ -56,8 +56,9 @@ FSDP_API struct fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *m
 FSDP_API void fsdp_world_mark(fsdp_world *world, const char *event);
 
 /* Collective, over the control plane: for losses, counts, flags. Each of the values becomes its sum over the
- * ranks, its largest one (NaN wins), or the mean of the only one; `count` is equal on all ranks, else
- * FSDP_ERR_PEER names two of them. Summed in rank order, so that all ranks get the same bits in every run. */
+ * ranks, its largest one (NaN wins), or the mean of the only one; call and `count` are equal on all ranks,
+ * else FSDP_ERR_USAGE names two of them. Summed in rank order, so that all ranks get the same bits in every
+ * run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_world_sum(fsdp_world *world, double *values, size_t count,
                                                  fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_world_max(fsdp_world *world, double *values, size_t count,

@@ -3,8 +3,9 @@
  * through files, and the communicator of the training is not used.
  *
  * Every call has a deadline. A rank that does not answer is named in the error of all the others. All ranks
- * make the calls marked collective in the same order; a difference is FSDP_ERR_PEER and names both calls.
- * After such a failure the control plane is unusable: every later call returns that first error at once.
+ * make the calls marked collective in the same order; a difference is FSDP_ERR_USAGE on all of them and names
+ * both calls. After a lost rank, and after a difference in the kind or size of calls, the control plane is
+ * unusable: every later call returns that first error at once.
  *
  * One fsdp_ctl belongs to one rank and is used by one thread at a time. Here are the groups of one rank and
  * of threads; fsdp_world_ctl (<fsdp/world.h>) has that of a launched job, <fsdp/ctl_mpi.h> that of an MPI

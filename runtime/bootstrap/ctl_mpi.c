@@ -90,7 +90,11 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
     fsdp_mpi_unlock();
     if (code != MPI_SUCCESS)
         return fsdp_mpi_fail(err, code, "MPI_Isend");
-    fsdp_status status = wait_for_request(&request, until_ms, err);
+    fsdp_status status;
+    do
+        status = wait_for_request(&request, until_ms, err);
+    while (status == FSDP_ERR_PEER && err->text[0] == '\0' &&
+           fsdp_ctl_keep_sending(ctl, to, &until_ms));
     if (status != FSDP_OK)
         defer_free(&link->outgoing, request);
     return status;

@@ -75,7 +75,8 @@ static void forget(tcp_message *message)
 }
 
 /* Sends the rest of the outgoing message. FSDP_ERR_PEER with an empty text: the time is over. */
-static fsdp_status push(tcp_link *link, int to, int64_t until_ms, fsdp_error *err)
+static fsdp_status push(const fsdp_ctl *ctl, tcp_link *link, int to, int64_t until_ms,
+                        fsdp_error *err)
 {
     tcp_message *message = &link->outgoing;
     while (message->at < message->end) {
@@ -85,7 +86,8 @@ static fsdp_status push(tcp_link *link, int to, int64_t until_ms, fsdp_error *er
             link->is_deaf = true;
             return fail_left(to, n, err);
         }
-        if (n == 0 && !fsdp_socket_wait(link->fd, POLLOUT, until_ms))
+        if (n == 0 && !fsdp_socket_wait(link->fd, POLLOUT, until_ms) &&
+            !fsdp_ctl_keep_sending(ctl, to, &until_ms))
             return fsdp_ctl_fail_late(err);
         message->at += (size_t)n;
     }
@@ -103,18 +105,6 @@ static fsdp_status fill(tcp_message *message, const void *data, size_t size, fsd
     message->at = 0;
     message->end = HEAD + size;
     return FSDP_OK;
-}
-
-/* A message of which no byte was sent in time is dropped: the caller reports its failure. */
-static fsdp_status send_on(tcp_link *link, int to, const void *data, size_t size, int64_t until_ms,
-                           fsdp_error *err)
-{
-    FSDP_TRY(push(link, to, until_ms, err));
-    FSDP_TRY(fill(&link->outgoing, data, size, err));
-    fsdp_status status = push(link, to, until_ms, err);
-    if (status != FSDP_OK && link->outgoing.at == 0)
-        forget(&link->outgoing);
-    return status;
 }
 
 /* Bytes of the message that have not arrived yet. */
@@ -213,6 +203,7 @@ static void receive_callers(tcp_end *end)
 
 /* --- the back end ----------------------------------------------------------------------------- */
 
+/* A message of which no byte was sent in time is dropped: the caller reports its failure. */
 static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t size,
                                 int64_t until_ms, fsdp_error *err)
 {
@@ -222,7 +213,12 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
         return fail_left(to, 0, err);
     if (link->fd < 0)
         FSDP_TRY(call_rank(end, to, until_ms, err));
-    return send_on(link, to, data, size, until_ms, err);
+    FSDP_TRY(push(ctl, link, to, until_ms, err));
+    FSDP_TRY(fill(&link->outgoing, data, size, err));
+    fsdp_status status = push(ctl, link, to, until_ms, err);
+    if (status != FSDP_OK && link->outgoing.at == 0)
+        forget(&link->outgoing);
+    return status;
 }
 
 /* Returns when the link has bytes or, before it is connected, when the peer connects. */
@@ -266,7 +262,7 @@ static void close_link(tcp_link *link)
     char rest[4096];
     fsdp_error ignored = {0};
     if (link->fd >= 0)
-        (void)push(link, 0, 0, &ignored);
+        (void)push(NULL, link, 0, 0, &ignored);
     for (int i = 0; link->fd >= 0 && i < LAST_READS; i++)
         if (fsdp_socket_read(link->fd, rest, sizeof rest) <= 0)
             break;

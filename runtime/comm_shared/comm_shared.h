@@ -56,7 +56,6 @@ typedef struct shared_slot {
     _Atomic uint32_t ctl_waits_for;    /* in a call of the control plane: 1 + rank */
     _Atomic uint64_t ctl_call[FSDP_SHARED_CALL];       /* its name, as words: "fsdp_root_save", or "" */
     _Atomic int64_t busy_until_ms;     /* 0: never was */
-    char reason[FSDP_ERROR_TEXT];      /* of its exit code; written before it leaves a group */
     _Atomic int64_t looked_ms;         /* last update of waits_for */
     _Atomic uint32_t waits_in;         /* kind of the collective of that barrier */
     /* Written before the member reaches a barrier. */
@@ -109,6 +108,8 @@ struct shared_transport {
 /* --- shared_barrier.c ------------------------------------------------------------------------- */
 
 size_t fsdp_shared_block_size(int members);
+/* The block of the world, which has a text per rank behind that of a group: the reason of its exit code. */
+size_t fsdp_shared_world_size(int ranks);
 int64_t *fsdp_shared_counts(shared_group *group, int member); /* counts; out_counts follow */
 
 /* The two halves of a barrier. Await fails when a member failed, left or died, or gives no heartbeat within

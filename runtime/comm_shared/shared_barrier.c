@@ -45,6 +45,18 @@ size_t fsdp_shared_block_size(int members)
     return sizeof(shared_block) + n * sizeof(shared_slot) + n * 2 * n * sizeof(int64_t);
 }
 
+size_t fsdp_shared_world_size(int ranks)
+{
+    return fsdp_shared_block_size(ranks) + (size_t)ranks * FSDP_ERROR_TEXT;
+}
+
+/* Written once, before the rank leaves its first group. */
+static char *reason_of(shared_transport *transport, int rank)
+{
+    char *reasons = (char *)transport->world.block + fsdp_shared_block_size(transport->base.size);
+    return reasons + (size_t)rank * FSDP_ERROR_TEXT;
+}
+
 int64_t *fsdp_shared_counts(shared_group *group, int member)
 {
     size_t n = (size_t)group->size;
@@ -169,8 +181,7 @@ static fsdp_status check_left(shared_group *group, int member, fsdp_error *err)
     char what[FSDP_LEFT_TEXT], reason[FSDP_ERROR_TEXT];
     const int rank = group->ranks[member];
     fsdp_comm_describe_left((int)(has_left - 1), what);
-    snprintf(reason, sizeof reason, "%.*s", FSDP_ERROR_TEXT - 1,
-             group->transport->world.block->slots[rank].reason);
+    snprintf(reason, sizeof reason, "%.*s", FSDP_ERROR_TEXT - 1, reason_of(group->transport, rank));
     const fsdp_comm_loss loss = {.rank = rank, .what = what, .reason = reason[0] ? reason : NULL};
     return fail_missing(group, &loss, err);
 }
@@ -334,19 +345,12 @@ void fsdp_shared_wait_for_readers(shared_group *group)
     }
 }
 
-/* Once: ranks may read it after this rank has left the first group. */
-static void publish_reason(shared_group *world, const char *reason)
-{
-    char *mine = local_slot(world)->reason;
-    if (mine[0] == '\0')
-        snprintf(mine, FSDP_ERROR_TEXT, "%s", reason);
-}
-
 void fsdp_shared_leave(shared_group *group)
 {
     const fsdp_transport *base = &group->transport->base;
-    if (base->exit_reason)
-        publish_reason(&group->transport->world, base->exit_reason);
+    char *reason = reason_of(group->transport, base->rank);
+    if (base->exit_reason && reason[0] == '\0')
+        snprintf(reason, FSDP_ERROR_TEXT, "%s", base->exit_reason);
     atomic_store(&local_slot(group)->has_left, 1 + (uint32_t)base->exit_code);
     wake_all(group->block);
 }

@@ -121,7 +121,7 @@ static fsdp_status prepare(shm_transport *mine, fsdp_error *err)
     mine->shared.bases[rank] = (uintptr_t)mine->local.data;
     if (rank != 0)
         return FSDP_OK;
-    size_t block_size = fsdp_shared_block_size(size);
+    size_t block_size = fsdp_shared_world_size(size);
     void *block = fsdp_shm_pool_take(mine->pool, block_size);
     return block ? FSDP_OK : fsdp_fail_memory(err, "the block of a world");
 }

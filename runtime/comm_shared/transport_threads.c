@@ -117,12 +117,12 @@ static fsdp_status create_hub(int size, int deadline_ms, thread_hub **hub_out, f
     hub->size = size;
     hub->deadline_ms = deadline_ms;
     atomic_store(&hub->references, 1);
-    hub->block = hub_alloc(hub, fsdp_shared_block_size(size));
+    hub->block = hub_alloc(hub, fsdp_shared_world_size(size));
     if (!hub->block) {
         release_hub(hub);
         return fsdp_fail_memory(err, "the hub of a world of threads");
     }
-    memset(hub->block, 0, fsdp_shared_block_size(size));
+    memset(hub->block, 0, fsdp_shared_world_size(size));
     *hub_out = hub;
     return FSDP_OK;
 }

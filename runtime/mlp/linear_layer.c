@@ -75,15 +75,28 @@ typedef struct param_grad {
 static fsdp_status begin_grad(fsdp_param *param, float *room, bool adds, param_grad *grad_out,
                               fsdp_error *err)
 {
+    const fsdp_param_info info = fsdp_param_describe(param);
+    const bool is_f32 = info.grad_dtype == FSDP_F32;
     void *to = adds ? fsdp_param_grad(param) : fsdp_param_grad_raw(param);
-    *grad_out = (param_grad){param, to, room && is_cast(param) ? room : to};
-    return to ? FSDP_OK : fsdp_param_error(param, err);
+    if (!to)
+        return fsdp_param_error(param, err);
+    if (!is_f32 && adds)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has a gradient of %s: a layer can add to one of f32 only, which "
+                         "fsdp_param_set_grad_dtype gives",
+                         info.name, fsdp_dtype_name(info.grad_dtype));
+    if (!is_f32 && !room)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has a gradient of %s: there is no room to compute it in f32",
+                         info.name, fsdp_dtype_name(info.grad_dtype));
+    *grad_out = (param_grad){param, to, is_f32 ? to : room};
+    return FSDP_OK;
 }
 
 static void finish_grad(const param_grad *grad)
 {
     if (grad->data != grad->to)
-        fsdp_cast(grad->to, fsdp_param_describe(grad->param).data_dtype, grad->data, FSDP_F32,
+        fsdp_cast(grad->to, fsdp_param_describe(grad->param).grad_dtype, grad->data, FSDP_F32,
                   (size_t)count_of(grad->param));
 }
 

@@ -39,7 +39,8 @@ typedef struct fsdp_linear_grad {
     const float *x, *dy;
     float *dx;                 /* NULL: none */
     bool adds_dx;              /* to dx, else over it */
-    bool adds;                 /* to the gradients that earlier calls of this backward gave; they are f32 */
+    bool adds;                 /* to the gradients that earlier calls of this backward gave; FSDP_ERR_USAGE
+                                * unless they are f32 */
     int64_t rows;
 } fsdp_linear_grad;
 /* Gives the gradients of the weight, the bias and the input. */

@@ -212,6 +212,7 @@ fsdp_param_info fsdp_param_describe(const fsdp_param *param)
     return (fsdp_param_info){.name = param->name,
                              .dtype = param->dtype,
                              .data_dtype = is_summoned ? param->dtype : param->data_dtype,
+                             .grad_dtype = param->grad_dtype,
                              .ndim = param->ndim,
                              .shape = param->shape,
                              .is_buffer = param->is_buffer,

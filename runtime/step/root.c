@@ -162,7 +162,7 @@ static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error
     FSDP_TRY(fsdp_ctl_agree(ctl, allocate(root, err), err));
     fsdp_status status = fsdp_root_check_structure(root, err);
     if (status == FSDP_ERR_PEER) /* it compares in a collective, which names no public call */
-        fsdp_error_prefix(err, "fsdp_root_create");
+        fsdp_error_prefix(err, "%s", ctl->public_call);
     return status;
 }
 
@@ -178,6 +178,26 @@ static void give_up(fsdp_root *root)
     fsdp_unit_free(unit);
 }
 
+static fsdp_status create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_root **root_out,
+                          fsdp_error *err)
+{
+    fsdp_root *root = fsdp_alloc(1, sizeof *root);
+    if (!root) /* the other ranks wait in the first agreement */
+        return fsdp_ctl_agree(fsdp_world_ctl(model->world), fsdp_fail_memory(err, "a root"), err);
+    root->model = root->declared = fsdp_model_hold(model);
+    root->world = model->world;
+    root->is_last_backward = true;
+    root->handle.root = root;
+    fsdp_status status = build(root, opts, err);
+    model->root = root;
+    if (status != FSDP_OK) {
+        give_up(root);
+        return status;
+    }
+    *root_out = root;
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_root **root_out,
                              fsdp_error *err)
 {
@@ -186,24 +206,11 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the model has a root already, which ends with "
                          "fsdp_root_free of it and of all that was made of it");
-    fsdp_root *root = fsdp_alloc(1, sizeof *root);
-    if (!root) /* the other ranks wait in the first agreement */
-        return fsdp_ctl_agree(fsdp_world_ctl(model->world), fsdp_fail_memory(err, "a root"), err);
-    root->model = root->declared = fsdp_model_hold(model);
-    root->world = model->world;
-    root->is_last_backward = true;
-    root->handle.root = root;
-    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    fsdp_ctl *ctl = fsdp_world_ctl(model->world);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_create");
-    fsdp_status status = build(root, opts, err);
+    fsdp_status status = create(model, opts, root_out, err);
     fsdp_ctl_end_public(ctl, outer);
-    model->root = root;
-    if (status != FSDP_OK) {
-        give_up(root);
-        return status;
-    }
-    *root_out = root;
-    return FSDP_OK;
+    return status;
 }
 
 /* --- freeing ---------------------------------------------------------------------------------- */

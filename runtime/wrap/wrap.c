@@ -322,26 +322,33 @@ static fsdp_status build(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_error
     return FSDP_OK;
 }
 
-fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *given, fsdp_wrap **wrap_out,
-                             fsdp_error *err)
+static fsdp_status create(fsdp_model *model, const fsdp_wrap_opts *opts, fsdp_wrap **wrap_out,
+                          fsdp_error *err)
 {
-    FSDP_NEED(err, model, wrap_out);
-    const fsdp_wrap_opts opts = given ? *given : (fsdp_wrap_opts){0};
     fsdp_wrap *wrap = fsdp_alloc(1, sizeof *wrap);
     if (!wrap) /* the other ranks wait for this rank's status */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world),
                               fsdp_fail_memory(err, "a wrapped model"), err);
     wrap->model = fsdp_model_hold(model);
-    wrap->use_orig_params = opts.use_orig_params;
-    wrap->buffer_dtype = opts.buffer_dtype;
-    fsdp_ctl *ctl = fsdp_world_ctl(model->world);
-    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_wrap_create");
-    fsdp_status status = build(wrap, &opts, err);
-    fsdp_ctl_end_public(ctl, outer);
+    wrap->use_orig_params = opts->use_orig_params;
+    wrap->buffer_dtype = opts->buffer_dtype;
+    fsdp_status status = build(wrap, opts, err);
     if (status == FSDP_OK)
         *wrap_out = wrap;
     else
         fsdp_wrap_free(wrap);
+    return status;
+}
+
+fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *given, fsdp_wrap **wrap_out,
+                             fsdp_error *err)
+{
+    FSDP_NEED(err, model, wrap_out);
+    const fsdp_wrap_opts opts = given ? *given : (fsdp_wrap_opts){0};
+    fsdp_ctl *ctl = fsdp_world_ctl(model->world);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_wrap_create");
+    fsdp_status status = create(model, &opts, wrap_out, err);
+    fsdp_ctl_end_public(ctl, outer);
     return status;
 }
 

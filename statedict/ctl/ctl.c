@@ -11,7 +11,8 @@
  * still waits.
  *
  * There are two kinds of failure. A failed outcome that the ranks agree on leaves the control plane
- * usable. A rank that is silent, gone or in another call breaks it: the rank that detects this
+ * usable, and so do different public calls whose messages are alike. A rank that is silent, gone or
+ * in another call breaks it: the rank that detects this
  * sends a leave message to rank 0, and rank 0 to all, so that all ranks fail soon and with the same
  * text.
  */
@@ -118,6 +119,9 @@ static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, const fram
     FSDP_TRY(fsdp_ctl_take_rest(ctl, call, peer, head, &theirs, err));
     if (head->kind != FRAME_CALL || !fsdp_ctl_is_same_call(head, &call->head))
         return fsdp_ctl_fail_mismatch(ctl, &call->head, peer, head, err);
+    /* their messages are alike, so that the ranks can agree on this failure */
+    if (theirs.status == FSDP_OK && !fsdp_ctl_is_same_public(head, &call->head))
+        (void)fsdp_ctl_fail_mismatch(ctl, &call->head, peer, head, &theirs);
     if (theirs.status != FSDP_OK &&
         (call->outcome.status == FSDP_OK || peer < call->outcome.rank)) {
         call->outcome = theirs;
@@ -136,6 +140,7 @@ static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t un
     while (!waited->here) {
         frame head = {0};
         fsdp_error failed = {0};
+        ctl->unexpected_size = 0;
         if (ctl->ops->recv(ctl, peer, &head, sizeof head, until_ms, &failed) != FSDP_OK) {
             if (failed.text[0] == '\0' && failed.status == FSDP_ERR_PEER)
                 return FSDP_OK;
@@ -304,9 +309,11 @@ static ctl_call begin_call(const fsdp_ctl *ctl, call_kind kind, size_t size)
 static fsdp_status leave_with_outcome(const fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     fsdp_error *outcome = &call->outcome;
+    char begin[32];
     if (outcome->status == FSDP_OK)
         return FSDP_OK;
-    if (outcome->rank != ctl->rank)
+    snprintf(begin, sizeof begin, "rank %d is in ", outcome->rank);
+    if (outcome->rank != ctl->rank && strncmp(outcome->text, begin, strlen(begin)) != 0)
         fsdp_error_prefix(outcome, "rank %d", outcome->rank);
     if (err)
         *err = *outcome;

@@ -28,7 +28,8 @@ typedef struct fsdp_ctl_ops {
      * keep their order and their bounds. data is the caller's again when the call returns, also
      * after a failure. until_ms is on CLOCK_MONOTONIC; past it the call still does what needs no
      * waiting, else it fails with FSDP_ERR_PEER and an empty text (ctl.c names the rank and the
-     * operation). recv passes the received message to fsdp_ctl_hand_over, which checks its size.
+     * operation). send first asks fsdp_ctl_keep_sending; recv passes the received message to
+     * fsdp_ctl_hand_over, which checks its size.
      */
     fsdp_status (*send)(fsdp_ctl *ctl, int to, const void *data, size_t size, int64_t until_ms,
                         fsdp_error *err);
@@ -81,7 +82,7 @@ struct fsdp_ctl {
     void *waiting_user;
     fsdp_ctl_observer observer;
     size_t unexpected_size;         /* of the last message, when recv waited for another size; 0: none */
-    unsigned char unexpected[FSDP_CTL_FRAME];       /* its bytes, when they are as many as those of a frame */
+    unsigned char unexpected[FSDP_CTL_FRAME];       /* the first of its bytes */
 };
 
 /* n connected ranks for n threads of this process; each is freed by fsdp_ctl_free. */
@@ -154,6 +155,10 @@ void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *context), void *c
  * plane.
  */
 void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why);
+
+/* For back ends, when the time of a send is over: true when it goes on until the new *until_ms, because the
+ * receiver is busy (fsdp_world_begin_busy). ctl may be NULL when *until_ms is 0. */
+FSDP_API bool fsdp_ctl_keep_sending(const fsdp_ctl *ctl, int to, int64_t *until_ms);
 
 /* For back ends: the result of send and recv when their time is over. */
 static inline fsdp_status fsdp_ctl_fail_late(fsdp_error *err)

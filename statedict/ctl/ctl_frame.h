@@ -4,7 +4,8 @@
 
 #include "statedict/ctl/ctl_backend.h"
 
-enum { FRAME_MAGIC = 0x66734332 };
+/* "fsC3": another last digit when frames change, so that two versions refuse each other. */
+enum { FRAME_MAGIC = 0x66734333, FRAME_VERSION = 0xff };
 
 typedef enum frame_kind {
     FRAME_CALL = 1, /* to rank 0: my call, and the outcome of my own work */

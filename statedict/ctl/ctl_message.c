@@ -18,7 +18,7 @@ fsdp_status fsdp_ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int p
     fsdp_ctl_call_describe(mine, my_call, sizeof my_call);
     fsdp_ctl_call_describe(theirs, their_call, sizeof their_call);
     err->rank = peer;
-    return fsdp_fail(err, FSDP_ERR_PEER,
+    return fsdp_fail(err, FSDP_ERR_USAGE,
                      "rank %d is in %s while rank %d is in %s: all ranks must make the same calls "
                      "in the same order",
                      peer, their_call, ctl->rank, my_call);
@@ -35,9 +35,29 @@ static void locate(const fsdp_ctl *ctl, int peer, char *out, size_t out_size)
     snprintf(out, out_size, place[0] ? " (%s)" : "%s", place);
 }
 
+static fsdp_status fail_version(const ctl_call *call, int peer, fsdp_error *err)
+{
+    char name[FSDP_CTL_CALL];
+    fsdp_ctl_call_public(&call->head, name);
+    err->rank = peer;
+    return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)", peer,
+                     name);
+}
+
+/* True when the last message was one of an unexpected size, and a frame of another version. */
+static bool is_foreign_frame(const fsdp_ctl *ctl)
+{
+    uint32_t magic;
+    memcpy(&magic, ctl->unexpected, sizeof magic);
+    const uint32_t difference = magic ^ FRAME_MAGIC;
+    return ctl->unexpected_size >= sizeof magic && difference != 0 && difference <= FRAME_VERSION;
+}
+
 fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
     char name[FSDP_CTL_CALL], place[96];
+    if (is_foreign_frame(ctl))
+        return fail_version(call, peer, err);
     fsdp_ctl_call_public(&call->head, name);
     locate(ctl, peer, place, sizeof place);
     err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
@@ -70,11 +90,15 @@ static bool is_unexpected_leave(const fsdp_ctl *ctl, frame *head_out)
     return is_leave(head_out);
 }
 
+/* Different calls are the error of every rank; a rank that left for another reason is lost. */
 static void note_leave(ctl_call *call, const frame *head, const char *text, fsdp_error *err)
 {
+    bool is_mismatch = head->call != 0 && head->status == FSDP_ERR_USAGE;
     call->timed_out = false;
     call->peer_left = true;
-    *err = (fsdp_error){.status = FSDP_ERR_PEER, .rank = head->rank, .errnum = head->errnum};
+    *err = (fsdp_error){.status = is_mismatch ? FSDP_ERR_USAGE : FSDP_ERR_PEER,
+                        .rank = head->rank,
+                        .errnum = head->errnum};
     memcpy(err->text, text, sizeof err->text - 1);
 }
 
@@ -115,7 +139,7 @@ static fsdp_status take_leave_reason(fsdp_ctl *ctl, ctl_call *call, int from, co
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d gave up without a reason", from);
     }
     note_leave(call, head, text, err);
-    return FSDP_ERR_PEER;
+    return err->status;
 }
 
 /* --- frames ----------------------------------------------------------------------------------- */
@@ -150,6 +174,14 @@ int64_t fsdp_ctl_busy_until(const fsdp_ctl *ctl, int peer, int64_t until_ms)
     if (busy_ms == 0 || later_ms <= until_ms)
         return until_ms;
     return later_ms < soon_ms ? later_ms : soon_ms;
+}
+
+bool fsdp_ctl_keep_sending(const fsdp_ctl *ctl, int to, int64_t *until_ms)
+{
+    if (*until_ms == 0 || ctl->poison.status != FSDP_OK)
+        return false;
+    *until_ms = fsdp_ctl_busy_until(ctl, to, *until_ms);
+    return fsdp_now_ms() < *until_ms;
 }
 
 /* Receives; the deadline moves while the sender is busy. */
@@ -220,13 +252,8 @@ fsdp_status fsdp_ctl_put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kin
 fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
                                fsdp_error *report_out, fsdp_error *err)
 {
-    if (head->magic != FRAME_MAGIC) {
-        char name[FSDP_CTL_CALL];
-        fsdp_ctl_call_public(&call->head, name);
-        err->rank = from;
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
-                         from, name);
-    }
+    if (head->magic != FRAME_MAGIC)
+        return fail_version(call, from, err);
     report_out->status = (fsdp_status)head->status;
     report_out->rank = head->rank;
     report_out->errnum = head->errnum;
@@ -236,7 +263,7 @@ fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const fr
     if (head->kind != FRAME_LEAVE)
         return FSDP_OK;
     note_leave(call, head, report_out->text, err);
-    return FSDP_ERR_PEER;
+    return err->status;
 }
 
 fsdp_status fsdp_ctl_take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
@@ -253,6 +280,11 @@ fsdp_status fsdp_ctl_take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame 
 bool fsdp_ctl_is_same_call(const frame *a, const frame *b)
 {
     return a->call == b->call && a->root == b->root && a->size == b->size && a->calls == b->calls;
+}
+
+bool fsdp_ctl_is_same_public(const frame *a, const frame *b)
+{
+    return strncmp(a->public_call, b->public_call, sizeof a->public_call) == 0;
 }
 
 /* Never the size of a frame, so that a leave message is not taken for data. */
@@ -285,7 +317,8 @@ fsdp_status fsdp_ctl_take_piece(fsdp_ctl *ctl, ctl_call *call, int from, uint64_
     if (expected.call == CALL_RECV)
         expected.call = CALL_SEND;
     FSDP_TRY(fsdp_ctl_take_report(ctl, call, from, &head, &report, err));
-    if (head.kind != FRAME_DATA || head.at != at || !fsdp_ctl_is_same_call(&head, &expected))
+    if (head.kind != FRAME_DATA || head.at != at || !fsdp_ctl_is_same_call(&head, &expected) ||
+        !fsdp_ctl_is_same_public(&head, &expected))
         return fsdp_ctl_fail_mismatch(ctl, &call->head, from, &head, err);
     size_t size = fsdp_ctl_piece_size(call, at);
     return size == 0 ? FSDP_OK : take(ctl, call, from, (char *)data + at, size, err);

@@ -34,6 +34,7 @@ int64_t fsdp_ctl_grace_ms(const fsdp_ctl *ctl);
 int64_t fsdp_ctl_busy_until(const fsdp_ctl *ctl, int peer, int64_t until_ms);
 bool fsdp_ctl_is_work(const frame *head);
 bool fsdp_ctl_is_same_call(const frame *a, const frame *b);
+bool fsdp_ctl_is_same_public(const frame *a, const frame *b);
 
 /* A frame that carries an outcome: CALL, VERDICT, LEAVE, and WAITING (where it is FSDP_OK). */
 frame fsdp_ctl_report_head(const ctl_call *call, frame_kind kind, const fsdp_error *report);

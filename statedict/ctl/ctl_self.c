@@ -35,8 +35,8 @@ fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, fsdp_ctl_bytes received,
         return FSDP_OK;
     }
     ctl->unexpected_size = received.size;
-    if (received.size == sizeof ctl->unexpected)
-        memcpy(ctl->unexpected, received.data, received.size);
+    memcpy(ctl->unexpected, received.data,
+           received.size < sizeof ctl->unexpected ? received.size : sizeof ctl->unexpected);
     return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %zu bytes where %zu were expected", from,
                      received.size, size);
 }

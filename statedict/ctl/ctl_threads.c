@@ -155,15 +155,16 @@ static bool has_room(const mailbox *box, size_t size)
 }
 
 /* With the lock held. */
-static fsdp_status wait_for_room(thread_hub *hub, int from, int to, size_t size, int64_t until_ms,
+static fsdp_status wait_for_room(const fsdp_ctl *ctl, int to, size_t size, int64_t until_ms,
                                  fsdp_error *err)
 {
-    const mailbox *box = &hub->boxes[from * hub->size + to];
+    thread_hub *hub = ctl->backend;
+    const mailbox *box = &hub->boxes[ctl->rank * hub->size + to];
     bool in_time = true;
     while (!hub->endpoints[to].has_left && !has_room(box, size)) {
-        if (!in_time)
+        if (!in_time && !fsdp_ctl_keep_sending(ctl, to, &until_ms))
             return fsdp_ctl_fail_late(err);
-        in_time = wait_for_change(hub, from, until_ms);
+        in_time = wait_for_change(hub, ctl->rank, until_ms);
     }
     return hub->endpoints[to].has_left ? fail_left(to, err) : FSDP_OK;
 }
@@ -181,7 +182,7 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
     memcpy(mine->data, data, size);
 
     pthread_mutex_lock(&hub->lock);
-    fsdp_status status = wait_for_room(hub, ctl->rank, to, size, until_ms, err);
+    fsdp_status status = wait_for_room(ctl, to, size, until_ms, err);
     if (status == FSDP_OK) {
         *(box->first ? &box->last->next : &box->first) = mine;
         box->last = mine;

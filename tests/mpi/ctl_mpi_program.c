@@ -59,6 +59,13 @@ static int run_on_a_part(fsdp_ctl *world)
     return failed || run_random_calls(world);
 }
 
+/* The last: its deadline stays short on rank 1. */
+static int run_busy_rank(fsdp_ctl *ctl)
+{
+    fsdp_error err = {0};
+    return fsdp_ctl_size(ctl) > 1 && report(ctl, send_to_busy_rank(NULL, ctl, &err), &err);
+}
+
 static double seconds(void)
 {
     struct timespec now;
@@ -116,7 +123,7 @@ int main(int argc, char **argv)
         return 1;
     if (argc == 4)
         lose_a_rank(ctl, argv[1], atoi(argv[2]), argv[3]);
-    int failed = run_random_calls(ctl) || run_on_a_part(ctl);
+    int failed = run_random_calls(ctl) || run_on_a_part(ctl) || run_busy_rank(ctl);
     fsdp_ctl_free(ctl);
     return !fsdp_mpi_finalize() || failed;
 }

@@ -25,6 +25,8 @@ NAMES = {
 }
 NUMPY_NAMES = {"float32": "F32", "float16": "F16", "int64": "I64", "uint32": "U32", "int32": "I32"}
 TOKENS = [[1, 5, 9, 2, 30, 7, 11, 3], [4, 4, 17, 21, 8, 0, 6, 2]]
+IMAGE = torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16)
+VALUES = torch.linspace(-1, 1, 4 * 8 * 8).reshape(1, 4, 8, 8)
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json"]
 CASES = {}
 

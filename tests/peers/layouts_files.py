@@ -365,3 +365,43 @@ def nanotron(data):
         made_with=versions("torch", "safetensors"),
         source="huggingface/nanotron src/nanotron/serialize/weights.py, utils.py, main.py",
     )
+
+
+def write_hub(index):
+    """Two shards of transformers, and consolidated.safetensors for the company's own loader beside them."""
+    model = tiny_llama()
+    folder = Path("model")
+    model.save_pretrained(folder, max_shard_size="3KB")
+    held = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(held, folder / "consolidated.safetensors")
+    write_json(folder / "params.json", {"dim": 8, "n_layers": 1, "vocab_size": 32})
+    if not index:
+        (folder / "model.safetensors.index.json").unlink()
+    return dict(
+        tensors=held,
+        files=beside("model", ["config.json", "generation_config.json"]),
+        loader="transformers",
+        logits=logits_of(model),
+        made_with=versions("transformers", "safetensors"),
+        source="mistralai/Mistral-7B-Instruct-v0.3 and others on the hub: names of their files",
+    )
+
+
+@case
+def hub_consolidated(data):
+    expect(
+        "the hub: weights twice, for transformers and for another loader",
+        "model-0000I-of-0000N.safetensors, model.safetensors.index.json, consolidated.safetensors",
+        [path("model", says=["consolidated.safetensors"])],
+        **write_hub(index=True),
+    )
+
+
+@case
+def hub_no_index(data):
+    expect(
+        "the hub: the same without the index",
+        "model-0000I-of-0000N.safetensors, consolidated.safetensors",
+        [path("model", says=["consolidated.safetensors"])],
+        **write_hub(index=False),
+    )

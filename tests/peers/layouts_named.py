@@ -19,12 +19,12 @@ def gguf(data):
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
     for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
         getattr(writer, step)()
-    Path("Llama-GGUF").mkdir()
-    Path("Llama-GGUF/model-f16.gguf").write_bytes(Path("model-f16.gguf").read_bytes())
+    Path("Llama-tiny").mkdir()
+    Path("Llama-tiny/model-f16.gguf").write_bytes(Path("model-f16.gguf").read_bytes())
     expect(
         "llama.cpp",
         "*.gguf",
-        [refused("model-f16.gguf", "GGUF", "from_pretrained"), refused("Llama-GGUF", "GGUF")],
+        [refused("model-f16.gguf", "GGUF", "from_pretrained"), refused("Llama-tiny", "GGUF")],
         made_with=versions("gguf"),
     )
 

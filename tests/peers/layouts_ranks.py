@@ -2,6 +2,7 @@
 verl, SkyRL, DeepSpeed, Megatron. Two processes with gloo.
 """
 
+import importlib
 import random
 import shutil
 import types
@@ -417,6 +418,7 @@ def skyrl(data):
 def deepspeed_rank(rank, stage):
     import deepspeed
 
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # compiling it takes minutes
     net = seeded_net()
     config = {
         "train_batch_size": 2,
@@ -466,6 +468,7 @@ def megatron_rank(rank, folder):
     from megatron.core import dist_checkpointing
 
     torch.manual_seed(3)
+    torch.cuda.synchronize = lambda: None  # the writer waits for a device
     shard = dist_checkpointing.ShardedTensor.from_rank_offsets
     names = {
         "embedding.word_embeddings.weight": (16, 8),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 from layouts_common import (
+    IMAGE,
     TOKENIZER,
     TOKENS,
-    Net,
+    VALUES,
+    VOCAB,
     beside,
     case,
     expect,
@@ -27,6 +29,12 @@ from layouts_common import (
 from safetensors.torch import load_file
 
 HF = ["config.json", "generation_config.json"]
+
+
+def output_of(model, *inputs):
+    model.eval()
+    with torch.no_grad():
+        return model(*inputs)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -123,7 +131,7 @@ def lora_of(model):
 @case
 def hf_trainer_lora(data):
     run = data / "run"
-    trainer_run(lora_of(tiny_llama()), run, steps=2)
+    model = trainer_run(lora_of(tiny_llama()), run, steps=2).model
     step = run / "checkpoint-2"
     expect(
         "Trainer of transformers with a PEFT adapter",
@@ -133,6 +141,7 @@ def hf_trainer_lora(data):
         weights="adapter_model.safetensors",
         left_out=["optimizer"],
         loader="peft",
+        logits=logits_of(model),
         files=beside("run/checkpoint-2", ["adapter_config.json", *hf_files(step)]),
         made_with=versions("transformers", "peft", "torch"),
     )
@@ -140,7 +149,8 @@ def hf_trainer_lora(data):
 
 @case
 def peft_adapter(data):
-    lora_of(tiny_llama()).save_pretrained(data / "adapter")
+    model = lora_of(tiny_llama())
+    model.save_pretrained(data / "adapter")
     expect(
         "PEFT save_pretrained()",
         "adapter_model.safetensors, adapter_config.json",
@@ -149,6 +159,7 @@ def peft_adapter(data):
         weights="adapter_model.safetensors",
         files=beside("adapter", ["adapter_config.json"]),
         loader="peft",
+        logits=logits_of(model),
         made_with=versions("peft", "torch"),
     )
 
@@ -272,7 +283,7 @@ def pytorch_ddp(data):
 
 @case
 def diffusers_pipeline(data):
-    from diffusers import AutoencoderKL, DDIMScheduler, LDMPipeline, UNet2DModel, VQModel  # noqa: F401
+    from diffusers import DDIMScheduler, LDMPipeline, UNet2DModel, VQModel
 
     torch.manual_seed(5)
     unet = UNet2DModel(
@@ -302,6 +313,7 @@ def diffusers_pipeline(data):
         weights=weights,
         files=beside("pipeline/unet", ["config.json"]),
         loader="diffusers",
+        logits=output_of(unet, VALUES, 3).sample.numpy(),
         made_with=versions("diffusers", "torch"),
     )
 
@@ -319,7 +331,7 @@ def sentence_transformers_dense(data):
     torch.manual_seed(2)
     bert = BertModel(
         BertConfig(
-            vocab_size=VOCAB_OF_BERT,
+            vocab_size=VOCAB,
             hidden_size=8,
             num_hidden_layers=1,
             num_attention_heads=2,
@@ -346,20 +358,19 @@ def sentence_transformers_dense(data):
         files=beside("model", names),
         parts={"2_Dense": load_file(data / "model/2_Dense/model.safetensors")},
         loader="sentence_transformers",
+        logits=model.encode(["w5 w9 w30"]),
         made_with=versions("sentence-transformers", "transformers", "torch"),
     )
 
 
-VOCAB_OF_BERT = 32
+VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 8, "depth": 1, "num_heads": 2}
 
 
 def timm_model():
     import timm
 
     torch.manual_seed(4)
-    return timm.create_model(
-        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=8, depth=1, num_heads=2, num_classes=4
-    )
+    return timm.create_model("vit_tiny_patch16_224", num_classes=4, **VIT)
 
 
 @case
@@ -367,7 +378,8 @@ def timm_hub(data):
     """What push_to_hf_hub() uploads."""
     from timm.models import save_for_hf
 
-    save_for_hf(timm_model(), data / "model", safe_serialization=True)
+    model = timm_model()
+    save_for_hf(model, data / "model", model_args=VIT, safe_serialization=True)
     expect(
         "save_for_hf() of timm",
         "config.json with architecture, model.safetensors",
@@ -375,6 +387,7 @@ def timm_hub(data):
         tensors=load_file(data / "model/model.safetensors"),
         files=beside("model", ["config.json"]),
         loader="timm",
+        logits=output_of(model, IMAGE).numpy(),
         made_with=versions("timm", "torch"),
     )
 

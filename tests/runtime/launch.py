@@ -202,6 +202,22 @@ def local_reasons():
                    " all_reduce.*; its error: cannot read 'corpus'\n", *options, "fail", 1, 103)
 
 
+def expect_difference(*options, **more):
+    """Every rank is told that the calls differ, whichever of them finds it."""
+    call = r"rank [012] is in fsdp_world_(sum|max) \(allgather of 8 bytes, call \d+\)"
+    differ = f"{call} while {call}: all ranks must make the same calls"
+    for special in (0, 1):
+        said = expect_run(2, differ, *options, "differ", special, **more)
+        expect({found.groups() for found in re.finditer(differ, said)} & {("sum", "max"), ("max", "sum")},
+               "both calls are named:", said)
+        expect(len(re.findall(differ, said)) == 3, "by all ranks:", said)
+
+
+def local_differences():
+    for options in (["--np", 3], ["--threads", 3], ["--np", 3, "--comm", "tcp"]):
+        expect_difference(*options)
+
+
 def local_paths():
     for options in (["--np", 3], ["--threads", 3]):
         folder = Path(tempfile.mkdtemp(dir=home.name))
@@ -260,7 +276,7 @@ def local_refusals():
 
 def local():
     at_once([local_worlds], [local_exits], [local_work], [local_files], [local_refusals], [local_reasons],
-            [local_paths])
+            [local_differences], [local_paths])
 
 
 # --- lost ranks, lost supervisors --------------------------------------------------------------------
@@ -486,6 +502,7 @@ def mpirun():
     expect_run(2, "--threads contradicts mpirun", 2, PROGRAM, "--threads", 2, command=command)
     more = (*command, "3", PROGRAM, "--comm", "mpi")
     at_once(*times(command=more, how=["busy", "late"]))
+    expect_difference(command=more)
     code, out, err = run("fail", 1, 3, command=more)
     expect(code in (3, 10) and "cannot read 'corpus'" in err, "a reason under mpirun:", code, out, err)
     expect_nobody("mpirun")

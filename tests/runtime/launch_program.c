@@ -22,6 +22,7 @@
  *   busy RANK MS         as late, and to a mean, within fsdp_world_begin_busy
  *   overdue RANK MS      as late, and said to be busy for a quarter of that
  *   stuck RANK MS        RANK makes no call, while the next rank is busy for MS
+ *   differ RANK          RANK takes a maximum, the others a sum of as many values
  *   paths RANK FOLDER    RANK saves to another path than the others, then loads from another one
  */
 #include <signal.h>
@@ -314,6 +315,13 @@ static bool is_of_time(const char *what)
     return is_there;
 }
 
+static fsdp_status combine_differently(fsdp_world *world, int special, fsdp_error *err)
+{
+    double value = 1;
+    return fsdp_world_rank(world) == special ? fsdp_world_max(world, &value, 1, err)
+                                             : fsdp_world_sum(world, &value, 1, err);
+}
+
 static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
 {
     fsdp_error err = {0};
@@ -333,6 +341,8 @@ static int run_rank(void *user, fsdp_world *world, int argc, char **argv)
         repeat_input();
     else if (strcmp(what, "paths") == 0 && argc == 4)
         return use_paths(world, atoi(argv[2]), argv[3]);
+    else if (strcmp(what, "differ") == 0 && argc == 3)
+        status = combine_differently(world, atoi(argv[2]), &err);
     else if (strcmp(what, "fail") == 0 && argc == 4)
         return fail_with_text(world, atoi(argv[2]), atoi(argv[3]));
     else if (is_of_time(what) && argc == 4)

@@ -19,6 +19,8 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
     FSDP_TRY(train_ids_read(job->opts->batches, 3, &batches->given, err));
     batches->sequences = batches->given.shape[1];
     batches->length = batches->given.shape[2] - 1;
+    if (batches->given.shape[0] < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds no batches", job->opts->batches);
     if (batches->sequences < 1 || batches->length < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has batches of %lld sequences of %lld ids; at least 1 and 2",

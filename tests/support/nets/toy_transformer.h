@@ -2,6 +2,10 @@
  * The arithmetic of a small transformer, in plain C: tokens and places are embedded, blocks of causal
  * attention with two heads and of an MLP, each behind a layer norm, and a head that is tied with the
  * embedding. Every function does the same arithmetic in the same order wherever it runs.
+ *
+ * runtime/transformer does not take its place: it adds to gradients row by row, so that W microbatches of one
+ * rank give other bits than W ranks with one each, and its parameters are stored as f32 only. Tests of units
+ * compare bits, also of bf16 parameters.
  */
 #ifndef FSDP_TOY_TRANSFORMER_H
 #define FSDP_TOY_TRANSFORMER_H

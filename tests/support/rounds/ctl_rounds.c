@@ -1,12 +1,16 @@
 /* See ctl_rounds.h. All ranks draw the same numbers, so they make the same calls. */
 #include "tests/support/rounds/ctl_rounds.h"
 
+#include "base/core/clock.h"
 #include "statedict/ctl/ctl_backend.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+enum { BUSY_MS = 300, SHORT_MS = 60 };
 
 typedef struct round {
     fsdp_ctl *ctl;
@@ -138,5 +142,34 @@ fsdp_status run_ctl_rounds(void *user, fsdp_ctl *ctl, fsdp_error *err)
     }
     free(now.mine);
     free(now.all);
+    return status;
+}
+
+/* context: when the only busy rank ends being busy. */
+static int64_t busy_until(void *context, int rank)
+{
+    return rank == 0 ? *(const int64_t *)context : 0;
+}
+
+fsdp_status send_to_busy_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
+{
+    const size_t size = 2 * (size_t)FSDP_CTL_WINDOW;
+    int64_t until_ms = fsdp_now_ms() + BUSY_MS;
+    fsdp_status status = FSDP_OK;
+    (void)user;
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    unsigned char *data = calloc(1, size);
+    if (!data)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for the test");
+    if (fsdp_ctl_rank(ctl) == 0) {
+        usleep(BUSY_MS * 1000);
+        status = fsdp_ctl_recv(ctl, 1, data, size, err);
+    } else if (fsdp_ctl_rank(ctl) == 1) {
+        fsdp_ctl_set_deadline(ctl, SHORT_MS);
+        ctl->observer = (fsdp_ctl_observer){.busy_until = busy_until, .context = &until_ms};
+        status = fsdp_ctl_send(ctl, 0, data, size, err);
+        ctl->observer = (fsdp_ctl_observer){0};
+    }
+    free(data);
     return status;
 }

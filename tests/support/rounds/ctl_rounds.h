@@ -14,4 +14,8 @@ typedef struct ctl_rounds {
 /* An fsdp_rank_body; user is a const ctl_rounds. Every value that arrives is checked. */
 fsdp_status run_ctl_rounds(void *user, fsdp_ctl *ctl, fsdp_error *err);
 
+/* An fsdp_rank_body for two or more ranks: rank 1 sends more than the window holds to rank 0, which is busy
+ * for longer than the deadline before it receives. The deadline of rank 1 stays short. */
+fsdp_status send_to_busy_rank(void *user, fsdp_ctl *ctl, fsdp_error *err);
+
 #endif

@@ -208,6 +208,29 @@ Test(ctl_tcp, what_only_looks_like_a_leave_message_is_none)
     fsdp_ctl_free(ctl);
 }
 
+/* The first frames had 56 bytes, and later ones 96. */
+Test(ctl_tcp, a_rank_of_another_version_is_refused)
+{
+    static const uint32_t sizes[] = {56, sizeof(frame)};
+    const frame old = {.magic = 0x66734332, .kind = FRAME_CALL, .call = CALL_BARRIER, .calls = 1};
+    for (int i = 0; i < 4; i++) {
+        int peer;
+        char byte;
+        fsdp_ctl *ctl = connect_fake(&peer);
+        fsdp_error err = {0};
+        say(peer, &sizes[i % 2], sizeof *sizes);
+        say(peer, &old, sizes[i % 2]);
+        cr_expect_eq(i < 2 ? fsdp_ctl_barrier(ctl, &err) : fsdp_ctl_recv(ctl, 1, &byte, 1, &err),
+                     FSDP_ERR_PEER);
+        cr_expect_str_eq(err.text,
+                         i < 2 ? "rank 1 runs another version of fsdp (seen in fsdp_ctl_barrier)"
+                               : "rank 1 runs another version of fsdp (seen in fsdp_ctl_recv)");
+        cr_expect_eq(err.rank, 1);
+        fsdp_ctl_free(ctl);
+        close(peer);
+    }
+}
+
 /* Messages also go between ranks other than 0, which connect on demand. */
 static fsdp_status pass_around(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {

@@ -17,7 +17,7 @@ static shared_block *block;
 
 static void begin(void)
 {
-    size_t size = (fsdp_shared_block_size(RANKS) + FSDP_SHARED_LINE - 1) / FSDP_SHARED_LINE;
+    size_t size = (fsdp_shared_world_size(RANKS) + FSDP_SHARED_LINE - 1) / FSDP_SHARED_LINE;
     block = aligned_alloc(FSDP_SHARED_LINE, size * FSDP_SHARED_LINE);
     cr_assert(block);
     memset(block, 0, size * FSDP_SHARED_LINE);
@@ -76,6 +76,23 @@ Test(shared_waits, ranks_that_wait_for_each_other_have_no_end)
     wait_for(1, 2, 0);
     wait_for(2, 1, 0);
     expect_missing(1, "waits for rank 2 in all_reduce");
+}
+
+/* --- ranks that left -------------------------------------------------------------------------- */
+
+/* The text is in the world's block once a rank, not in every group's. */
+Test(shared_waits, the_reason_of_a_rank_that_left_is_told_and_takes_no_room_in_groups)
+{
+    fsdp_error err = {0};
+    transports[1].base.exit_code = 3;
+    transports[1].base.exit_reason = "cannot read 'corpus'";
+    fsdp_shared_leave(&transports[1].world);
+    fsdp_shared_arrive(&transports[0].world);
+    cr_expect_eq(fsdp_shared_await(&transports[0].world, &err), FSDP_ERR_PEER);
+    cr_expect(strstr(err.text, "; its error: cannot read 'corpus'"), "%s", err.text);
+    cr_expect_eq(err.rank, 1);
+    size_t more = fsdp_shared_block_size(RANKS) - fsdp_shared_block_size(RANKS - 1);
+    cr_expect_lt(more, FSDP_ERROR_TEXT, "%zu bytes for one member more", more);
 }
 
 /* --- the deadline ----------------------------------------------------------------------------- */

@@ -251,10 +251,10 @@ static fsdp_status differ(toy *net, fsdp_error *err)
     opts.cpu_offload = false;
     if (rank_of(net) == 1) {
         FSDP_TRY(empty_dict(&sd, err));
-        EXPECT_REFUSAL(net_set(net, &sent, sd, why), "rank 1 sets state from rank 0");
+        EXPECT_REFUSAL(net_set(net, &sent, sd, why), "rank 1 is in fsdp_root_set_state");
         fsdp_sd_free(sd);
     } else {
-        EXPECT_REFUSAL(net_get(net, &opts, &sd, why), "rank 1 sets state from rank 0");
+        EXPECT_REFUSAL(net_get(net, &opts, &sd, why), "rank 1 is in fsdp_root_set_state");
     }
     FSDP_TRY(net_get(net, &opts, &sd, err)); /* none of that has harmed anything */
     fsdp_sd_free(sd);

@@ -2,6 +2,7 @@
  * nothing is used after it was freed. MALLOC_PERTURB_ makes memory that was freed useless. */
 #include "tests/unit/runtime/expect_toy.h"
 #include <fsdp/async_save.h>
+#include <stdatomic.h>
 
 enum { HANDLES = 5 };
 
@@ -121,6 +122,11 @@ Test(free_order, every_order_is_right)
     expect_body_on(2, "cpu-async", free_in_all_orders, NULL);
 }
 
+static void count_end(void *ended)
+{
+    atomic_fetch_add((atomic_int *)ended, 1);
+}
+
 /* Saver and optimizer that a program forgot, or frees after its world. */
 static fsdp_status leave_the_saver(world_rank *rank, fsdp_error *err)
 {
@@ -128,6 +134,8 @@ static fsdp_status leave_the_saver(world_rank *rank, fsdp_error *err)
     FSDP_TRY(create(&of, rank->world, false, err));
     fsdp_optim_free(of.optim);
     fsdp_mesh_free(of.mesh);
+    of.root->owner = rank->user;
+    of.root->end_owner = count_end;
     fsdp_root_free(of.root);
     fsdp_model_free(of.model);
     return FSDP_OK; /* the world ends the saver, which ends the root */
@@ -135,5 +143,9 @@ static fsdp_status leave_the_saver(world_rank *rank, fsdp_error *err)
 
 Test(free_order, a_world_ends_the_root_of_a_saver)
 {
-    expect_body(2, leave_the_saver, NULL);
+    for (int i = 0; i < 2; i++) {
+        atomic_int ended = 0;
+        expect_body_on(2, i == 0 ? "cpu" : "cpu-async", leave_the_saver, &ended);
+        cr_expect_eq(ended, 2, "of 2 roots %d have ended", (int)ended);
+    }
 }

@@ -480,6 +480,52 @@ static fsdp_status freeze_b(fsdp_model *model, fsdp_wrap **wrap, fsdp_optim **op
     return FSDP_OK;
 }
 
+typedef struct lost_case {
+    bool wraps;
+    const char *begin;
+} lost_case;
+
+/* The ranks compare what they declare, and the comparison fails as if one were lost. */
+static fsdp_status create_without_rank_1(fsdp_model *model, const fsdp_mesh *mesh,
+                                         const lost_case *what, fsdp_error *err)
+{
+    fsdp_param *abc[3];
+    fsdp_wrap *wrap = NULL;
+    fsdp_root *root = NULL;
+    fsdp_error why = {0};
+    FSDP_TRY(declare_abc(model, abc, err));
+    fsdp_status status =
+        what->wraps ? fsdp_wrap_create(model, &(fsdp_wrap_opts){.mesh = mesh}, &wrap, &why)
+                    : fsdp_root_create(model, &(fsdp_unit_opts){.mesh = mesh}, &root, &why);
+    if (status != FSDP_ERR_PEER || strncmp(why.text, what->begin, strlen(what->begin)) != 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "%d: %s", (int)status, why.text);
+    return FSDP_OK;
+}
+
+static fsdp_status lose_rank_1(world_rank *rank, fsdp_error *err)
+{
+    const int64_t size = 2;
+    fsdp_mesh *mesh = NULL;
+    fsdp_model *model = NULL;
+    const fsdp_error lost = {.status = FSDP_ERR_PEER, .rank = 1, .text = "it is lost"};
+    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &mesh, err));
+    if (fsdp_world_rank(rank->world) == 1)
+        fsdp_comm_abort(fsdp_world_comm(rank->world, mesh, 0, 0), &lost);
+    fsdp_status status = fsdp_model_create(rank->world, &model, err);
+    if (status == FSDP_OK)
+        status = create_without_rank_1(model, mesh, rank->user, err);
+    fsdp_model_free(model);
+    fsdp_mesh_free(mesh);
+    return status;
+}
+
+Test(fsdp1_wrap, a_failed_comparison_names_the_call_that_was_made)
+{
+    lost_case wrap = {true, "fsdp_wrap_create: "}, root = {false, "fsdp_root_create: "};
+    expect_ranks(2, lose_rank_1, &wrap);
+    expect_ranks(2, lose_rank_1, &root);
+}
+
 static fsdp_status freeze(world_rank *rank, fsdp_error *err)
 {
     fsdp_model *model = NULL;

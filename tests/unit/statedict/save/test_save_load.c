@@ -395,6 +395,11 @@ Test(save_load, strict_names_every_missing_and_unexpected_name)
     cr_assert_eq(report.missing_count, 1);
     cr_assert_eq(report.unexpected_count, 8);
     fsdp_load_report_release(&report);
+    opts.include = "^(step|nowhere)$"; /* a missing name alone */
+    cr_assert_eq(fsdp_sd_load(sd, self, path, &opts, &err), FSDP_ERR_USAGE);
+    cr_assert_not_null(strstr(err.text, "1 missing: 'nowhere'"), "%s", err.text);
+    fsdp_load_report_release(&report);
+    opts.include = NULL;
     opts.partial = true;
     cr_assert_eq(fsdp_sd_load(sd, self, path, &opts, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_sd_at(sd, 0)->value.as.i64, 1200);
