@@ -1,14 +1,15 @@
 /*
- * Room frameworks: what frameworks leave on the disk around their checkpoints: runs, steps, folders for the model
- * and the optimizer, configurations beside them.
+ * Room frameworks: what frameworks leave on the disk around their checkpoints: runs, steps, folders for the
+ * model and the optimizer, configurations beside them.
  *
  * In: a path as a person types it. Out: the path of the one checkpoint that it means, which detect opens, and
- * the directory that holds its configuration; or a message that names the format and the program that reads it.
+ * the directory that holds its configuration; or a message that names the format and the program that reads
+ * it.
  *
  *   framework_table.c  the frameworks, as data: a new one is a row
  *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there
  *
- * Names out of a directory are used only in that directory. Caller: statedict/run, statedict/convert.
+ * Names out of a directory are used only in that directory. Caller: statedict.
  */
 #ifndef FSDP_FRAMEWORKS_H
 #define FSDP_FRAMEWORKS_H
@@ -23,8 +24,8 @@ enum { FSDP_FRAMEWORK_MARKERS = 3 };
 typedef struct fsdp_framework_row {
     const char *made_by;
     const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
-    const char *member;        /* the model: a name or pattern, of several the one with the highest number; or a
-                                * pattern of rank files with {r}. NULL: the row has no checkpoint to open */
+    const char *member;        /* the model: a name or pattern, of several the one with the highest number; or
+                                * a pattern of rank files with {r}. NULL: the row has no checkpoint to open */
     const char *others;        /* what lies beside the model and is left out; NULL: nothing */
     const char *say;           /* recognised only: what to do with it */
 } fsdp_framework_row;
@@ -62,8 +63,8 @@ typedef void (*fsdp_framework_note)(void *context, const char *text);
 fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note, void *context,
                                 char **path_out, fsdp_error *err);
 
-/* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern of
- * rank files): *dir_out, which the caller frees; NULL: none. */
+/* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern
+ * of rank files): *dir_out, which the caller frees; NULL: none. */
 fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err);
 
 /* True when the name matches a pattern of the list; *number_out: what '#' stood for, or -1. */
