@@ -19,7 +19,7 @@ typedef enum fsdp_value_kind {
     FSDP_VALUE_BOOL, FSDP_VALUE_I64, FSDP_VALUE_U64, FSDP_VALUE_F64,
     FSDP_VALUE_STRING,         /* UTF-8 */
     FSDP_VALUE_BYTES,
-    FSDP_VALUE_LIST,
+    FSDP_VALUE_LIST,           /* of Python: a list, or a tuple (is_tuple) */
     FSDP_VALUE_DICT,           /* items: key, value, key, value, ... in order */
     FSDP_VALUE_OPAQUE,         /* bytes that only their writer understands */
     FSDP_VALUE_INTEGER,        /* an integer beyond 64 bits: decimal text */
@@ -31,6 +31,7 @@ typedef enum fsdp_value_kind {
 /* Zero-initialised it is null. */
 typedef struct fsdp_value {
     fsdp_value_kind kind;
+    bool is_tuple;             /* LIST only. Readers of lists take both; fsdp_value_equal tells them apart */
     union {
         bool boolean;
         int64_t i64;

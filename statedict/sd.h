@@ -30,7 +30,8 @@ typedef struct fsdp_entry {
     const char *name;          /* zero-terminated behind its end, for names without NUL */
     size_t name_size;
     /* The nesting of the name in programs with dicts and lists: the bytes of each element in the name, whose
-     * elements are joined by dots; negative for a position in a list. NULL: not known. */
+     * elements are joined by dots; negative for a position in a list; with flags for numbers and tuples
+     * (base/data/name_path.h). NULL: not known. */
     const int32_t *path;
     size_t path_count;
     /* TENSOR */

@@ -329,7 +329,7 @@ static void add_value(fsdp_text *text, const diff_options *opts, fsdp_checkpoint
                       const fsdp_entry *entry)
 {
     ls_options shown = {.common = opts->common};
-    ls_listing listing = {.options = &shown, .checkpoint = side};
+    ls_listing listing = {.options = &shown, .checkpoint = side, .names_tuples = true};
     ls_add_value(&listing, text, &entry->value);
 }
 
@@ -375,6 +375,8 @@ static void add_difference(fsdp_text *text, const diff_options *opts, const fsdp
     fsdp_text_addf(text, "  ");
     if (is_value(item)) {
         add_values(text, opts, item, sides);
+    } else if (item->nesting[0]) {
+        fsdp_text_addf(text, "%s: %s -> %s", item->why, item->nesting[0], item->nesting[1]);
     } else if (item->why) {
         fsdp_text_addf(text, "%s: ", item->why);
         add_entry(text, tensor_of(sides[0], item->a));
@@ -467,6 +469,9 @@ static fsdp_status print_json(const diff_options *opts, const diff_list *list,
             add_data_json(text, item, tensor_of(sides[0], item->a)->ndim);
         else if (is_value(item))
             add_values_json(text, opts, item, sides);
+        else if (item->nesting[0])
+            fsdp_text_addf(text, ", \"a\": \"%s\", \"b\": \"%s\"", item->nesting[0],
+                           item->nesting[1]);
         fsdp_text_addf(text, "}");
         FSDP_TRY(cli_put(text));
     }

@@ -3,9 +3,21 @@
 
 #include <string.h>
 
+bool fsdp_path_is_whole(const int32_t *path, size_t count)
+{
+    return path && count == 1 && path[0] == FSDP_PATH_WHOLE;
+}
+
+bool fsdp_path_in_tuple(int32_t element)
+{
+    return element < 0 && element != FSDP_PATH_WHOLE && -element & FSDP_PATH_TUPLE;
+}
+
 size_t fsdp_path_bytes(int32_t element)
 {
-    return (size_t)(element < 0 ? -(int64_t)element : element & ~FSDP_PATH_NUMBER);
+    if (element == FSDP_PATH_WHOLE)
+        return 0;
+    return (size_t)(element < 0 ? -element & ~FSDP_PATH_TUPLE : element & ~FSDP_PATH_NUMBER);
 }
 
 /* 0, or digits without a zero before them. */
@@ -44,6 +56,8 @@ bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t c
     size_t at = 0;
     if (count == 0 || count > FSDP_PATH_MOST)
         return false;
+    if (fsdp_path_is_whole(path, count))
+        return size == 0;
     for (size_t i = 0; i < count; i++) {
         size_t bytes = fsdp_path_bytes(path[i]);
         if (i > 0 && (at >= size || name[at++] != '.'))

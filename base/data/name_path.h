@@ -2,7 +2,9 @@
  * The path of a name in nested dicts and lists. The name is the path's elements joined by dots, so a path
  * only says where elements end: one number per element, its bytes in the name, negative for a list position.
  * "optim.0.lr" as ["optim", 0, "lr"] is 5, -1, 2. A dict key that is a number, as in optimizer states of
- * PyTorch, has the flag FSDP_PATH_NUMBER with its bytes.
+ * PyTorch, has the flag FSDP_PATH_NUMBER with its bytes; a position in a tuple has FSDP_PATH_TUPLE with its
+ * bytes, before the sign. The one element FSDP_PATH_WHOLE: the entry is the whole object, in no dict or list;
+ * its name is empty.
  */
 #ifndef FSDP_NAME_PATH_H
 #define FSDP_NAME_PATH_H
@@ -13,7 +15,11 @@
 
 enum { FSDP_PATH_MOST = 1000, FSDP_PATH_DEFAULT_MOST = 4 };
 
-enum { FSDP_PATH_NUMBER = 1 << 30 };
+enum { FSDP_PATH_NUMBER = 1 << 30, FSDP_PATH_TUPLE = 1 << 29, FSDP_PATH_WHOLE = INT32_MIN };
+
+bool fsdp_path_is_whole(const int32_t *path, size_t count);
+/* True for a position in a tuple. */
+bool fsdp_path_in_tuple(int32_t element);
 
 /* Bytes of an element in the name. */
 size_t fsdp_path_bytes(int32_t element);

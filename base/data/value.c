@@ -130,6 +130,7 @@ static fsdp_status copy_items(const fsdp_value *from, fsdp_value *to, int depth,
         return fsdp_fail(err, FSDP_ERR_USAGE, "the value nests lists and dicts more than %d deep",
                          FSDP_VALUE_DEPTH);
     FSDP_TRY(fsdp_value_set_items(to, from->kind, from->as.list.count, err));
+    to->is_tuple = from->is_tuple;
     for (size_t i = 0; i < from->as.list.count; i++)
         FSDP_TRY(copy_at(&from->as.list.items[i], &to->as.list.items[i], depth + 1, err));
     return FSDP_OK;
@@ -163,7 +164,8 @@ static bool equal_at(const fsdp_value *a, const fsdp_value *b, int depth);
 
 static bool equal_items(const fsdp_value *a, const fsdp_value *b, int depth)
 {
-    if (a->as.list.count != b->as.list.count || depth >= FSDP_VALUE_DEPTH)
+    bool is_other = a->kind == FSDP_VALUE_LIST && a->is_tuple != b->is_tuple;
+    if (is_other || a->as.list.count != b->as.list.count || depth >= FSDP_VALUE_DEPTH)
         return false;
     for (size_t i = 0; i < a->as.list.count; i++) {
         if (!equal_at(&a->as.list.items[i], &b->as.list.items[i], depth + 1))

@@ -192,6 +192,7 @@ static fsdp_status make_list(const folding *work, const list_run *run, fsdp_valu
     if (!*whole)
         return FSDP_OK;
     FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err));
+    list->is_tuple = fsdp_path_in_tuple(work->entries[run->first].path[run->depth]);
     for (size_t i = run->first, end; i < run->end && *whole; i = end) {
         const fsdp_target_entry *entry = &work->entries[i];
         fsdp_value *value = &list->as.list.items[item++];

@@ -335,6 +335,16 @@ static fsdp_status add_list(fsdp_pickler *pickler, const fsdp_value *value, int 
     return FSDP_OK;
 }
 
+static fsdp_status add_tuple(fsdp_pickler *pickler, const fsdp_value *value, int depth,
+                             fsdp_error *err)
+{
+    begin_tuple(pickler, value->as.list.count);
+    for (size_t i = 0; i < value->as.list.count; i++)
+        FSDP_TRY(add_value(pickler, &value->as.list.items[i], depth, err));
+    end_tuple(pickler, value->as.list.count);
+    return FSDP_OK;
+}
+
 static fsdp_status add_dict(fsdp_pickler *pickler, const fsdp_value *value, int depth,
                             fsdp_error *err)
 {
@@ -371,7 +381,9 @@ static fsdp_status add_value(fsdp_pickler *pickler, const fsdp_value *value, int
     case FSDP_VALUE_BYTES: add_bytes(pickler, value->as.bytes.data, value->as.bytes.size); break;
     case FSDP_VALUE_INTEGER:
         return add_decimal(pickler, value->as.bytes.data, value->as.bytes.size, err);
-    case FSDP_VALUE_LIST: return add_list(pickler, value, depth + 1, err);
+    case FSDP_VALUE_LIST:
+        return value->is_tuple ? add_tuple(pickler, value, depth + 1, err)
+                               : add_list(pickler, value, depth + 1, err);
     case FSDP_VALUE_DICT: return add_dict(pickler, value, depth + 1, err);
     default:
         return fsdp_fail(err, FSDP_ERR_USAGE,

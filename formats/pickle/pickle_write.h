@@ -55,7 +55,7 @@ void fsdp_pickler_ints(fsdp_pickler *pickler, const int64_t *items, size_t count
 void fsdp_pickler_size(fsdp_pickler *pickler, const int64_t *items, size_t count);
 
 /*
- * Writes a value of Python's built-in types. Lists stay lists, but become tuples inside keys.
+ * Writes a value of Python's built-in types. Lists become tuples inside keys.
  * FSDP_ERR_USAGE for objects, tensors, keys that Python cannot hash, and integers of over 4,300 digits.
  */
 FSDP_CHECKED fsdp_status fsdp_pickler_value(fsdp_pickler *pickler, const fsdp_value *value, fsdp_error *err);

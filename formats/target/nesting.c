@@ -14,7 +14,7 @@ enum { LONGEST_LIST = 1 << 20, ROOT = 0 };
 /* Limits for the rounds of settle and for the elements they visit together: a few seconds. */
 enum { ROUNDS_LEAST = 4, ROUNDS_MOST = 100, STEPS_MOST = 1 << 28 };
 
-typedef enum place_kind { PLACE_LEAF = 1, PLACE_DICT, PLACE_LIST } place_kind;
+typedef enum place_kind { PLACE_LEAF = 1, PLACE_DICT, PLACE_LIST, PLACE_TUPLE } place_kind;
 
 /* A node of the tree of paths. */
 typedef struct place {
@@ -53,14 +53,17 @@ static bool is_long_list(const char *name, const int32_t *path, size_t count)
 }
 
 static fsdp_status set_path(nesting *paths, size_t i, const int32_t *path, size_t count,
-                            fsdp_error *err)
+                            nesting_reader reader, fsdp_error *err)
 {
     int32_t *copy = fsdp_arena_alloc(&paths->arena, count, sizeof *copy);
     if (!copy)
         return fsdp_fail_memory(err, "the names of a checkpoint");
     memcpy(copy, path, count * sizeof *copy);
-    if (copy[0] < 0)
-        copy[0] = (int32_t)fsdp_path_bytes(copy[0]); /* the outermost container is a dict */
+    for (size_t e = 0; reader == NESTING_DCP && e < count; e++)
+        if (copy[e] < 0)
+            copy[e] = -(int32_t)fsdp_path_bytes(copy[e]);
+    if (copy[0] < 0 && paths->root == NESTING_IN_DICT)
+        copy[0] = (int32_t)fsdp_path_bytes(copy[0]);
     paths->paths[i] = copy;
     paths->counts[i] = count;
     return FSDP_OK;
@@ -69,19 +72,50 @@ static fsdp_status set_path(nesting *paths, size_t i, const int32_t *path, size_
 static fsdp_status flatten(nesting *paths, size_t i, const fsdp_target_entry *entry,
                            fsdp_error *err)
 {
-    return set_path(paths, i, &(int32_t){(int32_t)entry->name_size}, 1, err);
+    return set_path(paths, i, &(int32_t){(int32_t)entry->name_size}, 1, NESTING_TORCH, err);
 }
 
-static fsdp_status choose(nesting *paths, size_t i, const fsdp_target_entry *entry, fsdp_error *err)
+static bool has_path(const fsdp_target_entry *entry)
+{
+    return entry->path &&
+           fsdp_path_fits(entry->name, entry->name_size, entry->path, entry->path_count);
+}
+
+static fsdp_status choose(nesting *paths, size_t i, const fsdp_target_entry *entry,
+                          nesting_reader reader, fsdp_error *err)
 {
     int32_t usual[FSDP_PATH_DEFAULT_MOST];
     const char *name = entry->name;
-    if (entry->path && fsdp_path_fits(name, entry->name_size, entry->path, entry->path_count)) {
+    if (has_path(entry)) {
         if (is_long_list(name, entry->path, entry->path_count))
             return flatten(paths, i, entry, err);
-        return set_path(paths, i, entry->path, entry->path_count, err);
+        return set_path(paths, i, entry->path, entry->path_count, reader, err);
     }
-    return set_path(paths, i, usual, fsdp_path_default(name, entry->name_size, usual), err);
+    return set_path(paths, i, usual, fsdp_path_default(name, entry->name_size, usual), reader, err);
+}
+
+static place_kind kind_before(int32_t element)
+{
+    return element >= 0 ? PLACE_DICT : fsdp_path_in_tuple(element) ? PLACE_TUPLE : PLACE_LIST;
+}
+
+static nesting_root root_of(const fsdp_target_entry *entry)
+{
+    if (!has_path(entry) || entry->path[0] >= 0)
+        return NESTING_IN_DICT;
+    return fsdp_path_is_whole(entry->path, entry->path_count) ? NESTING_WHOLE
+           : fsdp_path_in_tuple(entry->path[0])               ? NESTING_IN_TUPLE
+                                                              : NESTING_IN_LIST;
+}
+
+/* A dict unless all entries agree on another object. */
+static nesting_root find_root(const fsdp_target_entry *entries, size_t count)
+{
+    nesting_root root = count > 0 ? root_of(&entries[0]) : NESTING_IN_DICT;
+    for (size_t i = 1; i < count; i++)
+        if (root == NESTING_WHOLE || root_of(&entries[i]) != root)
+            return NESTING_IN_DICT;
+    return root;
 }
 
 /* --- all names -------------------------------------------------------------------------------- */
@@ -114,7 +148,7 @@ static bool put_path(place_map *map, const char *name, const int32_t *path, size
 {
     size_t at = 0, parent = ROOT;
     for (size_t i = 0; i < count; i++) {
-        place_kind kind = i + 1 == count ? PLACE_LEAF : path[i + 1] < 0 ? PLACE_LIST : PLACE_DICT;
+        place_kind kind = i + 1 == count ? PLACE_LEAF : kind_before(path[i + 1]);
         const uint64_t *found = container_table_find(&map->table, parent, name + at, path[i]);
         bool is_other = found && (kind == PLACE_LEAF || map->places[*found].kind != kind);
         if (is_other || (!found && kind != PLACE_LEAF && map->containers > NESTING_MOST))
@@ -167,6 +201,8 @@ static bool each_list(place_map *map, const fsdp_target_entry *entry, const int3
                                     const int32_t *rest, size_t rest_count))
 {
     size_t at = 0, parent = ROOT;
+    if (path[0] < 0 && !visit(map, &map->places[ROOT], entry, path, count))
+        return false;
     for (size_t i = 0; i + 1 < count; i++) {
         const uint64_t *found =
             container_table_find(&map->table, parent, entry->name + at, path[i]);
@@ -258,6 +294,14 @@ static fsdp_status settle(nesting *paths, const fsdp_target_entry *entries, size
     return FSDP_OK;
 }
 
+static bool all_in_list(const nesting *paths, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (paths->paths[i][0] >= 0)
+            return false;
+    return true;
+}
+
 fsdp_status nesting_find(const fsdp_target_entry *entries, size_t count, nesting_reader reader,
                          nesting *nesting_out, fsdp_error *err)
 {
@@ -265,7 +309,18 @@ fsdp_status nesting_find(const fsdp_target_entry *entries, size_t count, nesting
                              .counts = fsdp_alloc(count, sizeof(size_t))};
     if (!nesting_out->paths || !nesting_out->counts)
         return fsdp_fail_memory(err, "the names of a checkpoint");
+    if (reader == NESTING_TORCH)
+        nesting_out->root = find_root(entries, count);
     for (size_t i = 0; i < count; i++)
-        FSDP_TRY(choose(nesting_out, i, &entries[i], err));
+        FSDP_TRY(choose(nesting_out, i, &entries[i], reader, err));
+    if (nesting_out->root == NESTING_WHOLE)
+        return FSDP_OK;
+    FSDP_TRY(settle(nesting_out, entries, count, reader, err));
+    if (nesting_out->root == NESTING_IN_DICT || all_in_list(nesting_out, count))
+        return FSDP_OK;
+    nesting_out->root =
+        NESTING_IN_DICT; /* a name became a key, beside which there are no positions */
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(choose(nesting_out, i, &entries[i], reader, err));
     return settle(nesting_out, entries, count, reader, err);
 }

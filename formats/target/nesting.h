@@ -11,8 +11,12 @@
 
 enum { NESTING_MOST = 1 << 21 };   /* containers; each takes some hundred bytes */
 
+/* The outermost object. */
+typedef enum nesting_root { NESTING_IN_DICT, NESTING_IN_LIST, NESTING_IN_TUPLE, NESTING_WHOLE } nesting_root;
+
 /* Zero-initialise; release when done. */
 typedef struct nesting {
+    nesting_root root;         /* NESTING_TORCH only. WHOLE: there is one entry, and it is the object */
     const int32_t **paths;     /* per entry, see name_path.h */
     size_t *counts;
     fsdp_arena arena;
@@ -20,7 +24,7 @@ typedef struct nesting {
 
 /* The reader that rebuilds the containers; it must find the same names in them. */
 typedef enum nesting_reader {
-    NESTING_DCP,               /* PyTorch: visits a list that holds a tensor or a dict with keys */
+    NESTING_DCP,               /* PyTorch: visits a list that holds a tensor or a dict with keys; no tuples */
     NESTING_TORCH              /* torch_names.c: visits it for a dict without keys, too */
 } nesting_reader;
 

@@ -39,11 +39,18 @@ static size_t begin_element(walk *at)
 
 static void report_path(const walk *at)
 {
+    static const int32_t whole[] = {FSDP_PATH_WHOLE};
     if (at->archive->source)
-        fsdp_source_nest(at->archive->source, at->path, (size_t)at->depth);
+        fsdp_source_nest(at->archive->source, at->depth > 0 ? at->path : whole,
+                         at->depth > 0 ? (size_t)at->depth : 1);
 }
 
-typedef enum element_kind { ELEMENT_KEY, ELEMENT_NUMBER, ELEMENT_POSITION } element_kind;
+typedef enum element_kind {
+    ELEMENT_KEY,
+    ELEMENT_NUMBER,
+    ELEMENT_POSITION,
+    ELEMENT_IN_TUPLE
+} element_kind;
 
 /* Pushes the text added to the name since begin_element as an element. */
 static fsdp_status push_element(walk *at, size_t before, element_kind kind)
@@ -54,7 +61,9 @@ static fsdp_status push_element(walk *at, size_t before, element_kind kind)
     size_t size = at->name.size - start;
     if (size > ELEMENT_MOST)
         size = ELEMENT_MOST; /* the builder will refuse the name */
-    at->path[depth - 1] = kind == ELEMENT_POSITION ? -(int32_t)size : (int32_t)size;
+    at->path[depth - 1] = kind == ELEMENT_POSITION   ? -(int32_t)size
+                          : kind == ELEMENT_IN_TUPLE ? -((int32_t)size | FSDP_PATH_TUPLE)
+                                                     : (int32_t)size;
     if (kind == ELEMENT_NUMBER && fsdp_path_is_number(at->name.data + start, size))
         at->path[depth - 1] |= FSDP_PATH_NUMBER;
     return FSDP_OK;
@@ -71,17 +80,19 @@ static fsdp_status visit_element(walk *at, size_t before, element_kind kind, fsd
     return st;
 }
 
-static fsdp_status visit_number(walk *at, size_t number, fsdp_node node)
+static fsdp_status visit_number(walk *at, size_t number, element_kind kind, fsdp_node node)
 {
     size_t before = begin_element(at);
     fsdp_text_addf(&at->name, "%zu", number);
-    return visit_element(at, before, ELEMENT_POSITION, node);
+    return visit_element(at, before, kind, node);
 }
 
 static fsdp_status visit_items(walk *at, fsdp_node list)
 {
-    for (uint32_t i = 0; i < torch_node(at->archive, list)->count; i++)
-        FSDP_TRY(visit_number(at, i, torch_node(at->archive, list)->as.items[i]));
+    const fsdp_pickle_node *items = torch_node(at->archive, list);
+    element_kind kind = items->kind == FSDP_NODE_TUPLE ? ELEMENT_IN_TUPLE : ELEMENT_POSITION;
+    for (uint32_t i = 0; i < items->count; i++)
+        FSDP_TRY(visit_number(at, i, kind, items->as.items[i]));
     return FSDP_OK;
 }
 
@@ -315,7 +326,7 @@ static fsdp_status visit_arguments(walk *at, const arguments *found)
     const bool *is_named_kept = found->are_kept + args->count;
     for (uint32_t i = 0; i < args->count; i++)
         if (!found->are_kept[i])
-            FSDP_TRY(visit_number(at, i, args->as.items[i]));
+            FSDP_TRY(visit_number(at, i, ELEMENT_POSITION, args->as.items[i]));
     for (uint32_t i = 0; i + 1 < named->count; i += 2)
         if (!is_named_kept[i + 1])
             FSDP_TRY(visit_pair(at, named->as.items[i], named->as.items[i + 1]));

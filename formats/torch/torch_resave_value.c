@@ -44,12 +44,15 @@ static void emit_class(value_resave *work, const fsdp_value *value)
 static fsdp_status emit_items(value_resave *work, const fsdp_value *value, int depth,
                               fsdp_error *err)
 {
-    bool is_dict = value->kind == FSDP_VALUE_DICT;
-    fsdp_pickler_op(&work->pickler, is_dict ? FSDP_OP_EMPTY_DICT : FSDP_OP_EMPTY_LIST);
+    bool is_dict = value->kind == FSDP_VALUE_DICT, is_tuple = !is_dict && value->is_tuple;
+    if (!is_tuple)
+        fsdp_pickler_op(&work->pickler, is_dict ? FSDP_OP_EMPTY_DICT : FSDP_OP_EMPTY_LIST);
     fsdp_pickler_op(&work->pickler, FSDP_OP_MARK);
     for (size_t i = 0; i < value->as.list.count; i++)
         FSDP_TRY(emit_value(work, &value->as.list.items[i], depth + 1, err));
-    fsdp_pickler_op(&work->pickler, is_dict ? FSDP_OP_SETITEMS : FSDP_OP_APPENDS);
+    fsdp_pickler_op(&work->pickler, is_dict    ? FSDP_OP_SETITEMS
+                                    : is_tuple ? FSDP_OP_TUPLE
+                                               : FSDP_OP_APPENDS);
     return FSDP_OK;
 }
 

@@ -14,11 +14,11 @@ enum { NO_NODE = 0 }; /* no node has the root as a child */
 /* A container or an entry, as an item of a container. */
 typedef struct tree_node {
     const char *key;
-    int32_t element; /* of a path, see name_path.h */
-    bool is_list, is_leaf;
-    size_t entry;             /* of a leaf */
-    size_t first, last, next; /* first and last item; the next item after this one */
-    size_t count;             /* of items */
+    int32_t element;                 /* of a path, see name_path.h */
+    bool is_list, is_tuple, is_leaf; /* a tuple is a list, too */
+    size_t entry;                    /* of a leaf */
+    size_t first, last, next;        /* first and last item; the next item after this one */
+    size_t count;                    /* of items */
 } tree_node;
 
 typedef struct tree {
@@ -75,7 +75,10 @@ static fsdp_status add_entry(tree *at, size_t i, fsdp_error *err)
     const int32_t *path = at->nesting.paths[i];
     size_t count = at->nesting.counts[i], parent = 0;
     for (size_t e = 0; e + 1 < count; e++) {
-        tree_node node = {.key = key, .element = path[e], .is_list = path[e + 1] < 0};
+        tree_node node = {.key = key,
+                          .element = path[e],
+                          .is_list = path[e + 1] < 0,
+                          .is_tuple = fsdp_path_in_tuple(path[e + 1])};
         FSDP_TRY(find_container(at, &node, &parent, err));
         key += fsdp_path_bytes(path[e]) + 1;
     }
@@ -139,21 +142,29 @@ static fsdp_status emit_node(tree *at, size_t number, fsdp_error *err)
     tree_node node = at->nodes[number];
     if (node.is_leaf)
         return at->emit(at->context, node.entry, err);
-    fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_EMPTY_LIST : FSDP_OP_EMPTY_DICT);
+    if (!node.is_tuple)
+        fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_EMPTY_LIST : FSDP_OP_EMPTY_DICT);
     fsdp_pickler_op(at->pickler, FSDP_OP_MARK);
     for (size_t i = node.first; i != NO_NODE; i = at->nodes[i].next) {
         if (!node.is_list)
             emit_key(at->pickler, &at->nodes[i]);
         FSDP_TRY(emit_node(at, i, err));
     }
-    fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_APPENDS : FSDP_OP_SETITEMS);
+    fsdp_pickler_op(at->pickler, node.is_tuple  ? FSDP_OP_TUPLE
+                                 : node.is_list ? FSDP_OP_APPENDS
+                                                : FSDP_OP_SETITEMS);
     return FSDP_OK;
 }
 
 static fsdp_status emit_tree(tree *at, fsdp_error *err)
 {
     FSDP_TRY(nesting_find(at->entries, at->entry_count, NESTING_TORCH, &at->nesting, err));
-    FSDP_TRY(add_node(at, 0, &(tree_node){.is_list = false}, err));
+    nesting_root kind = at->nesting.root;
+    if (kind == NESTING_WHOLE)
+        return at->emit(at->context, 0, err);
+    const tree_node root = {.is_list = kind != NESTING_IN_DICT,
+                            .is_tuple = kind == NESTING_IN_TUPLE};
+    FSDP_TRY(add_node(at, 0, &root, err));
     for (size_t i = 0; i < at->entry_count; i++)
         FSDP_TRY(add_entry(at, i, err));
     FSDP_TRY(sort_lists(at, err));

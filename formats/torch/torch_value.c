@@ -234,6 +234,7 @@ static fsdp_status set_items(torch_archive *archive, fsdp_node node, int depth, 
 {
     const fsdp_pickle_node *list = torch_node(archive, node);
     FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_LIST, list->count, err));
+    value->is_tuple = list->kind == FSDP_NODE_TUPLE;
     for (uint32_t i = 0; i < list->count; i++)
         FSDP_TRY(read_value(archive, list->as.items[i], depth + 1, &value->as.list.items[i], err));
     return FSDP_OK;

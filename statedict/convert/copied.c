@@ -275,8 +275,8 @@ static fsdp_status carry_files(fsdp_copies *copies, const fsdp_sd *sd, fsdp_erro
     return copies->count > 0 ? make_record(copies, err) : FSDP_OK;
 }
 
-/* Without --copy-from: what the checkpoint carries as values, or what its framework left beside it. Files that
- * cannot be read are no reason to refuse the weights. */
+/* Without --copy-from: what the checkpoint carries as values, or what its framework left beside
+ * it. Files that cannot be read are no reason to refuse the weights. */
 static fsdp_status copy_from_source(fsdp_io *io, const fsdp_convert_opts *opts,
                                     const fsdp_copies_places *places, fsdp_copies *copies,
                                     fsdp_error *err)

@@ -5,6 +5,7 @@
 #include <fsdp/diff.h>
 
 #include "base/core/pool.h"
+#include "base/data/name_path.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/diff/diff_internal.h"
 #include "statedict/select/rename.h"
@@ -19,7 +20,7 @@
 
 typedef struct diff_pair {
     const fsdp_entry *a, *b;
-    const char *why;
+    const char *why, *nesting[2];
     size_t tensor_a, tensor_b; /* entry numbers of the tensors to read */
     fsdp_diff_found found;
 } diff_pair;
@@ -82,6 +83,42 @@ static const char *compare_heads(const diff_state *state, const diff_pair *pair)
     if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
         return "shape";
     return NULL;
+}
+
+/* True for formats whose paths tell tuples from lists. */
+static bool keeps_tuples(const fsdp_checkpoint *checkpoint)
+{
+    static const char *const formats[] = {"fsdp", "torch", "ranks"};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(checkpoint->info.format, formats[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Compares the containers of an entry: a tuple beside a list, an object beside a dict that holds it. */
+static bool is_nested_alike(const diff_state *state, const diff_pair *pair,
+                            const char *nesting_out[2])
+{
+    const fsdp_entry *a = pair->a, *b = pair->b;
+    bool a_whole = fsdp_path_is_whole(a->path, a->path_count);
+    bool b_whole = fsdp_path_is_whole(b->path, b->path_count);
+    if (!keeps_tuples(state->a) || !keeps_tuples(state->b) || a->name_size != b->name_size)
+        return true;
+    if (a_whole != b_whole) {
+        nesting_out[0] = a_whole ? "whole" : "in a dict";
+        nesting_out[1] = b_whole ? "whole" : "in a dict";
+        return false;
+    }
+    for (size_t i = 0; a->path && b->path && i < a->path_count && a->path_count == b->path_count;
+         i++) {
+        bool a_tuple = fsdp_path_in_tuple(a->path[i]), b_tuple = fsdp_path_in_tuple(b->path[i]);
+        if (a->path[i] >= 0 || b->path[i] >= 0 || a_tuple == b_tuple)
+            continue;
+        nesting_out[0] = a_tuple ? "in a tuple" : "in a list";
+        nesting_out[1] = b_tuple ? "in a tuple" : "in a list";
+        return false;
+    }
+    return true;
 }
 
 /* True for aliases of the same name on both sides: their targets are compared instead. */
@@ -157,6 +194,8 @@ static fsdp_status pair_entry(diff_state *state, size_t index, fsdp_error *err)
     pair->tensor_a = tensor_number(state->sd_a, index);
     pair->tensor_b = tensor_number(state->sd_b, (size_t)found);
     pair->why = compare_heads(state, pair);
+    if (!pair->why && !is_nested_alike(state, pair, pair->nesting))
+        pair->why = "nesting";
     bool has_data = a->kind != FSDP_ENTRY_VALUE && !pair->why && !state->opts.keys_only;
     return has_data && !is_shared_alias(state, pair) ? add_tasks(state, number, err) : FSDP_OK;
 }
@@ -275,7 +314,11 @@ static void visit(diff_state *state, const fsdp_diff_item *item)
 
 static void visit_pair(diff_state *state, const diff_pair *pair)
 {
-    fsdp_diff_item item = {.state = FSDP_DIFF_ONLY_A, .a = pair->a, .b = pair->b, .why = pair->why};
+    fsdp_diff_item item = {.state = FSDP_DIFF_ONLY_A,
+                           .a = pair->a,
+                           .b = pair->b,
+                           .why = pair->why,
+                           .nesting = {pair->nesting[0], pair->nesting[1]}};
     if (pair->b && !pair->why && pair->found.differing == 0) {
         item.state = FSDP_DIFF_EQUAL;
     } else if (pair->b) {

@@ -35,6 +35,9 @@ typedef struct fsdp_path_list {
 } fsdp_path_list;
 void fsdp_path_list_release(fsdp_path_list *list);
 fsdp_status fsdp_manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsdp_error *err);
+/* Marks elements of the last path read. */
+fsdp_status fsdp_manifest_take_tuples(fsdp_json *json, fsdp_path_list *list, fsdp_error *err);
+fsdp_status fsdp_manifest_take_whole(fsdp_json *json, fsdp_path_list *list, fsdp_error *err);
 /* Adds the last path read for this name. */
 fsdp_status fsdp_path_list_add(fsdp_path_list *list, const fsdp_json *json, const char *name, size_t size,
                                fsdp_error *err);

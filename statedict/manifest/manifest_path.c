@@ -21,7 +21,20 @@ static void put_element(fsdp_text *text, int32_t element)
     if (element >= 0 && element & FSDP_PATH_NUMBER)
         fsdp_text_addf(text, "[%zu]", fsdp_path_bytes(element));
     else
-        fsdp_text_addf(text, "%" PRId32, element);
+        fsdp_text_addf(text, element < 0 ? "-%zu" : "%zu", fsdp_path_bytes(element));
+}
+
+/* Writes the numbers of the elements that are positions in tuples. */
+static void put_tuples(fsdp_text *text, const fsdp_entry *entry)
+{
+    const char *before = ", \"tuples\": [";
+    for (size_t i = 0; i < entry->path_count; i++)
+        if (fsdp_path_in_tuple(entry->path[i])) {
+            fsdp_text_addf(text, "%s%zu", before, i);
+            before = ", ";
+        }
+    if (strcmp(before, ", ") == 0)
+        fsdp_text_add(text, "]", 1);
 }
 
 void fsdp_manifest_put_path(fsdp_text *text, const fsdp_entry *entry)
@@ -29,6 +42,10 @@ void fsdp_manifest_put_path(fsdp_text *text, const fsdp_entry *entry)
     if (!entry->path ||
         fsdp_path_is_default(entry->name, entry->name_size, entry->path, entry->path_count))
         return;
+    if (fsdp_path_is_whole(entry->path, entry->path_count)) {
+        fsdp_text_addf(text, ", \"whole\": true");
+        return;
+    }
     fsdp_text_addf(text, ", \"path\": [");
     for (size_t i = 0; i < entry->path_count; i++) {
         if (i > 0)
@@ -36,6 +53,7 @@ void fsdp_manifest_put_path(fsdp_text *text, const fsdp_entry *entry)
         put_element(text, entry->path[i]);
     }
     fsdp_text_add(text, "]", 1);
+    put_tuples(text, entry);
 }
 
 void fsdp_path_list_release(fsdp_path_list *list)
@@ -82,6 +100,36 @@ fsdp_status fsdp_manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsdp_
         FSDP_TRY(take_element(json, &list->path[list->path_count], err));
         list->path_count++;
     }
+}
+
+fsdp_status fsdp_manifest_take_tuples(fsdp_json *json, fsdp_path_list *list, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_json_enter_array(json, err));
+    for (;;) {
+        bool more;
+        int64_t i;
+        FSDP_TRY(fsdp_json_next_item(json, &more, err));
+        if (!more)
+            return FSDP_OK;
+        FSDP_TRY(fsdp_json_i64(json, &i, err));
+        if (i < 0 || (size_t)i >= list->path_count || list->path[i] >= 0 ||
+            fsdp_path_in_tuple(list->path[i]))
+            return fsdp_json_fail(json, err, "a tuple that is no list of the path");
+        list->path[i] = -(-list->path[i] | FSDP_PATH_TUPLE);
+    }
+}
+
+fsdp_status fsdp_manifest_take_whole(fsdp_json *json, fsdp_path_list *list, fsdp_error *err)
+{
+    bool is_whole;
+    FSDP_TRY(fsdp_json_bool(json, &is_whole, err));
+    list->path_count = 0;
+    if (!is_whole)
+        return fsdp_json_fail(json, err, "an entry that says it is not the whole");
+    if (!fsdp_grow(&list->path, &list->path_capacity, 1, sizeof *list->path))
+        return fsdp_fail_memory(err, "the manifest");
+    list->path[list->path_count++] = FSDP_PATH_WHOLE;
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_path_list_add(fsdp_path_list *list, const fsdp_json *json, const char *name,

@@ -443,6 +443,8 @@ enum {
     ENTRY_ALIAS,
     ENTRY_STORED,
     ENTRY_PATH,
+    ENTRY_TUPLES,
+    ENTRY_WHOLE,
     ENTRY_KEYS
 };
 
@@ -570,6 +572,8 @@ static fsdp_status take_entry_member(fsdp_state_reader *reader, void *record, in
     case ENTRY_STORED:
         return fsdp_manifest_take_stored(json, &entry->stored_kind, &entry->stored_size, err);
     case ENTRY_PATH: return fsdp_manifest_take_path(json, &reader->paths, err);
+    case ENTRY_TUPLES: return fsdp_manifest_take_tuples(json, &reader->paths, err);
+    case ENTRY_WHOLE: return fsdp_manifest_take_whole(json, &reader->paths, err);
     default: return take_text(json, &entry->target, err);
     }
 }
@@ -653,21 +657,21 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
 
 static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
 {
-    static const char *const keys[ENTRY_KEYS] = {"name",       "dtype",  "shape", "mesh",
-                                                 "placements", "boxes",  "flat",  "value",
-                                                 "alias",      "stored", "path"};
+    static const char *const keys[ENTRY_KEYS] = {"name",  "dtype",  "shape", "mesh",  "placements",
+                                                 "boxes", "flat",   "value", "alias", "stored",
+                                                 "path",  "tuples", "whole"};
     static const record_kind kind = {keys, ENTRY_KEYS, take_entry_member};
     enum {
         IN_FLAT = 1 << ENTRY_NAME | 1 << ENTRY_SHAPE | 1 << ENTRY_FLAT,
-        PATH = 1 << ENTRY_PATH,
-        NAMED_PATH = PATH | 1 << ENTRY_NAME
+        PATH = 1 << ENTRY_PATH | 1 << ENTRY_WHOLE,
+        ANY_PATH = PATH | 1 << ENTRY_TUPLES
     };
     entry_record *entry = &reader->entry;
     fsdp_status status = take_members(reader, &kind, entry, &entry->seen, err);
-    if (status == FSDP_OK && (entry->seen & NAMED_PATH) == NAMED_PATH)
+    if (status == FSDP_OK && entry->seen & PATH && entry->seen & 1 << ENTRY_NAME)
         status = fsdp_path_list_add(&reader->paths, reader->json, entry->name.data,
                                     entry->name.size, err);
-    entry->seen &= ~(uint64_t)PATH;
+    entry->seen &= ~(uint64_t)ANY_PATH;
     if (status == FSDP_OK && entry->seen == IN_FLAT)
         status = add_flat_part(reader, entry, err);
     else if (status == FSDP_OK)

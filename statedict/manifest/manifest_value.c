@@ -13,10 +13,11 @@
 #include <string.h>
 
 /* In the order of fsdp_value_kind. */
-static const char *const tags[] = {"null",    "bool",    "i64",  "u64",  "f64",
-                                   "string",  "bytes",   "list", "dict", "opaque",
-                                   "integer", "complex", "class"};
-enum { TAG_COUNT = sizeof tags / sizeof *tags };
+static const char *const tags[] = {"null",    "bool",    "i64",   "u64",  "f64",
+                                   "string",  "bytes",   "list",  "dict", "opaque",
+                                   "integer", "complex", "class", "tuple"};
+/* "tuple" is no type: a member behind "list", which older readers ignore. */
+enum { TUPLE_MEMBER = 13, TAG_COUNT = TUPLE_MEMBER };
 
 /* --- doubles ---------------------------------------------------------------------------------- */
 
@@ -141,6 +142,8 @@ static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, f
     case FSDP_VALUE_LIST:
     case FSDP_VALUE_DICT: FSDP_TRY(put_items(text, value, depth, err)); break;
     }
+    if (value->kind == FSDP_VALUE_LIST && value->is_tuple)
+        fsdp_text_addf(text, ", \"%s\": true", tags[TUPLE_MEMBER]);
     fsdp_text_add(text, "}", 1);
     return FSDP_OK;
 }
@@ -296,14 +299,18 @@ static fsdp_status take_tagged(fsdp_json *json, int tag, fsdp_value *value_out, 
 
 static fsdp_status take_members(fsdp_json *json, fsdp_value *value_out, int depth, fsdp_error *err)
 {
-    fsdp_json_members members = {.names = tags, .count = TAG_COUNT};
+    fsdp_json_members members = {.names = tags, .count = TAG_COUNT + 1};
     int tag;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
-    if (tag < 0)
+    if (tag < 0 || tag == TUPLE_MEMBER)
         return fsdp_json_fail(json, err, "a value of no known type");
     FSDP_TRY(take_tagged(json, tag, value_out, depth, err));
     FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
+    if (tag == TUPLE_MEMBER && value_out->kind == FSDP_VALUE_LIST) {
+        FSDP_TRY(fsdp_json_bool(json, &value_out->is_tuple, err));
+        FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
+    }
     return tag < 0 ? FSDP_OK : fsdp_json_fail(json, err, "a value of two types");
 }
 

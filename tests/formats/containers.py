@@ -81,6 +81,69 @@ def write(path, pickled):
         archive.writestr("archive/version", "3\n")
 
 
+def spelled(value):
+    """The kinds of all containers, and what is in them."""
+    if isinstance(value, Loaded):
+        return value.data
+    if isinstance(value, dict):
+        return {"dict": [(key, spelled(item)) for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [spelled(item) for item in value]}
+    return value
+
+
+def loaded_from(path):
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if "/data/" in name]
+        DATA.update((name.split("/")[-1], archive.read(name)) for name in names)
+        return spelled(Unpickler(io.BytesIO(archive.read("archive/data.pkl"))).load())
+
+
+def number(value):
+    return b"K" + bytes([value])
+
+
+def shapes():
+    """Objects whose containers are the same after a copy, by the way of a native checkpoint, too."""
+    pair, empty, sequence = items(tensor("0"), tensor("1")), b")", listed(tensor("0"), tensor("1"))
+    return {
+        "tensor": tensor("0"), "list": sequence, "tuple": pair, "value": number(5), "no list": b"]",
+        "tuple of values": items(number(3), items(number(1), number(2)), b"N"),
+        "tuple and value": items(tensor("0"), number(2)),
+        "key": b"}(" + text("") + tensor("0") + b"u",
+        "tuples": b"}(" + text("t") + pair + text("e") + empty + text("n") + listed(empty, items(number(1)))
+                  + text("d") + items(listed(tensor("0")), b"}(" + text("x") + items(tensor("1")) + b"u")
+                  + text("state") + b"}(K\0}(" + text("x") + items(tensor("0"), empty) + b"uu" + b"u",
+    }  # fmt: skip
+
+
+OTHER_SHAPES = [("list", "tuple"), ("tensor", "key"), ("no list", "no tuple")]
+
+
+def check_shapes(folder):
+    made = {**shapes(), "no tuple": b")"}
+    stored = dict(DATA)
+    for name, pickled in made.items():
+        DATA.clear()
+        DATA.update(stored)
+        source, native = folder / f"{name}.pt", folder / "native"
+        write(source, b"\x80\2" + pickled + b".")
+        expected = loaded_from(source)
+        for path, *options in ((folder / "copy.pt", source), (native, source, "--to", "fsdp"),
+                               (folder / "back.pt", native)):
+            ran = run("fsdp-convert", *options, path, "--overwrite")
+            check(ran.returncode == 0, f"{name}: {ran.stderr}")
+            compared = run("fsdp-diff", source, path)
+            check(compared.returncode == 0, f"{name}: {compared.stdout}")
+            found = expected if path == native else loaded_from(path)
+            check(found == expected, f"{name}: {found}, not {expected}")
+    for one, other in OTHER_SHAPES:
+        compared = run("fsdp-diff", folder / f"{one}.pt", folder / f"{other}.pt")
+        check(compared.returncode == 1 and "= 0 equal" in compared.stdout, f"{one}: {compared.stdout}")
+    DATA.clear()
+    DATA.update(stored)
+
+
 def global_of(name, *args):
     module = "__builtin__" if name == "list" else "collections"
     return f"c{module}\n{name}\n".encode() + (items(*args) + b"R" if args else b"")
@@ -127,6 +190,7 @@ def main():
         folder = Path(made)
         for name, pickled in CASES.items():
             check_case(folder, name, pickled)
+        check_shapes(folder)
         for name, pickled in WITHOUT_TENSORS.items():
             write(folder / "none.pt", b"\x80\2" + pickled + b".")
             refused = run("fsdp-ls", folder / "none.pt")

@@ -468,7 +468,8 @@ def megatron_rank(rank, folder):
     from megatron.core import dist_checkpointing
 
     torch.manual_seed(3)
-    torch.cuda.synchronize = lambda: None  # the writer waits for a device
+    torch.cuda.synchronize = lambda: None  # the writer waits for a device, and sends its status from one
+    torch.cuda.current_device = lambda: "cpu"
     shard = dist_checkpointing.ShardedTensor.from_rank_offsets
     names = {
         "embedding.word_embeddings.weight": (16, 8),

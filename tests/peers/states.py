@@ -82,18 +82,20 @@ def check(expected, got, what):
 
 def flat(state, prefix=""):
     """Names and what they stand for, as a listing has them; lists of values only are values."""
+    if isinstance(state, torch.Tensor):
+        return {"": state}
     found = {}
     pairs = state.items() if isinstance(state, dict) else enumerate(state)
     for key, value in pairs:
         name = f"{prefix}{key}"
-        goes_on = isinstance(value, dict) or (isinstance(value, list) and is_gone_into(value))
+        goes_on = isinstance(value, dict) or (isinstance(value, list | tuple) and is_gone_into(value))
         found |= flat(value, name + ".") if goes_on and value else {name: value}
     return found
 
 
 def is_gone_into(items):
     return any(
-        isinstance(one, (dict, torch.Tensor)) or (isinstance(one, list) and is_gone_into(one))
+        isinstance(one, (dict, torch.Tensor)) or (isinstance(one, list | tuple) and is_gone_into(one))
         for one in items
     )
 

@@ -4,6 +4,7 @@ usage: torch_reads_torch.py FSDP_CONVERT GOLDEN
 """
 
 import os
+import random
 import sys
 import tempfile
 import zipfile
@@ -147,7 +148,39 @@ def nesting(folder):
     assert set(load(converted(folder / "flat.pt", folder))) == set(names), "what was flat was nested"
 
 
+def tuples(folder):
+    """Objects are what they were: tuples, and objects that are no dict."""
+    state = {"random": random.getstate(), "pair": (torch.ones(2), [torch.zeros(1), ()]), "none": (),
+             "nested": ((1,), [(2.5, None)]), "state": {0: {"x": (torch.ones(3), 1)}},
+             "param_groups": [{"betas": (0.9, 0.999), "params": [0]}]}
+    objects = {"state": state, "tensor": torch.arange(3.0), "list": [torch.ones(1), {"a": torch.ones(2)}],
+               "tuple": (torch.ones(2), 2), "random": random.getstate(), "number": 5, "empty": []}
+    expected = [random.random() for _ in range(3)]
+    for name, one in objects.items():
+        source, native = folder / f"{name}.pt", folder / f"{name}.fsdp"
+        torch.save(one, source)
+        run(CONVERT, source, native, "--to", "fsdp")
+        for path in (source, native):
+            got = load(converted(path, folder))
+            assert same(one, got), f"{path.name}: {got}"
+            if name in ("state", "random"):
+                random.setstate(got["random"] if name == "state" else got)
+                assert [random.random() for _ in range(3)] == expected, path.name
+
+
+def same(one, other):
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
 with tempfile.TemporaryDirectory() as place:
-    for test in (everything, records, fixtures, optimizer, tied, noted, nesting):
+    for test in (everything, records, fixtures, optimizer, tied, noted, nesting, tuples):
         test(Path(place))
         print(f"{test.__name__}: as it should be")

@@ -30,6 +30,7 @@ typedef struct ls_listing {
     size_t *order;             /* numbers of the selected entries, as they are listed */
     size_t count;
     int64_t done, total;       /* bytes of tensors, for progress */
+    bool names_tuples;         /* of values: {"tuple": [...]}, where listings have a list */
     fsdp_error failure;        /* of a tensor inside a value */
 } ls_listing;
 

@@ -40,13 +40,14 @@ static void add_float(fsdp_text *text, double value)
 
 static void add_list(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
-    fsdp_text_add(text, "[", 1);
+    bool is_named = listing->names_tuples && value->is_tuple;
+    fsdp_text_addf(text, is_named ? "{\"tuple\": [" : "[");
     for (size_t i = 0; i < value->as.list.count; i++) {
         if (i > 0)
             fsdp_text_add(text, ", ", 2);
         ls_add_value(listing, text, &value->as.list.items[i]);
     }
-    fsdp_text_add(text, "]", 1);
+    fsdp_text_addf(text, is_named ? "]}" : "]");
 }
 
 static void add_dict(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
@@ -83,7 +84,7 @@ static void add_bytes(fsdp_text *text, const fsdp_value *value)
 /* Shows a value that PyTorch stored as a blob by its contents. */
 static bool add_opened(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
-    ls_listing inner = {.options = listing->options};
+    ls_listing inner = {.options = listing->options, .names_tuples = listing->names_tuples};
     fsdp_error err = {0};
     if (fsdp_checkpoint_open_value(value, &inner.checkpoint, &err) != FSDP_OK)
         return false;

@@ -90,6 +90,17 @@ static void renamed(const char *old, const char *name, const int32_t *path, size
     cr_assert_str_eq(text, expected);
 }
 
+Test(name_path, positions_in_tuples_and_whole_objects)
+{
+    const int32_t in_tuple = -(1 | FSDP_PATH_TUPLE), whole = FSDP_PATH_WHOLE;
+    cr_expect(fits("t.0", PATH(1, in_tuple)) && !fits("t.x", PATH(1, in_tuple)));
+    cr_expect(fsdp_path_bytes(in_tuple) == 1 && fsdp_path_bytes(whole) == 0);
+    cr_expect(fsdp_path_in_tuple(in_tuple) && !fsdp_path_in_tuple(-1) &&
+              !fsdp_path_in_tuple(whole));
+    cr_expect(fits("", PATH(whole)) && !fits("a", PATH(whole)) && !fits("a.", PATH(1, whole)));
+    cr_expect(fsdp_path_is_whole(&whole, 1) && !fsdp_path_is_whole(&in_tuple, 1));
+}
+
 Test(name_path, renaming_keeps_the_elements_that_stay)
 {
     renamed("a.b.c", "a.b.c", PATH(1, 1, 1), "a|b|c");

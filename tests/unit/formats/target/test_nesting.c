@@ -3,6 +3,7 @@
  * with them takes memory and time by their bytes. Whatever goes by a square here does not come to an end
  * before the suite's timeout.
  */
+#include "base/data/name_path.h"
 #include "formats/dcp/dcp_fold.h"
 #include "formats/target/nesting.h"
 #include "formats/torch/torch_tree.h"
@@ -240,5 +241,59 @@ Test(nesting, lists_fold_when_all_of_them_stands_together)
     fold(&all, 2);
     add_name(&all, "list.2", (int32_t[]){4, -1}, 2, &number);
     fold(&all, 5);
+    release_names(&all);
+}
+
+/* --- the outermost object --------------------------------------------------------------------- */
+
+static void expect_root(const names *all, nesting_reader reader, nesting_root expected)
+{
+    fsdp_error err = {0};
+    nesting found;
+    cr_assert_eq(nesting_find(all->entries, all->count, reader, &found, &err), FSDP_OK);
+    cr_expect_eq(found.root, expected);
+    if (expected == NESTING_IN_DICT)
+        for (size_t i = 0; i < all->count; i++)
+            cr_expect_geq(found.paths[i][0], 0);
+    nesting_release(&found);
+}
+
+Test(nesting, a_list_or_a_tuple_is_the_object_when_all_of_it_is_there)
+{
+    for (int i = 0; i < 2; i++) {
+        names all = new_names(3);
+        int32_t first = i ? -(1 | FSDP_PATH_TUPLE) : -1;
+        add_name(&all, "0", &first, 1, NULL);
+        add_name(&all, "1.a", (int32_t[]){first, 1}, 2, &number);
+        expect_root(&all, NESTING_TORCH, i ? NESTING_IN_TUPLE : NESTING_IN_LIST);
+        expect_root(&all, NESTING_DCP, NESTING_IN_DICT);
+        add_name(&all, "3", &first, 1, &number);
+        expect_root(&all, NESTING_TORCH, NESTING_IN_DICT);
+        all.entries[2] = all.entries[1];
+        all.entries[2].name = "b", all.entries[2].name_size = 1;
+        all.entries[2].path_count = 1, all.entries[2].path = (const int32_t[]){1};
+        expect_root(&all, NESTING_TORCH, NESTING_IN_DICT);
+        release_names(&all);
+    }
+}
+
+Test(nesting, an_entry_is_the_object_when_it_is_alone)
+{
+    names all = new_names(2);
+    add_name(&all, "", (int32_t[]){FSDP_PATH_WHOLE}, 1, NULL);
+    expect_root(&all, NESTING_TORCH, NESTING_WHOLE);
+    expect_root(&all, NESTING_DCP, NESTING_IN_DICT);
+    add_name(&all, "x", (int32_t[]){1}, 1, &number);
+    expect_root(&all, NESTING_TORCH, NESTING_IN_DICT);
+    release_names(&all);
+}
+
+/* Values only, as in [1, 2] of a reader that would not visit it. */
+Test(nesting, a_list_of_values_alone_is_no_object)
+{
+    names all = new_names(2);
+    add_name(&all, "0", (int32_t[]){-1}, 1, &number);
+    add_name(&all, "1", (int32_t[]){-1}, 1, &number);
+    expect_root(&all, NESTING_TORCH, NESTING_IN_DICT);
     release_names(&all);
 }

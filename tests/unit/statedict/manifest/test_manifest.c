@@ -1,6 +1,7 @@
 /* The manifest: it reads back bit for bit, and a changed text is refused. */
 #include "statedict/manifest/manifest.h"
 
+#include "base/data/name_path.h"
 #include "statedict/sd/layout_internal.h"
 #include "tests/support/disk/io_sim.h"
 #include "base/core/mem.h"
@@ -159,6 +160,26 @@ static size_t add_paths(fsdp_sd *sd)
     return added;
 }
 
+/* A position in a tuple, an entry that is the whole object, a tuple in a list. */
+static void add_tuples(fsdp_sd *sd)
+{
+    fsdp_value list = {0};
+    size_t count = fsdp_sd_count(sd);
+    const int32_t path[] = {5, -(1 | FSDP_PATH_TUPLE), -1}, whole[] = {FSDP_PATH_WHOLE};
+    cr_assert_eq(fsdp_value_set_items(&list, FSDP_VALUE_LIST, 1, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_value_set_items(&list.as.list.items[0], FSDP_VALUE_LIST, 0, NULL), FSDP_OK);
+    list.as.list.items[0].is_tuple = true;
+    cr_assert_eq(fsdp_sd_add_value(sd, "tuple.0.1", 9, &list, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_set_path(sd, count, path, 3, NULL), FSDP_OK);
+    int64_t empty = fsdp_sd_find(sd, "", 0);
+    if (empty < 0) {
+        cr_assert_eq(fsdp_sd_add_value(sd, "", 0, &list, NULL), FSDP_OK);
+        empty = (int64_t)count + 1;
+    }
+    cr_assert_eq(fsdp_sd_set_path(sd, (size_t)empty, whole, 1, NULL), FSDP_OK);
+    fsdp_value_release(&list);
+}
+
 static fsdp_manifest example(fsdp_manifest_file files[4])
 {
     for (int i = 0; i < 4; i++)
@@ -223,6 +244,7 @@ Test(manifest, everything_comes_back)
     fsdp_manifest manifest = example(files), back;
     add_deep_value(manifest.sd);
     cr_assert(add_paths(manifest.sd) > 3);
+    add_tuples(manifest.sd);
     fsdp_text text = {0}, again = {0};
     encode(&manifest, &text);
     fsdp_error err = {0};
