@@ -160,7 +160,8 @@ static void add_json(fsdp_text *text, const char *data, size_t size, bool for_pe
         at += length > 0 ? length : 1;
         plain = at;
     }
-    fsdp_text_add(text, data + plain, size - plain);
+    if (plain < size)
+        fsdp_text_add(text, data + plain, size - plain);
     fsdp_text_add(text, "\"", 1);
 }
 

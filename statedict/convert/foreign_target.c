@@ -80,7 +80,8 @@ static fsdp_status declare_entries(const convert_job *job, fsdp_error *err)
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(declare_entry(job, i, &list, err));
     for (size_t i = 0; i < count; i++) { /* the array of boxes does not move any more */
-        files->entries[i].boxes = files->boxes + next;
+        if (files->entries[i].box_count > 0)
+            files->entries[i].boxes = files->boxes + next;
         next += files->entries[i].box_count;
     }
     return FSDP_OK;

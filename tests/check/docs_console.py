@@ -118,7 +118,7 @@ def run_document(document, directory):
 def check_page(page, count):
     """A page of the cookbook shows what it says, and is listed."""
     where = page.relative_to(ROOT)
-    if count == 0:
+    if count == 0 and page.name != "made_by.md":  # cli_layouts runs the commands of its table
         yield f"{where}: has no console block"
     if f"({page.name})" not in (COOKBOOK / "README.md").read_text():
         yield f"{where}: is not in docs/cookbook/README.md"

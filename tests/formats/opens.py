@@ -63,7 +63,8 @@ def outside(lines, given, started_in):
 
 
 def trace(log, given, statuses, program, *arguments):
-    strace = ["strace", "-f", "-y", "-qq", "-s", "4096", "-e", "trace=%file", "-o", log]
+    strace = ["strace", "-f", "-y", "-qq", "-s", "4096", "-e", "trace=%file", "-o", log,
+              "-E", "LD_LIBRARY_PATH"]  # without it: the loader looks where a user's does
     command = [*strace, str(tools.BIN.resolve() / program), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(command, capture_output=True, timeout=120, check=False, cwd=empty)

@@ -139,7 +139,7 @@ def ranks(folder):
     torch.save(state, folder / "source.pt")
     path = converted(folder / "source.pt", folder, 3)
     arguments = (2, path, folder / "rendezvous", folder / "source.pt")
-    torch.multiprocessing.spawn(load_as_rank, arguments, nprocs=2)
+    torch.multiprocessing.start_processes(load_as_rank, arguments, nprocs=2, start_method="fork")
 
 
 def check_nesting(path, state, planned, what):

@@ -87,7 +87,7 @@ def compare(lines, wanted):
 
 def main():
     with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(save, (directory,), nprocs=RANKS)
+        torch.multiprocessing.start_processes(save, (directory,), nprocs=RANKS, start_method="fork")
         full = torch.load(f"{directory}/full.pt")
         wanted = {f"{part}.{name}": numbers_of(v) for part in full for name, v in full[part].items()}
         command = [PROGRAM, *(f"{directory}/{form}" for form in FORMS)]

@@ -6,21 +6,13 @@
 
 #include <sys/resource.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define UNDER_SANITIZER
-#endif
-#endif
-
 enum { MEMORY = 512 << 20 };
 
 /* Limits the address space, so that an allocation for a false size fails; sanitizers need that
  * space themselves. */
 static void bound_memory(void)
 {
-#ifndef UNDER_SANITIZER
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     struct rlimit limit = {MEMORY, MEMORY};
     cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
 #endif
