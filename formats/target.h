@@ -87,6 +87,7 @@ typedef struct fsdp_target_opts {
     int64_t max_file_bytes;    /* hf: bytes of tensors per file; 0: the format's default */
     const fsdp_target_tie *ties;       /* for formats that record them; borrowed as the entries are */
     size_t tie_count;
+    const char *stem;          /* hf: of its files, one of fsdp_hf_stems; NULL: "model" */
     const char *copied;        /* hf: a JSON text about files beside it that is kept with the tensors, or
                                 * NULL; its length must not change between measuring and writing */
     bool sync;
@@ -134,6 +135,9 @@ struct fsdp_target_format {
     const fsdp_target_ops *ops;    /* NULL: a native file, which statedict/convert writes */
     const struct fsdp_packed_format *packed;   /* for the ops of packed formats */
 };
+
+/* The names that loaders give to files of weights ("model", "adapter_model", ...), up to NULL. */
+extern const char *const fsdp_hf_stems[];
 
 /* The format that --to calls by this name; NULL when there is none. */
 const fsdp_target_format *fsdp_target_find(const char *name);

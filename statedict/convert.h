@@ -91,6 +91,7 @@ typedef struct fsdp_convert_opts {
     const char *copy_from;     /* hf: a directory whose config.json, tokenizer, licences and the like are
                                 * copied beside the weights, config.json edited to be true of them */
     bool copy_code;            /* Python files as well */
+    bool skip_copies;          /* hf, without copy_from: copies nothing that lies beside SRC's weights */
     fsdp_tied tied;
     fsdp_opaque opaque;
     fsdp_optim_form optim_form;        /* dcp; FSDP_ERR_USAGE for other formats */

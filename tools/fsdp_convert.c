@@ -219,6 +219,7 @@ int main(int argc, char **argv)
     bool resumes = st == FSDP_ERR_CANCELLED && cli_stopped() && opts.convert.resume &&
                    fsdp_convert_keeps_work(opts.convert.format);
     convert_name_drops(&opts, &err);
+    convert_name_source(&opts, &err);
     convert_options_release(&opts);
     return resumes ? end_for_resume() : cli_end(st, &err);
 }

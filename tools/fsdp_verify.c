@@ -442,13 +442,27 @@ static fsdp_status verify_paths(const verify_options *opts)
 
 /* --- the newest good one ---------------------------------------------------------------------- */
 
+/* A run of another program means its newest step that opens. */
+static fsdp_status find_latest(const verify_options *opts, const fsdp_watch *watch, char **path_out,
+                               fsdp_error *err)
+{
+    const char *run = opts->paths[0];
+    if (!cli_is_run(run) && access(run, F_OK) == 0) {
+        FSDP_TRY(fsdp_checkpoint_resolve(run, watch, cli_access(), path_out, err));
+        if (strcmp(*path_out, run) != 0)
+            return FSDP_OK;
+        fsdp_string_free(*path_out);
+    }
+    return fsdp_run_latest(run, opts->level, watch, cli_access(), path_out, err);
+}
+
 static fsdp_status print_latest(const verify_options *opts, fsdp_error *err)
 {
     fsdp_watch watch = cli_watch(&opts->common);
     fsdp_text text = {0};
     char *path = NULL;
     FSDP_TRY(cli_check_not_checkpoint(opts->paths[0], err));
-    FSDP_TRY(fsdp_run_latest(opts->paths[0], opts->level, &watch, cli_access(), &path, err));
+    FSDP_TRY(find_latest(opts, &watch, &path, err));
     if (opts->common.json) {
         fsdp_text_addf(&text, "{\"schema\": 1, ");
         add_text_member(&text, "latest", path);

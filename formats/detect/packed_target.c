@@ -32,7 +32,7 @@ static fsdp_status add_entry(fsdp_target *target, const fsdp_target_entry *entry
 
 static fsdp_status declare(fsdp_target *target, const fsdp_target_opts *opts, fsdp_error *err)
 {
-    fsdp_packed_opts packed = {opts->io, opts->max_file_bytes, opts->sync};
+    fsdp_packed_opts packed = {opts->io, opts->max_file_bytes, opts->stem, opts->sync};
     target->numbers = fsdp_alloc(opts->entry_count, sizeof *target->numbers);
     if (!target->numbers)
         return fsdp_fail_memory(err, "a conversion");
@@ -116,16 +116,31 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
 
 static const fsdp_target_ops packed_ops = {measure, create, write_elements, finish, discard, place};
 
-static bool hf_owns(const char *name)
+const char *const fsdp_hf_stems[] = {"model", "adapter_model", "diffusion_pytorch_model",
+                                     "adapters", NULL};
+
+static bool is_of_stem(const char *name, const char *stem)
 {
     int number, count;
     char same[80];
-    if (strcmp(name, "model.safetensors") == 0 || strcmp(name, "model.safetensors.index.json") == 0)
-        return true;
-    if (sscanf(name, "model-%9d-of-%9d", &number, &count) != 2)
+    size_t size = strlen(stem);
+    if (strncmp(name, stem, size) != 0)
         return false;
-    snprintf(same, sizeof same, "model-%05d-of-%05d.safetensors", number, count);
-    return strcmp(name, same) == 0;
+    if (strcmp(name + size, ".safetensors") == 0 ||
+        strcmp(name + size, ".safetensors.index.json") == 0)
+        return true;
+    if (sscanf(name + size, "-%9d-of-%9d", &number, &count) != 2)
+        return false;
+    snprintf(same, sizeof same, "-%05d-of-%05d.safetensors", number, count);
+    return strcmp(name + size, same) == 0;
+}
+
+static bool hf_owns(const char *name)
+{
+    for (size_t i = 0; fsdp_hf_stems[i]; i++)
+        if (is_of_stem(name, fsdp_hf_stems[i]))
+            return true;
+    return false;
 }
 
 static bool safetensors_holds(fsdp_dtype dtype)

@@ -15,7 +15,7 @@ static const char index_suffix[] = ".safetensors.index.json";
 
 /* Stems in the order in which loaders look for them. */
 static const char *const usual_stems[] = {"model", "diffusion_pytorch_model", "pytorch_model",
-                                          "adapter_model"};
+                                          "adapter_model", "adapters"};
 enum { USUAL_STEMS = sizeof usual_stems / sizeof *usual_stems, NAMES_SHOWN = 6 };
 
 static bool ends_with(const char *name, const char *suffix)

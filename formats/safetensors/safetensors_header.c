@@ -336,6 +336,8 @@ static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, c
 static fsdp_status read_metadata(header_reader *reader, metadata_reader *metadata, fsdp_error *err)
 {
     fsdp_text *text = &reader->header->metadata;
+    if (fsdp_json_peek(&reader->json) == FSDP_JSON_NULL) /* as MLX writes it */
+        return fsdp_json_null(&reader->json, err);
     reader->header->has_metadata = true;
     fsdp_text_addf(text, "{");
     FSDP_TRY(fsdp_json_enter_object(&reader->json, err));

@@ -301,12 +301,17 @@ static bool assign_shards(fsdp_packed *target, int *count_out)
     return is_done;
 }
 
-static void name_file(char *out, size_t room, int number, int count)
+static const char *stem_of(const fsdp_packed *target)
+{
+    return target->opts.stem ? target->opts.stem : "model";
+}
+
+static void name_file(const fsdp_packed *target, char *out, size_t room, int number, int count)
 {
     if (count == 1)
-        snprintf(out, room, "model.safetensors");
+        snprintf(out, room, "%s.safetensors", stem_of(target));
     else
-        snprintf(out, room, "model-%05d-of-%05d.safetensors", number + 1, count);
+        snprintf(out, room, "%s-%05d-of-%05d.safetensors", stem_of(target), number + 1, count);
 }
 
 static fsdp_status write_index(fsdp_packed *target, target_tensor **list, int count,
@@ -321,17 +326,18 @@ static fsdp_status write_index(fsdp_packed *target, target_tensor **list, int co
     fsdp_text_addf(&text, "  \"weight_map\": {");
     for (size_t i = 0; i < target->tensor_count; i++) {
         char name[64];
-        name_file(name, sizeof name, list[i]->file, count);
+        name_file(target, name, sizeof name, list[i]->file, count);
         fsdp_text_addf(&text, "%s\n    ", i > 0 ? "," : "");
         fsdp_text_add_json_string(&text, list[i]->stored_name, list[i]->stored_name_size);
         fsdp_text_addf(&text, ": \"%s\"", name);
     }
     fsdp_text_addf(&text, "\n  }\n}\n");
     int file;
+    char index[64];
+    snprintf(index, sizeof index, "%s.safetensors.index.json", stem_of(target));
     fsdp_status status = text.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
     if (status == FSDP_OK)
-        status = fsdp_packed_add_file(target, "model.safetensors.index.json", (int64_t)text.size,
-                                      &file, err);
+        status = fsdp_packed_add_file(target, index, (int64_t)text.size, &file, err);
     if (status == FSDP_OK)
         status = fsdp_packed_put(target, file, text.data, text.size, 0, err);
     fsdp_text_release(&text);
@@ -347,7 +353,7 @@ static fsdp_status write_shards(fsdp_packed *target, target_tensor **list, int c
         size_t end = first;
         while (end < target->tensor_count && list[end]->file == shard)
             end++;
-        name_file(name, sizeof name, shard, count);
+        name_file(target, name, sizeof name, shard, count);
         FSDP_TRY(write_file(target, name, list + first, end - first, err));
         first = end;
     }

@@ -22,6 +22,7 @@ extern const fsdp_packed_format fsdp_packed_npz, fsdp_packed_npy;
 typedef struct fsdp_packed_opts {
     fsdp_io *io;               /* NULL: the file system */
     int64_t max_shard_size;    /* hf: bytes of tensors per file; 0: 5 * 10^9 */
+    const char *stem;          /* hf: of the names of its files; NULL: "model" */
     bool sync;                 /* finish syncs everything but the caller's directory */
 } fsdp_packed_opts;
 

@@ -67,11 +67,11 @@ static fsdp_status find_root(torch_zip *zip, fsdp_error *err)
                              zip->archive->where);
     }
     if (find_record(zip, "constants.pkl"))
-        return fsdp_fail(
-            err, FSDP_ERR_REFUSED,
-            "%s is a TorchScript archive, which is a program: save its state_dict() with "
-            "torch.save instead",
-            zip->archive->where);
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "%s is a TorchScript archive, which is a program: load it with "
+                         "torch.jit.load and save its state_dict() with "
+                         "torch.save instead",
+                         zip->archive->where);
     return FSDP_OK;
 }
 

@@ -2,9 +2,11 @@
 #include "statedict/convert/copied.h"
 
 #include "base/data/json.h"
+#include "formats/frameworks.h"
 #include "formats/source.h"
 #include "kernels/kernels.h"
 #include "statedict/commit/commit_internal.h"
+#include "statedict/sd/meter.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -71,6 +73,14 @@ bool fsdp_copied_name(const char *name, bool with_code)
                                         "preprocessor_config.json",
                                         "processor_config.json",
                                         "README.md",
+                                        "adapter_config.json",
+                                        "params.json",
+                                        "modules.json",
+                                        "config_sentence_transformers.json",
+                                        "sentence_bert_config.json",
+                                        "spiece.model",
+                                        "sentencepiece.bpe.model",
+                                        "video_preprocessor_config.json",
                                         NULL};
     static const char *const starts[] = {"tokenizer", "vocab.", "chat_template",
                                          "LICENSE",   "NOTICE", NULL};
@@ -265,6 +275,34 @@ static fsdp_status carry_files(fsdp_copies *copies, const fsdp_sd *sd, fsdp_erro
     return copies->count > 0 ? make_record(copies, err) : FSDP_OK;
 }
 
+/* Without --copy-from: what the checkpoint carries as values, or what its framework left beside
+ * it. Files that cannot be read are no reason to refuse the weights. */
+static fsdp_status copy_from_source(fsdp_io *io, const fsdp_convert_opts *opts,
+                                    const fsdp_copies_places *places, fsdp_copies *copies,
+                                    fsdp_error *err)
+{
+    fsdp_convert_opts found = *opts;
+    char *dir = NULL;
+    FSDP_TRY(carry_files(copies, places->sd, err));
+    if (copies->count > 0)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_framework_config(io, places->from, &dir, err));
+    if (!dir || fsdp_paths_are_same(io, dir, places->to)) {
+        fsdp_free(dir);
+        return FSDP_OK;
+    }
+    found.copy_from = dir;
+    fsdp_status st = fsdp_source_create(io, dir, "files", &copies->source, err);
+    if (st == FSDP_OK &&
+        (add_files(copies, io, &found, NULL) != FSDP_OK || read_config(copies, NULL) != FSDP_OK)) {
+        fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied", dir);
+        fsdp_copies_release(copies);
+        *copies = (fsdp_copies){.carrier = places->from, .config = {.vocab_size = -1, .tied = -1}};
+    }
+    fsdp_free(dir);
+    return st == FSDP_OK && copies->count > 0 ? make_record(copies, err) : st;
+}
+
 fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
                              const fsdp_copies_places *places, fsdp_copies *copies, fsdp_error *err)
 {
@@ -275,7 +313,8 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
     if (!dir && opts->copy_code)
         return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)
-        return is_hf ? carry_files(copies, places->sd, err) : FSDP_OK;
+        return is_hf && !opts->skip_copies ? copy_from_source(io, opts, places, copies, err)
+                                           : FSDP_OK;
     if (!is_hf)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "files are copied beside format hf only, which is a directory");
@@ -316,7 +355,10 @@ static fsdp_status check_vocab(const fsdp_copies *copies, const fsdp_target_entr
                                fsdp_error *err)
 {
     char name[160];
-    int64_t rows = entry->ndim == 2 ? entry->shape[0] : -1, told = copies->config.vocab_size;
+    bool is_packed =
+        !fsdp_dtype_describe(entry->dtype)->is_float; /* a quantized one has other rows */
+    int64_t rows = entry->ndim == 2 && !is_packed ? entry->shape[0] : -1,
+            told = copies->config.vocab_size;
     if (rows < 0 || told < 0 || rows == told ||
         !fsdp_name_is_vocabulary(entry->name, entry->name_size))
         return FSDP_OK;

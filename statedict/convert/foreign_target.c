@@ -6,6 +6,7 @@
 
 #include "base/io/io_dry.h"
 #include "base/io/io_reuse.h"
+#include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/select/selection.h"
 #include "statedict/sd/layout_internal.h"
@@ -169,6 +170,22 @@ static convert_room room(const convert_job *job)
     return (convert_room){.slab_least = 1 << 20, .slab_most = 16 << 20};
 }
 
+/* An adapter stays an adapter for its loader, and so on: the stem of the source's files. */
+static const char *stem_of(const convert_job *job)
+{
+    const fsdp_source *source = job->from->source;
+    if (!source || fsdp_source_file_count(source) == 0)
+        return NULL;
+    const char *path = fsdp_source_file_path(source, 0), *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    for (size_t i = 1; fsdp_hf_stems[i]; i++) {
+        size_t size = strlen(fsdp_hf_stems[i]);
+        if (strncmp(name, fsdp_hf_stems[i], size) == 0 && strchr(".-_", name[size]))
+            return fsdp_hf_stems[i];
+    }
+    return NULL;
+}
+
 static fsdp_target_opts target_opts(const convert_job *job)
 {
     const foreign_files *files = job->files;
@@ -181,6 +198,7 @@ static fsdp_target_opts target_opts(const convert_job *job)
                               .max_file_bytes = job->opts.max_shard_bytes,
                               .ties = files->ties,
                               .tie_count = files->ties ? job->ties.count : 0,
+                              .stem = stem_of(job),
                               .copied = fsdp_copies_record(&job->copies),
                               .sync = !job->opts.skip_fsync};
 }

@@ -71,6 +71,7 @@ static const plan_option options[] = {
     {OPTION("tied", WORD, tied), .words = ties, .is_optional = true},
     {OPTION("copy_from", PATH, copy_from), .is_optional = true},
     {OPTION("copy_code", FLAG, copy_code), .is_optional = true},
+    {OPTION("no_copy", FLAG, skip_copies), .is_optional = true},
     {OPTION("opaque", WORD, opaque), .words = opaques, .is_optional = true},
     {OPTION("optim", WORD, optim_form), .words = forms, .is_optional = true},
 };

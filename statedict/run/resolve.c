@@ -5,7 +5,10 @@
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
+#include "formats/frameworks.h"
 #include "formats/source.h"
+#include "statedict/checkpoint/foreign.h"
+#include "statedict/sd/meter.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/checkpoint/incomplete.h"
@@ -107,6 +110,11 @@ static void notify_part(const char *path, const fsdp_watch *watch)
                     path, count, slash ? (int)(slash - path) : 1, slash ? path : ".");
 }
 
+static void notify_way(void *context, const char *text)
+{
+    fsdp_notice(context, "%s", text);
+}
+
 static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_error *err)
 {
     fsdp_status st = fsdp_fail_errno(err, errnum, "cannot open '%s'", path);
@@ -121,6 +129,7 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
     FSDP_NEED(err, path, path_out);
     fsdp_file_info info;
     fsdp_io *io = fsdp_access_io(access);
+    *path_out = NULL;
     int errnum = io->ops->info(io, path, &info);
     if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
         return FSDP_OK;
@@ -134,6 +143,11 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
     if (!is_pattern)
         FSDP_TRY(fsdp_hub_snapshot(path, io, path_out, err));
     if (!is_pattern && *path_out)
+        return FSDP_OK;
+    if (!is_pattern && fsdp_path_is_foreign(io, path))
+        FSDP_TRY(
+            fsdp_framework_resolve(io, path, notify_way, (void *)(uintptr_t)watch, path_out, err));
+    if (*path_out)
         return FSDP_OK;
     if (info.kind == FSDP_FILE_REGULAR && !is_pattern)
         notify_part(path, watch);

@@ -198,16 +198,24 @@ static bool is_root_sure(const fsdp_parts *parts)
     return beside || doubled;
 }
 
+/* "ema" is also the part of "state_dict_ema" and "ema_model". */
+static bool is_part(const char *label, size_t size, const char *part)
+{
+    size_t n = strlen(part);
+    return is_word(label, size, part) ||
+           (size > n + 1 && label[size - n - 1] == '_' && memcmp(label + size - n, part, n) == 0) ||
+           (size > n + 1 && label[n] == '_' && memcmp(label, part, n) == 0);
+}
+
 static fsdp_status take_part(fsdp_parts *parts, const char *part, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(parts->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(parts->sd, i);
-        size_t size, wanted = strlen(part), label_size;
+        size_t label_size;
         const char *label = fsdp_part_label_of(parts, entry, &label_size);
-        size =
-            is_word(label, label_size, part) ? (size_t)(label - entry->name) + label_size : wanted;
+        size_t size = (size_t)(label - entry->name) + label_size;
         if (entry->kind == FSDP_ENTRY_VALUE || size + 1 >= entry->name_size ||
-            entry->name[size] != '.' || memcmp(entry->name + size - wanted, part, wanted) != 0)
+            entry->name[size] != '.' || !is_part(label, label_size, part))
             continue;
         parts->root = entry->name;
         parts->root_size = size + 1;

@@ -19,7 +19,8 @@ MAY_INCLUDE = {
     "tools": {"tools", "runtime", "kernels", "base"},
 }
 # All that a folder may see of another one, where that is less than everything.
-ONLY = {("statedict", "formats"): {"formats/shard.h", "formats/source.h", "formats/target.h"},
+ONLY = {("statedict", "formats"): {"formats/frameworks.h", "formats/shard.h", "formats/source.h",
+                                    "formats/target.h"},
         ("tools", "base"): {"base/text.h", "base/data/json.h"},
         ("tools", "kernels"): {"kernels/digest.h"},
         ("tools", "runtime"): {"runtime/mlp/mlp.h", "runtime/tokens/token_data.h",

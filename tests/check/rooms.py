@@ -7,7 +7,7 @@ ROOMS = {
     "base": [".", "core", "data", "io"],
     "kernels": [".", "bytes", "cast", "train", "nn", "x86"],
     "formats": [".", "zip", "source", "target", "pickle", "npy", "hdf5", "hdf5_child", "native",
-                "safetensors", "torch", "ranks", "dcp", "detect"],
+                "safetensors", "torch", "ranks", "dcp", "detect", "frameworks"],
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
                   "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param",

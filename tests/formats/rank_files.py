@@ -367,7 +367,7 @@ def names():
     fails("less than the world", DAMAGED, "rank 2 of 3", states, name="x_world_size_3_rank_{r}.pt")
     fails("far less", DAMAGED, "rank 2 of 999999999", states, name="x_world_size_999999999_rank_{r}.pt")
     fails("a high rank", DAMAGED, "rank 2 of", {0: states[0], 999999999: {}})
-    fails("no rank files", 3, "in no format", [{"x": 1}, {"x": 2}], name="epoch_{r}.pt")
+    fails("no rank files", USAGE, "name one of them", [{"x": 1}, {"x": 2}], name="part{r}.pt")
     fails("rank twice", USAGE, "once", states, pattern="{r}_{r}.pt")
 
 

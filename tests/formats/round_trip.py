@@ -119,7 +119,7 @@ def same_bytes(folder):
     """How many of the library's own files come out as they were."""
     count = 0
     for number, path in enumerate(sorted(GOLDEN.glob("*/*/data/**/*.safetensors"))):
-        if "hostile" not in path.parts and is_canonical(path):
+        if not {"hostile", "layouts"} & set(path.parts) and is_canonical(path):
             copy = folder / f"{number}.safetensors"
             convert(path, "safetensors", copy)
             check(path.read_bytes() == copy.read_bytes(), f"{path}: other bytes than the library's")

@@ -334,3 +334,23 @@ void convert_name_drops(const convert_options *opts, fsdp_error *err)
         memcpy(err->text, text.data, text.size + 1);
     fsdp_text_release(&text);
 }
+
+void convert_name_source(const convert_options *opts, fsdp_error *err)
+{
+    static const char advice[] = "; name one of them: '";
+    const char *found = err->status == FSDP_ERR_USAGE ? strstr(err->text, advice) : NULL;
+    fsdp_text text = {0}, source = {0};
+    if (!found || opts->apply || !opts->from)
+        return;
+    const char *begin = found + sizeof advice - 1, *end = strchr(begin, '\'');
+    if (!end)
+        return;
+    fsdp_text_add(&source, begin, (size_t)(end - begin));
+    fsdp_text_addf(&text, "%s: fsdp-convert", err->text);
+    for (int i = 1; i < opts->argc; i++)
+        cli_add_argument(&text, opts->argv[i] == opts->from ? source.data : opts->argv[i]);
+    if (!text.failed && !source.failed && text.size < FSDP_ERROR_TEXT)
+        memcpy(err->text, text.data, text.size + 1);
+    fsdp_text_release(&text);
+    fsdp_text_release(&source);
+}

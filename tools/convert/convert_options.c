@@ -18,6 +18,7 @@ enum {
     KEY_STRICT,
     KEY_COPY_FROM,
     KEY_COPY_CODE,
+    KEY_NO_COPY,
     KEY_TIED,
     KEY_KIND,
     KEY_WORLD,
@@ -67,6 +68,7 @@ static const struct argp_option options[] = {
      0},
     {"max-shard-size", KEY_SHARD_SIZE, "SIZE", 0, "hf: bytes in a file (default: 50G)", 0},
     {"copy-from", KEY_COPY_FROM, "DIR", 0, "hf: config.json, tokenizer, ... from DIR", 0},
+    {"no-copy", KEY_NO_COPY, NULL, 0, "hf: not what lies beside the weights of SRC", 0},
     {"copy-code", KEY_COPY_CODE, NULL, 0, "also copy *.py, and keep auto_map", 0},
     {"tied", KEY_TIED, "MODE", 0, "names of one tensor: auto, keep or drop", 0},
     {"allow-missing", KEY_ALLOW_MISSING, "RE", 0, "leave out names that files lack", 0},
@@ -245,6 +247,8 @@ static fsdp_mesh *parse_mesh(const char *given)
 /* An option that another one makes meaningless is a usage error, since the user expects an effect. */
 static void check_contradictions(const convert_options *opts)
 {
+    if (opts->convert.skip_copies && opts->convert.copy_from)
+        cli_usage_error("--no-copy and --copy-from contradict each other");
     if (opts->convert.copy_code && !opts->convert.copy_from)
         cli_usage_error("--copy-code has no meaning without --copy-from DIR");
     fsdp_kind kind = opts->convert.kind;
@@ -379,6 +383,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
     case KEY_STRICT: convert->open.allow_missing = NULL; return 0;
     case KEY_COPY_FROM: convert->copy_from = arg; return 0;
+    case KEY_NO_COPY: convert->skip_copies = true; return 0;
     case KEY_COPY_CODE: convert->copy_code = true; return 0;
     case KEY_TIED: convert->tied = (fsdp_tied)cli_parse_word("--tied", arg, ties); return 0;
     case KEY_ONLY:

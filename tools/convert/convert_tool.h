@@ -71,6 +71,8 @@ void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_c
                       const fsdp_convert_plan *plan);
 /* A refusal that ends with what to drop gets the whole command line that does. */
 void convert_name_drops(const convert_options *opts, fsdp_error *err);
+/* A refusal that names several sources gets the command line for one of them. */
+void convert_name_source(const convert_options *opts, fsdp_error *err);
 
 /* --- convert_carried.c ------------------------------------------------------------------------ */
 

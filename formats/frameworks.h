@@ -1,0 +1,73 @@
+/*
+ * Room frameworks: what frameworks leave on the disk around their checkpoints: runs, steps, folders for the
+ * model and the optimizer, configurations beside them.
+ *
+ * In: a path as a person types it. Out: the path of the one checkpoint that it means, which detect opens, and
+ * the directory that holds its configuration; or a message that names the format and the program that reads
+ * it.
+ *
+ *   framework_table.c  the frameworks, as data: a new one is a row
+ *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there
+ *
+ * Names out of a directory are used only in that directory. Caller: statedict.
+ */
+#ifndef FSDP_FRAMEWORKS_H
+#define FSDP_FRAMEWORKS_H
+
+#include "base/io/io.h"
+#include "base/text.h"
+
+enum { FSDP_FRAMEWORK_MARKERS = 3 };
+
+/* A directory of a framework. Names are patterns: '*' is any text, '#' is a number; a list has '|' between
+ * its patterns. */
+typedef struct fsdp_framework_row {
+    const char *made_by;
+    const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
+    const char *member;        /* the model: a name or pattern, of several the one with the highest number; or
+                                * a pattern of rank files with {r}. NULL: the row has no checkpoint to open */
+    const char *others;        /* what lies beside the model and is left out; NULL: nothing */
+    const char *say;           /* recognised only: what to do with it */
+} fsdp_framework_row;
+
+/* A file of another program, by its first bytes. */
+typedef struct fsdp_framework_file {
+    const char *made_by;
+    const char *head;
+    size_t head_size;
+    const char *suffix;        /* NULL: any */
+    const char *say;
+} fsdp_framework_file;
+
+extern const fsdp_framework_row fsdp_framework_rows[];
+extern const size_t fsdp_framework_row_count;
+extern const fsdp_framework_file fsdp_framework_files[];
+extern const size_t fsdp_framework_file_count;
+/* Names of steps in a run ("checkpoint-#"), up to NULL. */
+extern const char *const fsdp_framework_steps[];
+/* Names of files that hold no model. */
+extern const char fsdp_framework_no_model[];
+
+/* Folders of a checkpoint that may hold the configuration of its model ("huggingface", "."), and the names of
+ * which one must be there, both up to NULL. */
+extern const char *const fsdp_framework_configs[], *const fsdp_framework_config_names[];
+
+/* What the resolver tells people on the way. */
+typedef void (*fsdp_framework_note)(void *context, const char *text);
+
+/*
+ * Finds the checkpoint that a directory or file means; *path_out is NULL when it is the path itself, and the
+ * caller frees it. FSDP_ERR_USAGE: there are several, which the message names; FSDP_ERR_NOT_FOUND: the format
+ * is recognised and cannot be read, and the message names what can.
+ */
+fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note, void *context,
+                                char **path_out, fsdp_error *err);
+
+/* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern
+ * of rank files): *dir_out, which the caller frees; NULL: none. */
+fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err);
+
+/* True when the name matches a pattern of the list; *number_out: what '#' stood for, or -1. */
+bool fsdp_framework_matches(const char *list, const char *name, int64_t *number_out);
+
+#endif

@@ -1,0 +1,97 @@
+/* The layouts of frameworks, as data: see frameworks.h. The first row whose markers are there counts. */
+#include "formats/frameworks.h"
+
+const fsdp_framework_row fsdp_framework_rows[] = {
+    {.made_by = "Orbax",
+     .markers = {"_CHECKPOINT_METADATA"},
+     .say = "load it with orbax.checkpoint and save it with safetensors.flax"},
+    {.made_by = "Orbax",
+     .markers = {"manifest.ocdbt"},
+     .say = "load it with orbax.checkpoint and save it with safetensors.flax"},
+    {.made_by = "verl, SkyRL",
+     .markers = {"model_world_size_*_rank_*.pt"},
+     .member = "model_world_size_{W}_rank_{r}.pt",
+     .others = "optim_world_size_*|extra_state_world_size_*"},
+    {.made_by = "Accelerate (FSDP, use_dcp=False)",
+     .markers = {"pytorch_model_fsdp_#_rank*.bin"},
+     .member = "pytorch_model_fsdp_0_rank{r}.bin",
+     .others = "optimizer_#_rank*.bin|scheduler.bin"},
+    {.made_by = "Accelerate (FSDP)",
+     .markers = {"pytorch_model_fsdp_#"},
+     .member = "pytorch_model_fsdp_#",
+     .others = "optimizer_#|scheduler.bin"},
+    {.made_by = "Accelerate (FSDP, full)",
+     .markers = {"pytorch_model_fsdp.bin"},
+     .member = "pytorch_model_fsdp.bin",
+     .others = "optimizer.bin|scheduler.bin"},
+    {.made_by = "nanochat",
+     .markers = {"model_#.pt", "meta_#.json"},
+     .member = "model_#.pt",
+     .others = "optim_*.pt"},
+    {.made_by = "Meta's Llama in several files",
+     .markers = {"consolidated.01.pth", "params.json"},
+     .say = "its files are cut for tensor parallelism and 'consolidated.01.pth' is one of them: "
+            "transformers' convert_llama_weights_to_hf.py joins them"},
+    {.made_by = "Meta's Llama",
+     .markers = {"consolidated.00.pth", "params.json"},
+     .member = "consolidated.00.pth"},
+    {.made_by = "timm",
+     .markers = {"last.pth.tar"},
+     .member = "last.pth.tar",
+     .others = "checkpoint-#.pth.tar|model_best.pth.tar"},
+    {.made_by = "Lightning",
+     .markers = {"*step=#.ckpt"},
+     .member = "*step=#.ckpt",
+     .others = "last.ckpt"},
+    {.made_by = "DeepSpeed",
+     .markers = {"latest", "global_step#"},
+     .say = "its zero_to_fp32.py writes the model out: python zero_to_fp32.py DIR OUT"},
+    {.made_by = "DeepSpeed",
+     .markers = {"*_optim_states.pt"},
+     .say = "zero_to_fp32.py of the directory above it writes the model out"},
+    {.made_by = "NeMo",
+     .markers = {"weights", "context"},
+     .say = "NeMo's llm.export_ckpt writes the model out for Hugging Face"},
+    {.made_by = "Megatron-Core (Megatron-LM, NeMo)",
+     .markers = {".metadata", "common.pt"},
+     .say = "Megatron-Bridge, or NeMo's llm.export_ckpt, writes the model out for Hugging Face"},
+    {.made_by = "Megatron-LM",
+     .markers = {"mp_rank_*"},
+     .say = "Megatron's tools/checkpoint/convert.py writes the model out"},
+    {.made_by = "Flax",
+     .markers = {"flax_model.msgpack"},
+     .say = "load it in transformers with from_pretrained(DIR, from_flax=True) and save it again"},
+    {.made_by = "llama.cpp (GGUF)",
+     .markers = {"*.gguf"},
+     .say = "GGUF is quantized for inference: load it in transformers with "
+            "from_pretrained(DIR, gguf_file=NAME)"},
+};
+const size_t fsdp_framework_row_count = sizeof fsdp_framework_rows / sizeof *fsdp_framework_rows;
+
+const fsdp_framework_file fsdp_framework_files[] = {
+    {"git-lfs", "version https://git-lfs", 23, NULL,
+     "it is a pointer to the weights and not the weights: 'git lfs pull' gets them"},
+    {"llama.cpp", "GGUF", 4, NULL,
+     "GGUF is quantized for inference: load it in transformers with from_pretrained(DIR, "
+     "gguf_file=NAME)"},
+    {"llm.c", "\xc6\xd7\x34\x01", 4, ".bin", "llm.c reads it; fsdp-train imports its models"},
+    {"llm.c", "\x8f\xd8\x34\x01", 4, ".bin", "llm.c reads it: a state of its optimizer"},
+    {"torch.export", "PK\3\4", 4, ".pt2",
+     "it is a program: load it with torch.export.load and save its state_dict"},
+    {"Flax", "", 0, ".msgpack",
+     "load it in transformers with from_pretrained(DIR, from_flax=True) and save it again"},
+};
+const size_t fsdp_framework_file_count = sizeof fsdp_framework_files / sizeof *fsdp_framework_files;
+
+const char *const fsdp_framework_steps[] = {
+    "checkpoint-#",    "checkpoint_#",    "step-#",  "step_#",    "global_step_#", "global_step#",
+    "iter_#",          "epoch_#",         "epoch-#", "version_#", "epoch_#.pt",    "step_#.pt",
+    "checkpoint-#.pt", "checkpoint_#.pt", "#",       NULL};
+
+const char fsdp_framework_no_model[] =
+    "optim*|scheduler*|rng*|random_states*|training_args*|trainer_state*|extra_state*|data.pt|"
+    "scaler*|dataloader*|sampler*|recipe_state*|lr_sched*|meta.pt|common.pt";
+
+const char *const fsdp_framework_configs[] = {"huggingface", "hf_model", ".", NULL};
+const char *const fsdp_framework_config_names[] = {"config.json", "adapter_config.json",
+                                                   "params.json", NULL};
