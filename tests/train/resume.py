@@ -557,7 +557,7 @@ def tied_head(work):
 
 
 def outputs(work):
-    """What is no file is written to, and a link stays one."""
+    """Pipes and files without a name are written to, and links stay links. Copies go with their steps."""
     directory = place(work, "outputs")
     model = set_up_model(directory)
     tokens, pipe, link, file = (directory / name for name in ("t.npy", "pipe", "link.npy", "file.npy"))
@@ -572,6 +572,17 @@ def outputs(work):
         done = run([*words, str(pipe)])
         check(f"{source} to a pipe", os.read(reader, 6) == b"\x93NUMPY" and pipe.is_fifo(), done.stderr)
         os.close(reader)
+        unnamed, nowhere = directory / "unnamed.npy", directory / "nowhere.npy"
+        unnamed.symlink_to("/proc/self/fd/1")
+        with tempfile.TemporaryFile(dir=directory) as output:
+            subprocess.run([*words, str(unnamed)], stdout=output, env=clean_environment(), timeout=LIMIT_S)
+            output.seek(0)
+            begin = output.read(6)
+        check(f"{source} to a file without a name", begin == b"\x93NUMPY" and unnamed.is_symlink(), begin)
+        unnamed.unlink()
+        nowhere.symlink_to("absent.npy")
+        expect_refusal(f"{source} to a link to nothing", run([*words, str(nowhere)]), 6, "does not exist")
+        nowhere.unlink()
         np.save(file, np.zeros(1000))
         done = run([*words, str(link)])
         check(f"{source} to a link", link.is_symlink() and 0 < file.stat().st_size != 8128, done.stderr)
@@ -593,12 +604,16 @@ def outputs(work):
         check(f"--dump-grads: {path.name} stays", path.read_bytes() == before)
     thinned = place(work, "thinned")
     (thinned / "run/hf/00000001").mkdir(parents=True)
+    (thinned / "moved").mkdir()
+    (thinned / "moved/model.safetensors").write_text("copied by hand")
+    (thinned / "run/hf/00000003").symlink_to(thinned / "moved")
     done = run(command(thinned, 2, "--save.also", "hf", "--save.every", 2, "--save.keep_last", 2,
                        "--save.keep_every", 6))
     copies = sorted(path.name for path in (thinned / "run/hf").iterdir())
     saved = [f"{step:08}" for step in steps_of(thinned)]
-    check("copies go with their steps", copies == ["00000001", *saved] and len(saved) == 3,
+    check("copies go with their steps", copies == ["00000001", "00000003", *saved] and len(saved) == 3,
           (copies, done.stderr))
+    check("a link in a copy's place is no copy", (thinned / "moved/model.safetensors").is_file())
     for form in "hf", "dcp":
         fresh = place(work, f"also {form}")
         done = run(command(fresh, 2, "--save.also", form))

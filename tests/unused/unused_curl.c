@@ -1,4 +1,4 @@
-/* What libhdf5 calls of libcurl when it reads from S3, which no test does. */
+/* The functions of libcurl that libhdf5 calls when it reads from S3, which no test does. */
 #include <stdlib.h>
 
 _Noreturn void curl_easy_cleanup(void);

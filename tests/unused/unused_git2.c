@@ -1,5 +1,5 @@
-/* What libcriterion calls of libgit2: it begins and ends in the process of every test. Only the asserts of
- * criterion/new make a diff, and no test includes them. */
+/* The functions of libgit2 that libcriterion calls: it begins and ends in the process of every test. Only the
+ * asserts of criterion/new make a diff, and no test includes them. */
 #include <stdlib.h>
 
 int git_libgit2_init(void);

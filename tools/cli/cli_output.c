@@ -23,12 +23,24 @@ static bool is_of_kind(const char *path, const cli_output_kind *kind)
     return is_read && kind->fits(begin, size);
 }
 
+/* Nothing can be read at path. */
+static fsdp_status check_link(const char *path, fsdp_error *err)
+{
+    struct stat info;
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' is a link to a file that does not exist; give the file's own path",
+                         path);
+    return FSDP_OK;
+}
+
 fsdp_status cli_check_output(const char *path, const cli_output_kind *kind, const bool *overwrite,
                              fsdp_error *err)
 {
     struct stat info;
     if (stat(path, &info) != 0)
-        return errno == ENOENT ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot write '%s'", path);
+        return errno == ENOENT ? check_link(path, err)
+                               : fsdp_fail_errno(err, errno, "cannot write '%s'", path);
     if (S_ISDIR(info.st_mode))
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is a directory", path);
     if (S_ISREG(info.st_mode) && !(overwrite && *overwrite) && !is_of_kind(path, kind))
@@ -89,6 +101,17 @@ static fsdp_status create_beside(const char *target, const char *output, char be
     return *fd_out >= 0 ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot write '%s'", output);
 }
 
+/* A link's target is replaced, not the link. */
+static fsdp_status find_target(const char *path, char target[PATH_MAX], fsdp_error *err)
+{
+    if (realpath(path, target))
+        return FSDP_OK;
+    FSDP_TRY(check_link(path, err));
+    if (snprintf(target, PATH_MAX, "%s", path) >= PATH_MAX)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", path);
+    return FSDP_OK;
+}
+
 static fsdp_status write_as_it_is(const char *path, const cli_part *parts, size_t count,
                                   fsdp_error *err)
 {
@@ -103,10 +126,10 @@ fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t cou
     struct stat info;
     char target[PATH_MAX], beside[PATH_MAX];
     int fd;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+    /* /dev/stdout may be a file without a name */
+    if (stat(path, &info) == 0 && (!S_ISREG(info.st_mode) || info.st_nlink == 0))
         return write_as_it_is(path, parts, count, err);
-    if (!realpath(path, target)) /* a link's target is replaced, not the link */
-        snprintf(target, sizeof target, "%s", path);
+    FSDP_TRY(find_target(path, target, err));
     FSDP_TRY(create_beside(target, path, beside, &fd, err));
     fsdp_status st = write_parts(fd, path, parts, count, err);
     if (st == FSDP_OK && rename(beside, target) != 0)

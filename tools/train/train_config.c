@@ -31,8 +31,8 @@ typedef struct config_key {
     key_type type;
     size_t offset;
     const char *initial;
-    const char *
-        words; /* of KEY_WORD: "cosine|linear|constant"; of KEY_TEXT: all that it may be, or NULL */
+    /* Of KEY_WORD: "cosine|linear|constant"; of KEY_TEXT: all values that it takes; NULL: any. */
+    const char *words;
     const char *help;
 } config_key;
 

@@ -50,7 +50,8 @@ static bool is_step_name(const char *name, int64_t *step_out)
     return strcmp(name, spelled) == 0;
 }
 
-/* A copy has the file that its format is known by; a directory that someone made has not. */
+/* A copy is a directory, not a link to one, with the file that its format is known by; a directory that
+ * someone made has no such file. */
 static bool is_copy_without_step(const char *run, const char *folder, const char *name,
                                  int64_t step)
 {
@@ -60,6 +61,9 @@ static bool is_copy_without_step(const char *run, const char *folder, const char
     struct stat info;
     snprintf(saved, sizeof saved, "%s/step-%08lld", run, (long long)step);
     if (lstat(saved, &info) == 0 || errno != ENOENT)
+        return false;
+    snprintf(known, sizeof known, "%s/%s/%s", run, folder, name);
+    if (lstat(known, &info) != 0 || !S_ISDIR(info.st_mode))
         return false;
     snprintf(known, sizeof known, "%s/%s/%s/%s", run, folder, name, file);
     if (lstat(known, &info) == 0)
