@@ -67,7 +67,11 @@ typedef struct seen_folder {
     fsdp_io_names names;
     fsdp_framework_note note;
     void *context;
+    int deeper; /* folders that the way may still go down from here */
 } seen_folder;
+
+static fsdp_status resolve(const seen_folder *way, const char *path, char **path_out,
+                           fsdp_error *err);
 
 static bool is_plain(void *context, const char *name)
 {
@@ -316,8 +320,8 @@ static fsdp_status try_step(const seen_folder *folder, const char *name, bool *i
 {
     char *path = fsdp_path_join(folder->path, name), *member = NULL;
     fsdp_source *source = NULL;
-    fsdp_status st = path ? fsdp_framework_resolve(folder->io, path, NULL, NULL, &member, err)
-                          : fsdp_fail_memory(err, "a path");
+    const seen_folder way = {.io = folder->io, .deeper = folder->deeper - 1};
+    fsdp_status st = path ? resolve(&way, path, &member, err) : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK)
         st = fsdp_source_open(folder->io, member ? member : path, NULL, &source, err);
     fsdp_source_close(source);
@@ -348,11 +352,12 @@ static const char *find_below(const seen_folder *folder, const char *steps, int6
 static fsdp_status find_newest(const seen_folder *folder, const char *steps, const char **name_out,
                                fsdp_error *err)
 {
-    enum { TRIES = 16 };
+    enum { TRIES = 16, TRIES_BELOW = 2 }; /* steps in steps in steps are no run */
+    int tries = folder->note ? TRIES : TRIES_BELOW;
     int64_t number, limit = INT64_MAX;
     bool is_good = false;
     *name_out = find(folder, steps);
-    for (int i = 0; i < TRIES; i++, limit = number - 1) {
+    for (int i = 0; i < tries; i++, limit = number - 1) {
         fsdp_error why = {0};
         const char *name = find_below(folder, steps, limit, &number);
         if (!name || number < 0)
@@ -377,6 +382,9 @@ static fsdp_status find_next(const seen_folder *folder, const char **name_out,
     const fsdp_framework_row *row = *row_out = find_row(folder);
     *name_out = NULL;
     FSDP_TRY(check_pointers(folder, err));
+    /* Hubs hold the same weights once more for other programs. */
+    if (row && row->say && find(folder, "*.safetensors|pytorch_model*.bin"))
+        row = *row_out = NULL;
     if (row && row->say)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a directory of %s: %s", folder->path,
                          row->made_by, row->say);
@@ -408,16 +416,19 @@ static fsdp_status step_down(seen_folder *folder, char **path, bool *is_end_out,
     return FSDP_OK;
 }
 
-fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note,
-                                   void *context, char **path_out, fsdp_error *err)
+static fsdp_status resolve(const seen_folder *way, const char *path, char **path_out,
+                           fsdp_error *err)
 {
+    fsdp_io *io = way->io;
     char *at = fsdp_strndup(path, strlen(path));
     fsdp_status st = at ? FSDP_OK : fsdp_fail_memory(err, "a path");
     bool is_end = false;
     *path_out = NULL;
-    for (int depth = 0; depth < DEEPEST && st == FSDP_OK && !is_end; depth++) {
+    for (int deeper = way->deeper; deeper > 0 && st == FSDP_OK && !is_end; deeper--) {
         fsdp_file_info info;
-        seen_folder folder = {.io = io, .path = at, .note = note, .context = context};
+        seen_folder folder = *way;
+        folder.path = at;
+        folder.deeper = deeper - 1;
         if (io->ops->info(io, at, &info) < 0)
             break; /* a pattern of rank files */
         if (info.kind != FSDP_FILE_DIRECTORY) {
@@ -438,6 +449,13 @@ fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework
     }
     fsdp_free(at);
     return st;
+}
+
+fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note,
+                                   void *context, char **path_out, fsdp_error *err)
+{
+    const seen_folder way = {.io = io, .note = note, .context = context, .deeper = DEEPEST};
+    return resolve(&way, path, path_out, err);
 }
 
 /* --- configurations ------------------------------------------------------------------------------ */

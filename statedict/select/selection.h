@@ -42,8 +42,7 @@ typedef struct fsdp_select_from {
 } fsdp_select_from;
 
 /*
- * limits NULL: the native XXX are incomplete in the source (incomplete.h), or NULL. limits NULL: the native
- * format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists the entries that the format
+ * limits NULL: the native format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists the entries that the format
  * cannot hold and how to drop them, tensors that cannot be cast, or two entries with one new name; also when
  * the source has only optimizer state and the format omits that by default. FSDP_DIFFERS: no name matches.
  */
