@@ -236,22 +236,20 @@ static fsdp_status fail_several(const seen_folder *folder, const char *const *na
     return st;
 }
 
-/* The one folder that may hold a checkpoint, or the one file. */
+/* The one folder or file that may hold a checkpoint. A folder does not hide the file beside it. */
 static fsdp_status find_only(const seen_folder *folder, const char **name_out, fsdp_error *err)
 {
     const char *names[FOLDERS_MOST];
     size_t count = 0;
     *name_out = NULL;
-    for (int files = 0; files < 2 && count == 0; files++)
-        for (size_t i = 0; i < folder->names.count && count < FOLDERS_MOST; i++) {
-            const char *name = folder->names.items[i];
-            fsdp_file_kind kind = kind_of(folder, name);
-            if (files ? kind == FSDP_FILE_REGULAR && is_weights(name)
-                      : kind == FSDP_FILE_DIRECTORY &&
-                            !fsdp_framework_matches(fsdp_framework_no_model, name, NULL) &&
-                            is_promising(folder, name, 2))
-                names[count++] = name;
-        }
+    for (size_t i = 0; i < folder->names.count && count < FOLDERS_MOST; i++) {
+        const char *name = folder->names.items[i];
+        fsdp_file_kind kind = kind_of(folder, name);
+        if (!fsdp_framework_matches(fsdp_framework_no_model, name, NULL) &&
+            (kind == FSDP_FILE_DIRECTORY ? is_promising(folder, name, 2)
+                                         : kind == FSDP_FILE_REGULAR && is_weights(name)))
+            names[count++] = name;
+    }
     for (size_t i = 1; i < count; i++) /* what is most likely meant stands first */
         if (fsdp_framework_matches("actor|policy|model|unet|transformer", names[i], NULL)) {
             const char *first = names[0];
