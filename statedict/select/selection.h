@@ -42,10 +42,10 @@ typedef struct fsdp_select_from {
 } fsdp_select_from;
 
 /*
- * limits NULL: the native format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists the
- * entries that the format cannot hold and how to drop them, tensors that cannot be cast, or two entries with one
- * new name; also when the source has only optimizer state and the format omits that by default. FSDP_DIFFERS: no
- * name matches.
+ * limits NULL: the native format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists
+ * the entries that the format cannot hold and how to drop them, tensors that cannot be cast, or two
+ * entries with one new name; also when the source has only optimizer state and the format omits that by
+ * default. FSDP_DIFFERS: no name matches.
  */
 fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_select_opts *opts,
                                   const fsdp_limits *limits, fsdp_selection **selection_out,
