@@ -8,17 +8,19 @@ import subprocess
 import time
 from pathlib import Path
 
+FULL_AT_LEAST = 4                                # times in a row
+
 
 def fill(writer):
     flags = fcntl.fcntl(writer, fcntl.F_GETFL)
     fcntl.fcntl(writer, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-    has_room = True
-    while has_room:                              # a terminal passes on what it has got a moment later
-        has_room = False
+    full = 0
+    while full < FULL_AT_LEAST:                  # a terminal passes on what it has got a moment later
         try:
             while os.write(writer, b"x" * 4096):
-                has_room = True
+                full = 0
         except BlockingIOError:
+            full += 1
             time.sleep(0.1)
     fcntl.fcntl(writer, fcntl.F_SETFL, flags)
 

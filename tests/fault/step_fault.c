@@ -401,9 +401,9 @@ bool step_fault_judge(const step_fault *fault, int rank, fsdp_status status, con
     bool is_late = fault->has_replicas && fault->at >= fault->calls->count / 2;
     if (status == FSDP_OK && is_late && rank != fault->rank)
         return true;
-    /* who comes too late to the last call may find all there, and has had its gradients checked */
+    /* a rank that comes late to the last call may find all there, and has had its gradients checked */
     bool is_last = is_late || fault->at == fault->calls->count - 1;
-    if (status == FSDP_OK && is_last && is_slow(fault) && rank == fault->rank)
+    if (status == FSDP_OK && is_last && is_slow(fault))
         return true;
     if (status != wanted_status(fault->kind))
         return fail_with(why, "another status", err);

@@ -20,6 +20,12 @@ static void run_fault(step_run *run, const step_fault *fault)
     fsdp_text why = {0};
     bool has_failed = false;
     bool is_well = run->runner->try(run->world, fault, &has_failed, &why);
+    bool is_slow = fault->kind == STEP_FAULT_STOPPED || fault->kind == STEP_FAULT_LATE;
+    if (is_well && !has_failed && is_slow &&
+        !fault->has_replicas) { /* the slow rank waits for that */
+        fsdp_text_addf(&why, "no rank has failed");
+        is_well = false;
+    }
     run->cases++;
     run->failed += has_failed;
     if (!is_well) {
