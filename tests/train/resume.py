@@ -413,10 +413,10 @@ def full_disk(work):
         words = command(directory, 0, "--save.on_error", how, "--optim.schedule", "constant",
                         "--allow-change", "optim")
         if how == "continue":
-            process = start([*words, "--steps", "5000", "--save.every", "50"])
+            process = start([*words, "--steps", "5000", "--save.every", "20"])
             wait_for_step(directory, 6, process)
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100000, resource.RLIM_INFINITY))
-            wait_for_step(directory, 160, process)
+            wait_for_step(directory, 70, process)
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE,
                              (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             process.send_signal(signal.SIGTERM)

@@ -3,6 +3,7 @@
  * be held by exactly the ranks the model says.
  */
 #include "statedict/sd/layout_internal.h"
+#include "tests/support/sample_state.h"
 #include <fsdp/layout.h>
 
 #include <criterion/criterion.h>
@@ -329,14 +330,6 @@ static void check_mesh(const mesh_shape *shape_of_mesh, int ndim, int step)
     fsdp_mesh_free(mesh);
 }
 
-/* FSDP_TEST_SAMPLE=1 tries every shape, n every n-th (another one for each placement). */
-static int sample_step(int otherwise)
-{
-    const char *text = getenv("FSDP_TEST_SAMPLE");
-    int step = text ? atoi(text) : otherwise;
-    return step > 0 ? step : otherwise;
-}
-
 Test(layout, vectors_on_every_mesh_agree_with_the_model)
 {
     mesh_shape mesh;
@@ -350,7 +343,8 @@ Test(layout, matrices_on_every_mesh_agree_with_the_model)
 {
     mesh_shape mesh;
     for (int number = 0; numbered_mesh(number, &mesh); number++)
-        check_mesh(&mesh, 2, sample_step(7));
+        check_mesh(&mesh, 2,
+                   (int)test_sample(7)); /* every 7th shape, another one for each placement */
 }
 
 Test(layout, three_dims_agree_with_the_model)
