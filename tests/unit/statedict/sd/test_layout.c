@@ -8,7 +8,6 @@
 
 #include <criterion/criterion.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_ROWS = 17 };
