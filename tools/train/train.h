@@ -118,6 +118,7 @@ typedef struct train_job {
     int64_t failed_saves;      /* that save.on_error continue passed over */
     fsdp_async_saver *saver;   /* NULL: saves are synchronous */
     bool is_saving;            /* in the background */
+    fsdp_run_steps steps_before;                       /* of the run, when the save at work began: rank 0 */
     bool resumed;
 } train_job;
 
