@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Patterns of fsdp-diff are no longer, and more than this many elements would not fit. */
 enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
@@ -249,14 +250,14 @@ static bool can_map(const fsdp_select_opts *select)
     return true;
 }
 
-/* fsdp-diff detects the format and reads the whole source, so --from, --void-as and --allow-missing have no
- * counterpart; values that a cast did not fit differ; an .npy has no name to compare by. */
+/* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant and --allow-missing
+ * have no counterpart; values that a cast did not fit differ; an .npy has no name to compare by. */
 static bool can_compare(const convert_options *opts)
 {
     const fsdp_open_opts *open = &opts->convert.open;
-    return !open->format && !open->void_as && strcmp(opts->convert.format, "npy") != 0 &&
-           opts->cast.overflows == 0 && fsdp_checkpoint_missing_count(opts->source) == 0 &&
-           can_map(&opts->convert.select);
+    return !open->format && !open->void_as && !open->variant &&
+           strcmp(opts->convert.format, "npy") != 0 && opts->cast.overflows == 0 &&
+           fsdp_checkpoint_missing_count(opts->source) == 0 && can_map(&opts->convert.select);
 }
 
 static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
@@ -335,17 +336,28 @@ void convert_name_drops(const convert_options *opts, fsdp_error *err)
     fsdp_text_release(&text);
 }
 
+/* The path that begins there, up to a quote: paths may have quotes in them, so that it is the first that
+ * exists. */
+static bool find_named(const char *begin, fsdp_text *path)
+{
+    for (const char *end = begin; (end = strchr(end, '\'')) != NULL; end++) {
+        path->size = 0;
+        fsdp_text_add(path, begin, (size_t)(end - begin));
+        if (!path->failed && (end[1] == ',' || end[1] == '\0') && access(path->data, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
 void convert_name_source(const convert_options *opts, fsdp_error *err)
 {
     static const char advice[] = "; name one of them: '";
     const char *found = err->status == FSDP_ERR_USAGE ? strstr(err->text, advice) : NULL;
     fsdp_text text = {0}, source = {0};
-    if (!found || opts->apply || !opts->from)
+    if (!found || opts->apply || !opts->from || !find_named(found + sizeof advice - 1, &source)) {
+        fsdp_text_release(&source);
         return;
-    const char *begin = found + sizeof advice - 1, *end = strchr(begin, '\'');
-    if (!end)
-        return;
-    fsdp_text_add(&source, begin, (size_t)(end - begin));
+    }
     fsdp_text_addf(&text, "%s: fsdp-convert", err->text);
     for (int i = 1; i < opts->argc; i++)
         cli_add_argument(&text, opts->argv[i] == opts->from ? source.data : opts->argv[i]);
