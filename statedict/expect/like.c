@@ -1,0 +1,193 @@
+/* fsdp_checkpoint_verify_like: see expect.h and like.h. */
+#include "statedict/expect/like.h"
+
+#include "base/core/given.h"
+#include "statedict/expect/config_members.h"
+#include "statedict/sd/access.h"
+#include "statedict/sd/names.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The model that is asked for: config.json, or the weights of another checkpoint. */
+typedef struct like_wanted {
+    fsdp_expect *expect;
+    fsdp_like_model model;
+} like_wanted;
+
+/* --- findings ----------------------------------------------------------------------------------- */
+
+void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name, size_t name_size,
+                    const char *format, ...)
+{
+    char tensor[160], what[FSDP_ERROR_TEXT - 200], text[FSDP_ERROR_TEXT];
+    va_list args;
+    fsdp_printable(name, name_size, tensor, sizeof tensor);
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (tensor[0])
+        snprintf(text, sizeof text, "%s %s", tensor, what);
+    else
+        snprintf(text, sizeof text, "%s", what);
+    job->summary->findings++;
+    if (job->opts->finding)
+        job->opts->finding(
+            job->opts->finding_context,
+            &(fsdp_finding){.file = "", .tensor = tensor, .block = -1, .text = text, .kind = kind});
+}
+
+typedef struct tell_job {
+    fsdp_like_job *like;
+    const fsdp_expect *expect;
+} tell_job;
+
+static fsdp_status tell(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
+                        const fsdp_entry *entry, fsdp_error *err)
+{
+    const tell_job *job = context;
+    const char *wanted = fsdp_expect_name(job->expect);
+    char own[128], other[128];
+    (void)err;
+    if (fault == FSDP_EXPECT_EXTRA) {
+        fsdp_like_emit(job->like, FSDP_FINDING_EXTRA, entry->name, entry->name_size,
+                       "is extra: '%s' has no such tensor", wanted);
+        return FSDP_OK;
+    }
+    bool has_shape = expected->ndim >= 0;
+    if (has_shape)
+        fsdp_shape_text(expected->ndim, expected->shape, other, sizeof other);
+    if (fault == FSDP_EXPECT_MISSING)
+        fsdp_like_emit(job->like, FSDP_FINDING_MISSING, expected->name, expected->name_size,
+                       has_shape ? "is missing: '%s' has it with the shape %s"
+                                 : "is missing: '%s' has it",
+                       wanted, other);
+    else
+        fsdp_like_emit(job->like, FSDP_FINDING_SHAPE, expected->name, expected->name_size,
+                       "is %s %s, and '%s' has %s %s", fsdp_dtype_name(entry->dtype),
+                       fsdp_shape_text(entry->ndim, entry->shape, own, sizeof own), wanted,
+                       expected->dtype == FSDP_DTYPE_NONE ? "the shape"
+                                                          : fsdp_dtype_name(expected->dtype),
+                       other);
+    return FSDP_OK;
+}
+
+/* --- the model that is asked for ---------------------------------------------------------------- */
+
+static fsdp_status read_config(fsdp_io *io, const char *path, fsdp_expect **expect_out,
+                               fsdp_error *err)
+{
+    char *text = NULL;
+    size_t size;
+    FSDP_TRY(fsdp_io_read_file(io, path, FSDP_EXPECT_CONFIG_MOST, &text, &size, err));
+    fsdp_status st = fsdp_expect_config(text, size, path, expect_out, err);
+    fsdp_free(text);
+    return st;
+}
+
+static bool is_config_file(fsdp_io *io, const char *path)
+{
+    fsdp_file_info info;
+    size_t size = strlen(path);
+    return size > 5 && strcmp(path + size - 5, ".json") == 0 &&
+           io->ops->info(io, path, &info) >= 0 && info.kind == FSDP_FILE_REGULAR;
+}
+
+/* True when the output embedding need not be stored: config.json beside the weights says tied. */
+static bool says_tied(fsdp_io *io, const char *dir)
+{
+    char *path = fsdp_path_join(dir, "config.json"), *text = NULL;
+    size_t size;
+    bool is_tied = false;
+    if (path && fsdp_io_read_file(io, path, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) == FSDP_OK)
+        is_tied = fsdp_config_says_tied(text, size, path);
+    fsdp_free(text);
+    fsdp_free(path);
+    return is_tied;
+}
+
+static fsdp_status expect_weights(fsdp_io *io, const char *like, like_wanted *wanted,
+                                  fsdp_error *err)
+{
+    const fsdp_expect_sd from = {
+        .sd = wanted->model.sd,
+        .path = like,
+        .may_lack_head = says_tied(io, like),
+        .named = wanted->model.checkpoint->missing_count > 0 ? wanted->model.checkpoint : NULL};
+    return fsdp_expect_from(&from, &wanted->expect, err);
+}
+
+/* The weights of a directory say more than its config.json, which may be all that is there. */
+static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, like_wanted *wanted,
+                               fsdp_error *err)
+{
+    fsdp_io *io = fsdp_access_io(&opts->access);
+    fsdp_error found = {0};
+    if (is_config_file(io, like))
+        return read_config(io, like, &wanted->expect, err);
+    fsdp_status st = fsdp_like_model_open(like, opts, NULL, &wanted->model, &found);
+    if (st == FSDP_OK)
+        return expect_weights(io, like, wanted, err);
+    fsdp_like_model_release(&wanted->model);
+    char *config = fsdp_path_join(like, "config.json");
+    if (!config)
+        return fsdp_fail_memory(err, like);
+    bool has_config = is_config_file(io, config);
+    fsdp_error unknown = {0};
+    fsdp_status known =
+        has_config ? read_config(io, config, &wanted->expect, &unknown) : FSDP_ERR_USAGE;
+    fsdp_free(config);
+    if (known == FSDP_OK)
+        return FSDP_OK;
+    if (fsdp_like_model_open(like, opts, ".", &wanted->model, NULL) == FSDP_OK)
+        return expect_weights(io, like, wanted, err); /* an index without its files */
+    if (err)
+        *err = has_config && st == FSDP_ERR_NOT_FOUND ? unknown : found;
+    return has_config && st == FSDP_ERR_NOT_FOUND ? known : st;
+}
+
+/* --- the call ----------------------------------------------------------------------------------- */
+
+static fsdp_status check_model(fsdp_like_job *job, const like_wanted *wanted, fsdp_error *err)
+{
+    fsdp_expect_counts counts = {0};
+    tell_job told = {job, wanted->expect};
+    FSDP_TRY(fsdp_expect_compare(wanted->expect, job->model.sd, tell, &told, &counts, err));
+    job->summary->expected = counts.expected;
+    job->summary->found = counts.found;
+    if (job->opts->level == FSDP_VERIFY_QUICK)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_like_check_values(job, err));
+    return fsdp_like_check_step(job, err);
+}
+
+fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
+                                        const fsdp_verify_opts *opts,
+                                        fsdp_like_summary *summary_out, fsdp_error *err)
+{
+    fsdp_like_summary unused;
+    const fsdp_verify_opts defaults = {0};
+    FSDP_NEED(err, path, like);
+    fsdp_like_job job = {.opts = opts ? opts : &defaults,
+                         .summary = summary_out ? summary_out : &unused};
+    like_wanted wanted = {0};
+    *job.summary = (fsdp_like_summary){0};
+    fsdp_verify_opts quiet = *job.opts;
+    quiet.watch.notice = NULL; /* the verification of the path has told the way to it */
+    fsdp_status st = find_wanted(like, job.opts, &wanted, err);
+    if (st == FSDP_OK) {
+        snprintf(job.summary->model, sizeof job.summary->model, "%s",
+                 fsdp_expect_name(wanted.expect));
+        st = fsdp_like_model_open(path, &quiet, NULL, &job.model, err);
+    }
+    if (st == FSDP_OK)
+        st = check_model(&job, &wanted, err);
+    fsdp_like_model_release(&job.model);
+    fsdp_like_model_release(&wanted.model);
+    fsdp_expect_free(wanted.expect);
+    if (st == FSDP_OK && job.summary->findings > 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "'%s' is not the model of '%s': %lld findings", path,
+                         like, (long long)job.summary->findings);
+    return st;
+}

@@ -1,0 +1,40 @@
+/* The files of fsdp_checkpoint_verify_like: see expect.h. */
+#ifndef FSDP_LIKE_H
+#define FSDP_LIKE_H
+
+#include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/expect/expect.h"
+
+/* --- like_model.c ------------------------------------------------------------------------------- */
+
+/* The model of a checkpoint, as a conversion to hf would write it. */
+typedef struct fsdp_like_model {
+    fsdp_checkpoint *checkpoint;
+    char *path;                /* of the checkpoint that was opened */
+    fsdp_sd *sd;
+    size_t *source;            /* per entry of sd: its number in the checkpoint */
+} fsdp_like_model;
+
+/* allow_missing: as in fsdp_open_opts. Release it also after a failure. */
+fsdp_status fsdp_like_model_open(const char *path, const fsdp_verify_opts *opts, const char *allow_missing,
+                                 fsdp_like_model *model, fsdp_error *err);
+void fsdp_like_model_release(fsdp_like_model *model);
+
+/* --- like.c ------------------------------------------------------------------------------------- */
+
+typedef struct fsdp_like_job {
+    const fsdp_verify_opts *opts;
+    fsdp_like_model model;
+    fsdp_like_summary *summary;
+} fsdp_like_job;
+
+/* Emits a finding about a tensor. The name is of the entry, or as it is printed. */
+void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name, size_t name_size,
+                    const char *format, ...) FSDP_PRINTF(5, 6);
+
+/* like_values.c: reads all elements of the model. */
+fsdp_status fsdp_like_check_values(fsdp_like_job *job, fsdp_error *err);
+/* like_step.c: compares the model with that of the step before it in the same run, if there is one. */
+fsdp_status fsdp_like_check_step(fsdp_like_job *job, fsdp_error *err);
+
+#endif
