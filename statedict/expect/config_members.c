@@ -8,9 +8,9 @@
 
 /* --- the kind of model -------------------------------------------------------------------------- */
 
-static const char *const kinds[] = {"model_type", "architectures", "quantization_config",
-                                    "auto_map", "tie_word_embeddings"};
-enum { MODEL_TYPE, ARCHITECTURES, QUANTIZATION, AUTO_MAP, TIED, KINDS };
+static const char *const kinds[] = {"model_type",   "architectures", "quantization_config",
+                                    "quantization", "auto_map",      "tie_word_embeddings"};
+enum { MODEL_TYPE, ARCHITECTURES, QUANTIZATION, MLX_QUANTIZATION, AUTO_MAP, TIED, KINDS };
 
 typedef struct model_kind {
     char type[64];
@@ -54,7 +54,8 @@ static fsdp_status read_kind_member(fsdp_json *json, int which, model_kind *kind
     switch (which) {
     case MODEL_TYPE: return read_string(json, kind->type, sizeof kind->type, err);
     case ARCHITECTURES: return read_class(json, kind, err);
-    case QUANTIZATION: kind->is_quantized = is_there; break;
+    case QUANTIZATION:
+    case MLX_QUANTIZATION: kind->is_quantized = kind->is_quantized || is_there; break;
     case AUTO_MAP: kind->has_code = is_there; break;
     default:
         if (fsdp_json_peek(json) == FSDP_JSON_BOOL)

@@ -37,7 +37,7 @@ static fsdp_status select_with(fsdp_like_model *model, const fsdp_text *rules, s
                                 .for_loaders = true,
                                 .holds_dtype = holds_all};
     const fsdp_select_from from = {model->checkpoint->manifest.sd, model->checkpoint->is_missing,
-                                   model->checkpoint->source != NULL};
+                                   model->checkpoint->source != NULL, true};
     fsdp_selection *selection = NULL;
     const char **list = fsdp_alloc(count + 1, sizeof *list), *at = rules->data;
     if (!list)

@@ -39,6 +39,7 @@ typedef struct fsdp_select_from {
     const fsdp_sd *sd;
     const bool *is_missing;    /* per entry: incomplete in the source (incomplete.h); NULL: none */
     bool knows_paths;          /* as in fsdp_parts */
+    bool looks_only;           /* nothing is written: a model may lack elements, or have a name twice */
 } fsdp_select_from;
 
 /*
