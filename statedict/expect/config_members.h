@@ -9,7 +9,7 @@
 fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *path,
                                      fsdp_config *config, fsdp_error *err);
 
-/* True when the config asks for a model with a tied output embedding; config.json may lack everything else. */
+/* True when tie_word_embeddings is true; config.json may be of any model. */
 bool fsdp_config_says_tied(const char *text, size_t size, const char *path);
 
 #endif

@@ -2,21 +2,21 @@
  * Room expect: the tensors that a model has, and whether a checkpoint holds them.
  *
  * In: config.json, or another checkpoint of the same model. Out: the list of tensors (name, shape, whether it
- * may be absent), and the faults of a state dict beside that list: tensors that are missing, extra, of another
- * shape. The architectures are data: a new one is a row of architecture_table.c.
+ * may be absent), and the faults of a state dict beside that list: tensors that are missing, extra, or of
+ * another shape. The architectures are data: a new one is a row of architecture_table.c.
  *
- *   architecture.h, architecture_table.c   the architectures: members of config.json, tensors with their shapes
- *   formula.c      "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions of the table
- *   config_members.c   reads config.json into the variables of formulas
- *   expect.c       the list of tensors, and its comparison with a state dict
- *   like_model.c   the model of a checkpoint, under the names that a conversion to hf gives it
- *   like_values.c  faults of the elements: zeros, NaN, equal experts
- *   like_step.c    the step before, whose model must be another one
- *   like.c         fsdp_checkpoint_verify_like
- *   export_check.c the comparison before a conversion to hf
+ *   architecture_table.c   the architectures: members of config.json, tensors with their shapes
+ *   formula.c              "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
+ *   config_members.c       reads config.json into the variables of formulas
+ *   expect.c               the list of tensors, and its comparison with a state dict
+ *   like.c                 fsdp_checkpoint_verify_like
+ *   like_model.c           the model of a checkpoint, under the names that a conversion to hf gives it
+ *   like_values.c          faults of the elements: zeros, NaN, equal experts
+ *   like_step.c            the step before, whose model must be another one
+ *   like_finding.c         what is reported
  *
- * Callers: tools (like.c) and convert (export_check.c). config.json may be hostile: numbers are computed with
- * overflow checks, and the list is bounded (FSDP_EXPECT_MOST).
+ * Callers: tools, and convert before it writes a model for Hugging Face. config.json may be hostile: numbers
+ * are computed with overflow checks, and the list is bounded (FSDP_EXPECT_MOST).
  */
 #ifndef FSDP_EXPECT_H
 #define FSDP_EXPECT_H
@@ -56,7 +56,9 @@ typedef struct fsdp_expected {
     bool is_optional;
 } fsdp_expected;
 
-typedef enum fsdp_expect_fault { FSDP_EXPECT_MISSING, FSDP_EXPECT_EXTRA, FSDP_EXPECT_SHAPE } fsdp_expect_fault;
+typedef enum fsdp_expect_fault {
+    FSDP_EXPECT_MISSING, FSDP_EXPECT_EXTRA, FSDP_EXPECT_SHAPE
+} fsdp_expect_fault;
 
 /* Tells one fault. expected: NULL for EXTRA; entry: NULL for MISSING. */
 typedef fsdp_status (*fsdp_expect_tell)(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,

@@ -6,7 +6,6 @@
 #include "statedict/sd/access.h"
 #include "statedict/sd/names.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,63 +14,6 @@ typedef struct like_wanted {
     fsdp_expect *expect;
     fsdp_like_model model;
 } like_wanted;
-
-/* --- findings ----------------------------------------------------------------------------------- */
-
-void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name, size_t name_size,
-                    const char *format, ...)
-{
-    char tensor[160], what[FSDP_ERROR_TEXT - 200], text[FSDP_ERROR_TEXT];
-    va_list args;
-    fsdp_printable(name, name_size, tensor, sizeof tensor);
-    va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
-    va_end(args);
-    if (tensor[0])
-        snprintf(text, sizeof text, "%s %s", tensor, what);
-    else
-        snprintf(text, sizeof text, "%s", what);
-    job->summary->findings++;
-    if (job->opts->finding)
-        job->opts->finding(
-            job->opts->finding_context,
-            &(fsdp_finding){.file = "", .tensor = tensor, .block = -1, .text = text, .kind = kind});
-}
-
-typedef struct tell_job {
-    fsdp_like_job *like;
-    const fsdp_expect *expect;
-} tell_job;
-
-static fsdp_status tell(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
-                        const fsdp_entry *entry, fsdp_error *err)
-{
-    const tell_job *job = context;
-    const char *wanted = fsdp_expect_name(job->expect);
-    char own[128], other[128];
-    (void)err;
-    if (fault == FSDP_EXPECT_EXTRA) {
-        fsdp_like_emit(job->like, FSDP_FINDING_EXTRA, entry->name, entry->name_size,
-                       "is extra: '%s' has no such tensor", wanted);
-        return FSDP_OK;
-    }
-    bool has_shape = expected->ndim >= 0;
-    if (has_shape)
-        fsdp_shape_text(expected->ndim, expected->shape, other, sizeof other);
-    if (fault == FSDP_EXPECT_MISSING)
-        fsdp_like_emit(job->like, FSDP_FINDING_MISSING, expected->name, expected->name_size,
-                       has_shape ? "is missing: '%s' has it with the shape %s"
-                                 : "is missing: '%s' has it",
-                       wanted, other);
-    else
-        fsdp_like_emit(job->like, FSDP_FINDING_SHAPE, expected->name, expected->name_size,
-                       "is %s %s, and '%s' has %s %s", fsdp_dtype_name(entry->dtype),
-                       fsdp_shape_text(entry->ndim, entry->shape, own, sizeof own), wanted,
-                       expected->dtype == FSDP_DTYPE_NONE ? "the shape"
-                                                          : fsdp_dtype_name(expected->dtype),
-                       other);
-    return FSDP_OK;
-}
 
 /* --- the model that is asked for ---------------------------------------------------------------- */
 
@@ -152,8 +94,9 @@ static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, l
 static fsdp_status check_model(fsdp_like_job *job, const like_wanted *wanted, fsdp_error *err)
 {
     fsdp_expect_counts counts = {0};
-    tell_job told = {job, wanted->expect};
-    FSDP_TRY(fsdp_expect_compare(wanted->expect, job->model.sd, tell, &told, &counts, err));
+    fsdp_like_told told = {job, wanted->expect};
+    FSDP_TRY(
+        fsdp_expect_compare(wanted->expect, job->model.sd, fsdp_like_tell, &told, &counts, err));
     job->summary->expected = counts.expected;
     job->summary->found = counts.found;
     if (job->opts->level == FSDP_VERIFY_QUICK)

@@ -20,7 +20,7 @@ fsdp_status fsdp_like_model_open(const char *path, const fsdp_verify_opts *opts,
                                  fsdp_like_model *model, fsdp_error *err);
 void fsdp_like_model_release(fsdp_like_model *model);
 
-/* --- like.c ------------------------------------------------------------------------------------- */
+/* --- like_finding.c ----------------------------------------------------------------------------- */
 
 typedef struct fsdp_like_job {
     const fsdp_verify_opts *opts;
@@ -28,9 +28,20 @@ typedef struct fsdp_like_job {
     fsdp_like_summary *summary;
 } fsdp_like_job;
 
-/* Emits a finding about a tensor. The name is of the entry, or as it is printed. */
+/* Emits a finding about a tensor, or with an empty name about the model. */
 void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name, size_t name_size,
                     const char *format, ...) FSDP_PRINTF(5, 6);
+
+typedef struct fsdp_like_told {
+    fsdp_like_job *like;
+    const fsdp_expect *expect;
+} fsdp_like_told;
+
+/* An fsdp_expect_tell, whose context is an fsdp_like_told: emits the fault. */
+fsdp_status fsdp_like_tell(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
+                           const fsdp_entry *entry, fsdp_error *err);
+
+/* --- the elements ------------------------------------------------------------------------------- */
 
 /* like_values.c: reads all elements of the model. */
 fsdp_status fsdp_like_check_values(fsdp_like_job *job, fsdp_error *err);

@@ -1,5 +1,5 @@
-"""Public bugs of programs that export weights, replayed small: fsdp-verify --like names what was lost, and the
-model before the bug is good, whatever the format that holds it. docs/cookbook/verify.md lists them.
+"""Public bugs of programs that export weights, replayed small: fsdp-verify --like names what was lost, and
+the model before the bug is good, whatever the format that holds it. docs/cookbook/verify.md lists them.
 
 usage: exporters.py BUILD
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 BUILD = Path(sys.argv[1]).resolve()
 LAYERS, HIDDEN, HEADS, KV, HEAD_DIM, FF, VOCAB, EXPERTS = 3, 8, 4, 2, 2, 12, 20, 4
 CONFIG = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-          "num_key_value_heads": KV, "intermediate_size": FF, "vocab_size": VOCAB, "tie_word_embeddings": False}
+          "num_key_value_heads": KV, "intermediate_size": FF, "vocab_size": VOCAB,
+          "tie_word_embeddings": False}
 KINDS = {"llama": ("LlamaForCausalLM", {}), "qwen2": ("Qwen2ForCausalLM", {}),
          "mixtral": ("MixtralForCausalLM", {"num_local_experts": EXPERTS}),
          "qwen3_moe": ("Qwen3MoeForCausalLM", {"num_experts": EXPERTS, "moe_intermediate_size": 6,
@@ -126,7 +127,8 @@ def first_experts_repeated(model):
     for name in model:
         number = name.split(".experts.")[1].split(".")[0] if ".experts." in name else "0"
         if int(number) >= EXPERTS // 2:
-            model[name] = model[name.replace(f".experts.{number}.", f".experts.{int(number) - EXPERTS // 2}.")]
+            first = int(number) - EXPERTS // 2
+            model[name] = model[name.replace(f".experts.{number}.", f".experts.{first}.")]
             lost.append(name)
     return {"twin": lost}
 
@@ -259,9 +261,9 @@ def absent_from_index(root):
     """huggingface/huggingface_hub#4725"""
     folder = root / "indexed"
     write(folder, "llama", make("llama"))
-    names = {name: "model.safetensors" for name in shapes_of("llama")} | {"mtp.fc.weight": "model.safetensors"}
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    names = {name: "model-00001-of-00001.safetensors" for name in names}
+    file = "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(folder / file)
+    names = {name: file for name in [*shapes_of("llama"), "mtp.fc.weight"]}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     ran = tool("fsdp-verify", "indexed", "--like", "indexed/config.json", folder=root)
     assert ran.returncode == 1 and "'mtp.fc.weight'" in ran.stdout, ran.stdout + ran.stderr
@@ -284,7 +286,8 @@ def every_format(root):
     write(root / "lost", "llama", wrapped)
     targets = {"native": ["--to", "fsdp", "--world-size", "2"], "dcp": ["--to", "dcp", "--world-size", "3"],
                "all.pt": [], "compiled.pt": ["--rename", "s/^/_orig_mod./"],
-               "wrapped.pt": ["--rename", "s/^/module./", "--rename", "s/self_attn/_fsdp_wrapped_module.self_attn/"]}
+               "wrapped.pt": ["--rename", "s/^/module./",
+                              "--rename", "s/self_attn/_fsdp_wrapped_module.self_attn/"]}
     for name, options in targets.items():
         for source, wanted in (("hf", {}), ("lost", {"missing": ["lm_head.weight"]})):
             path = f"{source}-{name}"

@@ -34,8 +34,8 @@ MOE = {**SMALL, "moe_intermediate_size": 8, "num_experts": 3, "num_experts_per_t
 WIDE, ONE_HEAD, LABELS = {"head_dim": 6}, {"num_key_value_heads": 4}, {"num_labels": 5}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 BIAS = {"attention_bias": True}
-SPARSE = [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}, {"num_hidden_layers": 5, "decoder_sparse_step": 2,
-                                                                 "mlp_only_layers": [3]}]
+SPARSE = [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2},
+          {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]}]
 # The classes begin with the first word; each of the last gives a config of its own.
 ROWS = [
     ("GPT2", GPT2, [UNTIED, LABELS, {"n_inner": 20}, {"add_cross_attention": True}]),
@@ -43,7 +43,8 @@ ROWS = [
     ("Mistral", SMALL, [TIED, LABELS, WIDE, ONE_HEAD]),
     ("Mixtral", {**SMALL, "num_local_experts": 3}, [TIED, LABELS, WIDE, {"num_local_experts": 12}]),
     ("Qwen2", SMALL, [TIED, LABELS, ONE_HEAD]),
-    ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 12}, [TIED, LABELS, {"qkv_bias": False}, *SPARSE]),
+    ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 12},
+     [TIED, LABELS, {"qkv_bias": False}, *SPARSE]),
     ("Qwen3", SMALL, [TIED, LABELS, WIDE, BIAS]),
     ("Qwen3Moe", MOE, [TIED, LABELS, WIDE, BIAS, *SPARSE]),
     ("Gemma", SMALL, [UNTIED, LABELS, WIDE, BIAS]),
@@ -53,7 +54,8 @@ ROWS = [
                   {"enable_bias": False}, {"layer_norm_elementwise_affine": False},
                   {"_remove_final_layer_norm": True}]),
     ("GPTNeoX", SMALL, [TIED, LABELS, {"attention_bias": False}]),
-    ("Bert", SMALL, [UNTIED, LABELS, {"type_vocab_size": 1}, {"is_decoder": True, "add_cross_attention": True}]),
+    ("Bert", SMALL, [UNTIED, LABELS, {"type_vocab_size": 1},
+                     {"is_decoder": True, "add_cross_attention": True}]),
 ]
 HEADS = ["Model", "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForSequenceClassification",
          "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM", "ForPreTraining",
