@@ -1,5 +1,5 @@
-/* The architectures of Hugging Face's transformers, versions 4 and 5: see architecture.h. The test
- * peers_expected_tensors compares every row with models that transformers builds and saves. */
+/* The architectures of Hugging Face's transformers, versions 4 and 5: see architecture.h.
+ * tests/peers/expected_tensors.py compares every row with models that transformers builds and saves. */
 #include "statedict/expect/architecture.h"
 
 #include <string.h>
