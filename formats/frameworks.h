@@ -24,8 +24,8 @@ enum { FSDP_FRAMEWORK_MARKERS = 3 };
 typedef struct fsdp_framework_row {
     const char *made_by;
     const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
-    const char *member;        /* the model: one of the markers. Of several the one with the highest number that
-                                * opens; with {r} a pattern of rank files. NULL: nothing can be opened */
+    const char *member;        /* the model: one of the markers. Of several, the one with the highest number
+                                * that opens; with {r} a pattern of rank files. NULL: nothing can be opened */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     const char *others;        /* what lies beside the model and is left out; NULL: nothing */
     const char *say;           /* recognised only: what to do with it */
