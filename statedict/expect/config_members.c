@@ -12,12 +12,6 @@ static const char *const kinds[] = {"model_type",   "architectures", "quantizati
                                     "quantization", "auto_map",      "tie_word_embeddings"};
 enum { MODEL_TYPE, ARCHITECTURES, QUANTIZATION, MLX_QUANTIZATION, AUTO_MAP, TIED, KINDS };
 
-typedef struct model_kind {
-    char type[64];
-    char class_name[128];
-    bool is_quantized, has_code, is_tied;
-} model_kind;
-
 static fsdp_status read_string(fsdp_json *json, char *out, size_t room, fsdp_error *err)
 {
     const char *data;
@@ -33,7 +27,7 @@ static fsdp_status read_string(fsdp_json *json, char *out, size_t room, fsdp_err
 }
 
 /* The first of the list. */
-static fsdp_status read_class(fsdp_json *json, model_kind *kind, fsdp_error *err)
+static fsdp_status read_class(fsdp_json *json, fsdp_model_kind *kind, fsdp_error *err)
 {
     bool more;
     if (fsdp_json_peek(json) != FSDP_JSON_ARRAY)
@@ -48,7 +42,8 @@ static fsdp_status read_class(fsdp_json *json, model_kind *kind, fsdp_error *err
     }
 }
 
-static fsdp_status read_kind_member(fsdp_json *json, int which, model_kind *kind, fsdp_error *err)
+static fsdp_status read_kind_member(fsdp_json *json, int which, fsdp_model_kind *kind,
+                                    fsdp_error *err)
 {
     bool is_there = fsdp_json_peek(json) != FSDP_JSON_NULL;
     switch (which) {
@@ -64,9 +59,10 @@ static fsdp_status read_kind_member(fsdp_json *json, int which, model_kind *kind
     return fsdp_json_skip(json, err);
 }
 
-static fsdp_status read_kind(const char *text, size_t size, const char *path, model_kind *kind,
-                             fsdp_error *err)
+fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path,
+                                 fsdp_model_kind *kind, fsdp_error *err)
 {
+    *kind = (fsdp_model_kind){0};
     fsdp_json_members members = {.names = kinds, .count = KINDS};
     fsdp_json json;
     int which = 0;
@@ -84,12 +80,6 @@ static fsdp_status read_kind(const char *text, size_t size, const char *path, mo
         st = fsdp_json_finish(&json, err);
     fsdp_json_release(&json);
     return st;
-}
-
-bool fsdp_config_says_tied(const char *text, size_t size, const char *path)
-{
-    model_kind kind = {0};
-    return read_kind(text, size, path, &kind, NULL) == FSDP_OK && kind.is_tied;
 }
 
 /* --- numbers ------------------------------------------------------------------------------------ */
@@ -216,7 +206,7 @@ static bool has_class(const fsdp_config *config)
     return is_base_class(config->class_name);
 }
 
-static fsdp_status fail_unknown(const model_kind *kind, const char *path, fsdp_error *err)
+static fsdp_status fail_unknown(const fsdp_model_kind *kind, const char *path, fsdp_error *err)
 {
     char type[80];
     const char *reason = kind->is_quantized ? "is of a quantized model"
@@ -239,9 +229,9 @@ static fsdp_status fail_unknown(const model_kind *kind, const char *path, fsdp_e
 fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *path,
                                      fsdp_config *config, fsdp_error *err)
 {
-    model_kind kind = {0};
+    fsdp_model_kind kind;
     *config = (fsdp_config){.path = path};
-    FSDP_TRY(read_kind(text, size, path, &kind, err));
+    FSDP_TRY(fsdp_model_kind_read(text, size, path, &kind, err));
     config->architecture = fsdp_architecture_find(kind.type, strlen(kind.type));
     if (!config->architecture || kind.is_quantized || kind.has_code)
         return fail_unknown(&kind, path, err);

@@ -9,7 +9,14 @@
 fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *path,
                                      fsdp_config *config, fsdp_error *err);
 
-/* True when tie_word_embeddings is true; config.json may be of any model. */
-bool fsdp_config_says_tied(const char *text, size_t size, const char *path);
+/* What a config.json of any model says. */
+typedef struct fsdp_model_kind {
+    char type[64];             /* model_type, "" when there is none */
+    char class_name[128];      /* the first of architectures, or "" */
+    bool is_tied;              /* tie_word_embeddings is true */
+    bool is_quantized, has_code;
+} fsdp_model_kind;
+fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
+                                 fsdp_error *err);
 
 #endif

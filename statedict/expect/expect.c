@@ -243,6 +243,11 @@ void fsdp_expect_free(fsdp_expect *expect)
     fsdp_free(expect);
 }
 
+const char *fsdp_expect_model_type(const fsdp_expect *expect)
+{
+    return expect->config.architecture ? expect->config.architecture->model_type : NULL;
+}
+
 const char *fsdp_expect_name(const fsdp_expect *expect)
 {
     return expect->config.architecture ? expect->config.architecture->model_type : expect->path;

@@ -45,6 +45,7 @@ void fsdp_expect_free(fsdp_expect *expect);    /* accepts NULL */
 
 /* What the list stands for, in messages: "llama" or the path of the other checkpoint. */
 const char *fsdp_expect_name(const fsdp_expect *expect);
+const char *fsdp_expect_model_type(const fsdp_expect *expect); /* NULL: of another checkpoint */
 
 /* A tensor of the list. */
 typedef struct fsdp_expected {

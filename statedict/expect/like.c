@@ -12,6 +12,7 @@
 /* The model that is asked for: config.json, or the weights of another checkpoint. */
 typedef struct like_wanted {
     fsdp_expect *expect;
+    fsdp_model_kind kind; /* of a directory */
     fsdp_like_model model;
 } like_wanted;
 
@@ -36,31 +37,52 @@ static bool is_config_file(fsdp_io *io, const char *path)
            io->ops->info(io, path, &info) >= 0 && info.kind == FSDP_FILE_REGULAR;
 }
 
-/* True when the output embedding need not be stored: config.json beside the weights says tied. */
-static bool says_tied(fsdp_io *io, const char *dir)
+/* Reads what the config.json beside weights says; nothing when there is none. */
+static void look_beside(fsdp_io *io, const char *dir, fsdp_model_kind *kind)
 {
     char *path = fsdp_path_join(dir, "config.json"), *text = NULL;
     size_t size;
-    bool is_tied = false;
-    if (path && fsdp_io_read_file(io, path, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) == FSDP_OK)
-        is_tied = fsdp_config_says_tied(text, size, path);
+    if (!path ||
+        fsdp_io_read_file(io, path, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) != FSDP_OK ||
+        fsdp_model_kind_read(text, size, path, kind, NULL) != FSDP_OK)
+        *kind = (fsdp_model_kind){0};
     fsdp_free(text);
     fsdp_free(path);
-    return is_tied;
 }
 
-static fsdp_status expect_weights(fsdp_io *io, const char *like, like_wanted *wanted,
-                                  fsdp_error *err)
+static fsdp_status expect_weights(const char *like, like_wanted *wanted, fsdp_error *err)
 {
-    const fsdp_expect_sd from = {
-        .sd = wanted->model.sd,
-        .path = like,
-        .may_lack_head = says_tied(io, like),
-        .named = wanted->model.checkpoint->missing_count > 0 ? wanted->model.checkpoint : NULL};
+    const fsdp_checkpoint *checkpoint = wanted->model.checkpoint;
+    const fsdp_expect_sd from = {.sd = wanted->model.sd,
+                                 .path = like,
+                                 .may_lack_head = wanted->kind.is_tied,
+                                 .named = checkpoint->missing_count > 0 ? checkpoint : NULL};
     return fsdp_expect_from(&from, &wanted->expect, err);
 }
 
-/* The weights of a directory say more than its config.json, which may be all that is there. */
+/* The config.json of a directory without weights, or an index without its files. */
+static fsdp_status expect_without_weights(fsdp_io *io, const char *like,
+                                          const fsdp_verify_opts *opts, like_wanted *wanted,
+                                          fsdp_error *err)
+{
+    char *config = fsdp_path_join(like, "config.json");
+    const fsdp_like_open any = {like, wanted->kind.type, "."};
+    fsdp_error unknown = {0};
+    if (!config)
+        return fsdp_fail_memory(err, like);
+    fsdp_status st = is_config_file(io, config) ? read_config(io, config, &wanted->expect, &unknown)
+                                                : FSDP_ERR_NOT_FOUND;
+    fsdp_free(config);
+    if (st == FSDP_OK)
+        return FSDP_OK;
+    if (fsdp_like_model_open(&any, opts, &wanted->model, NULL) == FSDP_OK)
+        return expect_weights(like, wanted, err);
+    if (err && st != FSDP_ERR_NOT_FOUND)
+        *err = unknown;
+    return st;
+}
+
+/* The weights of a directory say more than its config.json. */
 static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, like_wanted *wanted,
                                fsdp_error *err)
 {
@@ -68,25 +90,18 @@ static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, l
     fsdp_error found = {0};
     if (is_config_file(io, like))
         return read_config(io, like, &wanted->expect, err);
-    fsdp_status st = fsdp_like_model_open(like, opts, NULL, &wanted->model, &found);
+    look_beside(io, like, &wanted->kind);
+    const fsdp_like_open open = {like, wanted->kind.type, NULL};
+    fsdp_status st = fsdp_like_model_open(&open, opts, &wanted->model, &found);
     if (st == FSDP_OK)
-        return expect_weights(io, like, wanted, err);
+        return expect_weights(like, wanted, err);
     fsdp_like_model_release(&wanted->model);
-    char *config = fsdp_path_join(like, "config.json");
-    if (!config)
-        return fsdp_fail_memory(err, like);
-    bool has_config = is_config_file(io, config);
-    fsdp_error unknown = {0};
-    fsdp_status known =
-        has_config ? read_config(io, config, &wanted->expect, &unknown) : FSDP_ERR_USAGE;
-    fsdp_free(config);
-    if (known == FSDP_OK)
-        return FSDP_OK;
-    if (fsdp_like_model_open(like, opts, ".", &wanted->model, NULL) == FSDP_OK)
-        return expect_weights(io, like, wanted, err); /* an index without its files */
+    fsdp_status without = expect_without_weights(io, like, opts, wanted, err);
+    if (without == FSDP_OK || (without != FSDP_ERR_NOT_FOUND && st == FSDP_ERR_NOT_FOUND))
+        return without;
     if (err)
-        *err = has_config && st == FSDP_ERR_NOT_FOUND ? unknown : found;
-    return has_config && st == FSDP_ERR_NOT_FOUND ? known : st;
+        *err = found;
+    return st;
 }
 
 /* --- the call ----------------------------------------------------------------------------------- */
@@ -122,7 +137,10 @@ fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
     if (st == FSDP_OK) {
         snprintf(job.summary->model, sizeof job.summary->model, "%s",
                  fsdp_expect_name(wanted.expect));
-        st = fsdp_like_model_open(path, &quiet, NULL, &job.model, err);
+        job.model_type =
+            wanted.kind.type[0] ? wanted.kind.type : fsdp_expect_model_type(wanted.expect);
+        const fsdp_like_open open = {path, job.model_type, NULL};
+        st = fsdp_like_model_open(&open, &quiet, &job.model, err);
     }
     if (st == FSDP_OK)
         st = check_model(&job, &wanted, err);

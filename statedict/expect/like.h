@@ -15,8 +15,13 @@ typedef struct fsdp_like_model {
     size_t *source;            /* per entry of sd: its number in the checkpoint */
 } fsdp_like_model;
 
-/* allow_missing: as in fsdp_open_opts. Release it also after a failure. */
-fsdp_status fsdp_like_model_open(const char *path, const fsdp_verify_opts *opts, const char *allow_missing,
+typedef struct fsdp_like_open {
+    const char *path;
+    const char *model_type;    /* of its config.json; NULL or "": not known */
+    const char *allow_missing; /* as in fsdp_open_opts */
+} fsdp_like_open;
+/* Release the model also after a failure. */
+fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_opts *opts,
                                  fsdp_like_model *model, fsdp_error *err);
 void fsdp_like_model_release(fsdp_like_model *model);
 
@@ -24,6 +29,7 @@ void fsdp_like_model_release(fsdp_like_model *model);
 
 typedef struct fsdp_like_job {
     const fsdp_verify_opts *opts;
+    const char *model_type;    /* NULL: not known */
     fsdp_like_model model;
     fsdp_like_summary *summary;
 } fsdp_like_job;

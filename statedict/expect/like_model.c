@@ -28,8 +28,8 @@ static fsdp_status lay_out(fsdp_like_model *model, const fsdp_selection *selecti
     return st;
 }
 
-static fsdp_status select_with(fsdp_like_model *model, const fsdp_text *rules, size_t count,
-                               fsdp_error *err)
+static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
+                               const fsdp_text *rules, size_t count, fsdp_error *err)
 {
     const fsdp_limits limits = {.format = "hf",
                                 .values = true,
@@ -37,7 +37,7 @@ static fsdp_status select_with(fsdp_like_model *model, const fsdp_text *rules, s
                                 .for_loaders = true,
                                 .holds_dtype = holds_all};
     const fsdp_select_from from = {model->checkpoint->manifest.sd, model->checkpoint->is_missing,
-                                   model->checkpoint->source != NULL, true};
+                                   known, true};
     fsdp_selection *selection = NULL;
     const char **list = fsdp_alloc(count + 1, sizeof *list), *at = rules->data;
     if (!list)
@@ -53,20 +53,22 @@ static fsdp_status select_with(fsdp_like_model *model, const fsdp_text *rules, s
     return st;
 }
 
-fsdp_status fsdp_like_model_open(const char *path, const fsdp_verify_opts *opts,
-                                 const char *allow_missing, fsdp_like_model *model, fsdp_error *err)
+fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_opts *opts,
+                                 fsdp_like_model *model, fsdp_error *err)
 {
-    const fsdp_open_opts open = {.allow_missing = allow_missing, .access = opts->access};
+    const fsdp_open_opts open = {.allow_missing = from->allow_missing, .access = opts->access};
     fsdp_parts parts;
     fsdp_text rules = {0};
     size_t count = 0;
-    FSDP_TRY(fsdp_checkpoint_resolve(path, &opts->watch, &opts->access, &model->path, err));
+    FSDP_TRY(fsdp_checkpoint_resolve(from->path, &opts->watch, &opts->access, &model->path, err));
     FSDP_TRY(fsdp_checkpoint_open(model->path, &open, &model->checkpoint, err));
-    FSDP_TRY(fsdp_parts_find(model->checkpoint->manifest.sd, model->checkpoint->source != NULL,
-                             NULL, &parts, err));
+    bool is_known = from->model_type && from->model_type[0];
+    const fsdp_names_known known = {.paths = model->checkpoint->source != NULL,
+                                    .model_type = is_known ? from->model_type : NULL};
+    FSDP_TRY(fsdp_parts_find(model->checkpoint->manifest.sd, known, NULL, &parts, err));
     fsdp_status st = fsdp_parts_add_rules(&parts, &rules, &count, err);
     if (st == FSDP_OK)
-        st = select_with(model, &rules, count, err);
+        st = select_with(model, known, &rules, count, err);
     fsdp_text_release(&rules);
     return st;
 }

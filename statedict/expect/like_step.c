@@ -173,7 +173,8 @@ fsdp_status fsdp_like_check_step(fsdp_like_job *job, fsdp_error *err)
     fsdp_meter_init(&meter, &job->opts->watch, job->model.checkpoint->info.tensor_bytes);
     if (!hash.hasher)
         st = fsdp_fail_memory(err, "a hash");
-    else if (fsdp_like_model_open(path, &quiet, NULL, &before, NULL) == FSDP_OK)
+    else if (fsdp_like_model_open(&(fsdp_like_open){path, job->model_type, NULL}, &quiet, &before,
+                                  NULL) == FSDP_OK)
         st = compare(job, &before, &hash, &is_equal, err);
     if (st == FSDP_OK && is_equal)
         fsdp_like_emit(job, FSDP_FINDING_UNCHANGED, "", 0,
