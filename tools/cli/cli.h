@@ -166,11 +166,13 @@ typedef struct cli_output_kind {
 typedef struct cli_part { const void *data; size_t size; } cli_part;
 
 /* FSDP_ERR_EXISTS for a directory, for a link to nothing, and for a file of another kind, unless --overwrite
- * was given; overwrite NULL: the tool has no such option. */
+ * was given; another error for a file that cannot be read; overwrite NULL: the tool has no such option. */
 fsdp_status cli_check_output(const char *path, const cli_output_kind *kind, const bool *overwrite,
                              fsdp_error *err);
+/* True for /dev/stdout and its other names: what else the tool prints would be mixed with the file. */
+bool cli_is_stdout(const char *path);
 /* Writes the parts one after the other. The file appears whole, or an older one stays; a link's target is
- * replaced. A pipe, a device or a file without a name is written as it is. */
+ * replaced. A pipe, a device or an open descriptor (/dev/stdout) is written as it is. */
 fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t count, fsdp_error *err);
 
 /* Pictures (SVG) of these tools, and the bytes with which they begin. */
