@@ -180,7 +180,7 @@ static int report_end(fsdp_status status, const fsdp_error *err)
     if (output != FSDP_OK)
         return (int)output;
     cli_report(err && status != FSDP_OK ? err : NULL);
-    if (status == FSDP_ERR_DAMAGED && cli_opened_run())
+    if (err && status == FSDP_ERR_DAMAGED && cli_opened_run())
         say_latest(cli_opened_run());
     return (int)status;
 }
