@@ -15,6 +15,10 @@ enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
 
 /* --- entries that the result lacks ------------------------------------------------------------ */
 
+/* How a line is spelled: as it is; with paths from here, and names that differ in numbers as one; the same, and
+ * with the branches that are in the result in place of those that are not. */
+typedef enum next_spelling { AS_IT_IS, BY_NUMBER, BY_BRANCH, SPELLINGS } next_spelling;
+
 /* A first element of names that are not in the result. */
 typedef struct left_top {
     const char *name;
@@ -27,9 +31,10 @@ typedef struct left_out {
     const fsdp_sd *sd;
     const fsdp_convert_plan *plan;
     fsdp_filter *filter; /* what the user's patterns take */
-    fsdp_text pattern;   /* what -X gets */
-    bool any_number;     /* names that differ in numbers only are one alternative */
-    size_t group;        /* begin of the alternatives at hand, in the pattern */
+    next_spelling spelling;
+    fsdp_text taken;   /* what -I gets in place of the user's, or empty */
+    fsdp_text pattern; /* what -X gets */
+    size_t group;      /* begin of the alternatives at hand, in the pattern */
     left_top tops[TOPS_MOST];
     size_t top_count;
     bool failed;
@@ -83,7 +88,7 @@ static void add_literal(left_out *left, const char *name, size_t size)
     for (size_t i = 0; i < size; i++) {
         bool is_number = name[i] >= '0' && name[i] <= '9';
         left->failed = left->failed || name[i] == '\0';
-        if (left->any_number && is_number) {
+        if (left->spelling != AS_IT_IS && is_number) {
             while (i + 1 < size && name[i + 1] >= '0' && name[i + 1] <= '9')
                 i++;
             fsdp_text_addf(&left->pattern, "[0-9]+");
@@ -117,7 +122,7 @@ static void add_alternative(left_out *left, bool is_first, const char *name, siz
     left->group = is_first ? at : left->group;
     add_literal(left, name, size);
     left->failed = left->failed || left->pattern.failed || left->pattern.size > PATTERN_MOST;
-    if (left->any_number && !left->failed && is_repeated(left, at))
+    if (left->spelling != AS_IT_IS && !left->failed && is_repeated(left, at))
         left->pattern.size = before;
 }
 
@@ -249,13 +254,17 @@ static const char *pattern_of(const left_out *left)
     return left->pattern.size > 0 ? left->pattern.data : NULL;
 }
 
-/* True when the pattern takes the entries that are left out and no other. Values that have other names in the
+static const char *include_of(const left_out *left)
+{
+    return left->taken.size > 0 ? left->taken.data : left->opts->convert.select.include;
+}
+
+/* True when the patterns take the entries of the result and no other. Values that have other names in the
  * result may be either. */
 static bool is_exact(const left_out *left)
 {
     fsdp_filter *filter = NULL;
-    if (fsdp_filter_create(left->opts->convert.select.include, pattern_of(left), &filter, NULL) !=
-        FSDP_OK)
+    if (fsdp_filter_create(include_of(left), pattern_of(left), &filter, NULL) != FSDP_OK)
         return false;
     bool exact = true;
     for (size_t i = 0; i < left->plan->kept_count && exact; i++) {
@@ -268,18 +277,42 @@ static bool is_exact(const left_out *left)
     return exact;
 }
 
-/* Makes the pattern of all names that the result lacks. */
+/* Makes the pattern of the first elements that are in the result. */
+static void take_branches(left_out *left)
+{
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        if (!left->plan->kept[i] || find_top(left, entry))
+            continue;
+        left->failed = left->top_count == TOPS_MOST;
+        if (left->failed)
+            return;
+        left->tops[left->top_count++] = (left_top){.name = entry->name, .size = top_size(entry)};
+        add_alternative(left, left->top_count == 1, entry->name, top_size(entry));
+    }
+    fsdp_text_addf(&left->pattern, ")(\\.|$)");
+    left->taken = left->pattern;
+    left->pattern = (fsdp_text){0};
+}
+
+/* Makes the patterns of the names that are in the result, or of those that it lacks. */
 static bool describe_left(left_out *left)
 {
-    add_typed(left);
+    bool by_branch = left->spelling == BY_BRANCH;
+    if (!by_branch)
+        add_typed(left);
     if (left->failed || fsdp_filter_create(left->opts->convert.select.include, pattern_of(left),
                                            &left->filter, NULL) != FSDP_OK)
         return false;
-    list_tops(left);
-    add_tops(left);
-    add_names(left);
+    if (by_branch) {
+        take_branches(left);
+    } else {
+        list_tops(left);
+        add_tops(left);
+        add_names(left);
+    }
     add_regrouped(left);
-    bool is_right = !left->failed && (!left->any_number || is_exact(left));
+    bool is_right = !left->failed && (left->spelling == AS_IT_IS || is_exact(left));
     fsdp_filter_free(left->filter);
     return is_right;
 }
@@ -309,7 +342,6 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
 {
     const convert_options *opts = left->opts;
     const fsdp_convert_plan *plan = left->plan;
-    const fsdp_select_opts *select = &opts->convert.select;
     fsdp_text_addf(text, "next  ");
     if (plan->renamed > 0) {
         fsdp_text_addf(text, "printf '%%s\\n'");
@@ -324,9 +356,9 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
         fsdp_text_addf(text, " --map /dev/stdin");
     if (plan->cast_tensors > 0)
         convert_add_tolerance(text, &opts->cast);
-    if (select->include) {
+    if (include_of(left)) {
         fsdp_text_addf(text, " -I");
-        cli_add_argument(text, select->include);
+        cli_add_argument(text, include_of(left));
     }
     if (pattern_of(left)) {
         fsdp_text_addf(text, " -X");
@@ -335,26 +367,27 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
     fsdp_text_add(text, "\n", 1);
 }
 
-/* One spelling of the line, in characters, or false where none is right or it is longer than people read. */
-static bool add_spelling(fsdp_text *text, const convert_options *opts,
-                         const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
-                         bool shorter)
+/* False where the line would be wrong, or longer than people read. */
+static bool add_spelled(fsdp_text *text, const convert_options *opts,
+                        const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+                        next_spelling spelling)
 {
     left_out *left = calloc(1, sizeof *left);
     if (!left)
         return false;
     *left = (left_out){
-        .opts = opts, .sd = fsdp_checkpoint_sd(opts->source), .plan = plan, .any_number = shorter};
+        .opts = opts, .sd = fsdp_checkpoint_sd(opts->source), .plan = plan, .spelling = spelling};
     fsdp_text line = {0};
     bool is_right = describe_left(left);
-    if (is_right && shorter)
-        add_diff(&line, left, cli_from_here(info->path), cli_from_here(opts->to));
-    else if (is_right)
+    if (is_right && spelling == AS_IT_IS)
         add_diff(&line, left, info->path, opts->to);
+    else if (is_right)
+        add_diff(&line, left, cli_from_here(info->path), cli_from_here(opts->to));
     is_right = is_right && !line.failed && line.size <= CLI_NEXT_MOST + 1;
     if (is_right)
         fsdp_text_add(text, line.data, line.size);
     fsdp_text_release(&line);
+    fsdp_text_release(&left->taken);
     fsdp_text_release(&left->pattern);
     free(left);
     return is_right;
@@ -363,8 +396,9 @@ static bool add_spelling(fsdp_text *text, const convert_options *opts,
 void convert_add_next(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
 {
-    if (can_compare(opts) && !add_spelling(text, opts, info, plan, false))
-        (void)add_spelling(text, opts, info, plan, true);
+    bool is_done = !can_compare(opts);
+    for (next_spelling spelling = AS_IT_IS; spelling < SPELLINGS && !is_done; spelling++)
+        is_done = add_spelled(text, opts, info, plan, spelling);
 }
 
 /* --- names for --drop ------------------------------------------------------------------------- */
