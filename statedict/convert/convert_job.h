@@ -52,6 +52,8 @@ typedef struct convert_job {
     fsdp_ties ties;            /* names that are left out */
     fsdp_text rules;           /* that strip names, one after the other */
     const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
+    fsdp_names_known known;    /* of the source's names */
+    char model_type[32];       /* known.model_type points to it */
     fsdp_copies copies;        /* files beside the weights */
     bool casts;                /* at least one tensor gets another dtype */
 

@@ -42,7 +42,7 @@ typedef struct selecting {
     const fsdp_select_opts *opts;
     const fsdp_limits *limits;
     const bool *is_missing;
-    bool knows_paths;
+    fsdp_names_known known;
     fsdp_selection *selection;
     fsdp_filter *filter;
     drop_rule *drops;
@@ -564,7 +564,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     work->selection->entries = fsdp_alloc(count, sizeof *work->selection->entries);
     if (!work->selection->entries)
         return fsdp_fail_memory(err, "a selection");
-    FSDP_TRY(fsdp_parts_find(work->sd, work->knows_paths, work->opts->part, &work->parts, err));
+    FSDP_TRY(fsdp_parts_find(work->sd, work->known, work->opts->part, &work->parts, err));
     if (count > 0)
         FSDP_TRY(check_drops(work, err));
     for (size_t i = 0; i < count; i++)
@@ -598,7 +598,7 @@ fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_selec
                       .opts = opts,
                       .limits = limits,
                       .is_missing = from->is_missing,
-                      .knows_paths = from->knows_paths,
+                      .known = from->known,
                       .only = opts->only};
     work.selection = fsdp_alloc(1, sizeof *work.selection);
     if (!work.selection)

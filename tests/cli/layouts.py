@@ -33,7 +33,6 @@ FEW = 8
 NOT_YET = {
     "hf_variants: model --variant fp16 out": "config.json says the dtype of the result",
     "keras_file: model.keras out": "a zip around a file of HDF5",
-    "nanochat: base_checkpoints/d4/optim_000002_rank0.pt out": "a list of optimizers without param_groups",
     "nanotron: checkpoints out": "a union of files in folders",
     "nanotron: checkpoints/20 out": "a union of files in folders",
     "sentence_transformers_dense: model out": "modules in folders of their own",
