@@ -15,11 +15,11 @@ enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
 
 /* --- entries that the result lacks ------------------------------------------------------------ */
 
-/* How a line is spelled: as it is; with paths from here, and names that differ in numbers as one; the same, and
- * with the branches that are in the result in place of those that are not. */
-typedef enum next_spelling { AS_IT_IS, BY_NUMBER, BY_BRANCH, SPELLINGS } next_spelling;
+/* How a line is spelled: as it is; with paths from here, and with the branches that are not in the result,
+ * of which those that differ in numbers are one; with those that are in it. */
+typedef enum next_spelling { AS_IT_IS, BY_LEFT, BY_TAKEN, SPELLINGS } next_spelling;
 
-/* A first element of names that are not in the result. */
+/* A first element of names that are not in the result, or a branch. */
 typedef struct left_top {
     const char *name;
     size_t size;
@@ -161,6 +161,53 @@ static void add_names(left_out *left)
         fsdp_text_addf(&left->pattern, ")$");
 }
 
+/* True when the result has nothing below the first `size` bytes of a name. */
+static bool is_free(const left_out *left, const char *name, size_t size)
+{
+    for (size_t i = 0; i < left->plan->kept_count; i++) {
+        const fsdp_entry *kept = fsdp_sd_at(left->sd, i);
+        if (left->plan->kept[i] && kept->name_size >= size && memcmp(kept->name, name, size) == 0 &&
+            (kept->name_size == size || kept->name[size] == '.'))
+            return false;
+    }
+    return true;
+}
+
+static bool is_below_branch(const left_out *left, const fsdp_entry *entry)
+{
+    for (size_t i = 0; i < left->top_count; i++) {
+        const left_top *branch = &left->tops[i];
+        if (entry->name_size >= branch->size &&
+            memcmp(entry->name, branch->name, branch->size) == 0 &&
+            (entry->name_size == branch->size || entry->name[branch->size] == '.'))
+            return true;
+    }
+    return false;
+}
+
+/* The largest branches of which the result has nothing. */
+static void add_branches(left_out *left)
+{
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        bool is_note = entry->kind == FSDP_ENTRY_ALIAS; /* it says nothing of its branch */
+        if (left->plan->kept[i] || is_note || !is_selected(left, i) || is_below_branch(left, entry))
+            continue;
+        size_t size = top_size(entry);
+        while (size < entry->name_size && !is_free(left, entry->name, size)) {
+            const char *dot = memchr(entry->name + size + 1, '.', entry->name_size - size - 1);
+            size = dot ? (size_t)(dot - entry->name) : entry->name_size;
+        }
+        left->failed = left->top_count == TOPS_MOST;
+        if (left->failed)
+            return;
+        left->tops[left->top_count++] = (left_top){.name = entry->name, .size = size};
+        add_alternative(left, left->top_count == 1, entry->name, size);
+    }
+    if (left->top_count > 0)
+        fsdp_text_addf(&left->pattern, ")(\\.|$)");
+}
+
 /* True for a list or dict that torch and dcp may split into one name per value, or join into one value. */
 static bool may_regroup(const convert_options *opts, const fsdp_entry *entry)
 {
@@ -298,14 +345,16 @@ static void take_branches(left_out *left)
 /* Makes the patterns of the names that are in the result, or of those that it lacks. */
 static bool describe_left(left_out *left)
 {
-    bool by_branch = left->spelling == BY_BRANCH;
-    if (!by_branch)
+    bool by_taken = left->spelling == BY_TAKEN;
+    if (!by_taken)
         add_typed(left);
     if (left->failed || fsdp_filter_create(left->opts->convert.select.include, pattern_of(left),
                                            &left->filter, NULL) != FSDP_OK)
         return false;
-    if (by_branch) {
+    if (by_taken) {
         take_branches(left);
+    } else if (left->spelling == BY_LEFT) {
+        add_branches(left);
     } else {
         list_tops(left);
         add_tops(left);
