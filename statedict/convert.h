@@ -134,6 +134,8 @@ typedef struct fsdp_convert_code {
 typedef struct fsdp_convert_plan {
     int64_t tensors, values, aliases;
     int64_t bytes_read, bytes_written, peak_memory, free_bytes;
+    int64_t bytes_checked;     /* of the source, compared with checksums before anything is read; 0 without
+                                  verification */
     int files;
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */

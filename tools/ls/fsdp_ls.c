@@ -145,7 +145,8 @@ static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_t
     if (listing->count == 0 && fsdp_sd_count(listing->sd) > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", listing->info->path);
     if (opts->digest)
-        FSDP_TRY(fsdp_checkpoint_check(listing->checkpoint, opts->common.jobs, err));
+        FSDP_TRY(
+            fsdp_checkpoint_check(listing->checkpoint, opts->common.jobs, &listing->watch, err));
     if (heading->size > 0)
         fsdp_text_add(text, heading->data, heading->size);
     return print_entries(listing, text, err);
