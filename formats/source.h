@@ -218,8 +218,8 @@ typedef struct fsdp_source_ops {
                          fsdp_error *err);
     /* FSDP_ERR_LIMIT when read would need more memory than the source may use. NULL: never. */
     fsdp_status (*check_memory)(void *state, size_t tensor, fsdp_error *err);
-    /* Checks of the format, numbered behind those of the source, and the bytes that all of them count. All NULL:
-     * none. */
+    /* Checks of the format, numbered behind those of the source, and the bytes that all of them count.
+     * All NULL: none. */
     size_t (*check_count)(void *state);
     int64_t (*check_bytes)(void *state);
     fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);

@@ -466,6 +466,8 @@ fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_source_reade
                               fsdp_error *err)
 {
     packed_stream *stream = source->streams[number];
+    fsdp_source_reader uncounted = {0};
+    reader = reader ? reader : &uncounted;
     int64_t before = reader->bytes_read;
     pthread_mutex_lock(&stream->lock);
     fsdp_status status = check_locked(source, stream, reader, err);

@@ -34,7 +34,7 @@ static void report_progress(fsdp_meter *meter, int64_t done, const char *what, s
     char name[160], line[200];
     fsdp_printable(what, what_size, name, sizeof name);
     if (meter->phase)
-        snprintf(line, sizeof line, what_size > 0 ? "%s: %s" : "%s", meter->phase, name);
+        snprintf(line, sizeof line, "%s%s%s", meter->phase, what_size > 0 ? ": " : "", name);
     atomic_store(&meter->next_ms, now + REPORT_EVERY_MS);
     if (meter->watch->progress(meter->watch->context, done, meter->total,
                                meter->phase ? line : name) != 0)

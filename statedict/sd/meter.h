@@ -25,8 +25,8 @@ void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total);
 fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
                            fsdp_error *err);
 fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err);
-/* A call inside another one, whose bytes count as a part of it. Zero-initialise but meter; it is the context of
- * the watch for the call, and ended with the bytes that were expected of it. */
+/* A call inside another one, whose bytes count as a part of it. Zero-initialise but meter; it is the context
+ * of the watch for the call, and ended with the bytes that were expected of it. */
 typedef struct fsdp_meter_part { fsdp_meter *meter; int64_t done; } fsdp_meter_part;
 fsdp_watch fsdp_meter_part_watch(fsdp_meter_part *part);
 fsdp_status fsdp_meter_part_end(fsdp_meter_part *part, int64_t bytes, fsdp_error *err);
