@@ -254,9 +254,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *
 
 /* Compares the files of another program's checkpoint with the checksums that its format keeps, which
  * reading does not. FSDP_ERR_DAMAGED names the first that differs. Native checkpoints are checked as they
- * are read. */
+ * are read. watch (may be NULL) counts the bytes. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads,
-                                                        fsdp_error *err);
+                                                        const fsdp_watch *watch, fsdp_error *err);
 
 /* Opens an OPAQUE value that PyTorch stored (a torch.save file) as a checkpoint of one value, whose name is
  * empty; the caller closes it. FSDP_ERR_NOT_FOUND for other bytes. The value must live as long as the

@@ -5,6 +5,7 @@
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/flow.h"
+#include "statedict/checkpoint/digests.h"
 #include "statedict/checkpoint/unread.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
@@ -266,6 +267,9 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
     }
     if (job->world > 1 && job->kind == FSDP_SHARDED)
         plan->short_tensors = fsdp_relayout_count_short(job->sd, job->opts.shard_dim);
+    if (!job->opts.skip_verify)
+        plan->bytes_checked =
+            fsdp_checkpoint_check_bytes(job->from) + fsdp_digests_bytes(job->io, job->from->path);
     plan->bytes_spooled = fsdp_checkpoint_reading(job->from).spooled;
     plan->peak_memory = peak_memory(job);
     return job->target->measure(job, plan, err);

@@ -80,7 +80,7 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
     }
     if (strncmp(text, FSDP_DROP_DTYPE, strlen(FSDP_DROP_DTYPE)) == 0) {
         rule->kind = DROP_DTYPE;
-        rule->dtype = fsdp_dtype_from_name(text + 6, strlen(text + 6));
+        rule->dtype = fsdp_dtype_from_typed(text + 6, strlen(text + 6));
         return rule->dtype != FSDP_DTYPE_NONE
                    ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
