@@ -93,7 +93,7 @@ static fsdp_status read_number(fsdp_json *json, fsdp_config_value *value, fsdp_e
         return FSDP_OK;
     }
     json->at = at;
-    return fsdp_json_fail(json, err, "'%s' is no number of items", value->name);
+    return fsdp_json_fail(json, err, "'%s' is no whole number of 64 bits", value->name);
 }
 
 /* Integers are kept; of other items only their number. */
