@@ -105,7 +105,8 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     fsdp_selection *selection = NULL;
     const fsdp_sd *from = job->from->manifest.sd;
     FSDP_TRY(choose_mesh(job, err));
-    const fsdp_select_from source = {from, job->from->is_missing, job->known};
+    const fsdp_select_from source = {
+        .sd = from, .is_missing = job->from->is_missing, .known = job->known};
     fsdp_status st =
         fsdp_selection_create(&source, &job->opts.select, job->limits, &selection, err);
     if (st == FSDP_DIFFERS)
