@@ -411,8 +411,8 @@ static bool is_source_text(const pickle_vm *vm, fsdp_node node)
     return kind == FSDP_NODE_NONE || kind == FSDP_NODE_STR || kind == FSDP_NODE_BYTES;
 }
 
-/* The class of ("module", class, file, source), which torch.save wrote for the class of a module before the zip
- * form; 0 for another id. */
+/* The class of ("module", class, file, source), which torch.save wrote for the class of a module before the
+ * zip form; 0 for another id. */
 static fsdp_node class_of_id(const pickle_vm *vm, fsdp_node id)
 {
     const fsdp_pickle_node *tuple = &vm->nodes[id];

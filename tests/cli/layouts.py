@@ -30,13 +30,15 @@ FEW = 8
 
 # Beginnings of rows of made_by.md: each layout that the tools know has one.
 FRAMEWORKS = [
-    "Accelerate with FSDP1", "Accelerate with FSDP2", "Accelerate: save_state(use_dcp=False)", "DeepSpeed ZeRO-2",
-    "DeepSpeed ZeRO-3", "Flax", "git clone without git-lfs", "Lightning: FSDPStrategy", "llama.cpp", "llm.c",
-    "Megatron-LM", "Meta's Llama", "MLX", "mlx_lm", "model.save('x.keras')", "nanochat", "nanoGPT", "Nanotron",
-    "NeMo", "Orbax", "PEFT", "save_for_hf() of timm", "save_pretrained() of a diffusers pipeline",
+    "Accelerate with FSDP1", "Accelerate with FSDP2", "Accelerate: save_state(use_dcp=False)",
+    "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3", "Flax", "git clone without git-lfs", "Lightning: FSDPStrategy",
+    "llama.cpp", "llm.c", "Megatron-LM", "Meta's Llama", "MLX", "mlx_lm", "model.save('x.keras')",
+    "nanochat", "nanoGPT", "Nanotron", "NeMo", "Orbax", "PEFT", "save_for_hf() of timm",
+    "save_pretrained() of a diffusers pipeline",
     "save_pretrained(distributed_checkpoint=True) of transformers 5", "SentenceTransformer", "SkyRL",
-    "torch.distributed.checkpoint of {'app'", "torch.export.save", "torch.jit.save", "torch.save of a training loop",
-    "torchtitan", "torchtune", "train.py of timm", "Trainer of Lightning", "Trainer of transformers", "verl",
+    "torch.distributed.checkpoint of {'app'", "torch.export.save", "torch.jit.save",
+    "torch.save of a training loop", "torchtitan", "torchtune", "train.py of timm", "Trainer of Lightning",
+    "Trainer of transformers", "verl",
 ]
 
 # Commands (CASE: the words after fsdp-convert) whose result is wrong today. The test fails for one that is
