@@ -147,8 +147,8 @@ typedef struct fsdp_convert_plan {
     bool strips;               /* the rules were not given: they strip what programs put around names */
     const char *const *unread; /* weight files in the source's directory that were not read */
     size_t unread_count;
-    const char *model;         /* hf with a config.json of a known architecture: "llama", whose tensors are all
-                                * there, but for those that open.allow_missing allows; NULL: not compared */
+    const char *model;         /* hf with a config.json of a known architecture: "llama", whose tensors are
+                                * all there, but for those of open.allow_missing; NULL: not compared */
     int64_t model_tensors, model_missing;      /* tensors that it must have; those that are missing */
     const char *const *extra;  /* names of the result that it has not */
     size_t extra_count;

@@ -21,8 +21,8 @@ typedef struct fsdp_export_report {
     fsdp_name_list missing, extra;     /* allowed ones; those that the model has not */
 } fsdp_export_report;
 
-/* FSDP_ERR_DAMAGED names tensors that are missing, FSDP_ERR_USAGE those of another shape, or says that no name
- * is one of the model's. Release the report also after a failure. */
+/* FSDP_ERR_DAMAGED names tensors that are missing, FSDP_ERR_USAGE those of another shape, or says that no
+ * name is one of the model's. Release the report also after a failure. */
 fsdp_status fsdp_export_compare(const fsdp_export_check *check, fsdp_export_report *report_out,
                                 fsdp_error *err);
 void fsdp_export_report_release(fsdp_export_report *report);
