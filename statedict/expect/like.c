@@ -137,6 +137,7 @@ fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
     if (st == FSDP_OK) {
         snprintf(job.summary->model, sizeof job.summary->model, "%s",
                  fsdp_expect_name(wanted.expect));
+        job.wanted = wanted.model.sd ? &wanted.model : NULL;
         job.model_type =
             wanted.kind.type[0] ? wanted.kind.type : fsdp_expect_model_type(wanted.expect);
         const fsdp_like_open open = {path, job.model_type, NULL};
