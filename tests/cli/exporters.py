@@ -255,6 +255,9 @@ def replay(root):
         write(bad, kind, model)
         check(verify(root, bad.name, f"{good.name}/config.json"), wanted, f"{thread} by config.json")
         check(verify(root, bad.name, good.name), wanted, f"{thread} by weights")
+        told = tool("fsdp-convert", "-q", bad.name, f"out{number}", folder=root)
+        status = 2 if "shape" in wanted else 4 if "missing" in wanted else 0
+        assert told.returncode == status, f"{thread}: converted with {told.returncode}: {told.stderr}"
 
 
 def absent_from_index(root):
