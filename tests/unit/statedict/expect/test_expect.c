@@ -1,4 +1,4 @@
-/* The tensors that a config.json asks for: formulas, defaults, bounds, and the comparison with a state dict. */
+/* The tensors that a config.json asks for: formulas, defaults, bounds, comparison with a state dict. */
 #include "base/core/mem.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/expect/expect.h"
