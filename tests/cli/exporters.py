@@ -286,6 +286,17 @@ def merged_into_nothing(root):
     check(verify(root, "run/checkpoint-300", "run/checkpoint-100"), {}, "the next step")
 
 
+def tied_head(root):
+    """A head that config.json ties may be left out, also where the model of --like is a step of a run."""
+    model = make("llama")
+    write(root / "tied" / "checkpoint-1", "llama", model, tie_word_embeddings=True)
+    del model["lm_head.weight"]
+    write(root / "headless", "llama", model, tie_word_embeddings=True)
+    for like in ("tied", "tied/checkpoint-1", "tied/checkpoint-1/config.json"):
+        check(verify(root, "headless", like), {}, f"without a tied head like {like}")
+    check(verify(root, "tied/checkpoint-1", "headless"), {}, "with a tied head")
+
+
 def every_format(root):
     """The good model, and one without a tensor, as trainers keep it: other formats, wrappers."""
     write(root / "hf", "llama", make("llama"))
@@ -325,6 +336,7 @@ def main():
         replay(root)
         absent_from_index(root)
         merged_into_nothing(root)
+        tied_head(root)
         every_format(root)
     print(f"{len(BUGS) + 2} bugs are caught, {good_fixtures()} good checkpoints")
 
