@@ -100,7 +100,7 @@ Test(expect, defaults_are_those_of_known_models)
                   {"gemma2", "Gemma2ForCausalLM", 288},
                   {"phi3", "Phi3ForCausalLM", 195},
                   {"opt", "OPTForCausalLM", 196},
-                  {"bert", "BertModel", 199},
+                  {"bert", "BertForSequenceClassification", 201},
                   {"gpt_neox", "GPTNeoXForCausalLM", 532}};
     fsdp_sd *sd = NULL;
     cr_assert_eq(fsdp_sd_create(&sd, NULL), FSDP_OK);
