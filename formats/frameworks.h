@@ -19,13 +19,14 @@
 
 enum { FSDP_FRAMEWORK_MARKERS = 3 };
 
-/* A directory of a framework. Names are patterns: '*' is any text, '#' is a number; a list has '|' between
- * its patterns. */
+/* A directory of a framework. Names are patterns: '*' is any text, '#' is a number, {r} the number of a
+ * rank; a list has '|' between its patterns. */
 typedef struct fsdp_framework_row {
     const char *made_by;
     const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
-    const char *member;        /* the model: a name or pattern, of several the one with the highest number; or
-                                * a pattern of rank files with {r}. NULL: the row has no checkpoint to open */
+    const char *member;        /* the model: one of the markers. Of several, the one with the highest number
+                                * that opens; with {r} a pattern of rank files. NULL: nothing can be opened */
+    bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     const char *others;        /* what lies beside the model and is left out; NULL: nothing */
     const char *say;           /* recognised only: what to do with it */
 } fsdp_framework_row;
@@ -45,8 +46,8 @@ extern const fsdp_framework_file fsdp_framework_files[];
 extern const size_t fsdp_framework_file_count;
 /* Names of steps in a run ("checkpoint-#"), up to NULL. */
 extern const char *const fsdp_framework_steps[];
-/* Names of files that hold no model. */
-extern const char fsdp_framework_no_model[];
+/* Names of files that hold no model; of weights that formats/ reads, and of those that it does not read. */
+extern const char fsdp_framework_no_model[], fsdp_framework_weights[], fsdp_framework_foreign_weights[];
 
 /* Folders of a checkpoint that may hold the configuration of its model ("huggingface", "."), and the names of
  * which one must be there, both up to NULL. */
@@ -57,8 +58,8 @@ typedef void (*fsdp_framework_note)(void *context, const char *text);
 
 /*
  * Finds the checkpoint that a directory or file means; *path_out is NULL when it is the path itself, and the
- * caller frees it. FSDP_ERR_USAGE: there are several, which the message names; FSDP_ERR_NOT_FOUND: the format
- * is recognised and cannot be read, and the message names what can.
+ * caller frees it. FSDP_ERR_USAGE: there are several, which the message names, or too many files to open;
+ * FSDP_ERR_NOT_FOUND: the format is recognised and cannot be read, and the message names what can.
  */
 fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note, void *context,
                                 char **path_out, fsdp_error *err);

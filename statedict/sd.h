@@ -117,8 +117,8 @@ FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 
 /* --- entries of optimizers ------------------------------------------------------------------- */
 
-/* True when some names begin with the element state and others with param_groups: both are an optimizer's
- * then. */
+/* True when some names begin with the element state and others with param_groups, or when all names do so
+ * behind a number, as in a list of optimizers: both are an optimizer's then. */
 FSDP_API bool fsdp_sd_state_is_optim(const fsdp_sd *sd);
 /* True when the entry belongs to an optimizer: its name, or what follows "app." in it, begins with the
  * element optim, optimizer, optimizers, opt, optimizer_state_dict, optimizer_states, optimizer_0 or the like

@@ -9,21 +9,24 @@ const fsdp_framework_row fsdp_framework_rows[] = {
      .markers = {"manifest.ocdbt"},
      .say = "load it with orbax.checkpoint and save it with safetensors.flax"},
     {.made_by = "verl, SkyRL",
-     .markers = {"model_world_size_*_rank_*.pt"},
+     .markers = {"model_world_size_{W}_rank_{r}.pt"},
      .member = "model_world_size_{W}_rank_{r}.pt",
      .others = "optim_world_size_*|extra_state_world_size_*"},
     {.made_by = "Accelerate (FSDP, use_dcp=False)",
-     .markers = {"pytorch_model_fsdp_#_rank*.bin"},
-     .member = "pytorch_model_fsdp_0_rank{r}.bin",
+     .markers = {"pytorch_model_fsdp_#_rank{r}.bin"},
+     .member = "pytorch_model_fsdp_#_rank{r}.bin",
+     .counts_models = true,
      .others = "optimizer_#_rank*.bin|scheduler.bin"},
     {.made_by = "Accelerate (FSDP)",
      .markers = {"pytorch_model_fsdp_#"},
      .member = "pytorch_model_fsdp_#",
+     .counts_models = true,
      .others = "optimizer_#|scheduler.bin"},
     {.made_by = "Accelerate (FSDP, full)",
-     .markers = {"pytorch_model_fsdp.bin"},
-     .member = "pytorch_model_fsdp.bin",
-     .others = "optimizer.bin|scheduler.bin"},
+     .markers = {"pytorch_model_fsdp.bin|pytorch_model_fsdp_#.bin"},
+     .member = "pytorch_model_fsdp.bin|pytorch_model_fsdp_#.bin",
+     .counts_models = true,
+     .others = "optimizer.bin|optimizer_#.bin|scheduler.bin"},
     {.made_by = "nanochat",
      .markers = {"model_#.pt", "meta_#.json"},
      .member = "model_#.pt",
@@ -91,6 +94,10 @@ const char *const fsdp_framework_steps[] = {
 const char fsdp_framework_no_model[] =
     "optim*|scheduler*|rng*|random_states*|training_args*|trainer_state*|extra_state*|data.pt|"
     "scaler*|dataloader*|sampler*|recipe_state*|lr_sched*|meta.pt|common.pt";
+
+const char fsdp_framework_weights[] =
+    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.npz|*.tar";
+const char fsdp_framework_foreign_weights[] = "*.gguf|*.msgpack|*.tflite|*.onnx";
 
 const char *const fsdp_framework_configs[] = {"huggingface", "hf_model", ".", NULL};
 const char *const fsdp_framework_config_names[] = {"config.json", "adapter_config.json",

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEEPEST = 6, FOLDERS_MOST = 64, NAMES_SHOWN = 5, HEAD = 64 };
+enum { DEEPEST = 6, FOLDERS_MOST = 64, LOOKS_MOST = 4096, NAMES_SHOWN = 5, HEAD = 64 };
 
 /* --- patterns --------------------------------------------------------------------------------- */
 
@@ -35,6 +35,14 @@ static bool match(const char *pattern, const char *end, const char *name, int64_
             for (; is_digit(*name); name++)
                 value = value < INT64_MAX / 10 - 1 ? value * 10 + (*name - '0') : value;
             *number = value;
+            continue;
+        }
+        if (*pattern == '{') {
+            if (!is_digit(*name))
+                return false;
+            name += strspn(name, "0123456789");
+            while (pattern + 1 < end && *pattern != '}')
+                pattern++;
             continue;
         }
         if (*name++ != *pattern)
@@ -65,9 +73,11 @@ typedef struct seen_folder {
     fsdp_io *io;
     const char *path;
     fsdp_io_names names;
+    fsdp_io_names members; /* of the row that fits, as they are opened */
     fsdp_framework_note note;
     void *context;
     int deeper; /* folders that the way may still go down from here */
+    int *left;  /* listings and opens that the whole way may still make; -1: it wanted more */
 } seen_folder;
 
 static fsdp_status resolve(const seen_folder *way, const char *path, char **path_out,
@@ -84,8 +94,25 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+static fsdp_status fail_looks(const char *path, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%d files and folders were opened on the way to a checkpoint, and '%s' holds "
+                     "more: name the checkpoint itself",
+                     LOOKS_MOST, path);
+}
+
+static bool may_look(const seen_folder *folder)
+{
+    if (*folder->left >= 0)
+        --*folder->left;
+    return *folder->left >= 0;
+}
+
 static fsdp_status look_into(seen_folder *folder, fsdp_error *err)
 {
+    if (!may_look(folder))
+        return fail_looks(folder->path, err);
     FSDP_TRY(fsdp_io_list_names(folder->io, folder->path, is_plain, NULL, &folder->names, err));
     if (folder->names.count > 1)
         qsort(folder->names.items, folder->names.count, sizeof *folder->names.items, compare_names);
@@ -146,14 +173,8 @@ static bool ends_with(const char *name, const char *end)
 
 static bool is_weights(const char *name)
 {
-    static const char *const ends[] = {".safetensors", ".bin", ".pt",   ".pth", ".ckpt",
-                                       ".h5",          ".npz", ".hdf5", ".tar"};
-    if (fsdp_framework_matches(fsdp_framework_no_model, name, NULL))
-        return false;
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (ends_with(name, ends[i]))
-            return true;
-    return false;
+    return !fsdp_framework_matches(fsdp_framework_no_model, name, NULL) &&
+           fsdp_framework_matches(fsdp_framework_weights, name, NULL);
 }
 
 /* --- recognised files --------------------------------------------------------------------------- */
@@ -201,11 +222,12 @@ static fsdp_status check_pointers(const seen_folder *folder, fsdp_error *err)
 static bool is_promising(const seen_folder *above, const char *name, int depth)
 {
     char *path = fsdp_path_join(above->path, name);
-    seen_folder here = {.io = above->io, .path = path};
+    seen_folder here = {.io = above->io, .path = path, .left = above->left};
     bool is_known = false;
     if (path && look_into(&here, NULL) == FSDP_OK) {
         is_known = find_row(&here) || find_steps(&here) ||
-                   (fsdp_source_recognise(here.io, path, &is_known, NULL) == FSDP_OK && is_known);
+                   (may_look(&here) &&
+                    fsdp_source_recognise(here.io, path, &is_known, NULL) == FSDP_OK && is_known);
         for (size_t i = 0; i < here.names.count && !is_known; i++)
             is_known = is_weights(here.names.items[i]);
         for (size_t i = 0; i < here.names.count && i < FOLDERS_MOST && !is_known && depth > 0; i++)
@@ -222,9 +244,12 @@ static fsdp_status fail_several(const seen_folder *folder, const char *const *na
 {
     fsdp_text text = {0};
     for (size_t i = 0; i < count && i < NAMES_SHOWN; i++) {
-        char shown[120];
-        fsdp_text_addf(&text, "%s'%s/%s'", i > 0 ? ", " : "", folder->path,
-                       fsdp_printable(names[i], strlen(names[i]), shown, sizeof shown));
+        char *path = fsdp_path_join(folder->path, names[i]);
+        fsdp_text_addf(&text, "%s", i > 0 ? ", " : "");
+        if (path)
+            fsdp_text_add_quoted(&text, path); /* fsdp-convert makes a command line of it */
+        text.failed = text.failed || !path;
+        fsdp_free(path);
     }
     if (count > NAMES_SHOWN)
         fsdp_text_addf(&text, " and %zu more", count - NAMES_SHOWN);
@@ -257,6 +282,8 @@ static fsdp_status find_only(const seen_folder *folder, const char **name_out, f
             names[i] = first;
             break;
         }
+    if (*folder->left < 0)
+        return fail_looks(folder->path, err);
     if (count > 1)
         return fail_several(folder, names, count, err);
     *name_out = count == 1 ? names[0] : NULL;
@@ -318,8 +345,10 @@ static fsdp_status try_step(const seen_folder *folder, const char *name, bool *i
 {
     char *path = fsdp_path_join(folder->path, name), *member = NULL;
     fsdp_source *source = NULL;
-    const seen_folder way = {.io = folder->io, .deeper = folder->deeper - 1};
+    const seen_folder way = {.io = folder->io, .deeper = folder->deeper - 1, .left = folder->left};
     fsdp_status st = path ? resolve(&way, path, &member, err) : fsdp_fail_memory(err, "a path");
+    if (st == FSDP_OK && !may_look(folder))
+        st = fail_looks(folder->path, err);
     if (st == FSDP_OK)
         st = fsdp_source_open(folder->io, member ? member : path, NULL, &source, err);
     fsdp_source_close(source);
@@ -372,8 +401,58 @@ static fsdp_status find_newest(const seen_folder *folder, const char *steps, con
     return FSDP_OK;
 }
 
+/* A member as it is opened: the file itself, or the pattern of rank files with its number. */
+static char *spell_member(const char *member, const char *name, int64_t number)
+{
+    const char *hash = strchr(member, '#');
+    fsdp_text text = {0};
+    if (!strchr(member, '{'))
+        return fsdp_strndup(name, strlen(name));
+    if (!hash)
+        return fsdp_strndup(member, strlen(member));
+    fsdp_text_addf(&text, "%.*s%" PRId64 "%s", (int)(hash - member), member, number, hash + 1);
+    char *spelled = text.failed ? NULL : fsdp_strndup(text.data, text.size);
+    fsdp_text_release(&text);
+    return spelled;
+}
+
+/* Rank files of one number stand side by side among the sorted names. */
+static fsdp_status list_members(seen_folder *folder, const char *member, fsdp_error *err)
+{
+    fsdp_io_names *members = &folder->members;
+    members->items = fsdp_alloc(folder->names.count, sizeof *members->items);
+    if (!members->items)
+        return fsdp_fail_memory(err, folder->path);
+    for (size_t i = 0; i < folder->names.count; i++) {
+        int64_t number;
+        if (!fsdp_framework_matches(member, folder->names.items[i], &number))
+            continue;
+        char *spelled = spell_member(member, folder->names.items[i], number);
+        if (!spelled)
+            return fsdp_fail_memory(err, folder->path);
+        if (members->count > 0 && strcmp(members->items[members->count - 1], spelled) == 0)
+            fsdp_free(spelled);
+        else
+            members->items[members->count++] = spelled;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status find_member(seen_folder *folder, const fsdp_framework_row *row,
+                               const char **name_out, fsdp_error *err)
+{
+    FSDP_TRY(list_members(folder, row->member, err));
+    const fsdp_io_names *members = &folder->members;
+    if (members->count > 1 && row->counts_models)
+        return fail_several(folder, (const char *const *)members->items, members->count, err);
+    if (members->count > 1)
+        return find_newest(folder, row->member, name_out, err);
+    *name_out = members->count == 1 ? members->items[0] : NULL;
+    return FSDP_OK;
+}
+
 /* The next name on the way, NULL: the directory itself is the checkpoint, or nothing is known of it. */
-static fsdp_status find_next(const seen_folder *folder, const char **name_out,
+static fsdp_status find_next(seen_folder *folder, const char **name_out,
                              const fsdp_framework_row **row_out, fsdp_error *err)
 {
     bool is_known = false;
@@ -386,10 +465,10 @@ static fsdp_status find_next(const seen_folder *folder, const char **name_out,
     if (row && row->say)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a directory of %s: %s", folder->path,
                          row->made_by, row->say);
-    if (row) {
-        *name_out = strchr(row->member, '{') ? row->member : find(folder, row->member);
-        return FSDP_OK;
-    }
+    if (row)
+        return find_member(folder, row, name_out, err);
+    if (!may_look(folder))
+        return fail_looks(folder->path, err);
     FSDP_TRY(fsdp_source_recognise(folder->io, folder->path, &is_known, err));
     if (is_known)
         return FSDP_OK;
@@ -437,6 +516,7 @@ static fsdp_status resolve(const seen_folder *way, const char *path, char **path
         st = next ? look_into(&folder, err) : fsdp_fail_memory(err, "a path");
         if (st == FSDP_OK)
             st = step_down(&folder, &next, &is_end, err);
+        fsdp_io_names_release(&folder.members);
         fsdp_io_names_release(&folder.names);
         fsdp_free(at);
         at = next;
@@ -452,7 +532,9 @@ static fsdp_status resolve(const seen_folder *way, const char *path, char **path
 fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note,
                                    void *context, char **path_out, fsdp_error *err)
 {
-    const seen_folder way = {.io = io, .note = note, .context = context, .deeper = DEEPEST};
+    int left = LOOKS_MOST;
+    const seen_folder way = {
+        .io = io, .note = note, .context = context, .deeper = DEEPEST, .left = &left};
     return resolve(&way, path, path_out, err);
 }
 

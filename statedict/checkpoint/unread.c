@@ -1,6 +1,7 @@
 /* Weight files that were not read: see unread.h. */
 #include "statedict/checkpoint/unread.h"
 
+#include "formats/frameworks.h"
 #include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 
@@ -16,21 +17,10 @@ typedef struct unread_search {
     fsdp_name_list *names;
 } unread_search;
 
-static bool ends_with(const char *name, const char *end)
+static bool is_weights(const char *name)
 {
-    size_t size = strlen(name), n = strlen(end);
-    return size > n && strcmp(name + size - n, end) == 0;
-}
-
-bool fsdp_name_is_weights(const char *name)
-{
-    static const char *const ends[] = {".safetensors", ".bin",    ".pt",   ".pth",
-                                       ".ckpt",        ".h5",     ".hdf5", ".gguf",
-                                       ".msgpack",     ".tflite", ".onnx", ".npz"};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (ends_with(name, ends[i]))
-            return true;
-    return false;
+    return fsdp_framework_matches(fsdp_framework_weights, name, NULL) ||
+           fsdp_framework_matches(fsdp_framework_foreign_weights, name, NULL);
 }
 
 static int compare_names(const void *a, const void *b)
@@ -85,7 +75,7 @@ static fsdp_status look_at(unread_search *search, const char *name, int depth, f
     fsdp_free(path);
     if (is_directory)
         return depth > 0 ? look_into(search, name, depth - 1, err) : FSDP_OK;
-    if (!fsdp_name_is_weights(name) ||
+    if (!is_weights(name) ||
         (search->read_count > 0 &&
          bsearch(&name, search->read, search->read_count, sizeof *search->read, compare_names)))
         return FSDP_OK;

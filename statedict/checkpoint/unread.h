@@ -9,7 +9,4 @@
  * is no directory. The caller releases the names. */
 fsdp_status fsdp_unread_list(const fsdp_checkpoint *checkpoint, fsdp_name_list *names_out, fsdp_error *err);
 
-/* True for names that weights have, by their suffix. */
-bool fsdp_name_is_weights(const char *name);
-
 #endif

@@ -26,6 +26,7 @@
 #include "statedict/convert/copied.h"
 #include "statedict/convert/output_place.h"
 #include "statedict/convert/plan_text.h"
+#include "statedict/expect/export_check.h"
 #include "statedict/select/cast_box.h"
 
 #include <stdatomic.h>
@@ -52,6 +53,8 @@ typedef struct convert_job {
     fsdp_ties ties;            /* names that are left out */
     fsdp_text rules;           /* that strip names, one after the other */
     const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
+    fsdp_names_known known;    /* of the source's names */
+    char model_type[32];       /* known.model_type points to it */
     fsdp_copies copies;        /* files beside the weights */
     bool casts;                /* at least one tensor gets another dtype */
 
@@ -149,6 +152,9 @@ fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
 
 /* convert_names.c: sets opts.select.renames for a target that holds a model, unless names are to be kept. */
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err);
+/* Compares a model with the config.json that is copied beside it (export_check.h), once its description was
+ * made; nothing when only a part is asked for. The caller releases the report. */
+fsdp_status fsdp_convert_check_names(const convert_job *job, fsdp_export_report *report_out, fsdp_error *err);
 
 /* --- convert_move.c --------------------------------------------------------------------------- */
 
@@ -160,6 +166,6 @@ fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err);
 
 /* convert_digest.c: compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the
  * first that differs. */
-fsdp_status fsdp_convert_compare_digests(const convert_job *job, fsdp_error *err);
+fsdp_status fsdp_convert_compare_digests(const convert_job *job, const fsdp_watch *watch, fsdp_error *err);
 
 #endif

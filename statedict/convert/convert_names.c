@@ -1,10 +1,12 @@
 /*
  * Names for loaders: what programs put around the names of a model (the key above it, elements of wrappers)
  * is stripped for targets that hold a model. The stripping is a list of rename rules, so that plans and
- * fsdp-diff know it. See convert_job.h.
+ * fsdp-diff know it. With a config.json, the result must have the tensors of its model. See convert_job.h.
  */
 #include "statedict/convert/convert_job.h"
 
+#include "formats/frameworks.h"
+#include "formats/source.h"
 #include "statedict/select/model_part.h"
 
 #include <string.h>
@@ -22,6 +24,31 @@ static fsdp_status take_rules(convert_job *job, size_t count, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* The model_type of the config.json that the person names or that lies beside the weights. One that cannot be
+ * read is no reason to refuse the weights: nothing is known then. */
+static fsdp_status read_model_type(convert_job *job, fsdp_error *err)
+{
+    enum { CONFIG_MOST = 1 << 24 };
+    const char *dir = job->opts.copy_from;
+    char *beside = NULL, *text = NULL;
+    size_t size;
+    fsdp_model_config config;
+    if (!dir)
+        FSDP_TRY(fsdp_framework_config(job->io, job->from->path, &beside, err));
+    dir = dir ? dir : beside;
+    char *path = dir ? fsdp_path_join(dir, "config.json") : NULL;
+    fsdp_free(beside);
+    if (path && fsdp_io_read_file(job->io, path, CONFIG_MOST, &text, &size, NULL) == FSDP_OK &&
+        fsdp_model_config_read(text, size, path, &config, NULL) == FSDP_OK &&
+        config.model_type[0]) {
+        memcpy(job->model_type, config.model_type, sizeof job->model_type);
+        job->known.model_type = job->model_type;
+    }
+    fsdp_free(text);
+    fsdp_free(path);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
 {
     const fsdp_select_opts *select = &job->opts.select;
@@ -29,10 +56,72 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
     size_t count = 0;
     bool is_model = job->limits && job->limits->for_loaders &&
                     (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
+    job->known.paths = job->from->source != NULL;
+    if (is_model && !job->known.paths)
+        FSDP_TRY(read_model_type(job, err));
     if (!is_model || select->keep_names || select->rename_count > 0)
         return FSDP_OK;
-    FSDP_TRY(fsdp_parts_find(job->from->manifest.sd, job->from->source != NULL, select->part,
-                             &parts, err));
+    FSDP_TRY(fsdp_parts_find(job->from->manifest.sd, job->known, select->part, &parts, err));
     FSDP_TRY(fsdp_parts_add_rules(&parts, &job->rules, &count, err));
     return count > 0 ? take_rules(job, count, err) : FSDP_OK;
+}
+
+/* --- the names that the config asks for --------------------------------------------------------- */
+
+static bool drops_tensors(const fsdp_select_opts *select)
+{
+    for (size_t i = 0; i < select->drop_count; i++) {
+        const char *drop = select->drops[i];
+        if (strcmp(drop, "values") != 0 && strcmp(drop, "opaque") != 0 &&
+            strcmp(drop, "optim") != 0)
+            return true;
+    }
+    return false;
+}
+
+/* An adapter has no tensor of the model that a config beside it may describe. It is known by the name of its
+ * file, or by its tensors. */
+static bool is_adapter(const convert_job *job)
+{
+    const fsdp_source *source = job->from->source;
+    const char *path = source && fsdp_source_file_count(source) > 0
+                           ? fsdp_source_file_path(source, 0)
+                           : job->from->path;
+    const char *slash = strrchr(path, '/');
+    if (strncmp(slash ? slash + 1 : path, "adapter", 7) == 0)
+        return true;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        if (entry->kind != FSDP_ENTRY_VALUE && !memmem(entry->name, entry->name_size, ".lora_", 6))
+            return false;
+    }
+    return true;
+}
+
+/* True when the person asked for the whole model under the names of its loader. */
+static bool is_whole_model(const convert_job *job)
+{
+    const fsdp_select_opts *select = &job->opts.select;
+    return job->limits && job->limits->for_loaders && !select->include && !select->exclude &&
+           !select->part && !select->keep_names && select->only != FSDP_ONLY_OPTIM &&
+           select->only != FSDP_ONLY_ALL && !drops_tensors(select) && !is_adapter(job);
+}
+
+fsdp_status fsdp_convert_check_names(const convert_job *job, fsdp_export_report *report_out,
+                                     fsdp_error *err)
+{
+    fsdp_export_check check = {.from = job->from->path,
+                               .sd = job->sd,
+                               .allow_missing = job->opts.open.allow_missing,
+                               .ties = job->ties.items,
+                               .tie_count = job->ties.count};
+    char *text = NULL;
+    *report_out = (fsdp_export_report){0};
+    if (!is_whole_model(job))
+        return FSDP_OK;
+    FSDP_TRY(fsdp_copies_config(&job->copies, &text, &check.size, &check.config, err));
+    check.text = text;
+    fsdp_status st = text ? fsdp_export_compare(&check, report_out, err) : FSDP_OK;
+    fsdp_free(text);
+    return st;
 }

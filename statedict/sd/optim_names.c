@@ -34,16 +34,30 @@ static bool is_optim_word(const char *text, size_t size)
                              (digits == 6 && memcmp(text, "optim_", 6) == 0));
 }
 
+/* "0.state.0.exp_avg" or "0.param_groups.0.lr": of a list of optimizers. */
+static bool is_in_list(const fsdp_entry *entry)
+{
+    size_t digits = 0;
+    while (digits < entry->name_size && entry->name[digits] >= '0' && entry->name[digits] <= '9')
+        digits++;
+    if (digits == 0 || digits == entry->name_size || entry->name[digits] != '.')
+        return false;
+    const fsdp_entry inner = {.name = entry->name + digits + 1,
+                              .name_size = entry->name_size - digits - 1};
+    return begins_with(&inner, "state") || begins_with(&inner, "param_groups");
+}
+
 bool fsdp_sd_state_is_optim(const fsdp_sd *sd)
 {
     if (!sd)
         return false;
-    bool state = false, groups = false;
+    bool state = false, groups = false, is_list = fsdp_sd_count(sd) > 0;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         state = state || begins_with(fsdp_sd_at(sd, i), "state");
         groups = groups || begins_with(fsdp_sd_at(sd, i), "param_groups");
+        is_list = is_list && is_in_list(fsdp_sd_at(sd, i));
     }
-    return state && groups;
+    return (state && groups) || is_list;
 }
 
 bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim)
@@ -60,5 +74,6 @@ bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim)
     }
     if (is_optim_word(name, size))
         return true;
-    return state_is_optim && (begins_with(entry, "state") || begins_with(entry, "param_groups"));
+    return state_is_optim &&
+           (begins_with(entry, "state") || begins_with(entry, "param_groups") || is_in_list(entry));
 }

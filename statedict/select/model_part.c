@@ -92,19 +92,6 @@ static bool descend_to_model(fsdp_parts *parts)
     return false;
 }
 
-static void find_root(fsdp_parts *parts)
-{
-    bool found = descend_to_model(parts);
-    for (int i = 0; i < OUTER_KEYS && !found; i++) {
-        const fsdp_parts before = *parts;
-        found = descend(parts, outer_keys[i]) && descend_to_model(parts);
-        if (!found)
-            *parts = before;
-    }
-    for (int depth = 0; depth < DEEPEST && found; depth++)
-        found = descend_to_model(parts);
-}
-
 /* --- parts by their names ---------------------------------------------------------------------- */
 
 static bool begins(const char *text, size_t size, const char *start)
@@ -139,16 +126,33 @@ static bool is_state(const fsdp_entry *entry, const char *text, size_t size)
     return is_plain && is_list_word(text, size, words, sizeof words / sizeof *words);
 }
 
+/* The bytes of the keys above the model that stand above the entry, too: "model." of "model.ema.w" where the
+ * root is "model.model.". */
+static size_t shared_keys(const fsdp_parts *parts, const fsdp_entry *entry)
+{
+    size_t shared = 0;
+    if (is_below(entry, parts->root, parts->root_size))
+        return 0;
+    for (size_t i = 0; i < parts->root_size && i + 1 < entry->name_size; i++) {
+        if (entry->name[i] != parts->root[i])
+            break;
+        if (entry->name[i] == '.')
+            shared = i + 1;
+    }
+    return shared;
+}
+
 const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry, size_t *size_out)
 {
-    const char *name = entry->name;
-    size_t size = element_at(entry, 0);
+    size_t at = shared_keys(parts, entry);
+    const char *name = entry->name + at;
+    size_t size = element_at(entry, at);
     const char *dot = memchr(name, '.', size);
     size = dot ? (size_t)(dot - name) : size;
-    (void)parts;
-    if (size + 1 < entry->name_size && is_list_word(name, size, outer_keys, OUTER_KEYS - 1)) {
+    size_t rest = entry->name_size - at;
+    if (size + 1 < rest && is_list_word(name, size, outer_keys, OUTER_KEYS - 1)) {
         name += size + 1;
-        size_t rest = entry->name_size - size - 1;
+        rest -= size + 1;
         dot = memchr(name, '.', rest);
         size = dot ? (size_t)(dot - name) : rest;
     }
@@ -173,29 +177,104 @@ fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry)
     return entry->kind == FSDP_ENTRY_VALUE ? FSDP_PART_STATE : FSDP_PART_WEIGHTS;
 }
 
-/* Names without a known path may be a model whose own names begin with "model.": then the model is all of
- * it, unless a trainer's parts stand beside it, or its names begin with the key once more. */
+/* --- the root ---------------------------------------------------------------------------------- */
+
+/* True when no weights of a model lie below the root `outer` beside the root `inner`. */
+static bool holds_rest(const fsdp_parts *outer, const fsdp_parts *inner)
+{
+    for (size_t i = 0; i < fsdp_sd_count(outer->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(outer->sd, i);
+        size_t at = outer->root_size;
+        if (entry->kind == FSDP_ENTRY_VALUE || !is_below(entry, outer->root, at) ||
+            is_below(entry, inner->root, inner->root_size))
+            continue;
+        const fsdp_parts plain = {.sd = outer->sd, .root = ""};
+        fsdp_entry rest = *entry;
+        rest.name += at;
+        rest.name_size -= at;
+        rest.path = NULL;
+        if (fsdp_part_of(&plain, &rest) == FSDP_PART_MODEL)
+            return false;
+    }
+    return true;
+}
+
+/* A model may have a member "model": the root goes deeper only where no weights stay outside. */
+static void descend_within(fsdp_parts *parts)
+{
+    for (int depth = 0; depth < DEEPEST; depth++) {
+        fsdp_parts inner = *parts;
+        if (!descend_to_model(&inner) || !holds_rest(parts, &inner))
+            return;
+        *parts = inner;
+    }
+}
+
+static void find_root(fsdp_parts *parts)
+{
+    bool found = descend_to_model(parts);
+    for (int i = 0; i < OUTER_KEYS && !found; i++) {
+        const fsdp_parts before = *parts;
+        found = descend(parts, outer_keys[i]) && descend_to_model(parts);
+        if (!found)
+            *parts = before;
+    }
+    if (found)
+        descend_within(parts);
+}
+
+/* The element with which transformers begins the names of a model, by its config.json; NULL: not known. */
+static const char *first_element(const char *model_type)
+{
+    static const char *const types[][2] = {{"gpt2", "transformer."},   {"gpt_neo", "transformer."},
+                                           {"gptj", "transformer."},   {"bloom", "transformer."},
+                                           {"falcon", "transformer."}, {"mpt", "transformer."},
+                                           {"llama", "model."},        {"mistral", "model."},
+                                           {"mixtral", "model."},      {"qwen2", "model."},
+                                           {"qwen2_moe", "model."},    {"qwen3", "model."},
+                                           {"qwen3_moe", "model."},    {"gemma", "model."},
+                                           {"gemma2", "model."},       {"phi", "model."},
+                                           {"phi3", "model."},         {"olmo", "model."},
+                                           {"olmo2", "model."},        {"starcoder2", "model."},
+                                           {"stablelm", "model."},     {"deepseek_v2", "model."},
+                                           {"deepseek_v3", "model."},  {"granite", "model."},
+                                           {"cohere", "model."},       {"opt", "model."}};
+    for (size_t i = 0; model_type && i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i][0], model_type) == 0)
+            return types[i][1];
+    return NULL;
+}
+
+/*
+ * "model." in a native checkpoint is the key above the model, or part of the model's own names, as in
+ * "model.layers.0" of Llama and "model.transformer.wte" of OLMo. It is the key, which is stripped, only when
+ * all weights of the model have it, and one of these is certain:
+ *   - entries of a trainer stand beside it: optim.*, or values such as fsdp-train's train.*;
+ *   - "lm_head." follows it, which transformers puts below no "model.";
+ *   - the element follows it that transformers puts first in the names of config.json's model_type.
+ */
 static bool is_root_sure(const fsdp_parts *parts)
 {
-    static const char *const insides[] = {"model.", "transformer.", "lm_head."};
-    bool beside = false, doubled = false;
-    if (parts->knows_paths)
+    const char *first = first_element(parts->known.model_type);
+    bool is_sure = false;
+    if (parts->known.paths)
         return true;
     for (size_t i = 0; i < fsdp_sd_count(parts->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(parts->sd, i);
+        const char *inner = entry->name + parts->root_size;
         if (!is_below(entry, parts->root, parts->root_size)) {
             fsdp_parts flat = *parts;
             flat.root_size = 0;
             if (entry->kind != FSDP_ENTRY_VALUE && fsdp_part_of(&flat, entry) == FSDP_PART_MODEL)
                 return false;
-            beside = true;
+            is_sure = true;
             continue;
         }
-        for (int k = 0; k < 3; k++)
-            doubled = doubled || begins(entry->name + parts->root_size,
-                                        entry->name_size - parts->root_size, insides[k]);
+        size_t size = entry->name_size - parts->root_size;
+        is_sure =
+            is_sure || begins(inner, size, "lm_head.") || (first && begins(inner, size, first));
     }
-    return beside || doubled;
+    return is_sure;
 }
 
 /* "ema" is also the part of "state_dict_ema" and "ema_model". */
@@ -209,6 +288,7 @@ static bool is_part(const char *label, size_t size, const char *part)
 
 static fsdp_status take_part(fsdp_parts *parts, const char *part, fsdp_error *err)
 {
+    find_root(parts); /* its keys stand above other parts, too */
     for (size_t i = 0; i < fsdp_sd_count(parts->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(parts->sd, i);
         size_t label_size;
@@ -219,17 +299,17 @@ static fsdp_status take_part(fsdp_parts *parts, const char *part, fsdp_error *er
             continue;
         parts->root = entry->name;
         parts->root_size = size + 1;
-        (void)descend_to_model(parts);
+        descend_within(parts);
         return FSDP_OK;
     }
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "there is no part '%.100s': no name begins with '%.100s.'", part, part);
 }
 
-fsdp_status fsdp_parts_find(const fsdp_sd *sd, bool knows_paths, const char *part,
+fsdp_status fsdp_parts_find(const fsdp_sd *sd, fsdp_names_known known, const char *part,
                             fsdp_parts *parts_out, fsdp_error *err)
 {
-    *parts_out = (fsdp_parts){.sd = sd, .knows_paths = knows_paths, .root = ""};
+    *parts_out = (fsdp_parts){.sd = sd, .known = known, .root = ""};
     parts_out->state_is_optim = fsdp_sd_state_is_optim(sd);
     if (part)
         return take_part(parts_out, part, err);

@@ -19,21 +19,28 @@ typedef enum fsdp_part_kind {
     FSDP_PART_STATE            /* of a trainer: schedulers, loaders, generators, metrics */
 } fsdp_part_kind;
 
+/* What is known of the names besides the names. */
+typedef struct fsdp_names_known {
+    bool paths;                /* entries without a path are nested by default, as other programs nest them */
+    const char *model_type;    /* of the config.json beside the weights; NULL: none */
+} fsdp_names_known;
+
 typedef struct fsdp_parts {
     const fsdp_sd *sd;
-    bool knows_paths;          /* entries without a path are nested by default, as other programs nest them */
+    fsdp_names_known known;
     bool state_is_optim;       /* fsdp_sd_state_is_optim */
     const char *root;          /* of the model: "app.model." or ""; borrowed from the state dict */
     size_t root_size;
 } fsdp_parts;
 
 /* Finds the model. part: its name as --part has it, or NULL. FSDP_ERR_USAGE when no name begins with it. */
-fsdp_status fsdp_parts_find(const fsdp_sd *sd, bool knows_paths, const char *part, fsdp_parts *parts_out,
-                            fsdp_error *err);
+fsdp_status fsdp_parts_find(const fsdp_sd *sd, fsdp_names_known known, const char *part,
+                            fsdp_parts *parts_out, fsdp_error *err);
 
 fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry);
 
-/* The text under which people know the part of an entry: its first element, or the one behind "app". */
+/* The text under which people know the part of an entry: its first element, or the one behind "app"
+ * or behind the keys that it shares with the model. */
 const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry, size_t *size_out);
 
 /* True for "NAME#2", which is what a source calls the second tensor of a name. */

@@ -42,7 +42,8 @@ typedef struct selecting {
     const fsdp_select_opts *opts;
     const fsdp_limits *limits;
     const bool *is_missing;
-    bool knows_paths;
+    fsdp_names_known known;
+    bool looks_only;
     fsdp_selection *selection;
     fsdp_filter *filter;
     drop_rule *drops;
@@ -79,7 +80,7 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
     }
     if (strncmp(text, FSDP_DROP_DTYPE, strlen(FSDP_DROP_DTYPE)) == 0) {
         rule->kind = DROP_DTYPE;
-        rule->dtype = fsdp_dtype_from_name(text + 6, strlen(text + 6));
+        rule->dtype = fsdp_dtype_from_typed(text + 6, strlen(text + 6));
         return rule->dtype != FSDP_DTYPE_NONE
                    ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
@@ -145,7 +146,8 @@ static bool is_kept(selecting *work, size_t i)
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     fsdp_selection *selection = work->selection;
-    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size))
+    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size) ||
+        (work->looks_only && entry->kind == FSDP_ENTRY_VALUE))
         return false;
     bool optim = is_optim(work, entry);
     selection->entries[i].is_optim = optim;
@@ -532,7 +534,7 @@ static fsdp_status describe_parts(selecting *work, fsdp_error *err)
 static fsdp_status check_model(const selecting *work, fsdp_error *err)
 {
     int64_t tensors = 0, elements = 0;
-    if (!work->limits || !work->limits->for_loaders)
+    if (!work->limits || !work->limits->for_loaders || work->looks_only)
         return FSDP_OK;
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -564,7 +566,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     work->selection->entries = fsdp_alloc(count, sizeof *work->selection->entries);
     if (!work->selection->entries)
         return fsdp_fail_memory(err, "a selection");
-    FSDP_TRY(fsdp_parts_find(work->sd, work->knows_paths, work->opts->part, &work->parts, err));
+    FSDP_TRY(fsdp_parts_find(work->sd, work->known, work->opts->part, &work->parts, err));
     if (count > 0)
         FSDP_TRY(check_drops(work, err));
     for (size_t i = 0; i < count; i++)
@@ -598,7 +600,8 @@ fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_selec
                       .opts = opts,
                       .limits = limits,
                       .is_missing = from->is_missing,
-                      .knows_paths = from->knows_paths,
+                      .known = from->known,
+                      .looks_only = from->looks_only,
                       .only = opts->only};
     work.selection = fsdp_alloc(1, sizeof *work.selection);
     if (!work.selection)

@@ -19,6 +19,7 @@
 #define FSDP_SELECTION_H
 
 #include "formats/target.h"
+#include "statedict/select/model_part.h"
 #include <fsdp/convert.h>
 #include <fsdp/sd.h>
 
@@ -38,7 +39,9 @@ typedef struct fsdp_selection fsdp_selection;
 typedef struct fsdp_select_from {
     const fsdp_sd *sd;
     const bool *is_missing;    /* per entry: incomplete in the source (incomplete.h); NULL: none */
-    bool knows_paths;          /* as in fsdp_parts */
+    fsdp_names_known known;
+    bool looks_only;           /* nothing is written: values are left out, and a model may lack elements or
+                                * have a name twice */
 } fsdp_select_from;
 
 /*

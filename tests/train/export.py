@@ -24,6 +24,22 @@ def run(work, *command):
     return done.stdout + done.stderr
 
 
+def check_llama(work):
+    """Llama's own names begin with "model.": only the key above the model goes, also without train.*."""
+    run(work, "fsdp-train", "--run", "llama", "--data.path", "text", "--np", "1", "--steps", "1",
+        "--model.family", "llama", "--model.tie", "false", "--model.layers", "1", "--model.width", "12",
+        "--model.heads", "2", "--model.context", "8", "--train.batch", "1", "-q")
+    run(work, "fsdp-convert", "-q", "llama", "bare", "--to", "fsdp", "--only", "model", "--drop", "values")
+    run(work, "fsdp-convert", "-q", "llama", "tied", "--to", "fsdp", "-X", "lm_head")
+    for source in ("llama", "bare", "tied"):
+        allowed = ["--allow-missing", "lm_head"] if source == "tied" else []
+        run(work, "fsdp-convert", "-q", source, f"{source}-hf", "--to", "hf", *allowed)
+        names = json.loads(run(work, "fsdp-ls", "--json", f"{source}-hf"))["tensors"]
+        assert {"model.embed_tokens.weight", "model.norm.weight"} < set(names), names
+        assert source == "tied" or "lm_head.weight" in names, names
+        assert not any(name.startswith("model.model.") for name in names), names
+
+
 def main():
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)
@@ -47,6 +63,7 @@ def main():
         proposed = told.split("next  ")[1].splitlines()[0]
         assert "s/^model" in proposed, told
         run(work, "bash", "-c", proposed)
+        check_llama(work)
     print("ok")
 
 

@@ -16,7 +16,11 @@ enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
 
 /* --- entries that the result lacks ------------------------------------------------------------ */
 
-/* A first element of names that are not in the result. */
+/* How a line is spelled: as it is; with paths from here, and with the branches that are not in the result,
+ * of which those that differ in numbers are one; with those that are in it. */
+typedef enum next_spelling { AS_IT_IS, BY_LEFT, BY_TAKEN, SPELLINGS } next_spelling;
+
+/* A first element of names that are not in the result, or a branch. */
 typedef struct left_top {
     const char *name;
     size_t size;
@@ -28,7 +32,10 @@ typedef struct left_out {
     const fsdp_sd *sd;
     const fsdp_convert_plan *plan;
     fsdp_filter *filter; /* what the user's patterns take */
-    fsdp_text pattern;   /* what -X gets */
+    next_spelling spelling;
+    fsdp_text taken;   /* what -I gets in place of the user's, or empty */
+    fsdp_text pattern; /* what -X gets */
+    size_t group;      /* begin of the alternatives at hand, in the pattern */
     left_top tops[TOPS_MOST];
     size_t top_count;
     bool failed;
@@ -80,20 +87,44 @@ static void list_tops(left_out *left)
 static void add_literal(left_out *left, const char *name, size_t size)
 {
     for (size_t i = 0; i < size; i++) {
+        bool is_number = name[i] >= '0' && name[i] <= '9';
         left->failed = left->failed || name[i] == '\0';
+        if (left->spelling != AS_IT_IS && is_number) {
+            while (i + 1 < size && name[i + 1] >= '0' && name[i + 1] <= '9')
+                i++;
+            fsdp_text_addf(&left->pattern, "[0-9]+");
+            continue;
+        }
         if (strchr(".[]()*+?{}|^$\\", name[i]))
             fsdp_text_addf(&left->pattern, "\\");
         fsdp_text_add(&left->pattern, name + i, 1);
     }
 }
 
+/* True when the alternative that begins at `at` stands before it in its group. */
+static bool is_repeated(const left_out *left, size_t at)
+{
+    const char *begin = left->pattern.data + left->group, *end = left->pattern.data + at;
+    size_t size = left->pattern.size - at;
+    for (const char *one = begin; one < end; one++)
+        if ((one == begin || one[-1] == '|') && one + size < end && one[size] == '|' &&
+            memcmp(one, end, size) == 0)
+            return true;
+    return false;
+}
+
 /* "^(a|b)" grows by one; is_first begins it. */
 static void add_alternative(left_out *left, bool is_first, const char *name, size_t size)
 {
-    const char *before = is_first && left->pattern.size > 0 ? "|" : "";
-    fsdp_text_addf(&left->pattern, is_first ? "%s^(" : "%s|", before);
+    size_t before = left->pattern.size;
+    const char *bar = is_first && before > 0 ? "|" : "";
+    fsdp_text_addf(&left->pattern, is_first ? "%s^(" : "%s|", bar);
+    size_t at = left->pattern.size;
+    left->group = is_first ? at : left->group;
     add_literal(left, name, size);
     left->failed = left->failed || left->pattern.failed || left->pattern.size > PATTERN_MOST;
+    if (left->spelling != AS_IT_IS && !left->failed && is_repeated(left, at))
+        left->pattern.size = before;
 }
 
 /* Whole branches where the result has nothing of them. */
@@ -129,6 +160,52 @@ static void add_names(left_out *left)
     }
     if (!is_first)
         fsdp_text_addf(&left->pattern, ")$");
+}
+
+/* True when the result has nothing below the first `size` bytes of a name. */
+static bool is_free(const left_out *left, const char *name, size_t size)
+{
+    for (size_t i = 0; i < left->plan->kept_count; i++) {
+        const fsdp_entry *kept = fsdp_sd_at(left->sd, i);
+        if (left->plan->kept[i] && kept->name_size >= size && memcmp(kept->name, name, size) == 0 &&
+            (kept->name_size == size || kept->name[size] == '.'))
+            return false;
+    }
+    return true;
+}
+
+static bool is_below_branch(const left_out *left, const fsdp_entry *entry)
+{
+    for (size_t i = 0; i < left->top_count; i++) {
+        const left_top *branch = &left->tops[i];
+        if (entry->name_size >= branch->size &&
+            memcmp(entry->name, branch->name, branch->size) == 0 &&
+            (entry->name_size == branch->size || entry->name[branch->size] == '.'))
+            return true;
+    }
+    return false;
+}
+
+/* The largest branches of which the result has nothing. */
+static void add_branches(left_out *left)
+{
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        if (left->plan->kept[i] || !is_selected(left, i) || is_below_branch(left, entry))
+            continue;
+        size_t size = top_size(entry);
+        while (size < entry->name_size && !is_free(left, entry->name, size)) {
+            const char *dot = memchr(entry->name + size + 1, '.', entry->name_size - size - 1);
+            size = dot ? (size_t)(dot - entry->name) : entry->name_size;
+        }
+        left->failed = left->top_count == TOPS_MOST;
+        if (left->failed)
+            return;
+        left->tops[left->top_count++] = (left_top){.name = entry->name, .size = size};
+        add_alternative(left, left->top_count == 1, entry->name, size);
+    }
+    if (left->top_count > 0)
+        fsdp_text_addf(&left->pattern, ")(\\.|$)");
 }
 
 /* True for a list or dict that torch and dcp may split into one name per value, or join into one value. */
@@ -224,19 +301,69 @@ static const char *pattern_of(const left_out *left)
     return left->pattern.size > 0 ? left->pattern.data : NULL;
 }
 
-/* Makes the pattern of all names that the result lacks. */
+static const char *include_of(const left_out *left)
+{
+    return left->taken.size > 0 ? left->taken.data : left->opts->convert.select.include;
+}
+
+/* True when the patterns take the entries of the result and no other. Values that have other names in the
+ * result may be either. */
+static bool is_exact(const left_out *left)
+{
+    fsdp_filter *filter = NULL;
+    if (fsdp_filter_create(include_of(left), pattern_of(left), &filter, NULL) != FSDP_OK)
+        return false;
+    bool exact = true;
+    for (size_t i = 0; i < left->plan->kept_count && exact; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        bool is_outside = left->spelling != BY_TAKEN && !is_selected(left, i);
+        exact = is_outside || may_regroup(left->opts, entry) ||
+                fsdp_filter_selects(filter, entry->name, entry->name_size) == left->plan->kept[i];
+    }
+    fsdp_filter_free(filter);
+    return exact;
+}
+
+/* Makes the pattern of the first elements that are in the result. */
+static void take_branches(left_out *left)
+{
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        if (!left->plan->kept[i] || find_top(left, entry))
+            continue;
+        left->failed = left->top_count == TOPS_MOST;
+        if (left->failed)
+            return;
+        left->tops[left->top_count++] = (left_top){.name = entry->name, .size = top_size(entry)};
+        add_alternative(left, left->top_count == 1, entry->name, top_size(entry));
+    }
+    fsdp_text_addf(&left->pattern, ")(\\.|$)");
+    left->taken = left->pattern;
+    left->pattern = (fsdp_text){0};
+}
+
+/* Makes the patterns of the names that are in the result, or of those that it lacks. */
 static bool describe_left(left_out *left)
 {
-    add_typed(left);
+    bool by_taken = left->spelling == BY_TAKEN;
+    if (!by_taken)
+        add_typed(left);
     if (left->failed || fsdp_filter_create(left->opts->convert.select.include, pattern_of(left),
                                            &left->filter, NULL) != FSDP_OK)
         return false;
-    list_tops(left);
-    add_tops(left);
-    add_names(left);
+    if (by_taken) {
+        take_branches(left);
+    } else if (left->spelling == BY_LEFT) {
+        add_branches(left);
+    } else {
+        list_tops(left);
+        add_tops(left);
+        add_names(left);
+    }
     add_regrouped(left);
+    bool is_right = !left->failed && (left->spelling == AS_IT_IS || is_exact(left));
     fsdp_filter_free(left->filter);
-    return !left->failed;
+    return is_right;
 }
 
 /* --- fsdp-diff -------------------------------------------------------------------------------- */
@@ -250,8 +377,9 @@ static bool can_map(const fsdp_select_opts *select)
     return true;
 }
 
-/* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant and --allow-missing
- * have no counterpart; values that a cast did not fit differ; an .npy has no name to compare by. */
+/* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant and
+ * --allow-missing have no counterpart; values that a cast did not fit differ; an .npy has no name
+ * to compare by. */
 static bool can_compare(const convert_options *opts)
 {
     const fsdp_open_opts *open = &opts->convert.open;
@@ -260,10 +388,10 @@ static bool can_compare(const convert_options *opts)
            fsdp_checkpoint_missing_count(opts->source) == 0 && can_map(&opts->convert.select);
 }
 
-static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                     const fsdp_convert_plan *plan, const char *exclude)
+static void add_diff(fsdp_text *text, const left_out *left, const char *from, const char *to)
 {
-    const fsdp_select_opts *select = &opts->convert.select;
+    const convert_options *opts = left->opts;
+    const fsdp_convert_plan *plan = left->plan;
     fsdp_text_addf(text, "next  ");
     if (plan->renamed > 0) {
         fsdp_text_addf(text, "printf '%%s\\n'");
@@ -272,36 +400,55 @@ static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_ch
         fsdp_text_addf(text, " | ");
     }
     fsdp_text_addf(text, "fsdp-diff");
-    cli_add_path_argument(text, info->path);
-    cli_add_path_argument(text, opts->to);
+    cli_add_path_argument(text, from);
+    cli_add_path_argument(text, to);
     if (plan->renamed > 0)
         fsdp_text_addf(text, " --map /dev/stdin");
     if (plan->cast_tensors > 0)
         convert_add_tolerance(text, &opts->cast);
-    if (select->include) {
+    if (include_of(left)) {
         fsdp_text_addf(text, " -I");
-        cli_add_argument(text, select->include);
+        cli_add_argument(text, include_of(left));
     }
-    if (exclude) {
+    if (pattern_of(left)) {
         fsdp_text_addf(text, " -X");
-        cli_add_argument(text, exclude);
+        cli_add_argument(text, pattern_of(left));
     }
     fsdp_text_add(text, "\n", 1);
+}
+
+/* False where the line would be wrong, or longer than people read. */
+static bool add_spelled(fsdp_text *text, const convert_options *opts,
+                        const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+                        next_spelling spelling)
+{
+    left_out *left = calloc(1, sizeof *left);
+    if (!left)
+        return false;
+    *left = (left_out){
+        .opts = opts, .sd = fsdp_checkpoint_sd(opts->source), .plan = plan, .spelling = spelling};
+    fsdp_text line = {0};
+    bool is_right = describe_left(left);
+    if (is_right && spelling == AS_IT_IS)
+        add_diff(&line, left, info->path, opts->to);
+    else if (is_right)
+        add_diff(&line, left, cli_from_here(info->path), cli_from_here(opts->to));
+    is_right = is_right && !line.failed && line.size <= CLI_NEXT_MOST + 1;
+    if (is_right)
+        fsdp_text_add(text, line.data, line.size);
+    fsdp_text_release(&line);
+    fsdp_text_release(&left->taken);
+    fsdp_text_release(&left->pattern);
+    free(left);
+    return is_right;
 }
 
 void convert_add_next(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
 {
-    left_out *left = can_compare(opts) ? calloc(1, sizeof *left) : NULL;
-    if (!left)
-        return;
-    left->opts = opts;
-    left->sd = fsdp_checkpoint_sd(opts->source);
-    left->plan = plan;
-    if (describe_left(left))
-        add_diff(text, opts, info, plan, pattern_of(left));
-    fsdp_text_release(&left->pattern);
-    free(left);
+    bool is_done = !can_compare(opts);
+    for (next_spelling spelling = AS_IT_IS; spelling < SPELLINGS && !is_done; spelling++)
+        is_done = add_spelled(text, opts, info, plan, spelling);
 }
 
 /* --- names for --drop ------------------------------------------------------------------------- */
@@ -336,33 +483,52 @@ void convert_name_drops(const convert_options *opts, fsdp_error *err)
     fsdp_text_release(&text);
 }
 
-/* The path that begins there, up to a quote: paths may have quotes in them, so that it is the first that
- * exists. */
-static bool find_named(const char *begin, fsdp_text *path)
+/* Size of a shell's word that is quoted as fsdp_text_add_quoted does; 0 when it does not end. */
+static size_t word_size(const char *word)
 {
-    for (const char *end = begin; (end = strchr(end, '\'')) != NULL; end++) {
-        path->size = 0;
-        fsdp_text_add(path, begin, (size_t)(end - begin));
-        if (!path->failed && (end[1] == ',' || end[1] == '\0') && access(path->data, F_OK) == 0)
-            return true;
+    size_t size = 0;
+    while (word[size] == '\'' || word[size] == '\\' || strncmp(word + size, "$'", 2) == 0) {
+        bool is_spelled = word[size] == '$';
+        if (word[size] == '\\' && word[size + 1]) {
+            size += 2;
+            continue;
+        }
+        for (size += is_spelled ? 2 : 1; word[size] && word[size] != '\''; size++)
+            size += is_spelled && word[size] == '\\' && word[size + 1];
+        if (!word[size++])
+            return 0;
     }
-    return false;
+    return size;
+}
+
+/* " PATH"; without quotes where it needs none. */
+static void add_word(fsdp_text *text, const char *word, size_t size)
+{
+    fsdp_text inner = {0};
+    fsdp_text_add(&inner, word + 1, size - 2);
+    if (word[0] != '\'' || inner.failed || strchr(inner.data, '\''))
+        fsdp_text_addf(text, " %.*s", (int)size, word);
+    else
+        cli_add_argument(text, inner.data);
+    fsdp_text_release(&inner);
 }
 
 void convert_name_source(const convert_options *opts, fsdp_error *err)
 {
-    static const char advice[] = "; name one of them: '";
+    static const char advice[] = "; name one of them: ";
     const char *found = err->status == FSDP_ERR_USAGE ? strstr(err->text, advice) : NULL;
-    fsdp_text text = {0}, source = {0};
-    if (!found || opts->apply || !opts->from || !find_named(found + sizeof advice - 1, &source)) {
-        fsdp_text_release(&source);
+    fsdp_text text = {0};
+    size_t size = found ? word_size(found + strlen(advice)) : 0;
+    if (size < 2 || opts->apply || !opts->from)
         return;
-    }
     fsdp_text_addf(&text, "%s: fsdp-convert", err->text);
-    for (int i = 1; i < opts->argc; i++)
-        cli_add_argument(&text, opts->argv[i] == opts->from ? source.data : opts->argv[i]);
-    if (!text.failed && !source.failed && text.size < FSDP_ERROR_TEXT)
+    for (int i = 1; i < opts->argc; i++) {
+        if (opts->argv[i] == opts->from)
+            add_word(&text, found + strlen(advice), size);
+        else
+            cli_add_argument(&text, opts->argv[i]);
+    }
+    if (!text.failed && text.size < FSDP_ERROR_TEXT)
         memcpy(err->text, text.data, text.size + 1);
     fsdp_text_release(&text);
-    fsdp_text_release(&source);
 }

@@ -65,8 +65,8 @@ void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
 
 /* --- convert_next.c ----------------------------------------------------------------------------- */
 
-/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none can be
- * spelled. */
+/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none of
+ * CLI_NEXT_MOST bytes can be spelled. */
 void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
                       const fsdp_convert_plan *plan);
 /* A refusal that ends with what to drop gets the whole command line that does. */
@@ -87,6 +87,7 @@ void convert_report_form(const convert_options *opts, const fsdp_convert_plan *p
 void convert_add_stripped(fsdp_text *text, const fsdp_convert_plan *plan);
 void convert_report_stripped(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_unread(const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_report_extra(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_missing(const convert_options *opts);
 void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan);
