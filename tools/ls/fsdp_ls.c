@@ -130,8 +130,8 @@ static fsdp_status list(ls_listing *listing, fsdp_error *err)
 {
     fsdp_text text = {0};
     listing->watch = cli_watch(&listing->options->common);
-    FSDP_TRY(cli_open_checkpoint(listing->options->path, NULL, &listing->watch,
-                                 &listing->checkpoint, err));
+    FSDP_TRY(cli_open_checkpoint(listing->options->path, &(fsdp_open_opts){.whole = true},
+                                 &listing->watch, &listing->checkpoint, err));
     listing->info = fsdp_checkpoint_describe(listing->checkpoint);
     listing->sd = fsdp_checkpoint_sd(listing->checkpoint);
     FSDP_TRY(ls_select(listing, err));
