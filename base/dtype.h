@@ -58,6 +58,10 @@ FSDP_API const char *fsdp_dtype_name(fsdp_dtype dtype);
 /* The dtype of a name of `size` bytes ("f32"), FSDP_DTYPE_NONE when there is none. */
 FSDP_API fsdp_dtype fsdp_dtype_from_name(const char *name, size_t size);
 
+/* Like fsdp_dtype_from_name, for what people type: also PyTorch's name ("float16"), the name without its
+ * underscores ("f8e4m3fn"), and the usual others ("fp16", "half"). Not for names in files. */
+FSDP_API fsdp_dtype fsdp_dtype_from_typed(const char *text, size_t size);
+
 #ifdef __cplusplus
 }
 #endif

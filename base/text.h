@@ -50,6 +50,9 @@ const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_
  * escaped already. */
 const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size);
 
+/* A word for a shell, in quotes: '...', or $'...' where a terminal must not see some of its bytes. */
+void fsdp_text_add_quoted(fsdp_text *text, const char *word);
+
 #ifdef __cplusplus
 }
 #endif

@@ -137,8 +137,17 @@ const char *fsdp_source_missing_at(const fsdp_source *source, size_t number, siz
 /* --- reading ---------------------------------------------------------------------------------- */
 
 /* Buffers of one reading thread; zero-initialise. */
-typedef struct fsdp_source_reader { void *buf; size_t size; int64_t bytes_read; } fsdp_source_reader;
+typedef struct fsdp_source_reader {
+    void *buf;
+    size_t size;
+    int64_t bytes_read;
+    /* Called by fsdp_source_check after each piece; an error ends the check. NULL: not called. */
+    fsdp_status (*count)(void *context, int64_t bytes, const char *what, fsdp_error *err);
+    void *context;
+} fsdp_source_reader;
 void fsdp_source_reader_release(fsdp_source_reader *reader);
+/* For formats: counts bytes that a check has read. reader may be NULL. */
+fsdp_status fsdp_reader_count(fsdp_source_reader *reader, int64_t bytes, const char *what, fsdp_error *err);
 
 /* Fills a box of a tensor, packed row-major, little-endian, with all repairs done. */
 fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box *box, void *data,
@@ -169,6 +178,10 @@ int64_t fsdp_source_spool_bytes(const fsdp_source *source);
 /* Checksums that the format itself keeps (records of a zip, decoded streams); reading does not check those
  * of plain bytes. FSDP_ERR_DAMAGED names the record. Several threads may check different numbers at once. */
 size_t fsdp_source_check_count(const fsdp_source *source);
+/* Bytes that readers count when all checks are made; ranges of a hostile file may overlap, so that there is a
+ * limit. */
+#define FSDP_SOURCE_CHECK_MOST (INT64_MAX / 4)
+int64_t fsdp_source_check_bytes(const fsdp_source *source);
 fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
                               fsdp_error *err);
 
@@ -208,8 +221,10 @@ typedef struct fsdp_source_ops {
     bool (*reads)(void *state, size_t tensor);
     /* FSDP_ERR_LIMIT when read would need more memory than the source may use. NULL: never. */
     fsdp_status (*check_memory)(void *state, size_t tensor, fsdp_error *err);
-    /* Checks of the format, numbered behind those of the source. Both NULL: none. */
+    /* Checks of the format, numbered behind those of the source, and the bytes that all of them count.
+     * All NULL: none. */
     size_t (*check_count)(void *state);
+    int64_t (*check_bytes)(void *state);
     fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);
     int64_t (*checked_bytes)(void *state); /* that the format counts besides the source; NULL: none */
     /* As fsdp_source_save_value, for values without a blob. NULL: not supported. */

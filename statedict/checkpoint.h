@@ -256,9 +256,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *
 
 /* Compares the files of another program's checkpoint with the checksums that its format keeps, which
  * reading does not. FSDP_ERR_DAMAGED names the first that differs. Native checkpoints are checked as they
- * are read. */
+ * are read. watch (may be NULL) counts the bytes. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads,
-                                                        fsdp_error *err);
+                                                        const fsdp_watch *watch, fsdp_error *err);
 
 /* Opens an OPAQUE value that PyTorch stored (a torch.save file) as a checkpoint of one value, whose name is
  * empty; the caller closes it. FSDP_ERR_NOT_FOUND for other bytes. The value must live as long as the
@@ -285,7 +285,15 @@ typedef enum fsdp_finding_kind {
     FSDP_FINDING_DAMAGE = 0,
     FSDP_FINDING_VALUE,        /* a warning: the bytes are as saved, but their values are doubtful */
     FSDP_FINDING_FIXED,        /* a damaged or missing file that was written anew */
-    FSDP_FINDING_CODE          /* no damage: a program that loads the file runs code that it names */
+    FSDP_FINDING_CODE,         /* no damage: a program that loads the file runs code that it names */
+    /* of fsdp_checkpoint_verify_like: */
+    FSDP_FINDING_MISSING,      /* a tensor that the model has */
+    FSDP_FINDING_EXTRA,        /* a tensor that it has not */
+    FSDP_FINDING_SHAPE,        /* another shape, or integers in place of floating numbers */
+    FSDP_FINDING_NOT_FINITE,   /* NaN or Inf */
+    FSDP_FINDING_ZERO,         /* a matrix of zeros */
+    FSDP_FINDING_TWIN,         /* two experts of a layer with equal bytes */
+    FSDP_FINDING_UNCHANGED     /* the model of the step before it in the run */
 } fsdp_finding_kind;
 
 typedef struct fsdp_finding {
@@ -330,6 +338,22 @@ typedef struct fsdp_verify_summary {
  * FSDP_ERR_IO when a part could not be read; each is reported as a finding. summary_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);
+
+typedef struct fsdp_like_summary {
+    char model[128];           /* what is asked for: "llama", or the path of the other checkpoint */
+    int64_t expected, found;   /* tensors that must be there; those of them that are, of whatever shape */
+    int64_t findings;
+} fsdp_like_summary;
+
+/* Local. Compares the model of a checkpoint, under the names that a conversion to hf gives it, with the model
+ * of `like`: a checkpoint (its names and shapes), or a config.json or a directory with one. FSDP_DIFFERS when
+ * tensors are missing, extra or of another shape, or (but at FSDP_VERIFY_QUICK) hold values that no training
+ * leaves; each is reported as a finding. FSDP_ERR_USAGE for a config.json of a model that is not known. Of
+ * opts, repair and digests are ignored. summary_out may be NULL. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
+                                                              const fsdp_verify_opts *opts,
+                                                              fsdp_like_summary *summary_out,
+                                                              fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -134,6 +134,8 @@ typedef struct fsdp_convert_code {
 typedef struct fsdp_convert_plan {
     int64_t tensors, values, aliases;
     int64_t bytes_read, bytes_written, peak_memory, free_bytes;
+    int64_t bytes_checked;     /* of the source, compared with checksums before anything is read; 0 without
+                                  verification */
     int files;
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */
@@ -175,9 +177,11 @@ FSDP_API void fsdp_convert_plan_release(fsdp_convert_plan *plan);
 FSDP_API const char *fsdp_convert_format_at(size_t i);
 /* The format that the suffix of a path stands for; "hf" for any other path. */
 FSDP_API const char *fsdp_convert_format_of(const char *path);
+/* These suffixes (".safetensors"); NULL behind the last. */
+FSDP_API const char *fsdp_convert_suffix_at(size_t i);
 
-/* The dtypes that tensors can be cast to; NULL behind the last. Options also take PyTorch's names
- * ("bfloat16"), and short ones without the line and the last letters ("f8e4m3"). */
+/* The dtypes that tensors can be cast to; NULL behind the last. Options also take the
+ * other names of fsdp_dtype_from_typed. */
 FSDP_API const char *fsdp_castable_at(size_t i);
 
 /* True when an interrupted conversion to this format leaves work that opts->resume uses; false for "hdf5". */

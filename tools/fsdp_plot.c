@@ -45,6 +45,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             cli_usage_error("RUN is missing");
         if (!opts->output || !*opts->output)
             cli_usage_error("-o FILE is missing");
+        if (opts->common.json && cli_is_stdout(opts->output))
+            cli_usage_error("-o %s and --json contradict each other: both write to it",
+                            opts->output);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -131,7 +134,7 @@ static fsdp_status print(const plot_options *opts, plot_run *const *runs)
     }
     if (opts->common.json)
         fsdp_text_addf(&text, "]}\n");
-    if (opts->common.quiet && !opts->common.json)
+    if (!opts->common.json && (opts->common.quiet || cli_is_stdout(opts->output)))
         text.size = 0;
     return cli_put_all(&text);
 }

@@ -16,9 +16,13 @@ typedef struct verify_options {
     cli_common common;
     fsdp_verify_level level;
     bool quick, deep, repair, latest, write_digests;
+    const char *like;
     const char **paths;
     int path_count;
 } verify_options;
+
+/* Kinds of findings, and the lines of one kind that people get of a checkpoint. */
+enum { KINDS = FSDP_FINDING_UNCHANGED + 1, LINES_MOST = 20 };
 
 /* The output so far, and the worst outcome. */
 typedef struct verify_report {
@@ -26,18 +30,24 @@ typedef struct verify_report {
     fsdp_text text;
     bool has_paths, has_findings; /* something stands before in the JSON lists */
     int64_t verified;             /* checkpoints of the run at hand */
-    char *path;                   /* the checkpoint that was verified; NULL: the given one */
+    int64_t told[KINDS];          /* findings of the checkpoint at hand */
+    fsdp_like_summary like;
+    char *path; /* the checkpoint that was verified; NULL: the given one */
     fsdp_status worst;
 } verify_report;
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_REPAIR, KEY_LATEST, KEY_WRITE_DIGESTS };
+enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_REPAIR, KEY_LATEST, KEY_WRITE_DIGESTS, KEY_LIKE };
 
 static const struct argp_option options[] = {
     {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
     {"deep", KEY_DEEP, NULL, 0, "also: the view, NaN and Inf, optimizer fits model", 0},
     {"repair", KEY_REPAIR, NULL, 0, "write a lost or wrong index.h5 anew, if data is good", 0},
+    {"like", KEY_LIKE, "MODEL", 0,
+     "also: every tensor of MODEL (a checkpoint, or its config.json) is there, with its shape and "
+     "values that training leaves",
+     0},
     {"write-digests", KEY_WRITE_DIGESTS, NULL, 0,
      "leave PATH.xxh3 beside a good checkpoint, which later calls compare", 0},
     {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
@@ -56,6 +66,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_DEEP: opts->deep = true; return 0;
     case KEY_REPAIR: opts->repair = true; return 0;
     case KEY_LATEST: opts->latest = true; return 0;
+    case KEY_LIKE: opts->like = arg; return 0;
     case KEY_WRITE_DIGESTS: opts->write_digests = true; return 0;
     case ARGP_KEY_ARG: opts->paths[opts->path_count++] = arg; return 0;
     case ARGP_KEY_END:
@@ -69,6 +80,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (opts->write_digests && (opts->quick || opts->latest))
             cli_usage_error("--write-digests reads all data of PATH: it does not go with --%s",
                             opts->quick ? "quick" : "latest");
+        if (opts->latest && opts->like)
+            cli_usage_error("--latest prints a path, and --like verifies: call them one after the "
+                            "other");
         if (opts->latest && opts->path_count > 1)
             cli_usage_error("--latest takes one run, '%s' is too many", opts->paths[1]);
         opts->level = opts->quick  ? FSDP_VERIFY_QUICK
@@ -91,6 +105,7 @@ static const cli_tool tool = {
                 "  fsdp-verify --quick runs/*/step-*    sizes and indexes, no data\n"
                 "  fsdp-verify --latest runs/gpt2       newest good checkpoint, alone on stdout\n"
                 "  fsdp-verify --json step-00001200     findings for programs\n"
+                "  fsdp-verify --like base-model out    out has every tensor of that model\n"
                 "  fsdp-verify --repair step-00001200   index.h5 anew from data that is good\n"
                 "  fsdp-verify --write-digests model.safetensors    for later calls, in "
                 "model.safetensors.xxh3\n",
@@ -114,7 +129,9 @@ static void add_text_member(fsdp_text *text, const char *name, const char *value
     fsdp_text_add_json_shown(text, value, strlen(value));
 }
 
-static const char *const kind_names[] = {"damage", "value", "fixed", "code"};
+static const char *const kind_names[KINDS] = {"damage",  "value", "fixed",    "code",
+                                              "missing", "extra", "shape",    "not_finite",
+                                              "zero",    "twin",  "unchanged"};
 
 static const char *mark_of(const fsdp_finding *finding)
 {
@@ -122,7 +139,7 @@ static const char *mark_of(const fsdp_finding *finding)
     case FSDP_FINDING_VALUE: return "warn  ";
     case FSDP_FINDING_FIXED: return "fixed ";
     case FSDP_FINDING_CODE: return "code  ";
-    case FSDP_FINDING_DAMAGE: break;
+    default: break;
     }
     return finding->unreadable ? "error " : "bad   ";
 }
@@ -151,15 +168,29 @@ static void on_finding(void *context, const fsdp_finding *finding)
         add_finding_json(report, finding);
         return;
     }
+    bool is_like = finding->kind >= FSDP_FINDING_MISSING;
+    if (report->told[finding->kind]++ >= LINES_MOST && is_like)
+        return;
     cli_progress_clear();
     fsdp_text_addf(&report->text, "%s", mark_of(finding));
     cli_add_message(&report->text, finding->text);
     fsdp_text_addf(&report->text, "\n");
 }
 
+/* The rest of findings of which there are too many to read. */
+static void add_more(verify_report *report)
+{
+    for (int kind = FSDP_FINDING_MISSING; kind < KINDS; kind++)
+        if (report->told[kind] > LINES_MOST)
+            fsdp_text_addf(&report->text, "bad   %" PRId64 " more: %s; --json has them all\n",
+                           report->told[kind] - LINES_MOST, kind_names[kind]);
+}
+
 static void begin_path(verify_report *report, const char *path)
 {
     fsdp_text *text = &report->text;
+    memset(report->told, 0, sizeof report->told);
+    report->like = (fsdp_like_summary){0};
     if (!report->options->common.json)
         return;
     fsdp_text_addf(text, "%s\n  {", report->has_paths ? "," : "");
@@ -206,6 +237,13 @@ static void end_path_json(verify_report *report, const char *path,
         fsdp_text_addf(text, "null");
     fsdp_text_addf(text, ", \"digests_written\": %s", summary->digests_written ? "true" : "false");
     fsdp_text_addf(text, ", \"code_files\": %" PRId64, summary->code_files);
+    if (report->like.model[0]) {
+        fsdp_text_addf(text, ",\n   \"like\": {");
+        add_text_member(text, "model", report->like.model);
+        fsdp_text_addf(text, ", \"expected\": %" PRId64 ", \"found\": %" PRId64,
+                       report->like.expected, report->like.found);
+        fsdp_text_addf(text, ", \"findings\": %" PRId64 "}", report->like.findings);
+    }
     if (status != FSDP_OK && status != FSDP_DIFFERS) {
         fsdp_text_addf(text, ", ");
         cli_add_json_error(text, status, err);
@@ -237,6 +275,10 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
                                                       : ", checked against ");
         add_digest_path(report, path);
     }
+    if (report->like.model[0]) {
+        fsdp_text_addf(text, ", all %s of ", cli_plural(report->like.expected, "tensor", number));
+        cli_add_message(text, report->like.model);
+    }
     if (summary->warnings > 0)
         fsdp_text_addf(text, ", %s", cli_plural(summary->warnings, "warning", number));
     if (summary->code_files > 0)
@@ -249,6 +291,7 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
 static void add_bad(verify_report *report, const char *path, const fsdp_verify_summary *summary)
 {
     char number[CLI_NUMBER];
+    add_more(report);
     fsdp_text_addf(&report->text, "bad   ");
     cli_add_message(&report->text, path);
     fsdp_text_addf(&report->text, ": %s%s\n", cli_plural(summary->findings, "finding", number),
@@ -296,6 +339,18 @@ static fsdp_status verify_resolved(verify_report *report, const char *path,
     return fsdp_checkpoint_verify(resolved, opts, summary_out, err);
 }
 
+/* The model of a checkpoint that is whole. */
+static fsdp_status verify_like(verify_report *report, const char *path,
+                               const fsdp_verify_opts *opts, fsdp_verify_summary *summary,
+                               fsdp_error *err)
+{
+    const char *checkpoint = report->path ? report->path : path;
+    fsdp_status status =
+        fsdp_checkpoint_verify_like(checkpoint, report->options->like, opts, &report->like, err);
+    summary->findings += report->like.findings;
+    return status;
+}
+
 /* True when retention, in the job that owns the run, has removed the checkpoint meanwhile. */
 static bool is_gone(const char *path)
 {
@@ -335,6 +390,8 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
     const verify_report before = *report;
     begin_path(report, path);
     fsdp_status status = verify_resolved(report, path, &opts, &summary, &err);
+    if (report->options->like && status == FSDP_OK)
+        status = verify_like(report, path, &opts, &summary, &err);
     if (step && status != FSDP_OK && status != FSDP_ERR_CANCELLED && is_gone(path)) {
         fsdp_string_free(report->path);
         report->path = NULL;

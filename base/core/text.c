@@ -320,3 +320,32 @@ const char *fsdp_printable_message(const char *data, size_t size, char *out, siz
 {
     return spell(data, size, false, out, out_size);
 }
+
+/* --- for a shell -------------------------------------------------------------------------------- */
+
+/* With $'...': control characters and what is not ASCII have no other harmless spelling. */
+static void add_spelled(fsdp_text *text, const char *word)
+{
+    fsdp_text_addf(text, "$'");
+    for (; *word; word++) {
+        unsigned char c = (unsigned char)*word;
+        if (c < 32 || c > 126)
+            fsdp_text_addf(text, "\\x%02x", c);
+        else
+            fsdp_text_addf(text, "%s%c", c == '\'' || c == '\\' ? "\\" : "", c);
+    }
+    fsdp_text_addf(text, "'");
+}
+
+void fsdp_text_add_quoted(fsdp_text *text, const char *word)
+{
+    size_t size = strlen(word);
+    if (spelled_size((const unsigned char *)word, size, false) != size) {
+        add_spelled(text, word);
+        return;
+    }
+    fsdp_text_addf(text, "'");
+    for (; *word; word++)
+        fsdp_text_add(text, *word == '\'' ? "'\\''" : word, *word == '\'' ? 4 : 1);
+    fsdp_text_addf(text, "'");
+}

@@ -66,3 +66,43 @@ fsdp_dtype fsdp_dtype_from_name(const char *name, size_t size)
     }
     return FSDP_DTYPE_NONE;
 }
+
+/* --- what people type --------------------------------------------------------------------------- */
+
+static const struct {
+    const char *typed;
+    fsdp_dtype dtype;
+} typed_names[] = {{"fp16", FSDP_F16},          {"half", FSDP_F16},
+                   {"fp32", FSDP_F32},          {"float", FSDP_F32},
+                   {"fp64", FSDP_F64},          {"double", FSDP_F64},
+                   {"f8e4m3", FSDP_F8_E4M3FN},  {"f8_e4m3", FSDP_F8_E4M3FN},
+                   {"f8e8m0", FSDP_F8_E8M0FNU}, {"f8_e8m0", FSDP_F8_E8M0FNU}};
+
+static bool is_text(const char *name, const char *text, size_t size)
+{
+    return name && strlen(name) == size && memcmp(name, text, size) == 0;
+}
+
+/* "f8e4m3fn" is f8_e4m3fn. */
+static bool is_without_lines(const char *name, const char *text, size_t size)
+{
+    size_t at = 0;
+    for (; *name; name++)
+        if (*name != '_' && (at == size || text[at++] != *name))
+            return false;
+    return at == size;
+}
+
+fsdp_dtype fsdp_dtype_from_typed(const char *text, size_t size)
+{
+    fsdp_dtype dtype = fsdp_dtype_from_name(text, size);
+    if (dtype != FSDP_DTYPE_NONE || !text)
+        return dtype;
+    for (size_t i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++)
+        if (is_text(dtypes[i].torch, text, size) || is_without_lines(dtypes[i].name, text, size))
+            return dtypes[i].dtype;
+    for (size_t i = 0; i < sizeof typed_names / sizeof *typed_names; i++)
+        if (is_text(typed_names[i].typed, text, size))
+            return typed_names[i].dtype;
+    return FSDP_DTYPE_NONE;
+}

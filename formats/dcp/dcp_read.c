@@ -128,17 +128,22 @@ static size_t count_checks(void *context)
     return ((const dcp_state *)context)->count;
 }
 
-/* Compares the checksum of one item's storage. */
-static fsdp_status check_item(void *context, size_t number, fsdp_source_reader *reader,
-                              fsdp_error *err)
+static int64_t count_bytes(void *context)
+{
+    const dcp_state *state = context;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < state->count; i++)
+        if (__builtin_add_overflow(bytes, state->items[i].length, &bytes))
+            return FSDP_SOURCE_CHECK_MOST;
+    return bytes;
+}
+
+/* Compares the checksum of an item's storage. */
+static fsdp_status check_storage(dcp_state *state, const torch_storage *storage,
+                                 fsdp_source_reader *reader, fsdp_error *err)
 {
     enum { PIECE = 256 << 10 };
-    dcp_state *state = context;
-    const placed_item *place;
-    FSDP_TRY(find_place(state, &state->items[number], &place, err));
-    const torch_storage *storage = &place->storage;
-    if (!storage->has_crc)
-        return FSDP_OK;
+    const char *path = fsdp_source_file_path(state->source, (size_t)storage->file);
     uint8_t *data = fsdp_realloc(NULL, PIECE, 1);
     uint32_t crc = 0;
     fsdp_status st = data ? FSDP_OK : fsdp_fail_memory(err, "checking an item");
@@ -148,16 +153,31 @@ static fsdp_status check_item(void *context, size_t number, fsdp_source_reader *
             fsdp_source_pread(state->source, storage->file, data, piece, storage->offset + at, err);
         if (st == FSDP_OK)
             crc = fsdp_crc32(crc, data, piece);
-        reader->bytes_read += (int64_t)piece;
+        if (st == FSDP_OK)
+            st = fsdp_reader_count(reader, (int64_t)piece, path, err);
     }
     fsdp_source_count_checked(state->source, storage->size);
     fsdp_free(data);
     if (st == FSDP_OK && crc != storage->crc)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': bytes %lld to %lld do not have the checksum of their item",
-                         fsdp_source_file_path(state->source, (size_t)storage->file),
+                         "'%s': bytes %lld to %lld do not have the checksum of their item", path,
                          (long long)storage->offset, (long long)(storage->offset + storage->size));
     return st;
+}
+
+/* Counts the whole item: bytes beside the storage are few, and those without a checksum are not read. */
+static fsdp_status check_item(void *context, size_t number, fsdp_source_reader *reader,
+                              fsdp_error *err)
+{
+    dcp_state *state = context;
+    const tensor_item *item = &state->items[number];
+    const placed_item *place;
+    int64_t before = reader->bytes_read;
+    FSDP_TRY(find_place(state, &state->items[number], &place, err));
+    if (place->storage.has_crc)
+        FSDP_TRY(check_storage(state, &place->storage, reader, err));
+    return fsdp_reader_count(reader, item->length - (reader->bytes_read - before),
+                             fsdp_source_file_path(state->source, (size_t)item->file), err);
 }
 
 static void close_state(void *context)
@@ -169,8 +189,11 @@ static void close_state(void *context)
     fsdp_free(state);
 }
 
-static const fsdp_source_ops dcp_ops = {
-    .place = place_chunk, .check_count = count_checks, .check = check_item, .close = close_state};
+static const fsdp_source_ops dcp_ops = {.place = place_chunk,
+                                        .check_count = count_checks,
+                                        .check_bytes = count_bytes,
+                                        .check = check_item,
+                                        .close = close_state};
 
 /* --- tensors ------------------------------------------------------------------------------------ */
 

@@ -189,9 +189,12 @@ static fsdp_status fail_several(const seen_folder *folder, const char *const *na
 {
     fsdp_text text = {0};
     for (size_t i = 0; i < count && i < NAMES_SHOWN; i++) {
-        char shown[120];
-        fsdp_text_addf(&text, "%s'%s/%s'", i > 0 ? ", " : "", folder->path,
-                       fsdp_printable(names[i], strlen(names[i]), shown, sizeof shown));
+        char *path = fsdp_path_join(folder->path, names[i]);
+        fsdp_text_addf(&text, "%s", i > 0 ? ", " : "");
+        if (path)
+            fsdp_text_add_quoted(&text, path); /* fsdp-convert makes a command line of it */
+        text.failed = text.failed || !path;
+        fsdp_free(path);
     }
     if (count > NAMES_SHOWN)
         fsdp_text_addf(&text, " and %zu more", count - NAMES_SHOWN);

@@ -118,7 +118,7 @@ static fsdp_status add_opaque(const array_place *place, const char *text, fsdp_e
     return status;
 }
 
-/* The next dtype of a list "bf16,f8_e4m3fn", by our name or by PyTorch's; false at the end. */
+/* The next dtype of a list "bf16,f8_e4m3fn"; false at the end. */
 static bool next_dtype(const char **list, fsdp_dtype *dtype_out)
 {
     const char *name = *list;
@@ -126,12 +126,7 @@ static bool next_dtype(const char **list, fsdp_dtype *dtype_out)
     if (size == 0)
         return false;
     *list += size + (name[size] == ',');
-    *dtype_out = fsdp_dtype_from_name(name, size);
-    for (fsdp_dtype d = FSDP_DTYPE_NONE + 1; *dtype_out == 0 && d < FSDP_DTYPE_COUNT; d++) {
-        const char *torch = fsdp_dtype_describe(d)->torch;
-        if (torch && strlen(torch) == size && memcmp(torch, name, size) == 0)
-            *dtype_out = d;
-    }
+    *dtype_out = fsdp_dtype_from_typed(name, size);
     return true;
 }
 

@@ -135,7 +135,7 @@ void fsdp_packed_expect_spool(packed_stream *stream);
 bool fsdp_packed_is_for_spool(const packed_stream *stream);
 void fsdp_packed_free(packed_stream *stream);   /* the struct belongs to the arena */
 /* Decodes to the end, so that size and CRC are checked. */
-fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_error *err);
+fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_source_reader *reader, fsdp_error *err);
 fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check, fsdp_source_reader *reader,
                            fsdp_error *err);
 

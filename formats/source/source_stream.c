@@ -50,6 +50,15 @@ fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err)
     return FSDP_OK;
 }
 
+fsdp_status fsdp_reader_count(fsdp_source_reader *reader, int64_t bytes, const char *what,
+                              fsdp_error *err)
+{
+    if (!reader)
+        return FSDP_OK;
+    reader->bytes_read += bytes;
+    return reader->count ? reader->count(reader->context, bytes, what, err) : FSDP_OK;
+}
+
 int64_t fsdp_source_stream_size(const fsdp_source *source, int stream)
 {
     return source->streams[stream]->where.size;
@@ -335,11 +344,22 @@ static fsdp_status create_spool(fsdp_source *source, packed_stream *stream, fsdp
     return FSDP_OK;
 }
 
-static fsdp_status fill_spool(fsdp_source *source, packed_stream *stream, fsdp_error *err)
+/* Decodes the next bytes for a check; reader NULL: for another purpose. */
+static fsdp_status advance_check(fsdp_source *source, packed_stream *stream,
+                                 fsdp_source_reader *reader, fsdp_error *err)
+{
+    int64_t from = stream->decoded;
+    FSDP_TRY(advance(source, stream, err));
+    return fsdp_reader_count(reader, stream->decoded - from, source->files[stream->where.file].path,
+                             err);
+}
+
+static fsdp_status fill_spool(fsdp_source *source, packed_stream *stream,
+                              fsdp_source_reader *reader, fsdp_error *err)
 {
     while (stream->decoded < stream->where.size) {
         int64_t from = stream->decoded;
-        FSDP_TRY(advance(source, stream, err));
+        FSDP_TRY(advance_check(source, stream, reader, err));
         FSDP_TRY(fsdp_io_write(stream->spool, stream->spool_path,
                                stream->ring + from % stream->room, (size_t)(stream->decoded - from),
                                from, err));
@@ -347,14 +367,15 @@ static fsdp_status fill_spool(fsdp_source *source, packed_stream *stream, fsdp_e
     return FSDP_OK;
 }
 
-static fsdp_status spool(fsdp_source *source, packed_stream *stream, fsdp_error *err)
+static fsdp_status spool(fsdp_source *source, packed_stream *stream, fsdp_source_reader *reader,
+                         fsdp_error *err)
 {
     restart(source, stream);
     fsdp_status status = start_decoding(source, stream, err);
     if (status == FSDP_OK)
         status = create_spool(source, stream, err);
     if (status == FSDP_OK)
-        status = fill_spool(source, stream, err);
+        status = fill_spool(source, stream, reader, err);
     restart(source, stream);
     if (status != FSDP_OK)
         (void)fsdp_io_close(&stream->spool, stream->spool_path, NULL); /* the first error counts */
@@ -367,15 +388,15 @@ static fsdp_status spool(fsdp_source *source, packed_stream *stream, fsdp_error 
 static fsdp_status seek(fsdp_source *source, packed_stream *stream, int64_t offset, fsdp_error *err)
 {
     if (stream->is_for_spool)
-        return spool(source, stream, err);
+        return spool(source, stream, NULL, err);
     int64_t kept = stream->decoded < stream->room ? stream->decoded : stream->room;
     if (stream->is_decoding && offset < stream->decoded - kept) {
         if (stream->restarts++ >= FREE_RESTARTS)
-            return spool(source, stream, err);
+            return spool(source, stream, NULL, err);
         restart(source, stream);
     }
     if (!stream->is_decoding && stream->restarts > FREE_RESTARTS)
-        return spool(source, stream, err);
+        return spool(source, stream, NULL, err);
     if (!stream->is_decoding)
         FSDP_TRY(start_decoding(source, stream, err));
     while (stream->decoded <= offset) {
@@ -427,25 +448,39 @@ fsdp_status fsdp_source_stream_pread(fsdp_source *source, int number, void *data
     return status;
 }
 
-fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_error *err)
+static fsdp_status check_locked(fsdp_source *source, packed_stream *stream,
+                                fsdp_source_reader *reader, fsdp_error *err)
 {
-    packed_stream *stream = source->streams[number];
-    pthread_mutex_lock(&stream->lock);
     fsdp_status status = FSDP_OK;
     if (stream->is_for_spool && !stream->spool)
-        status = spool(source, stream, err); /* spooling checks the bytes as it decodes */
-    else if (!stream->spool && !(stream->is_decoding && stream->decoded == stream->where.size)) {
-        if (!stream->is_decoding)
-            status = start_decoding(source, stream, err);
-        if (status == FSDP_OK && stream->where.size == 0)
-            status = check_end(source, stream, err);
-        while (status == FSDP_OK && stream->decoded < stream->where.size)
-            status = advance(source, stream, err);
-        if (status != FSDP_OK || stream->where.size == 0)
-            restart(source, stream);
-    }
-    pthread_mutex_unlock(&stream->lock);
+        return spool(source, stream, reader, err); /* it checks the bytes as it decodes */
+    if (stream->spool || (stream->is_decoding && stream->decoded == stream->where.size))
+        return FSDP_OK;
+    if (!stream->is_decoding)
+        status = start_decoding(source, stream, err);
+    if (status == FSDP_OK && stream->where.size == 0)
+        status = check_end(source, stream, err);
+    while (status == FSDP_OK && stream->decoded < stream->where.size)
+        status = advance_check(source, stream, reader, err);
+    if (status != FSDP_OK || stream->where.size == 0)
+        restart(source, stream);
     return status;
+}
+
+fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_source_reader *reader,
+                              fsdp_error *err)
+{
+    packed_stream *stream = source->streams[number];
+    fsdp_source_reader uncounted = {0};
+    reader = reader ? reader : &uncounted;
+    int64_t before = reader->bytes_read;
+    pthread_mutex_lock(&stream->lock);
+    fsdp_status status = check_locked(source, stream, reader, err);
+    pthread_mutex_unlock(&stream->lock);
+    if (status != FSDP_OK)
+        return status;
+    int64_t decoded_before = stream->where.size - (reader->bytes_read - before);
+    return fsdp_reader_count(reader, decoded_before, source->files[stream->where.file].path, err);
 }
 
 void fsdp_source_count_checked(fsdp_source *source, int64_t bytes)
@@ -470,8 +505,8 @@ fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check,
         FSDP_TRY(
             fsdp_source_pread(source, check->file, reader->buf, size, check->offset + done, err));
         crc = fsdp_crc32(crc, reader->buf, size);
-        reader->bytes_read += (int64_t)size;
         done += (int64_t)size;
+        FSDP_TRY(fsdp_reader_count(reader, (int64_t)size, check->what, err));
     }
     if (crc == check->crc)
         return FSDP_OK;

@@ -58,7 +58,8 @@ typedef struct fsdp_checkpoint_ops {
                        int *file_out);
     fsdp_status (*stream_inner)(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
                                 fsdp_slab_visit visit, void *context, fsdp_error *err);
-    fsdp_status (*check)(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err);
+    fsdp_status (*check)(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch, fsdp_error *err);
+    int64_t (*check_bytes)(const fsdp_checkpoint *checkpoint);
     int64_t (*checked_bytes)(const fsdp_checkpoint *checkpoint);
     const char *(*extra)(const fsdp_checkpoint *checkpoint, const char *member);
     fsdp_status (*set_memory)(fsdp_checkpoint *checkpoint, int64_t memory, const char *to, fsdp_error *err);
@@ -168,6 +169,8 @@ fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_fi
                                       fsdp_error *err);
 /* FSDP_ERR_DAMAGED when a file of another program has another size, time or inode than when it was opened:
  * what was read before may be of the old file. Native blocks have digests that notice it. */
+/* Bytes that fsdp_checkpoint_check counts. */
+int64_t fsdp_checkpoint_check_bytes(const fsdp_checkpoint *checkpoint);
 fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err);
 /* Visits the numbers of the files that hold a part of a box, some perhaps more than once. */
 fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,

@@ -60,10 +60,17 @@ fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t t
                      (unsigned long long)tensor);
 }
 
-fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err)
+fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch,
+                                  fsdp_error *err)
 {
     FSDP_NEED(err, checkpoint);
-    return checkpoint->ops->check ? checkpoint->ops->check(checkpoint, threads, err) : FSDP_OK;
+    return checkpoint->ops->check ? checkpoint->ops->check(checkpoint, threads, watch, err)
+                                  : FSDP_OK;
+}
+
+int64_t fsdp_checkpoint_check_bytes(const fsdp_checkpoint *checkpoint)
+{
+    return checkpoint->ops->check_bytes ? checkpoint->ops->check_bytes(checkpoint) : 0;
 }
 
 /* --- queries ---------------------------------------------------------------------------------- */

@@ -301,16 +301,20 @@ static fsdp_status judge_file(digest_job *job, fsdp_status status, const fsdp_er
     return FSDP_OK;
 }
 
+static fsdp_status read_list(const digest_place *place, fsdp_file_list *listed, char **data_out,
+                             fsdp_error *err)
+{
+    size_t size = 0;
+    FSDP_TRY(fsdp_io_read_file(place->io, place->file, LARGEST_FILE, data_out, &size, err));
+    return fsdp_digests_decode(*data_out, size, place->file, listed, err);
+}
+
 static fsdp_status compare(digest_job *job, fsdp_error *err)
 {
     fsdp_file_list listed = {.io = job->place->io};
     fsdp_error found = {0};
     char *data = NULL;
-    size_t size = 0;
-    fsdp_status st =
-        fsdp_io_read_file(job->place->io, job->place->file, LARGEST_FILE, &data, &size, &found);
-    if (st == FSDP_OK)
-        st = fsdp_digests_decode(data, size, job->place->file, &listed, &found);
+    fsdp_status st = read_list(job->place, &listed, &data, &found);
     st = st == FSDP_OK ? compare_files(job, &listed, err) : judge_file(job, st, &found, err);
     fsdp_file_list_release(&listed);
     fsdp_free(data);
@@ -369,6 +373,23 @@ fsdp_status fsdp_digests_verify(fsdp_io *io, const char *path, const fsdp_verify
     }
     place_release(&place);
     return status;
+}
+
+int64_t fsdp_digests_bytes(fsdp_io *io, const char *path)
+{
+    const int64_t most = INT64_MAX / 4; /* sizes in a file may be any */
+    digest_place place = {0};
+    fsdp_file_list listed = {.io = io};
+    char *data = NULL;
+    int64_t bytes = 0;
+    if (place_init(&place, io, path, NULL) == FSDP_OK && has_file(&place) &&
+        read_list(&place, &listed, &data, NULL) == FSDP_OK)
+        for (size_t i = 0; i < listed.count && bytes < most; i++)
+            bytes += listed.items[i].size < most - bytes ? listed.items[i].size : most - bytes;
+    fsdp_file_list_release(&listed);
+    fsdp_free(data);
+    place_release(&place);
+    return bytes;
 }
 
 fsdp_status fsdp_digests_write(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,

@@ -32,6 +32,8 @@ fsdp_status fsdp_digests_decode(const char *data, size_t size, const char *path,
  * writes the file when opts say so and status, the result so far, is FSDP_OK. Returns the result of both. */
 fsdp_status fsdp_digests_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
                                 fsdp_verify_summary *summary, fsdp_status status, fsdp_error *err);
+/* Bytes of the files that the digest file of a checkpoint lists; 0 without one that can be used. */
+int64_t fsdp_digests_bytes(fsdp_io *io, const char *path);
 /* Writes the digest file of a checkpoint, which is read but not verified. A file that is already there is
  * compared: FSDP_DIFFERS when a file of the checkpoint differs. */
 fsdp_status fsdp_digests_write(fsdp_io *io, const char *path, const fsdp_verify_opts *opts, fsdp_error *err);

@@ -245,12 +245,19 @@ static const char *extra(const fsdp_checkpoint *checkpoint, const char *member)
 typedef struct check_job {
     fsdp_source *source;
     atomic_llong next;
+    fsdp_meter meter;
 } check_job;
+
+static fsdp_status count_check(void *context, int64_t bytes, const char *what, fsdp_error *err)
+{
+    check_job *job = context;
+    return fsdp_meter_add(&job->meter, bytes, what, strlen(what), err);
+}
 
 static fsdp_status check_worker(void *context, size_t worker, fsdp_error *err)
 {
     check_job *job = context;
-    fsdp_source_reader reader = {0};
+    fsdp_source_reader reader = {.count = count_check, .context = job};
     int64_t count = (int64_t)fsdp_source_check_count(job->source);
     fsdp_status st = FSDP_OK;
     (void)worker;
@@ -262,9 +269,16 @@ static fsdp_status check_worker(void *context, size_t worker, fsdp_error *err)
     return st;
 }
 
-static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err)
+static int64_t check_bytes(const fsdp_checkpoint *checkpoint)
+{
+    return fsdp_source_check_bytes(checkpoint->source);
+}
+
+static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch,
+                         fsdp_error *err)
 {
     check_job job = {.source = checkpoint->source};
+    fsdp_meter_init(&job.meter, watch, check_bytes(checkpoint));
     threads = threads > 0 ? threads : fsdp_pool_cores();
     return fsdp_parallel(threads, (size_t)threads, check_worker, &job, err);
 }
@@ -404,6 +418,7 @@ static const fsdp_checkpoint_ops foreign_ops = {.close = close_source,
                                                 .stored_box = stored_box,
                                                 .stream_inner = stream_inner,
                                                 .check = check,
+                                                .check_bytes = check_bytes,
                                                 .checked_bytes = checked_bytes,
                                                 .extra = extra,
                                                 .set_memory = set_memory,

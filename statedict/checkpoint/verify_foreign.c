@@ -48,7 +48,6 @@ static fsdp_status count_slab(void *context, const fsdp_entry *entry, int64_t fi
 static fsdp_status read_all(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
     const fsdp_sd *sd = checkpoint->manifest.sd;
-    fsdp_meter_init(&job->meter, &job->opts->watch, checkpoint->info.tensor_bytes);
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         fsdp_error found = {0};
@@ -97,9 +96,16 @@ static fsdp_status verify_opened(verify_job *job, fsdp_checkpoint *checkpoint, f
     FSDP_TRY(report_code(job, checkpoint, err));
     if (job->opts->level < FSDP_VERIFY_DATA)
         return FSDP_OK;
-    fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &found);
+    int64_t check_bytes = fsdp_checkpoint_check_bytes(checkpoint);
+    fsdp_meter_part part = {.meter = &job->meter};
+    fsdp_watch watch = fsdp_meter_part_watch(&part);
+    fsdp_meter_init(&job->meter, &job->opts->watch, check_bytes + checkpoint->info.tensor_bytes);
+    job->meter.phase = "check";
+    fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &watch, &found);
     job->summary.checked_bytes = checkpoint->ops->checked_bytes(checkpoint);
     FSDP_TRY(judge(job, st, &found, "", err));
+    FSDP_TRY(fsdp_meter_part_end(&part, check_bytes, err)); /* a fault ends the check */
+    job->meter.phase = "read";
     FSDP_TRY(read_all(job, checkpoint, err));
     st = fsdp_checkpoint_check_unchanged(checkpoint, &found);
     return judge(job, st, &found, "", err);

@@ -87,11 +87,13 @@ static fsdp_status write_group(convert_job *job, fsdp_error *err)
 {
     fsdp_flow("statedict/convert/convert.c", "files %d to %d of %d", job->first_file + 1,
               job->end_file, job->file_count);
+    job->meter.phase = "write";
     FSDP_TRY(job->target->create(job, err));
     FSDP_TRY(fsdp_convert_move(job, err));
     FSDP_TRY(job->target->finish(job, err));
     if (job->opts.skip_verify)
         return FSDP_OK;
+    job->meter.phase = "read back";
     fsdp_flow("statedict/convert/convert.c", "read it back");
     return job->target->check ? job->target->check(job, err) : fsdp_convert_read_back(job, err);
 }
@@ -119,19 +121,31 @@ static void report_casts(const convert_job *job, const fsdp_convert_plan *plan)
     fsdp_cast_report_fill(job->opts.cast, &sum, plan);
 }
 
+static fsdp_status check_source(convert_job *job, const fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_meter_part part = {.meter = &job->meter};
+    fsdp_watch watch = fsdp_meter_part_watch(&part);
+    int64_t bytes = fsdp_checkpoint_check_bytes(job->from);
+    job->meter.phase = "check";
+    fsdp_flow("statedict/convert/convert.c", "compare the source with its checksums");
+    FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, &watch, err));
+    FSDP_TRY(fsdp_meter_part_end(&part, bytes, err));
+    part.done = 0;
+    FSDP_TRY(fsdp_convert_compare_digests(job, &watch, err));
+    return fsdp_meter_part_end(&part, plan->bytes_checked - bytes, err);
+}
+
 static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan *plan,
                            fsdp_error *err)
 {
     FSDP_TRY(fsdp_convert_prepare(job, from, plan, err));
-    if (!job->opts.skip_verify) {
-        fsdp_flow("statedict/convert/convert.c", "compare the source with its checksums");
-        FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
-        FSDP_TRY(fsdp_convert_compare_digests(job, err));
-    }
     job->watch = job->opts.watch;
-    /* reading back counts as well */
+    /* checks and reading back count as well */
     fsdp_meter_init(&job->meter, &job->watch,
-                    plan->bytes_read + (job->opts.skip_verify ? 0 : job->tensor_bytes));
+                    plan->bytes_checked + plan->bytes_read +
+                        (job->opts.skip_verify ? 0 : job->tensor_bytes));
+    if (!job->opts.skip_verify)
+        FSDP_TRY(check_source(job, plan, err));
     fsdp_flow("statedict/convert/convert.c", "begin '%s'", job->to);
     FSDP_TRY(job->target->begin(job, err));
     FSDP_TRY(write_target(job, err));

@@ -23,18 +23,18 @@ static void keep_first(void *context, const fsdp_finding *finding)
         (void)fsdp_fail(first, FSDP_ERR_DAMAGED, "%s", finding->text);
 }
 
-fsdp_status fsdp_convert_compare_digests(const convert_job *job, fsdp_error *err)
+fsdp_status fsdp_convert_compare_digests(const convert_job *job, const fsdp_watch *watch,
+                                         fsdp_error *err)
 {
     fsdp_error first = {0};
     fsdp_verify_summary summary = {0};
-    const fsdp_verify_opts opts = {
-        .level = FSDP_VERIFY_DATA,
-        .digests = FSDP_DIGESTS_USE,
-        .threads = job->threads,
-        .memory = job->opts.memory,
-        .finding = keep_first,
-        .finding_context = &first,
-        .watch = {.stopped = job->opts.watch.stopped, .context = job->opts.watch.context}};
+    const fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA,
+                                   .digests = FSDP_DIGESTS_USE,
+                                   .threads = job->threads,
+                                   .memory = job->opts.memory,
+                                   .finding = keep_first,
+                                   .finding_context = &first,
+                                   .watch = *watch};
     fsdp_status st = fsdp_digests_verify(job->io, job->from->path, &opts, &summary, FSDP_OK, err);
     if (st != FSDP_DIFFERS)
         return st;

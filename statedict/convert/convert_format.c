@@ -29,22 +29,28 @@ bool fsdp_convert_takes_whole(const fsdp_convert_opts *opts)
                                                   : opts->select.only != FSDP_ONLY_MODEL;
 }
 
+static const struct {
+    const char *suffix, *format;
+} suffixes[] = {{".safetensors", "safetensors"},
+                {".pt", "torch"},
+                {".pth", "torch"},
+                {".bin", "torch"},
+                {".h5", "hdf5"},
+                {".hdf5", "hdf5"},
+                {".npz", "npz"},
+                {".npy", "npy"},
+                {".fsdp", "fsdp"},
+                {".dcp", "dcp"}};
+
+const char *fsdp_convert_suffix_at(size_t i)
+{
+    return i < sizeof suffixes / sizeof *suffixes ? suffixes[i].suffix : NULL;
+}
+
 const char *fsdp_convert_format_of(const char *path)
 {
     if (!path)
         return NULL;
-    static const struct {
-        const char *suffix, *format;
-    } suffixes[] = {{".safetensors", "safetensors"},
-                    {".pt", "torch"},
-                    {".pth", "torch"},
-                    {".bin", "torch"},
-                    {".h5", "hdf5"},
-                    {".hdf5", "hdf5"},
-                    {".npz", "npz"},
-                    {".npy", "npy"},
-                    {".fsdp", "fsdp"},
-                    {".dcp", "dcp"}};
     size_t size = strlen(path);
     while (size > 0 && path[size - 1] == '/')
         size--;

@@ -162,6 +162,6 @@ fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err);
 
 /* convert_digest.c: compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the
  * first that differs. */
-fsdp_status fsdp_convert_compare_digests(const convert_job *job, fsdp_error *err);
+fsdp_status fsdp_convert_compare_digests(const convert_job *job, const fsdp_watch *watch, fsdp_error *err);
 
 #endif

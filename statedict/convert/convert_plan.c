@@ -5,6 +5,7 @@
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/flow.h"
+#include "statedict/checkpoint/digests.h"
 #include "statedict/checkpoint/unread.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
@@ -104,7 +105,8 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     fsdp_selection *selection = NULL;
     const fsdp_sd *from = job->from->manifest.sd;
     FSDP_TRY(choose_mesh(job, err));
-    const fsdp_select_from source = {from, job->from->is_missing, job->known};
+    const fsdp_select_from source = {
+        .sd = from, .is_missing = job->from->is_missing, .known = job->known};
     fsdp_status st =
         fsdp_selection_create(&source, &job->opts.select, job->limits, &selection, err);
     if (st == FSDP_DIFFERS)
@@ -265,6 +267,9 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
     }
     if (job->world > 1 && job->kind == FSDP_SHARDED)
         plan->short_tensors = fsdp_relayout_count_short(job->sd, job->opts.shard_dim);
+    if (!job->opts.skip_verify)
+        plan->bytes_checked =
+            fsdp_checkpoint_check_bytes(job->from) + fsdp_digests_bytes(job->io, job->from->path);
     plan->bytes_spooled = fsdp_checkpoint_reading(job->from).spooled;
     plan->peak_memory = peak_memory(job);
     return job->target->measure(job, plan, err);

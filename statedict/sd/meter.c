@@ -15,6 +15,7 @@ enum { REPORT_EVERY_MS = 100 };
 void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total)
 {
     meter->watch = watch;
+    meter->phase = NULL;
     meter->total = total;
     meter->ctl = NULL;
     atomic_init(&meter->done, 0);
@@ -30,10 +31,13 @@ static void report_progress(fsdp_meter *meter, int64_t done, const char *what, s
         return;
     if (atomic_flag_test_and_set(&meter->reporting))
         return;
-    char name[160];
+    char name[160], line[200];
+    fsdp_printable(what, what_size, name, sizeof name);
+    if (meter->phase)
+        snprintf(line, sizeof line, "%s%s%s", meter->phase, what_size > 0 ? ": " : "", name);
     atomic_store(&meter->next_ms, now + REPORT_EVERY_MS);
     if (meter->watch->progress(meter->watch->context, done, meter->total,
-                               fsdp_printable(what, what_size, name, sizeof name)) != 0)
+                               meter->phase ? line : name) != 0)
         atomic_store(&meter->cancelled, true);
     atomic_flag_clear(&meter->reporting);
 }
@@ -56,6 +60,35 @@ fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, s
         return FSDP_OK;
     report_progress(meter, atomic_fetch_add(&meter->done, bytes) + bytes, what, what_size);
     return fsdp_meter_check(meter, err);
+}
+
+/* Of the inner call, which reports one at a time. */
+static int count_part(void *context, int64_t done, int64_t total, const char *what)
+{
+    fsdp_meter_part *part = context;
+    int64_t bytes = done - part->done;
+    (void)total;
+    part->done = done;
+    return fsdp_meter_add(part->meter, bytes, what, strlen(what), NULL) != FSDP_OK;
+}
+
+static bool part_stopped(void *context)
+{
+    const fsdp_watch *watch = ((const fsdp_meter_part *)context)->meter->watch;
+    return watch && watch->stopped && watch->stopped(watch->context);
+}
+
+fsdp_watch fsdp_meter_part_watch(fsdp_meter_part *part)
+{
+    return (fsdp_watch){.context = part, .progress = count_part, .stopped = part_stopped};
+}
+
+fsdp_status fsdp_meter_part_end(fsdp_meter_part *part, int64_t bytes, fsdp_error *err)
+{
+    int64_t rest = bytes - part->done;
+    part->done = bytes;
+    return rest != 0 ? fsdp_meter_add(part->meter, rest, "", 0, err)
+                     : fsdp_meter_check(part->meter, err);
 }
 
 void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl)

@@ -10,6 +10,7 @@
 
 typedef struct fsdp_meter {
     const fsdp_watch *watch;
+    const char *phase;         /* stands before names, as in "check: model.weight"; NULL: none */
     int64_t total;
     atomic_llong done;
     atomic_llong next_ms;      /* time of the next report */
@@ -24,6 +25,11 @@ void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total);
 fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
                            fsdp_error *err);
 fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err);
+/* A call inside another one, whose bytes count as a part of it. Zero-initialise but meter; it is the context
+ * of the watch for the call, and ended with the bytes that were expected of it. */
+typedef struct fsdp_meter_part { fsdp_meter *meter; int64_t done; } fsdp_meter_part;
+fsdp_watch fsdp_meter_part_watch(fsdp_meter_part *part);
+fsdp_status fsdp_meter_part_end(fsdp_meter_part *part, int64_t bytes, fsdp_error *err);
 /* From now on the calling thread also sends signs of life to the other ranks of ctl. */
 void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl);
 /*

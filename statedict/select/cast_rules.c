@@ -35,16 +35,6 @@ const char *fsdp_castable_at(size_t i)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static bool is_named(const fsdp_dtype_info *info, const char *text)
-{
-    char short_name[40] = "";
-    for (const char *c = info->name; *c; c++)
-        if (*c != '_')
-            strncat(short_name, c, 1);
-    return strcmp(text, info->name) == 0 || strcmp(text, short_name) == 0 ||
-           (info->torch && strcmp(text, info->torch) == 0);
-}
-
 static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *err)
 {
     fsdp_text known = {0};
@@ -60,24 +50,10 @@ static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *
 static fsdp_status parse_dtype(const char *text, const char *option, fsdp_dtype *dtype_out,
                                fsdp_error *err)
 {
-    static const struct {
-        const char *name;
-        fsdp_dtype dtype;
-    } usual[] = {{"keep", FSDP_DTYPE_NONE},
-                 {"f8e4m3", FSDP_F8_E4M3FN},
-                 {"f8_e4m3", FSDP_F8_E4M3FN},
-                 {"f8e8m0", FSDP_F8_E8M0FNU},
-                 {"f8_e8m0", FSDP_F8_E8M0FNU}};
-    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
-        *dtype_out = usual[i].dtype;
-        if (strcmp(text, usual[i].name) == 0)
-            return FSDP_OK;
-    }
-    for (int dtype = 1; dtype < FSDP_DTYPE_COUNT; dtype++) {
-        *dtype_out = (fsdp_dtype)dtype;
-        if (is_castable(*dtype_out) && is_named(fsdp_dtype_describe(*dtype_out), text))
-            return FSDP_OK;
-    }
+    bool keeps = strcmp(text, "keep") == 0;
+    *dtype_out = keeps ? FSDP_DTYPE_NONE : fsdp_dtype_from_typed(text, strlen(text));
+    if (keeps || is_castable(*dtype_out))
+        return FSDP_OK;
     return fail_dtype(text, option, err);
 }
 

@@ -48,22 +48,30 @@ static void add_part(const fsdp_part_label *item, fsdp_text *line)
     fsdp_text_addf(line, item->is_kept ? "" : " left out");
 }
 
-/* What is taken stands first, then weights, then the rest. */
+/* What is taken stands first, then weights, the optimizer, and the rest. */
+static int rank_of(const fsdp_part_label *item)
+{
+    if (item->is_kept)
+        return 0;
+    if (item->tensors > 0 && item->kind == FSDP_PART_WEIGHTS)
+        return 1;
+    return item->kind == FSDP_PART_OPTIM ? 2 : 3;
+}
+
 fsdp_status fsdp_part_list_spell(const fsdp_part_list *list, fsdp_part_text *text, fsdp_error *err)
 {
     size_t shown = 0, more = list->more;
-    for (int round = 0; round < 3; round++)
+    for (int round = 0; round <= 3; round++)
         for (size_t i = 0; i < list->count; i++) {
             const fsdp_part_label *item = &list->items[i];
-            bool is_weights = item->tensors > 0 && item->kind == FSDP_PART_WEIGHTS;
-            if ((item->is_kept ? 0 : is_weights ? 1 : 2) != round)
+            if (rank_of(item) != round)
                 continue;
             if (shown < FSDP_PART_SHOWN)
                 add_part(item, &text->line);
             else
                 more++;
             shown++;
-            if (round == 1 && is_weights && !item->is_kept && text->other.size == 0)
+            if (round == 1 && text->other.size == 0)
                 fsdp_text_add(&text->other, item->label, item->size);
         }
     if (more > 0)

@@ -43,6 +43,7 @@ typedef struct selecting {
     const fsdp_limits *limits;
     const bool *is_missing;
     fsdp_names_known known;
+    bool looks_only;
     fsdp_selection *selection;
     fsdp_filter *filter;
     drop_rule *drops;
@@ -79,7 +80,7 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
     }
     if (strncmp(text, FSDP_DROP_DTYPE, strlen(FSDP_DROP_DTYPE)) == 0) {
         rule->kind = DROP_DTYPE;
-        rule->dtype = fsdp_dtype_from_name(text + 6, strlen(text + 6));
+        rule->dtype = fsdp_dtype_from_typed(text + 6, strlen(text + 6));
         return rule->dtype != FSDP_DTYPE_NONE
                    ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
@@ -532,7 +533,7 @@ static fsdp_status describe_parts(selecting *work, fsdp_error *err)
 static fsdp_status check_model(const selecting *work, fsdp_error *err)
 {
     int64_t tensors = 0, elements = 0;
-    if (!work->limits || !work->limits->for_loaders)
+    if (!work->limits || !work->limits->for_loaders || work->looks_only)
         return FSDP_OK;
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -599,6 +600,7 @@ fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_selec
                       .limits = limits,
                       .is_missing = from->is_missing,
                       .known = from->known,
+                      .looks_only = from->looks_only,
                       .only = opts->only};
     work.selection = fsdp_alloc(1, sizeof *work.selection);
     if (!work.selection)

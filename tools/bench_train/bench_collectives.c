@@ -77,7 +77,7 @@ static collectives_plan make_plan(const bench_options *opts)
     collectives_plan plan = {.is_private = cli_parse_word("--buffers", opts->buffers, kinds) == 1};
     take_words(&plan, opts->ops, take_op);
     take_words(&plan, opts->sizes, take_size);
-    plan.dtype = fsdp_dtype_from_name(opts->dtype, strlen(opts->dtype));
+    plan.dtype = fsdp_dtype_from_typed(opts->dtype, strlen(opts->dtype));
     if (plan.dtype == FSDP_DTYPE_NONE)
         cli_usage_error("--dtype '%s' is not known", opts->dtype);
     if (opts->against)

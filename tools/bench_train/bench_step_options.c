@@ -116,8 +116,9 @@ static int parse_reshard(const char *arg)
 static fsdp_dtype parse_dtype(const char *option, const char *arg)
 {
     static const char *const names[] = {"f32", "bf16", "f16", NULL};
+    const char *name = fsdp_dtype_name(fsdp_dtype_from_typed(arg, strlen(arg)));
     static const fsdp_dtype dtypes[] = {FSDP_F32, FSDP_BF16, FSDP_F16};
-    return dtypes[cli_parse_word(option, arg, names)];
+    return dtypes[cli_parse_word(option, strcmp(name, "?") == 0 ? arg : name, names)];
 }
 
 static double parse_positive(const char *option, const char *arg)

@@ -73,8 +73,9 @@ int64_t cli_parse_size(const char *option, const char *text)
 int cli_parse_word(const char *option, const char *text, const char *const *words)
 {
     fsdp_text known = {0};
+    const char *meant = cli_meant(text);
     for (int i = 0; words[i]; i++) {
-        if (strcmp(text, words[i]) == 0) {
+        if (strcmp(text, words[i]) == 0 || strcmp(meant, words[i]) == 0) {
             fsdp_text_release(&known);
             return i;
         }
@@ -319,6 +320,17 @@ static void note_option(const struct argp_option *option, const char *value)
     rules_path = value;
 }
 
+/* Puts the option in place of an alias that the tool does not have itself. */
+static void spell_alias(const struct argp *argp, char **argument)
+{
+    typed_name typed = {.text = *argument + 2, .size = strlen(*argument + 2)};
+    const char *meant = cli_meant(*argument);
+    typed_name known = {.text = meant + 2, .size = strlen(meant + 2)};
+    if (meant != *argument && !cli_find_option(argp, is_typed, &typed) &&
+        cli_find_option(argp, is_typed, &known))
+        *argument = (char *)(uintptr_t)meant; /* argp only reads it */
+}
+
 /* Returns 1 when the value of the option is the next argument, which is NULL behind the last. */
 static int check_long(const struct argp *argp, const char *text, const char *next)
 {
@@ -358,12 +370,15 @@ static bool has_json(int argc, char **argv)
     return false;
 }
 
+/* Refuses wrong options, and spells aliases out in argv. */
 static void check_options(const struct argp *argp, int argc, char **argv)
 {
     int i = 1;
     for (; i < argc && strcmp(argv[i], "--") != 0; i++) {
         const char *next = i + 1 < argc ? argv[i + 1] : NULL;
         checked = argv[i];
+        if (strncmp(argv[i], "--", 2) == 0)
+            spell_alias(argp, &argv[i]);
         if (strncmp(argv[i], "--", 2) == 0)
             i += check_long(argp, argv[i] + 2, next);
         else if (argv[i][0] == '-' && argv[i][1] != '\0')
@@ -406,6 +421,15 @@ static void add_rules(const cli_tool *tool, int *argc, char ***argv)
     check_options(tool->argp, *argc, *argv); /* for what they name */
 }
 
+/* Messages and the log have the arguments as they were typed. */
+static char **copy_arguments(int argc, char **argv)
+{
+    char **copy = calloc((size_t)argc + 1, sizeof *copy);
+    for (int i = 0; copy && i < argc; i++)
+        copy[i] = argv[i];
+    return copy ? copy : argv;
+}
+
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 {
     fsdp_error err = {0};
@@ -420,6 +444,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
         exit(cli_end(FSDP_OK, NULL));
     }
     cli_process.wants_json = has_json(argc, argv);
+    argv = cli_process.arguments = copy_arguments(argc, argv);
     check_options(tool->argp, argc, argv);
     if (rules_path)
         add_rules(tool, &argc, &argv);

@@ -85,6 +85,8 @@ typedef bool (*cli_option_test)(const struct argp_option *option, void *context)
 const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *context);
 /* Letters to insert, remove, change or swap with their neighbour to get from a to b; 32 for longer names. */
 int cli_edit_distance(const char *a, size_t size_a, const char *b, size_t size_b);
+/* The option or the value that an alias stands for ("--dry-run", "huggingface"), or the text itself. */
+const char *cli_meant(const char *text);
 /* The option that was probably meant, or NULL. */
 const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size);
 
@@ -115,6 +117,7 @@ fsdp_watch cli_watch(const cli_common *common);
 
 /* --- messages and the log (cli_log.c) --------------------------------------------------------- */
 
+enum { CLI_NEXT_MOST = 200 };  /* bytes of a line "next", the word included */
 /* "WORD  text" on standard error, with the word in colour on a terminal. */
 void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
 /* A progress line stands on the terminal: the next output removes it first. */
@@ -163,11 +166,13 @@ typedef struct cli_output_kind {
 typedef struct cli_part { const void *data; size_t size; } cli_part;
 
 /* FSDP_ERR_EXISTS for a directory, for a link to nothing, and for a file of another kind, unless --overwrite
- * was given; overwrite NULL: the tool has no such option. */
+ * was given; another error for a file that cannot be read; overwrite NULL: the tool has no such option. */
 fsdp_status cli_check_output(const char *path, const cli_output_kind *kind, const bool *overwrite,
                              fsdp_error *err);
+/* True for /dev/stdout and its other names: what else the tool prints would be mixed with the file. */
+bool cli_is_stdout(const char *path);
 /* Writes the parts one after the other. The file appears whole, or an older one stays; a link's target is
- * replaced. A pipe, a device or a file without a name is written as it is. */
+ * replaced. A pipe, a device or an open descriptor (/dev/stdout) is written as it is. */
 fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t count, fsdp_error *err);
 
 /* Pictures (SVG) of these tools, and the bytes with which they begin. */
@@ -216,6 +221,8 @@ fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch, fsdp_ch
                               fsdp_error *err);
 /* The run that was opened in this way, or NULL. */
 const char *cli_opened_run(void);
+/* The shortest spelling of a path from the working directory, of which it is the end. */
+const char *cli_from_here(const char *path);
 /* FSDP_ERR_NOT_FOUND for a file of a checkpoint; the error names the directory to use instead. */
 fsdp_status cli_check_not_inside(const char *path, fsdp_error *err);
 /* FSDP_ERR_NOT_FOUND for a checkpoint where a run is wanted; the error names the run. */

@@ -156,6 +156,17 @@ static fsdp_status finish_output(void)
     return err.status;
 }
 
+static void say_latest(const char *run)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "fsdp-verify --latest");
+    cli_add_path_argument(&text, cli_from_here(run));
+    fsdp_text_addf(&text, "   names the newest checkpoint that is whole");
+    if (!text.failed && text.size + strlen("next  ") <= CLI_NEXT_MOST)
+        cli_say("next", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 static int report_end(fsdp_status status, const fsdp_error *err)
 {
     cli_progress_clear();
@@ -169,9 +180,8 @@ static int report_end(fsdp_status status, const fsdp_error *err)
     if (output != FSDP_OK)
         return (int)output;
     cli_report(err && status != FSDP_OK ? err : NULL);
-    if (status == FSDP_ERR_DAMAGED && cli_opened_run())
-        cli_say("next", "fsdp-verify --latest %s   names the newest checkpoint that is whole",
-                cli_opened_run());
+    if (err && status == FSDP_ERR_DAMAGED && cli_opened_run())
+        say_latest(cli_opened_run());
     return (int)status;
 }
 

@@ -18,6 +18,22 @@ const char *const cli_sandbox_modes[] = {
 const cli_words cli_shared_words[] = {
     {"kind", cli_kinds}, {"progress", cli_progress_modes}, {"sandbox", cli_sandbox_modes}, {0}};
 
+/* Words of other programs, which are accepted and neither offered nor listed by --help: fsdp-convert(1) has
+ * them in a table, which also has those of dtypes (base/data/dtype.c). */
+static const struct {
+    const char *typed, *meant;
+} aliases[] = {{"--dry-run", "--plan"}, {"--force", "--overwrite"}, {"pt", "torch"},
+               {"pth", "torch"},        {"pytorch", "torch"},       {"huggingface", "hf"},
+               {"h5", "hdf5"}};
+
+const char *cli_meant(const char *text)
+{
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+        if (strcmp(text, aliases[i].typed) == 0)
+            return aliases[i].meant;
+    return text;
+}
+
 /* --- searches --------------------------------------------------------------------------------- */
 
 const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test,

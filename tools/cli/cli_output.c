@@ -12,15 +12,44 @@
 
 /* --- what may be replaced ------------------------------------------------------------------------ */
 
-static bool is_of_kind(const char *path, const cli_output_kind *kind)
+/* The descriptor that a path names, or -1. A shell has opened it, so that it is written as it is. */
+static int descriptor_of(const char *path)
+{
+    static const char *const directories[] = {"/dev/fd/", "/proc/self/fd/"};
+    if (strcmp(path, "/dev/stdout") == 0 || strcmp(path, "/dev/stderr") == 0)
+        return strcmp(path, "/dev/stdout") == 0 ? STDOUT_FILENO : STDERR_FILENO;
+    for (size_t i = 0; i < sizeof directories / sizeof *directories; i++) {
+        const char *digits = path + strlen(directories[i]);
+        size_t size = strncmp(path, directories[i], strlen(directories[i])) == 0
+                          ? strspn(digits, "0123456789")
+                          : 0;
+        if (size > 0 && size < 5 && digits[size] == '\0')
+            return atoi(digits);
+    }
+    return -1;
+}
+
+bool cli_is_stdout(const char *path)
+{
+    return descriptor_of(path) == STDOUT_FILENO;
+}
+
+static fsdp_status check_kind(const char *path, const cli_output_kind *kind, bool may_replace,
+                              fsdp_error *err)
 {
     char begin[CLI_OUTPUT_BEGIN];
     FILE *file = fopen(path, "re");
-    size_t size = file ? fread(begin, 1, sizeof begin, file) : 0;
-    bool is_read = file && !ferror(file);
-    if (file)
-        fclose(file);
-    return is_read && kind->fits(begin, size);
+    if (!file)
+        return fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    size_t size = fread(begin, 1, sizeof begin, file);
+    int errnum = ferror(file) ? errno : 0;
+    fclose(file);
+    if (errnum)
+        return fsdp_fail_errno(err, errnum, "cannot read '%s'", path);
+    if (kind->fits(begin, size))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no %s%s", path, kind->name,
+                     may_replace ? "; --overwrite replaces it" : ", and is not replaced");
 }
 
 /* Nothing can be read at path. */
@@ -38,14 +67,15 @@ fsdp_status cli_check_output(const char *path, const cli_output_kind *kind, cons
                              fsdp_error *err)
 {
     struct stat info;
+    if (descriptor_of(path) >= 0)
+        return FSDP_OK;
     if (stat(path, &info) != 0)
         return errno == ENOENT ? check_link(path, err)
                                : fsdp_fail_errno(err, errno, "cannot write '%s'", path);
     if (S_ISDIR(info.st_mode))
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is a directory", path);
-    if (S_ISREG(info.st_mode) && !(overwrite && *overwrite) && !is_of_kind(path, kind))
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no %s%s", path, kind->name,
-                         overwrite ? "; --overwrite replaces it" : ", and is not replaced");
+    if (S_ISREG(info.st_mode) && !(overwrite && *overwrite))
+        return check_kind(path, kind, overwrite != NULL, err);
     return FSDP_OK;
 }
 
@@ -115,7 +145,8 @@ static fsdp_status find_target(const char *path, char target[PATH_MAX], fsdp_err
 static fsdp_status write_as_it_is(const char *path, const cli_part *parts, size_t count,
                                   fsdp_error *err)
 {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    int given = descriptor_of(path);
+    int fd = given >= 0 ? fcntl(given, F_DUPFD_CLOEXEC, 0) : open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return fsdp_fail_errno(err, errno, "cannot write '%s'", path);
     return write_parts(fd, path, parts, count, err);
@@ -126,8 +157,9 @@ fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t cou
     struct stat info;
     char target[PATH_MAX], beside[PATH_MAX];
     int fd;
-    /* /dev/stdout may be a file without a name */
-    if (stat(path, &info) == 0 && (!S_ISREG(info.st_mode) || info.st_nlink == 0))
+    bool is_open = descriptor_of(path) >= 0;
+    /* a link may lead to the descriptor of a file without a name */
+    if (is_open || (stat(path, &info) == 0 && (!S_ISREG(info.st_mode) || info.st_nlink == 0)))
         return write_as_it_is(path, parts, count, err);
     FSDP_TRY(find_target(path, target, err));
     FSDP_TRY(create_beside(target, path, beside, &fd, err));

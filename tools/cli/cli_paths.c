@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static bool ends_with(const char *text, const char *suffix)
 {
@@ -36,6 +37,16 @@ static fsdp_status fail_inside(const char *path, const char *directory, fsdp_err
 {
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of the checkpoint '%s': name that",
                      path, directory);
+}
+
+const char *cli_from_here(const char *path)
+{
+    char here[PATH_MAX];
+    size_t size = getcwd(here, sizeof here) ? strlen(here) : 0;
+    if (size < 2 || strncmp(path, here, size) != 0 || path[size] != '/')
+        return path;
+    path += size + strspn(path + size, "/");
+    return path[0] ? path : ".";
 }
 
 /* .metadata and __0_0.distcp of DCP. */

@@ -13,6 +13,7 @@ struct cli_process {
     char **argv;
     bool wants_json;
     const char *log_path;      /* of --log, or NULL */
+    char **arguments;          /* for argp: with the options of --rules, and aliases spelled out */
     const struct argp_state *parsing; /* at an option of the command line, or of a file */
     struct {
         const char *path;

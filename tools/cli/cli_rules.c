@@ -108,12 +108,15 @@ static bool has_name(const struct argp_option *option, void *context)
 static const struct argp_option *find_option(const cli_tool *tool, char *name, int line)
 {
     static const char *const typed[] = {"rules", "help", "version", "apply"};
-    char text[80];
+    char text[80], alias[80];
+    snprintf(alias, sizeof alias, "--%s", name);
     for (size_t i = 0; i < sizeof typed / sizeof *typed; i++)
         if (strcmp(name, typed[i]) == 0)
             cli_usage_error("%s:%d: '%s' is for the command line only", cli_process.rules.path,
                             line, name);
     const struct argp_option *option = cli_find_option(tool->argp, has_name, name);
+    if (!option && cli_meant(alias) != alias)
+        option = cli_find_option(tool->argp, has_name, (char *)(uintptr_t)(cli_meant(alias) + 2));
     if (option)
         return option;
     const char *near = cli_nearest_option(tool->argp, name, strlen(name));

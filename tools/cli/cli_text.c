@@ -92,20 +92,6 @@ void cli_add_message(fsdp_text *text, const char *message)
     free(printable);
 }
 
-/* With $'...', where control characters and what is not ASCII have no other harmless spelling. */
-static void add_spelled_argument(fsdp_text *text, const char *argument)
-{
-    fsdp_text_addf(text, " $'");
-    for (; *argument; argument++) {
-        unsigned char c = (unsigned char)*argument;
-        if (c < 32 || c > 126)
-            fsdp_text_addf(text, "\\x%02x", c);
-        else
-            fsdp_text_addf(text, "%s%c", c == '\'' || c == '\\' ? "\\" : "", c);
-    }
-    fsdp_text_addf(text, "'");
-}
-
 bool cli_is_harmless(const char *text)
 {
     fsdp_text spelled = {0};
@@ -123,14 +109,8 @@ void cli_add_argument(fsdp_text *text, const char *argument)
         fsdp_text_addf(text, " %s", argument);
         return;
     }
-    if (argument[0] && !cli_is_harmless(argument)) {
-        add_spelled_argument(text, argument);
-        return;
-    }
-    fsdp_text_addf(text, " '");
-    for (; *argument; argument++)
-        fsdp_text_add(text, *argument == '\'' ? "'\\''" : argument, *argument == '\'' ? 4 : 1);
-    fsdp_text_addf(text, "'");
+    fsdp_text_addf(text, " ");
+    fsdp_text_add_quoted(text, argument);
 }
 
 void cli_add_path_argument(fsdp_text *text, const char *path)

@@ -15,7 +15,11 @@ enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
 
 /* --- entries that the result lacks ------------------------------------------------------------ */
 
-/* A first element of names that are not in the result. */
+/* How a line is spelled: as it is; with paths from here, and with the branches that are not in the result,
+ * of which those that differ in numbers are one; with those that are in it. */
+typedef enum next_spelling { AS_IT_IS, BY_LEFT, BY_TAKEN, SPELLINGS } next_spelling;
+
+/* A first element of names that are not in the result, or a branch. */
 typedef struct left_top {
     const char *name;
     size_t size;
@@ -27,7 +31,10 @@ typedef struct left_out {
     const fsdp_sd *sd;
     const fsdp_convert_plan *plan;
     fsdp_filter *filter; /* what the user's patterns take */
-    fsdp_text pattern;   /* what -X gets */
+    next_spelling spelling;
+    fsdp_text taken;   /* what -I gets in place of the user's, or empty */
+    fsdp_text pattern; /* what -X gets */
+    size_t group;      /* begin of the alternatives at hand, in the pattern */
     left_top tops[TOPS_MOST];
     size_t top_count;
     bool failed;
@@ -79,20 +86,44 @@ static void list_tops(left_out *left)
 static void add_literal(left_out *left, const char *name, size_t size)
 {
     for (size_t i = 0; i < size; i++) {
+        bool is_number = name[i] >= '0' && name[i] <= '9';
         left->failed = left->failed || name[i] == '\0';
+        if (left->spelling != AS_IT_IS && is_number) {
+            while (i + 1 < size && name[i + 1] >= '0' && name[i + 1] <= '9')
+                i++;
+            fsdp_text_addf(&left->pattern, "[0-9]+");
+            continue;
+        }
         if (strchr(".[]()*+?{}|^$\\", name[i]))
             fsdp_text_addf(&left->pattern, "\\");
         fsdp_text_add(&left->pattern, name + i, 1);
     }
 }
 
+/* True when the alternative that begins at `at` stands before it in its group. */
+static bool is_repeated(const left_out *left, size_t at)
+{
+    const char *begin = left->pattern.data + left->group, *end = left->pattern.data + at;
+    size_t size = left->pattern.size - at;
+    for (const char *one = begin; one < end; one++)
+        if ((one == begin || one[-1] == '|') && one + size < end && one[size] == '|' &&
+            memcmp(one, end, size) == 0)
+            return true;
+    return false;
+}
+
 /* "^(a|b)" grows by one; is_first begins it. */
 static void add_alternative(left_out *left, bool is_first, const char *name, size_t size)
 {
-    const char *before = is_first && left->pattern.size > 0 ? "|" : "";
-    fsdp_text_addf(&left->pattern, is_first ? "%s^(" : "%s|", before);
+    size_t before = left->pattern.size;
+    const char *bar = is_first && before > 0 ? "|" : "";
+    fsdp_text_addf(&left->pattern, is_first ? "%s^(" : "%s|", bar);
+    size_t at = left->pattern.size;
+    left->group = is_first ? at : left->group;
     add_literal(left, name, size);
     left->failed = left->failed || left->pattern.failed || left->pattern.size > PATTERN_MOST;
+    if (left->spelling != AS_IT_IS && !left->failed && is_repeated(left, at))
+        left->pattern.size = before;
 }
 
 /* Whole branches where the result has nothing of them. */
@@ -128,6 +159,53 @@ static void add_names(left_out *left)
     }
     if (!is_first)
         fsdp_text_addf(&left->pattern, ")$");
+}
+
+/* True when the result has nothing below the first `size` bytes of a name. */
+static bool is_free(const left_out *left, const char *name, size_t size)
+{
+    for (size_t i = 0; i < left->plan->kept_count; i++) {
+        const fsdp_entry *kept = fsdp_sd_at(left->sd, i);
+        if (left->plan->kept[i] && kept->name_size >= size && memcmp(kept->name, name, size) == 0 &&
+            (kept->name_size == size || kept->name[size] == '.'))
+            return false;
+    }
+    return true;
+}
+
+static bool is_below_branch(const left_out *left, const fsdp_entry *entry)
+{
+    for (size_t i = 0; i < left->top_count; i++) {
+        const left_top *branch = &left->tops[i];
+        if (entry->name_size >= branch->size &&
+            memcmp(entry->name, branch->name, branch->size) == 0 &&
+            (entry->name_size == branch->size || entry->name[branch->size] == '.'))
+            return true;
+    }
+    return false;
+}
+
+/* The largest branches of which the result has nothing. */
+static void add_branches(left_out *left)
+{
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        bool is_note = entry->kind == FSDP_ENTRY_ALIAS; /* it says nothing of its branch */
+        if (left->plan->kept[i] || is_note || !is_selected(left, i) || is_below_branch(left, entry))
+            continue;
+        size_t size = top_size(entry);
+        while (size < entry->name_size && !is_free(left, entry->name, size)) {
+            const char *dot = memchr(entry->name + size + 1, '.', entry->name_size - size - 1);
+            size = dot ? (size_t)(dot - entry->name) : entry->name_size;
+        }
+        left->failed = left->top_count == TOPS_MOST;
+        if (left->failed)
+            return;
+        left->tops[left->top_count++] = (left_top){.name = entry->name, .size = size};
+        add_alternative(left, left->top_count == 1, entry->name, size);
+    }
+    if (left->top_count > 0)
+        fsdp_text_addf(&left->pattern, ")(\\.|$)");
 }
 
 /* True for a list or dict that torch and dcp may split into one name per value, or join into one value. */
@@ -223,19 +301,69 @@ static const char *pattern_of(const left_out *left)
     return left->pattern.size > 0 ? left->pattern.data : NULL;
 }
 
-/* Makes the pattern of all names that the result lacks. */
+static const char *include_of(const left_out *left)
+{
+    return left->taken.size > 0 ? left->taken.data : left->opts->convert.select.include;
+}
+
+/* True when the patterns take the entries of the result and no other. Values that have other names in the
+ * result may be either. */
+static bool is_exact(const left_out *left)
+{
+    fsdp_filter *filter = NULL;
+    if (fsdp_filter_create(include_of(left), pattern_of(left), &filter, NULL) != FSDP_OK)
+        return false;
+    bool exact = true;
+    for (size_t i = 0; i < left->plan->kept_count && exact; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        bool is_note = entry->kind == FSDP_ENTRY_ALIAS && !left->plan->kept[i];
+        exact = !is_selected(left, i) || is_note || may_regroup(left->opts, entry) ||
+                fsdp_filter_selects(filter, entry->name, entry->name_size) == left->plan->kept[i];
+    }
+    fsdp_filter_free(filter);
+    return exact;
+}
+
+/* Makes the pattern of the first elements that are in the result. */
+static void take_branches(left_out *left)
+{
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        if (!left->plan->kept[i] || find_top(left, entry))
+            continue;
+        left->failed = left->top_count == TOPS_MOST;
+        if (left->failed)
+            return;
+        left->tops[left->top_count++] = (left_top){.name = entry->name, .size = top_size(entry)};
+        add_alternative(left, left->top_count == 1, entry->name, top_size(entry));
+    }
+    fsdp_text_addf(&left->pattern, ")(\\.|$)");
+    left->taken = left->pattern;
+    left->pattern = (fsdp_text){0};
+}
+
+/* Makes the patterns of the names that are in the result, or of those that it lacks. */
 static bool describe_left(left_out *left)
 {
-    add_typed(left);
+    bool by_taken = left->spelling == BY_TAKEN;
+    if (!by_taken)
+        add_typed(left);
     if (left->failed || fsdp_filter_create(left->opts->convert.select.include, pattern_of(left),
                                            &left->filter, NULL) != FSDP_OK)
         return false;
-    list_tops(left);
-    add_tops(left);
-    add_names(left);
+    if (by_taken) {
+        take_branches(left);
+    } else if (left->spelling == BY_LEFT) {
+        add_branches(left);
+    } else {
+        list_tops(left);
+        add_tops(left);
+        add_names(left);
+    }
     add_regrouped(left);
+    bool is_right = !left->failed && (left->spelling == AS_IT_IS || is_exact(left));
     fsdp_filter_free(left->filter);
-    return !left->failed;
+    return is_right;
 }
 
 /* --- fsdp-diff -------------------------------------------------------------------------------- */
@@ -259,10 +387,10 @@ static bool can_compare(const convert_options *opts)
            can_map(&opts->convert.select);
 }
 
-static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                     const fsdp_convert_plan *plan, const char *exclude)
+static void add_diff(fsdp_text *text, const left_out *left, const char *from, const char *to)
 {
-    const fsdp_select_opts *select = &opts->convert.select;
+    const convert_options *opts = left->opts;
+    const fsdp_convert_plan *plan = left->plan;
     fsdp_text_addf(text, "next  ");
     if (plan->renamed > 0) {
         fsdp_text_addf(text, "printf '%%s\\n'");
@@ -271,36 +399,55 @@ static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_ch
         fsdp_text_addf(text, " | ");
     }
     fsdp_text_addf(text, "fsdp-diff");
-    cli_add_path_argument(text, info->path);
-    cli_add_path_argument(text, opts->to);
+    cli_add_path_argument(text, from);
+    cli_add_path_argument(text, to);
     if (plan->renamed > 0)
         fsdp_text_addf(text, " --map /dev/stdin");
     if (plan->cast_tensors > 0)
         convert_add_tolerance(text, &opts->cast);
-    if (select->include) {
+    if (include_of(left)) {
         fsdp_text_addf(text, " -I");
-        cli_add_argument(text, select->include);
+        cli_add_argument(text, include_of(left));
     }
-    if (exclude) {
+    if (pattern_of(left)) {
         fsdp_text_addf(text, " -X");
-        cli_add_argument(text, exclude);
+        cli_add_argument(text, pattern_of(left));
     }
     fsdp_text_add(text, "\n", 1);
+}
+
+/* False where the line would be wrong, or longer than people read. */
+static bool add_spelled(fsdp_text *text, const convert_options *opts,
+                        const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+                        next_spelling spelling)
+{
+    left_out *left = calloc(1, sizeof *left);
+    if (!left)
+        return false;
+    *left = (left_out){
+        .opts = opts, .sd = fsdp_checkpoint_sd(opts->source), .plan = plan, .spelling = spelling};
+    fsdp_text line = {0};
+    bool is_right = describe_left(left);
+    if (is_right && spelling == AS_IT_IS)
+        add_diff(&line, left, info->path, opts->to);
+    else if (is_right)
+        add_diff(&line, left, cli_from_here(info->path), cli_from_here(opts->to));
+    is_right = is_right && !line.failed && line.size <= CLI_NEXT_MOST + 1;
+    if (is_right)
+        fsdp_text_add(text, line.data, line.size);
+    fsdp_text_release(&line);
+    fsdp_text_release(&left->taken);
+    fsdp_text_release(&left->pattern);
+    free(left);
+    return is_right;
 }
 
 void convert_add_next(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
 {
-    left_out *left = can_compare(opts) ? calloc(1, sizeof *left) : NULL;
-    if (!left)
-        return;
-    left->opts = opts;
-    left->sd = fsdp_checkpoint_sd(opts->source);
-    left->plan = plan;
-    if (describe_left(left))
-        add_diff(text, opts, info, plan, pattern_of(left));
-    fsdp_text_release(&left->pattern);
-    free(left);
+    bool is_done = !can_compare(opts);
+    for (next_spelling spelling = AS_IT_IS; spelling < SPELLINGS && !is_done; spelling++)
+        is_done = add_spelled(text, opts, info, plan, spelling);
 }
 
 /* --- names for --drop ------------------------------------------------------------------------- */
@@ -335,22 +482,52 @@ void convert_name_drops(const convert_options *opts, fsdp_error *err)
     fsdp_text_release(&text);
 }
 
+/* Size of a shell's word that is quoted as fsdp_text_add_quoted does; 0 when it does not end. */
+static size_t word_size(const char *word)
+{
+    size_t size = 0;
+    while (word[size] == '\'' || word[size] == '\\' || strncmp(word + size, "$'", 2) == 0) {
+        bool is_spelled = word[size] == '$';
+        if (word[size] == '\\' && word[size + 1]) {
+            size += 2;
+            continue;
+        }
+        for (size += is_spelled ? 2 : 1; word[size] && word[size] != '\''; size++)
+            size += is_spelled && word[size] == '\\' && word[size + 1];
+        if (!word[size++])
+            return 0;
+    }
+    return size;
+}
+
+/* " PATH"; without quotes where it needs none. */
+static void add_word(fsdp_text *text, const char *word, size_t size)
+{
+    fsdp_text inner = {0};
+    fsdp_text_add(&inner, word + 1, size - 2);
+    if (word[0] != '\'' || inner.failed || strchr(inner.data, '\''))
+        fsdp_text_addf(text, " %.*s", (int)size, word);
+    else
+        cli_add_argument(text, inner.data);
+    fsdp_text_release(&inner);
+}
+
 void convert_name_source(const convert_options *opts, fsdp_error *err)
 {
-    static const char advice[] = "; name one of them: '";
+    static const char advice[] = "; name one of them: ";
     const char *found = err->status == FSDP_ERR_USAGE ? strstr(err->text, advice) : NULL;
-    fsdp_text text = {0}, source = {0};
-    if (!found || opts->apply || !opts->from)
+    fsdp_text text = {0};
+    size_t size = found ? word_size(found + strlen(advice)) : 0;
+    if (size < 2 || opts->apply || !opts->from)
         return;
-    const char *begin = found + sizeof advice - 1, *end = strchr(begin, '\'');
-    if (!end)
-        return;
-    fsdp_text_add(&source, begin, (size_t)(end - begin));
     fsdp_text_addf(&text, "%s: fsdp-convert", err->text);
-    for (int i = 1; i < opts->argc; i++)
-        cli_add_argument(&text, opts->argv[i] == opts->from ? source.data : opts->argv[i]);
-    if (!text.failed && !source.failed && text.size < FSDP_ERROR_TEXT)
+    for (int i = 1; i < opts->argc; i++) {
+        if (opts->argv[i] == opts->from)
+            add_word(&text, found + strlen(advice), size);
+        else
+            cli_add_argument(&text, opts->argv[i]);
+    }
+    if (!text.failed && text.size < FSDP_ERROR_TEXT)
         memcpy(err->text, text.data, text.size + 1);
     fsdp_text_release(&text);
-    fsdp_text_release(&source);
 }

@@ -156,9 +156,41 @@ _Noreturn static void refuse_format(const char *text)
 static const char *parse_format(const char *text)
 {
     for (size_t i = 0; fsdp_convert_format_at(i); i++)
-        if (strcmp(text, fsdp_convert_format_at(i)) == 0)
+        if (strcmp(cli_meant(text), fsdp_convert_format_at(i)) == 0)
             return fsdp_convert_format_at(i);
     refuse_format(text);
+}
+
+enum { NO_SLIP = 32 };
+
+/* How far typed is from known, if it may be known with a slip: another case, up to three wrong, missing
+ * or added letters of a long one, two exchanged or one missing or added of a short one. A wrong letter of
+ * a short one makes another word (".bit"), and so does a number (".v5"). */
+static int slip_of(const char *typed, const char *known)
+{
+    size_t size = strlen(typed), size_known = strlen(known);
+    int distance = cli_edit_distance(typed, size, known, size_known);
+    bool is_long = size_known > 8, has_wrong = size == size_known && strspn(typed, known) < size;
+    if (strcasecmp(typed, known) == 0)
+        return 0;
+    if (distance > (is_long ? 3 : 1) || size < 3 || typed[1] != known[1] ||
+        (has_wrong && size_known <= 4) || strpbrk(typed, "0123456789/"))
+        return NO_SLIP;
+    return 2 * distance + (size != size_known);
+}
+
+static void refuse_slip(const char *to)
+{
+    const char *suffix = strrchr(to, '.'), *near = NULL;
+    int least = NO_SLIP;
+    for (size_t i = 0; suffix && fsdp_convert_suffix_at(i); i++) {
+        int slip = slip_of(suffix, fsdp_convert_suffix_at(i));
+        near = slip < least ? fsdp_convert_suffix_at(i) : near;
+        least = slip < least ? slip : least;
+    }
+    if (near)
+        cli_usage_error("'%s': did you mean '%.*s%s'? --to FORMAT writes to any name", to,
+                        (int)(suffix - to), to, near);
 }
 
 /* Refuses a name with the suffix of a format that is not written, in place of a directory of that
@@ -178,6 +210,9 @@ static void refuse_suffix(const char *to)
 static void choose_format(convert_options *opts)
 {
     fsdp_convert_opts *convert = &opts->convert;
+    if (strcmp(opts->to, "-") == 0)
+        cli_usage_error("DST '-' would be standard output, and a result is read back: name a file "
+                        "or a directory ('./-' if that is its name)");
     bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
                 convert->compress || convert->skip_view;
     const char *named = fsdp_convert_format_of(opts->to);
@@ -188,6 +223,8 @@ static void choose_format(convert_options *opts)
     }
     convert->format = named;
     refuse_suffix(opts->to);
+    if (strcmp(named, "hf") == 0)
+        refuse_slip(opts->to);
     if (ours && strcmp(convert->format, "hf") == 0)
         convert->format = "fsdp";
 }

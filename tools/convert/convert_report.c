@@ -168,8 +168,9 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text,
                    ",\n \"tensors\": %" PRId64 ", \"values\": %" PRId64 ", \"aliases\": %" PRId64,
                    plan->tensors, plan->values, plan->aliases);
+    fsdp_text_addf(text, ",\n \"bytes_checked\": %" PRId64, plan->bytes_checked);
     fsdp_text_addf(text,
-                   ",\n \"bytes_read\": %" PRId64 ", \"bytes_written\": %" PRId64
+                   ", \"bytes_read\": %" PRId64 ", \"bytes_written\": %" PRId64
                    ", \"peak_memory\": %" PRId64,
                    plan->bytes_read, plan->bytes_written, plan->peak_memory);
     fsdp_text_addf(text,

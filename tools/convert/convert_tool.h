@@ -65,8 +65,8 @@ void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
 
 /* --- convert_next.c ----------------------------------------------------------------------------- */
 
-/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none can be
- * spelled. */
+/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none of
+ * CLI_NEXT_MOST bytes can be spelled. */
 void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
                       const fsdp_convert_plan *plan);
 /* A refusal that ends with what to drop gets the whole command line that does. */

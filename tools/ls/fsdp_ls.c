@@ -5,6 +5,7 @@
 #include "tools/ls/ls.h"
 #include "base/text.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,7 +43,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
-        return 0;
+        opts->paths = calloc((size_t)state->argc + 1, sizeof *opts->paths);
+        return opts->paths ? 0 : ENOMEM;
     case 'l': set_mode(opts, LS_LONG); return 0;
     case KEY_SHARDS: set_mode(opts, LS_SHARDS); return 0;
     case KEY_TREE: set_mode(opts, LS_TREE); return 0;
@@ -58,13 +60,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             cli_usage_error("--digest '%s' is not known; there is sha256", arg);
         opts->digest = true;
         return 0;
-    case ARGP_KEY_ARG:
-        if (opts->path)
-            cli_usage_error("one PATH is expected, '%s' is too many", arg);
-        opts->path = arg;
-        return 0;
+    case ARGP_KEY_ARG: opts->paths[opts->path_count++] = arg; return 0;
     case ARGP_KEY_END:
-        if (!opts->path)
+        if (opts->path_count == 0)
             cli_usage_error("PATH is missing");
         if (opts->mode == LS_SUMMARY)
             opts->mode = opts->usual;
@@ -79,8 +77,8 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 
 static const cli_tool tool = {
     .name = "fsdp-ls",
-    .args = "PATH",
-    .summary = "Lists the contents of a checkpoint, and the ranks that hold them.",
+    .args = "PATH...",
+    .summary = "Lists the contents of checkpoints, and the ranks that hold them.",
     .examples = "  fsdp-ls runs/gpt2                        newest good checkpoint of a run\n"
                 "  fsdp-ls --long --sort size step-00001200 every tensor, largest first\n"
                 "  fsdp-ls --shards -I 'attn' step-00001200 which rank holds which rows\n"
@@ -91,8 +89,8 @@ static const cli_tool tool = {
 /* fsdp-inspect is this program under another name. */
 static const cli_tool inspect_tool = {
     .name = "fsdp-inspect",
-    .args = "PATH",
-    .summary = "Lists the entries of a checkpoint, one per line: short for fsdp-ls --long.",
+    .args = "PATH...",
+    .summary = "Lists the entries of checkpoints, one per line: short for fsdp-ls --long.",
     .examples = "  fsdp-inspect step-00001200               names, dtypes, shapes, layouts\n"
                 "  fsdp-inspect runs/gpt2 -I 'attn'         of the newest good one of a run\n"
                 "  fsdp-inspect --shards step-00001200      all that fsdp-ls can show\n",
@@ -126,36 +124,114 @@ static fsdp_status print_entries(ls_listing *listing, fsdp_text *text, fsdp_erro
     return FSDP_OK;
 }
 
-static fsdp_status list(ls_listing *listing, fsdp_error *err)
+/* "PATH:" above the listing, after an empty line below the one before it. */
+static void add_heading(fsdp_text *text, const char *path, bool is_first)
 {
-    fsdp_text text = {0};
-    listing->watch = cli_watch(&listing->options->common);
-    FSDP_TRY(cli_open_checkpoint(listing->options->path, &(fsdp_open_opts){.whole = true},
-                                 &listing->watch, &listing->checkpoint, err));
+    fsdp_text_addf(text, is_first ? "" : "\n");
+    cli_add_message(text, path);
+    fsdp_text_addf(text, ":\n");
+}
+
+/* Lists one path; heading has what stands above, or is empty. */
+static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_text *heading,
+                             fsdp_text *text, fsdp_error *err)
+{
+    const ls_options *opts = listing->options;
+    listing->watch = cli_watch(&opts->common);
+    const fsdp_open_opts open = {.whole = true};
+    FSDP_TRY(cli_open_checkpoint(path, &open, &listing->watch, &listing->checkpoint, err));
     listing->info = fsdp_checkpoint_describe(listing->checkpoint);
     listing->sd = fsdp_checkpoint_sd(listing->checkpoint);
     FSDP_TRY(ls_select(listing, err));
     if (listing->count == 0 && fsdp_sd_count(listing->sd) > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", listing->info->path);
-    if (listing->options->digest)
-        FSDP_TRY(fsdp_checkpoint_check(listing->checkpoint, listing->options->common.jobs, err));
-    fsdp_status st = print_entries(listing, &text, err);
+    if (opts->digest)
+        FSDP_TRY(
+            fsdp_checkpoint_check(listing->checkpoint, opts->common.jobs, &listing->watch, err));
+    if (heading->size > 0)
+        fsdp_text_add(text, heading->data, heading->size);
+    return print_entries(listing, text, err);
+}
+
+/* Text of JSON is dropped after a failure, text for people is printed as far as it came. */
+static fsdp_status list(const ls_options *opts, const char *path, const fsdp_text *heading,
+                        fsdp_text *text, fsdp_error *err)
+{
+    ls_listing listing = {.options = opts};
+    fsdp_status st = list_path(&listing, path, heading, text, err);
     if (st != FSDP_OK)
-        cli_drop(&text);
+        cli_drop(text);
+    fsdp_checkpoint_close(listing.checkpoint);
+    free(listing.order);
+    return st;
+}
+
+static fsdp_status list_only(const ls_options *opts, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_status st = list(opts, opts->paths[0], &(fsdp_text){0}, &text, err);
     fsdp_status put = cli_put_all(&text);
     return st != FSDP_OK ? st : put;
+}
+
+/* An element of "paths": the object of one path alone, or its error. */
+static void add_element(fsdp_text *all, const char *path, fsdp_text *text, fsdp_status status,
+                        const fsdp_error *err)
+{
+    fsdp_text_addf(all, all->data[all->size - 1] == '[' ? "\n" : ",\n");
+    if (status == FSDP_OK) {
+        fsdp_text_add(all, text->data, text->size - 1); /* without its end of line */
+        return;
+    }
+    fsdp_text_addf(all, "{\"path\": ");
+    fsdp_text_add_json_shown(all, path, strlen(path));
+    fsdp_text_addf(all, ", ");
+    cli_add_json_error(all, status, err);
+    fsdp_text_addf(all, "}");
+}
+
+/* A path that fails does not hide the others: the worst outcome is the program's. */
+static fsdp_status list_all(const ls_options *opts)
+{
+    fsdp_status worst = FSDP_OK, put = FSDP_OK;
+    fsdp_text all = {0};
+    bool is_json = opts->common.json, is_first = true;
+    fsdp_text_addf(&all, "{\"schema\": 1, \"paths\": [");
+    for (int i = 0; i < opts->path_count && put == FSDP_OK && !cli_stopped(); i++) {
+        fsdp_text heading = {0}, text = {0};
+        fsdp_error err = {0};
+        if (!is_json)
+            add_heading(&heading, opts->paths[i], is_first);
+        fsdp_status st = list(opts, opts->paths[i], &heading, &text, &err);
+        is_first = is_first && text.size == 0;
+        cli_progress_clear();
+        if (is_json && !all.failed && !text.failed)
+            add_element(&all, opts->paths[i], &text, st, &err);
+        else if (!is_json)
+            put = cli_put_all(&text);
+        if (st != FSDP_ERR_CANCELLED)
+            cli_report(&err);
+        all.failed = all.failed || text.failed || heading.failed;
+        worst = st > worst ? st : worst;
+        fsdp_text_release(&text);
+        fsdp_text_release(&heading);
+    }
+    fsdp_text_addf(&all, "\n]}\n");
+    if (is_json)
+        put = cli_put_end(&all);
+    fsdp_text_release(&all);
+    return worst == FSDP_OK ? put : worst;
 }
 
 int main(int argc, char **argv)
 {
     ls_options opts = {0};
-    ls_listing listing = {.options = &opts};
     fsdp_error err = {0};
     bool inspect = argc > 0 && is_inspect(argv[0]);
     opts.usual = inspect ? LS_LONG : LS_SUMMARY;
     cli_begin(inspect ? &inspect_tool : &tool, argc, argv, &opts);
-    fsdp_status st = list(&listing, &err);
-    fsdp_checkpoint_close(listing.checkpoint);
-    free(listing.order);
-    return cli_end(st, &err);
+    bool is_one = opts.path_count == 1;
+    fsdp_status st = is_one ? list_only(&opts, &err) : list_all(&opts);
+    free(opts.paths);
+    return cli_end(st, is_one ? &err : NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * The parts of fsdp-ls. In comes one opened checkpoint with the selected entries (ls_listing), out comes text
+ * The parts of fsdp-ls. In comes an opened checkpoint with the selected entries (ls_listing), out comes text
  * or JSON on standard output. Only fsdp-ls calls this room, except ls_add_value, which fsdp-diff shares.
  */
 #ifndef FSDP_LS_H
@@ -15,7 +15,8 @@ typedef enum ls_sort { LS_SORT_ORDER, LS_SORT_NAME, LS_SORT_SIZE } ls_sort;
 
 typedef struct ls_options {
     cli_common common;
-    const char *path;
+    const char **paths;
+    int path_count;
     ls_mode mode, usual;       /* what is shown, and what when no option asks */
     ls_sort sort;
     bool digest, sort_given;

@@ -259,3 +259,20 @@ Test(text, a_message_keeps_the_spelling_of_its_names)
         fsdp_printable_message("'\\x1b' in 'a\x1b[2J\n/\xc3\xbc'", 21, out, sizeof out),
         "'\\x1b' in 'a\\x1b[2J\\x0a/\xc3\xbc'");
 }
+
+static void check_quoted(const char *word, const char *expected)
+{
+    fsdp_text text = {0};
+    fsdp_text_add_quoted(&text, word);
+    cr_assert_str_eq(text.data, expected);
+    fsdp_text_release(&text);
+}
+
+Test(text, a_shell_reads_quoted_words_back)
+{
+    check_quoted("", "''");
+    check_quoted("a $b\\", "'a $b\\'");
+    check_quoted("it's", "'it'\\''s'");
+    check_quoted("gr\xc3\xbc\xc3\x9f", "'gr\xc3\xbc\xc3\x9f'");
+    check_quoted("a\xff'\\\n", "$'a\\xff\\'\\\\\\x0a'");
+}

@@ -111,3 +111,23 @@ Test(dtype, floats_are_the_ones_that_can_be_cast)
     cr_assert_not(fsdp_dtype_describe(FSDP_F4_E2M1FN_X2)->is_float);
     cr_assert_not(fsdp_dtype_describe(FSDP_COMPLEX32)->is_float);
 }
+
+Test(dtype, what_people_type_is_understood)
+{
+    static const struct {
+        const char *typed;
+        fsdp_dtype dtype;
+    } cases[] = {
+        {"fp16", FSDP_F16},         {"half", FSDP_F16},          {"float16", FSDP_F16},
+        {"fp32", FSDP_F32},         {"float", FSDP_F32},         {"f32", FSDP_F32},
+        {"fp64", FSDP_F64},         {"double", FSDP_F64},        {"bfloat16", FSDP_BF16},
+        {"f8e4m3", FSDP_F8_E4M3FN}, {"f8e8m0", FSDP_F8_E8M0FNU}, {"f8_e4m3", FSDP_F8_E4M3FN},
+        {"f8e5m2", FSDP_F8_E5M2},   {"f6e2m3", FSDP_F6_E2M3},    {"fp", FSDP_DTYPE_NONE},
+        {"f8e4m", FSDP_DTYPE_NONE}, {"", FSDP_DTYPE_NONE},       {"f3", FSDP_DTYPE_NONE},
+        {"f32x", FSDP_DTYPE_NONE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *typed = cases[i].typed;
+        cr_assert_eq(fsdp_dtype_from_typed(typed, strlen(typed)), cases[i].dtype, "%s", typed);
+    }
+    cr_assert_eq(fsdp_dtype_from_name("fp16", 4), FSDP_DTYPE_NONE, "a name in a file");
+}

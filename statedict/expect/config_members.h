@@ -1,0 +1,22 @@
+/* config.json as the values of formulas. */
+#ifndef FSDP_CONFIG_MEMBERS_H
+#define FSDP_CONFIG_MEMBERS_H
+
+#include "statedict/expect/formula.h"
+
+/* Fills in config, which borrows path; release its arena also after a failure. FSDP_ERR_USAGE when the table
+ * does not have the model's type. */
+fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *path,
+                                     fsdp_config *config, fsdp_error *err);
+
+/* What a config.json of any model says. */
+typedef struct fsdp_model_kind {
+    char type[64];             /* model_type, "" when there is none */
+    char class_name[128];      /* the first of architectures, or "" */
+    bool is_tied;              /* tie_word_embeddings is true */
+    bool is_quantized, has_code;
+} fsdp_model_kind;
+fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
+                                 fsdp_error *err);
+
+#endif

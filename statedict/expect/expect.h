@@ -1,0 +1,78 @@
+/*
+ * Room expect: the tensors that a model has, and whether a checkpoint holds them.
+ *
+ * In: config.json, or another checkpoint of the same model. Out: the list of tensors (name, shape, whether it
+ * may be absent), and the faults of a state dict beside that list: tensors that are missing, extra, or of
+ * another shape. The architectures are data: a new one is a row of architecture_table.c.
+ *
+ *   architecture_table.c   the architectures: members of config.json, tensors with their shapes
+ *   formula.c              "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
+ *   config_members.c       reads config.json into the variables of formulas
+ *   expect.c               the list of tensors, and its comparison with a state dict
+ *   like.c                 fsdp_checkpoint_verify_like
+ *   like_model.c           the model of a checkpoint, under the names that a conversion to hf gives it
+ *   like_values.c          faults of the elements: zeros, NaN, equal experts
+ *   like_step.c            the step before, whose model must be another one
+ *   like_finding.c         what is reported
+ *
+ * Callers: tools, and convert before it writes a model for Hugging Face. config.json may be hostile: numbers
+ * are computed with overflow checks, and the list is bounded (FSDP_EXPECT_MOST).
+ */
+#ifndef FSDP_EXPECT_H
+#define FSDP_EXPECT_H
+
+#include <fsdp/sd.h>
+
+typedef struct fsdp_expect fsdp_expect;
+
+enum { FSDP_EXPECT_MOST = 1 << 20, FSDP_EXPECT_CONFIG_MOST = 16 << 20 };
+
+/* Reads the text of config.json; path is for messages. FSDP_ERR_USAGE: the table does not have this
+ * architecture, or a member makes no sense; FSDP_ERR_DAMAGED: no JSON. */
+fsdp_status fsdp_expect_config(const char *text, size_t size, const char *path, fsdp_expect **expect_out,
+                               fsdp_error *err);
+
+/* Expects the tensors of another checkpoint, which is borrowed. */
+typedef struct fsdp_expect_sd {
+    const fsdp_sd *sd;
+    const char *path;
+    bool may_lack_head;        /* an output embedding may be absent, since it is tied */
+    const struct fsdp_checkpoint *named;   /* further names, whose tensors are not there: its missing entries
+                                            * (fsdp_checkpoint_missing_at); NULL: none */
+} fsdp_expect_sd;
+fsdp_status fsdp_expect_from(const fsdp_expect_sd *from, fsdp_expect **expect_out, fsdp_error *err);
+void fsdp_expect_free(fsdp_expect *expect);    /* accepts NULL */
+
+/* What the list stands for, in messages: "llama" or the path of the other checkpoint. */
+const char *fsdp_expect_name(const fsdp_expect *expect);
+const char *fsdp_expect_model_type(const fsdp_expect *expect); /* NULL: of another checkpoint */
+
+/* A tensor of the list. */
+typedef struct fsdp_expected {
+    const char *name;
+    size_t name_size;
+    int ndim;                  /* -1: any shape */
+    int64_t shape[FSDP_MAX_DIMS];
+    fsdp_dtype dtype;          /* FSDP_DTYPE_NONE: any */
+    bool is_optional;
+} fsdp_expected;
+
+typedef enum fsdp_expect_fault {
+    FSDP_EXPECT_MISSING, FSDP_EXPECT_EXTRA, FSDP_EXPECT_SHAPE
+} fsdp_expect_fault;
+
+/* Tells one fault. expected: NULL for EXTRA; entry: NULL for MISSING. */
+typedef fsdp_status (*fsdp_expect_tell)(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
+                                        const fsdp_entry *entry, fsdp_error *err);
+
+typedef struct fsdp_expect_counts {
+    int64_t expected, found;   /* required tensors; those of them that are there, of whatever shape */
+    int64_t missing, extra, shapes;
+} fsdp_expect_counts;
+
+/* Compares the tensors of sd with the list. Of several spellings of names (with and without "model.", experts
+ * one by one or together) the one that sd has most of counts. */
+fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd, fsdp_expect_tell tell,
+                                void *context, fsdp_expect_counts *counts_out, fsdp_error *err);
+
+#endif

@@ -1,0 +1,46 @@
+/*
+ * Formulas over members of config.json, for the table of architectures: integers, names of members, "layer",
+ * + * / %, == != >, && || !, "layer in LIST", and 'ForCausalLM', which is 1 when the name of the model's
+ * class ends with that text. A true condition is 1.
+ *
+ * In: a formula of the table, which is trusted, and members, which are not. Out: a number, computed with
+ * overflow checks.
+ */
+#ifndef FSDP_FORMULA_H
+#define FSDP_FORMULA_H
+
+#include "base/core/mem.h"
+#include "statedict/expect/architecture.h"
+#include <fsdp/status.h>
+
+enum { FSDP_CONFIG_MEMBERS = 64, FSDP_CONFIG_LIST = 4096 };
+
+/* A member as config.json has it. */
+typedef struct fsdp_config_value {
+    const char *name;          /* of the table */
+    bool is_there;             /* and not null */
+    int64_t number;            /* of an object or a list: the number of its items */
+    int64_t *items;            /* of a list of integers */
+} fsdp_config_value;
+
+typedef struct fsdp_config {
+    const fsdp_architecture *architecture;
+    const char *path;          /* for messages */
+    fsdp_arena arena;
+    char class_name[128];      /* the first of "architectures"; "" when there is none */
+    bool is_class_known;       /* the table has the class; otherwise its heads are not known */
+    bool any_class;            /* every 'CLASS' in a formula is 1 */
+    fsdp_config_value values[FSDP_CONFIG_MEMBERS];
+    int count;
+} fsdp_config;
+
+/* FSDP_ERR_USAGE names a member that makes no sense. */
+fsdp_status fsdp_formula_compute(const fsdp_config *config, const char *formula, int64_t layer,
+                                 int64_t *value_out, fsdp_error *err);
+/* Computes one dim of "A, B, C" and moves *shape_at behind it; *shape_at becomes NULL behind the last. */
+fsdp_status fsdp_formula_next_dim(const fsdp_config *config, const char **shape_at, int64_t layer,
+                                  int64_t *value_out, fsdp_error *err);
+/* True when the formula names a class (in quotes) that the model has. */
+bool fsdp_formula_names_class(const fsdp_config *config, const char *formula);
+
+#endif

@@ -1,0 +1,57 @@
+/* The files of fsdp_checkpoint_verify_like: see expect.h. */
+#ifndef FSDP_LIKE_H
+#define FSDP_LIKE_H
+
+#include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/expect/expect.h"
+
+/* --- like_model.c ------------------------------------------------------------------------------- */
+
+/* The model of a checkpoint, as a conversion to hf would write it. */
+typedef struct fsdp_like_model {
+    fsdp_checkpoint *checkpoint;
+    char *path;                /* of the checkpoint that was opened */
+    fsdp_sd *sd;
+    size_t *source;            /* per entry of sd: its number in the checkpoint */
+} fsdp_like_model;
+
+typedef struct fsdp_like_open {
+    const char *path;
+    const char *model_type;    /* of its config.json; NULL or "": not known */
+    const char *allow_missing; /* as in fsdp_open_opts */
+} fsdp_like_open;
+/* Release the model also after a failure. */
+fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_opts *opts,
+                                 fsdp_like_model *model, fsdp_error *err);
+void fsdp_like_model_release(fsdp_like_model *model);
+
+/* --- like_finding.c ----------------------------------------------------------------------------- */
+
+typedef struct fsdp_like_job {
+    const fsdp_verify_opts *opts;
+    const char *model_type;    /* NULL: not known */
+    fsdp_like_model model;
+    fsdp_like_summary *summary;
+} fsdp_like_job;
+
+/* Emits a finding about a tensor, or with an empty name about the model. */
+void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name, size_t name_size,
+                    const char *format, ...) FSDP_PRINTF(5, 6);
+
+typedef struct fsdp_like_told {
+    fsdp_like_job *like;
+    const fsdp_expect *expect;
+} fsdp_like_told;
+
+/* An fsdp_expect_tell, whose context is an fsdp_like_told: emits the fault. */
+fsdp_status fsdp_like_tell(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
+                           const fsdp_entry *entry, fsdp_error *err);
+
+/* --- the elements ------------------------------------------------------------------------------- */
+
+/* like_values.c: reads all elements of the model. */
+fsdp_status fsdp_like_check_values(fsdp_like_job *job, fsdp_error *err);
+/* like_step.c: compares the model with that of the step before it in the same run, if there is one. */
+fsdp_status fsdp_like_check_step(fsdp_like_job *job, fsdp_error *err);
+
+#endif

@@ -1,0 +1,368 @@
+/*
+ * Faults of a model's elements: see like.h. Threads read the tensors; findings follow in the order of the
+ * model.
+ *
+ * Not every zero is a fault: biases, norms that store their distance from 1, and an adapter's second factor
+ * begin as zeros. Matrices of layers do not, and no training makes one.
+ */
+#include "statedict/expect/like.h"
+
+#include "base/core/pool.h"
+#include "kernels/kernels.h"
+#include "statedict/sd/layout_internal.h"
+#include "statedict/sd/meter.h"
+#include "statedict/transfer/pipeline.h"
+#include <fsdp/stats.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STACKED_MOST = 1 << 16 };
+
+/* An expert's part of a tensor. */
+typedef struct expert_part {
+    fsdp_hash hash;
+    bool has_values; /* not all are zero */
+} expert_part;
+
+/* The elements of an entry of the model. */
+typedef struct value_facts {
+    int64_t nans, infinities;
+    bool is_read, is_zero, is_constant;
+    fsdp_hash hash; /* of an expert's tensor */
+    expert_part
+        *stacked; /* of a tensor that holds all experts of a layer: one per index of dim 0 */
+    int64_t stacked_count;
+} value_facts;
+
+typedef struct value_job {
+    fsdp_like_job *like;
+    fsdp_meter meter;
+    int64_t memory;     /* of one worker's slab */
+    value_facts *facts; /* per entry of the model */
+    atomic_llong next;  /* entry to take */
+} value_job;
+
+/* --- names -------------------------------------------------------------------------------------- */
+
+/* The number of an expert in a name: "experts.7."; NULL: there is none. */
+static const char *expert_number(const char *name, size_t size, size_t *digits_out)
+{
+    static const char word[] = "experts.";
+    const char *at = memmem(name, size, word, sizeof word - 1);
+    if (!at || (at > name && at[-1] != '.'))
+        return NULL;
+    at += sizeof word - 1;
+    size_t rest = size - (size_t)(at - name), digits = 0;
+    while (digits < rest && at[digits] >= '0' && at[digits] <= '9')
+        digits++;
+    *digits_out = digits;
+    return digits > 0 && digits < rest && at[digits] == '.' ? at : NULL;
+}
+
+static bool holds_word(const fsdp_entry *entry, const char *word)
+{
+    return memmem(entry->name, entry->name_size, word, strlen(word)) != NULL;
+}
+
+/* All experts of a layer in one tensor: [experts, ...]. */
+static bool is_stacked(const fsdp_entry *entry, const fsdp_entry *tensor)
+{
+    size_t digits;
+    return tensor->ndim == 3 && holds_word(entry, "experts.") &&
+           !expert_number(entry->name, entry->name_size, &digits) && tensor->shape[0] > 1 &&
+           tensor->shape[0] <= STACKED_MOST;
+}
+
+static bool is_matrix(const fsdp_entry *tensor)
+{
+    int wide = 0;
+    for (int d = 0; d < tensor->ndim; d++)
+        wide += tensor->shape[d] > 1;
+    return wide >= 2;
+}
+
+/* True for a tensor of which a zero in every element is a fault. */
+static bool may_not_be_zero(const fsdp_entry *entry, const fsdp_entry *tensor)
+{
+    static const char *const fine[] = {"lora_", "bias",    "norm",    "Norm",
+                                       "ln_",   "adapter", "inv_freq"};
+    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
+        if (holds_word(entry, fine[i]))
+            return false;
+    return is_matrix(tensor);
+}
+
+/* --- reading ------------------------------------------------------------------------------------ */
+
+typedef struct tensor_scan {
+    value_job *job;
+    value_facts *facts;
+    fsdp_stats stats;
+    fsdp_hasher *hasher;
+    int64_t each; /* bytes of an expert in a stacked tensor, or 0 */
+    int64_t done; /* bytes that were read */
+} tensor_scan;
+
+static bool is_all_zero(const char *data, size_t size)
+{
+    return size == 0 || (data[0] == 0 && memcmp(data, data + 1, size - 1) == 0);
+}
+
+/* Slabs come in row-major order, so one expert follows the other. */
+static void add_stacked(tensor_scan *scan, const char *data, int64_t bytes)
+{
+    while (bytes > 0) {
+        expert_part *part = &scan->facts->stacked[scan->done / scan->each];
+        int64_t left = scan->each - scan->done % scan->each, n = bytes < left ? bytes : left;
+        if (left == scan->each)
+            fsdp_hasher_reset(scan->hasher);
+        fsdp_hasher_add(scan->hasher, data, (size_t)n);
+        part->has_values = part->has_values || !is_all_zero(data, (size_t)n);
+        if (n == left)
+            part->hash = fsdp_hasher_value(scan->hasher);
+        data += n;
+        bytes -= n;
+        scan->done += n;
+    }
+}
+
+static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
+                            const void *data, fsdp_error *err)
+{
+    tensor_scan *scan = context;
+    int64_t bytes = count * (int64_t)fsdp_dtype_size(entry->dtype);
+    (void)first;
+    fsdp_stats_add(&scan->stats, entry->dtype, data, count);
+    if (scan->each > 0)
+        add_stacked(scan, data, bytes);
+    else if (scan->hasher)
+        fsdp_hasher_add(scan->hasher, data, (size_t)bytes);
+    return fsdp_meter_add(&scan->job->meter, bytes, entry->name, entry->name_size, err);
+}
+
+static fsdp_status prepare(tensor_scan *scan, const fsdp_entry *entry, const fsdp_entry *tensor,
+                           fsdp_error *err)
+{
+    size_t digits;
+    bool stacks = is_stacked(entry, tensor);
+    if (!stacks && !expert_number(entry->name, entry->name_size, &digits))
+        return FSDP_OK;
+    scan->hasher = fsdp_hasher_create();
+    if (!scan->hasher)
+        return fsdp_fail_memory(err, "a hash");
+    fsdp_hasher_reset(scan->hasher);
+    int64_t bytes = fsdp_entry_bytes(tensor);
+    if (!stacks || bytes == 0)
+        return FSDP_OK;
+    scan->each = bytes / tensor->shape[0];
+    scan->facts->stacked_count = tensor->shape[0];
+    scan->facts->stacked = fsdp_alloc((size_t)tensor->shape[0], sizeof *scan->facts->stacked);
+    return scan->facts->stacked ? FSDP_OK : fsdp_fail_memory(err, "experts");
+}
+
+static fsdp_status scan_entry(value_job *job, size_t i, fsdp_error *err)
+{
+    const fsdp_like_model *model = &job->like->model;
+    const fsdp_entry *entry = fsdp_sd_at(model->sd, i);
+    const fsdp_entry *tensor = fsdp_sd_at(model->sd, fsdp_sd_tensor_of(model->sd, i));
+    value_facts *facts = &job->facts[i];
+    tensor_scan scan = {.job = job, .facts = facts};
+    if (entry->kind != FSDP_ENTRY_TENSOR || !fsdp_dtype_describe(tensor->dtype)->is_float)
+        return FSDP_OK;
+    fsdp_status st = prepare(&scan, entry, tensor, err);
+    if (st == FSDP_OK)
+        st = fsdp_checkpoint_stream(model->checkpoint, model->source[i], job->memory, add_slab,
+                                    &scan, err);
+    const fsdp_stats *stats = &scan.stats;
+    int64_t count = stats->finite + stats->nans + stats->infinities;
+    facts->is_read = st == FSDP_OK && count > 0;
+    facts->nans = stats->nans;
+    facts->infinities = stats->infinities;
+    facts->is_zero = count > 0 && stats->zeros == count;
+    facts->is_constant = stats->finite == count && stats->min == stats->max;
+    if (scan.hasher && scan.each == 0)
+        facts->hash = fsdp_hasher_value(scan.hasher);
+    fsdp_hasher_free(scan.hasher);
+    return st;
+}
+
+static fsdp_status scan_worker(void *context, size_t worker, fsdp_error *err)
+{
+    value_job *job = context;
+    int64_t count = (int64_t)fsdp_sd_count(job->like->model.sd);
+    fsdp_status st = FSDP_OK;
+    (void)worker;
+    for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;)
+        st = scan_entry(job, (size_t)i, err);
+    if (st != FSDP_OK)
+        atomic_store(&job->next, count);
+    return st;
+}
+
+/* --- findings ----------------------------------------------------------------------------------- */
+
+static void emit_elements(value_job *job, size_t i)
+{
+    const fsdp_sd *sd = job->like->model.sd;
+    const fsdp_entry *entry = fsdp_sd_at(sd, i);
+    const value_facts *facts = &job->facts[i];
+    if (!facts->is_read)
+        return;
+    if (facts->nans > 0)
+        fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
+                       "holds %" PRId64 " NaN", facts->nans);
+    else if (facts->infinities > 0)
+        fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
+                       "holds %" PRId64 " Inf", facts->infinities);
+    else if (facts->is_zero && may_not_be_zero(entry, fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i))))
+        fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
+                       "holds zeros only");
+}
+
+static int compare_parts(const void *a, const void *b)
+{
+    const expert_part *one = *(const expert_part *const *)a,
+                      *other = *(const expert_part *const *)b;
+    int order = memcmp(&one->hash, &other->hash, sizeof one->hash);
+    return order != 0 ? order : (one > other) - (one < other);
+}
+
+/* Equal experts in one tensor; and those without values, which mask each other. */
+static fsdp_status emit_stacked(value_job *job, size_t i, fsdp_error *err)
+{
+    const value_facts *facts = &job->facts[i];
+    const fsdp_entry *entry = fsdp_sd_at(job->like->model.sd, i);
+    size_t count = (size_t)facts->stacked_count;
+    const expert_part **sorted = fsdp_alloc(count, sizeof *sorted);
+    if (!sorted)
+        return fsdp_fail_memory(err, "experts");
+    for (size_t e = 0; e < count; e++)
+        sorted[e] = &facts->stacked[e];
+    qsort(sorted, count, sizeof *sorted, compare_parts);
+    for (size_t e = 0; e < count; e++) {
+        int64_t number = sorted[e] - facts->stacked;
+        bool is_twin =
+            e > 0 && memcmp(&sorted[e]->hash, &sorted[e - 1]->hash, sizeof sorted[e]->hash) == 0;
+        if (!sorted[e]->has_values && !facts->is_zero)
+            fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
+                           "holds zeros only for expert %" PRId64, number);
+        else if (is_twin && sorted[e]->has_values)
+            fsdp_like_emit(job->like, FSDP_FINDING_TWIN, entry->name, entry->name_size,
+                           "experts %" PRId64 " and %" PRId64 " are equal",
+                           (int64_t)(sorted[e - 1] - facts->stacked), number);
+    }
+    fsdp_free(sorted);
+    return FSDP_OK;
+}
+
+/* --- experts in tensors of their own ------------------------------------------------------------ */
+
+typedef struct expert_entry {
+    const fsdp_entry *entry;
+    const value_facts *facts;
+    size_t begin, digits; /* of the number in the name */
+} expert_entry;
+
+static int compare_text(const char *a, size_t a_size, const char *b, size_t b_size)
+{
+    int order = memcmp(a, b, a_size < b_size ? a_size : b_size);
+    return order != 0 ? order : (a_size > b_size) - (a_size < b_size);
+}
+
+/* By layer and matrix, which is the name without the number; then by bytes. */
+static int compare_group(const expert_entry *a, const expert_entry *b)
+{
+    size_t a_end = a->begin + a->digits, b_end = b->begin + b->digits;
+    int order = compare_text(a->entry->name, a->begin, b->entry->name, b->begin);
+    if (order == 0)
+        order = compare_text(a->entry->name + a_end, a->entry->name_size - a_end,
+                             b->entry->name + b_end, b->entry->name_size - b_end);
+    return order != 0 ? order : memcmp(&a->facts->hash, &b->facts->hash, sizeof a->facts->hash);
+}
+
+static int compare_experts(const void *a, const void *b)
+{
+    const expert_entry *one = a, *other = b;
+    int order = compare_group(one, other);
+    return order != 0 ? order : (one->entry > other->entry) - (one->entry < other->entry);
+}
+
+static size_t list_experts(const value_job *job, expert_entry *experts)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < fsdp_sd_count(job->like->model.sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->like->model.sd, i);
+        size_t digits;
+        const char *number = expert_number(entry->name, entry->name_size, &digits);
+        if (number && job->facts[i].is_read && !job->facts[i].is_constant)
+            experts[count++] =
+                (expert_entry){entry, &job->facts[i], (size_t)(number - entry->name), digits};
+    }
+    return count;
+}
+
+static fsdp_status emit_twins(value_job *job, fsdp_error *err)
+{
+    expert_entry *experts = fsdp_alloc(fsdp_sd_count(job->like->model.sd) + 1, sizeof *experts);
+    if (!experts)
+        return fsdp_fail_memory(err, "experts");
+    size_t count = list_experts(job, experts);
+    qsort(experts, count, sizeof *experts, compare_experts);
+    for (size_t e = 1; e < count; e++) {
+        const expert_entry *before = &experts[e - 1], *expert = &experts[e];
+        if (compare_group(before, expert) == 0)
+            fsdp_like_emit(job->like, FSDP_FINDING_TWIN, expert->entry->name,
+                           expert->entry->name_size, "is equal to expert %.*s", (int)before->digits,
+                           before->entry->name + before->begin);
+    }
+    fsdp_free(experts);
+    return FSDP_OK;
+}
+
+/* --- the call ----------------------------------------------------------------------------------- */
+
+static fsdp_status emit_all(value_job *job, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(job->like->model.sd);
+    for (size_t i = 0; i < count; i++)
+        emit_elements(job, i);
+    for (size_t i = 0; i < count; i++)
+        if (job->facts[i].stacked && job->facts[i].is_read)
+            FSDP_TRY(emit_stacked(job, i, err));
+    return emit_twins(job, err);
+}
+
+static int64_t count_bytes(const fsdp_sd *sd)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
+            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
+    return bytes;
+}
+
+fsdp_status fsdp_like_check_values(fsdp_like_job *like, fsdp_error *err)
+{
+    const fsdp_verify_opts *opts = like->opts;
+    size_t count = fsdp_sd_count(like->model.sd);
+    int64_t memory = opts->memory > 0 ? opts->memory : FSDP_MEMORY_DEFAULT;
+    /* half for the slabs, half for the buffers that fill them */
+    int threads = fsdp_block_readers_within(opts->threads, memory / 2 + 1,
+                                            like->model.checkpoint->manifest.compressed);
+    int readers = fsdp_checkpoint_reading(like->model.checkpoint).threads;
+    threads = readers < threads ? readers : threads;
+    value_job job = {.like = like, .memory = memory / 2 / threads + 1};
+    job.facts = fsdp_alloc(count + 1, sizeof *job.facts);
+    if (!job.facts)
+        return fsdp_fail_memory(err, "the model's tensors");
+    fsdp_meter_init(&job.meter, &opts->watch, count_bytes(like->model.sd));
+    fsdp_status st = fsdp_parallel(threads, (size_t)threads, scan_worker, &job, err);
+    if (st == FSDP_OK)
+        st = emit_all(&job, err);
+    for (size_t i = 0; i < count; i++)
+        fsdp_free(job.facts[i].stacked);
+    fsdp_free(job.facts);
+    return st;
+}
