@@ -147,6 +147,11 @@ typedef struct fsdp_convert_plan {
     bool strips;               /* the rules were not given: they strip what programs put around names */
     const char *const *unread; /* weight files in the source's directory that were not read */
     size_t unread_count;
+    const char *model;         /* hf with a config.json of a known architecture: "llama", whose tensors are
+                                * all there, but for those of open.allow_missing; NULL: not compared */
+    int64_t model_tensors, model_missing;      /* tensors that it must have; those that are missing */
+    const char *const *extra;  /* names of the result that it has not */
+    size_t extra_count;
     int64_t dropped;           /* entries that select.drops leave out */
     int64_t short_tensors;     /* without a dim shard_dim: cut along dim 0; 0 for a world of 1 */
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */

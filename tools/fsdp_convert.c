@@ -86,6 +86,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
     } else {
         report_short(opts, plan);
         convert_report_unread(opts, plan);
+        convert_report_extra(opts, plan);
         convert_report_missing(opts);
         convert_report_stripped(opts, plan);
         convert_report_tied(opts, plan);

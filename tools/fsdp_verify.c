@@ -182,7 +182,8 @@ static void add_more(verify_report *report)
 {
     for (int kind = FSDP_FINDING_MISSING; kind < KINDS; kind++)
         if (report->told[kind] > LINES_MOST)
-            fsdp_text_addf(&report->text, "bad   %" PRId64 " more: %s; --json has them all\n",
+            fsdp_text_addf(&report->text,
+                           "bad   and %" PRId64 " more of the kind '%s'; --json has them all\n",
                            report->told[kind] - LINES_MOST, kind_names[kind]);
 }
 

@@ -405,11 +405,36 @@ static fsdp_status build(pickle_vm *vm)
     return pickle_build(vm, vm->stack[vm->height - 1], state);
 }
 
+static bool is_source_text(const pickle_vm *vm, fsdp_node node)
+{
+    fsdp_node_kind kind = vm->nodes[node].kind;
+    return kind == FSDP_NODE_NONE || kind == FSDP_NODE_STR || kind == FSDP_NODE_BYTES;
+}
+
+/* The class of ("module", class, file, source), which torch.save wrote for the class of a module before the
+ * zip form; 0 for another id. */
+static fsdp_node class_of_id(const pickle_vm *vm, fsdp_node id)
+{
+    const fsdp_pickle_node *tuple = &vm->nodes[id];
+    if (!vm->options->is_legacy || tuple->kind != FSDP_NODE_TUPLE || tuple->count != 4)
+        return 0;
+    const fsdp_node *items = tuple->as.items;
+    bool is_class = fsdp_pickle_has_text(&vm->nodes[items[0]], "module", strlen("module")) &&
+                    vm->nodes[items[1]].kind == FSDP_NODE_GLOBAL && is_source_text(vm, items[2]) &&
+                    is_source_text(vm, items[3]);
+    return is_class ? items[1] : 0;
+}
+
 static fsdp_status push_persistent(pickle_vm *vm)
 {
     FSDP_TRY(need(vm, 1));
     if (vm->options->is_metadata)
         return pickle_fail(vm, FSDP_ERR_REFUSED, "there is a persistent id in metadata");
+    fsdp_node class = class_of_id(vm, vm->stack[vm->height - 1]);
+    if (class) {
+        vm->stack[vm->height - 1] = class;
+        return FSDP_OK;
+    }
     fsdp_pickle_node node = {.kind = FSDP_NODE_PERSISTENT, .flags = FSDP_NODE_HASHABLE};
     node.as.child = vm->stack[--vm->height];
     return pickle_push_node(vm, node);

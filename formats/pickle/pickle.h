@@ -138,6 +138,8 @@ typedef struct fsdp_pickle_options {
     int64_t offset;            /* offset of the first byte of data, added to offsets in messages */
     bool *ran_out;             /* set when parsing fails because the data ends early; may be NULL */
     bool is_metadata;          /* accept only the classes of DCP's metadata; no persistent ids */
+    bool is_legacy;            /* torch.save's old form: the persistent id ("module", class, file, source) is
+                                  that class */
     int depth;                 /* 0; over 0: bytes that may be a pickle, of so many around them */
 } fsdp_pickle_options;
 

@@ -52,7 +52,6 @@ typedef struct torch_archive {
     int file;
     int64_t data_offset;       /* their offset in the file; -1: they are compressed there */
     bool is_swapped;           /* big-endian storages */
-    bool is_legacy;
     torch_link *links;         /* sorted by node */
     size_t link_count;
     torch_memory *memory;
@@ -107,7 +106,7 @@ typedef struct torch_storage_id {
     fsdp_node node;
     const char *key;
     size_t key_size;
-    bool is_meta, is_module;   /* is_module: source text of a class, not a storage */
+    bool is_meta;
     int64_t elements;
     fsdp_node view;            /* legacy: the sixth member, 0 without one */
     torch_storage storage;     /* its dtype is set */

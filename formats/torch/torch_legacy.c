@@ -65,8 +65,10 @@ static fsdp_status next_pickle(legacy *file, char **data_out, fsdp_pickle *pickl
                                    file->at, err));
         bool ran_out = false;
         size_t used;
-        fsdp_pickle_options options = {
-            .where = file->opening->where, .offset = file->at, .ran_out = &ran_out};
+        fsdp_pickle_options options = {.where = file->opening->where,
+                                       .offset = file->at,
+                                       .ran_out = &ran_out,
+                                       .is_legacy = true};
         fsdp_error why = {0};
         fsdp_status st = fsdp_pickle_parse(&options, data, (size_t)window, pickle_out, &used, &why);
         if (st == FSDP_OK) {
@@ -143,8 +145,6 @@ static fsdp_status collect_storages(legacy *file, fsdp_error *err)
         if (pickle->nodes[i].kind != FSDP_NODE_PERSISTENT)
             continue;
         FSDP_TRY(torch_read_storage_id(file->archive, (fsdp_node)i, &id, err));
-        if (id.is_module)
-            continue;
         if (!fsdp_grow(&file->storages, &file->room, file->count + 1, sizeof *file->storages))
             return fsdp_fail_memory(err, "storages");
         size_t element = id.element_size > 0 ? id.element_size : 1;
@@ -260,7 +260,6 @@ fsdp_status torch_legacy_open(const torch_opening *opening, torch_archive *archi
                               fsdp_error *err)
 {
     *archive_out = (torch_archive){.source = opening->source,
-                                   .is_legacy = true,
                                    .where = opening->where,
                                    .file = opening->file,
                                    .memory = opening->memory};

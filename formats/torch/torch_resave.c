@@ -141,7 +141,7 @@ static void emit_storage(resaving *work, fsdp_node node, int depth)
     const torch_storage *storage = find_storage(work->archive, node);
     fsdp_status st = torch_read_storage_id(work->archive, node, &id, NULL);
     bool is_view = st == FSDP_OK && id.view != 0 && node_at(work, id.view)->kind != FSDP_NODE_NONE;
-    if (st != FSDP_OK || !storage || storage->file < 0 || id.is_module || is_view) {
+    if (st != FSDP_OK || !storage || storage->file < 0 || is_view) {
         work->is_impossible = true;
         return;
     }

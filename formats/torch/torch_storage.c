@@ -46,10 +46,6 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
     fsdp_node kind = fsdp_pickle_element(pickle, parts, 0);
     if (fsdp_pickle_at(pickle, parts)->kind != FSDP_NODE_TUPLE)
         return bad_id(archive, "is no tuple", err);
-    if (archive->is_legacy && fsdp_pickle_is_text(pickle, kind, "module")) {
-        id_out->is_module = true;
-        return FSDP_OK;
-    }
     if (!fsdp_pickle_is_text(pickle, kind, "storage"))
         return bad_id(archive, "is not of a storage", err);
     FSDP_TRY(read_class(archive, fsdp_pickle_element(pickle, parts, 1), id_out, err));
@@ -80,7 +76,7 @@ static fsdp_status resolve_one(torch_archive *archive, fsdp_node node,
     FSDP_TRY(torch_read_storage_id(archive, node, &id, err));
     torch_link *link = &archive->links[archive->link_count++];
     *link = (torch_link){node, id.storage};
-    return id.is_meta || id.is_module ? FSDP_OK : place(context, &id, &link->storage, err);
+    return id.is_meta ? FSDP_OK : place(context, &id, &link->storage, err);
 }
 
 fsdp_status torch_resolve_links(torch_archive *archive,

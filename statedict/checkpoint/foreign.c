@@ -406,7 +406,9 @@ static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_
 
 static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out)
 {
-    return fsdp_source_missing_at(checkpoint->source, number, size_out);
+    return number < fsdp_source_missing_count(checkpoint->source)
+               ? fsdp_source_missing_at(checkpoint->source, number, size_out)
+               : NULL;
 }
 
 static const fsdp_checkpoint_ops foreign_ops = {.close = close_source,

@@ -26,6 +26,7 @@
 #include "statedict/convert/copied.h"
 #include "statedict/convert/output_place.h"
 #include "statedict/convert/plan_text.h"
+#include "statedict/expect/export_check.h"
 #include "statedict/select/cast_box.h"
 
 #include <stdatomic.h>
@@ -151,6 +152,9 @@ fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
 
 /* convert_names.c: sets opts.select.renames for a target that holds a model, unless names are to be kept. */
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err);
+/* Compares a model with the config.json that is copied beside it (export_check.h), once its description was
+ * made; nothing when only a part is asked for. The caller releases the report. */
+fsdp_status fsdp_convert_check_names(const convert_job *job, fsdp_export_report *report_out, fsdp_error *err);
 
 /* --- convert_move.c --------------------------------------------------------------------------- */
 

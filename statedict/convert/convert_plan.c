@@ -121,10 +121,13 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
                         .select = &job->opts.select,
                         .strips = job->rule_list != NULL};
     if (st == FSDP_OK)
+        st = fsdp_convert_check_names(job, &noted.model, err);
+    if (st == FSDP_OK)
         st = fsdp_unread_list(job->from, &noted.unread, err);
     if (st == FSDP_OK)
         st = fsdp_plan_note(plan, &noted, err);
     fsdp_names_release(&noted.unread);
+    fsdp_export_report_release(&noted.model);
     if (st == FSDP_OK)
         st = fsdp_plan_note_code(plan, job, selection, err);
     fsdp_selection_describe(selection, plan);

@@ -200,16 +200,25 @@ static fsdp_copied_file *find_config(const fsdp_copies *copies)
     return NULL;
 }
 
-static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
+fsdp_status fsdp_copies_config(const fsdp_copies *copies, char **text_out, size_t *size_out,
+                               const char **path_out, fsdp_error *err)
 {
     const fsdp_copied_file *file = find_config(copies);
-    char *text = NULL;
-    size_t size;
+    *text_out = NULL;
     if (!file)
         return FSDP_OK;
-    fsdp_status st = read_whole(copies, file, &text, &size, err);
-    if (st == FSDP_OK)
-        st = fsdp_model_config_read(text, size, path_of(copies, file), &copies->config, err);
+    *path_out = path_of(copies, file);
+    return read_whole(copies, file, text_out, size_out, err);
+}
+
+static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
+{
+    const char *path;
+    char *text;
+    size_t size;
+    fsdp_status st = fsdp_copies_config(copies, &text, &size, &path, err);
+    if (st == FSDP_OK && text)
+        st = fsdp_model_config_read(text, size, path, &copies->config, err);
     fsdp_free(text);
     return st;
 }

@@ -57,6 +57,10 @@ typedef struct fsdp_copies_beside {
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err);
 
+/* The text of config.json, edited if fit was called; *text_out is NULL when it is not among the copies. The
+ * caller frees the text. */
+fsdp_status fsdp_copies_config(const fsdp_copies *copies, char **text_out, size_t *size_out,
+                               const char **path_out, fsdp_error *err);
 int64_t fsdp_copies_bytes(const fsdp_copies *copies);
 const char *fsdp_copies_record(const fsdp_copies *copies);     /* NULL: nothing is copied */
 /* Writes the copies into the directory, and replaces files of their names. */

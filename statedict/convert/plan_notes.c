@@ -79,6 +79,19 @@ static bool note_names(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_ar
            note_parts(plan, fsdp_selection_parts(noted->selection), arena);
 }
 
+/* The model that config.json describes. */
+static bool note_model(fsdp_convert_plan *plan, const fsdp_export_report *model, fsdp_arena *arena)
+{
+    if (!model->model[0])
+        return true;
+    plan->model = fsdp_arena_strndup(arena, model->model, strlen(model->model));
+    plan->model_tensors = model->expected;
+    plan->model_missing = (int64_t)model->missing.count;
+    plan->extra = copy_list((const char *const *)model->extra.items, model->extra.count, arena);
+    plan->extra_count = plan->extra ? model->extra.count : 0;
+    return plan->model && plan->extra;
+}
+
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err)
 {
     bool has_copies = noted->copies && noted->copies->count > 0;
@@ -86,6 +99,7 @@ fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsd
     plan->memory = fsdp_alloc(1, sizeof(fsdp_arena));
     fsdp_arena *arena = plan->memory;
     if (arena && note_kept(plan, noted, arena) && note_names(plan, noted, arena) &&
+        note_model(plan, &noted->model, arena) &&
         (noted->ties->count == 0 || note_ties(plan, noted->ties, arena)) &&
         (!has_copies || note_copies(plan, noted->copies, arena)))
         return FSDP_OK;
@@ -106,9 +120,9 @@ void fsdp_convert_plan_release(fsdp_convert_plan *plan)
     plan->code = NULL;
     plan->code_count = 0;
     plan->kept = NULL;
-    plan->parts = plan->other_part = NULL;
-    plan->renames = plan->unread = NULL;
-    plan->rename_count = plan->unread_count = 0;
+    plan->parts = plan->other_part = plan->model = NULL;
+    plan->renames = plan->unread = plan->extra = NULL;
+    plan->rename_count = plan->unread_count = plan->extra_count = 0;
     plan->kept_count = 0;
     plan->tied_count = plan->copied_count = 0;
 }

@@ -4,6 +4,7 @@
 
 #include "statedict/sd/names.h"
 #include "statedict/convert/copied.h"
+#include "statedict/expect/export_check.h"
 #include "statedict/select/selection.h"
 #include "statedict/convert/ties.h"
 
@@ -20,6 +21,7 @@ typedef struct fsdp_noted {
     const fsdp_select_opts *select;    /* in effect */
     bool strips;               /* its renames were not given */
     fsdp_name_list unread;
+    fsdp_export_report model;  /* beside its config.json */
 } fsdp_noted;
 
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err);

@@ -8,9 +8,9 @@
 
 /* --- the kind of model -------------------------------------------------------------------------- */
 
-static const char *const kinds[] = {"model_type",   "architectures", "quantization_config",
-                                    "quantization", "auto_map",      "tie_word_embeddings"};
-enum { MODEL_TYPE, ARCHITECTURES, QUANTIZATION, MLX_QUANTIZATION, AUTO_MAP, TIED, KINDS };
+enum { MODEL_TYPE, ARCHITECTURES, QUANTIZATION, MLX_QUANTIZATION, TIED, KINDS };
+static const char *const kinds[KINDS] = {"model_type", "architectures", "quantization_config",
+                                         "quantization", "tie_word_embeddings"};
 
 static fsdp_status read_string(fsdp_json *json, char *out, size_t room, fsdp_error *err)
 {
@@ -51,7 +51,6 @@ static fsdp_status read_kind_member(fsdp_json *json, int which, fsdp_model_kind 
     case ARCHITECTURES: return read_class(json, kind, err);
     case QUANTIZATION:
     case MLX_QUANTIZATION: kind->is_quantized = kind->is_quantized || is_there; break;
-    case AUTO_MAP: kind->has_code = is_there; break;
     default:
         if (fsdp_json_peek(json) == FSDP_JSON_BOOL)
             return fsdp_json_bool(json, &kind->is_tied, err);
@@ -93,7 +92,7 @@ static fsdp_status read_number(fsdp_json *json, fsdp_config_value *value, fsdp_e
         return FSDP_OK;
     }
     json->at = at;
-    return fsdp_json_fail(json, err, "'%s' is no number of items", value->name);
+    return fsdp_json_fail(json, err, "'%s' is no whole number of 64 bits", value->name);
 }
 
 /* Integers are kept; of other items only their number. */
@@ -209,14 +208,12 @@ static bool has_class(const fsdp_config *config)
 static fsdp_status fail_unknown(const fsdp_model_kind *kind, const char *path, fsdp_error *err)
 {
     char type[80];
-    const char *reason = kind->is_quantized ? "is of a quantized model"
-                         : kind->has_code   ? "is of a model with code of its own"
-                                            : NULL;
     fsdp_printable(kind->type, strlen(kind->type), type, sizeof type);
-    if (reason)
+    if (kind->is_quantized)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' %s, whose tensors are not known: name a directory with its weights",
-                         path, reason);
+                         "'%s' is of a quantized model, whose tensors are not known: name a "
+                         "directory with its weights",
+                         path);
     if (!kind->type[0])
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has no model_type: name a directory with the model's weights", path);
@@ -233,7 +230,7 @@ fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *
     *config = (fsdp_config){.path = path};
     FSDP_TRY(fsdp_model_kind_read(text, size, path, &kind, err));
     config->architecture = fsdp_architecture_find(kind.type, strlen(kind.type));
-    if (!config->architecture || kind.is_quantized || kind.has_code)
+    if (!config->architecture || kind.is_quantized)
         return fail_unknown(&kind, path, err);
     memcpy(config->class_name, kind.class_name, sizeof config->class_name);
     FSDP_TRY(read_values(text, size, config, err));

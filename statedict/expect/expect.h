@@ -9,13 +9,14 @@
  *   formula.c              "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
  *   config_members.c       reads config.json into the variables of formulas
  *   expect.c               the list of tensors, and its comparison with a state dict
+ *   export_check.c         that comparison before a conversion to hf
  *   like.c                 fsdp_checkpoint_verify_like
  *   like_model.c           the model of a checkpoint, under the names that a conversion to hf gives it
  *   like_values.c          faults of the elements: zeros, NaN, equal experts
  *   like_step.c            the step before, whose model must be another one
  *   like_finding.c         what is reported
  *
- * Callers: tools, and convert before it writes a model for Hugging Face. config.json may be hostile: numbers
+ * Callers: tools (like.c) and convert (export_check.c). config.json may be hostile: numbers
  * are computed with overflow checks, and the list is bounded (FSDP_EXPECT_MOST).
  */
 #ifndef FSDP_EXPECT_H
@@ -25,7 +26,7 @@
 
 typedef struct fsdp_expect fsdp_expect;
 
-enum { FSDP_EXPECT_MOST = 1 << 20, FSDP_EXPECT_CONFIG_MOST = 16 << 20 };
+enum { FSDP_EXPECT_MOST = 1 << 18, FSDP_EXPECT_CONFIG_MOST = 16 << 20 };
 
 /* Reads the text of config.json; path is for messages. FSDP_ERR_USAGE: the table does not have this
  * architecture, or a member makes no sense; FSDP_ERR_DAMAGED: no JSON. */

@@ -28,6 +28,19 @@ PAGE = ROOT / "docs/cookbook/made_by.md"
 SECONDS = 60
 FEW = 8
 
+# Beginnings of rows of made_by.md: each layout that the tools know has one.
+FRAMEWORKS = [
+    "Accelerate with FSDP1", "Accelerate with FSDP2", "Accelerate: save_state(use_dcp=False)",
+    "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3", "Flax", "git clone without git-lfs", "Lightning: FSDPStrategy",
+    "llama.cpp", "llm.c", "Megatron-LM", "Meta's Llama", "MLX", "mlx_lm", "model.save('x.keras')",
+    "nanochat", "nanoGPT", "Nanotron", "NeMo", "Orbax", "PEFT", "save_for_hf() of timm",
+    "save_pretrained() of a diffusers pipeline",
+    "save_pretrained(distributed_checkpoint=True) of transformers 5", "SentenceTransformer", "SkyRL",
+    "torch.distributed.checkpoint of {'app'", "torch.export.save", "torch.jit.save",
+    "torch.save of a training loop", "torchtitan", "torchtune", "train.py of timm", "Trainer of Lightning",
+    "Trainer of transformers", "verl",
+]
+
 # Commands (CASE: the words after fsdp-convert) whose result is wrong today. The test fails for one that is
 # right and still listed: take it off.
 NOT_YET = {
@@ -158,11 +171,18 @@ def row_of(case, typed):
     return f"| {case['made_by']} | `{case['looks_like']}` | `{typed['command']}` | {then} |"
 
 
+def row_without(name, case):
+    """The row of a case of which no command works yet."""
+    one = case["paths"][0]
+    return (f"| {case['made_by']} | `{case['looks_like']}` | `{one['command']}` | not yet: "
+            f"{NOT_YET[key_of(name, one)]} |")
+
+
 def page_of(cases):
-    """The page with a row for each case that has a command that works."""
+    """The page with a row for each case: the outermost command that works."""
     read = {name: json.loads((LAYOUTS / name / "expected.json").read_text()) for name in cases}
     typed = {name: outermost(name, case) for name, case in read.items()}
-    rows = [row_of(read[name], one) for name, one in typed.items() if one]
+    rows = [row_of(read[name], one) if one else row_without(name, read[name]) for name, one in typed.items()]
     head, mark, _ = PAGE.read_text().partition("|---|---|---|---|\n")
     return head + mark + "\n".join(sorted(rows, key=str.lower)) + "\n"
 
@@ -184,10 +204,13 @@ def main():
     if UPDATE:
         PAGE.write_text(page)
     stale = PAGE.read_text() != page
+    made_by = page.rpartition("|---|---|---|---|\n")[2]
+    rowless = [name for name in FRAMEWORKS if f"| {name}" not in made_by]
+    print("".join(f"{PAGE.name} has no row for {name}\n" for name in rowless), end="")
     print("".join(f"NOT_YET names no command: {name}\n" for name in gone)
           + f"{PAGE.name} is stale: --update writes it\n" * stale, end="")
     print(f"{len(found)} commands of {len(chosen)} cases, {failed} wrong, {len(NOT_YET)} not yet")
-    return 1 if failed or gone or stale or not found else 0
+    return 1 if failed or gone or stale or rowless or not found else 0
 
 
 if __name__ == "__main__":

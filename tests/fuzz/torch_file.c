@@ -35,7 +35,7 @@ static void add_storage(contents *made, const torch_storage_id *id)
 {
     static const uint8_t bytes[LARGEST_STORAGE] = {1, 2, 3};
     size_t room = id->element_size > 0 ? LARGEST_STORAGE / id->element_size : 0;
-    if (made->count > MOST_STORAGES || id->is_module || id->is_meta || id->key_size > LONGEST_KEY ||
+    if (made->count > MOST_STORAGES || id->is_meta || id->key_size > LONGEST_KEY ||
         id->elements < 0 || (uint64_t)id->elements > room)
         return;
     char *name = made->names[made->count - 1];

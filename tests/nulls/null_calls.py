@@ -9,10 +9,12 @@ import sys
 # Arguments that may be NULL, beside err, context and opts. A call with one of them must not crash.
 MAY_BE_NULL = {
     "fsdp_async_save_wait": ["report_out"],
+    "fsdp_checkpoint_check": ["watch"],
     "fsdp_checkpoint_diff": ["summary_out"],
     "fsdp_checkpoint_missing_at": ["size_out"],
     "fsdp_checkpoint_resolve": ["watch", "access"],
     "fsdp_checkpoint_verify": ["summary_out"],
+    "fsdp_checkpoint_verify_like": ["summary_out"],
     "fsdp_convert_order_open": ["access"],
     "fsdp_filter_create": ["include", "exclude"],
     "fsdp_mesh_create": ["ranks"],

@@ -96,6 +96,44 @@ void convert_report_unread(const convert_options *opts, const fsdp_convert_plan 
     fsdp_text_release(&text);
 }
 
+static void add_extra(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    size_t count = plan->extra_count;
+    fsdp_text_addf(text, "%zu tensor%s no part of the %s that config.json describes: ", count,
+                   count == 1 ? " is" : "s are", plan->model);
+    for (size_t i = 0; i < count && add_between(text, i, count); i++)
+        add_name(text, plan->extra[i], strlen(plan->extra[i]));
+}
+
+void convert_report_extra(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (plan->extra_count == 0 || opts->common.quiet || opts->common.json)
+        return;
+    add_extra(&text, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
+/* "  config.json describes a llama: all 29 tensors are there" */
+static void add_model(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    if (!plan->model)
+        return;
+    fsdp_text_addf(text, "  config.json describes a %s: ", plan->model);
+    if (plan->model_missing > 0)
+        fsdp_text_addf(text, "%" PRId64 " of %" PRId64 " tensors are missing, as allowed\n",
+                       plan->model_missing, plan->model_tensors);
+    else
+        fsdp_text_addf(text, "all %" PRId64 " tensors are there\n", plan->model_tensors);
+    if (plan->extra_count > 0) {
+        fsdp_text_addf(text, "  ");
+        add_extra(text, plan);
+        fsdp_text_addf(text, "\n");
+    }
+}
+
 void convert_report_missing(const convert_options *opts)
 {
     fsdp_text text = {0};
@@ -205,6 +243,7 @@ void convert_add_carried(fsdp_text *text, const convert_options *opts,
     }
     if (plan->copied_count > 0)
         fsdp_text_addf(text, "\n");
+    add_model(text, plan);
     if (plan->unread_count > 0) {
         fsdp_text_addf(text, "  ");
         add_unread(text, opts, plan);
@@ -217,6 +256,20 @@ void convert_add_carried(fsdp_text *text, const convert_options *opts,
     }
 }
 
+static void add_model_json(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    if (!plan->model)
+        return;
+    fsdp_text_addf(text, "\n \"model\": {\"type\": \"%s\", \"tensors\": %" PRId64, plan->model,
+                   plan->model_tensors);
+    fsdp_text_addf(text, ", \"missing\": %" PRId64 ", \"extra\": [", plan->model_missing);
+    for (size_t i = 0; i < plan->extra_count; i++) {
+        fsdp_text_addf(text, i > 0 ? ", " : "");
+        fsdp_text_add_json_shown(text, plan->extra[i], strlen(plan->extra[i]));
+    }
+    fsdp_text_addf(text, "]},");
+}
+
 void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
                               const fsdp_convert_plan *plan)
 {
@@ -227,6 +280,7 @@ void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
     }
     if (plan->unread_count > 0)
         fsdp_text_addf(text, "],");
+    add_model_json(text, plan);
     if (plan->parts) {
         fsdp_text_addf(text, "\n \"parts\": ");
         fsdp_text_add_json_shown(text, plan->parts, strlen(plan->parts));

@@ -190,8 +190,7 @@ static void add_branches(left_out *left)
 {
     for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
         const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
-        bool is_note = entry->kind == FSDP_ENTRY_ALIAS; /* it says nothing of its branch */
-        if (left->plan->kept[i] || is_note || !is_selected(left, i) || is_below_branch(left, entry))
+        if (left->plan->kept[i] || !is_selected(left, i) || is_below_branch(left, entry))
             continue;
         size_t size = top_size(entry);
         while (size < entry->name_size && !is_free(left, entry->name, size)) {
@@ -316,8 +315,8 @@ static bool is_exact(const left_out *left)
     bool exact = true;
     for (size_t i = 0; i < left->plan->kept_count && exact; i++) {
         const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
-        bool is_note = entry->kind == FSDP_ENTRY_ALIAS && !left->plan->kept[i];
-        exact = !is_selected(left, i) || is_note || may_regroup(left->opts, entry) ||
+        bool is_outside = left->spelling != BY_TAKEN && !is_selected(left, i);
+        exact = is_outside || may_regroup(left->opts, entry) ||
                 fsdp_filter_selects(filter, entry->name, entry->name_size) == left->plan->kept[i];
     }
     fsdp_filter_free(filter);

@@ -87,6 +87,7 @@ void convert_report_form(const convert_options *opts, const fsdp_convert_plan *p
 void convert_add_stripped(fsdp_text *text, const fsdp_convert_plan *plan);
 void convert_report_stripped(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_unread(const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_report_extra(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_missing(const convert_options *opts);
 void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan);

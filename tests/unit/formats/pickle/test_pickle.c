@@ -587,3 +587,39 @@ Test(pickle, a_list_cannot_be_copied_without_bound)
     fsdp_pickle_release(&pickle);
     free(bytes);
 }
+
+/* --- classes of modules in the legacy form of torch.save ------------------------------------------- */
+
+static fsdp_status parse_module(const char *bytes, size_t size, bool is_legacy)
+{
+    fsdp_pickle_options options = {.where = "test", .is_legacy = is_legacy};
+    err = (fsdp_error){0};
+    fsdp_pickle_release(&pickle);
+    return fsdp_pickle_parse(&options, bytes, size, &pickle, NULL, &err);
+}
+
+#define PARSE_LEGACY(bytes) parse_module(bytes, sizeof(bytes) - 1, true)
+#define MODULE "X\x06\0\0\0module"
+
+Test(pickle, a_persistent_id_of_a_module_is_its_class)
+{
+    static const char id[] = "(" MODULE "cnets\nNet\nX\x01\0\0\0fU\x02\x61\xfftQ)\x81.";
+    cr_assert_eq(PARSE_LEGACY(id), FSDP_OK, "%s", err.text);
+    cr_expect_eq(root()->kind, FSDP_NODE_CALL);
+    cr_expect_str_eq(fsdp_pickle_at(&pickle, root()->as.call->callable)->as.global->name, "Net");
+    cr_expect(fsdp_pickle_is_code(&pickle, pickle.root));
+    cr_assert_eq(PARSE_LEGACY("(" MODULE "cnets\nNet\nNNtQ."), FSDP_OK, "%s", err.text);
+    cr_expect_eq(root()->kind, FSDP_NODE_GLOBAL);
+    cr_expect_eq(parse_module(id, sizeof id - 1, false), FSDP_ERR_REFUSED, "not a zip's");
+}
+
+Test(pickle, another_persistent_id_is_no_class)
+{
+    cr_expect_eq(PARSE_LEGACY("(" MODULE "cnets\nNet\nNtQ)\x81."), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE_LEGACY("(" MODULE "cnets\nNet\nNNNtQ)\x81."), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE_LEGACY("(" MODULE MODULE "NNtQ)\x81."), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE_LEGACY("(" MODULE "cnets\nNet\n}NtQ)\x81."), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE_LEGACY("(X\x06\0\0\0modulocnets\nNet\nNNtQ)\x81."), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE_LEGACY("(" MODULE "csubprocess\nPopen\nNNtQ)\x81."), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE_LEGACY("]" MODULE "aQ)\x81."), FSDP_ERR_REFUSED);
+}

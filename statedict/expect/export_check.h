@@ -1,0 +1,30 @@
+/* The comparison of a model with its config.json before a conversion to hf writes the two. */
+#ifndef FSDP_EXPORT_CHECK_H
+#define FSDP_EXPORT_CHECK_H
+
+#include "statedict/sd/names.h"
+#include <fsdp/convert.h>
+
+typedef struct fsdp_export_check {
+    const char *text;          /* of config.json */
+    size_t size;
+    const char *config, *from; /* paths, for messages */
+    const fsdp_sd *sd;         /* what is written */
+    const char *allow_missing; /* regex over names that may be missing; NULL: none */
+    const fsdp_convert_tie *ties;      /* names that are left out for another one */
+    size_t tie_count;
+} fsdp_export_check;
+
+typedef struct fsdp_export_report {
+    char model[64];            /* "llama"; "" when the architecture is not known and nothing was compared */
+    int64_t expected;          /* tensors that must be there */
+    fsdp_name_list missing, extra;     /* allowed ones; those that the model has not */
+} fsdp_export_report;
+
+/* FSDP_ERR_DAMAGED names tensors that are missing, FSDP_ERR_USAGE those of another shape, or says that no
+ * name is one of the model's. Release the report also after a failure. */
+fsdp_status fsdp_export_compare(const fsdp_export_check *check, fsdp_export_report *report_out,
+                                fsdp_error *err);
+void fsdp_export_report_release(fsdp_export_report *report);
+
+#endif
