@@ -328,8 +328,8 @@ static fsdp_status verify_resolved(verify_report *report, const char *path,
     char *resolved = NULL;
     fsdp_error found = {0};
     FSDP_TRY(cli_check_not_inside(path, err));
-    fsdp_status status =
-        fsdp_checkpoint_resolve(path, &opts->watch, cli_access(), &resolved, &found);
+    const fsdp_open_opts open = {.whole = true, .access = *cli_access()};
+    fsdp_status status = fsdp_checkpoint_resolve(path, &open, &opts->watch, &resolved, &found);
     if (status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_REFUSED || status == FSDP_ERR_USAGE) {
         *err = found;
         return status;
@@ -533,7 +533,8 @@ static fsdp_status find_latest(const verify_options *opts, const fsdp_watch *wat
 {
     const char *run = opts->paths[0];
     if (!cli_is_run(run) && access(run, F_OK) == 0) {
-        FSDP_TRY(fsdp_checkpoint_resolve(run, watch, cli_access(), path_out, err));
+        const fsdp_open_opts open = {.whole = true, .access = *cli_access()};
+        FSDP_TRY(fsdp_checkpoint_resolve(run, &open, watch, path_out, err));
         if (strcmp(*path_out, run) != 0)
             return check_latest(opts, watch, *path_out, err);
         fsdp_string_free(*path_out);
