@@ -346,10 +346,11 @@ static const fsdp_tensor_row gpt_neox_rows[] = {
 
 /* --- bert --------------------------------------------------------------------------------------- */
 
-/* A model for language has no pooler, but checkpoints of the first BERT have all heads. */
+/* A model for language has no pooler, and one for embeddings may be made without, but checkpoints of the
+ * first BERT have all heads. */
 #define BERT_LM "'ForMaskedLM' || 'LMHeadModel' || 'ForPreTraining'"
 #define BERT_UNPOOLED \
-    "'ForMaskedLM' || 'LMHeadModel' || 'ForTokenClassification' || 'ForQuestionAnswering'"
+    "'ForMaskedLM' || 'Model' || 'ForTokenClassification' || 'ForQuestionAnswering'"
 static const fsdp_config_member bert_members[] = {{"vocab_size", "30522"},
                                                   {"hidden_size", "768"},
                                                   {"num_hidden_layers", "12"},

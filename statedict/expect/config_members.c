@@ -8,9 +8,9 @@
 
 /* --- the kind of model -------------------------------------------------------------------------- */
 
-static const char *const kinds[] = {"model_type",   "architectures", "quantization_config",
-                                    "quantization", "auto_map",      "tie_word_embeddings"};
 enum { MODEL_TYPE, ARCHITECTURES, QUANTIZATION, MLX_QUANTIZATION, TIED, KINDS };
+static const char *const kinds[KINDS] = {"model_type", "architectures", "quantization_config",
+                                         "quantization", "tie_word_embeddings"};
 
 static fsdp_status read_string(fsdp_json *json, char *out, size_t room, fsdp_error *err)
 {

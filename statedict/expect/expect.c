@@ -60,6 +60,7 @@ typedef struct row_visit {
     const expect_form *form;
     expect_visit visit;
     void *context;
+    bool names_only; /* without shapes */
 } row_visit;
 
 static fsdp_status describe_shape(const fsdp_config *config, const fsdp_tensor_row *row,
@@ -88,7 +89,8 @@ static fsdp_status visit_layer(const row_visit *job, const fsdp_tensor_row *row,
     if (row->may_lack)
         FSDP_TRY(fsdp_formula_compute(config, row->may_lack, layer, &may_lack, err));
     expected.is_optional = may_lack || (is_head(row) && !config->is_class_known);
-    FSDP_TRY(describe_shape(config, row, layer, &expected, err));
+    if (!job->names_only)
+        FSDP_TRY(describe_shape(config, row, layer, &expected, err));
     int64_t experts = has_mark(row, "{expert}") ? job->expect->experts : 1;
     for (int64_t expert = 0; expert < experts; expert++) {
         spell_name(row, job->form->base, layer, expert, name);
@@ -160,15 +162,13 @@ static fsdp_status visit_sd(const fsdp_expect_sd *from, expect_visit visit, void
     return visit_names(from, visit, context, err);
 }
 
-static fsdp_status visit_all(const fsdp_expect *expect, const expect_form *form, expect_visit visit,
-                             void *context, fsdp_error *err)
+static fsdp_status visit_all(const row_visit *job, fsdp_error *err)
 {
-    const fsdp_architecture *architecture = expect->config.architecture;
-    const row_visit job = {expect, form, visit, context};
+    const fsdp_architecture *architecture = job->expect->config.architecture;
     if (!architecture)
-        return visit_sd(&expect->from, visit, context, err);
+        return visit_sd(&job->expect->from, job->visit, job->context, err);
     for (int i = 0; i < FSDP_ROW_LISTS && architecture->rows[i]; i++)
-        FSDP_TRY(visit_rows(&job, architecture->rows[i], err));
+        FSDP_TRY(visit_rows(job, architecture->rows[i], err));
     return FSDP_OK;
 }
 
@@ -342,8 +342,9 @@ static fsdp_status choose_form(comparison *job, expect_form *form, fsdp_error *e
     for (int b = 0; architecture && b < FSDP_BASES && architecture->bases[b]; b++)
         for (int spelling = 1; spelling <= architecture->spellings; spelling++) {
             const expect_form tried = {architecture->bases[b], spelling};
+            const row_visit names = {job->expect, &tried, count_found, job, true};
             job->found = 0;
-            FSDP_TRY(visit_all(job->expect, &tried, count_found, job, err));
+            FSDP_TRY(visit_all(&names, err));
             if (job->found <= best)
                 continue;
             best = job->found;
@@ -360,9 +361,10 @@ fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd, fs
     job.is_expected = fsdp_alloc(fsdp_sd_count(sd) + 1, sizeof *job.is_expected);
     if (!job.is_expected)
         return fsdp_fail_memory(err, expect->path);
+    const row_visit whole = {expect, &form, compare_one, &job, false};
     fsdp_status st = choose_form(&job, &form, err);
     if (st == FSDP_OK)
-        st = visit_all(expect, &form, compare_one, &job, err);
+        st = visit_all(&whole, err);
     if (st == FSDP_OK)
         st = tell_extra(&job, err);
     fsdp_free(job.is_expected);

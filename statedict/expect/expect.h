@@ -26,7 +26,7 @@
 
 typedef struct fsdp_expect fsdp_expect;
 
-enum { FSDP_EXPECT_MOST = 1 << 20, FSDP_EXPECT_CONFIG_MOST = 16 << 20 };
+enum { FSDP_EXPECT_MOST = 1 << 18, FSDP_EXPECT_CONFIG_MOST = 16 << 20 };
 
 /* Reads the text of config.json; path is for messages. FSDP_ERR_USAGE: the table does not have this
  * architecture, or a member makes no sense; FSDP_ERR_DAMAGED: no JSON. */

@@ -2,6 +2,7 @@
 #include "statedict/expect/like.h"
 
 #include "base/core/given.h"
+#include "formats/frameworks.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/sd/access.h"
 #include "statedict/sd/names.h"
@@ -37,17 +38,21 @@ static bool is_config_file(fsdp_io *io, const char *path)
            io->ops->info(io, path, &info) >= 0 && info.kind == FSDP_FILE_REGULAR;
 }
 
-/* Reads what the config.json beside weights says; nothing when there is none. */
-static void look_beside(fsdp_io *io, const char *dir, fsdp_model_kind *kind)
+/* Reads what the config.json of a checkpoint says; nothing when there is none. */
+static void look_beside(fsdp_io *io, const char *path, fsdp_model_kind *kind)
 {
-    char *path = fsdp_path_join(dir, "config.json"), *text = NULL;
+    char *dir = NULL, *text = NULL;
     size_t size;
-    if (!path ||
-        fsdp_io_read_file(io, path, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) != FSDP_OK ||
-        fsdp_model_kind_read(text, size, path, kind, NULL) != FSDP_OK)
+    if (fsdp_framework_config(io, path, &dir, NULL) != FSDP_OK || !dir)
+        return;
+    char *config = fsdp_path_join(dir, "config.json");
+    if (!config ||
+        fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) != FSDP_OK ||
+        fsdp_model_kind_read(text, size, config, kind, NULL) != FSDP_OK)
         *kind = (fsdp_model_kind){0};
     fsdp_free(text);
-    fsdp_free(path);
+    fsdp_free(config);
+    fsdp_free(dir);
 }
 
 static fsdp_status expect_weights(const char *like, like_wanted *wanted, fsdp_error *err)
@@ -93,6 +98,8 @@ static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, l
     look_beside(io, like, &wanted->kind);
     const fsdp_like_open open = {like, wanted->kind.type, NULL};
     fsdp_status st = fsdp_like_model_open(&open, opts, &wanted->model, &found);
+    if (st == FSDP_OK && !wanted->kind.type[0])
+        look_beside(io, wanted->model.path, &wanted->kind); /* of the step that a run stands for */
     if (st == FSDP_OK)
         return expect_weights(like, wanted, err);
     fsdp_like_model_release(&wanted->model);
@@ -137,6 +144,7 @@ fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
     if (st == FSDP_OK) {
         snprintf(job.summary->model, sizeof job.summary->model, "%s",
                  fsdp_expect_name(wanted.expect));
+        job.wanted = wanted.model.sd ? &wanted.model : NULL;
         job.model_type =
             wanted.kind.type[0] ? wanted.kind.type : fsdp_expect_model_type(wanted.expect);
         const fsdp_like_open open = {path, job.model_type, NULL};

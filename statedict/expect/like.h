@@ -31,6 +31,7 @@ typedef struct fsdp_like_job {
     const fsdp_verify_opts *opts;
     const char *model_type;    /* NULL: not known */
     fsdp_like_model model;
+    const fsdp_like_model *wanted;     /* the other checkpoint; NULL: a config.json is asked for */
     fsdp_like_summary *summary;
 } fsdp_like_job;
 

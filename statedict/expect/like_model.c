@@ -31,11 +31,7 @@ static fsdp_status lay_out(fsdp_like_model *model, const fsdp_selection *selecti
 static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
                                const fsdp_text *rules, size_t count, fsdp_error *err)
 {
-    const fsdp_limits limits = {.format = "hf",
-                                .values = true,
-                                .opaque = true,
-                                .for_loaders = true,
-                                .holds_dtype = holds_all};
+    const fsdp_limits limits = {.format = "hf", .for_loaders = true, .holds_dtype = holds_all};
     const fsdp_select_from from = {model->checkpoint->manifest.sd, model->checkpoint->is_missing,
                                    known, true};
     fsdp_selection *selection = NULL;
@@ -46,6 +42,8 @@ static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
         list[i] = at;
     const fsdp_select_opts opts = {.only = FSDP_ONLY_MODEL, .renames = list, .rename_count = count};
     fsdp_status st = fsdp_selection_create(&from, &opts, &limits, &selection, err);
+    if (st == FSDP_DIFFERS)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds no tensor of a model", model->path);
     if (st == FSDP_OK)
         st = lay_out(model, selection, err);
     fsdp_selection_free(selection);

@@ -162,12 +162,11 @@ static fsdp_status prepare(tensor_scan *scan, const fsdp_entry *entry, const fsd
     return scan->facts->stacked ? FSDP_OK : fsdp_fail_memory(err, "experts");
 }
 
-static fsdp_status scan_entry(value_job *job, size_t i, fsdp_error *err)
+static fsdp_status scan_entry(value_job *job, const fsdp_like_model *model, size_t i,
+                              value_facts *facts, fsdp_error *err)
 {
-    const fsdp_like_model *model = &job->like->model;
     const fsdp_entry *entry = fsdp_sd_at(model->sd, i);
     const fsdp_entry *tensor = fsdp_sd_at(model->sd, fsdp_sd_tensor_of(model->sd, i));
-    value_facts *facts = &job->facts[i];
     tensor_scan scan = {.job = job, .facts = facts};
     if (entry->kind != FSDP_ENTRY_TENSOR || !fsdp_dtype_describe(tensor->dtype)->is_float)
         return FSDP_OK;
@@ -195,7 +194,7 @@ static fsdp_status scan_worker(void *context, size_t worker, fsdp_error *err)
     fsdp_status st = FSDP_OK;
     (void)worker;
     for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;)
-        st = scan_entry(job, (size_t)i, err);
+        st = scan_entry(job, &job->like->model, (size_t)i, &job->facts[i], err);
     if (st != FSDP_OK)
         atomic_store(&job->next, count);
     return st;
@@ -203,22 +202,40 @@ static fsdp_status scan_worker(void *context, size_t worker, fsdp_error *err)
 
 /* --- findings ----------------------------------------------------------------------------------- */
 
-static void emit_elements(value_job *job, size_t i)
+/* Reads the tensor of that name in the model that is asked for, whose oddities are right. facts_out stays
+ * empty when there is none; the caller frees its experts. */
+static fsdp_status read_wanted(value_job *job, const fsdp_entry *entry, value_facts *facts_out,
+                               fsdp_error *err)
+{
+    const fsdp_like_model *wanted = job->like->wanted;
+    *facts_out = (value_facts){0};
+    int64_t at = wanted ? fsdp_sd_find(wanted->sd, entry->name, entry->name_size) : -1;
+    return at < 0 ? FSDP_OK : scan_entry(job, wanted, (size_t)at, facts_out, err);
+}
+
+static fsdp_status emit_elements(value_job *job, size_t i, fsdp_error *err)
 {
     const fsdp_sd *sd = job->like->model.sd;
     const fsdp_entry *entry = fsdp_sd_at(sd, i);
     const value_facts *facts = &job->facts[i];
-    if (!facts->is_read)
-        return;
-    if (facts->nans > 0)
+    value_facts wanted;
+    bool is_finite = facts->nans == 0 && facts->infinities == 0;
+    bool is_zero =
+        facts->is_zero && may_not_be_zero(entry, fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i)));
+    if (!facts->is_read || (is_finite && !is_zero))
+        return FSDP_OK;
+    FSDP_TRY(read_wanted(job, entry, &wanted, err));
+    fsdp_free(wanted.stacked);
+    if (facts->nans > 0 && wanted.nans == 0)
         fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
                        "holds %" PRId64 " NaN", facts->nans);
-    else if (facts->infinities > 0)
+    else if (facts->infinities > 0 && wanted.infinities == 0)
         fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
                        "holds %" PRId64 " Inf", facts->infinities);
-    else if (facts->is_zero && may_not_be_zero(entry, fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i))))
+    else if (is_zero && !wanted.is_zero)
         fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
                        "holds zeros only");
+    return FSDP_OK;
 }
 
 static int compare_parts(const void *a, const void *b)
@@ -229,32 +246,58 @@ static int compare_parts(const void *a, const void *b)
     return order != 0 ? order : (one > other) - (one < other);
 }
 
-/* Equal experts in one tensor; and those without values, which mask each other. */
+static bool is_equal(const fsdp_hash *a, const fsdp_hash *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+/* Tells of an expert without values, or one that is equal to the expert before it in the order of hashes,
+ * unless the model that is asked for has the same. */
+static void emit_expert(value_job *job, size_t i, const expert_part *before,
+                        const expert_part *part, const value_facts *wanted)
+{
+    const fsdp_entry *entry = fsdp_sd_at(job->like->model.sd, i);
+    const value_facts *facts = &job->facts[i];
+    int64_t number = part - facts->stacked;
+    const expert_part *right =
+        wanted->stacked_count == facts->stacked_count ? wanted->stacked : NULL;
+    if (!part->has_values) {
+        if (!facts->is_zero && (!right || right[number].has_values))
+            fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
+                           "holds zeros only for expert %" PRId64, number);
+        return;
+    }
+    if (!before || !is_equal(&part->hash, &before->hash))
+        return;
+    int64_t other = before - facts->stacked;
+    if (!right || !is_equal(&right[number].hash, &right[other].hash))
+        fsdp_like_emit(job->like, FSDP_FINDING_TWIN, entry->name, entry->name_size,
+                       "has equal experts %" PRId64 " and %" PRId64, other, number);
+}
+
+/* All experts of a layer in one tensor. */
 static fsdp_status emit_stacked(value_job *job, size_t i, fsdp_error *err)
 {
     const value_facts *facts = &job->facts[i];
-    const fsdp_entry *entry = fsdp_sd_at(job->like->model.sd, i);
-    size_t count = (size_t)facts->stacked_count;
+    size_t count = (size_t)facts->stacked_count, odd = 0;
+    value_facts wanted = {0};
     const expert_part **sorted = fsdp_alloc(count, sizeof *sorted);
     if (!sorted)
         return fsdp_fail_memory(err, "experts");
     for (size_t e = 0; e < count; e++)
         sorted[e] = &facts->stacked[e];
     qsort(sorted, count, sizeof *sorted, compare_parts);
-    for (size_t e = 0; e < count; e++) {
-        int64_t number = sorted[e] - facts->stacked;
-        bool is_twin =
-            e > 0 && memcmp(&sorted[e]->hash, &sorted[e - 1]->hash, sizeof sorted[e]->hash) == 0;
-        if (!sorted[e]->has_values && !facts->is_zero)
-            fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
-                           "holds zeros only for expert %" PRId64, number);
-        else if (is_twin && sorted[e]->has_values)
-            fsdp_like_emit(job->like, FSDP_FINDING_TWIN, entry->name, entry->name_size,
-                           "experts %" PRId64 " and %" PRId64 " are equal",
-                           (int64_t)(sorted[e - 1] - facts->stacked), number);
-    }
+    for (size_t e = 0; e < count; e++)
+        odd +=
+            !sorted[e]->has_values || (e > 0 && is_equal(&sorted[e]->hash, &sorted[e - 1]->hash));
+    fsdp_status st = FSDP_OK;
+    if (odd > 0)
+        st = read_wanted(job, fsdp_sd_at(job->like->model.sd, i), &wanted, err);
+    for (size_t e = 0; e < count && odd > 0 && st == FSDP_OK; e++)
+        emit_expert(job, i, e > 0 ? sorted[e - 1] : NULL, sorted[e], &wanted);
+    fsdp_free(wanted.stacked);
     fsdp_free(sorted);
-    return FSDP_OK;
+    return st;
 }
 
 /* --- experts in tensors of their own ------------------------------------------------------------ */
@@ -303,22 +346,37 @@ static size_t list_experts(const value_job *job, expert_entry *experts)
     return count;
 }
 
+/* True when the two experts are equal in the model that is asked for, too. */
+static fsdp_status are_equal_there(value_job *job, const expert_entry *a, const expert_entry *b,
+                                   bool *are_out, fsdp_error *err)
+{
+    value_facts one, other;
+    FSDP_TRY(read_wanted(job, a->entry, &one, err));
+    FSDP_TRY(read_wanted(job, b->entry, &other, err));
+    *are_out = one.is_read && other.is_read && is_equal(&one.hash, &other.hash);
+    return FSDP_OK;
+}
+
 static fsdp_status emit_twins(value_job *job, fsdp_error *err)
 {
     expert_entry *experts = fsdp_alloc(fsdp_sd_count(job->like->model.sd) + 1, sizeof *experts);
+    fsdp_status st = FSDP_OK;
     if (!experts)
         return fsdp_fail_memory(err, "experts");
     size_t count = list_experts(job, experts);
     qsort(experts, count, sizeof *experts, compare_experts);
-    for (size_t e = 1; e < count; e++) {
+    for (size_t e = 1; e < count && st == FSDP_OK; e++) {
         const expert_entry *before = &experts[e - 1], *expert = &experts[e];
+        bool is_right = true;
         if (compare_group(before, expert) == 0)
+            st = are_equal_there(job, before, expert, &is_right, err);
+        if (st == FSDP_OK && !is_right)
             fsdp_like_emit(job->like, FSDP_FINDING_TWIN, expert->entry->name,
-                           expert->entry->name_size, "is equal to expert %.*s", (int)before->digits,
-                           before->entry->name + before->begin);
+                           expert->entry->name_size, "is equal to that of expert %.*s",
+                           (int)before->digits, before->entry->name + before->begin);
     }
     fsdp_free(experts);
-    return FSDP_OK;
+    return st;
 }
 
 /* --- the call ----------------------------------------------------------------------------------- */
@@ -327,7 +385,7 @@ static fsdp_status emit_all(value_job *job, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(job->like->model.sd);
     for (size_t i = 0; i < count; i++)
-        emit_elements(job, i);
+        FSDP_TRY(emit_elements(job, i, err));
     for (size_t i = 0; i < count; i++)
         if (job->facts[i].stacked && job->facts[i].is_read)
             FSDP_TRY(emit_stacked(job, i, err));

@@ -146,7 +146,8 @@ static bool is_kept(selecting *work, size_t i)
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     fsdp_selection *selection = work->selection;
-    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size))
+    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size) ||
+        (work->looks_only && entry->kind == FSDP_ENTRY_VALUE))
         return false;
     bool optim = is_optim(work, entry);
     selection->entries[i].is_optim = optim;

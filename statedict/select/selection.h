@@ -40,7 +40,8 @@ typedef struct fsdp_select_from {
     const fsdp_sd *sd;
     const bool *is_missing;    /* per entry: incomplete in the source (incomplete.h); NULL: none */
     fsdp_names_known known;
-    bool looks_only;           /* nothing is written: a model may lack elements, or have a name twice */
+    bool looks_only;           /* nothing is written: values are left out, and a model may lack elements or
+                                * have a name twice */
 } fsdp_select_from;
 
 /*

@@ -1,7 +1,7 @@
 """Public bugs of programs that export weights, replayed small: fsdp-verify --like names what was lost, and
 the model before the bug is good, whatever the format that holds it. docs/cookbook/verify.md lists them.
 
-usage: exporters.py BUILD
+usage: exporters.py BUILD    FSDP_TEST_SAMPLE=n: every n-th good checkpoint
 """
 
 import json
@@ -14,6 +14,9 @@ import tempfile
 from pathlib import Path
 
 BUILD = Path(sys.argv[1]).resolve()
+USUAL_SAMPLE = 4
+EVERY = int(os.environ.get("FSDP_TEST_SAMPLE") or USUAL_SAMPLE)
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LAYERS, HIDDEN, HEADS, KV, HEAD_DIM, FF, VOCAB, EXPERTS = 3, 8, 4, 2, 2, 12, 20, 4
 CONFIG = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
           "num_key_value_heads": KV, "intermediate_size": FF, "vocab_size": VOCAB,
@@ -255,6 +258,7 @@ def replay(root):
         write(bad, kind, model)
         check(verify(root, bad.name, f"{good.name}/config.json"), wanted, f"{thread} by config.json")
         check(verify(root, bad.name, good.name), wanted, f"{thread} by weights")
+        check(verify(root, bad.name, bad.name), {}, f"{thread} beside itself")
         told = tool("fsdp-convert", "-q", bad.name, f"out{number}", folder=root)
         status = 2 if "shape" in wanted else 4 if "missing" in wanted else 0
         assert told.returncode == status, f"{thread}: converted with {told.returncode}: {told.stderr}"
@@ -282,6 +286,17 @@ def merged_into_nothing(root):
     check(verify(root, "run/checkpoint-300", "run/checkpoint-100"), {}, "the next step")
 
 
+def tied_head(root):
+    """A head that config.json ties may be left out, also where the model of --like is a step of a run."""
+    model = make("llama")
+    write(root / "tied" / "checkpoint-1", "llama", model, tie_word_embeddings=True)
+    del model["lm_head.weight"]
+    write(root / "headless", "llama", model, tie_word_embeddings=True)
+    for like in ("tied", "tied/checkpoint-1", "tied/checkpoint-1/config.json"):
+        check(verify(root, "headless", like), {}, f"without a tied head like {like}")
+    check(verify(root, "tied/checkpoint-1", "headless"), {}, "with a tied head")
+
+
 def every_format(root):
     """The good model, and one without a tensor, as trainers keep it: other formats, wrappers."""
     write(root / "hf", "llama", make("llama"))
@@ -300,14 +315,30 @@ def every_format(root):
             check(verify(root, path, "hf"), wanted, path)
 
 
+def good_fixtures():
+    """No alarm about any checkpoint of tests/golden beside itself, but those that are no model at all."""
+    looked = 0
+    for folder in sorted(GOLDEN.glob("*/*/data"))[::EVERY]:
+        if folder.parts[-3] == "hostile":
+            continue
+        ran = tool("fsdp-verify", "--json", str(folder), "--like", str(folder), folder=GOLDEN)
+        report = json.loads(ran.stdout)["paths"][0]
+        kinds = {finding["kind"] for finding in report["findings"]} - {"damage", "value", "code"}
+        assert not kinds, f"{folder}: {report['findings']}"
+        looked += "like" in report and report["good"]
+    assert looked > 120 / EVERY, looked
+    return looked
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         replay(root)
         absent_from_index(root)
         merged_into_nothing(root)
+        tied_head(root)
         every_format(root)
-    print(f"{len(BUGS) + 2} bugs are caught")
+    print(f"{len(BUGS) + 2} bugs are caught, {good_fixtures()} good checkpoints")
 
 
 main()
