@@ -7,7 +7,10 @@
  * it.
  *
  *   framework_table.c  the frameworks, as data: a new one is a row
- *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there
+ *   framework_names.c  names that match patterns
+ *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
+ *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there;
+ *                      fsdp_framework_open: all parts as one source
  *
  * Names out of a directory are used only in that directory. Caller: statedict.
  */
@@ -16,18 +19,27 @@
 
 #include "base/io/io.h"
 #include "base/text.h"
+#include "formats/source.h"
 
-enum { FSDP_FRAMEWORK_MARKERS = 3 };
+enum { FSDP_FRAMEWORK_MARKERS = 3, FSDP_FRAMEWORK_PARTS = 4 };
+
+/* A part beside the model, which is read with it or left out. */
+typedef struct fsdp_framework_part {
+    const char *names;         /* a pattern: '#' is the number of the model; or "DIR/NAME" */
+    const char *key;           /* above its names in the whole: "optim"; "": none */
+    const char *own_key;       /* that all its names may have already, which key replaces; NULL: none */
+} fsdp_framework_part;
 
 /* A directory of a framework. Names are patterns: '*' is any text, '#' is a number, {r} the number of a
- * rank; a list has '|' between its patterns. */
+ * rank or {r} itself; a list has '|' between its patterns. */
 typedef struct fsdp_framework_row {
     const char *made_by;
     const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
     const char *member;        /* the model: one of the markers. Of several, the one with the highest number
                                 * that opens; with {r} a pattern of rank files. NULL: nothing can be opened */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
-    const char *others;        /* what lies beside the model and is left out; NULL: nothing */
+    fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
+    const char *others;        /* what else lies beside the model and is left out; NULL: nothing */
     const char *say;           /* recognised only: what to do with it */
 } fsdp_framework_row;
 
@@ -56,13 +68,23 @@ extern const char *const fsdp_framework_configs[], *const fsdp_framework_config_
 /* What the resolver tells people on the way. */
 typedef void (*fsdp_framework_note)(void *context, const char *text);
 
+typedef struct fsdp_framework_way {
+    fsdp_framework_note note;  /* NULL: nothing is told */
+    void *context;
+    bool whole;                /* a directory with parts beside its model is the checkpoint, not the model */
+} fsdp_framework_way;
+
 /*
  * Finds the checkpoint that a directory or file means; *path_out is NULL when it is the path itself, and the
  * caller frees it. FSDP_ERR_USAGE: there are several, which the message names, or too many files to open;
  * FSDP_ERR_NOT_FOUND: the format is recognised and cannot be read, and the message names what can.
  */
-fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note, void *context,
-                                char **path_out, fsdp_error *err);
+fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, const fsdp_framework_way *way,
+                                   char **path_out, fsdp_error *err);
+
+/* Opens the path as fsdp_source_open does, or as one source all parts of a directory that has several. */
+fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
+                                fsdp_source **source_out, fsdp_error *err);
 
 /* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern
  * of rank files): *dir_out, which the caller frees; NULL: none. */
@@ -70,5 +92,9 @@ fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out,
 
 /* True when the name matches a pattern of the list; *number_out: what '#' stood for, or -1. */
 bool fsdp_framework_matches(const char *list, const char *name, int64_t *number_out);
+
+/* The pattern with '#' replaced by the digits that it stands for in the name, which a pattern of the list
+ * matches; unchanged where it stands for none. The caller frees it; NULL: no memory. */
+char *fsdp_framework_spell(const char *list, const char *name, const char *pattern);
 
 #endif

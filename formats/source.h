@@ -14,6 +14,7 @@
  *   source_read.c      boxes out of strided chunks, byte order and signs
  *   source_stream.c    compressed streams (deflate, zstd); source_spool.c decides which ones get a spool file
  *   source_missing.c   entries that --allow-missing accepts as incomplete
+ *   source_join.c      one source of several, such as a model and its optimizer
  *   rank_names.c       file names of rank files; escaped_names.c: true names of escaped ones
  *
  * A tensor consists of *chunks*: boxes of it, each with the place of its bytes. Most formats keep plain
@@ -216,6 +217,8 @@ typedef struct fsdp_source_ops {
      * them. The format checks that the place is valid. */
     fsdp_status (*place)(void *state, size_t tensor, fsdp_source_chunk *chunk, int64_t *strides,
                          fsdp_error *err);
+    /* With both: true for tensors that read reads. NULL: place is for all of them. */
+    bool (*reads)(void *state, size_t tensor);
     /* FSDP_ERR_LIMIT when read would need more memory than the source may use. NULL: never. */
     fsdp_status (*check_memory)(void *state, size_t tensor, fsdp_error *err);
     /* Checks of the format, numbered behind those of the source, and the bytes that all of them count.
@@ -223,6 +226,7 @@ typedef struct fsdp_source_ops {
     size_t (*check_count)(void *state);
     int64_t (*check_bytes)(void *state);
     fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);
+    int64_t (*checked_bytes)(void *state); /* that the format counts besides the source; NULL: none */
     /* As fsdp_source_save_value, for values without a blob. NULL: not supported. */
     fsdp_status (*save_value)(void *state, size_t entry, size_t most, fsdp_text *out, fsdp_error *err);
     void (*close)(void *state);    /* may be NULL */
@@ -292,6 +296,7 @@ fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t
 /* Sets how the names of tensors and values that are added from now on are nested (name_path.h). A name
  * that the path does not spell gets no path. Borrowed; count 0: flat names. */
 void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count);
+const int32_t *fsdp_source_nesting(const fsdp_source *source, size_t *count_out);
 /* Adds a new name of a tensor. No tensor and no value may be added afterwards. */
 fsdp_status fsdp_source_add_alias(fsdp_source *source, const char *name, size_t name_size, size_t tensor,
                                   fsdp_error *err);
@@ -389,6 +394,17 @@ const char *fsdp_source_format_name(size_t i);
  * is in no format that is known: ..." opts may be NULL. */
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
                              fsdp_source **source_out, fsdp_error *err);
+/* A part of a checkpoint that consists of several, as a framework saves a model and its optimizer. */
+typedef struct fsdp_source_part {
+    fsdp_source *source;
+    const char *key;           /* above its names: "model"; "": none */
+    const char *own_key;       /* that its names may have already, which key replaces; NULL: none */
+} fsdp_source_part;
+
+/* Joins sources, which it takes over and closes after a failure, too. The format of the first is that of all;
+ * path: the directory around them. */
+fsdp_status fsdp_source_join(const char *path, const fsdp_source_part *parts, size_t count,
+                             const fsdp_source_opts *opts, fsdp_source **source_out, fsdp_error *err);
 /* Is a file or directory of a known format, by its first bytes or its names alone? */
 fsdp_status fsdp_source_recognise(fsdp_io *io, const char *path, bool *is_known_out, fsdp_error *err);
 

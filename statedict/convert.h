@@ -192,6 +192,10 @@ FSDP_API const char *fsdp_castable_at(size_t i);
 /* True when an interrupted conversion to this format leaves work that opts->resume uses; false for "hdf5". */
 FSDP_API bool fsdp_convert_keeps_work(const char *format);
 
+/* True when a conversion with these options reads a source as fsdp_open_opts.whole has it: its format or its
+ * selection takes more than the model. */
+FSDP_API bool fsdp_convert_takes_whole(const fsdp_convert_opts *opts);
+
 /* Plans what fsdp_checkpoint_convert would do; writes nothing. Fails as the conversion would before its
  * first byte; the plan is filled in all the same once the source was read. The caller releases the plan in
  * any case. */

@@ -26,8 +26,8 @@ enum { FSDP_DIFF_ELEMENT = 48 };
 typedef struct fsdp_diff_item {
     fsdp_diff_state state;
     const fsdp_entry *a, *b;   /* NULL on the side that lacks the name */
-    const char *why;           /* DIFFERS: "kind", "dtype", "shape", "value"; NULL: the data does */
-    const char *nesting[2];    /* why "nesting": "in a tuple", "in a list", "whole", "in a dict" */
+    const char *why;           /* DIFFERS: "kind", "dtype", "shape", "value", "nesting"; NULL: the data */
+    const char *nesting[2];    /* of "nesting": "in a tuple", "in a list", "whole", "in a dict" */
     /* of data that differs */
     int64_t elements, differing;
     int64_t at[FSDP_MAX_DIMS]; /* index of the element that differs most */

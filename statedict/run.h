@@ -69,11 +69,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_l
                                                   char **path_out, fsdp_error *err);
 FSDP_API void fsdp_string_free(char *text);            /* accepts NULL */
 
-/* Local. Finds the checkpoint that fsdp_checkpoint_open opens for a path: of a run its newest good one; the
- * old one that an interrupted overwrite set aside, reported through watch.notice; else the path itself. The
- * caller frees *path_out with fsdp_string_free. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
-                                                          const fsdp_access *access, char **path_out,
+/* Local. Finds the checkpoint that fsdp_checkpoint_open opens for a path with these options: of a run its
+ * newest good one; the old one that an interrupted overwrite set aside, reported through watch.notice; else
+ * the path itself. The caller frees *path_out with fsdp_string_free. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts,
+                                                          const fsdp_watch *watch, char **path_out,
                                                           fsdp_error *err);
 
 typedef struct fsdp_retain_action {

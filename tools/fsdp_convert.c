@@ -188,6 +188,7 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
         FSDP_TRY(take_order(opts, err));
     opts->convert.watch = cli_watch(&opts->common);
     opts->convert.cast = &opts->cast;
+    opts->convert.open.whole = fsdp_convert_takes_whole(&opts->convert);
     fsdp_status st = cli_open_checkpoint(opts->from, &opts->convert.open, &opts->convert.watch,
                                          &opts->source, err);
     if (st != FSDP_OK) {

@@ -532,10 +532,11 @@ static fsdp_status diff_paths(const diff_options *opts, fsdp_error *err)
 {
     fsdp_checkpoint *sides[2] = {0};
     diff_list list = {0};
+    const fsdp_open_opts open = {.whole = true};
     fsdp_watch watch = cli_watch(&opts->common);
-    fsdp_status st = cli_open_checkpoint(opts->paths[0], NULL, &watch, &sides[0], err);
+    fsdp_status st = cli_open_checkpoint(opts->paths[0], &open, &watch, &sides[0], err);
     if (st == FSDP_OK)
-        st = cli_open_checkpoint(opts->paths[1], NULL, &watch, &sides[1], err);
+        st = cli_open_checkpoint(opts->paths[1], &open, &watch, &sides[1], err);
     if (st == FSDP_OK)
         st = compare(opts, sides, &list, err);
     free(list.items);

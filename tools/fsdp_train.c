@@ -208,6 +208,17 @@ static int exit_code(int launched)
     return launched;
 }
 
+/* The launcher reads --comm, then FSDP_COMM: the command line beats the variable, which beats the file. */
+static void choose_comm(const train_options *opts)
+{
+    const char *comm = opts->config.parallel.comm;
+    const bool is_given = train_option_is_given(opts, "parallel.comm");
+    if (strcmp(comm, "auto") != 0)
+        setenv("FSDP_COMM", comm, is_given);
+    else if (is_given)
+        unsetenv("FSDP_COMM");
+}
+
 int main(int argc, char **argv)
 {
     static train_options opts;
@@ -222,7 +233,6 @@ int main(int argc, char **argv)
     (void)fsdp_nn_cpu_products(); /* before threads */
     if (opts.run)
         train_catch_signals();
-    if (strcmp(opts.config.parallel.comm, "auto") != 0)
-        setenv("FSDP_COMM", opts.config.parallel.comm, 0);
+    choose_comm(&opts);
     return exit_code(fsdp_launch(argc, argv, run_rank, &opts));
 }

@@ -328,8 +328,8 @@ static fsdp_status verify_resolved(verify_report *report, const char *path,
     char *resolved = NULL;
     fsdp_error found = {0};
     FSDP_TRY(cli_check_not_inside(path, err));
-    fsdp_status status =
-        fsdp_checkpoint_resolve(path, &opts->watch, cli_access(), &resolved, &found);
+    const fsdp_open_opts open = {.whole = true, .access = *cli_access()};
+    fsdp_status status = fsdp_checkpoint_resolve(path, &open, &opts->watch, &resolved, &found);
     if (status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_REFUSED || status == FSDP_ERR_USAGE) {
         *err = found;
         return status;
@@ -500,16 +500,45 @@ static fsdp_status verify_paths(const verify_options *opts)
 
 /* --- the newest good one ---------------------------------------------------------------------- */
 
-/* A run of another program means its newest step that opens. */
+/* Keeps the text of the first fault in an fsdp_error. */
+static void keep_fault(void *context, const fsdp_finding *finding)
+{
+    fsdp_error *fault = context;
+    if (finding->kind == FSDP_FINDING_DAMAGE && fault->status == FSDP_OK)
+        (void)fsdp_fail(fault, FSDP_DIFFERS, "%s", finding->text);
+}
+
+static fsdp_status check_latest(const verify_options *opts, const fsdp_watch *watch,
+                                const char *path, fsdp_error *err)
+{
+    fsdp_error fault = {0};
+    const fsdp_verify_opts verify = {.level = opts->level,
+                                     .digests = FSDP_DIGESTS_USE,
+                                     .threads = opts->common.jobs,
+                                     .memory = opts->common.memory,
+                                     .finding = keep_fault,
+                                     .finding_context = &fault,
+                                     .watch = *watch,
+                                     .access = *cli_access()};
+    fsdp_status st = fsdp_checkpoint_verify(path, &verify, NULL, err);
+    if (st != FSDP_DIFFERS)
+        return st;
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is the newest that opens, and does not verify: %s", path, fault.text);
+}
+
+/* A run of another program means its newest step that opens; older ones are not tried. */
 static fsdp_status find_latest(const verify_options *opts, const fsdp_watch *watch, char **path_out,
                                fsdp_error *err)
 {
     const char *run = opts->paths[0];
     if (!cli_is_run(run) && access(run, F_OK) == 0) {
-        FSDP_TRY(fsdp_checkpoint_resolve(run, watch, cli_access(), path_out, err));
+        const fsdp_open_opts open = {.whole = true, .access = *cli_access()};
+        FSDP_TRY(fsdp_checkpoint_resolve(run, &open, watch, path_out, err));
         if (strcmp(*path_out, run) != 0)
-            return FSDP_OK;
+            return check_latest(opts, watch, *path_out, err);
         fsdp_string_free(*path_out);
+        *path_out = NULL;
     }
     return fsdp_run_latest(run, opts->level, watch, cli_access(), path_out, err);
 }
@@ -520,7 +549,11 @@ static fsdp_status print_latest(const verify_options *opts, fsdp_error *err)
     fsdp_text text = {0};
     char *path = NULL;
     FSDP_TRY(cli_check_not_checkpoint(opts->paths[0], err));
-    FSDP_TRY(find_latest(opts, &watch, &path, err));
+    fsdp_status st = find_latest(opts, &watch, &path, err);
+    if (st != FSDP_OK) {
+        fsdp_string_free(path);
+        return st;
+    }
     if (opts->common.json) {
         fsdp_text_addf(&text, "{\"schema\": 1, ");
         add_text_member(&text, "latest", path);

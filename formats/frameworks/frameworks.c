@@ -10,63 +10,6 @@
 
 enum { DEEPEST = 6, FOLDERS_MOST = 64, LOOKS_MOST = 4096, NAMES_SHOWN = 5, HEAD = 64 };
 
-/* --- patterns --------------------------------------------------------------------------------- */
-
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
-/* The pattern ends at `end`. The depth of the recursion is the number of '*' in it. */
-static bool match(const char *pattern, const char *end, const char *name, int64_t *number)
-{
-    for (; pattern < end; pattern++) {
-        if (*pattern == '*') {
-            do
-                if (match(pattern + 1, end, name, number))
-                    return true;
-            while (*name++);
-            return false;
-        }
-        if (*pattern == '#') {
-            int64_t value = 0;
-            if (!is_digit(*name))
-                return false;
-            for (; is_digit(*name); name++)
-                value = value < INT64_MAX / 10 - 1 ? value * 10 + (*name - '0') : value;
-            *number = value;
-            continue;
-        }
-        if (*pattern == '{') {
-            if (!is_digit(*name))
-                return false;
-            name += strspn(name, "0123456789");
-            while (pattern + 1 < end && *pattern != '}')
-                pattern++;
-            continue;
-        }
-        if (*name++ != *pattern)
-            return false;
-    }
-    return *name == '\0';
-}
-
-bool fsdp_framework_matches(const char *list, const char *name, int64_t *number_out)
-{
-    int64_t number = -1;
-    for (const char *at = list; at;) {
-        const char *bar = strchr(at, '|');
-        number = -1;
-        if (match(at, bar ? bar : at + strlen(at), name, &number)) {
-            if (number_out)
-                *number_out = number;
-            return true;
-        }
-        at = bar ? bar + 1 : NULL;
-    }
-    return false;
-}
-
 /* --- a directory ------------------------------------------------------------------------------- */
 
 typedef struct seen_folder {
@@ -76,8 +19,10 @@ typedef struct seen_folder {
     fsdp_io_names members; /* of the row that fits, as they are opened */
     fsdp_framework_note note;
     void *context;
-    int deeper; /* folders that the way may still go down from here */
-    int *left;  /* listings and opens that the whole way may still make; -1: it wanted more */
+    const fsdp_framework_row *row; /* that fits; NULL: none */
+    bool whole;                    /* the way ends at a row with parts, not at its model */
+    int deeper;                    /* folders that the way may still go down from here */
+    int *left; /* listings and opens that the whole way may still make; -1: it wanted more */
 } seen_folder;
 
 static fsdp_status resolve(const seen_folder *way, const char *path, char **path_out,
@@ -292,14 +237,24 @@ static fsdp_status find_only(const seen_folder *folder, const char **name_out, f
 
 /* --- the way ------------------------------------------------------------------------------------- */
 
+/* Is it left out when the model alone is read? */
+static bool is_other(const fsdp_framework_row *row, const char *name)
+{
+    if (!row)
+        return fsdp_framework_matches(fsdp_framework_no_model, name, NULL);
+    for (int i = 0; i < FSDP_FRAMEWORK_PARTS && row->parts[i].names; i++)
+        if (fsdp_framework_matches(row->parts[i].names, name, NULL))
+            return true;
+    return row->others && fsdp_framework_matches(row->others, name, NULL);
+}
+
 /* "; optimizer left out: A, B", or "; left out: C" */
-static void add_others(const seen_folder *folder, const char *others, bool is_optim,
-                       fsdp_text *text)
+static void add_others(const seen_folder *folder, bool is_optim, fsdp_text *text)
 {
     size_t shown = 0;
     for (size_t i = 0; i < folder->names.count; i++) {
         const char *name = folder->names.items[i];
-        if (!fsdp_framework_matches(others, name, NULL) ||
+        if (!is_other(folder->row, name) ||
             fsdp_framework_matches("optim*", name, NULL) != is_optim)
             continue;
         if (shown++ < NAMES_SHOWN)
@@ -313,17 +268,19 @@ static void add_others(const seen_folder *folder, const char *others, bool is_op
         fsdp_text_addf(text, " and %zu more", shown - NAMES_SHOWN);
 }
 
-static void tell(const seen_folder *folder, const char *member, const fsdp_framework_row *row)
+static void tell(const seen_folder *folder, const char *member, const fsdp_io_names *parts)
 {
+    const fsdp_framework_row *row = folder->row;
     fsdp_text text = {0};
     if (!folder->note)
         return;
     fsdp_text_addf(&text, "'%s'%s%s%s is read as '%s'", folder->path, row ? " (" : "",
                    row ? row->made_by : "", row ? ")" : "", member);
-    const char *others = row ? row->others : fsdp_framework_no_model;
-    if (others) {
-        add_others(folder, others, true, &text);
-        add_others(folder, others, false, &text);
+    for (size_t i = 0; i < parts->count; i++)
+        fsdp_text_addf(&text, "%s'%s'", i + 1 < parts->count ? ", " : " and ", parts->items[i]);
+    if (parts->count == 0) {
+        add_others(folder, true, &text);
+        add_others(folder, false, &text);
     }
     if (!text.failed)
         folder->note(folder->context, text.data);
@@ -339,18 +296,153 @@ static void tell_skipped(const seen_folder *folder, const char *name, const char
     fsdp_text_release(&text);
 }
 
+/* --- parts --------------------------------------------------------------------------------------- */
+
+/* A part of the row as it is opened, when it is there. names may be "DIR/NAME". */
+static fsdp_status find_part(const seen_folder *folder, const char *names, const char *member,
+                             char **name_out, fsdp_error *err)
+{
+    char *pattern = fsdp_framework_spell(folder->row->member, member, names);
+    *name_out = NULL;
+    if (!pattern)
+        return fsdp_fail_memory(err, folder->path);
+    bool is_there = strchr(pattern, '/') && kind_of(folder, pattern) == FSDP_FILE_REGULAR;
+    for (size_t i = 0; i < folder->names.count && !is_there && !strchr(pattern, '#'); i++)
+        is_there = fsdp_framework_matches(pattern, folder->names.items[i], NULL);
+    if (is_there)
+        *name_out = pattern;
+    else
+        fsdp_free(pattern);
+    return FSDP_OK;
+}
+
+/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. */
+static fsdp_status find_parts(const seen_folder *folder, const char *member,
+                              char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out,
+                              fsdp_error *err)
+{
+    *count_out = 0;
+    memset(parts_out, 0, FSDP_FRAMEWORK_PARTS * sizeof *parts_out);
+    for (int i = 0; i < FSDP_FRAMEWORK_PARTS && folder->row && folder->row->parts[i].names; i++) {
+        FSDP_TRY(find_part(folder, folder->row->parts[i].names, member, &parts_out[i], err));
+        *count_out += parts_out[i] != NULL;
+    }
+    return FSDP_OK;
+}
+
+static void release_parts(char *parts[FSDP_FRAMEWORK_PARTS])
+{
+    for (int i = 0; i < FSDP_FRAMEWORK_PARTS; i++)
+        fsdp_free(parts[i]);
+}
+
+typedef struct part_lack {
+    const fsdp_source_opts *opts;
+    const fsdp_framework_part *part;
+} part_lack;
+
+static bool may_lack_below(const part_lack *lack, const char *name, size_t size)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "%s%s", lack->part->key, lack->part->key[0] ? "." : "");
+    fsdp_text_add(&text, name, size);
+    bool may = !text.failed && lack->opts->may_lack(lack->opts->context, text.data, text.size);
+    fsdp_text_release(&text);
+    return may;
+}
+
+/* The caller knows the names of the whole; the join asks again for the right one of the two. */
+static bool may_lack(void *context, const char *name, size_t size)
+{
+    const part_lack *lack = context;
+    size_t own = lack->part->own_key ? strlen(lack->part->own_key) : 0;
+    bool has_own =
+        own > 0 && size > own && name[own] == '.' && memcmp(name, lack->part->own_key, own) == 0;
+    return may_lack_below(lack, name, size) ||
+           (has_own && may_lack_below(lack, name + own + 1, size - own - 1));
+}
+
+static fsdp_status open_part(const seen_folder *folder, const char *name,
+                             const fsdp_framework_part *part, const fsdp_source_opts *opts,
+                             fsdp_source **source_out, fsdp_error *err)
+{
+    part_lack lack = {opts, part};
+    fsdp_source_opts own = opts ? *opts : (fsdp_source_opts){0};
+    char *path = fsdp_path_join(folder->path, name);
+    if (own.may_lack) {
+        own.may_lack = may_lack;
+        own.context = &lack;
+    }
+    fsdp_status st = !path ? fsdp_fail_memory(err, "a path")
+                     : !may_look(folder)
+                         ? fail_looks(folder->path, err)
+                         : fsdp_source_open(folder->io, path, &own, source_out, err);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status open_whole(const seen_folder *folder, const char *member,
+                              char *const parts[FSDP_FRAMEWORK_PARTS], const fsdp_source_opts *opts,
+                              fsdp_source **source_out, fsdp_error *err)
+{
+    static const fsdp_framework_part model = {NULL, "model", "model"};
+    fsdp_source_part opened[FSDP_FRAMEWORK_PARTS + 1] = {
+        {.key = model.key, .own_key = model.own_key}};
+    size_t count = 1;
+    fsdp_status st = open_part(folder, member, &model, opts, &opened[0].source, err);
+    for (int i = 0; i < FSDP_FRAMEWORK_PARTS && st == FSDP_OK; i++) {
+        const fsdp_framework_part *part = &folder->row->parts[i];
+        if (!parts[i])
+            continue;
+        opened[count] = (fsdp_source_part){.key = part->key, .own_key = part->own_key};
+        st = open_part(folder, parts[i], part, opts, &opened[count].source, err);
+        if (st != FSDP_OK && err) {
+            fsdp_error found = *err;
+            fsdp_fail(err, st, "%s; '%s/%s' is the model alone", found.text, folder->path, member);
+            err->errnum = found.errnum;
+        }
+        count++;
+    }
+    if (st == FSDP_OK)
+        return fsdp_source_join(folder->path, opened, count, opts, source_out, err);
+    for (size_t i = 0; i < count; i++)
+        fsdp_source_close(opened[i].source);
+    return st;
+}
+
+/* True in *is_whole_out: the directory is a row with parts, which are opened together. */
+static fsdp_status open_row(const seen_folder *folder, const char *member,
+                            const fsdp_source_opts *opts, bool *is_whole_out,
+                            fsdp_source **source_out, fsdp_error *err)
+{
+    char *parts[FSDP_FRAMEWORK_PARTS];
+    size_t count;
+    fsdp_status st = find_parts(folder, member, parts, &count, err);
+    *is_whole_out = count > 0;
+    if (st == FSDP_OK && count > 0)
+        st = open_whole(folder, member, parts, opts, source_out, err);
+    release_parts(parts);
+    return st;
+}
+
 /* Does a step open? *is_good_out false: it is damaged, which err says. */
 static fsdp_status try_step(const seen_folder *folder, const char *name, bool *is_good_out,
                             fsdp_error *err)
 {
     char *path = fsdp_path_join(folder->path, name), *member = NULL;
     fsdp_source *source = NULL;
-    const seen_folder way = {.io = folder->io, .deeper = folder->deeper - 1, .left = folder->left};
+    bool is_whole = false;
+    const seen_folder way = {.io = folder->io,
+                             .whole = folder->whole,
+                             .deeper = folder->deeper - 1,
+                             .left = folder->left};
     fsdp_status st = path ? resolve(&way, path, &member, err) : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK && !may_look(folder))
         st = fail_looks(folder->path, err);
-    if (st == FSDP_OK)
-        st = fsdp_source_open(folder->io, member ? member : path, NULL, &source, err);
+    if (st == FSDP_OK && folder->row && folder->whole)
+        st = open_row(folder, name, NULL, &is_whole, &source, err);
+    if (st == FSDP_OK && !is_whole)
+        st = fsdp_framework_open(folder->io, member ? member : path, NULL, &source, err);
     fsdp_source_close(source);
     fsdp_free(member);
     fsdp_free(path);
@@ -401,21 +493,6 @@ static fsdp_status find_newest(const seen_folder *folder, const char *steps, con
     return FSDP_OK;
 }
 
-/* A member as it is opened: the file itself, or the pattern of rank files with its number. */
-static char *spell_member(const char *member, const char *name, int64_t number)
-{
-    const char *hash = strchr(member, '#');
-    fsdp_text text = {0};
-    if (!strchr(member, '{'))
-        return fsdp_strndup(name, strlen(name));
-    if (!hash)
-        return fsdp_strndup(member, strlen(member));
-    fsdp_text_addf(&text, "%.*s%" PRId64 "%s", (int)(hash - member), member, number, hash + 1);
-    char *spelled = text.failed ? NULL : fsdp_strndup(text.data, text.size);
-    fsdp_text_release(&text);
-    return spelled;
-}
-
 /* Rank files of one number stand side by side among the sorted names. */
 static fsdp_status list_members(seen_folder *folder, const char *member, fsdp_error *err)
 {
@@ -424,10 +501,11 @@ static fsdp_status list_members(seen_folder *folder, const char *member, fsdp_er
     if (!members->items)
         return fsdp_fail_memory(err, folder->path);
     for (size_t i = 0; i < folder->names.count; i++) {
-        int64_t number;
-        if (!fsdp_framework_matches(member, folder->names.items[i], &number))
+        if (!fsdp_framework_matches(member, folder->names.items[i], NULL))
             continue;
-        char *spelled = spell_member(member, folder->names.items[i], number);
+        const char *name = folder->names.items[i];
+        char *spelled = strchr(member, '{') ? fsdp_framework_spell(member, name, member)
+                                            : fsdp_strndup(name, strlen(name));
         if (!spelled)
             return fsdp_fail_memory(err, folder->path);
         if (members->count > 0 && strcmp(members->items[members->count - 1], spelled) == 0)
@@ -452,19 +530,19 @@ static fsdp_status find_member(seen_folder *folder, const fsdp_framework_row *ro
 }
 
 /* The next name on the way, NULL: the directory itself is the checkpoint, or nothing is known of it. */
-static fsdp_status find_next(seen_folder *folder, const char **name_out,
-                             const fsdp_framework_row **row_out, fsdp_error *err)
+static fsdp_status find_next(seen_folder *folder, const char **name_out, fsdp_error *err)
 {
     bool is_known = false;
-    const fsdp_framework_row *row = *row_out = find_row(folder);
+    const fsdp_framework_row *row = find_row(folder);
     *name_out = NULL;
     FSDP_TRY(check_pointers(folder, err));
     /* Hubs hold the same weights once more for other programs. */
     if (row && row->say && find(folder, "*.safetensors|pytorch_model*.bin"))
-        row = *row_out = NULL;
+        row = NULL;
     if (row && row->say)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a directory of %s: %s", folder->path,
                          row->made_by, row->say);
+    folder->row = row;
     if (row)
         return find_member(folder, row, name_out, err);
     if (!may_look(folder))
@@ -476,15 +554,34 @@ static fsdp_status find_next(seen_folder *folder, const char **name_out,
     return steps ? find_newest(folder, steps, name_out, err) : find_only(folder, name_out, err);
 }
 
+/* Tells what is read; true in *is_whole_out: the row with all of its parts, which ends the way. */
+static fsdp_status tell_member(const seen_folder *folder, const char *name, bool *is_whole_out,
+                               fsdp_error *err)
+{
+    char *parts[FSDP_FRAMEWORK_PARTS], *there[FSDP_FRAMEWORK_PARTS];
+    size_t count;
+    fsdp_io_names told = {.items = there};
+    fsdp_status st = find_parts(folder, name, parts, &count, err);
+    for (int i = 0; i < FSDP_FRAMEWORK_PARTS && folder->whole; i++)
+        if (parts[i])
+            there[told.count++] = parts[i];
+    if (st == FSDP_OK)
+        tell(folder, name, &told);
+    *is_whole_out = told.count > 0;
+    release_parts(parts);
+    return st;
+}
+
 static fsdp_status step_down(seen_folder *folder, char **path, bool *is_end_out, fsdp_error *err)
 {
     const char *name;
-    const fsdp_framework_row *row;
-    FSDP_TRY(find_next(folder, &name, &row, err));
+    FSDP_TRY(find_next(folder, &name, err));
     *is_end_out = name == NULL;
     if (!name)
         return FSDP_OK;
-    tell(folder, name, row);
+    FSDP_TRY(tell_member(folder, name, is_end_out, err));
+    if (*is_end_out)
+        return FSDP_OK;
     char *next = fsdp_path_join(folder->path, name);
     if (!next)
         return fsdp_fail_memory(err, "a path");
@@ -529,48 +626,53 @@ static fsdp_status resolve(const seen_folder *way, const char *path, char **path
     return st;
 }
 
-fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, fsdp_framework_note note,
-                                   void *context, char **path_out, fsdp_error *err)
+fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, const fsdp_framework_way *given,
+                                   char **path_out, fsdp_error *err)
 {
     int left = LOOKS_MOST;
-    const seen_folder way = {
-        .io = io, .note = note, .context = context, .deeper = DEEPEST, .left = &left};
+    const seen_folder way = {.io = io,
+                             .note = given->note,
+                             .context = given->context,
+                             .whole = given->whole,
+                             .deeper = DEEPEST,
+                             .left = &left};
     return resolve(&way, path, path_out, err);
 }
 
-/* --- configurations ------------------------------------------------------------------------------ */
+/* --- opening ------------------------------------------------------------------------------------- */
 
-static bool holds_config(fsdp_io *io, const char *dir)
+static fsdp_status open_folder(seen_folder *folder, const fsdp_source_opts *opts,
+                               bool *is_whole_out, fsdp_source **source_out, fsdp_error *err)
 {
-    bool is_there = false;
-    for (size_t i = 0; fsdp_framework_config_names[i] && !is_there; i++) {
-        char *path = fsdp_path_join(dir, fsdp_framework_config_names[i]);
-        is_there = path && fsdp_io_exists(io, path);
-        fsdp_free(path);
-    }
-    return is_there;
+    const char *name;
+    FSDP_TRY(look_into(folder, err));
+    folder->row = find_row(folder);
+    if (!folder->row || !folder->row->member || !folder->row->parts[0].names)
+        return FSDP_OK;
+    FSDP_TRY(find_member(folder, folder->row, &name, err));
+    return name ? open_row(folder, name, opts, is_whole_out, source_out, err) : FSDP_OK;
 }
 
-fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err)
+static void tell_nobody(void *context, const char *text)
 {
+    (void)context;
+    (void)text;
+}
+
+fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
+                                fsdp_source **source_out, fsdp_error *err)
+{
+    int left = LOOKS_MOST;
+    bool is_whole = false;
     fsdp_file_info info;
-    bool is_directory = io->ops->info(io, path, &info) == 0 && info.kind == FSDP_FILE_DIRECTORY;
-    const char *slash = strrchr(path, '/');
-    char *base = is_directory ? fsdp_strndup(path, strlen(path))
-                 : slash      ? fsdp_strndup(path, (size_t)(slash - path))
-                              : fsdp_strndup(".", 1);
-    *dir_out = NULL;
-    if (!base)
-        return fsdp_fail_memory(err, "a path");
-    for (size_t i = 0; fsdp_framework_configs[i] && !*dir_out; i++) {
-        bool is_here = strcmp(fsdp_framework_configs[i], ".") == 0;
-        char *dir = is_here ? fsdp_strndup(base, strlen(base))
-                            : fsdp_path_join(base, fsdp_framework_configs[i]);
-        if (dir && holds_config(io, dir))
-            *dir_out = dir;
-        else
-            fsdp_free(dir);
-    }
-    fsdp_free(base);
-    return FSDP_OK;
+    fsdp_status st = FSDP_OK;
+    seen_folder folder = {
+        .io = io, .path = path, .note = tell_nobody, .whole = true, .deeper = 1, .left = &left};
+    *source_out = NULL;
+    if (!(opts && opts->format) && io->ops->info(io, path, &info) == 0 &&
+        info.kind == FSDP_FILE_DIRECTORY)
+        st = open_folder(&folder, opts, &is_whole, source_out, err);
+    fsdp_io_names_release(&folder.members);
+    fsdp_io_names_release(&folder.names);
+    return st == FSDP_OK && !is_whole ? fsdp_source_open(io, path, opts, source_out, err) : st;
 }

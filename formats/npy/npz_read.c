@@ -123,22 +123,33 @@ static bool next_dtype(const char **list, fsdp_dtype *dtype_out)
 {
     const char *name = *list;
     size_t size = strcspn(name, ",");
-    if (size == 0)
+    if (*name == '\0')
         return false;
     *list += size + (name[size] == ',');
     *dtype_out = fsdp_dtype_from_typed(name, size);
     return true;
 }
 
+/* Every item is a dtype, and no two have the same size. */
 static fsdp_status check_options(const fsdp_source_opts *opts, fsdp_error *err)
 {
-    fsdp_dtype dtype;
-    const char *list = opts && opts->void_as ? opts->void_as : "";
-    for (const char *name = list; next_dtype(&list, &dtype); name = list)
-        if (dtype == FSDP_DTYPE_NONE)
+    enum { MOST_BYTES = 16 }; /* of an element: c128 */
+    fsdp_dtype dtype, of_size[MOST_BYTES + 1] = {FSDP_DTYPE_NONE};
+    const char *list = opts ? opts->void_as : NULL;
+    for (bool more = list != NULL; more; more = *list != '\0') {
+        const char *name = list;
+        if (!next_dtype(&list, &dtype) || dtype == FSDP_DTYPE_NONE)
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "--void-as: '%.*s' is no dtype, such as bf16 or f8_e4m3fn",
                              (int)strcspn(name, ","), name);
+        fsdp_dtype *other = &of_size[fsdp_dtype_size(dtype)];
+        if (*other != FSDP_DTYPE_NONE && *other != dtype)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "--void-as: elements of %zu bytes are %s or %s: name one of them",
+                             fsdp_dtype_size(dtype), fsdp_dtype_name(*other),
+                             fsdp_dtype_name(dtype));
+        *other = dtype;
+    }
     return FSDP_OK;
 }
 

@@ -28,9 +28,17 @@ fsdp_status rank_files_new_entry(rank_files *set, const char *name, size_t name_
     if (!copy ||
         !fsdp_grow(&set->entries, &set->entry_room, set->entry_count + 1, sizeof *set->entries))
         return fsdp_fail_memory(err, "the names of ranks");
+    size_t count;
+    const int32_t *nesting = fsdp_source_nesting(set->source, &count);
+    FSDP_TRY(rank_files_spend(set, count, err));
+    int32_t *path = fsdp_arena_alloc(&set->arena, count, sizeof *path);
+    if (!path)
+        return fsdp_fail_memory(err, "the names of ranks");
+    if (count > 0)
+        memcpy(path, nesting, count * sizeof *path);
     *number_out = set->entry_count;
-    set->entries[set->entry_count++] =
-        (rank_entry){.name = copy, .name_size = name_size, .last_rank = -1};
+    set->entries[set->entry_count++] = (rank_entry){
+        .name = copy, .name_size = name_size, .path = path, .path_count = count, .last_rank = -1};
     return FSDP_OK;
 }
 

@@ -121,6 +121,8 @@ typedef struct rank_item {
 typedef struct rank_entry {
     const char *name;
     size_t name_size;
+    const int32_t *path;       /* how the first rank that has it nests it (name_path.h) */
+    size_t path_count;
     size_t twin;               /* next entry of this name, when a file has it twice; 0: none */
     int last_rank;             /* last rank that has it */
     bool is_spread, is_hidden;

@@ -275,7 +275,11 @@ fsdp_status rank_files_merge(rank_files *set, fsdp_error *err)
         rank_entry *entry = &set->entries[i];
         if (entry->is_hidden)
             continue;
-        FSDP_TRY(entry->is_spread ? add_spread(set, entry, err) : add_plain(set, entry, err));
+        fsdp_source_nest(set->source, entry->path, entry->path_count);
+        fsdp_status st =
+            entry->is_spread ? add_spread(set, entry, err) : add_plain(set, entry, err);
+        fsdp_source_nest(set->source, NULL, 0);
+        FSDP_TRY(st);
     }
     return FSDP_OK;
 }

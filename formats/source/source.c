@@ -191,6 +191,12 @@ void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count)
     source->nesting_count = count;
 }
 
+const int32_t *fsdp_source_nesting(const fsdp_source *source, size_t *count_out)
+{
+    *count_out = source->nesting_count;
+    return source->nesting;
+}
+
 /* size: length of the name before it was made unique, which lengthened its last element. */
 static fsdp_status take_path(fsdp_source *source, const char *name, size_t size,
                              fsdp_source_entry *entry, fsdp_error *err)
@@ -274,6 +280,19 @@ fsdp_status fsdp_source_add_inner(fsdp_source *source, fsdp_dtype dtype, int ndi
     if (status != FSDP_OK)
         fsdp_error_prefix(err, "'%s': a tensor inside a value", source->path);
     return status;
+}
+
+fsdp_status fsdp_source_name_tensor(fsdp_source *source, size_t tensor, const char *name,
+                                    size_t size, fsdp_error *err)
+{
+    fsdp_source_entry *entry;
+    FSDP_TRY(add_entry(source, name, size, &entry, err));
+    entry->is_tensor = true;
+    entry->tensor = tensor;
+    source->tensors[tensor].name = entry->name;
+    source->tensors[tensor].name_size = entry->name_size;
+    source->tensors[tensor].is_inner = false;
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t name_size,

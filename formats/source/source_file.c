@@ -353,27 +353,42 @@ fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool ben
     return FSDP_OK;
 }
 
-static fsdp_status take_note(fsdp_source *source, const fsdp_io_noted *noted, fsdp_error *err)
+fsdp_status fsdp_source_take_file(fsdp_source *source, const source_file *from, bool is_noted,
+                                  int *number_out, fsdp_error *err)
 {
-    size_t size = strlen(noted->path);
-    if (fsdp_name_table_find(&source->paths, noted->path, size))
+    size_t size = strlen(from->path);
+    const uint64_t *known = fsdp_name_table_find(&source->paths, from->path, size);
+    if (known) {
+        *number_out = (int)*known;
         return FSDP_OK;
-    const char *path = fsdp_arena_strndup(&source->arena, noted->path, size);
-    if (!path || source->file_count >= INT32_MAX ||
-        !fsdp_grow(&source->files, &source->file_room, source->file_count + 1,
-                   sizeof *source->files) ||
-        !fsdp_name_table_put(&source->paths, path, size, source->file_count))
-        return fsdp_fail_memory(err, noted->path);
-    source->files[source->file_count++] = (source_file){.path = path, .info = noted->info};
-    source->noted_count++;
+    }
+    source_file file = {.path = fsdp_arena_strndup(&source->arena, from->path, size),
+                        .info = from->info,
+                        .is_beneath = from->is_beneath};
+    bool is_full = !file.path || source->file_count >= INT32_MAX ||
+                   !fsdp_grow(&source->files, &source->file_room, source->file_count + 1,
+                              sizeof *source->files) ||
+                   !fsdp_name_table_put(&source->paths, file.path, size, source->file_count);
+    for (int i = 0; i < FSDP_SOURCE_CODE && from->code[i] && !is_full; i++) {
+        file.code[i] = fsdp_arena_strndup(&source->arena, from->code[i], strlen(from->code[i]));
+        is_full = !file.code[i];
+    }
+    if (is_full)
+        return fsdp_fail_memory(err, from->path);
+    source->files[source->file_count] = file;
+    source->noted_count += is_noted;
+    *number_out = (int)source->file_count++;
     return FSDP_OK;
 }
 
 fsdp_status fsdp_source_take_notes(fsdp_source *source, const fsdp_io_note *note, fsdp_error *err)
 {
+    int number;
     source->io = note->inner;
     for (size_t i = 0; i < note->count; i++)
-        FSDP_TRY(take_note(source, &note->items[i], err));
+        FSDP_TRY(fsdp_source_take_file(
+            source, &(source_file){.path = note->items[i].path, .info = note->items[i].info}, true,
+            &number, err));
     return FSDP_OK;
 }
 

@@ -94,6 +94,17 @@ void fsdp_source_close_files(fsdp_source *source);
  * source reads without notes afterwards. */
 fsdp_status fsdp_source_take_notes(fsdp_source *source, const fsdp_io_note *note, fsdp_error *err);
 
+/* Adds a file of another source, which is opened when it is read; is_noted: never. A path that was added gets
+ * its old number. */
+fsdp_status fsdp_source_take_file(fsdp_source *source, const source_file *from, bool is_noted,
+                                  int *number_out, fsdp_error *err);
+
+/* --- source.c --- */
+
+/* Makes a tensor that was added as an inner one an entry. */
+fsdp_status fsdp_source_name_tensor(fsdp_source *source, size_t tensor, const char *name, size_t size,
+                                    fsdp_error *err);
+
 /* --- source_missing.c --- */
 
 /* Marks an incomplete tensor as missing if the options allow that (*may_out). */
@@ -114,6 +125,7 @@ const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t
 enum { FSDP_READER_BYTES = 1 << 20 };
 /* Allocates the reader's buffer unless it has one. */
 fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err);
+const fsdp_source_stream *fsdp_packed_where(const packed_stream *stream);
 int64_t fsdp_packed_stored(const packed_stream *stream);
 int64_t fsdp_packed_size(const packed_stream *stream);
 /* Bytes of memory for decoding: the whole stream, or a ring of its last bytes. */

@@ -371,7 +371,9 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t number, const fsdp_box 
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read of a box outside of its tensor");
     if (fsdp_box_count(box) == 0)
         return FSDP_OK;
-    if (source->ops.read && !source->ops.place && is_own_storage(tensor))
+    bool reads = source->ops.reads ? source->ops.reads(source->state, number)
+                                   : source->ops.read && !source->ops.place;
+    if (reads && is_own_storage(tensor))
         return source->ops.read(source->state, number, box, data, err);
     FSDP_TRY(fsdp_reader_prepare(reader, err));
     box_read read = {source, reader, tensor, box, data};

@@ -64,6 +64,11 @@ int64_t fsdp_source_stream_size(const fsdp_source *source, int stream)
     return source->streams[stream]->where.size;
 }
 
+const fsdp_source_stream *fsdp_packed_where(const packed_stream *stream)
+{
+    return &stream->where;
+}
+
 int64_t fsdp_packed_stored(const packed_stream *stream)
 {
     return stream->where.stored;
@@ -485,7 +490,8 @@ void fsdp_source_count_checked(fsdp_source *source, int64_t bytes)
 
 int64_t fsdp_source_checked_bytes(const fsdp_source *source)
 {
-    return atomic_load(&source->checked_bytes);
+    int64_t bytes = source->ops.checked_bytes ? source->ops.checked_bytes(source->state) : 0;
+    return bytes + atomic_load(&source->checked_bytes);
 }
 
 fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check,

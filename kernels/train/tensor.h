@@ -5,8 +5,8 @@
  * arithmetic makes are the one positive quiet NaN, so that even their bits depend on no order. Data may lie
  * at any address; aligned data is faster. Buffers are the same or do not overlap, unless a call says so.
  *
- * The room kernels/train takes and returns tensors in host memory. The runtime and kernels/nn call it;
- * programs use rects.h.
+ * The room kernels/train takes and returns tensors in host memory. The runtime, kernels/nn and
+ * statedict/expect call it; programs use rects.h.
  */
 #ifndef FSDP_TENSOR_H
 #define FSDP_TENSOR_H

@@ -45,6 +45,7 @@ static fsdp_status hyper_value(const fsdp_state_hyper *from, fsdp_value *value_o
         *value_out = fsdp_value_f64(*from->numbers[0]);
     else
         FSDP_TRY(fsdp_value_set_items(value_out, FSDP_VALUE_LIST, 2, err));
+    value_out->is_tuple = value_out->kind == FSDP_VALUE_LIST; /* as PyTorch has betas */
     for (size_t i = 0; value_out->kind == FSDP_VALUE_LIST && i < 2; i++)
         value_out->as.list.items[i] = fsdp_value_f64(*from->numbers[i]);
     return FSDP_OK;

@@ -12,6 +12,7 @@
 #include "base/data/name_path.h"
 #include "base/core/pool.h"
 #include "base/data/value_internal.h"
+#include "formats/frameworks.h"
 #include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/layout_internal.h"
@@ -552,7 +553,7 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
-    FSDP_TRY(fsdp_source_open(checkpoint->io, path, &opts, &checkpoint->source, err));
+    FSDP_TRY(fsdp_framework_open(checkpoint->io, path, &opts, &checkpoint->source, err));
     const char *format = fsdp_source_format(checkpoint->source);
     if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,

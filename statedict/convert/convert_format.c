@@ -19,6 +19,16 @@ bool fsdp_convert_keeps_work(const char *format)
     return !target || target->ops;
 }
 
+bool fsdp_convert_takes_whole(const fsdp_convert_opts *opts)
+{
+    if (!opts)
+        return false;
+    const fsdp_target_format *target = opts->format ? fsdp_target_find(opts->format) : NULL;
+    bool is_model = target && target->limits.model_only;
+    return opts->select.only == FSDP_ONLY_DEFAULT ? !is_model && !opts->select.part
+                                                  : opts->select.only != FSDP_ONLY_MODEL;
+}
+
 static const struct {
     const char *suffix, *format;
 } suffixes[] = {{".safetensors", "safetensors"},

@@ -14,7 +14,9 @@ enum { DIRECT_MOST = 16 << 20, BUFFER_MOST = 1 << 20, BUFFER_LEAST = 64 << 10 };
 fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
                               fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_checkpoint_open(from, &opts->open, checkpoint_out, err));
+    fsdp_open_opts open = opts->open;
+    open.whole = fsdp_convert_takes_whole(opts);
+    FSDP_TRY(fsdp_checkpoint_open(from, &open, checkpoint_out, err));
     bool is_empty = fsdp_sd_count((*checkpoint_out)->manifest.sd) == 0;
     if (!is_empty || fsdp_checkpoint_missing_count(*checkpoint_out) == 0)
         return FSDP_OK;

@@ -58,7 +58,7 @@ fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_o
     fsdp_parts parts;
     fsdp_text rules = {0};
     size_t count = 0;
-    FSDP_TRY(fsdp_checkpoint_resolve(from->path, &opts->watch, &opts->access, &model->path, err));
+    FSDP_TRY(fsdp_checkpoint_resolve(from->path, &open, &opts->watch, &model->path, err));
     FSDP_TRY(fsdp_checkpoint_open(model->path, &open, &model->checkpoint, err));
     bool is_known = from->model_type && from->model_type[0];
     const fsdp_names_known known = {.paths = model->checkpoint->source != NULL,

@@ -9,6 +9,7 @@
 
 #include "base/core/pool.h"
 #include "kernels/kernels.h"
+#include "kernels/train/tensor.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/sd/meter.h"
 #include "statedict/transfer/pipeline.h"
@@ -99,15 +100,21 @@ static bool may_not_be_zero(const fsdp_entry *entry, const fsdp_entry *tensor)
 typedef struct tensor_scan {
     value_job *job;
     value_facts *facts;
-    fsdp_stats stats;
     fsdp_hasher *hasher;
-    int64_t each; /* bytes of an expert in a stacked tensor, or 0 */
-    int64_t done; /* bytes that were read */
+    char first[16]; /* element of the tensor */
+    int64_t each;   /* bytes of an expert in a stacked tensor, or 0 */
+    int64_t done;   /* bytes that were read */
 } tensor_scan;
+
+/* True when all elements have the bytes of the first one. */
+static bool repeats(const char *data, size_t bytes, size_t size)
+{
+    return bytes <= size || memcmp(data, data + size, bytes - size) == 0;
+}
 
 static bool is_all_zero(const char *data, size_t size)
 {
-    return size == 0 || (data[0] == 0 && memcmp(data, data + 1, size - 1) == 0);
+    return size == 0 || (data[0] == 0 && repeats(data, size, 1));
 }
 
 /* Slabs come in row-major order, so one expert follows the other. */
@@ -128,13 +135,33 @@ static void add_stacked(tensor_scan *scan, const char *data, int64_t bytes)
     }
 }
 
+/* Statistics take long, so only slabs that are not finite get them. */
+static void add_facts(tensor_scan *scan, fsdp_dtype dtype, const char *data, int64_t count)
+{
+    value_facts *facts = scan->facts;
+    size_t size = fsdp_dtype_size(dtype), bytes = (size_t)count * size;
+    if (!facts->is_read)
+        memcpy(scan->first, data, size);
+    facts->is_constant = (!facts->is_read || facts->is_constant) &&
+                         memcmp(scan->first, data, size) == 0 && repeats(data, bytes, size);
+    facts->is_zero = facts->is_constant && is_all_zero(scan->first, size);
+    facts->is_read = true;
+    if (fsdp_tensor_is_finite(data, dtype, (size_t)count))
+        return;
+    fsdp_stats stats = {0};
+    fsdp_stats_add(&stats, dtype, data, count);
+    facts->nans += stats.nans;
+    facts->infinities += stats.infinities;
+}
+
 static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                             const void *data, fsdp_error *err)
 {
     tensor_scan *scan = context;
     int64_t bytes = count * (int64_t)fsdp_dtype_size(entry->dtype);
     (void)first;
-    fsdp_stats_add(&scan->stats, entry->dtype, data, count);
+    if (count > 0)
+        add_facts(scan, entry->dtype, data, count);
     if (scan->each > 0)
         add_stacked(scan, data, bytes);
     else if (scan->hasher)
@@ -174,13 +201,6 @@ static fsdp_status scan_entry(value_job *job, const fsdp_like_model *model, size
     if (st == FSDP_OK)
         st = fsdp_checkpoint_stream(model->checkpoint, model->source[i], job->memory, add_slab,
                                     &scan, err);
-    const fsdp_stats *stats = &scan.stats;
-    int64_t count = stats->finite + stats->nans + stats->infinities;
-    facts->is_read = st == FSDP_OK && count > 0;
-    facts->nans = stats->nans;
-    facts->infinities = stats->infinities;
-    facts->is_zero = count > 0 && stats->zeros == count;
-    facts->is_constant = stats->finite == count && stats->min == stats->max;
     if (scan.hasher && scan.each == 0)
         facts->hash = fsdp_hasher_value(scan.hasher);
     fsdp_hasher_free(scan.hasher);

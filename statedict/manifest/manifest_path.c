@@ -113,8 +113,8 @@ fsdp_status fsdp_manifest_take_tuples(fsdp_json *json, fsdp_path_list *list, fsd
             return FSDP_OK;
         FSDP_TRY(fsdp_json_i64(json, &i, err));
         if (i < 0 || (size_t)i >= list->path_count || list->path[i] >= 0 ||
-            fsdp_path_in_tuple(list->path[i]))
-            return fsdp_json_fail(json, err, "a tuple that is no list of the path");
+            list->path[i] < -FSDP_MAX_NAME) /* the whole object, or in a tuple already */
+            return fsdp_json_fail(json, err, "a tuple that is no list of the path before it");
         list->path[i] = -(-list->path[i] | FSDP_PATH_TUPLE);
     }
 }

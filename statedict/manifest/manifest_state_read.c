@@ -667,7 +667,10 @@ static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
         ANY_PATH = PATH | 1 << ENTRY_TUPLES
     };
     entry_record *entry = &reader->entry;
+    reader->paths.path_count = 0; /* "tuples" refers to a path of the same entry */
     fsdp_status status = take_members(reader, &kind, entry, &entry->seen, err);
+    if (status == FSDP_OK && (entry->seen & PATH) == PATH)
+        status = fsdp_json_fail(reader->json, err, "an entry with a path that is the whole object");
     if (status == FSDP_OK && entry->seen & PATH && entry->seen & 1 << ENTRY_NAME)
         status = fsdp_path_list_add(&reader->paths, reader->json, entry->name.data,
                                     entry->name.size, err);

@@ -14,7 +14,8 @@ fsdp_status fsdp_candidates_list(const char *path, fsdp_io *io, const fsdp_watch
     FSDP_TRY(fsdp_path_is_run(path, &access, &list_out->is_run, err));
     if (list_out->is_run)
         return fsdp_run_scan(path, io, &list_out->steps, err);
-    return fsdp_checkpoint_resolve(path, watch, &access, &list_out->single, err);
+    return fsdp_checkpoint_resolve(path, &(fsdp_open_opts){.access = access}, watch,
+                                   &list_out->single, err);
 }
 
 void fsdp_candidates_release(fsdp_candidates *list)

@@ -123,11 +123,13 @@ static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_
     return st;
 }
 
-fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
-                                    const fsdp_access *access, char **path_out, fsdp_error *err)
+fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts,
+                                    const fsdp_watch *watch, char **path_out, fsdp_error *err)
 {
     FSDP_NEED(err, path, path_out);
     fsdp_file_info info;
+    const fsdp_access *access = opts ? &opts->access : NULL;
+    const fsdp_framework_way way = {notify_way, (void *)(uintptr_t)watch, opts && opts->whole};
     fsdp_io *io = fsdp_access_io(access);
     *path_out = NULL;
     int errnum = io->ops->info(io, path, &info);
@@ -145,8 +147,7 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_watch *watch,
     if (!is_pattern && *path_out)
         return FSDP_OK;
     if (!is_pattern && fsdp_path_is_foreign(io, path))
-        FSDP_TRY(
-            fsdp_framework_resolve(io, path, notify_way, (void *)(uintptr_t)watch, path_out, err));
+        FSDP_TRY(fsdp_framework_resolve(io, path, &way, path_out, err));
     if (*path_out)
         return FSDP_OK;
     if (info.kind == FSDP_FILE_REGULAR && !is_pattern)
@@ -164,7 +165,7 @@ fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
     char *resolved = NULL;
     fsdp_checkpoint *checkpoint = NULL;
     const fsdp_access *access = opts ? &opts->access : NULL;
-    FSDP_TRY(fsdp_checkpoint_resolve(path, NULL, access, &resolved, err));
+    FSDP_TRY(fsdp_checkpoint_resolve(path, opts, NULL, &resolved, err));
     fsdp_status st =
         fsdp_checkpoint_open_as(fsdp_access_io(access), resolved, opts, &checkpoint, err);
     fsdp_free(resolved);

@@ -82,9 +82,8 @@ static void add_value(fsdp_hasher *hasher, const fsdp_value *value)
     case FSDP_VALUE_TENSOR: add_i64(hasher, (int64_t)value->as.tensor); break;
     case FSDP_VALUE_LIST:
     case FSDP_VALUE_DICT:
+        add_i64(hasher, value->is_tuple);
         add_i64(hasher, (int64_t)value->as.list.count);
-        if (value->kind == FSDP_VALUE_LIST && value->is_tuple)
-            add_i64(hasher, true);
         for (size_t i = 0; i < value->as.list.count; i++)
             add_value(hasher, &value->as.list.items[i]);
         break;

@@ -27,11 +27,13 @@ print("ready", file=done, flush=True)
 while all([order.readline() == "1\\n" for order in orders]):
     print(1.0 if ranks > 1 else 0.5, "0.25", 1 << 20, file=done, flush=True)
 """
+# Steps of 0.1 s; before step 3, the only one that counts, a validation of three seconds.
 LLMC = """#!/bin/sh
 echo '[GPT-2]'
 for step in 0 1 2 3 4; do
-    echo "step $step: train loss 4.1 (took 100 ms)"
+    if [ $step = 3 ]; then sleep 3; echo 'val loss 4.2'; fi
     sleep 0.1
+    echo "step $step: train loss 4.1 (took 100 ms)"
 done
 """
 
@@ -85,6 +87,7 @@ def check_peer():
     assert two["against_s"] == 1 and abs(two["unsharded_ratio"] / two["ratio"] - 0.5) < 1e-3, two
     assert two["goal"] == "ratio >= 1.90, unsharded >= 0.85, llm.c >= 5.00", two
     assert two["llmc_s"] > 0 and abs(two["llmc_ratio"] * two["ours_s"] / two["llmc_s"] - 1) < 0.1, two
+    assert two["llmc_s"] < 2 * (3 * 8) / (4 * 64), two  # without validation
     assert peak["against_peak_kib"] == 1 << 20 and peak["goal"] == "peak <= 0.8 x against", peak
     assert abs(peak["peak_ratio"] - peak["peak_kib"] / (1 << 20)) < 1e-3 and peak["met"], peak
     assert failed.returncode == 8 and "none' ended early" in failed.stderr, failed

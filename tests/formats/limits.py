@@ -105,8 +105,13 @@ def deep_values(folder):
     write_torch(source, deep_list(DEPTH - 1))
     for name, *options in (("native", "--to", "fsdp"), ("b.h5",), ("b.dcp", "--to", "dcp"), ("b.pt",)):
         target = convert(source, folder / name, *options)
-        texts = [run("fsdp-ls", "--json", path).stdout for path in (source, target)]
-        values = [text[text.index('"values"') :].split("}")[0] for text in texts]
+        listings = [run("fsdp-ls", "--json", path) for path in (source, target)]
+        failed = [ran for ran in listings if ran.returncode != 0 or '"values"' not in ran.stdout]
+        for ran in failed:
+            check(False, f"{name}: {ran.args}: {ran.returncode} {ran.stderr} {ran.stdout[:200]}")
+        if failed:
+            continue
+        values = [ran.stdout[ran.stdout.index('"values"') :].split("}")[0] for ran in listings]
         check(values[0] == values[1] and values[0].count("[") == DEPTH - 1, f"{name}: other values")
     write_torch(source, deep_list(DEPTH + 1))
     ran = run("fsdp-ls", source)

@@ -616,6 +616,12 @@ def outputs(work):
     saved = [f"{step:08}" for step in steps_of(thinned)]
     check("copies go with their steps", copies == ["00000001", "00000003", *saved] and len(saved) == 3,
           (copies, done.stderr))
+    (thinned / f"run/step-{saved[0]}").rename(thinned / "kept by hand")
+    done = run(command(thinned, 2, "--save.also", "hf", "--save.every", 2, "--save.keep_last", 2,
+                       "--steps", STEPS + 2))
+    copies = sorted(path.name for path in (thinned / "run/hf").iterdir())
+    check("a copy stays whose step was removed by hand", saved[0] in copies and saved[1] not in copies,
+          (copies, done.stderr))
     check("a link in a copy's place is no copy", (thinned / "moved/model.safetensors").is_file())
     for form in "hf", "dcp":
         fresh = place(work, f"also {form}")

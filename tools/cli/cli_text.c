@@ -169,7 +169,7 @@ static fsdp_status open_checkpoint(const char *path, const fsdp_open_opts *opts,
     fsdp_open_opts open = opts ? *opts : (fsdp_open_opts){0};
     open.access = *cli_access();
     FSDP_TRY(is_run ? fsdp_run_latest(path, level, watch, &open.access, &resolved, err)
-                    : fsdp_checkpoint_resolve(path, watch, &open.access, &resolved, err));
+                    : fsdp_checkpoint_resolve(path, &open, watch, &resolved, err));
     fsdp_status st = fsdp_checkpoint_open(resolved, &open, checkpoint_out, err);
     fsdp_string_free(resolved);
     return st;

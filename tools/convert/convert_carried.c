@@ -35,22 +35,32 @@ static void add_missing(fsdp_text *text, const fsdp_checkpoint *source)
     }
 }
 
-/* "  strip 'model.' and 'module.' from names (--names keep leaves them)": what the rules take away. */
+/* "model." of the rule s/^model\.// and "module." of s/(^|\.)(module\.)+/\1/g */
+static void add_taken_away(fsdp_text *text, const char *rule)
+{
+    static const char wrapper[] = "s/(^|\\.)(", root[] = "s/^";
+    bool is_wrapper = strncmp(rule, wrapper, sizeof wrapper - 1) == 0;
+    fsdp_text taken = {0};
+    const char *at = rule + (is_wrapper ? sizeof wrapper : sizeof root) - 1;
+    for (; *at && *at != (is_wrapper ? ')' : '/'); at++) {
+        at += *at == '\\' && at[1];
+        fsdp_text_add(&taken, at, 1);
+    }
+    text->failed |= taken.failed;
+    if (taken.data)
+        cli_add_message(text, taken.data);
+    fsdp_text_release(&taken);
+}
+
+/* "strip 'model.' and 'module.' from 29 names (--names keep leaves them)" */
 static void add_stripped(fsdp_text *text, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
     fsdp_text_addf(text, "strip");
     for (size_t i = 0; i < plan->rename_count; i++) {
-        const char *at = plan->renames[i] + 2,
-                   *between = i + 1 == plan->rename_count ? " and" : ",";
+        const char *between = i + 1 == plan->rename_count ? " and" : ",";
         fsdp_text_addf(text, "%s '", i > 0 ? between : "");
-        if (strncmp(at, "(^|\\.)(", 7) == 0)
-            at += 7;
-        else
-            at += *at == '^';
-        for (; *at && *at != '/' && *at != ')'; at++)
-            if (*at != '\\')
-                fsdp_text_add(text, at, 1);
+        add_taken_away(text, plan->renames[i]);
         fsdp_text_addf(text, "'");
     }
     fsdp_text_addf(text, " from %s (--names keep leaves them)",

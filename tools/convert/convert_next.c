@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Patterns of fsdp-diff are no longer, and more than this many elements would not fit. */
 enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
@@ -376,14 +377,15 @@ static bool can_map(const fsdp_select_opts *select)
     return true;
 }
 
-/* fsdp-diff detects the format and reads the whole source, so --from, --void-as and --allow-missing have no
- * counterpart; values that a cast did not fit differ; an .npy has no name to compare by. */
+/* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant and
+ * --allow-missing have no counterpart; values that a cast did not fit differ; an .npy has no name
+ * to compare by. */
 static bool can_compare(const convert_options *opts)
 {
     const fsdp_open_opts *open = &opts->convert.open;
-    return !open->format && !open->void_as && strcmp(opts->convert.format, "npy") != 0 &&
-           opts->cast.overflows == 0 && fsdp_checkpoint_missing_count(opts->source) == 0 &&
-           can_map(&opts->convert.select);
+    return !open->format && !open->void_as && !open->variant &&
+           strcmp(opts->convert.format, "npy") != 0 && opts->cast.overflows == 0 &&
+           fsdp_checkpoint_missing_count(opts->source) == 0 && can_map(&opts->convert.select);
 }
 
 static void add_diff(fsdp_text *text, const left_out *left, const char *from, const char *to)

@@ -51,8 +51,11 @@ static void add_left_out(fsdp_text *text, const convert_options *opts,
 {
     if (plan->parts && opts->convert.select.only != FSDP_ONLY_OPTIM) {
         fsdp_text_addf(text, "  %s (", plan->parts);
-        if (plan->other_part)
-            fsdp_text_addf(text, "--part %s takes those weights, ", plan->other_part);
+        if (plan->other_part) {
+            fsdp_text_addf(text, "--part");
+            cli_add_argument(text, plan->other_part);
+            fsdp_text_addf(text, " takes those weights, ");
+        }
         fsdp_text_addf(text, "--only all everything)\n");
         return;
     }

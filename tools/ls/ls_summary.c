@@ -96,7 +96,7 @@ typedef struct summary {
     size_t *first_alias;
     int name_width;
     bool state_is_optim;
-    bool is_model; /* the format is one for models: whatever its names, its tensors are one's */
+    bool is_model; /* the format is safetensors: tensors beside an optimizer's are a model's */
 } summary;
 
 static const fsdp_entry *selected(const summary *sum, size_t index)

@@ -66,6 +66,8 @@ typedef struct train_options {
 
 /* Ends the program on a usage error, and for --help; fails when the configuration makes no sense. */
 fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp_error *err);
+/* The command line has the option --NAME. */
+bool train_option_is_given(const train_options *opts, const char *name);
 
 /* Outputs of the command replace files of their own kind only, and none of its inputs: FSDP_ERR_EXISTS. */
 fsdp_status train_outputs_check(const train_options *opts, fsdp_error *err);
@@ -119,6 +121,7 @@ typedef struct train_job {
     fsdp_async_saver *saver;   /* NULL: saves are synchronous */
     bool is_saving;            /* in the background */
     bool has_changed;          /* since the last save, some step was finite and had a learning rate */
+    fsdp_run_steps steps_before;                       /* of the run, when the save at work began: rank 0 */
     bool resumed;
 } train_job;
 

@@ -431,4 +431,5 @@ void train_job_end(train_job *job)
     fsdp_text_release(&job->model_text);
     fsdp_text_release(&job->generation_text);
     fsdp_text_release(&job->tokenizer_config_text);
+    fsdp_run_steps_release(&job->steps_before);
 }

@@ -232,6 +232,14 @@ static void refuse_others(const train_options *opts)
     }
 }
 
+bool train_option_is_given(const train_options *opts, const char *name)
+{
+    for (size_t i = 0; i < opts->given_count; i++)
+        if (strcmp(opts->given[i].name, name) == 0)
+            return true;
+    return false;
+}
+
 static void check(const train_options *opts)
 {
     int uses = !!opts->eval + !!opts->sample + !!opts->tokenize;
@@ -240,6 +248,8 @@ static void check(const train_options *opts)
     refuse_others(opts);
     if (opts->logits_out && !opts->tokens)
         cli_usage_error("--logits-out means nothing without --eval and --tokens");
+    if (train_option_is_given(opts, "comm") && train_option_is_given(opts, "parallel.comm"))
+        cli_usage_error("--comm and --parallel.comm exclude each other");
     if (opts->eval && !opts->tokens == !opts->data)
         cli_usage_error("--eval needs --tokens or --data");
     if (!(opts->top_p > 0 && opts->top_p <= 1))

@@ -6,11 +6,9 @@
 
 #include "tools/train/train_file.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -41,58 +39,55 @@ static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
     return fsdp_checkpoint_convert(from, to, &opts, err);
 }
 
-/* "00000100", as convert names them. */
-static bool is_step_name(const char *name, int64_t *step_out)
-{
-    char spelled[32];
-    *step_out = atoll(name);
-    snprintf(spelled, sizeof spelled, "%08lld", (long long)*step_out);
-    return strcmp(name, spelled) == 0;
-}
-
 /* A copy is a directory, not a link to one, with the file that its format is known by; a directory that
  * someone made has no such file. */
-static bool is_copy_without_step(const char *run, const char *folder, const char *name,
-                                 int64_t step)
+static bool is_copy(const char *path, int also)
 {
-    char known[PATH_MAX], saved[PATH_MAX];
-    const char *file = strcmp(folder, "hf") == 0 ? "model.safetensors" : ".metadata";
-    const char *index = strcmp(folder, "hf") == 0 ? "model.safetensors.index.json" : file;
+    static const char *const files[][2] = {
+        [TRAIN_ALSO_DCP] = {".metadata"},
+        [TRAIN_ALSO_HF] = {"model.safetensors", "model.safetensors.index.json"}};
+    char file[PATH_MAX];
     struct stat info;
-    snprintf(saved, sizeof saved, "%s/step-%08lld", run, (long long)step);
-    if (lstat(saved, &info) == 0 || errno != ENOENT)
+    if (lstat(path, &info) != 0 || !S_ISDIR(info.st_mode))
         return false;
-    snprintf(known, sizeof known, "%s/%s/%s", run, folder, name);
-    if (lstat(known, &info) != 0 || !S_ISDIR(info.st_mode))
-        return false;
-    snprintf(known, sizeof known, "%s/%s/%s/%s", run, folder, name, file);
-    if (lstat(known, &info) == 0)
-        return true;
-    snprintf(known, sizeof known, "%s/%s/%s/%s", run, folder, name, index);
-    return lstat(known, &info) == 0;
+    for (int i = 0; i < 2 && files[also][i]; i++)
+        if (snprintf(file, sizeof file, "%s/%s", path, files[also][i]) < (int)sizeof file &&
+            lstat(file, &info) == 0)
+            return true;
+    return false;
 }
 
-/* Copies go with their steps, which [save] removes. One that cannot be removed is no failure of a save. */
+/* Rank 0 lists the steps before a save. Without the list all copies stay. */
+static void note_steps(train_job *job)
+{
+    fsdp_error ignored = {0};
+    fsdp_run_steps_release(&job->steps_before);
+    if (job->rank == 0 && job->config->save.also != TRAIN_ALSO_NONE &&
+        job->config->save.keep_last > 0 &&
+        fsdp_run_list(job->opts->run, NULL, &job->steps_before, &ignored) != FSDP_OK)
+        job->steps_before = (fsdp_run_steps){0};
+}
+
+/* Removes the copies of steps that went with this save; those of steps that a user removed before it stay.
+ * A copy that cannot be removed is no failure of a save. */
 static void thin_copies(train_job *job)
 {
-    const char *folder = formats[job->config->save.also], *run = job->opts->run;
-    char path[PATH_MAX];
-    const struct dirent *entry;
-    int64_t step;
-    snprintf(path, sizeof path, "%s/%s", run, folder);
-    DIR *directory = job->config->save.keep_last > 0 ? opendir(path) : NULL;
-    while (directory && (entry = readdir(directory))) {
+    const int also = job->config->save.also;
+    const char *run = job->opts->run;
+    char saved[PATH_MAX], copy[PATH_MAX];
+    struct stat info;
+    for (size_t i = 0; i < job->steps_before.count; i++) {
+        const fsdp_run_step *step = &job->steps_before.items[i];
         fsdp_error err = {0};
-        if (!is_step_name(entry->d_name, &step) ||
-            !is_copy_without_step(run, folder, entry->d_name, step))
+        if (snprintf(saved, sizeof saved, "%s/%s", run, step->name) >= (int)sizeof saved ||
+            snprintf(copy, sizeof copy, "%s/%s/%08lld", run, formats[also],
+                     (long long)step->step) >= (int)sizeof copy)
             continue;
-        if (snprintf(path, sizeof path, "%s/%s/%s", run, folder, entry->d_name) <
-                (int)sizeof path &&
-            train_file_remove_directory(path, &err) != FSDP_OK)
+        bool is_removed =
+            step->state == FSDP_STEP_GOOD && lstat(saved, &info) != 0 && errno == ENOENT;
+        if (is_removed && is_copy(copy, also) && train_file_remove_directory(copy, &err) != FSDP_OK)
             train_log_warn(&job->log, "%s", err.text);
     }
-    if (directory)
-        closedir(directory);
 }
 
 /* --- failures ------------------------------------------------------------------------------------ */
@@ -151,6 +146,7 @@ static fsdp_status save(train_job *job, const fsdp_sd *values, bool async, fsdp_
 static fsdp_status begin(train_job *job, bool async, fsdp_error *err)
 {
     fsdp_sd *values = NULL;
+    note_steps(job);
     fsdp_status st = fsdp_sd_create(&values, err);
     if (st == FSDP_OK)
         st = train_state_add(job, values, err);
@@ -171,9 +167,8 @@ static fsdp_status convert_too(train_job *job, int64_t step, fsdp_error *err)
         return FSDP_OK;
     if (job->rank == 0) {
         fsdp_world_begin_busy(job->world, LONGEST_MS);
+        thin_copies(job);
         st = convert(job, step, &why);
-        if (st == FSDP_OK)
-            thin_copies(job);
         fsdp_world_end_busy(job->world);
     }
     return fsdp_ctl_agree(job->ctl, st, &why) == FSDP_OK ? FSDP_OK

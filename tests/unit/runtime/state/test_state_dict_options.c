@@ -204,7 +204,7 @@ static fsdp_status look_at_groups(toy *net, fsdp_error *err)
     const fsdp_value *items = groups[1].as.list.items;
     EXPECT(groups[1].kind == FSDP_VALUE_DICT && groups[1].as.list.count == 12);
     EXPECT(strcmp(items[0].as.bytes.data, "lr") == 0 && items[1].as.f64 == 0.125);
-    EXPECT(strcmp(items[2].as.bytes.data, "betas") == 0 &&
+    EXPECT(strcmp(items[2].as.bytes.data, "betas") == 0 && items[3].is_tuple &&
            items[3].as.list.items[1].as.f64 == 0.999);
     EXPECT(strcmp(items[10].as.bytes.data, "params") == 0 && items[11].as.list.count == 2);
     EXPECT(strcmp(items[11].as.list.items[1].as.bytes.data, "layers.1.bias") == 0);

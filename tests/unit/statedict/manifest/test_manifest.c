@@ -429,6 +429,23 @@ Test(manifest, entries_that_contradict_themselves_are_damage)
     expect_damage(VALUE "\"path\": [1, -1, 0]}");
     expect_damage(VALUE "\"path\": [1, 4294967295]}");
     expect_damage("{\"path\": [0]}");
+    cr_assert_eq(decode_entries(VALUE "\"path\": [1, -1], \"tuples\": [1]}", NULL), FSDP_OK);
+    expect_damage(VALUE "\"path\": [1, -1], \"tuples\": [0]}");
+    expect_damage(VALUE "\"path\": [1, -1], \"tuples\": [2]}");
+    expect_damage(VALUE "\"path\": [1, -1], \"tuples\": [-1]}");
+    expect_damage(VALUE "\"path\": [1, -1], \"tuples\": [1, 1]}");
+    expect_damage(VALUE "\"path\": [1, -1], \"tuples\": true}");
+    expect_damage(VALUE "\"tuples\": [1], \"path\": [1, -1]}");
+    expect_damage("{\"name\": \"b.0\", \"value\": {\"i64\": 1}, \"path\": [1, -1]}, " VALUE
+                  "\"tuples\": [1]}");
+    expect_damage(VALUE "\"whole\": true}");
+#define OBJECT "{\"name\": \"\", \"value\": {\"i64\": 1}, "
+    cr_assert_eq(decode_entries(OBJECT "\"whole\": true}", NULL), FSDP_OK);
+    expect_damage(OBJECT "\"whole\": false}");
+    expect_damage(OBJECT "\"whole\": [0]}");
+    expect_damage(OBJECT "\"whole\": true, \"tuples\": [0]}");
+    expect_damage(OBJECT "\"path\": [0], \"whole\": true}");
+    expect_damage(OBJECT "\"whole\": true, \"path\": [0]}");
     expect_damage("{\"name\": \"a\", \"alias\": \"b\"}");
     expect_damage("{\"name\": \"a\"}");
     expect_damage("{\"value\": {\"i64\": 1}}");
@@ -460,6 +477,12 @@ Test(manifest, values_that_are_none_are_damage)
                                "{\"list\": [1]}",
                                "{\"integer\": \"12u4\"}",
                                "{\"integer\": \"-\"}",
+                               "{\"tuple\": true}",
+                               "{\"tuple\": true, \"list\": []}",
+                               "{\"list\": [], \"tuple\": 1}",
+                               "{\"list\": [], \"tuple\": true, \"tuple\": true}",
+                               "{\"dict\": [], \"tuple\": true}",
+                               "{\"i64\": 1, \"tuple\": true}",
                                "{\"null\": 0}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char entry[200];

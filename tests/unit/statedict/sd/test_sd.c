@@ -1,5 +1,6 @@
 /* State dicts: what is taken, what is refused by name, and that everything but tensor memory is a copy. */
 #include "base/core/mem.h"
+#include "statedict/sd/describe.h"
 #include "statedict/sd/layout_internal.h"
 #include <fsdp/sd.h>
 
@@ -455,6 +456,31 @@ Test(sd, tensors_of_a_flat_buffer_point_into_the_chunk)
         fsdp_sd_free(sd);
     }
     fsdp_mesh_free(mesh);
+}
+
+/* The hash by which ranks compare their values. */
+static fsdp_hash hash_of_list(bool is_tuple, fsdp_value item)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_value list = {0};
+    fsdp_hash hash;
+    cr_assert_eq(fsdp_value_set_items(&list, FSDP_VALUE_LIST, 1, NULL), FSDP_OK);
+    list.is_tuple = is_tuple;
+    list.as.list.items[0] = item;
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("v"), &list, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_describe_hash(sd, true, &hash, NULL), FSDP_OK);
+    fsdp_value_release(&list);
+    fsdp_sd_free(sd);
+    return hash;
+}
+
+Test(sd, lists_and_tuples_have_different_hashes)
+{
+    fsdp_hash list = hash_of_list(false, fsdp_value_bool(false));
+    const fsdp_hash others[] = {hash_of_list(true, fsdp_value_bool(false)),
+                                hash_of_list(true, (fsdp_value){.kind = FSDP_VALUE_NULL})};
+    for (int i = 0; i < 2; i++)
+        cr_expect(memcmp(&list, &others[i], sizeof list) != 0, "%d", i);
 }
 
 Test(sd, a_flat_buffer_may_only_be_described)
