@@ -127,8 +127,8 @@ static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, f
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "stale: the model of step %lld has exactly the values of step %lld, which was "
-                     "saved before: no parameter was trained, or another model is saved. "
-                     "allow_equal saves it nevertheless",
+                     "saved before: no parameter was trained, or another model is saved "
+                     "(fsdp_async_opts: allow_equal)",
                      (long long)job->step, (long long)saver->saved_step);
 }
 

@@ -107,7 +107,8 @@ static bool is_ema(const char *text, size_t size)
            begins(text, size, "shadow_params") || begins(text, size, "swa_");
 }
 
-/* Tensors are taken for a trainer's only under names that no layer has. */
+/* Tensors are taken for a trainer's only under names that no layer has, or if they are a number: the "step"
+ * or "loss" of a flat dict, not "logit_scale". */
 static bool is_state(const fsdp_entry *entry, const char *text, size_t size)
 {
     static const char *const starts[] = {"lr_sched",    "scheduler", "dataloader",  "rng",
@@ -122,7 +123,8 @@ static bool is_state(const fsdp_entry *entry, const char *text, size_t size)
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
         if (begins(text, size, starts[i]))
             return true;
-    bool is_plain = entry->kind == FSDP_ENTRY_VALUE || is_word(text, size, "train");
+    bool is_scalar = entry->ndim == 0 && text + size == entry->name + entry->name_size;
+    bool is_plain = entry->kind == FSDP_ENTRY_VALUE || is_scalar || is_word(text, size, "train");
     return is_plain && is_list_word(text, size, words, sizeof words / sizeof *words);
 }
 

@@ -47,13 +47,14 @@ def clean_environment(**more):
 
 def run(words, **options):
     options.setdefault("timeout", LIMIT_S)
-    return subprocess.run(words, capture_output=True, text=True, env=clean_environment(), **options)
+    options.setdefault("env", clean_environment())
+    return subprocess.run(words, capture_output=True, text=True, **options)
 
 
 def start(words, **environment):
     # a signal that is ignored from the start stays ignored, so that a background job would not be stopped
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=clean_environment(**environment),
+                            env=clean_environment(**environment), start_new_session=True,
                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
@@ -118,13 +119,13 @@ def go_on(what, directory, ranks, *more):
 # --- signals -------------------------------------------------------------------------------------
 
 
-def stop_by(work, name, number, times, code, after=2, resumed_on=2):
+def stop_by(work, name, number, times, code, after=2, resumed_on=2, by=subprocess.Popen.send_signal):
     directory, straight = place(work, name), straight_run(work, 2)
     # slow enough for a second signal: the first save is the one that the signal asks for
     process = start(command(directory, 2, "--save.every", 0, "--steps", STEPS))
     wait_for_step(directory, after, process)
     for _ in range(times):
-        process.send_signal(number)
+        by(process, number)
     said = process.communicate(timeout=LIMIT_S)[1]
     check(f"{name}: exit", process.returncode == code, f"{process.returncode}: {said}")
     if code == 75:
@@ -138,7 +139,9 @@ def signals(work):
     stop_by(work, "SIGTERM", signal.SIGTERM, 1, 75)
     stop_by(work, "SIGTERM twice", signal.SIGTERM, 2, 75)
     stop_by(work, "SIGUSR1", signal.SIGUSR1, 1, 75, resumed_on=3)
-    stop_by(work, "SIGINT", signal.SIGINT, 1, 75, after=5, resumed_on=1)
+    # as a terminal does, for Ctrl-C
+    stop_by(work, "SIGINT", signal.SIGINT, 1, 75, after=5, resumed_on=1,
+            by=lambda process, number: os.killpg(process.pid, number))
 
 
 def second_interrupt(work):

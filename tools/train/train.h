@@ -120,6 +120,7 @@ typedef struct train_job {
     int64_t failed_saves;      /* that save.on_error continue passed over */
     fsdp_async_saver *saver;   /* NULL: saves are synchronous */
     bool is_saving;            /* in the background */
+    bool has_changed;          /* since the last save, some step was finite and had a learning rate */
     fsdp_run_steps steps_before;                       /* of the run, when the save at work began: rank 0 */
     bool resumed;
 } train_job;

@@ -326,9 +326,7 @@ static fsdp_status make_saver(train_job *job, fsdp_error *err)
 {
     if (!job->opts->run || !job->config->save.async)
         return FSDP_OK;
-    /* Steps may leave the model as it is when those that are not finite are skipped. */
-    const fsdp_async_opts opts = {.allow_equal = job->config->train.on_nan == TRAIN_NAN_SKIP};
-    fsdp_status st = fsdp_async_saver_create(job->root, &opts, &job->saver, err);
+    fsdp_status st = fsdp_async_saver_create(job->root, NULL, &job->saver, err);
     if (st != FSDP_ERR_USAGE)
         return st;
     train_log_say(&job->log, "saves are synchronous: %s", err->text);

@@ -237,12 +237,15 @@ fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err)
 fsdp_status train_save(train_job *job, bool is_last, fsdp_error *err)
 {
     const int64_t failed = job->failed_saves;
+    const bool has_changed = job->has_changed;
     fsdp_error why = {0};
+    job->has_changed = false;
     FSDP_TRY(train_save_finish(job, false, err));
-    if (!job->saver)
-        return save_now(job, is_last, err);
     if (failed != job->failed_saves && job->config->save.on_error == TRAIN_ERROR_RETRY)
         return FSDP_OK; /* this step was saved in its place */
+    /* the saver refuses a model that has the values of the save before */
+    if (!job->saver || !has_changed)
+        return save_now(job, is_last, err);
     if (begin(job, true, &why) != FSDP_OK) {
         FSDP_TRY(take_failure(job, job->step, &why, err));
         return save_now(job, is_last, err);

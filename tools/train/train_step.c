@@ -106,6 +106,7 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
     if (result->is_finite) {
         FSDP_TRY(set_learning_rate(job, result->lr, err));
         FSDP_TRY(fsdp_optim_step(job->optim, err));
+        job->has_changed |= result->lr > 0;
     } else {
         fsdp_root_zero_grad(job->root);
     }
