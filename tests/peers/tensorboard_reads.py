@@ -25,7 +25,8 @@ def train(work):
     if done.returncode != 0:
         sys.exit(f"fsdp-train: exit {done.returncode}\n{done.stderr}")
     lines = [json.loads(line) for line in (work / "run/metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "grad_norm" in line], [line for line in lines if line.get("event") == "eval"]
+    return ([line for line in lines if "grad_norm" in line],
+            [line for line in lines if line.get("event") == "eval"])
 
 
 def main():
