@@ -184,8 +184,8 @@ Test(expect, heads_of_unknown_classes_may_be_there)
     static const char *const configs[] = {
         "{\"model_type\": \"llama\", \"num_hidden_layers\": 1}",
         "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"architectures\": [\"Mine\"]}",
-        "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"architectures\": "
-        "[\"LlamaModel\"]}"};
+        ("{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"architectures\": "
+         "[\"LlamaModel\"]}")};
     fsdp_sd *sd = NULL;
     fsdp_mesh *mesh = NULL;
     cr_assert_eq(fsdp_sd_create(&sd, NULL), FSDP_OK);
