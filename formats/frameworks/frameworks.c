@@ -506,12 +506,12 @@ static fsdp_status list_members(seen_folder *folder, const char *member, fsdp_er
         const char *name = folder->names.items[i];
         char *spelled = strchr(member, '{') ? fsdp_framework_spell(member, name, member)
                                             : fsdp_strndup(name, strlen(name));
-        if (!spelled)
+        char *kept = spelled ? fsdp_arena_strndup(&members->arena, spelled, strlen(spelled)) : NULL;
+        fsdp_free(spelled);
+        if (!kept)
             return fsdp_fail_memory(err, folder->path);
-        if (members->count > 0 && strcmp(members->items[members->count - 1], spelled) == 0)
-            fsdp_free(spelled);
-        else
-            members->items[members->count++] = spelled;
+        if (members->count == 0 || strcmp(members->items[members->count - 1], kept) != 0)
+            members->items[members->count++] = kept;
     }
     return FSDP_OK;
 }
