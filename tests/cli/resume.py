@@ -90,14 +90,23 @@ def resume(root, name):
     return int(re.search(r"(\d+) bytes were there already", done.stderr).group(1))
 
 
-def kill(root, name, wanted):
-    """Killed once so many bytes are noted; how many bytes were kept, or None when it was done before."""
+def kill_early(root, name, wanted):
+    """Killed once so many bytes are noted; False when it was done by then, or had removed its notes, which is
+    the last thing that it does before it publishes."""
     process = start_and_wait(root, name, wanted)
     process.kill()
-    process.communicate()
-    if (root / "cut" / name).exists():
-        subprocess.run(["rm", "-r", root / "cut"], check=True)
-        (root / "cut").mkdir()
+    talk = process.communicate()[1].decode()
+    assert process.returncode in (0, -signal.SIGKILL), (name, process.returncode, talk)
+    if not (root / "cut" / name).exists() and notes(root / "cut") is not None:
+        return True
+    subprocess.run(["rm", "-r", root / "cut"], check=True)
+    (root / "cut").mkdir()
+    return False
+
+
+def kill(root, name, wanted):
+    """How many bytes were kept, or None when it was done before."""
+    if not kill_early(root, name, wanted):
         return None
     kept = resume(root, name)
     subprocess.run(["rm", "-r", root / "cut" / name], check=True)
@@ -133,9 +142,8 @@ def stop(root, name):
 
 def stop_again(root, name):
     """SIGTERM at any moment of a conversion that goes on with another one's work, which stays."""
-    process = start_and_wait(root, name, 97)
-    process.kill()
-    process.communicate()
+    if not kill_early(root, name, 97):
+        return None
     for stopped, delay in enumerate((0.005, 0.02, 0.04)):
         process = subprocess.Popen(command("cut", name, "--resume"), cwd=root, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE)
