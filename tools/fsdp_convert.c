@@ -60,7 +60,6 @@ static fsdp_status digest_files(convert_options *opts, fsdp_text *text, fsdp_err
     fsdp_status st = FSDP_OK;
     if (!opts->digest && !opts->write_digests)
         return FSDP_OK;
-    opts->convert.resume = false; /* nothing is left to go on with */
     if (opts->write_digests)
         st = fsdp_convert_write_digests(opts->to, &opts->convert, err);
     if (st != FSDP_OK) {
@@ -94,6 +93,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         convert_report_form(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
+    opts->convert.resume = false; /* nothing is left to go on with */
     outcome.seconds = cli_now() - began;
     fsdp_status st = digest_files(opts, &outcome.digests, err);
     outcome.failure = st == FSDP_OK ? NULL : err;
@@ -106,7 +106,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         fsdp_text_add(&text, outcome.digests.data, outcome.digests.size);
     text.failed = text.failed || outcome.digests.failed;
     fsdp_text_release(&outcome.digests);
-    fsdp_status put = cli_put_all(&text);
+    fsdp_status put = cli_put_end(&text); /* a signal comes too late: DST is there */
     return st == FSDP_OK ? put : st;
 }
 

@@ -43,6 +43,13 @@ def put_source(path):
             file.write(b"".join(struct.pack("<f", i + j / 4096) for j in range(4096)) * (size // 16384))
 
 
+def put_many(path):
+    """So many tensors that the lines behind a conversion of them take some time."""
+    header = {f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(12000)}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(len(header)))
+
+
 def put_digests(root):
     """From now on the source is checked before it is converted."""
     subprocess.run([BUILD / "bin/fsdp-verify", "--write-digests", "-q", "s.safetensors"], cwd=root,
@@ -179,6 +186,18 @@ def stop_one_file(root):
     return True
 
 
+def stop_when_done(root, *more):
+    """SIGTERM once DST is there, while the tool makes its last lines: it has done its work, and says so."""
+    process = subprocess.Popen([BUILD / "bin/fsdp-convert", "many.safetensors", "cut/many.pt", "--no-sync",
+                                *more], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (root / "cut/many.pt").exists():
+        time.sleep(0.0002)
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate()
+    assert process.returncode == 0 and "ok" in told[0], (process.returncode, told)
+    (root / "cut/many.pt").unlink()
+
+
 def tried(what, root, *arguments):
     """Again when a conversion was done before it was stopped; left out, when that is so every time."""
     for _ in range(5):
@@ -202,6 +221,9 @@ with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK
     for name in STOPPED:
         tried(stop_again, root, name)
     tried(stop_one_file, root)
+    put_many(root / "many.safetensors")
+    for more in ["--resume"], []:
+        stop_when_done(root, *more)
 if left_out:
     print("left out, since the conversion was done before it was stopped:", *left_out)
     sys.exit(77)
