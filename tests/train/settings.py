@@ -6,17 +6,15 @@ Usage: settings.py BUILD [CASE...]
 """
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
 
-from resume import (BUILD, TEXT, check, clean_environment, exact, expect_refusal, lines_of, place, problems,
+from resume import (BUILD, TEXT, check, clean_environment, exact, expect_refusal, lines_of, main, place,
                     read_safetensors, run, steps_of)
 
 CONTEXT, BATCH = 8, 5
@@ -427,18 +425,5 @@ CASES = [start_line, ways, recompute, new_models, adamw, schedules, order, evalu
          export_memory]
 
 
-def main():
-    wanted = sys.argv[2:]
-    with tempfile.TemporaryDirectory() as work:
-        (pathlib.Path(work) / "data.txt").write_text(TEXT)
-        for case in CASES:
-            if not wanted or case.__name__ in wanted:
-                began = time.monotonic()
-                case(pathlib.Path(work))
-                print(f"{case.__name__}: {time.monotonic() - began:.1f} s", flush=True)
-    print("\n".join(problems) or "ok")
-    return 1 if problems else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(CASES))
