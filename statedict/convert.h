@@ -149,7 +149,8 @@ typedef struct fsdp_convert_plan {
     size_t unread_count;
     const char *model;         /* hf with a config.json of a known architecture: "llama", whose tensors are
                                 * all there, but for those of open.allow_missing; NULL: not compared */
-    int64_t model_tensors, model_missing;      /* tensors that it must have; those that are missing */
+    int64_t model_tensors, model_missing;      /* tensors that it must have; those that are missing, also when
+                                                * the plan fails for them */
     const char *const *extra;  /* names of the result that it has not */
     size_t extra_count;
     int64_t dropped;           /* entries that select.drops leave out */

@@ -145,6 +145,8 @@ static fsdp_status plan_and_convert(convert_options *opts, const fsdp_checkpoint
     if (st == FSDP_OK && opts->plan_out)
         st = fsdp_checkpoint_convert_plan_write(info->path, opts->to, &opts->convert,
                                                 opts->plan_out, err);
+    if (st == FSDP_ERR_DAMAGED && plan->model_missing > 0)
+        cli_forget_run(); /* its checkpoint is whole, and the model in it is not */
     if (opts->plan && plan->files > 0) {
         fsdp_status printed = print_plan(opts, info, plan, st == FSDP_OK ? NULL : err);
         return st == FSDP_OK ? printed : st;

@@ -122,6 +122,8 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
                         .strips = job->rule_list != NULL};
     if (st == FSDP_OK)
         st = fsdp_convert_check_names(job, &noted.model, err);
+    plan->model_missing =
+        (int64_t)noted.model.lost; /* of a failure: fsdp_plan_note has those that may be */
     if (st == FSDP_OK)
         st = fsdp_unread_list(job->from, &noted.unread, err);
     if (st == FSDP_OK)

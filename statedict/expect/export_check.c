@@ -108,6 +108,7 @@ static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_erro
         FSDP_TRY(fsdp_filter_create(job->check->allow_missing, NULL, &job->allowed, err));
     FSDP_TRY(fsdp_expect_compare(expect, job->check->sd, tell, job, &counts, err));
     job->report->expected = counts.expected;
+    job->report->lost = job->lost.count;
     return judge(job, &counts, err);
 }
 

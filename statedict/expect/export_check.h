@@ -19,6 +19,7 @@ typedef struct fsdp_export_report {
     char model[64];            /* "llama"; "" when the architecture is not known and nothing was compared */
     int64_t expected;          /* tensors that must be there */
     fsdp_name_list missing, extra;     /* allowed ones; those that the model has not */
+    size_t lost;               /* missing ones that are not allowed */
 } fsdp_export_report;
 
 /* FSDP_ERR_DAMAGED names tensors that are missing, FSDP_ERR_USAGE those of another shape, or says that no

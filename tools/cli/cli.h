@@ -221,7 +221,9 @@ fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch, fsdp_ch
                               fsdp_error *err);
 /* The run that was opened in this way, or NULL. */
 const char *cli_opened_run(void);
-/* The shortest spelling of a path from the working directory, of which it is the end. */
+/* For an error that another checkpoint of the run does not mend: cli_end does not advise to look for one. */
+void cli_forget_run(void);
+/* A path below the working directory as seen from there; any other as it is. Points into `path`, or to ".". */
 const char *cli_from_here(const char *path);
 /* FSDP_ERR_NOT_FOUND for a file of a checkpoint; the error names the directory to use instead. */
 fsdp_status cli_check_not_inside(const char *path, fsdp_error *err);

@@ -156,6 +156,11 @@ const char *cli_opened_run(void)
     return opened_run;
 }
 
+void cli_forget_run(void)
+{
+    opened_run = NULL;
+}
+
 /* level: of the search for the newest good one of a run. */
 static fsdp_status open_checkpoint(const char *path, const fsdp_open_opts *opts,
                                    fsdp_verify_level level, const fsdp_watch *watch,
