@@ -223,7 +223,7 @@ fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch, fsdp_ch
 const char *cli_opened_run(void);
 /* For an error that another checkpoint of the run does not mend: cli_end does not advise to look for one. */
 void cli_forget_run(void);
-/* A path below the working directory as seen from there; any other as it is. Points into `path`, or to ".". */
+/* A path below the working directory as seen from there, any other as it is: a part of `path`, or ".". */
 const char *cli_from_here(const char *path);
 /* FSDP_ERR_NOT_FOUND for a file of a checkpoint; the error names the directory to use instead. */
 fsdp_status cli_check_not_inside(const char *path, fsdp_error *err);
