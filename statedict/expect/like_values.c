@@ -244,8 +244,10 @@ static fsdp_status emit_elements(value_job *job, size_t i, fsdp_error *err)
         facts->is_zero && may_not_be_zero(entry, fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i)));
     if (!facts->is_read || (is_finite && !is_zero))
         return FSDP_OK;
-    FSDP_TRY(read_wanted(job, entry, &wanted, err));
+    fsdp_status st = read_wanted(job, entry, &wanted, err);
     fsdp_free(wanted.stacked);
+    if (st != FSDP_OK)
+        return st;
     if (facts->nans > 0 && wanted.nans == 0)
         fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
                        "holds %" PRId64 " NaN", facts->nans);
