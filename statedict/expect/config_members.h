@@ -13,7 +13,7 @@ fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *
 typedef struct fsdp_model_kind {
     char type[64];             /* model_type, "" when there is none */
     char class_name[128];      /* the first of architectures, or "" */
-    bool is_tied;              /* tie_word_embeddings is true */
+    bool is_tied;              /* tie_word_embeddings, or where it is absent the architecture's default */
     bool is_quantized;
 } fsdp_model_kind;
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,

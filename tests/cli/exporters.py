@@ -21,10 +21,13 @@ LAYERS, HIDDEN, HEADS, KV, HEAD_DIM, FF, VOCAB, EXPERTS = 3, 8, 4, 2, 2, 12, 20,
 CONFIG = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
           "num_key_value_heads": KV, "intermediate_size": FF, "vocab_size": VOCAB,
           "tie_word_embeddings": False}
-KINDS = {"llama": ("LlamaForCausalLM", {}), "qwen2": ("Qwen2ForCausalLM", {}),
+KINDS = {"llama": ("LlamaForCausalLM", {}), "gemma": ("GemmaForCausalLM", {}), "bert": ("BertForMaskedLM", {}),
+         "qwen2": ("Qwen2ForCausalLM", {}),
          "mixtral": ("MixtralForCausalLM", {"num_local_experts": EXPERTS}),
          "qwen3_moe": ("Qwen3MoeForCausalLM", {"num_experts": EXPERTS, "moe_intermediate_size": 6,
                                                "head_dim": HEAD_DIM})}
+TIED_BY_DEFAULT = {"gemma": ["lm_head.weight"],
+                   "bert": ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"]}
 
 
 # --- models: {name: (shape, values)} ----------------------------------------------------------------
@@ -295,6 +298,13 @@ def tied_head(root):
     for like in ("tied", "tied/checkpoint-1", "tied/checkpoint-1/config.json"):
         check(verify(root, "headless", like), {}, f"without a tied head like {like}")
     check(verify(root, "tied/checkpoint-1", "headless"), {}, "with a tied head")
+    # a config.json lacks the members that have the defaults of its architecture
+    for kind, heads in TIED_BY_DEFAULT.items():
+        whole = model | {name: ([4], [1.0, 2.0, 3.0, 4.0]) for name in heads}
+        write(root / f"{kind}-saved", kind, model, tie_word_embeddings=None)
+        write(root / f"{kind}-whole", kind, whole, tie_word_embeddings=None)
+        check(verify(root, f"{kind}-whole", f"{kind}-saved"), {}, f"{kind} with its tied head")
+        check(verify(root, f"{kind}-saved", f"{kind}-whole"), {}, f"{kind} without its tied head")
 
 
 def every_format(root):
