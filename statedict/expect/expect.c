@@ -282,7 +282,7 @@ static fsdp_status count_found(void *context, const fsdp_expected *expected, fsd
     return FSDP_OK;
 }
 
-/* Numbers, integers and truth values are three kinds; a cast within one is no fault. */
+/* Floating dtypes are one kind and all others a second one; a cast within a kind is no fault. */
 static bool is_other_kind(fsdp_dtype a, fsdp_dtype b)
 {
     const fsdp_dtype_info *one = fsdp_dtype_describe(a), *other = fsdp_dtype_describe(b);
