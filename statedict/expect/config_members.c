@@ -153,7 +153,8 @@ static fsdp_status read_value(fsdp_json *json, fsdp_config *config, fsdp_config_
 {
     bool truth;
     switch (fsdp_json_peek(json)) {
-    case FSDP_JSON_NUMBER: return read_number(json, value, err);
+    case FSDP_JSON_NUMBER:
+    case FSDP_JSON_STRING: return read_number(json, value, err);
     case FSDP_JSON_ARRAY: return read_list(json, config, value, err);
     case FSDP_JSON_OBJECT: return count_members(json, value, err);
     case FSDP_JSON_BOOL:
