@@ -414,15 +414,6 @@ static fsdp_status emit_all(value_job *job, fsdp_error *err)
     return emit_twins(job, err);
 }
 
-static int64_t count_bytes(const fsdp_sd *sd)
-{
-    int64_t bytes = 0;
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
-            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
-    return bytes;
-}
-
 fsdp_status fsdp_like_check_values(fsdp_like_job *like, fsdp_error *err)
 {
     const fsdp_verify_opts *opts = like->opts;
@@ -437,7 +428,7 @@ fsdp_status fsdp_like_check_values(fsdp_like_job *like, fsdp_error *err)
     job.facts = fsdp_alloc(count + 1, sizeof *job.facts);
     if (!job.facts)
         return fsdp_fail_memory(err, "the model's tensors");
-    fsdp_meter_init(&job.meter, &opts->watch, count_bytes(like->model.sd));
+    fsdp_meter_init(&job.meter, &opts->watch, fsdp_sd_tensor_bytes(like->model.sd));
     fsdp_status st = fsdp_parallel(threads, (size_t)threads, scan_worker, &job, err);
     if (st == FSDP_OK)
         st = emit_all(&job, err);
