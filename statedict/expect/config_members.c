@@ -3,6 +3,8 @@
 
 #include "base/data/json.h"
 #include "base/text.h"
+#include "formats/frameworks.h"
+#include "statedict/expect/expect.h"
 
 #include <string.h>
 
@@ -92,6 +94,23 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
         st = fsdp_json_finish(&json, err);
     fsdp_json_release(&json);
     return st;
+}
+
+void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)
+{
+    char *beside = NULL, *text = NULL;
+    size_t size;
+    *kind = (fsdp_model_kind){0};
+    if (!dir && fsdp_framework_config(io, path, &beside, NULL) == FSDP_OK)
+        dir = beside;
+    char *config = dir ? fsdp_path_join(dir, "config.json") : NULL;
+    if (config &&
+        fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) == FSDP_OK &&
+        fsdp_model_kind_read(text, size, config, kind, NULL) != FSDP_OK)
+        *kind = (fsdp_model_kind){0};
+    fsdp_free(text);
+    fsdp_free(config);
+    fsdp_free(beside);
 }
 
 /* --- numbers ------------------------------------------------------------------------------------ */
