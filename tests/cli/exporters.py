@@ -328,6 +328,15 @@ def tied_head(root):
         check(verify(root, f"{kind}-saved", f"{kind}-whole"), {}, f"{kind} without its tied head")
 
 
+def odd_config(root):
+    """A config.json whose numbers cannot be right is refused, and the message says what to type."""
+    write(root / "odd", "llama", make("llama"), num_attention_heads=0)
+    ran = tool("fsdp-convert", "-q", "odd", "odd-out", folder=root)
+    assert ran.returncode == 2 and "--no-copy" in ran.stderr, ran.stderr
+    ran = tool("fsdp-convert", "-q", "odd", "odd-out", "--no-copy", folder=root)
+    assert ran.returncode == 0, ran.stderr
+
+
 def every_format(root):
     """The good model, and one without a tensor, as trainers keep it: other formats, wrappers."""
     write(root / "hf", "llama", make("llama"))
@@ -368,6 +377,7 @@ def main():
         absent_from_index(root)
         merged_into_nothing(root)
         tied_head(root)
+        odd_config(root)
         every_format(root)
     print(f"{len(BUGS) + 2} bugs are caught, {good_fixtures()} good checkpoints")
 
