@@ -19,8 +19,8 @@ typedef struct fsdp_model_kind {
 } fsdp_model_kind;
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
                                  fsdp_error *err);
-/* Of DIR/config.json, or where dir is NULL of the one that lies beside the checkpoint at the path. All members
- * are empty when it cannot be read. */
+/* Of DIR/config.json, or where dir is NULL of the one that lies beside the checkpoint at the path. All
+ * members are empty when it cannot be read. */
 void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind_out);
 
 #endif
