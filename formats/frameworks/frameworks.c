@@ -316,7 +316,16 @@ static fsdp_status find_part(const seen_folder *folder, const char *names, const
     return FSDP_OK;
 }
 
-/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. */
+static bool is_found(const fsdp_framework_row *row, char *const *parts, int count, const char *key)
+{
+    for (int i = 0; i < count; i++)
+        if (parts[i] && strcmp(row->parts[i].key, key) == 0)
+            return true;
+    return false;
+}
+
+/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. Of
+ * parts with one key the first counts. */
 static fsdp_status find_parts(const seen_folder *folder, const char *member,
                               char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out,
                               fsdp_error *err)
@@ -324,7 +333,10 @@ static fsdp_status find_parts(const seen_folder *folder, const char *member,
     *count_out = 0;
     memset(parts_out, 0, FSDP_FRAMEWORK_PARTS * sizeof *parts_out);
     for (int i = 0; i < FSDP_FRAMEWORK_PARTS && folder->row && folder->row->parts[i].names; i++) {
-        FSDP_TRY(find_part(folder, folder->row->parts[i].names, member, &parts_out[i], err));
+        const fsdp_framework_part *part = &folder->row->parts[i];
+        if (is_found(folder->row, parts_out, i, part->key))
+            continue;
+        FSDP_TRY(find_part(folder, part->names, member, &parts_out[i], err));
         *count_out += parts_out[i] != NULL;
     }
     return FSDP_OK;
