@@ -184,10 +184,12 @@ static bool is_promising(const seen_folder *above, const char *name, int depth)
     return is_known;
 }
 
+/* find_only stops at FOLDERS_MOST, so that there may be more than these. */
 static fsdp_status fail_several(const seen_folder *folder, const char *const *names, size_t count,
                                 fsdp_error *err)
 {
     fsdp_text text = {0};
+    bool is_all = count < FOLDERS_MOST;
     for (size_t i = 0; i < count && i < NAMES_SHOWN; i++) {
         char *path = fsdp_path_join(folder->path, names[i]);
         fsdp_text_addf(&text, "%s", i > 0 ? ", " : "");
@@ -196,12 +198,15 @@ static fsdp_status fail_several(const seen_folder *folder, const char *const *na
         text.failed = text.failed || !path;
         fsdp_free(path);
     }
-    if (count > NAMES_SHOWN)
+    if (!is_all)
+        fsdp_text_addf(&text, " and others");
+    else if (count > NAMES_SHOWN)
         fsdp_text_addf(&text, " and %zu more", count - NAMES_SHOWN);
-    fsdp_status st = text.failed ? fsdp_fail_memory(err, folder->path)
-                                 : fsdp_fail(err, FSDP_ERR_USAGE,
-                                             "'%s' holds %zu checkpoints; name one of them: %s",
-                                             folder->path, count, text.data);
+    fsdp_status st =
+        text.failed
+            ? fsdp_fail_memory(err, folder->path)
+            : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds %zu%s checkpoints; name one of them: %s",
+                        folder->path, count, is_all ? "" : " or more", text.data);
     fsdp_text_release(&text);
     return st;
 }
