@@ -66,7 +66,7 @@ HEADS = ["Model", "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForSequence
 
 def verify(build, folder):
     command = [f"{build}/bin/fsdp-verify", "--json", str(folder), "--like", f"{folder}/config.json"]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.returncode in (0, 1), f"{run.args}: {run.stderr}"
     return json.loads(run.stdout)["paths"][0]
 
