@@ -38,6 +38,7 @@ typedef struct fsdp_limits {
     bool sharded;              /* split over ranks: tensors have boxes */
     bool nameless;             /* one tensor, whose name is not kept */
     bool shares;               /* tensors with several names are stored once */
+    bool lists_tuples;         /* a tuple that holds a tensor becomes a list */
     bool names_groups;         /* hyper-parameters of optimizers are written as PyTorch asks for them */
     bool (*holds_dtype)(fsdp_dtype dtype);
     /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */

@@ -498,6 +498,7 @@ const fsdp_target_format fsdp_dcp_target = {
                .values = true,
                .opaque = true,
                .sharded = true,
+               .lists_tuples = true,
                .names_groups = true,
                .holds_dtype = torch_holds_dtype},
     .owns = owns,

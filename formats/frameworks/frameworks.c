@@ -184,10 +184,12 @@ static bool is_promising(const seen_folder *above, const char *name, int depth)
     return is_known;
 }
 
+/* find_only stops at FOLDERS_MOST, so that there may be more than these. */
 static fsdp_status fail_several(const seen_folder *folder, const char *const *names, size_t count,
                                 fsdp_error *err)
 {
     fsdp_text text = {0};
+    bool is_all = count < FOLDERS_MOST;
     for (size_t i = 0; i < count && i < NAMES_SHOWN; i++) {
         char *path = fsdp_path_join(folder->path, names[i]);
         fsdp_text_addf(&text, "%s", i > 0 ? ", " : "");
@@ -196,12 +198,15 @@ static fsdp_status fail_several(const seen_folder *folder, const char *const *na
         text.failed = text.failed || !path;
         fsdp_free(path);
     }
-    if (count > NAMES_SHOWN)
+    if (!is_all)
+        fsdp_text_addf(&text, " and others");
+    else if (count > NAMES_SHOWN)
         fsdp_text_addf(&text, " and %zu more", count - NAMES_SHOWN);
-    fsdp_status st = text.failed ? fsdp_fail_memory(err, folder->path)
-                                 : fsdp_fail(err, FSDP_ERR_USAGE,
-                                             "'%s' holds %zu checkpoints; name one of them: %s",
-                                             folder->path, count, text.data);
+    fsdp_status st =
+        text.failed
+            ? fsdp_fail_memory(err, folder->path)
+            : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds %zu%s checkpoints; name one of them: %s",
+                        folder->path, count, is_all ? "" : " or more", text.data);
     fsdp_text_release(&text);
     return st;
 }
@@ -316,7 +321,16 @@ static fsdp_status find_part(const seen_folder *folder, const char *names, const
     return FSDP_OK;
 }
 
-/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. */
+static bool is_found(const fsdp_framework_row *row, char *const *parts, int count, const char *key)
+{
+    for (int i = 0; i < count; i++)
+        if (parts[i] && strcmp(row->parts[i].key, key) == 0)
+            return true;
+    return false;
+}
+
+/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. Of
+ * parts with one key the first counts. */
 static fsdp_status find_parts(const seen_folder *folder, const char *member,
                               char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out,
                               fsdp_error *err)
@@ -324,7 +338,10 @@ static fsdp_status find_parts(const seen_folder *folder, const char *member,
     *count_out = 0;
     memset(parts_out, 0, FSDP_FRAMEWORK_PARTS * sizeof *parts_out);
     for (int i = 0; i < FSDP_FRAMEWORK_PARTS && folder->row && folder->row->parts[i].names; i++) {
-        FSDP_TRY(find_part(folder, folder->row->parts[i].names, member, &parts_out[i], err));
+        const fsdp_framework_part *part = &folder->row->parts[i];
+        if (is_found(folder->row, parts_out, i, part->key))
+            continue;
+        FSDP_TRY(find_part(folder, part->names, member, &parts_out[i], err));
         *count_out += parts_out[i] != NULL;
     }
     return FSDP_OK;

@@ -106,6 +106,19 @@ static size_t check_count(void *state)
     return count;
 }
 
+static int64_t check_bytes(void *state)
+{
+    const joined *all = state;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < all->count; i++) {
+        const fsdp_source *source = all->parts[i].source;
+        int64_t own = source->ops.check_bytes ? source->ops.check_bytes(source->state) : 0;
+        if (__builtin_add_overflow(bytes, own, &bytes))
+            return FSDP_SOURCE_CHECK_MOST;
+    }
+    return bytes;
+}
+
 static fsdp_status check(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err)
 {
     const joined *all = state;
@@ -137,7 +150,8 @@ static fsdp_status save_value(void *state, size_t entry, size_t most, fsdp_text 
 
 /* --- names -------------------------------------------------------------------------------------- */
 
-/* The bytes of `own` and its dot when it is the key above all names of the part, else 0. */
+/* The bytes of `own` and its dot when it is the key above all names of the part, else 0. Missing names may
+ * have no entry and so no path. */
 static size_t find_own(const fsdp_source *source, const char *own)
 {
     size_t size = own ? strlen(own) : 0;
@@ -145,6 +159,12 @@ static size_t find_own(const fsdp_source *source, const char *own)
         const fsdp_source_entry *entry = &source->entries[i];
         if (entry->path_count < 2 || fsdp_path_bytes(entry->path[0]) != size ||
             memcmp(entry->name, own, size) != 0)
+            return 0;
+    }
+    for (size_t i = 0; size > 0 && i < source->missing_count; i++) {
+        const missing_entry *missing = &source->missing[i];
+        if (missing->size <= size || missing->name[size] != '.' ||
+            memcmp(missing->name, own, size) != 0)
             return 0;
     }
     return source->entry_count > 0 && size > 0 ? size + 1 : 0;
@@ -368,6 +388,7 @@ fsdp_status fsdp_source_join(const char *path, const fsdp_source_part *parts, si
     fsdp_source_ops ops = {.save_value = save_value,
                            .check_memory = check_memory,
                            .check_count = check_count,
+                           .check_bytes = check_bytes,
                            .check = check,
                            .checked_bytes = checked_bytes,
                            .close = close_parts};

@@ -167,10 +167,10 @@ fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request
 /* Visits all files that exist. */
 fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *context,
                                       fsdp_error *err);
-/* FSDP_ERR_DAMAGED when a file of another program has another size, time or inode than when it was opened:
- * what was read before may be of the old file. Native blocks have digests that notice it. */
 /* Bytes that fsdp_checkpoint_check counts. */
 int64_t fsdp_checkpoint_check_bytes(const fsdp_checkpoint *checkpoint);
+/* FSDP_ERR_DAMAGED when a file of another program has another size, time or inode than when it was opened:
+ * what was read before may be of the old file. Native blocks have digests that notice it. */
 fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err);
 /* Visits the numbers of the files that hold a part of a box, some perhaps more than once. */
 fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,

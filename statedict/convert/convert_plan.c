@@ -5,6 +5,7 @@
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/flow.h"
+#include "base/data/name_path.h"
 #include "statedict/checkpoint/digests.h"
 #include "statedict/checkpoint/unread.h"
 #include "statedict/convert/convert_io.h"
@@ -253,6 +254,14 @@ static fsdp_status announce_reading(convert_job *job, fsdp_error *err)
 
 /* --- memory and threads ----------------------------------------------------------------------- */
 
+static bool is_in_tuple(const fsdp_entry *entry)
+{
+    for (size_t i = 0; i < entry->path_count; i++)
+        if (fsdp_path_in_tuple(entry->path[i]))
+            return true;
+    return false;
+}
+
 static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     plan->world = job->world;
@@ -264,6 +273,7 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
         plan->aliases += entry->kind == FSDP_ENTRY_ALIAS && !has_data;
         if (!has_data)
             continue;
+        plan->in_tuples += job->limits && job->limits->lists_tuples && is_in_tuple(entry);
         entry = fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, i));
         int64_t bytes = fsdp_entry_bytes(entry);
         job->tensor_bytes += bytes;

@@ -200,6 +200,24 @@ void convert_report_form(const convert_options *opts, const fsdp_convert_plan *p
     fsdp_text_release(&text);
 }
 
+void convert_add_tuples(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    bool one = plan->in_tuples == 1;
+    fsdp_text_addf(text, "%" PRId64 " tensor%s in tuples: dcp stores %s in lists, as PyTorch does",
+                   plan->in_tuples, one ? " is" : "s are", one ? "it" : "them");
+}
+
+void convert_report_tuples(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (plan->in_tuples == 0 || opts->common.quiet || opts->common.json)
+        return;
+    convert_add_tuples(&text, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan)
 {
     fsdp_text text = {0};

@@ -90,6 +90,11 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
         convert_add_form(text, plan);
         fsdp_text_addf(text, "\n");
     }
+    if (plan->in_tuples > 0) {
+        fsdp_text_addf(text, "  ");
+        convert_add_tuples(text, plan);
+        fsdp_text_addf(text, "\n");
+    }
     if (plan->short_tensors > 0) {
         fsdp_text_addf(text, "  ");
         convert_add_short(text, opts, plan);
@@ -182,6 +187,8 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     if (plan->optim_form)
         fsdp_text_addf(text, ", \"optim\": \"%s\"",
                        plan->optim_form == FSDP_OPTIM_FORM_FLAT ? "flat" : "nested");
+    if (plan->in_tuples > 0)
+        fsdp_text_addf(text, ", \"in_tuples\": %" PRId64, plan->in_tuples);
     if (opts->dim_given)
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text,
