@@ -26,6 +26,7 @@
 #include "statedict/convert/copied.h"
 #include "statedict/convert/output_place.h"
 #include "statedict/convert/plan_text.h"
+#include "statedict/expect/config_members.h"
 #include "statedict/expect/export_check.h"
 #include "statedict/select/cast_box.h"
 
@@ -54,7 +55,7 @@ typedef struct convert_job {
     fsdp_text rules;           /* that strip names, one after the other */
     const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
     fsdp_names_known known;    /* of the source's names */
-    char model_type[32];       /* known.model_type points to it */
+    fsdp_model_kind model_kind;        /* known.model_type points into it */
     fsdp_copies copies;        /* files beside the weights */
     bool casts;                /* at least one tensor gets another dtype */
 

@@ -5,7 +5,6 @@
  */
 #include "statedict/convert/convert_job.h"
 
-#include "formats/frameworks.h"
 #include "formats/source.h"
 #include "statedict/select/model_part.h"
 
@@ -24,29 +23,13 @@ static fsdp_status take_rules(convert_job *job, size_t count, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* The model_type of the config.json that the person names or that lies beside the weights. One that cannot be
- * read is no reason to refuse the weights: nothing is known then. */
-static fsdp_status read_model_type(convert_job *job, fsdp_error *err)
+/* The config.json that the person names, or that lies beside the weights. One that cannot be read is no
+ * reason to refuse the weights: nothing is known then. */
+static void read_model_type(convert_job *job)
 {
-    enum { CONFIG_MOST = 1 << 24 };
-    const char *dir = job->opts.copy_from;
-    char *beside = NULL, *text = NULL;
-    size_t size;
-    fsdp_model_config config;
-    if (!dir)
-        FSDP_TRY(fsdp_framework_config(job->io, job->from->path, &beside, err));
-    dir = dir ? dir : beside;
-    char *path = dir ? fsdp_path_join(dir, "config.json") : NULL;
-    fsdp_free(beside);
-    if (path && fsdp_io_read_file(job->io, path, CONFIG_MOST, &text, &size, NULL) == FSDP_OK &&
-        fsdp_model_config_read(text, size, path, &config, NULL) == FSDP_OK &&
-        config.model_type[0]) {
-        memcpy(job->model_type, config.model_type, sizeof job->model_type);
-        job->known.model_type = job->model_type;
-    }
-    fsdp_free(text);
-    fsdp_free(path);
-    return FSDP_OK;
+    fsdp_model_kind_find(job->io, job->opts.copy_from, job->from->path, &job->model_kind);
+    if (job->model_kind.type[0])
+        job->known.model_type = job->model_kind.type;
 }
 
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
@@ -58,7 +41,7 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
                     (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
     job->known.paths = job->from->source != NULL;
     if (is_model && !job->known.paths)
-        FSDP_TRY(read_model_type(job, err));
+        read_model_type(job);
     if (!is_model || select->keep_names || select->rename_count > 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_parts_find(job->from->manifest.sd, job->known, select->part, &parts, err));

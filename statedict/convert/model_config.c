@@ -135,37 +135,23 @@ static fsdp_status read_tied(config_walk *walk, fsdp_model_config *config, fsdp_
     return FSDP_OK;
 }
 
-static fsdp_status read_type(config_walk *walk, fsdp_model_config *config, fsdp_error *err)
-{
-    const char *data;
-    size_t size;
-    if (fsdp_json_peek(&walk->json) != FSDP_JSON_STRING)
-        return walk_value(walk, ELSEWHERE, err);
-    FSDP_TRY(fsdp_json_string(&walk->json, &data, &size, err));
-    fsdp_printable(data, size, config->model_type, sizeof config->model_type);
-    return FSDP_OK;
-}
-
 /* Reads the members with a meaning here; two of one name are an error, because they may disagree. */
 static fsdp_status walk_member(config_walk *walk, config_place place, const char *key, size_t size,
                                unsigned *seen, fsdp_error *err)
 {
-    static const char *const names[] = {"dtype", "torch_dtype", "vocab_size", "tie_word_embeddings",
-                                        "model_type"};
-    enum { NAMES = sizeof names / sizeof *names };
+    static const char *const names[] = {"dtype", "torch_dtype", "vocab_size",
+                                        "tie_word_embeddings"};
     fsdp_model_config *config = place == IN_TEXT_CONFIG ? &walk->inner : &walk->config;
     int which = 0;
-    while (which < NAMES && !is_key(key, size, names[which]))
+    while (which < 4 && !is_key(key, size, names[which]))
         which++;
-    if (which == NAMES || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
+    if (which == 4 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
         return walk_value(walk, place_below(place, key, size), err);
     if (*seen & 1U << which)
         return fsdp_json_fail(&walk->json, err, "'%s' is here twice", names[which]);
     *seen |= 1U << which;
     if (which < 2)
         return read_dtype(walk, err);
-    if (which == 4)
-        return read_type(walk, config, err);
     return which == 2 ? read_vocab(walk, config, err) : read_tied(walk, config, err);
 }
 

@@ -8,11 +8,10 @@
 #include "base/text.h"
 #include <stdbool.h>
 
-/* Members of config.json or, but for model_type, of its "text_config" if it lacks them. */
+/* Members of config.json or, if it lacks them, of its "text_config". */
 typedef struct fsdp_model_config {
     int64_t vocab_size;        /* -1: missing */
     int tied;                  /* tie_word_embeddings: 1, 0, or -1: missing */
-    char model_type[32];       /* "": missing */
 } fsdp_model_config;
 
 /* FSDP_ERR_DAMAGED, with the place, for a text that is no JSON object or has one of these members twice. */

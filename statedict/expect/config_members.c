@@ -3,6 +3,8 @@
 
 #include "base/data/json.h"
 #include "base/text.h"
+#include "formats/frameworks.h"
+#include "statedict/expect/expect.h"
 
 #include <string.h>
 
@@ -58,12 +60,22 @@ static fsdp_status read_kind_member(fsdp_json *json, int which, fsdp_model_kind 
     return fsdp_json_skip(json, err);
 }
 
+/* transformers leaves members with the values of their defaults out of config.json. */
+static bool is_tied_by_default(const fsdp_model_kind *kind)
+{
+    const fsdp_architecture *known = fsdp_architecture_find(kind->type, strlen(kind->type));
+    const char *name = kinds[TIED];
+    return known &&
+           strcmp(fsdp_architecture_member(known, name, strlen(name))->otherwise, "1") == 0;
+}
+
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path,
                                  fsdp_model_kind *kind, fsdp_error *err)
 {
     *kind = (fsdp_model_kind){0};
     fsdp_json_members members = {.names = kinds, .count = KINDS};
     fsdp_json json;
+    bool says_tied = false;
     int which = 0;
     fsdp_json_init(&json, text, size, path);
     fsdp_status st = fsdp_json_peek(&json) == FSDP_JSON_OBJECT
@@ -73,12 +85,32 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
         st = fsdp_json_next_member(&json, &members, &which, err);
         if (st != FSDP_OK || which < 0)
             break;
+        says_tied = says_tied || (which == TIED && fsdp_json_peek(&json) == FSDP_JSON_BOOL);
         st = read_kind_member(&json, which, kind, err);
     }
+    if (st == FSDP_OK && !says_tied)
+        kind->is_tied = is_tied_by_default(kind);
     if (st == FSDP_OK)
         st = fsdp_json_finish(&json, err);
     fsdp_json_release(&json);
     return st;
+}
+
+void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)
+{
+    char *beside = NULL, *text = NULL;
+    size_t size;
+    *kind = (fsdp_model_kind){0};
+    if (!dir && fsdp_framework_config(io, path, &beside, NULL) == FSDP_OK)
+        dir = beside;
+    char *config = dir ? fsdp_path_join(dir, "config.json") : NULL;
+    if (config &&
+        fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) == FSDP_OK &&
+        fsdp_model_kind_read(text, size, config, kind, NULL) != FSDP_OK)
+        *kind = (fsdp_model_kind){0};
+    fsdp_free(text);
+    fsdp_free(config);
+    fsdp_free(beside);
 }
 
 /* --- numbers ------------------------------------------------------------------------------------ */
@@ -140,7 +172,8 @@ static fsdp_status read_value(fsdp_json *json, fsdp_config *config, fsdp_config_
 {
     bool truth;
     switch (fsdp_json_peek(json)) {
-    case FSDP_JSON_NUMBER: return read_number(json, value, err);
+    case FSDP_JSON_NUMBER:
+    case FSDP_JSON_STRING: return read_number(json, value, err);
     case FSDP_JSON_ARRAY: return read_list(json, config, value, err);
     case FSDP_JSON_OBJECT: return count_members(json, value, err);
     case FSDP_JSON_BOOL:

@@ -2,6 +2,7 @@
 #ifndef FSDP_CONFIG_MEMBERS_H
 #define FSDP_CONFIG_MEMBERS_H
 
+#include "base/io/io.h"
 #include "statedict/expect/formula.h"
 
 /* Fills in config, which borrows path; release its arena also after a failure. FSDP_ERR_USAGE when the table
@@ -13,10 +14,13 @@ fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *
 typedef struct fsdp_model_kind {
     char type[64];             /* model_type, "" when there is none */
     char class_name[128];      /* the first of architectures, or "" */
-    bool is_tied;              /* tie_word_embeddings is true */
+    bool is_tied;              /* tie_word_embeddings, or where it is absent the architecture's default */
     bool is_quantized;
 } fsdp_model_kind;
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
                                  fsdp_error *err);
+/* Of DIR/config.json, or where dir is NULL of the one that lies beside the checkpoint at the path. All
+ * members are empty when it cannot be read. */
+void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind_out);
 
 #endif

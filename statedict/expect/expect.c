@@ -116,8 +116,10 @@ static fsdp_status visit_rows(const row_visit *job, const fsdp_tensor_row *row, 
 
 static bool is_head_name(const char *name, size_t size)
 {
-    static const char *const heads[] = {"lm_head.weight", "embed_out.weight"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const heads[] = {"lm_head.weight", "embed_out.weight",
+                                        "cls.predictions.decoder.weight",
+                                        "cls.predictions.decoder.bias"};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
         size_t n = strlen(heads[i]);
         if (size >= n && memcmp(name + size - n, heads[i], n) == 0)
             return true;
@@ -280,7 +282,7 @@ static fsdp_status count_found(void *context, const fsdp_expected *expected, fsd
     return FSDP_OK;
 }
 
-/* Numbers, integers and truth values are three kinds; a cast within one is no fault. */
+/* Floating dtypes are one kind and all others a second one; a cast within a kind is no fault. */
 static bool is_other_kind(fsdp_dtype a, fsdp_dtype b)
 {
     const fsdp_dtype_info *one = fsdp_dtype_describe(a), *other = fsdp_dtype_describe(b);

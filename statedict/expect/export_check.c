@@ -106,7 +106,11 @@ static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_erro
     snprintf(job->report->model, sizeof job->report->model, "%s", fsdp_expect_name(expect));
     if (job->check->allow_missing)
         FSDP_TRY(fsdp_filter_create(job->check->allow_missing, NULL, &job->allowed, err));
-    FSDP_TRY(fsdp_expect_compare(expect, job->check->sd, tell, job, &counts, err));
+    fsdp_error odd = {0};
+    fsdp_status st = fsdp_expect_compare(expect, job->check->sd, tell, job, &counts, &odd);
+    if (st != FSDP_OK)
+        return fsdp_fail(err, st, "%s%s", odd.text,
+                         st == FSDP_ERR_USAGE ? "; --no-copy leaves the config out" : "");
     job->report->expected = counts.expected;
     return judge(job, &counts, err);
 }

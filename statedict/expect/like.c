@@ -2,7 +2,6 @@
 #include "statedict/expect/like.h"
 
 #include "base/core/given.h"
-#include "formats/frameworks.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/sd/access.h"
 #include "statedict/sd/names.h"
@@ -36,23 +35,6 @@ static bool is_config_file(fsdp_io *io, const char *path)
     size_t size = strlen(path);
     return size > 5 && strcmp(path + size - 5, ".json") == 0 &&
            io->ops->info(io, path, &info) >= 0 && info.kind == FSDP_FILE_REGULAR;
-}
-
-/* Reads what the config.json of a checkpoint says; nothing when there is none. */
-static void look_beside(fsdp_io *io, const char *path, fsdp_model_kind *kind)
-{
-    char *dir = NULL, *text = NULL;
-    size_t size;
-    if (fsdp_framework_config(io, path, &dir, NULL) != FSDP_OK || !dir)
-        return;
-    char *config = fsdp_path_join(dir, "config.json");
-    if (!config ||
-        fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) != FSDP_OK ||
-        fsdp_model_kind_read(text, size, config, kind, NULL) != FSDP_OK)
-        *kind = (fsdp_model_kind){0};
-    fsdp_free(text);
-    fsdp_free(config);
-    fsdp_free(dir);
 }
 
 static fsdp_status expect_weights(const char *like, like_wanted *wanted, fsdp_error *err)
@@ -95,11 +77,12 @@ static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, l
     fsdp_error found = {0};
     if (is_config_file(io, like))
         return read_config(io, like, &wanted->expect, err);
-    look_beside(io, like, &wanted->kind);
+    fsdp_model_kind_find(io, NULL, like, &wanted->kind);
     const fsdp_like_open open = {like, wanted->kind.type, NULL};
     fsdp_status st = fsdp_like_model_open(&open, opts, &wanted->model, &found);
     if (st == FSDP_OK && !wanted->kind.type[0])
-        look_beside(io, wanted->model.path, &wanted->kind); /* of the step that a run stands for */
+        fsdp_model_kind_find(io, NULL, wanted->model.path,
+                             &wanted->kind); /* of the step that a run stands for */
     if (st == FSDP_OK)
         return expect_weights(like, wanted, err);
     fsdp_like_model_release(&wanted->model);

@@ -150,13 +150,16 @@ static fsdp_status compare(const fsdp_like_job *job, const fsdp_like_model *befo
         if (!*is_equal_out)
             break;
         FSDP_TRY(hash_tensor(&job->model, i, job->opts->memory, hash, &one, err));
-        FSDP_TRY(hash_tensor(before, (size_t)at, job->opts->memory, hash, &other, err));
-        *is_equal_out = memcmp(&one, &other, sizeof one) == 0;
+        fsdp_error unread = {0};
+        fsdp_status st = hash_tensor(before, (size_t)at, job->opts->memory, hash, &other, &unread);
+        if (st == FSDP_ERR_CANCELLED || st == FSDP_ERR_LIMIT)
+            return fsdp_fail(err, st, "%s", unread.text);
+        *is_equal_out = st == FSDP_OK && memcmp(&one, &other, sizeof one) == 0;
     }
     return FSDP_OK;
 }
 
-/* A step before that does not open says nothing about this one. */
+/* A step before that cannot be read says nothing about this one. */
 fsdp_status fsdp_like_check_step(fsdp_like_job *job, fsdp_error *err)
 {
     fsdp_like_model before = {0};
@@ -170,7 +173,7 @@ fsdp_status fsdp_like_check_step(fsdp_like_job *job, fsdp_error *err)
         return FSDP_OK;
     fsdp_status st = FSDP_OK;
     step_hash hash = {fsdp_hasher_create(), &meter};
-    fsdp_meter_init(&meter, &job->opts->watch, job->model.checkpoint->info.tensor_bytes);
+    fsdp_meter_init(&meter, &job->opts->watch, 2 * fsdp_sd_tensor_bytes(job->model.sd));
     if (!hash.hasher)
         st = fsdp_fail_memory(err, "a hash");
     else if (fsdp_like_model_open(&(fsdp_like_open){path, job->model_type, NULL}, &quiet, &before,

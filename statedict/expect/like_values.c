@@ -244,8 +244,10 @@ static fsdp_status emit_elements(value_job *job, size_t i, fsdp_error *err)
         facts->is_zero && may_not_be_zero(entry, fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i)));
     if (!facts->is_read || (is_finite && !is_zero))
         return FSDP_OK;
-    FSDP_TRY(read_wanted(job, entry, &wanted, err));
+    fsdp_status st = read_wanted(job, entry, &wanted, err);
     fsdp_free(wanted.stacked);
+    if (st != FSDP_OK)
+        return st;
     if (facts->nans > 0 && wanted.nans == 0)
         fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
                        "holds %" PRId64 " NaN", facts->nans);
@@ -412,15 +414,6 @@ static fsdp_status emit_all(value_job *job, fsdp_error *err)
     return emit_twins(job, err);
 }
 
-static int64_t count_bytes(const fsdp_sd *sd)
-{
-    int64_t bytes = 0;
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
-            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
-    return bytes;
-}
-
 fsdp_status fsdp_like_check_values(fsdp_like_job *like, fsdp_error *err)
 {
     const fsdp_verify_opts *opts = like->opts;
@@ -435,7 +428,7 @@ fsdp_status fsdp_like_check_values(fsdp_like_job *like, fsdp_error *err)
     job.facts = fsdp_alloc(count + 1, sizeof *job.facts);
     if (!job.facts)
         return fsdp_fail_memory(err, "the model's tensors");
-    fsdp_meter_init(&job.meter, &opts->watch, count_bytes(like->model.sd));
+    fsdp_meter_init(&job.meter, &opts->watch, fsdp_sd_tensor_bytes(like->model.sd));
     fsdp_status st = fsdp_parallel(threads, (size_t)threads, scan_worker, &job, err);
     if (st == FSDP_OK)
         st = emit_all(&job, err);

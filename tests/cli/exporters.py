@@ -21,10 +21,13 @@ LAYERS, HIDDEN, HEADS, KV, HEAD_DIM, FF, VOCAB, EXPERTS = 3, 8, 4, 2, 2, 12, 20,
 CONFIG = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
           "num_key_value_heads": KV, "intermediate_size": FF, "vocab_size": VOCAB,
           "tie_word_embeddings": False}
-KINDS = {"llama": ("LlamaForCausalLM", {}), "qwen2": ("Qwen2ForCausalLM", {}),
+KINDS = {"llama": ("LlamaForCausalLM", {}), "gemma": ("GemmaForCausalLM", {}),
+         "bert": ("BertForMaskedLM", {}), "qwen2": ("Qwen2ForCausalLM", {}),
          "mixtral": ("MixtralForCausalLM", {"num_local_experts": EXPERTS}),
          "qwen3_moe": ("Qwen3MoeForCausalLM", {"num_experts": EXPERTS, "moe_intermediate_size": 6,
                                                "head_dim": HEAD_DIM})}
+TIED_BY_DEFAULT = {"gemma": ["lm_head.weight"],
+                   "bert": ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"]}
 
 
 # --- models: {name: (shape, values)} ----------------------------------------------------------------
@@ -284,6 +287,27 @@ def merged_into_nothing(root):
     check(verify(root, "run/checkpoint-100", "run/checkpoint-100"), {}, "the first step")
     check(verify(root, "run/checkpoint-200", "run/checkpoint-100/config.json"), {"unchanged": [""]}, "a step")
     check(verify(root, "run/checkpoint-300", "run/checkpoint-100"), {}, "the next step")
+    ran = tool("fsdp-verify", "--progress", "json", "run/checkpoint-200", "--like", "run/checkpoint-100",
+               folder=root)
+    lines = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert lines and all(line["done"] <= line["total"] for line in lines), lines
+    damaged_before(root)
+
+
+def damaged_before(root):
+    """A step is good although the one before it, which is equal, cannot be read."""
+    (root / "own").mkdir()
+    for step in (1, 2):
+        ran = tool("fsdp-convert", "-q", "run/checkpoint-100", f"own/step-{step:08}", "--to", "fsdp",
+                   folder=root)
+        assert ran.returncode == 0, ran.stderr
+    check(verify(root, "own/step-00000002", "run/checkpoint-100"), {"unchanged": [""]}, "an equal step")
+    shard = root / "own" / "step-00000001" / "shard-00000-of-00001.h5"
+    values = make("llama")["model.layers.1.self_attn.q_proj.weight"][1]
+    data = bytearray(shard.read_bytes())
+    data[data.index(struct.pack("<4f", *values[:4]))] ^= 255
+    shard.write_bytes(data)
+    check(verify(root, "own/step-00000002", "run/checkpoint-100"), {}, "behind a damaged step")
 
 
 def tied_head(root):
@@ -295,6 +319,22 @@ def tied_head(root):
     for like in ("tied", "tied/checkpoint-1", "tied/checkpoint-1/config.json"):
         check(verify(root, "headless", like), {}, f"without a tied head like {like}")
     check(verify(root, "tied/checkpoint-1", "headless"), {}, "with a tied head")
+    # a config.json lacks the members that have the defaults of its architecture
+    for kind, heads in TIED_BY_DEFAULT.items():
+        whole = model | {name: ([4], [1.0, 2.0, 3.0, 4.0]) for name in heads}
+        write(root / f"{kind}-saved", kind, model, tie_word_embeddings=None)
+        write(root / f"{kind}-whole", kind, whole, tie_word_embeddings=None)
+        check(verify(root, f"{kind}-whole", f"{kind}-saved"), {}, f"{kind} with its tied head")
+        check(verify(root, f"{kind}-saved", f"{kind}-whole"), {}, f"{kind} without its tied head")
+
+
+def odd_config(root):
+    """A config.json whose numbers cannot be right is refused, and the message says what to type."""
+    write(root / "odd", "llama", make("llama"), num_attention_heads=0)
+    ran = tool("fsdp-convert", "-q", "odd", "odd-out", folder=root)
+    assert ran.returncode == 2 and "--no-copy" in ran.stderr, ran.stderr
+    ran = tool("fsdp-convert", "-q", "odd", "odd-out", "--no-copy", folder=root)
+    assert ran.returncode == 0, ran.stderr
 
 
 def every_format(root):
@@ -337,6 +377,7 @@ def main():
         absent_from_index(root)
         merged_into_nothing(root)
         tied_head(root)
+        odd_config(root)
         every_format(root)
     print(f"{len(BUGS) + 2} bugs are caught, {good_fixtures()} good checkpoints")
 

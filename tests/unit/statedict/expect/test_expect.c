@@ -67,6 +67,21 @@ Test(expect, numbers_that_make_no_sense_are_errors)
     cr_expect_eq(compute("", "no_such_member", 0, &value), FSDP_ERR_USAGE);
 }
 
+Test(expect, members_that_are_no_whole_numbers_are_errors)
+{
+    static const char *const values[] = {"\"8\"", "8.5", "1e400", "9223372036854775808"};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        char text[128];
+        fsdp_config config;
+        fsdp_error err = {0};
+        snprintf(text, sizeof text, "{\"model_type\": \"llama\", \"hidden_size\": %s}", values[i]);
+        cr_expect_eq(fsdp_config_members_read(text, strlen(text), "c", &config, &err),
+                     FSDP_ERR_DAMAGED, "%s", values[i]);
+        cr_expect(strstr(err.text, "'hidden_size' is no whole number"), "%s", err.text);
+        fsdp_arena_release(&config.arena);
+    }
+}
+
 /* --- lists -------------------------------------------------------------------------------------- */
 
 static fsdp_status ignore(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
