@@ -5,37 +5,46 @@
 
 #include <string.h>
 
-static bool holds_config(fsdp_io *io, const char *dir)
+static fsdp_status holds_config(fsdp_io *io, const char *dir, bool *is_there_out, fsdp_error *err)
 {
-    bool is_there = false;
-    for (size_t i = 0; fsdp_framework_config_names[i] && !is_there; i++) {
+    *is_there_out = false;
+    for (size_t i = 0; fsdp_framework_config_names[i] && !*is_there_out; i++) {
         char *path = fsdp_path_join(dir, fsdp_framework_config_names[i]);
-        is_there = path && fsdp_io_exists(io, path);
+        if (!path)
+            return fsdp_fail_memory(err, "a path");
+        *is_there_out = fsdp_io_exists(io, path);
         fsdp_free(path);
     }
-    return is_there;
+    return FSDP_OK;
+}
+
+/* The directory itself, or the one that holds the file. */
+static char *directory_of(fsdp_io *io, const char *path)
+{
+    fsdp_file_info info;
+    const char *slash = strrchr(path, '/');
+    if (io->ops->info(io, path, &info) == 0 && info.kind == FSDP_FILE_DIRECTORY)
+        return fsdp_strndup(path, strlen(path));
+    if (!slash)
+        return fsdp_strndup(".", 1);
+    return fsdp_strndup(path, slash > path ? (size_t)(slash - path) : 1);
 }
 
 fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err)
 {
-    fsdp_file_info info;
-    bool is_directory = io->ops->info(io, path, &info) == 0 && info.kind == FSDP_FILE_DIRECTORY;
-    const char *slash = strrchr(path, '/');
-    char *base = is_directory ? fsdp_strndup(path, strlen(path))
-                 : slash      ? fsdp_strndup(path, (size_t)(slash - path))
-                              : fsdp_strndup(".", 1);
+    char *base = directory_of(io, path);
+    fsdp_status st = base ? FSDP_OK : fsdp_fail_memory(err, "a path");
     *dir_out = NULL;
-    if (!base)
-        return fsdp_fail_memory(err, "a path");
-    for (size_t i = 0; fsdp_framework_configs[i] && !*dir_out; i++) {
-        bool is_here = strcmp(fsdp_framework_configs[i], ".") == 0;
+    for (size_t i = 0; st == FSDP_OK && fsdp_framework_configs[i] && !*dir_out; i++) {
+        bool is_here = strcmp(fsdp_framework_configs[i], ".") == 0, is_there = false;
         char *dir = is_here ? fsdp_strndup(base, strlen(base))
                             : fsdp_path_join(base, fsdp_framework_configs[i]);
-        if (dir && holds_config(io, dir))
+        st = dir ? holds_config(io, dir, &is_there, err) : fsdp_fail_memory(err, "a path");
+        if (is_there)
             *dir_out = dir;
         else
             fsdp_free(dir);
     }
     fsdp_free(base);
-    return FSDP_OK;
+    return st;
 }
