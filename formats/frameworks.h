@@ -35,7 +35,7 @@ typedef struct fsdp_framework_part {
 typedef struct fsdp_framework_row {
     const char *made_by;
     const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
-    const char *member;        /* the model: one of the markers. Of several, the one with the highest number
+    const char *member;        /* the model: one of the markers; of several the one with the highest number
                                 * that opens; with {r} a pattern of rank files. NULL: nothing can be opened */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
@@ -65,7 +65,7 @@ extern const char fsdp_framework_no_model[], fsdp_framework_weights[], fsdp_fram
  * which one must be there, both up to NULL. */
 extern const char *const fsdp_framework_configs[], *const fsdp_framework_config_names[];
 
-/* What the resolver tells people on the way. */
+/* The resolver reports its choices to the user. */
 typedef void (*fsdp_framework_note)(void *context, const char *text);
 
 typedef struct fsdp_framework_way {

@@ -329,8 +329,8 @@ static bool is_found(const fsdp_framework_row *row, char *const *parts, int coun
     return false;
 }
 
-/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. Of
- * parts with one key the first counts. */
+/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. The
+ * first of parts with one key counts. */
 static fsdp_status find_parts(const seen_folder *folder, const char *member,
                               char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out,
                               fsdp_error *err)
@@ -484,7 +484,7 @@ static const char *find_below(const seen_folder *folder, const char *steps, int6
     return found;
 }
 
-/* The newest step that opens. Where none does, the newest, so that its error is told. */
+/* The newest step that opens; if none does, the newest, so that its error is reported. */
 static fsdp_status find_newest(const seen_folder *folder, const char *steps, const char **name_out,
                                fsdp_error *err)
 {

@@ -37,7 +37,7 @@ typedef struct fsdp_zip_input {
 } fsdp_zip_input;
 
 enum {
-    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain ".." and "/": they are not paths (npz). Those without
+    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain ".." and "/": they are not paths (npz). Names without
                                     * the flag of UTF-8 are in code page 437, and are listed in UTF-8 */
 };
 

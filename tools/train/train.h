@@ -74,7 +74,7 @@ fsdp_status train_outputs_check(const train_options *opts, fsdp_error *err);
 
 /* --- sources (train_source.c) -------------------------------------------------------------------- */
 
-/* Where a model comes from. */
+/* The source of a model. */
 typedef struct train_source {
     char *path;                /* of the checkpoint or directory itself */
     bool is_hf;
@@ -191,7 +191,7 @@ int train_use_tokenizer(const train_options *opts);
 fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err);
 /* FSDP_ERR_DAMAGED names what differs from the checkpoint and is not in --allow-change. */
 fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err);
-/* Collective. Model, optimizer and the job's counters. Of a run with --resume auto, a checkpoint whose data
+/* Collective. Model, optimizer and the job's counters. In a run with --resume auto, a checkpoint whose data
  * turns out to be damaged gives way to the one before it, which `source` then is; damaged ones are set
  * aside. */
 fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err);

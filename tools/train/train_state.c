@@ -1,4 +1,4 @@
-/* What a checkpoint of a training holds beside tensors, and whether a resume fits it. See train.h. */
+/* Values that a checkpoint of a training holds beside tensors; whether a resume fits it. See train.h. */
 #include "tools/train/train.h"
 
 #include <errno.h>
