@@ -9,8 +9,10 @@
  *   framework_table.c  the frameworks, as data: a new one is a row
  *   framework_names.c  names that match patterns
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
+ *   framework_folder.h a directory on the way: framework_folder.c lists it, framework_parts.c opens all parts
+ *                      of a row as one source, framework_notes.c tells
  *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there;
- *                      fsdp_framework_open: all parts as one source
+ *                      fsdp_framework_open
  *
  * Names out of a directory are used only in that directory. Caller: statedict.
  */

@@ -1,0 +1,140 @@
+/* A directory on the way to a checkpoint, as it is listed: see framework_folder.h. */
+#include "formats/frameworks/framework_folder.h"
+
+#include "base/core/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { HEAD = 64 };
+
+bool fsdp_folder_may_look(const fsdp_folder *folder)
+{
+    if (*folder->left >= 0)
+        --*folder->left;
+    return *folder->left >= 0;
+}
+
+static bool is_plain(void *context, const char *name)
+{
+    (void)context;
+    return strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strchr(name, '/');
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err)
+{
+    if (!fsdp_folder_may_look(folder))
+        return fsdp_folder_fail_looks(folder->path, err);
+    FSDP_TRY(fsdp_io_list_names(folder->io, folder->path, is_plain, NULL, &folder->names, err));
+    if (folder->names.count > 1)
+        qsort(folder->names.items, folder->names.count, sizeof *folder->names.items, compare_names);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_folder_kind(const fsdp_folder *folder, const char *name, fsdp_file_kind *kind_out,
+                             fsdp_error *err)
+{
+    fsdp_file_info info;
+    char *path = fsdp_path_join(folder->path, name);
+    *kind_out = FSDP_FILE_OTHER;
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    if (folder->io->ops->info(folder->io, path, &info) == 0)
+        *kind_out = info.kind;
+    fsdp_free(path);
+    return FSDP_OK;
+}
+
+const char *fsdp_folder_find(const fsdp_folder *folder, const char *list)
+{
+    const char *found = NULL;
+    int64_t highest = -2, number;
+    for (size_t i = 0; i < folder->names.count; i++)
+        if (fsdp_framework_matches(list, folder->names.items[i], &number) && number > highest) {
+            found = folder->names.items[i];
+            highest = number;
+        }
+    return found;
+}
+
+const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder)
+{
+    for (size_t r = 0; r < fsdp_framework_row_count; r++) {
+        const fsdp_framework_row *row = &fsdp_framework_rows[r];
+        bool is_it = true;
+        for (int i = 0; i < FSDP_FRAMEWORK_MARKERS && is_it && row->markers[i]; i++)
+            is_it = fsdp_folder_find(folder, row->markers[i]) != NULL;
+        if (is_it)
+            return row;
+    }
+    return NULL;
+}
+
+const char *fsdp_folder_steps(const fsdp_folder *folder)
+{
+    for (size_t i = 0; fsdp_framework_steps[i]; i++)
+        if (fsdp_folder_find(folder, fsdp_framework_steps[i]))
+            return fsdp_framework_steps[i];
+    return NULL;
+}
+
+bool fsdp_folder_is_weights(const char *name)
+{
+    return !fsdp_framework_matches(fsdp_framework_no_model, name, NULL) &&
+           fsdp_framework_matches(fsdp_framework_weights, name, NULL);
+}
+
+/* --- recognised files --------------------------------------------------------------------------- */
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t size = strlen(name), n = strlen(end);
+    return size > n && strcmp(name + size - n, end) == 0;
+}
+
+fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *err)
+{
+    char head[HEAD] = {0};
+    fsdp_file *file = NULL;
+    fsdp_status st = fsdp_io_open(io, path, FSDP_IO_READ, &file, err);
+    if (st != FSDP_OK)
+        return st == FSDP_ERR_LIMIT ? st : FSDP_OK; /* the reader's open fails too */
+    ssize_t n = file->ops->pread(file, head, sizeof head, 0);
+    (void)fsdp_io_close(&file, path, NULL); /* only read */
+    for (size_t i = 0; n >= 0 && i < fsdp_framework_file_count; i++) {
+        const fsdp_framework_file *row = &fsdp_framework_files[i];
+        if ((size_t)n < row->head_size || memcmp(head, row->head, row->head_size) != 0 ||
+            (row->suffix && !ends_with(path, row->suffix)))
+            continue;
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of %s: %s", path, row->made_by,
+                         row->say);
+    }
+    return FSDP_OK;
+}
+
+/* Weights of a clone without git-lfs are pointers. */
+fsdp_status fsdp_folder_check(const fsdp_folder *folder, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    int looked = 0;
+    for (size_t i = 0; i < folder->names.count && st == FSDP_OK && looked < FSDP_FOLDER_NAMES;
+         i++) {
+        fsdp_file_info info;
+        if (!fsdp_folder_is_weights(folder->names.items[i]))
+            continue;
+        char *path = fsdp_path_join(folder->path, folder->names.items[i]);
+        looked++;
+        if (!path)
+            return fsdp_fail_memory(err, "a path");
+        if (folder->io->ops->info(folder->io, path, &info) == 0 && info.kind == FSDP_FILE_REGULAR &&
+            info.size < 1024)
+            st = fsdp_folder_check_file(folder->io, path, err);
+        fsdp_free(path);
+    }
+    return st;
+}

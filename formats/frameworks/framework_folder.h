@@ -1,0 +1,68 @@
+/*
+ * A directory on the way to a checkpoint: its names, the row of the table that fits, and the parts that the
+ * row reads together. Private to the room; frameworks.c goes the way.
+ *
+ *   framework_folder.c  lists a directory, finds names and rows, recognises files of other programs
+ *   framework_notes.c   notes and errors of the way
+ *   framework_parts.c   the parts beside a model, opened with it as one source
+ */
+#ifndef FSDP_FRAMEWORK_FOLDER_H
+#define FSDP_FRAMEWORK_FOLDER_H
+
+#include "formats/frameworks.h"
+
+enum { FSDP_FOLDER_LOOKS = 4096, FSDP_FOLDER_NAMES = 64 };
+
+typedef struct fsdp_folder {
+    fsdp_io *io;
+    const char *path;
+    fsdp_io_names names;       /* sorted */
+    fsdp_io_names members;     /* of the row that fits, as they are opened */
+    fsdp_framework_note note;
+    void *context;
+    const fsdp_framework_row *row; /* that fits; NULL: none */
+    bool whole;                /* the way ends at a row with parts, not at its model */
+    int deeper;                /* folders that the way may still go down from here */
+    int *left;                 /* listings and opens that the whole way may still make; -1: it wanted more */
+} fsdp_folder;
+
+/* Counts a listing or an open; false: there were FSDP_FOLDER_LOOKS of them. */
+bool fsdp_folder_may_look(const fsdp_folder *folder);
+/* Lists the directory; the caller releases names. */
+fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err);
+/* The kind of a name in the directory; a link counts as nothing unless links are trusted. */
+fsdp_status fsdp_folder_kind(const fsdp_folder *folder, const char *name, fsdp_file_kind *kind_out,
+                             fsdp_error *err);
+/* The name with the highest number that matches; NULL: none. */
+const char *fsdp_folder_find(const fsdp_folder *folder, const char *list);
+/* The first row whose markers are there, or NULL. */
+const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
+/* The list of names of steps that the directory has, or NULL. */
+const char *fsdp_folder_steps(const fsdp_folder *folder);
+bool fsdp_folder_is_weights(const char *name);
+/* FSDP_ERR_NOT_FOUND for a file, or a file of weights in the directory, that another program reads. */
+fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *err);
+fsdp_status fsdp_folder_check(const fsdp_folder *folder, fsdp_error *err);
+
+/* --- framework_notes.c --------------------------------------------------------------------------- */
+
+fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
+/* The directory holds these checkpoints; FSDP_FOLDER_NAMES of them: there may be more. */
+fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *const *names, size_t count,
+                                     fsdp_error *err);
+/* "it is read as MEMBER and PARTS", or what is left out beside the member. */
+void fsdp_folder_tell(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
+void fsdp_folder_tell_skipped(const fsdp_folder *folder, const char *name, const char *why);
+
+/* --- framework_parts.c --------------------------------------------------------------------------- */
+
+/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. The
+ * first of parts with one key counts. The caller releases them, also after an error. */
+fsdp_status fsdp_folder_parts(const fsdp_folder *folder, const char *member,
+                              char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out, fsdp_error *err);
+void fsdp_folder_parts_release(char *parts[FSDP_FRAMEWORK_PARTS]);
+/* True in *is_whole_out: the directory is a row with parts, which are opened together. */
+fsdp_status fsdp_folder_open(const fsdp_folder *folder, const char *member, const fsdp_source_opts *opts,
+                             bool *is_whole_out, fsdp_source **source_out, fsdp_error *err);
+
+#endif
