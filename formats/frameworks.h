@@ -38,7 +38,7 @@ typedef struct fsdp_framework_part {
 typedef struct fsdp_framework_row {
     const char *made_by;
     const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
-    const char *member;        /* the model: one of the markers. Of several, the one with the highest number
+    const char *member;        /* the model: one of the markers; of several the one with the highest number
                                 * that opens; with {r} a pattern of rank files. NULL: nothing can be opened */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
@@ -73,7 +73,7 @@ extern const char fsdp_framework_beside[], fsdp_framework_not_beside[];
 /* The file that lists the modules of a model which lie in folders beside its first one. */
 extern const char fsdp_framework_module_list[];
 
-/* What the resolver tells people on the way. */
+/* The resolver reports its choices to the user. */
 typedef void (*fsdp_framework_note)(void *context, const char *text);
 
 typedef struct fsdp_framework_way {
@@ -98,8 +98,8 @@ fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source
  * of rank files): *dir_out, which the caller frees; NULL: none. */
 fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err);
 
-/* The folders ("2_Dense") that the text of fsdp_framework_module_list names, without the directory itself; the
- * caller releases them, also after an error. FSDP_ERR_DAMAGED: one leads out of the directory. */
+/* The folders ("2_Dense") that the text of fsdp_framework_module_list names, without the directory itself.
+ * The caller releases them, also after an error. FSDP_ERR_DAMAGED: one leads out of the directory. */
 fsdp_status fsdp_framework_modules(const char *text, size_t size, const char *path, fsdp_io_names *names_out,
                                    fsdp_error *err);
 

@@ -40,7 +40,7 @@ typedef struct fsdp_async_opts {
     bool keep_priority;        /* otherwise the threads of saves are nicer (19) than the program's */
 } fsdp_async_opts;
 
-/* Of the last save that was started. */
+/* The outcome of the last save that was started. */
 typedef struct fsdp_async_report {
     const char *path;          /* of the checkpoint; NULL: none was started. The saver's, valid until the next
                                 * fsdp_async_save */

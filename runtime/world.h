@@ -90,8 +90,8 @@ FSDP_API void fsdp_world_end_busy(fsdp_world *world);
 /*
  * Local. For a body of fsdp_launch that ends with an error: keeps the text for the ranks that wait for this
  * one, whose calls return it as soon as the body returns, and returns its exit code. For programs that print
- * errors by themselves: after `return fsdp_error_report(&err)` they get the text without this call. Where
- * nothing was printed either, it is that of the root's first failure, else they get the exit code alone.
+ * errors by themselves: after `return fsdp_error_report(&err)` they get the text without this call. If
+ * nothing was printed either, they get the text of the root's first failure, or else the exit code alone.
  */
 FSDP_API int fsdp_world_fail(fsdp_world *world, const fsdp_error *err);
 

@@ -348,8 +348,8 @@ typedef struct fsdp_like_summary {
 /* Local. Compares the model of a checkpoint, under the names that a conversion to hf gives it, with the model
  * of `like`: a checkpoint (its names and shapes), or a config.json or a directory with one. FSDP_DIFFERS when
  * tensors are missing, extra or of another shape, or (but at FSDP_VERIFY_QUICK) hold values that no training
- * leaves; each is reported as a finding. FSDP_ERR_USAGE for a config.json of a model that is not known. Of
- * opts, repair and digests are ignored. summary_out may be NULL. */
+ * leaves; each is reported as a finding. FSDP_ERR_USAGE for a config.json of a model that is not known.
+ * `repair` and `digests` of opts are ignored. summary_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
                                                               const fsdp_verify_opts *opts,
                                                               fsdp_like_summary *summary_out,

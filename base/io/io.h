@@ -92,7 +92,7 @@ typedef struct fsdp_io_ops {
 struct fsdp_io { const fsdp_io_ops *ops; unsigned trust; const fsdp_host *host; };
 struct fsdp_file { const fsdp_io_ops *ops; };
 
-/* How far files that are read are trusted: bits of fsdp_io.trust. A wrapper has the trust and the host of its
+/* The trust in files that are read: bits of fsdp_io.trust. A wrapper has the trust and the host of its
  * inner io. */
 enum {
     FSDP_TRUST_LINKS = 1,      /* a symbolic link in a checkpoint's directory may lead anywhere */

@@ -56,8 +56,8 @@ void fsdp_folder_tell_skipped(const fsdp_folder *folder, const char *name, const
 
 /* --- framework_parts.c --------------------------------------------------------------------------- */
 
-/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. Of
- * parts with one key the first counts. The caller releases them, also after an error. */
+/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. The
+ * first of parts with one key counts. The caller releases them, also after an error. */
 fsdp_status fsdp_folder_parts(const fsdp_folder *folder, const char *member,
                               char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out, fsdp_error *err);
 void fsdp_folder_parts_release(char *parts[FSDP_FRAMEWORK_PARTS]);

@@ -135,7 +135,7 @@ static const char *find_below(const fsdp_folder *folder, const char *steps, int6
     return found;
 }
 
-/* The newest step that opens. Where none does, the newest, so that its error is told. */
+/* The newest step that opens; if none does, the newest, so that its error is reported. */
 static fsdp_status find_newest(const fsdp_folder *folder, const char *steps, const char **name_out,
                                fsdp_error *err)
 {

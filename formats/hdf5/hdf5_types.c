@@ -1,7 +1,7 @@
 /*
- * HDF5 types of dtypes. Where HDF5 can describe the bits (bf16, f16 and e5m2 are IEEE-like)
- * other programs see numbers; where it cannot, they see bytes and an attribute with the name of
- * the type.
+ * HDF5 types of dtypes. Other programs see numbers where HDF5 can describe the bits (bf16, f16
+ * and e5m2 are IEEE-like); where it cannot, they see bytes and an attribute with the name of the
+ * type.
  */
 #include "formats/hdf5/hdf5_types.h"
 

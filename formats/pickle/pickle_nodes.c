@@ -338,7 +338,7 @@ fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, 
     return extend(vm, part, from);
 }
 
-fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs)
+static fsdp_status set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs)
 {
     fsdp_node part;
     FSDP_TRY(more_of(vm, call, MORE_KWARGS, FSDP_NODE_DICT, &part));
@@ -357,7 +357,7 @@ fsdp_status pickle_push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node cal
     node.flags |= FSDP_NODE_HASHABLE;
     node.as.call = call;
     FSDP_TRY(pickle_push_node(vm, node));
-    return kwargs == 0 ? FSDP_OK : pickle_set_kwargs(vm, vm->stack[vm->height - 1], kwargs);
+    return kwargs == 0 ? FSDP_OK : set_kwargs(vm, vm->stack[vm->height - 1], kwargs);
 }
 
 /* --- queries ------------------------------------------------------------------------------------ */

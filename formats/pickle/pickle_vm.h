@@ -112,7 +112,6 @@ bool pickle_text_valid(const char *data, size_t size);
 fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from);
 /* Appends the nodes on the stack from `from` on to the list, dict, set or object below. */
 fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, size_t from);
-fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs);
 /* Makes `node` a call; kwargs 0: none. */
 fsdp_status pickle_push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable, fsdp_node args,
                              fsdp_node kwargs);

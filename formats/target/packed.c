@@ -19,7 +19,8 @@ bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype)
     return format->holds_dtype(dtype);
 }
 
-bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, size_t size)
+/* False for a name that the file stores escaped, with the true one beside it. */
+static bool holds_name_as_is(const fsdp_packed_format *format, const char *name, size_t size)
 {
     return !format->holds_name || format->holds_name(name, size);
 }
@@ -126,7 +127,7 @@ bool fsdp_packed_notes_tie(const fsdp_packed_format *format, const char *name, s
                            const char *kept, size_t kept_size)
 {
     return format->notes_tie && format->notes_tie(name, name_size) &&
-           fsdp_packed_holds_name(format, kept, kept_size);
+           holds_name_as_is(format, kept, kept_size);
 }
 
 fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size,
@@ -205,7 +206,7 @@ static fsdp_status escape_names(fsdp_packed *target, fsdp_error *err)
         tensor->stored_name = tensor->what.name;
         tensor->stored_name_size = tensor->what.name_size;
         if (tensor->what.name &&
-            !fsdp_packed_holds_name(target->format, tensor->stored_name, tensor->stored_name_size))
+            !holds_name_as_is(target->format, tensor->stored_name, tensor->stored_name_size))
             FSDP_TRY(spell(target, tensor, err));
     }
     if (target->escaped_names.size > 0)

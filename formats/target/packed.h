@@ -34,10 +34,8 @@ typedef struct fsdp_packed_tensor {
     const int64_t *shape;
 } fsdp_packed_tensor;
 
-/* Capabilities of a format, known before work starts. */
+/* A capability of the format, known before work starts. */
 bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype);
-/* False for a name that the file stores escaped, with the true one beside it. */
-bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, size_t size);
 
 /* path: a new file, or a directory, which is created if necessary. Nothing is created before the layout. */
 fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,

@@ -7,7 +7,7 @@
  *
  *   zip.c         end record, central directory, local headers: fsdp_zip_open
  *   zip_names.c   names in code page 437 (zip_names.h)
- *   zip_read.c    bytes of an entry, inflated and compared with their CRC: fsdp_zip_read, fsdp_zip_check
+ *   zip_read.c    bytes of an entry, inflated and compared with their CRC: fsdp_zip_read
  *   zip_write.c   archives laid out as torch.save does (zip_write.h)
  *   zip_emit.c    headers as Python's zipfile writes them, for .npz (zip_emit.h)
  *
@@ -37,7 +37,7 @@ typedef struct fsdp_zip_input {
 } fsdp_zip_input;
 
 enum {
-    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain ".." and "/": they are not paths (npz). Those without
+    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain ".." and "/": they are not paths (npz). Names without
                                     * the flag of UTF-8 are in code page 437, and are listed in UTF-8 */
 };
 
@@ -72,8 +72,5 @@ const fsdp_zip_entry *fsdp_zip_find(const fsdp_zip *zip, const char *name, size_
  */
 fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size_t max_size, char **data_out,
                           fsdp_error *err);
-
-/* Compares the CRC of an entry, if it has one, with its bytes, which are read through a small buffer. */
-fsdp_status fsdp_zip_check(const fsdp_zip *zip, const fsdp_zip_entry *entry, fsdp_error *err);
 
 #endif

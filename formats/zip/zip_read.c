@@ -10,7 +10,7 @@
 
 #include <zlib.h>
 
-enum { CHECK_BYTES = 256 << 10 };
+enum { PIECE_BYTES = 256 << 10 };
 
 static fsdp_status fail_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, const char *why,
                               fsdp_error *err)
@@ -22,11 +22,11 @@ static fsdp_status fail_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, 
                      (long long)entry->offset, why);
 }
 
-/* Decodes a deflate stream into out, piece by piece, and calls take with each piece. */
+/* A deflate stream that is decoded piece by piece. */
 typedef struct inflation {
     const fsdp_zip *zip;
     const fsdp_zip_entry *entry;
-    uint8_t *input;       /* CHECK_BYTES */
+    uint8_t *input;       /* PIECE_BYTES */
     int64_t taken, given; /* bytes read, bytes decoded */
     z_stream stream;
 } inflation;
@@ -34,7 +34,7 @@ typedef struct inflation {
 static fsdp_status refill(inflation *state, fsdp_error *err)
 {
     int64_t rest = state->entry->stored - state->taken;
-    size_t piece = rest < CHECK_BYTES ? (size_t)rest : CHECK_BYTES;
+    size_t piece = rest < PIECE_BYTES ? (size_t)rest : PIECE_BYTES;
     const fsdp_zip_input *input = fsdp_zip_input_of(state->zip);
     FSDP_TRY(
         input->read(input->context, state->input, piece, state->entry->offset + state->taken, err));
@@ -63,15 +63,15 @@ static fsdp_status inflate_piece(inflation *state, uint8_t *out, size_t room, si
     return FSDP_OK;
 }
 
-/* Decodes the whole stream into data, or with data NULL only to compute its CRC. */
+/* Decodes the whole stream into data; scratch takes bytes that the entry does not announce. */
 static fsdp_status inflate_all(inflation *state, uint8_t *data, uint8_t *scratch, uint32_t *crc,
                                fsdp_error *err)
 {
     bool ended = false;
     while (!ended) {
         int64_t rest = state->entry->size - state->given;
-        uint8_t *out = data && rest > 0 ? data + state->given : scratch;
-        size_t room = data && rest > 0 && rest < CHECK_BYTES ? (size_t)rest : CHECK_BYTES, size = 0;
+        uint8_t *out = rest > 0 ? data + state->given : scratch;
+        size_t room = rest > 0 && rest < PIECE_BYTES ? (size_t)rest : PIECE_BYTES, size = 0;
         FSDP_TRY(inflate_piece(state, out, room, &size, &ended, err));
         if ((int64_t)size > rest)
             return fail_entry(state->zip, state->entry, "is longer than it says", err);
@@ -85,29 +85,31 @@ static fsdp_status inflate_all(inflation *state, uint8_t *data, uint8_t *scratch
 }
 
 static fsdp_status inflate_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, uint8_t *data,
-                                 uint8_t *scratch, uint32_t *crc, fsdp_error *err)
+                                 uint32_t *crc, fsdp_error *err)
 {
-    inflation state = {.zip = zip, .entry = entry, .input = fsdp_realloc(NULL, CHECK_BYTES, 1)};
-    if (!state.input || inflateInit2(&state.stream, -MAX_WBITS) != Z_OK) {
-        fsdp_free(state.input);
-        return fsdp_fail_memory(err, "unpacking a zip record");
+    inflation state = {.zip = zip, .entry = entry, .input = fsdp_realloc(NULL, PIECE_BYTES, 1)};
+    uint8_t *scratch = fsdp_realloc(NULL, PIECE_BYTES, 1);
+    fsdp_status st = FSDP_OK;
+    if (!state.input || !scratch || inflateInit2(&state.stream, -MAX_WBITS) != Z_OK) {
+        st = fsdp_fail_memory(err, "unpacking a zip record");
+    } else {
+        st = inflate_all(&state, data, scratch, crc, err);
+        inflateEnd(&state.stream);
     }
-    fsdp_status st = inflate_all(&state, data, scratch, crc, err);
-    inflateEnd(&state.stream);
+    fsdp_free(scratch);
     fsdp_free(state.input);
     return st;
 }
 
 static fsdp_status read_stored(const fsdp_zip *zip, const fsdp_zip_entry *entry, uint8_t *data,
-                               uint8_t *scratch, uint32_t *crc, fsdp_error *err)
+                               uint32_t *crc, fsdp_error *err)
 {
+    const fsdp_zip_input *input = fsdp_zip_input_of(zip);
     for (int64_t at = 0; at < entry->size;) {
-        size_t piece = entry->size - at < CHECK_BYTES ? (size_t)(entry->size - at) : CHECK_BYTES;
-        uint8_t *out = data ? data + at : scratch;
-        FSDP_TRY(fsdp_zip_input_of(zip)->read(fsdp_zip_input_of(zip)->context, out, piece,
-                                              entry->offset + at, err));
+        size_t piece = entry->size - at < PIECE_BYTES ? (size_t)(entry->size - at) : PIECE_BYTES;
+        FSDP_TRY(input->read(input->context, data + at, piece, entry->offset + at, err));
         if (entry->has_crc)
-            *crc = fsdp_crc32(*crc, out, piece);
+            *crc = fsdp_crc32(*crc, data + at, piece);
         at += (int64_t)piece;
     }
     return FSDP_OK;
@@ -117,15 +119,11 @@ static fsdp_status read_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, 
                               fsdp_error *err)
 {
     uint32_t crc = 0;
-    uint8_t *scratch = fsdp_realloc(NULL, CHECK_BYTES, 1);
-    if (!scratch)
-        return fsdp_fail_memory(err, "reading a zip record");
-    fsdp_status st = entry->is_deflated ? inflate_entry(zip, entry, data, scratch, &crc, err)
-                                        : read_stored(zip, entry, data, scratch, &crc, err);
-    fsdp_free(scratch);
-    if (st == FSDP_OK && entry->has_crc && crc != entry->crc)
+    FSDP_TRY(entry->is_deflated ? inflate_entry(zip, entry, data, &crc, err)
+                                : read_stored(zip, entry, data, &crc, err));
+    if (entry->has_crc && crc != entry->crc)
         return fail_entry(zip, entry, "does not have the checksum that the archive gives", err);
-    return st;
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size_t max_size,
@@ -151,9 +149,4 @@ fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size
     }
     *data_out = data;
     return FSDP_OK;
-}
-
-fsdp_status fsdp_zip_check(const fsdp_zip *zip, const fsdp_zip_entry *entry, fsdp_error *err)
-{
-    return entry->has_crc ? read_entry(zip, entry, NULL, err) : FSDP_OK;
 }

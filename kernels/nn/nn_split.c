@@ -1,4 +1,4 @@
-/* How calls are cut into parts, and the memory of workers. See nn_cpu.h. */
+/* Cuts calls into parts; the memory of workers. See nn_cpu.h. */
 #include "kernels/nn/nn_cpu.h"
 
 #include "base/core/mem.h"

@@ -90,7 +90,7 @@ static bool is_of_model(const async_job *job, size_t i)
            begins_with(entry, job->model_prefix);
 }
 
-/* Of this rank's part of the model; *any_out: the state has a model at all. */
+/* The hash of this rank's part of the model; *any_out: the state has a model at all. */
 static fsdp_hash hash_model(const async_job *job, int rank, bool *any_out)
 {
     const fsdp_kernels *kernels = fsdp_kernels_get();

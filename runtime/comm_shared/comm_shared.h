@@ -147,10 +147,6 @@ int64_t fsdp_shared_busy_until(const shared_transport *transport, int rank);
 
 /* --- shared_group.c --------------------------------------------------------------------------- */
 
-/* Allocates the group's lists; the caller sets ranks and block. On failure nothing is left. */
-fsdp_status fsdp_shared_group_init(shared_group *group, shared_transport *transport, int rank, int size,
-                                   fsdp_error *err);
-void fsdp_shared_group_release(shared_group *group);
 /* Entries of fsdp_transport_ops. */
 fsdp_status fsdp_shared_comm_create(fsdp_transport *transport, const int *ranks, int size,
                                     fsdp_comm **comm_out, fsdp_error *err);

@@ -14,8 +14,16 @@ enum { SPINS = 2000 };
 
 /* --- a member's end --------------------------------------------------------------------------- */
 
-fsdp_status fsdp_shared_group_init(shared_group *group, shared_transport *transport, int rank,
-                                   int size, fsdp_error *err)
+static void release_group(shared_group *group)
+{
+    fsdp_free(group->windows);
+    fsdp_free(group->headers);
+    fsdp_free(group->sources);
+}
+
+/* Allocates the group's lists; the caller sets ranks and block. On failure nothing is left. */
+static fsdp_status init_group(shared_group *group, shared_transport *transport, int rank, int size,
+                              fsdp_error *err)
 {
     *group = (shared_group){.transport = transport, .rank = rank, .size = size};
     group->windows = fsdp_alloc((size_t)size, sizeof *group->windows);
@@ -23,15 +31,8 @@ fsdp_status fsdp_shared_group_init(shared_group *group, shared_transport *transp
     group->sources = fsdp_alloc((size_t)size, sizeof *group->sources);
     if (group->windows && group->headers && group->sources)
         return FSDP_OK;
-    fsdp_shared_group_release(group);
+    release_group(group);
     return fsdp_fail_memory(err, "a group of ranks");
-}
-
-void fsdp_shared_group_release(shared_group *group)
-{
-    fsdp_free(group->windows);
-    fsdp_free(group->headers);
-    fsdp_free(group->sources);
 }
 
 fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *err)
@@ -42,8 +43,7 @@ fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *
     transport->bases = fsdp_alloc((size_t)size, sizeof *transport->bases);
     fsdp_status status = FSDP_OK;
     if (transport->world_ranks && transport->bases)
-        status =
-            fsdp_shared_group_init(&transport->world, transport, transport->base.rank, size, err);
+        status = init_group(&transport->world, transport, transport->base.rank, size, err);
     else
         status = fsdp_fail_memory(err, "a transport");
     if (status != FSDP_OK) {
@@ -60,7 +60,7 @@ fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *
 void fsdp_shared_transport_release(shared_transport *transport)
 {
     fsdp_shared_unobserve(transport);
-    fsdp_shared_group_release(&transport->world);
+    release_group(&transport->world);
     fsdp_free(transport->world_ranks);
     fsdp_free(transport->bases);
 }
@@ -105,8 +105,7 @@ static fsdp_status prepare(shared_transport *transport, new_group *made, fsdp_er
     made->group = fsdp_alloc(1, sizeof *made->group);
     if (!made->group)
         return fsdp_fail_memory(err, "a group of ranks");
-    fsdp_status status =
-        fsdp_shared_group_init(made->group, transport, made->comm->rank, made->size, err);
+    fsdp_status status = init_group(made->group, transport, made->comm->rank, made->size, err);
     if (status != FSDP_OK) {
         fsdp_free(made->group);
         made->group = NULL;
@@ -164,7 +163,7 @@ static fsdp_status attach_all(shared_group *world, new_group *made, fsdp_error *
 static void discard(new_group *made)
 {
     if (made->group && !made->comm->backend) {
-        fsdp_shared_group_release(made->group);
+        release_group(made->group);
         fsdp_free(made->group);
     }
     fsdp_comm_free(made->comm);
@@ -203,7 +202,7 @@ void fsdp_shared_comm_close(fsdp_comm *comm)
 {
     shared_group *group = comm->backend;
     fsdp_shared_leave(group);
-    fsdp_shared_group_release(group);
+    release_group(group);
     fsdp_free(group);
     comm->backend = NULL;
 }

@@ -39,8 +39,8 @@ typedef struct fsdp_device_ops {
                                  fsdp_error *err);
     /* Does what is queued first. No other stream may still wait for an event of this one. */
     void (*stream_free)(fsdp_stream *stream);
-    /* In stream order; at most FSDP_WORK_ARGS bytes of args are copied. What args points to stays valid until
-     * the work is done. Host code: for devices whose kernels are host functions. */
+    /* In stream order; at most FSDP_WORK_ARGS bytes of args are copied. The memory that args point to stays
+     * valid until the work is done. Host code: for devices whose kernels are host functions. */
     void (*submit)(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size);
     fsdp_event (*record)(fsdp_stream *stream);
     void (*wait)(fsdp_stream *stream, fsdp_event event);       /* the stream waits; the host does not */

@@ -143,7 +143,7 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err);
 fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err);
 /* Frees a gather that no call waits for. */
 void fsdp_group_drop_gather(fsdp_group *group);
-/* The same, after the compute stream has waited for it: shards and slices that it reads may change then. */
+/* Frees a gather behind a wait of the compute stream: shards and slices that it reads may change then. */
 void fsdp_group_cancel_gather(fsdp_group *group);
 
 /* --- reductions: group_reduce.c, group_keep.c ---------------------------------------------------- */

@@ -105,8 +105,9 @@ static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group,
     return FSDP_OK;
 }
 
-bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
-                           size_t *group_out)
+/* Finds the first group that matches a parameter; false: none does. */
+static bool find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
+                       size_t *group_out)
 {
     for (*group_out = 0; *group_out < n; ++*group_out)
         if (!groups[*group_out].match ||
@@ -138,7 +139,7 @@ static fsdp_status add_flat_state(fsdp_optim *optim, fsdp_param *flat,
         const fsdp_param *param = declared->params[i];
         fsdp_optim_run *run = &state->runs[state->run_count];
         if (param->flat != flat || !param->requires_grad ||
-            !fsdp_optim_find_group(groups, n, param, &run->group))
+            !find_group(groups, n, param, &run->group))
             continue;
         const fsdp_flat_run place = fsdp_param_flat_run(param);
         run->view = param;
@@ -186,7 +187,7 @@ static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_
             continue;
         if (optim->root->steps_runs)
             FSDP_TRY(add_flat_state(optim, param, groups, n, err));
-        else if (fsdp_optim_find_group(groups, n, param, &group))
+        else if (find_group(groups, n, param, &group))
             FSDP_TRY(add_state(optim, param, group, err));
     }
     return FSDP_OK;

@@ -48,9 +48,6 @@ struct fsdp_optim {
     struct fsdp_optim *next;           /* of the same root */
 };
 
-/* Finds the first group that matches a parameter; false: none does. */
-bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
-                           size_t *group_out);
 /* Finds the group that steps a declared parameter: the state's parameter, or one inside it if that is flat;
  * false: none does. */
 bool fsdp_optim_group_of(const fsdp_optim_state *state, const fsdp_param *param, size_t *group_out);

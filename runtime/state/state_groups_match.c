@@ -24,7 +24,8 @@ fsdp_status fsdp_state_order_params(fsdp_state_groups *groups, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_state_param *fsdp_state_numbered(const fsdp_state_groups *groups, int64_t number)
+/* The parameter that has this number in the dict; NULL: none. */
+static fsdp_state_param *find_numbered(const fsdp_state_groups *groups, int64_t number)
 {
     size_t at = 0;
     if (!groups->numbers)
@@ -62,7 +63,7 @@ fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entr
     if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
         return FSDP_OK;
     const fsdp_state_param *param =
-        key.param ? key.param : fsdp_state_numbered(match->groups, key.number);
+        key.param ? key.param : find_numbered(match->groups, key.number);
     if (!param || param->count == 0)
         return FSDP_OK;
     *param_out = param;
@@ -102,7 +103,7 @@ static fsdp_state_param *find_member(const fsdp_state_groups *groups, const fsdp
 {
     fsdp_state_param *param = NULL;
     if (member->kind == FSDP_VALUE_I64)
-        param = fsdp_state_numbered(groups, member->as.i64);
+        param = find_numbered(groups, member->as.i64);
     else if (member->kind == FSDP_VALUE_STRING)
         param = fsdp_state_find(groups->scope, member->as.bytes.data, member->as.bytes.size);
     return param && param->state ? param : NULL;

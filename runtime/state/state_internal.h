@@ -183,8 +183,6 @@ fsdp_status fsdp_state_take_groups(const fsdp_state_scope *scope, const fsdp_sd 
                                    fsdp_error *err);
 void fsdp_state_groups_free(fsdp_state_groups *groups);        /* accepts NULL */
 void fsdp_state_apply_groups(const fsdp_state_groups *groups);
-/* The parameter that has this number in the dict; NULL: none. */
-fsdp_state_param *fsdp_state_numbered(const fsdp_state_groups *groups, int64_t number);
 
 /* --- numbers (state_number.c) --------------------------------------------------------------------- */
 

@@ -49,7 +49,7 @@ void fsdp_root_drop_all(fsdp_root *root);
 
 /* Collective among the root's ranks: all have declared the same. */
 fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
-/* The same, with --check only, else nothing: all have done the same since the last comparison. */
+/* With --check only: compares the events of all ranks since the last comparison. */
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
 /* For --check, at the end of a backward: on standard error, trainable parameters whose gradient nobody has
  * asked for, each one once. */

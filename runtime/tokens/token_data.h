@@ -53,9 +53,9 @@ fsdp_status fsdp_token_data_read(const fsdp_token_data *data, fsdp_token_part pa
                                  int64_t *ids, fsdp_error *err);
 
 /*
- * What tells data from other data: {"train": [{"name", "size", "xxh3"}, ...], "val": a list as well, or null
- * for the last 5 %}. Names are those within the folder that was given; hashes are XXH3-128 in hex. Reads
- * every token file once: in a collective program one rank calls it.
+ * The identity of the data, for a checkpoint: {"train": [{"name", "size", "xxh3"}, ...], "val": a list as
+ * well, or null for the last 5 %}. Names are those within the folder that was given; hashes are XXH3-128 in
+ * hex. Reads every token file once: in a collective program one rank calls it.
  */
 fsdp_status fsdp_token_data_identity(const fsdp_token_data *data, fsdp_value *value_out, fsdp_error *err);
 

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Where number k of [0, count) goes in this epoch; a bijection of [0, count) for every seed and epoch. */
+/* The place of number k of [0, count) in this epoch; a bijection of [0, count) for every seed and epoch. */
 uint64_t fsdp_token_order(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t k);
 
 #endif

@@ -188,7 +188,7 @@ fsdp_status fsdp_tokenizer_read_splits(fsdp_tokenizer *tokenizer, const fsdp_jso
 
 enum { TEMPLATE_PIECES = 64 };
 
-/* Where the ids of the template's next special token go: before the text, or behind it. */
+/* Reads a template; the ids of its next special token go before the text, or behind it. */
 typedef struct template_reader {
     fsdp_tokenizer *tokenizer;
     fsdp_json_part special; /* the member special_tokens */

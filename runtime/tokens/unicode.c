@@ -22,7 +22,7 @@ enum {
     SYLLABLES = LEADINGS * VOWELS * TRAILINGS
 };
 
-/* Of a table of changes, the value at c: c and the values are packed, c << shift | value. */
+/* The value at c in a table of changes, whose entries are packed: c << shift | value. */
 static uint32_t find_run(const uint32_t *table, size_t count, unsigned shift, uint32_t c)
 {
     size_t low = 0;

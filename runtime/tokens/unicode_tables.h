@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* Where the FSDP_UNICODE_ bits change: the code point << 5 | the bits from there on. */
+/* Changes of the FSDP_UNICODE_ bits: the code point << 5 | the bits from there on. */
 static const uint32_t UNICODE_BITS[] = {
     0x124, 0x1c0, 0x404, 0x420, 0x60a, 0x740, 0x829, 0xb60, 0xbe8, 0xc00, 0xc29, 0xf60, 0x10a4,
     0x10c0, 0x1404, 0x1420, 0x1549, 0x1560, 0x1642, 0x1680, 0x16a9, 0x16c0, 0x1722, 0x1749, 0x1760,
@@ -243,7 +243,7 @@ static const uint32_t UNICODE_BITS[] = {
     0x647600, 0x1c02008, 0x1c03e00,
 };
 
-/* Where the combining class changes: the code point << 8 | the class from there on. */
+/* Changes of the combining class: the code point << 8 | the class from there on. */
 static const uint32_t UNICODE_COMBINING[] = {
     0x300e6, 0x315e8, 0x316dc, 0x31ae8, 0x31bda, 0x31cdc, 0x321d6, 0x323dc, 0x327d6, 0x329dc,
     0x33407, 0x339dc, 0x33de6, 0x34000, 0x342e6, 0x34300, 0x345f0, 0x346e6, 0x347dc, 0x34ae6,

@@ -223,11 +223,6 @@ fsdp_root *fsdp_transformer_root(fsdp_transformer *t)
     return t->root;
 }
 
-const fsdp_transformer_config *fsdp_transformer_config_of(const fsdp_transformer *t)
-{
-    return &t->config;
-}
-
 int64_t fsdp_transformer_param_count(const fsdp_transformer *t)
 {
     int64_t count = 0;

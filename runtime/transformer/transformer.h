@@ -37,7 +37,6 @@ FSDP_CHECKED fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_t
 void fsdp_transformer_free(fsdp_transformer *transformer);     /* accepts NULL */
 
 fsdp_root *fsdp_transformer_root(fsdp_transformer *transformer);       /* borrowed */
-const fsdp_transformer_config *fsdp_transformer_config_of(const fsdp_transformer *transformer);
 int64_t fsdp_transformer_param_count(const fsdp_transformer *transformer);     /* elements; a tied one once */
 
 /* Local. Values of a new model, each a function of seed, name and element alone: weights are normal with

@@ -1,4 +1,4 @@
-/* What a model may be: families, defaults, sizes that fit together, and the config.json of a new model. */
+/* Models: families, defaults, sizes that fit together, and the config.json of a new model. */
 #include "runtime/transformer/transformer_config.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What the files of the room share: the object, its layers, and the arrays of a microbatch. */
+/* Shared by the files of the room: the object, its layers, and the arrays of a microbatch. */
 #ifndef FSDP_TRANSFORMER_INTERNAL_H
 #define FSDP_TRANSFORMER_INTERNAL_H
 

@@ -68,11 +68,9 @@ bool fsdp_moves_needed(int result);
 /* Moves the files of `from` into the new directory `to`, the manifest last. */
 fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bool durable,
                                fsdp_error *err);
-/* Removes the manifest first. The directory `aside` marks DIR as half deleted until the rest is removed. */
-fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err);
 /*
  * Removes DIR when it has no manifest and a directory beside it proves that an interrupted
- * fsdp_moves_publish or fsdp_moves_delete left it. FSDP_ERR_EXISTS when that publish is still running.
+ * fsdp_moves_publish or a deletion left it. FSDP_ERR_EXISTS when that publish is still running.
  */
 fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err);
 

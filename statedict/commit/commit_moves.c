@@ -136,7 +136,8 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
 
 /* --- delete ----------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err)
+/* Removes the manifest first. The directory `aside` marks DIR as half deleted until the rest is removed. */
+static fsdp_status delete_marked(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err)
 {
     FSDP_TRY(fsdp_io_mkdir(io, aside, err));
     FSDP_TRY(sync_parent(io, aside, err));
@@ -197,7 +198,7 @@ fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, co
     fsdp_status status = FSDP_OK;
     int result = io->ops->rename(io, path, aside, true);
     if (fsdp_moves_needed(result))
-        status = fsdp_moves_delete(io, path, aside, err);
+        status = delete_marked(io, path, aside, err);
     else if (result < 0)
         status = fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", path, aside);
     else if ((status = fsdp_io_sync_dir(io, parent, err)) == FSDP_OK)

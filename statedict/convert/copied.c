@@ -266,11 +266,6 @@ static const fsdp_value *find_value(const fsdp_sd *sd, const char *name)
     return entry && entry->kind == FSDP_ENTRY_VALUE ? &entry->value : NULL;
 }
 
-bool fsdp_copies_are_carried(const fsdp_sd *sd)
-{
-    return find_value(sd, "train.hf_config") != NULL;
-}
-
 /* In the order of names, as add_files has them. */
 static fsdp_status carry_files(fsdp_copies *copies, const fsdp_sd *sd, fsdp_error *err)
 {

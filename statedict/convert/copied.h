@@ -43,8 +43,6 @@ typedef struct fsdp_copies_places {
  * carries as values. FSDP_ERR_NOT_FOUND when the directory does not exist or has no file to copy. */
 fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const fsdp_copies_places *places,
                              fsdp_copies *copies, fsdp_error *err);
-/* True for a checkpoint of a trainer, which holds the config of its model. */
-bool fsdp_copies_are_carried(const fsdp_sd *sd);
 
 /* The tensors of the result, beside which the copies lie. */
 typedef struct fsdp_copies_beside {

@@ -95,7 +95,7 @@ static member member_at(const fsdp_convert_opts *opts, size_t at)
 
 /* --- spelling --------------------------------------------------------------------------------- */
 
-void fsdp_plan_add_string(plan_head *head, const char *string)
+static void add_string(plan_head *head, const char *string)
 {
     if (!fsdp_utf8_valid(string, strlen(string)) && !head->unspelled)
         head->unspelled = string;
@@ -106,12 +106,12 @@ void fsdp_plan_add_path(plan_head *head, const char *path)
 {
     char here[4096];
     if (path[0] == '/' || !getcwd(here, sizeof here)) {
-        fsdp_plan_add_string(head, path);
+        add_string(head, path);
         return;
     }
     char *whole = fsdp_path_join(here, path);
     if (whole)
-        fsdp_plan_add_string(head, whole);
+        add_string(head, whole);
     else
         head->text->failed = true;
     if (head->unspelled == whole)
@@ -124,7 +124,7 @@ static void add_list(plan_head *head, const char *const *strings, size_t count)
     fsdp_text_addf(head->text, "[");
     for (size_t i = 0; i < count; i++) {
         fsdp_text_addf(head->text, i > 0 ? ", " : "");
-        fsdp_plan_add_string(head, strings[i]);
+        add_string(head, strings[i]);
     }
     fsdp_text_addf(head->text, "]");
 }
@@ -135,7 +135,7 @@ static void add_mesh(plan_head *head, const fsdp_mesh *mesh)
     fsdp_text_addf(head->text, "[");
     for (int d = 0; mesh && d < fsdp_mesh_ndim(mesh); d++) {
         fsdp_text_addf(head->text, d > 0 ? ", [" : "[");
-        fsdp_plan_add_string(head, fsdp_mesh_dim_name(mesh, d));
+        add_string(head, fsdp_mesh_dim_name(mesh, d));
         fsdp_text_addf(head->text, ", %" PRId64 "]", fsdp_mesh_dim_size(mesh, d));
     }
     fsdp_text_addf(head->text, "]");
@@ -149,12 +149,12 @@ static void add_value(plan_head *head, const plan_option *option, const fsdp_con
     case OPTION_STRING:
     case OPTION_TEXT:
         if (*at.text)
-            fsdp_plan_add_string(head, *at.text);
+            add_string(head, *at.text);
         else
             fsdp_text_addf(text, "null");
         break;
     case OPTION_PATH: fsdp_plan_add_path(head, *at.text); break;
-    case OPTION_WORD: fsdp_plan_add_string(head, option->words[*at.number]); break;
+    case OPTION_WORD: add_string(head, option->words[*at.number]); break;
     case OPTION_INT: fsdp_text_addf(text, "%d", *at.number); break;
     case OPTION_BYTES: fsdp_text_addf(text, "%" PRId64, *at.size); break;
     case OPTION_FLAG: fsdp_text_addf(text, *at.flag ? "true" : "false"); break;

@@ -52,7 +52,6 @@ typedef struct plan_head {
     const char *unspelled;
 } plan_head;
 
-void fsdp_plan_add_string(plan_head *head, const char *string);
 /* Adds an absolute path, so that the plan does not depend on the current directory. */
 void fsdp_plan_add_path(plan_head *head, const char *path);
 /* Adds the members of the object "options". */

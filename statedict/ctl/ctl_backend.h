@@ -36,7 +36,7 @@ typedef struct fsdp_ctl_ops {
     fsdp_status (*recv)(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
                         fsdp_error *err);
     void (*close)(fsdp_ctl *ctl);    /* frees the back end's own part, not ctl */
-    /* Where the other end of the connection with a rank is, "127.0.0.1:4711"; "": none. NULL: no back end
+    /* Address of the other end of the connection with a rank, "127.0.0.1:4711"; "": none. NULL: no back end
      * with addresses. */
     void (*locate)(const fsdp_ctl *ctl, int rank, char *out, size_t out_size);
 } fsdp_ctl_ops;

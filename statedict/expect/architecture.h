@@ -33,8 +33,6 @@ typedef struct fsdp_architecture {
     const fsdp_tensor_row *rows[FSDP_ROW_LISTS];   /* lists up to a NULL name */
 } fsdp_architecture;
 
-extern const fsdp_architecture fsdp_architectures[];
-extern const size_t fsdp_architecture_count;
 /* Members of most architectures. "$layers" and "$experts" are the bounds of {layer} and {expert}. */
 extern const fsdp_config_member fsdp_config_common[];
 

@@ -445,7 +445,7 @@ static const fsdp_tensor_row bert_heads[] = {
 #define LLAMA_BASES "model.", "", "transformer."
 static const fsdp_config_member none[] = {{0}};
 
-const fsdp_architecture fsdp_architectures[] = {
+static const fsdp_architecture architectures[] = {
     {"gpt2",
      {"transformer.", ""},
      1,
@@ -493,14 +493,13 @@ const fsdp_architecture fsdp_architectures[] = {
      bert_members,
      {bert_rows, bert_norm_rows, bert_cross_rows, bert_heads}},
 };
-const size_t fsdp_architecture_count = sizeof fsdp_architectures / sizeof *fsdp_architectures;
 
 const fsdp_architecture *fsdp_architecture_find(const char *model_type, size_t size)
 {
-    for (size_t i = 0; i < fsdp_architecture_count; i++)
-        if (strlen(fsdp_architectures[i].model_type) == size &&
-            memcmp(fsdp_architectures[i].model_type, model_type, size) == 0)
-            return &fsdp_architectures[i];
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++)
+        if (strlen(architectures[i].model_type) == size &&
+            memcmp(architectures[i].model_type, model_type, size) == 0)
+            return &architectures[i];
     return NULL;
 }
 

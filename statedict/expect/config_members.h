@@ -10,7 +10,7 @@
 fsdp_status fsdp_config_members_read(const char *text, size_t size, const char *path,
                                      fsdp_config *config, fsdp_error *err);
 
-/* What a config.json of any model says. */
+/* The members that a config.json of any model has. */
 typedef struct fsdp_model_kind {
     char type[64];             /* model_type, "" when there is none */
     char class_name[128];      /* the first of architectures, or "" */
@@ -19,7 +19,7 @@ typedef struct fsdp_model_kind {
 } fsdp_model_kind;
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
                                  fsdp_error *err);
-/* Of DIR/config.json, or where dir is NULL of the one that lies beside the checkpoint at the path. All
+/* Reads DIR/config.json, or where dir is NULL the one that lies beside the checkpoint at the path. All
  * members are empty when it cannot be read. */
 void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind_out);
 

@@ -44,7 +44,7 @@ typedef struct fsdp_expect_sd {
 fsdp_status fsdp_expect_from(const fsdp_expect_sd *from, fsdp_expect **expect_out, fsdp_error *err);
 void fsdp_expect_free(fsdp_expect *expect);    /* accepts NULL */
 
-/* What the list stands for, in messages: "llama" or the path of the other checkpoint. */
+/* The name of the list in messages: "llama" or the path of the other checkpoint. */
 const char *fsdp_expect_name(const fsdp_expect *expect);
 const char *fsdp_expect_model_type(const fsdp_expect *expect); /* NULL: of another checkpoint */
 
@@ -71,8 +71,8 @@ typedef struct fsdp_expect_counts {
     int64_t missing, extra, shapes;
 } fsdp_expect_counts;
 
-/* Compares the tensors of sd with the list. Of several spellings of names (with and without "model.", experts
- * one by one or together) the one that sd has most of counts. */
+/* Compares the tensors of sd with the list. Names may have several spellings (with and without
+ * "model.", experts one by one or together); the one that sd has most of counts. */
 fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd, fsdp_expect_tell tell,
                                 void *context, fsdp_expect_counts *counts_out, fsdp_error *err);
 

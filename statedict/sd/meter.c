@@ -62,7 +62,7 @@ fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, s
     return fsdp_meter_check(meter, err);
 }
 
-/* Of the inner call, which reports one at a time. */
+/* The progress of the inner call, which reports one at a time. */
 static int count_part(void *context, int64_t done, int64_t total, const char *what)
 {
     fsdp_meter_part *part = context;

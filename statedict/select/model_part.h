@@ -19,7 +19,7 @@ typedef enum fsdp_part_kind {
     FSDP_PART_STATE            /* of a trainer: schedulers, loaders, generators, metrics */
 } fsdp_part_kind;
 
-/* What is known of the names besides the names. */
+/* Knowledge about the names that the names do not show. */
 typedef struct fsdp_names_known {
     bool paths;                /* entries without a path are nested by default, as other programs nest them */
     const char *model_type;    /* of the config.json beside the weights; NULL: none */

@@ -48,7 +48,7 @@ static void add_part(const fsdp_part_label *item, fsdp_text *line)
     fsdp_text_addf(line, item->is_kept ? "" : " left out");
 }
 
-/* What is taken stands first, then weights, the optimizer, and the rest. */
+/* The part that is taken stands first, then weights, the optimizer, and the rest. */
 static int rank_of(const fsdp_part_label *item)
 {
     if (item->is_kept)

@@ -20,7 +20,7 @@ keep_build() {
     cp -r "$work/build" "$work/kept"
 }
 
-# What --version would print, without the marks that quote it for the shell.
+# The line that --version would print, without the marks that quote it for the shell.
 features() { grep -m 1 -o 'FSDP_FEATURES_TEXT=.*' "$work/build/build.ninja" | sed 's/[\]//g'; }
 
 expect() {

@@ -28,7 +28,7 @@ ROOT, BUILD, WORDS = Path(ARGUMENTS[0]), Path(ARGUMENTS[1]).resolve(), ARGUMENTS
 UPDATE = "--update" in sys.argv
 COOKBOOK = ROOT / "docs" / "cookbook"
 TIMEOUT = 120
-# What another machine or another moment prints otherwise: pattern, what it becomes on both sides.
+# Output that differs between machines and runs: pattern, and what it becomes on both sides.
 FIGURES = [(re.compile(pattern), word) for pattern, word in [
     (r"\d+(\.\d+)? [kMGT]?B/s", "RATE"),
     (r"just now|\d+ (s|min|h|d) ago", "AGO"),

@@ -17,7 +17,7 @@ ROOM_SOURCES = 20
 
 
 def tags():
-    """Of every function: its name, the file's path, whether it is declared or defined there."""
+    """For every function: its name, the file's path, whether it is declared or defined there."""
     files = [str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("*.[ch]")]
     command = ["ctags", "--c-kinds=fp", "--fields=k", "--extras=-F", "-f", "-", "-L", "-"]
     listed = subprocess.run(command, cwd=ROOT, input="\n".join(files), stdout=subprocess.PIPE, text=True,

@@ -3,7 +3,7 @@
 usage: references.py REPOSITORY
 
 Looks at README.md and docs/**/*.md. A file is a path from the root of the tree, or a name that one file has.
-Of a header and of scripts, the name is any word that stands in it.
+In a header or a script, the name is any word that stands in it.
 """
 
 import re

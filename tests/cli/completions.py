@@ -1,4 +1,4 @@
-"""What the shells complete: every option of --help, and with a real bash, fish and zsh what a user gets.
+"""The shells complete every option of --help, and with a real bash, fish and zsh what a user gets.
 
 usage: completions.py BUILD        zsh and fish are tried where they are installed
 """
@@ -22,7 +22,7 @@ ENVIRONMENT = {**os.environ, "PATH": f"{BUILD}/bin:{os.environ['PATH']}", "LC_AL
                "HISTFILE": "/dev/null"}
 PATIENCE = 60
 
-# What is typed before the tab -> what stands there after it, in a directory with only step-00000100/.
+# Text before the tab -> text after it, in a directory with only step-00000100/.
 TYPED = {
     "fsdp-ls --conf": "fsdp-ls --config",
     "fsdp-ls --sort na": "fsdp-ls --sort name",
@@ -73,7 +73,7 @@ def check_options():
 
 
 def read_until(terminal, end):
-    """What a program prints on its terminal, up to and with `end`."""
+    """The output of a program on its terminal, up to and with `end`."""
     printed, deadline = "", time.monotonic() + PATIENCE
     while end not in printed:
         if time.monotonic() > deadline or not select.select([terminal], [], [], PATIENCE)[0]:
@@ -147,7 +147,7 @@ CHECKS = {"bash": check_bash, "zsh": check_zsh, "fish": check_fish}
 
 
 def check_shell(name, directory):
-    """What it says, in a process of its own; None without the shell."""
+    """The problems that the check of a shell finds; None without the shell."""
     return CHECKS[name](directory) if shutil.which(name) else None
 
 

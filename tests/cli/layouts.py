@@ -127,7 +127,7 @@ def run(work, command):
 
 
 def problems_of(work, expected):
-    """What is wrong after one command; expected is the case's, with what its path says otherwise."""
+    """Problems after one command; expected is the case's, with what its path says otherwise."""
     ran = run(work, expected["command"])
     told = ran.stdout + ran.stderr
     words = expected.get("says", [])

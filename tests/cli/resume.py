@@ -112,7 +112,7 @@ def kill_early(root, name, wanted):
 
 
 def kill(root, name, wanted):
-    """How many bytes were kept, or None when it was done before."""
+    """The number of bytes that were kept, or None when it was done before."""
     if not kill_early(root, name, wanted):
         return None
     kept = resume(root, name)

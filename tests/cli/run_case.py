@@ -17,7 +17,7 @@ from pathlib import Path
 CASE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
 UPDATE = "--update" in sys.argv[3:]
 
-# What differs from run to run, for --update.
+# Parts of outputs that differ from run to run, for --update.
 VOLATILE = [
     (r"in \d+\.\d\d s \([\d.]+ [MG]B/s\)", "in ... s (...)"),
     (r"just now|\d+ (s|min) ago", "..."),

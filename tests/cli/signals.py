@@ -32,7 +32,7 @@ def stop(command, number, directory, prefix=()):
 
 
 def stop_between_saves(directory):
-    """What fsdp-bench make prints as it goes is ended, too."""
+    """A signal also ends the output that fsdp-bench make prints as it goes."""
     process = subprocess.Popen([BUILD / "bin/fsdp-bench", "make", "--model", "gpt2", "--scale", "0.001",
                                 "--saves", "100000", "--json", "--progress=off", "run"],
                                cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

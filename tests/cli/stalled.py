@@ -42,7 +42,7 @@ def start(command, directory=None, on_terminal=False):
 
 
 def drain(reader):
-    """What the tool has to say, which goes on with it."""
+    """Reads the output of the tool, which goes on with it."""
     text = b""
     try:
         while piece := os.read(reader, 65536):

@@ -87,7 +87,7 @@ static void tell(const scenario *s, const char *when, const char *what, const fs
     fprintf(stderr, "%s, power cut %s: %s: %s\n", s->name, when, what, err->text);
 }
 
-/* Takes the disk over. What was there before, or was reported, is the least that must be found. */
+/* Takes the disk over. `least`: the state before the save, or the one that was reported. */
 static void judge(const scenario *s, fsdp_io *disk, const char *when, scenario_found least,
                   counts *c)
 {

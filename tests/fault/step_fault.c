@@ -366,8 +366,8 @@ static fsdp_status wanted_status(step_fault_kind kind)
     }
 }
 
-/* Success, or the reason everywhere. Where a local call fails and its rank leaves, the others
- * only see that. */
+/* Success, or the reason everywhere. A rank whose local call
+ * fails leaves, and the others only see that. */
 static bool judge_memory(const step_fault *fault, int rank, fsdp_status status,
                          const fsdp_error *err, fsdp_text *why)
 {

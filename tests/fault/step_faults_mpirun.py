@@ -11,7 +11,7 @@ import sys
 
 MPIEXEC, PROGRAM = sys.argv[1:]
 RANKS, TIMEOUT = 3, 60
-# What, at which collective (or allocation, or pass), of which rank.
+# The fault, the collective (or allocation, or pass) and the rank.
 USUAL = [("shm", "gives up", 2, 1), ("shm", "swapped", 1, 0), ("shm", "memory", 90, 1),
          ("shm", "stopped", 2, 1), ("mpi", "gives up", 1, 2), ("mpi", "order", 1, 2),
          ("mpi", "shape", 2, 0), ("mpi", "killed", 2, 1)]

@@ -1,8 +1,8 @@
 /*
  * Two jobs, one place: two processes save into the same run, or as the same checkpoint, at the same
- * time. Of two that save the same step exactly one wins; the other one gets FSDP_ERR_EXISTS and
- * changes nothing. Of two that save different steps each wins or is refused so. What was reported as
- * saved is there, bit for bit, and nothing of the refused one.
+ * time. Exactly one of two that save the same step wins; the other one gets FSDP_ERR_EXISTS and
+ * changes nothing. Each of two that save different steps wins or is refused so. A save that was
+ * reported is there, bit for bit, and nothing of the refused one.
  *
  * One job stops before its n-th storage call, for every n, until the other one has ended; and both
  * run with random pauses.

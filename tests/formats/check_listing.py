@@ -50,7 +50,7 @@ def named_differences(kind, expected, got, optional, same):
 
 
 def differences(expected, got):
-    """What is wrong with a listing, as lines."""
+    """The problems of a listing, as lines."""
     optional = set(expected.get("may_refuse", []))
     tensors = dict(got["tensors"])
     if list(expected["tensors"]) == [""] and len(tensors) == 1:

@@ -62,7 +62,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def named(value, name=""):
-    """What Python loaded, by the names that the tools give."""
+    """Values that Python loaded, by the names that the tools give."""
     if isinstance(value, Loaded):
         return {name: value}
     pairs = value.items() if isinstance(value, dict) else enumerate(value)

@@ -22,7 +22,7 @@ from tools import list_path
 
 ZONES = [datetime.timezone.utc, datetime.timezone(datetime.timedelta(hours=-3, minutes=-30))]
 
-# What stands in for torch in a pickle: only the names matter.
+# A stand-in for torch in a pickle: only the names matter.
 torch = types.ModuleType("torch")
 sys.modules["torch"] = torch
 

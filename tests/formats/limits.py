@@ -1,6 +1,6 @@
 """Up to 64 dimensions and values 1,000 deep are taken by every format that has them; more is exit 9.
-So are names of which a long beginning stands before many others. What torch.save writes is stored and
-has a version that is known.
+So are names of which a long beginning stands before many others. Archives of torch.save are stored
+and have a version that is known.
 
 usage: limits.py BIN
 """

@@ -30,7 +30,7 @@ def link_of(name):
 
 
 def check_h5py(path, npz):
-    """The same tensors, once more by way of .npz, are what h5py reads."""
+    """h5py reads the tensors that .npz has, too."""
     expected = numpy.load(npz)
     names = list(listing(npz)["tensors"].items())
     with h5py.File(path, "r") as file:

@@ -57,7 +57,7 @@ def is_allowed(path, lies_at, given):
 
 
 def outside(lines, given, started_in):
-    """What is touched outside, and how many paths there are."""
+    """The paths outside that are touched, and the number of all paths."""
     paths = [path for line in lines for path in paths_of(line, started_in)]
     return [path for path, lies_at in paths if not is_allowed(path, lies_at, given)], len(paths)
 

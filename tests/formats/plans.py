@@ -101,8 +101,8 @@ def in_the_way(folder):
 
 
 def stillborn(folder):
-    """What was killed before it had a marker: empty and old directories go. An empty marker may be somebody's
-    where files cannot be locked."""
+    """Conversions that were killed before they had a marker: empty and old directories go. An empty marker
+    may be somebody's where files cannot be locked."""
     source = GOLDEN / "dcp/plain-w2" / "data"
     names = {"bare": "a", "marked": "b", "young": "c", "used": "d"}
     paths = {what: folder / f"s.dcp.tmp-{digit * 32}" for what, digit in names.items()}

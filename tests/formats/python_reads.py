@@ -65,7 +65,7 @@ def flat(item, path=()):
 
 
 def plain(item):
-    """What may become another type becomes it on both sides."""
+    """Gives both sides the types that some formats store in place of others."""
     if isinstance(item, (list, tuple)):
         return [plain(part) for part in item]
     return repr(bytes(item)) if isinstance(item, bytearray) else repr(item)

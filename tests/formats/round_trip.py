@@ -39,7 +39,7 @@ def convert(source, target, path, *options):
 
 
 def held(tensors, target):
-    """What the target can hold."""
+    """The entries that the target can hold."""
     absent = NOT_IN[target]
     return {
         name: {key: tensor[key] for key in ("dtype", "shape", "sha256")}
@@ -116,7 +116,7 @@ def is_canonical(path):
 
 
 def same_bytes(folder):
-    """How many of the library's own files come out as they were."""
+    """The number of the library's own files that come out as they were."""
     count = 0
     for number, path in enumerate(sorted(GOLDEN.glob("*/*/data/**/*.safetensors"))):
         if not {"hostile", "layouts"} & set(path.parts) and is_canonical(path):

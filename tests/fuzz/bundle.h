@@ -1,7 +1,7 @@
 /*
  * Fuzz inputs that are a folder of files: "folder\n", then for each file a byte with the size of its name,
- * the name, two bytes (little-endian) with the size of what it holds, and that. What is cut off counts as
- * far as it is there.
+ * the name, two bytes (little-endian) with the size of what it holds, and that. A file that is cut off
+ * counts as far as it is there.
  */
 #ifndef FSDP_BUNDLE_H
 #define FSDP_BUNDLE_H

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many lines of its parser the corpus of each fuzz target reaches.
+"""Counts the lines of its parser that the corpus of each fuzz target reaches.
 
 usage: coverage.py BUILD [TARGET...]
 

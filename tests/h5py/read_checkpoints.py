@@ -25,7 +25,7 @@ def bf16(bits):
     return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
 
 
-# The same functions as put_element in write_checkpoints.c.
+# Computes the elements that put_element in write_checkpoints.c stores.
 EXPECTED = {
     "rows.f32": ((7, 5), lambda n: (count(n) * 0.5).astype(numpy.float32)),
     "columns.f32": ((6, 11), lambda n: (count(n) * 0.5).astype(numpy.float32)),

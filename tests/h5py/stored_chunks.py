@@ -156,7 +156,7 @@ def read_lies_about_length(folder):
 
 
 def read_mutations(folder):
-    """Whatever stands in a chunk's header, its result does not depend on memory."""
+    """The result of a chunk does not depend on memory, with any bytes in its header."""
     path = folder / "mutated.h5"
     with_chunk(path, scaled(5, COUNT * 5 // 8 + 1), dtype="i4", scaleoffset=5)
     data = path.read_bytes()

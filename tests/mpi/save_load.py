@@ -55,7 +55,7 @@ def start(mpiexec, ranks, options, command):
 
 
 def finish(process):
-    """What it said, or None when it did not end."""
+    """The output of a process, or None when it did not end."""
     try:
         return process.communicate(timeout=TIMEOUT)[0]
     except subprocess.TimeoutExpired:
@@ -163,7 +163,7 @@ def lose(mpiexec, program, folder, how, special, call):
     return problems, max(waits, default=0.0)
 
 
-# What a rank says of the checkpoint when another one was lost, and the steps that may be found then.
+# Messages of a rank about the checkpoint when another one was lost, and the steps that may be found then.
 PROMISES = {
     "nothing was saved, and existing checkpoints are unchanged": ["20"],
     "the checkpoint is saved nevertheless": ["30"],

@@ -1,4 +1,4 @@
-"""What people use today for the rows of fsdp-bench convert, timed without the start of Python.
+"""The programs that people use today for the rows of fsdp-bench convert, timed without the start of Python.
 
 usage: convert_peer.py TASK FROM TO     prints the seconds and the processor seconds of the work
 
@@ -77,7 +77,7 @@ def load_and_save(source, target):
 
 
 def make_columns(source, target):
-    """What HuggingFaceStorageWriter leaves of 4 ranks, tensors cut along dim 1; as large as source."""
+    """Files of HuggingFaceStorageWriter for 4 ranks, tensors cut along dim 1; as large as source."""
     size = sum(path.stat().st_size for path in Path(source).glob("shard-*"))
     tensors, rows = 64, 1024
     columns = max(size // tensors // rows // 4 // SHARDS, 1)

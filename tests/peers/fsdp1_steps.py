@@ -48,7 +48,7 @@ def tensor_of(shape, numbers):
 
 
 def read_rank(path):
-    """What -> name -> (numbers, shape); param_groups as they are."""
+    """Kind of value -> name -> (numbers, shape); param_groups as they are."""
     found = {}
     for line in open(path):
         what, name, shape, numbers = line.rstrip("\n").split("\t")
@@ -58,7 +58,7 @@ def read_rank(path):
 
 
 def read_events(case, path):
-    """Of each step before state dicts. Whole units give nothing back."""
+    """The events of each step before state dicts. Whole units give nothing back."""
     wanted = [event for event in torch_fsdp1.EVENTS if case.strategy != "NO_SHARD" or event != "reshard"]
     events = [[] for _ in range(torch_fsdp1.STEPS_BEFORE)]
     for line in open(path):
@@ -92,7 +92,7 @@ def is_near(ours, theirs):
 
 
 def groups_differ(ours, theirs):
-    """What ours have: PyTorch's say more (foreach, fused, ...)."""
+    """Compares the members that ours have: PyTorch's have more (foreach, fused, ...)."""
     if len(ours) != len(theirs):
         return True
     return any(list(value) != list(group[name]) if isinstance(value, list) else value != group[name]
@@ -158,7 +158,7 @@ def is_reduction(event):
 
 
 def compare_events(case, rank, ours, theirs):
-    """Of a forward that gathers ahead the order in backward is autograd's own: it goes by when views of
+    """After a forward that gathers ahead, autograd decides the order in backward: it goes by when views of
     parameters were made, and reduces a unit after it has gathered the next. So each kind for itself."""
     for step, (own, wanted) in enumerate(zip(ours, theirs, strict=True)):
         where = case, rank, step, "ours", own, "theirs", wanted

@@ -113,7 +113,7 @@ def raw(tensor):
 
 
 def described(tensors):
-    """What the weights file must hold."""
+    """The description of the tensors that the weights file must hold."""
     told = {}
     for name, tensor in sorted(tensors.items()):
         dtype = NUMPY_NAMES[tensor.dtype.name] if isinstance(tensor, np.ndarray) else NAMES[tensor.dtype]

@@ -118,7 +118,7 @@ def accelerate_rank(rank, folder, version, kind, use_dcp):
 
 
 def write_accelerate(version, kind, use_dcp=True):
-    """What Accelerator.save_state() calls, in a project directory with automatic_checkpoint_naming."""
+    """Calls what Accelerator.save_state() calls, in a project directory with automatic_checkpoint_naming."""
     folder = "run/checkpoints/checkpoint_0"
     Path(folder).mkdir(parents=True)
     ranks(accelerate_rank, folder, version, kind, use_dcp)

@@ -375,7 +375,7 @@ def timm_model():
 
 @case
 def timm_hub(data):
-    """What push_to_hf_hub() uploads."""
+    """The files that push_to_hf_hub() uploads."""
     from timm.models import save_for_hf
 
     model = timm_model()

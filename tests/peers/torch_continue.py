@@ -2,7 +2,7 @@
 
 C to PyTorch: three steps here, fsdp-convert --to dcp in both forms of the optimizer, loaded strictly by
 FSDP2 on two ranks; three more steps there have the losses of three more steps here. PyTorch to C: the same,
-from both forms. What PyTorch's AdamW with amsgrad and its Adam save is refused by name.
+from both forms. Checkpoints of PyTorch's AdamW with amsgrad and of its Adam are refused by name.
 
 usage: torch_continue.py EXAMPLE_CONTINUE FSDP_CONVERT REPOSITORY
 With RANK in the environment it is a rank of PyTorch.

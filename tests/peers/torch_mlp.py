@@ -109,7 +109,7 @@ def rank_main(body, world, rank, store, results):
 
 
 def run_ranks(world, body):
-    """What body(rank) returns on each of the ranks, which are processes."""
+    """The results of body(rank) on each of the ranks, which are processes."""
     fork = multiprocessing.get_context("fork")
     results = fork.Queue()
     with tempfile.TemporaryDirectory() as folder:

@@ -119,7 +119,7 @@ class Tied(torch.nn.Module):
 
 
 def noted(folder):
-    """What save_model only notes is there for who asks for every name, by whatever way."""
+    """Names that save_model only notes are there for readers that ask for every name, in any way."""
     model = Tied()
     save_model(model, folder / "model.safetensors")
     run(CONVERT, folder / "model.safetensors", folder / "model.fsdp")

@@ -1,4 +1,4 @@
-"""What two ranks of PyTorch's FSDP2 save loads into roots of 1 to 3 ranks, bit for bit: from get_state_dict
+"""Roots of 1 to 3 ranks load, bit for bit, what two ranks of PyTorch's FSDP2 save: from get_state_dict
 in both forms of the optimizer, and from the optimizer's own state_dict, whose keys are numbers.
 
 usage: torch_state_dicts.py STATE_LOADS

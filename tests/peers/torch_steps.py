@@ -168,7 +168,7 @@ def run_ours(program, *arguments):
 
 
 def boxes_ours(path, ranks):
-    """Of the first replica, which saves."""
+    """The tensors of the first replica, which saves."""
     found = [{} for _ in range(ranks)]
     tensors = json.loads(run_ours("fsdp-ls", "--json", "--shards", path))["tensors"]
     for name, tensor in tensors.items():

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What all units of a case have in common, mostly. */
+/* Dtypes that most units of a case have in common. */
 typedef struct usual_dtypes {
     bool is_mixed;
     fsdp_dtype param, reduce;
@@ -128,7 +128,7 @@ static void draw_flat_unit(training_case *c, case_unit *unit, random_dice *dice,
     unit->reduce_dtype = unit->wrap.reduce_dtype;
 }
 
-/* What a hook does itself, no unit does. */
+/* Draws a communication hook, which compresses gradients in place of the units. */
 static void draw_hook(training_case *c, random_dice *dice)
 {
     static const fsdp_wrap_comm_hook hooks[] = {fsdp_wrap_fp16_compress_hook,

@@ -21,7 +21,7 @@ typedef struct random_net {
 /* Everything with its first values, in a zeroed net. toy_free follows in any case. */
 fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err);
 
-/* How units work, without which the same values come out; before the first step. */
+/* Sets how units work, which changes no value; before the first step. */
 fsdp_status net_tune(random_net *net, fsdp_error *err);
 /* Buffers of collectives in memory of the communicator, or not; of some units, between steps. */
 fsdp_status net_choose_pools(random_net *net, net_pools pools, random_dice *dice, fsdp_error *err);

@@ -6,7 +6,7 @@ usage: random_training.py PROGRAM [--mpiexec MPIEXEC] [--seconds S] [SEED | FIRS
 Ways: ranks as threads, processes, processes over TCP and of mpirun; device cpu and cpu-async; buffers of
 collectives from the communicator, private and mixed; with detours that must change nothing; one rank alone
 that runs the microbatches of all, where it must have the same bits; and another number of ranks that loads
-what was saved. What a run prints: random_training.c.
+what was saved. random_training.c describes what a run prints.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def other_ranks_of(seed):
 
 
 class Run:
-    """What one run printed: `same` by what it is, `parts` by what it is and rank."""
+    """The output of one run: `same` by what it is, `parts` by what it is and rank."""
 
     def __init__(self, command, limit):
         self.command = command

@@ -1,9 +1,9 @@
 /* See trainer.h: one microbatch, forward and backward, in an order that dice decide. */
 #include "tests/random/trainer.h"
 
-/* What becomes of a backward's gradients. */
+/* The reduction of a backward's gradients. */
 typedef enum sync_mode {
-    SYNC_ALL,
+    SYNC_ALL,   /* over all ranks */
     SYNC_NONE,  /* kept */
     SYNC_SHARDS /* reduced to shards, not yet over the replicas */
 } sync_mode;

@@ -10,7 +10,7 @@
 
 enum { TRAINER_VISITS = 2 * CASE_LAYERS };
 
-/* Of one parameter, in a step. */
+/* The gradient of one parameter, in a step. */
 typedef struct random_grad {
     double *data;              /* as it was gathered last */
     double *sum, *size;        /* of the gradients of all ranks: the sum, and that of their sizes */
@@ -60,7 +60,7 @@ fsdp_status trainer_abandon_microbatch(trainer *t, fsdp_error *err);
 /* --- within: values (values.c) ------------------------------------------------------------------ */
 
 void trainer_forget_grads(trainer *t);
-/* What the unit has gathered is what its shards hold. */
+/* Checks that the unit has gathered what its shards hold. */
 fsdp_status trainer_see_unit(trainer *t, int unit, fsdp_error *err);
 /* Gradients of a unit's parameters, some of them none. */
 fsdp_status trainer_give_grads(trainer *t, int unit, fsdp_error *err);

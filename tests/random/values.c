@@ -22,7 +22,7 @@ static int64_t offset_of(const trainer *t, const case_param *param, const fsdp_b
     return offset;
 }
 
-/* How far a mean of values of that dtype may lie off, relative to their sizes. */
+/* The error that a mean of values of that dtype may have, relative to their sizes. */
 static double tolerance_of(fsdp_dtype dtype)
 {
     if (dtype == FSDP_BF16)

@@ -57,7 +57,7 @@ def mpirun_on(hosts, *arguments):
 
 
 def start_members(hosts, *arguments, command=(), **variables):
-    """The same without MPI."""
+    """Starts the ranks without MPI."""
     master = f"127.0.0.1:{free_port()}"
     common = CLEAN | {"FSDP_WORLD_SIZE": str(len(hosts)), "FSDP_MASTER": master} | variables
     return [subprocess.Popen([*command, PROGRAM, *map(str, arguments)], text=True, stdin=subprocess.DEVNULL,
@@ -84,14 +84,14 @@ TWO_HOSTS = ("one", "one", "two", "two")
 
 
 def expect_bits(n, result):
-    """Those of shared memory."""
+    """The bits are those of shared memory."""
     said = [sorted(re.findall(r"rank \d+: bits \w+", text)) for code, text in
             (result, run(PROGRAM, "--np", n, "hash"))]
     expect(len(said[0]) == n and said[0] == said[1], "other bits", said, result)
 
 
 def expect_losses(way, *command):
-    """Those of shared memory, again."""
+    """The losses are those of shared memory."""
     said = []
     for words in ([EXAMPLE, "--np", 3], command):
         with tempfile.TemporaryDirectory(prefix="fsdp-comm-") as folder:
@@ -159,7 +159,7 @@ def wait_for(condition):
 
 
 def end_all(folder):
-    """Those that this test started, and that still are what they were."""
+    """The processes that this test started, and that still are what they were."""
     for note in folder.glob("pid-*"):
         pid = int(note.read_text())
         try:

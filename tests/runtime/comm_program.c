@@ -1,5 +1,5 @@
 /*
- * Collectives of a program that is launched in any way; comm_network.py runs it. What its ranks do:
+ * Collectives of a program that is launched in any way; comm_network.py runs it. Its ranks do one of these:
  *
  *   values SEED            random calls over all ranks, over some of them, and over all in another order,
  *                          each checked against a model of one rank

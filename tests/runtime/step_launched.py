@@ -38,7 +38,7 @@ def step(words, launcher=()):
 
 
 def counts_of(events):
-    """Of unshards the state is known; where there is one, an all-gather follows."""
+    """Unshards have a known state, and an all-gather follows each."""
     pre = sum(event["event"] == "unshard" and event["state"] == "pre_backward" for event in events)
     kinds = [event["event"] for event in events]
     return (kinds.count("all_gather") - pre, pre, kinds.count("reduce_scatter"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What fsdp-train saved becomes a Hugging Face directory that holds all it needs: weights without the prefix,
-config.json, tokenizer.json; fsdp-train reads it back with the same loss and the same samples, and the command
-that fsdp-convert proposes compares both.
+"""A checkpoint of fsdp-train becomes a Hugging Face directory that holds all it needs: config.json,
+tokenizer.json, and weights without the prefix; fsdp-train reads it back with the same loss and the same
+samples, and the command that fsdp-convert proposes compares both.
 
 Usage: export.py BUILD
 """

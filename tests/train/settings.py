@@ -173,7 +173,7 @@ def recompute(work):
 
 
 def new_models(work):
-    """What [model] says is in config.json, from which a resume and an export make the model."""
+    """The settings of [model] are in config.json, from which a resume and an export make the model."""
     for name, more, wanted in (
             ("gpt2", ["--model.inner", 40, "--model.tie", "false", "--model.norm_eps", 1e-3,
                       "--model.heads", 2],

@@ -142,10 +142,9 @@ fsdp_status bench_check_goes_on(const bench_options *opts, const char *path, fsd
 
 /* --- ranks ------------------------------------------------------------------------------------ */
 
-/* Ranks of mpirun and which of them this process is; 0 and 0 when it did not start us. */
+/* The number of ranks of mpirun; 0 when it did not start this process. */
 int bench_mpi_world(void);
 int bench_mpi_local_world(void);   /* those on this machine */
-int bench_mpi_rank(void);
 /* Runs body as the ranks of mpirun, or else as `world` threads. */
 fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body, void *context,
                             fsdp_error *err);

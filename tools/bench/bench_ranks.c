@@ -22,7 +22,7 @@ int bench_mpi_local_world(void)
     return number_in_environment("OMPI_COMM_WORLD_LOCAL_SIZE");
 }
 
-int bench_mpi_rank(void)
+static int mpi_rank(void)
 {
     return number_in_environment("OMPI_COMM_WORLD_RANK");
 }
@@ -97,7 +97,7 @@ int bench_end_rank(int rank, fsdp_status status, const fsdp_error *err)
 
 _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err)
 {
-    int code = bench_end_rank(bench_mpi_rank(), status, err);
+    int code = bench_end_rank(mpi_rank(), status, err);
     fflush(NULL);
     if (bench_mpi_world() > 0 && !bench_mpi_end())
         _exit(code);

@@ -234,12 +234,10 @@ static const struct argp_option names_options[] = {
     {"include", 'I', "REGEX", 0, "only names that match (extended regular expression)", 0},
     {"exclude", 'X', "REGEX", 0, "leave out names that match", 0},
     {0}};
-const struct argp cli_names_argp = {.options = names_options, .parser = parse_names};
+static const struct argp names_argp = {.options = names_options, .parser = parse_names};
 
-const struct argp_child cli_children[CLI_CHILDREN + 1] = {{&cli_names_argp, 0, NULL, 0},
-                                                          {&cli_work_argp, 0, NULL, 0},
-                                                          {&cli_general_argp, 0, NULL, 0},
-                                                          {0}};
+const struct argp_child cli_children[CLI_CHILDREN + 1] = {
+    {&names_argp, 0, NULL, 0}, {&cli_work_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {0}};
 
 /* --- mistyped options ------------------------------------------------------------------------- */
 

@@ -30,9 +30,9 @@ typedef struct cli_common {
 } cli_common;
 
 /* Argument parsers for cli_common, to be listed as children: every tool; tools that read data (threads,
- * memory, progress); tools that read data of any program, which includes the former; tools that select
- * names. A tool's ARGP_KEY_INIT points state->child_inputs[i] at its cli_common. */
-extern const struct argp cli_general_argp, cli_buffers_argp, cli_work_argp, cli_names_argp;
+ * memory, progress); tools that read data of any program, which includes the former. A tool's ARGP_KEY_INIT
+ * points state->child_inputs[i] at its cli_common. */
+extern const struct argp cli_general_argp, cli_buffers_argp, cli_work_argp;
 /* General, work and names, for tools that have them all; and for ARGP_KEY_INIT. */
 enum { CLI_CHILDREN = 3 };
 extern const struct argp_child cli_children[CLI_CHILDREN + 1];
@@ -200,8 +200,6 @@ void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-ali
 void cli_add_argument(fsdp_text *text, const char *argument);
 /* Like cli_add_argument, for a path: a leading '-' is spelled so that it is no option. */
 void cli_add_path_argument(fsdp_text *text, const char *path);
-/* True for text that needs no escapes on a terminal. */
-bool cli_is_harmless(const char *text);
 /* A line feed, and no blanks before it. */
 void cli_end_line(fsdp_text *text);
 /* Whole, for lists that other programs read line by line. */

@@ -92,15 +92,6 @@ void cli_add_message(fsdp_text *text, const char *message)
     free(printable);
 }
 
-bool cli_is_harmless(const char *text)
-{
-    fsdp_text spelled = {0};
-    cli_add_message(&spelled, text);
-    bool same = spelled.data && strcmp(spelled.data, text) == 0;
-    fsdp_text_release(&spelled);
-    return same;
-}
-
 void cli_add_argument(fsdp_text *text, const char *argument)
 {
     static const char plain[] =

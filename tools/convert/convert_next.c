@@ -16,7 +16,7 @@ enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
 
 /* --- entries that the result lacks ------------------------------------------------------------ */
 
-/* How a line is spelled: as it is; with paths from here, and with the branches that are not in the result,
+/* Spellings of a line: as it is; with paths from here, and with the branches that are not in the result,
  * of which those that differ in numbers are one; with those that are in it. */
 typedef enum next_spelling { AS_IT_IS, BY_LEFT, BY_TAKEN, SPELLINGS } next_spelling;
 

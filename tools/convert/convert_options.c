@@ -163,7 +163,7 @@ static const char *parse_format(const char *text)
 
 enum { NO_SLIP = 32 };
 
-/* How far typed is from known, if it may be known with a slip: another case, up to three wrong, missing
+/* The distance of typed from known, if it may be known with a slip: another case, up to three wrong, missing
  * or added letters of a long one, two exchanged or one missing or added of a short one. A wrong letter of
  * a short one makes another word (".bit"), and so does a number (".v5"). */
 static int slip_of(const char *typed, const char *known)

@@ -1,6 +1,6 @@
 /*
  * Numbers by step, in bounded memory. The steps are cut into bins of one width, a power of two that grows
- * with the range of steps. Of each bin the first, the last, the smallest and the largest number are kept.
+ * with the range of steps. Each bin keeps its first, last, smallest and largest number.
  * A picture that is no wider than PLOT_BINS / 2 pixels loses no minimum and no maximum.
  */
 #ifndef FSDP_PLOT_SERIES_H

@@ -74,7 +74,7 @@ fsdp_status train_outputs_check(const train_options *opts, fsdp_error *err);
 
 /* --- sources (train_source.c) -------------------------------------------------------------------- */
 
-/* Where a model comes from. */
+/* The source of a model. */
 typedef struct train_source {
     char *path;                /* of the checkpoint or directory itself */
     bool is_hf;
@@ -168,7 +168,6 @@ typedef struct train_result {
     bool save_is_done;         /* on all ranks: the one in the background */
 } train_result;
 
-double train_learning_rate(const train_config *config, int64_t step);
 /* Collective. Forward, backward, clipping and the optimizer's step. */
 fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result_out, fsdp_error *err);
 /* Collective. The mean loss over held-out batches. */
@@ -189,9 +188,7 @@ int train_use_tokenizer(const train_options *opts);
 
 /* The values of a checkpoint beside tensors. */
 fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err);
-/* FSDP_ERR_DAMAGED names what differs from the checkpoint and is not in --allow-change. */
-fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err);
-/* Collective. Model, optimizer and the job's counters. Of a run with --resume auto, a checkpoint whose data
+/* Collective. Model, optimizer and the job's counters. In a run with --resume auto, a checkpoint whose data
  * turns out to be damaged gives way to the one before it, which `source` then is; damaged ones are set
  * aside. */
 fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err);

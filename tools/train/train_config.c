@@ -31,7 +31,7 @@ typedef struct config_key {
     key_type type;
     size_t offset;
     const char *initial;
-    /* Of KEY_WORD: "cosine|linear|constant"; of KEY_TEXT: all values that it takes; NULL: any. */
+    /* For KEY_WORD: "cosine|linear|constant"; for KEY_TEXT: all values that it takes; NULL: any. */
     const char *words;
     const char *help;
 } config_key;

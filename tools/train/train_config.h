@@ -71,7 +71,7 @@ fsdp_status train_config_set(train_config *config, const char *name, const char 
                              fsdp_error *err);
 /* Reads a file; a key that comes twice is FSDP_ERR_USAGE with both lines. */
 fsdp_status train_config_read(train_config *config, const char *path, fsdp_error *err);
-/* The same from text, as a checkpoint holds it; `origin` takes the place of the path. */
+/* Parses text, as a checkpoint holds it; `origin` takes the place of the path. */
 fsdp_status train_config_parse(train_config *config, const char *text, size_t size, const char *origin,
                                fsdp_error *err);
 /* The file that has every key with its value. */

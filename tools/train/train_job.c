@@ -228,7 +228,7 @@ static fsdp_status open_given(const train_options *opts, int64_t newest, train_s
                      opts->run, (long long)newest, opts->resume_path);
 }
 
-/* What this job goes on from: the run's newest checkpoint, another one, or nothing. */
+/* The checkpoint that this job goes on from: the run's newest checkpoint, another one, or nothing. */
 static fsdp_status find_resume(const train_job *job, train_source *source, bool *is_there_out,
                                fsdp_error *err)
 {

@@ -25,7 +25,7 @@ static bool is_same_file(const struct stat *a, const char *path)
     return path && *path && stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
 }
 
-/* Of the file or directory `input`, which may be NULL or "". */
+/* Whether output lies in the file or directory `input`, which may be NULL or "". */
 static bool is_part_of(const char *output, const char *input)
 {
     struct stat info;

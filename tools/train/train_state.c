@@ -1,4 +1,4 @@
-/* What a checkpoint of a training holds beside tensors, and whether a resume fits it. See train.h. */
+/* Values that a checkpoint of a training holds beside tensors; whether a resume fits it. See train.h. */
 #include "tools/train/train.h"
 
 #include <errno.h>
@@ -196,7 +196,8 @@ static int64_t consumed_in(const train_source *source)
     return last && last->kind == FSDP_VALUE_I64 ? last->as.i64 : -1;
 }
 
-fsdp_status train_state_check(const train_job *job, const train_source *source, fsdp_error *err)
+/* FSDP_ERR_DAMAGED names what differs from the checkpoint and is not in --allow-change. */
+static fsdp_status check_state(const train_job *job, const train_source *source, fsdp_error *err)
 {
     fsdp_world_mark(job->world, "compare");
     if (!is_same_tokenizer(job, source)) /* first: it also changes the model's vocabulary */
@@ -314,7 +315,7 @@ fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *
     fsdp_status st = FSDP_ERR_DAMAGED;
     while (st == FSDP_ERR_DAMAGED && is_there) {
         fsdp_error other = {0};
-        FSDP_TRY(fsdp_ctl_agree(job->ctl, train_state_check(job, source, err), err));
+        FSDP_TRY(fsdp_ctl_agree(job->ctl, check_state(job, source, err), err));
         st = load_checked(job, source, err);
         is_there = st == FSDP_ERR_DAMAGED && is_auto;
         if (!is_there)

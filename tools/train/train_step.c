@@ -6,7 +6,7 @@
 
 /* --- learning rate ------------------------------------------------------------------------------- */
 
-double train_learning_rate(const train_config *config, int64_t step)
+static double learning_rate(const train_config *config, int64_t step)
 {
     const double lr = config->optim.lr, least = lr * config->optim.min_lr;
     const int64_t warmup = config->optim.warmup, steps = config->train.steps;
@@ -90,7 +90,7 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
 {
     const fsdp_clip_opts clip = {.max_norm = job->config->optim.clip};
     double sums[3];
-    *result = (train_result){.lr = train_learning_rate(job->config, job->step + 1)};
+    *result = (train_result){.lr = learning_rate(job->config, job->step + 1)};
     FSDP_TRY(accumulate(job, batch, &sums[0], err));
     if (job->opts->dump_grads && job->step == 0)
         FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));

@@ -224,7 +224,7 @@ Test(io_direct, failures_are_those_of_the_disk)
     }
 }
 
-/* Whatever the file system of /tmp can do. */
+/* Holds with or without O_DIRECT in the file system of /tmp. */
 Test(io_direct, a_real_file_is_read)
 {
     char path[] = "/tmp/fsdp-direct-XXXXXX";

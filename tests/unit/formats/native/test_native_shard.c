@@ -239,8 +239,9 @@ static void check_same_bytes(const char *a, const char *b)
 
 static const int thread_counts[] = {1, 2, 5};
 
-/* The first box has 13,213,200 bytes: four raw blocks, and chunks whose last one is not full. Where a
- * chunk lies depends on when it was complete, so pieces of several encoded boxes must not mix here. */
+/* The first box has 13,213,200 bytes: four raw blocks, and chunks whose last one is not full. The
+ * place of a chunk depends on when it was complete, so pieces of several encoded boxes must not mix
+ * here. */
 static void compare_ways(bool encode, int64_t chunk_bytes)
 {
     static const int64_t most[] = {0, 700000, 5003};

@@ -1,7 +1,7 @@
 /*
- * Names that ask for much, out of files that are small: deep ones, and long lists in any order. What is done
- * with them takes memory and time by their bytes. Whatever goes by a square here does not come to an end
- * before the suite's timeout.
+ * Names that ask for much, out of files that are small: deep ones, and long lists in any order. Work on
+ * them takes memory and time by their bytes. An algorithm of quadratic time does not come to an end before
+ * the suite's timeout.
  */
 #include "base/data/name_path.h"
 #include "formats/dcp/dcp_fold.h"

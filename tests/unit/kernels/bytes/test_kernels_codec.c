@@ -204,7 +204,7 @@ Test(kernels_codec, frames_of_other_kinds_are_damage)
     static const uint8_t skippable[12] = {0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4};
     /* A descriptor without content size, a window of 2^41 bytes, one raw last block of 4 bytes. */
     static const uint8_t sizeless[] = {0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 0x21, 0, 0, 1, 2, 3, 4};
-    /* The same with a content size of 2^63, and one of 4 bytes with a dictionary that nobody has. */
+    /* A header with a content size of 2^63, and one of 4 bytes with a dictionary that nobody has. */
     static const uint8_t huge[] = {0x28, 0xb5, 0x2f, 0xfd, 0xc0, 0xf8, 0, 0, 0, 0, 0,
                                    0,    0,    0x80, 0x21, 0,    0,    1, 2, 3, 4};
     static const uint8_t dictionary[] = {0x28, 0xb5, 0x2f, 0xfd, 0x21, 0x77, 4,

@@ -32,7 +32,7 @@ static void remove_dir(void)
 
 TestSuite(async_save, .init = make_dir, .fini = remove_dir);
 
-/* Of one thread until its next call. */
+/* The path is valid in one thread until its next call. */
 static const char *in_dir(const char *name)
 {
     static _Thread_local char path[120];

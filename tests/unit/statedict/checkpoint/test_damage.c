@@ -1,7 +1,7 @@
 /*
- * Damage by accident: flipped bits, truncated, swapped, missing and wrong files. What our reader uses
- * is found damaged, by name of file, tensor and block, and never comes back as data; what only other
- * programs use (HDF5's own structures, gaps) changes nothing.
+ * Damage by accident: flipped bits, truncated, swapped, missing and wrong files. Our reader finds
+ * damage in all that it uses, names file, tensor and block, and never returns it as data; damage in
+ * what only other programs use (HDF5's own structures, gaps) changes nothing.
  */
 #include "tests/unit/statedict/checkpoint/spoil.h"
 

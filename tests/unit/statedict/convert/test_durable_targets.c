@@ -1,5 +1,5 @@
 /* Results for other programs: a power cut right after a conversion loses none, and no failed sync or close
- * goes unreported. Where two names cannot be exchanged, a kill or a failed rename loses none either. */
+ * goes unreported. A kill or a failed rename loses none either, even where two names cannot be exchanged. */
 #include "statedict/checkpoint/one_file.h"
 #include "tests/support/disk/io_fault.h"
 #include "tests/support/disk/io_sim.h"

@@ -217,7 +217,7 @@ Test(optim_form, sgd_gets_its_own_members)
     end(&of);
 }
 
-/* What fsdp_root_save stores with nested_optim: one value. */
+/* fsdp_root_save stores one value with nested_optim. */
 Test(optim_form, a_list_in_one_value_is_taken_apart)
 {
     dict of = begin();

@@ -90,7 +90,7 @@ static fsdp_status note_box(void *user, int rank, size_t part, const fsdp_box *b
     return FSDP_OK;
 }
 
-/* Whatever is wanted, the stored boxes that are found hold each wanted element exactly once. */
+/* The stored boxes that are found hold each wanted element exactly once. */
 static void check_found(const fsdp_sd *sd, fsdp_owner_policy policy)
 {
     int owner;
