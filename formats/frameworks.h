@@ -9,6 +9,7 @@
  *   framework_table.c  the frameworks, as data: a new one is a row
  *   framework_names.c  names that match patterns
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
+ *   framework_modules.c fsdp_framework_modules: folders of a model's further modules
  *   framework_folder.h a directory on the way: framework_folder.c lists it, framework_parts.c opens all parts
  *                      of a row as one source, framework_notes.c tells
  *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there;
@@ -67,6 +68,11 @@ extern const char fsdp_framework_no_model[], fsdp_framework_weights[], fsdp_fram
  * which one must be there, both up to NULL. */
 extern const char *const fsdp_framework_configs[], *const fsdp_framework_config_names[];
 
+/* The files that loaders read beside weights, and those of them that are weights, indexes or states. */
+extern const char fsdp_framework_beside[], fsdp_framework_not_beside[];
+/* The file that lists the modules of a model which lie in folders beside its first one. */
+extern const char fsdp_framework_module_list[];
+
 /* The resolver reports its choices to the user. */
 typedef void (*fsdp_framework_note)(void *context, const char *text);
 
@@ -91,6 +97,11 @@ fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source
 /* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern
  * of rank files): *dir_out, which the caller frees; NULL: none. */
 fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err);
+
+/* The folders ("2_Dense") that the text of fsdp_framework_module_list names, without the directory itself.
+ * The caller releases them, also after an error. FSDP_ERR_DAMAGED: one leads out of the directory. */
+fsdp_status fsdp_framework_modules(const char *text, size_t size, const char *path, fsdp_io_names *names_out,
+                                   fsdp_error *err);
 
 /* True when the name matches a pattern of the list; *number_out: what '#' stood for, or -1. */
 bool fsdp_framework_matches(const char *list, const char *name, int64_t *number_out);

@@ -113,4 +113,15 @@ const char fsdp_framework_foreign_weights[] = "*.gguf|*.msgpack|*.tflite|*.onnx"
 
 const char *const fsdp_framework_configs[] = {"huggingface", "hf_model", ".", NULL};
 const char *const fsdp_framework_config_names[] = {"config.json", "adapter_config.json",
-                                                   "params.json", NULL};
+                                                   "params.json", "modules.json", NULL};
+
+const char fsdp_framework_beside[] =
+    "config.json|generation_config.json|merges.txt|added_tokens.json|special_tokens_map.json|"
+    "preprocessor_config.json|processor_config.json|video_preprocessor_config.json|README.md|"
+    "adapter_config.json|params.json|modules.json|config_sentence_transformers.json|"
+    "sentence_*_config.json|wordembedding_config.json|*tokenizer_config.json|spiece.model|"
+    "sentencepiece.bpe.model|tokenizer*|vocab.*|chat_template*|LICENSE*|NOTICE*|*.tiktoken";
+const char fsdp_framework_not_beside[] =
+    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.npz|*.npy|*.gguf|*.onnx|*.tflite|"
+    "*.msgpack|*.pkl|*.distcp|*.index.json";
+const char fsdp_framework_module_list[] = "modules.json";

@@ -195,7 +195,7 @@ fsdp_status rank_names_group(const char *const *names, size_t count, const char 
     fsdp_status st = FSDP_OK;
     for (size_t i = 0; i < count && st == FSDP_OK; i++)
         st = add_name(out, names[i], pattern, err);
-    for (size_t i = 0; i < out->count; i++)
+    for (size_t i = 0; i < out->count && st == FSDP_OK; i++)
         qsort(out->groups[i].files, out->groups[i].count, sizeof *out->groups[i].files,
               compare_files);
     if (st != FSDP_OK)

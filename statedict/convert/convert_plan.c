@@ -119,6 +119,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
                         .notes_ties = job->limits && job->limits->notes_tie,
                         .ties = &job->ties,
                         .copies = &job->copies,
+                        .from = job->from->path,
                         .select = &job->opts.select,
                         .strips = job->rule_list != NULL};
     if (st == FSDP_OK)

@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum { CARRIED = -1 };
-enum { PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20, RECORD_MOST = 1 << 20 };
+enum { PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20 };
 
 struct fsdp_copied_file {
     const char *name;
@@ -28,77 +28,22 @@ struct fsdp_copied_file {
 
 /* --- listing files ---------------------------------------------------------------------------- */
 
-static bool begins_with(const char *name, const char *start)
-{
-    return strncmp(name, start, strlen(start)) == 0;
-}
-
-static bool ends_with(const char *name, const char *end)
-{
-    size_t size = strlen(name), n = strlen(end);
-    return size > n && strcmp(name + size - n, end) == 0;
-}
-
-static bool is_one_of(const char *name, const char *const *words,
-                      bool (*is_it)(const char *, const char *))
-{
-    for (; *words; words++)
-        if (is_it(name, *words))
-            return true;
-    return false;
-}
-
-static bool is_equal(const char *a, const char *b)
-{
-    return strcmp(a, b) == 0;
-}
-
-/* True for weights and their indexes, by the suffix. */
-static bool is_weights(const char *name)
-{
-    static const char *const ends[] = {".safetensors", ".bin",    ".pt",      ".pth", ".ckpt",
-                                       ".h5",          ".hdf5",   ".npz",     ".npy", ".gguf",
-                                       ".onnx",        ".tflite", ".msgpack", ".pkl", ".distcp",
-                                       ".index.json",  NULL};
-    return is_one_of(name, ends, ends_with);
-}
-
 bool fsdp_copied_name(const char *name, bool with_code)
 {
-    static const char *const names[] = {"config.json",
-                                        "generation_config.json",
-                                        "merges.txt",
-                                        "added_tokens.json",
-                                        "special_tokens_map.json",
-                                        "preprocessor_config.json",
-                                        "processor_config.json",
-                                        "README.md",
-                                        "adapter_config.json",
-                                        "params.json",
-                                        "modules.json",
-                                        "config_sentence_transformers.json",
-                                        "sentence_bert_config.json",
-                                        "spiece.model",
-                                        "sentencepiece.bpe.model",
-                                        "video_preprocessor_config.json",
-                                        NULL};
-    static const char *const starts[] = {"tokenizer", "vocab.", "chat_template",
-                                         "LICENSE",   "NOTICE", NULL};
-    if (ends_with(name, ".py"))
-        return with_code && name[0] != '.';
-    if (is_weights(name))
+    if (name[0] == '.')
         return false;
-    return is_one_of(name, names, is_equal) || is_one_of(name, starts, begins_with) ||
-           ends_with(name, ".tiktoken");
+    if (fsdp_framework_matches("*.py", name, NULL))
+        return with_code;
+    return !fsdp_framework_matches(fsdp_framework_not_beside, name, NULL) &&
+           fsdp_framework_matches(fsdp_framework_beside, name, NULL);
 }
 
 /* True for files whose "auto_map" names code. Others are data: a vocabulary may hold any word. */
 static bool is_config(const char *name)
 {
-    static const char *const names[] = {"config.json",           "generation_config.json",
-                                        "tokenizer_config.json", "preprocessor_config.json",
-                                        "processor_config.json", NULL};
-    return is_one_of(name, names, is_equal);
+    return fsdp_framework_matches("config.json|generation_config.json|tokenizer_config.json|"
+                                  "preprocessor_config.json|processor_config.json",
+                                  name, NULL);
 }
 
 static bool wanted(void *context, const char *name)
@@ -130,7 +75,9 @@ static fsdp_status add_file(fsdp_copies *copies, fsdp_io *io, const char *dir, c
     else if (st == FSDP_OK && !is_directory)
         st = fsdp_source_add_file(copies->source, path, true, &file.number, err);
     if (st == FSDP_OK && !is_directory) {
-        int64_t most = is_config(name) ? EDITED_MOST : COPIED_MOST;
+        int64_t most = is_config(name)     ? EDITED_MOST
+                       : strchr(name, '/') ? INT64_MAX /* weights of a module */
+                                           : COPIED_MOST;
         int64_t size = fsdp_source_file_size(copies->source, (size_t)file.number);
         if (size > most)
             st = fsdp_fail(err, FSDP_ERR_LIMIT,
@@ -142,25 +89,6 @@ static fsdp_status add_file(fsdp_copies *copies, fsdp_io *io, const char *dir, c
             copies->files[copies->count++] = file;
     }
     fsdp_free(path);
-    return st;
-}
-
-static fsdp_status add_files(fsdp_copies *copies, fsdp_io *io, const fsdp_convert_opts *opts,
-                             fsdp_error *err)
-{
-    fsdp_io_names names = {0};
-    bool with_code = opts->copy_code;
-    fsdp_status st = fsdp_io_list_names(io, opts->copy_from, wanted, &with_code, &names, err);
-    if (st == FSDP_OK && names.count > 0)
-        qsort(names.items, names.count, sizeof *names.items, compare_names);
-    for (size_t i = 0; i < names.count && st == FSDP_OK; i++)
-        st = add_file(copies, io, opts->copy_from, names.items[i], err);
-    fsdp_io_names_release(&names);
-    if (st == FSDP_OK && copies->count == 0)
-        st = fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                       "'%s' holds nothing to copy: no config.json, tokenizer, vocabulary or "
-                       "licence",
-                       opts->copy_from);
     return st;
 }
 
@@ -192,12 +120,87 @@ static const char *path_of(const fsdp_copies *copies, const fsdp_copied_file *fi
     return fsdp_source_file_path(copies->source, (size_t)file->number);
 }
 
-static fsdp_copied_file *find_config(const fsdp_copies *copies)
+static fsdp_copied_file *find_file(const fsdp_copies *copies, const char *name)
 {
     for (size_t i = 0; i < copies->count; i++)
-        if (strcmp(copies->files[i].name, "config.json") == 0)
+        if (strcmp(copies->files[i].name, name) == 0)
             return &copies->files[i];
     return NULL;
+}
+
+static fsdp_copied_file *find_config(const fsdp_copies *copies)
+{
+    return find_file(copies, "config.json");
+}
+
+static bool wanted_in_module(void *context, const char *name)
+{
+    return name[0] != '.' && (!fsdp_framework_matches("*.py", name, NULL) || *(bool *)context);
+}
+
+/* All files of a folder of the directory. One that is not there had none: git keeps no empty folder. */
+static fsdp_status add_folder(fsdp_copies *copies, fsdp_io *io, const fsdp_convert_opts *opts,
+                              const char *folder, fsdp_error *err)
+{
+    fsdp_io_names names = {0};
+    bool with_code = opts->copy_code;
+    char *path = fsdp_path_join(opts->copy_from, folder);
+    fsdp_status st = path ? fsdp_io_list_names(io, path, wanted_in_module, &with_code, &names, err)
+                          : fsdp_fail_memory(err, "a path");
+    if (st == FSDP_ERR_NOT_FOUND)
+        st = FSDP_OK;
+    if (names.count > 0)
+        qsort(names.items, names.count, sizeof *names.items, compare_names);
+    for (size_t i = 0; i < names.count && st == FSDP_OK; i++) {
+        char *name = fsdp_path_join(folder, names.items[i]);
+        st = name ? add_file(copies, io, opts->copy_from, name, err)
+                  : fsdp_fail_memory(err, "a path");
+        fsdp_free(name);
+    }
+    fsdp_io_names_release(&names);
+    fsdp_free(path);
+    return st;
+}
+
+/* A model's modules in folders of their own are copied as they are, with their weights: loaders cast them. */
+static fsdp_status add_modules(fsdp_copies *copies, fsdp_io *io, const fsdp_convert_opts *opts,
+                               fsdp_error *err)
+{
+    char *text;
+    size_t size;
+    fsdp_io_names folders = {0};
+    const fsdp_copied_file *list = find_file(copies, fsdp_framework_module_list);
+    if (!list)
+        return FSDP_OK;
+    fsdp_status st = read_whole(copies, list, &text, &size, err);
+    if (st == FSDP_OK)
+        st = fsdp_framework_modules(text, size, path_of(copies, list), &folders, err);
+    for (size_t i = 0; i < folders.count && st == FSDP_OK; i++)
+        st = add_folder(copies, io, opts, folders.items[i], err);
+    fsdp_io_names_release(&folders);
+    fsdp_free(text);
+    return st;
+}
+
+static fsdp_status add_files(fsdp_copies *copies, fsdp_io *io, const fsdp_convert_opts *opts,
+                             fsdp_error *err)
+{
+    fsdp_io_names names = {0};
+    bool with_code = opts->copy_code;
+    fsdp_status st = fsdp_io_list_names(io, opts->copy_from, wanted, &with_code, &names, err);
+    if (st == FSDP_OK && names.count > 0)
+        qsort(names.items, names.count, sizeof *names.items, compare_names);
+    for (size_t i = 0; i < names.count && st == FSDP_OK; i++)
+        st = add_file(copies, io, opts->copy_from, names.items[i], err);
+    fsdp_io_names_release(&names);
+    if (st == FSDP_OK)
+        st = add_modules(copies, io, opts, err);
+    if (st == FSDP_OK && copies->count == 0)
+        st = fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                       "'%s' holds nothing to copy: no config.json, tokenizer, vocabulary or "
+                       "licence",
+                       opts->copy_from);
+    return st;
 }
 
 fsdp_status fsdp_copies_config(const fsdp_copies *copies, char **text_out, size_t *size_out,
@@ -287,6 +290,7 @@ static fsdp_status copy_from_source(fsdp_io *io, const fsdp_convert_opts *opts,
 {
     fsdp_convert_opts found = *opts;
     char *dir = NULL;
+    fsdp_error why = {0};
     FSDP_TRY(carry_files(copies, places->sd, err));
     if (copies->count > 0)
         return FSDP_OK;
@@ -298,8 +302,9 @@ static fsdp_status copy_from_source(fsdp_io *io, const fsdp_convert_opts *opts,
     found.copy_from = dir;
     fsdp_status st = fsdp_source_create(io, dir, "files", &copies->source, err);
     if (st == FSDP_OK &&
-        (add_files(copies, io, &found, NULL) != FSDP_OK || read_config(copies, NULL) != FSDP_OK)) {
-        fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied", dir);
+        (add_files(copies, io, &found, &why) != FSDP_OK || read_config(copies, &why) != FSDP_OK)) {
+        fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied: %s", dir,
+                    why.text);
         fsdp_copies_release(copies);
         *copies = (fsdp_copies){.carrier = places->from, .config = {.vocab_size = -1, .tied = -1}};
     }
@@ -478,28 +483,37 @@ const char *fsdp_copies_record(const fsdp_copies *copies)
     return copies->count > 0 ? copies->record.data : NULL;
 }
 
-/* Hashes the file at the path, without following a link. */
-static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
-                             fsdp_hash *hash_out, fsdp_error *err)
+/* Without following a link. */
+static fsdp_status hash_pieces(fsdp_io *io, const char *path, fsdp_hasher *hasher, char *piece,
+                               fsdp_error *err)
 {
     fsdp_file *file = NULL;
     int64_t size = 0;
     FSDP_TRY(fsdp_io_open(io, path, fsdp_io_read_beneath(io), &file, err));
-    char *piece = fsdp_alloc_pages(PIECE);
-    fsdp_status st = piece ? FSDP_OK : fsdp_fail_memory(err, path);
     int result = file->ops->size(file, &size);
-    if (st == FSDP_OK && result < 0)
+    fsdp_status st = FSDP_OK;
+    if (result < 0)
         st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
-    fsdp_hasher_reset(hasher);
     for (int64_t at = 0; at < size && st == FSDP_OK; at += PIECE) {
         size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
         st = fsdp_io_read(file, path, piece, n, at, err);
         if (st == FSDP_OK)
             fsdp_hasher_add(hasher, piece, n);
     }
-    *hash_out = fsdp_hasher_value(hasher);
-    fsdp_free(piece);
     (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    return st;
+}
+
+fsdp_status fsdp_copied_hash(fsdp_io *io, const char *path, fsdp_hash *hash_out, fsdp_error *err)
+{
+    fsdp_hasher *hasher = fsdp_hasher_create();
+    char *piece = fsdp_alloc_pages(PIECE);
+    fsdp_status st =
+        hasher && piece ? hash_pieces(io, path, hasher, piece, err) : fsdp_fail_memory(err, path);
+    if (st == FSDP_OK)
+        *hash_out = fsdp_hasher_value(hasher);
+    fsdp_free(piece);
+    fsdp_hasher_free(hasher);
     return st;
 }
 
@@ -545,13 +559,32 @@ static fsdp_status write_file(const fsdp_copies *copies, fsdp_copied_file *file,
     return st == FSDP_OK ? closed : st;
 }
 
+/* Makes, or syncs, the folders in the directory of `size` characters that lead to the path. */
+static fsdp_status do_folders(fsdp_io *io, char *path, size_t size, bool make, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    for (char *at = path + size + 1; st == FSDP_OK && (at = strchr(at, '/')) != NULL; at++) {
+        *at = '\0';
+        if (!make)
+            st = fsdp_io_sync_dir(io, path, err);
+        else if (!fsdp_io_exists(io, path))
+            st = fsdp_io_mkdir(io, path, err);
+        *at = '/';
+    }
+    return st;
+}
+
 fsdp_status fsdp_copies_write(fsdp_copies *copies, fsdp_io *io, const char *dir, bool sync,
                               fsdp_error *err)
 {
     for (size_t i = 0; i < copies->count; i++) {
         char *path = fsdp_path_join(dir, copies->files[i].name);
-        fsdp_status st = path ? write_file(copies, &copies->files[i], io, path, sync, err)
-                              : fsdp_fail_memory(err, "a path");
+        fsdp_status st =
+            path ? do_folders(io, path, strlen(dir), true, err) : fsdp_fail_memory(err, "a path");
+        if (st == FSDP_OK)
+            st = write_file(copies, &copies->files[i], io, path, sync, err);
+        if (st == FSDP_OK && sync)
+            st = do_folders(io, path, strlen(dir), false, err);
         fsdp_free(path);
         FSDP_TRY(st);
     }
@@ -562,12 +595,10 @@ static fsdp_status check_file(const fsdp_copied_file *file, fsdp_io *io, const c
                               fsdp_error *err)
 {
     fsdp_hash hash;
-    fsdp_hasher *hasher = fsdp_hasher_create();
-    fsdp_status st = hasher ? hash_file(io, path, hasher, &hash, err) : fsdp_fail_memory(err, path);
-    fsdp_hasher_free(hasher);
-    if (st == FSDP_OK && memcmp(&hash, &file->hash, sizeof hash) != 0)
-        st = fsdp_fail(err, FSDP_ERR_IO, "the copy '%s' differs from the bytes written", path);
-    return st;
+    FSDP_TRY(fsdp_copied_hash(io, path, &hash, err));
+    return memcmp(&hash, &file->hash, sizeof hash) == 0
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_IO, "the copy '%s' differs from the bytes written", path);
 }
 
 fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char *dir,
@@ -603,93 +634,10 @@ const char *fsdp_copies_change(const fsdp_copies *copies, size_t i)
     return copies->files[i].change;
 }
 
-/* --- earlier copies --------------------------------------------------------------------------- */
-
-/* Finds the text of "fsdp.copied" in the metadata. */
-static fsdp_status find_record(const char *metadata, const char *dir, fsdp_text *out,
-                               fsdp_error *err)
+bool fsdp_copies_have(const fsdp_copies *copies, const char *path)
 {
-    static const char *const names[] = {"fsdp.copied"};
-    fsdp_json_members members = {.names = names, .count = 1};
-    fsdp_json json;
-    int which = 0;
-    fsdp_json_init(&json, metadata, strlen(metadata), dir);
-    fsdp_status st = fsdp_json_enter_object(&json, err);
-    while (st == FSDP_OK) {
-        const char *data;
-        size_t size;
-        st = fsdp_json_next_member(&json, &members, &which, err);
-        if (st != FSDP_OK || which < 0)
-            break;
-        st = fsdp_json_string(&json, &data, &size, err);
-        if (st == FSDP_OK && size <= RECORD_MOST)
-            fsdp_text_add(out, data, size);
-    }
-    fsdp_json_release(&json);
-    return st;
-}
-
-static bool is_still(fsdp_io *io, const char *dir, const char *name, const char *digits)
-{
-    fsdp_hash hash;
-    fsdp_text now = {0};
-    fsdp_hasher *hasher = fsdp_hasher_create();
-    char *path = fsdp_path_join(dir, name);
-    bool is_same = hasher && path && !strchr(name, '/') && fsdp_copied_name(name, true) &&
-                   hash_file(io, path, hasher, &hash, NULL) == FSDP_OK;
-    if (is_same)
-        fsdp_text_add_hex(&now, hash.bytes, sizeof hash.bytes);
-    is_same = is_same && now.data && strcmp(now.data, digits) == 0;
-    fsdp_text_release(&now);
-    fsdp_hasher_free(hasher);
-    fsdp_free(path);
-    return is_same;
-}
-
-static fsdp_status add_ours(fsdp_io *io, const char *dir, fsdp_json *json, fsdp_io_names *names,
-                            bool *more_out, fsdp_error *err)
-{
-    const char *data, *digits;
-    size_t size;
-    FSDP_TRY(fsdp_json_next_key(json, &data, &size, more_out, err));
-    if (!*more_out)
-        return FSDP_OK;
-    char *name = fsdp_arena_strndup(&names->arena, data, size);
-    FSDP_TRY(fsdp_json_string(json, &digits, &size, err));
-    if (!name || !fsdp_grow(&names->items, &names->capacity, names->count + 1, sizeof(char *)))
-        return fsdp_fail_memory(err, "a list of files");
-    names->items[names->count] = name;
-    names->count += is_still(io, dir, name, digits);
-    return FSDP_OK;
-}
-
-static fsdp_status read_record(fsdp_io *io, const char *dir, const fsdp_text *record,
-                               fsdp_io_names *names, fsdp_error *err)
-{
-    fsdp_json json;
-    bool more = true;
-    fsdp_json_init(&json, record->data, record->size, dir);
-    fsdp_status st = fsdp_json_enter_object(&json, err);
-    while (st == FSDP_OK && more)
-        st = add_ours(io, dir, &json, names, &more, err);
-    fsdp_json_release(&json);
-    return st;
-}
-
-/* A record that cannot be read lists no file. */
-void fsdp_copied_list_ours(fsdp_io *io, const char *dir, const char *format, fsdp_io_names *names)
-{
-    fsdp_source *source = NULL;
-    fsdp_source_opts opts = {.format = format};
-    fsdp_text record = {0};
-    if (fsdp_source_open(io, dir, &opts, &source, NULL) != FSDP_OK)
-        return;
-    const char *metadata = fsdp_source_extra(source, "metadata");
-    fsdp_status st = metadata ? find_record(metadata, dir, &record, NULL) : FSDP_DIFFERS;
-    if (st == FSDP_OK && record.size > 0 && !record.failed)
-        st = read_record(io, dir, &record, names, NULL);
-    if (st != FSDP_OK)
-        names->count = 0;
-    fsdp_text_release(&record);
-    fsdp_source_close(source);
+    for (size_t i = 0; i < copies->count; i++)
+        if (strcmp(path_of(copies, &copies->files[i]), path) == 0)
+            return true;
+    return false;
 }

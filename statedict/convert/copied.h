@@ -1,13 +1,14 @@
 /*
  * Files that an inference stack needs beside the weights: config.json, the tokenizer, licences. They come
- * from a directory (--copy-from), or from the checkpoint itself, where a trainer keeps them as values.
+ * from a directory (--copy-from), from beside the weights, or from the checkpoint, where a trainer keeps them
+ * as values. A model's further modules (sentence-transformers) are copied with the folders they are in.
  * docs/formats.md, "Copied files".
  *
  *   open (lists the files, with the checks that reading weights has)  ->  fit (compares them with the result:
  *   dtype, vocabulary, tied weights; edits config.json)  ->  write (into the staging directory, with a record
  *   of names and hashes that the weights keep)  ->  check (reads them back)
  *
- * A later overwrite may replace the files that this record lists.
+ * A later overwrite may replace the files that this record lists (output_place.c).
  */
 #ifndef FSDP_COPIED_H
 #define FSDP_COPIED_H
@@ -71,9 +72,10 @@ const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info
 const char *fsdp_copies_name(const fsdp_copies *copies, size_t i);
 /* "dtype float32 -> bfloat16", or "" */
 const char *fsdp_copies_change(const fsdp_copies *copies, size_t i);
+/* True when the file at the path is copied. */
+bool fsdp_copies_have(const fsdp_copies *copies, const char *path);
 
-/* Lists the names in a directory of that format that its record has and that are unchanged since the copy.
- * Empty when the record cannot be read. Released with fsdp_io_names_release. */
-void fsdp_copied_list_ours(fsdp_io *io, const char *dir, const char *format, fsdp_io_names *names_out);
+/* The hash that the record has for a file of these bytes. */
+fsdp_status fsdp_copied_hash(fsdp_io *io, const char *path, fsdp_hash *hash_out, fsdp_error *err);
 
 #endif

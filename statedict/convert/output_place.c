@@ -1,8 +1,9 @@
 /* Files and directories for other programs, whole or not at all: see output_place.h. */
 #include "statedict/convert/output_place.h"
 
-#include "base/data/flow.h"
 #include "base/core/mem.h"
+#include "base/data/flow.h"
+#include "base/data/json.h"
 #include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/convert/copied.h"
@@ -11,10 +12,110 @@
 #include <errno.h>
 #include <string.h>
 
+enum { FOLDERS = 4, RECORD_MOST = 1 << 20 };
+
+/* --- earlier copies --------------------------------------------------------------------------- */
+
+/* Finds the text of "fsdp.copied" in the metadata. */
+static fsdp_status find_record(const char *metadata, const char *dir, fsdp_text *out,
+                               fsdp_error *err)
+{
+    static const char *const names[] = {"fsdp.copied"};
+    fsdp_json_members members = {.names = names, .count = 1};
+    fsdp_json json;
+    int which = 0;
+    fsdp_json_init(&json, metadata, strlen(metadata), dir);
+    fsdp_status st = fsdp_json_enter_object(&json, err);
+    while (st == FSDP_OK) {
+        const char *data;
+        size_t size;
+        st = fsdp_json_next_member(&json, &members, &which, err);
+        if (st != FSDP_OK || which < 0)
+            break;
+        st = fsdp_json_string(&json, &data, &size, err);
+        if (st == FSDP_OK && size <= RECORD_MOST)
+            fsdp_text_add(out, data, size);
+    }
+    fsdp_json_release(&json);
+    return st;
+}
+
+/* The name of a record may be anything. */
+static bool is_plain(const char *name)
+{
+    bool is_out = name[0] == '/' || strcmp(name, "..") == 0 || strncmp(name, "../", 3) == 0 ||
+                  strstr(name, "/../") || strstr(name, "/./");
+    return !is_out && (strchr(name, '/') || fsdp_copied_name(name, true));
+}
+
+static bool is_still(fsdp_io *io, const char *dir, const char *name, const char *digits)
+{
+    fsdp_hash hash;
+    fsdp_text now = {0};
+    char *path = fsdp_path_join(dir, name);
+    bool is_same = path && is_plain(name) && fsdp_copied_hash(io, path, &hash, NULL) == FSDP_OK;
+    if (is_same)
+        fsdp_text_add_hex(&now, hash.bytes, sizeof hash.bytes);
+    is_same = is_same && now.data && strcmp(now.data, digits) == 0;
+    fsdp_text_release(&now);
+    fsdp_free(path);
+    return is_same;
+}
+
+static fsdp_status add_ours(fsdp_io *io, const char *dir, fsdp_json *json, fsdp_io_names *names,
+                            bool *more_out, fsdp_error *err)
+{
+    const char *data, *digits;
+    size_t size;
+    FSDP_TRY(fsdp_json_next_key(json, &data, &size, more_out, err));
+    if (!*more_out)
+        return FSDP_OK;
+    char *name = fsdp_arena_strndup(&names->arena, data, size);
+    FSDP_TRY(fsdp_json_string(json, &digits, &size, err));
+    if (!name || !fsdp_grow(&names->items, &names->capacity, names->count + 1, sizeof(char *)))
+        return fsdp_fail_memory(err, "a list of files");
+    names->items[names->count] = name;
+    names->count += is_still(io, dir, name, digits);
+    return FSDP_OK;
+}
+
+static fsdp_status read_record(fsdp_io *io, const char *dir, const fsdp_text *record,
+                               fsdp_io_names *names, fsdp_error *err)
+{
+    fsdp_json json;
+    bool more = true;
+    fsdp_json_init(&json, record->data, record->size, dir);
+    fsdp_status st = fsdp_json_enter_object(&json, err);
+    while (st == FSDP_OK && more)
+        st = add_ours(io, dir, &json, names, &more, err);
+    fsdp_json_release(&json);
+    return st;
+}
+
+/* Lists the names in a directory that its record has and that are unchanged since the copy. A record that
+ * cannot be read lists no file. */
+static void list_ours(fsdp_io *io, const char *dir, fsdp_io_names *names)
+{
+    fsdp_source *source = NULL;
+    fsdp_source_opts opts = {.format = "hf"};
+    fsdp_text record = {0};
+    if (fsdp_source_open(io, dir, &opts, &source, NULL) != FSDP_OK)
+        return;
+    const char *metadata = fsdp_source_extra(source, "metadata");
+    fsdp_status st = metadata ? find_record(metadata, dir, &record, NULL) : FSDP_DIFFERS;
+    if (st == FSDP_OK && record.size > 0 && !record.failed)
+        st = read_record(io, dir, &record, names, NULL);
+    if (st != FSDP_OK)
+        names->count = 0;
+    fsdp_text_release(&record);
+    fsdp_source_close(source);
+}
+
 /* --- checking the destination ----------------------------------------------------------------- */
 
 typedef struct extra_search {
-    const fsdp_target_format *format;
+    const fsdp_output_place *place;
+    const char *to;
     fsdp_io_names copied; /* files that an earlier conversion copied */
     char *found;
 } extra_search;
@@ -27,10 +128,31 @@ static bool was_copied(const extra_search *search, const char *name)
     return false;
 }
 
+/* Of a folder all files must be ours. */
+static bool is_ours(const extra_search *search, const char *name, int depth)
+{
+    fsdp_io *io = search->place->io;
+    fsdp_io_names names = {0};
+    bool is_it = false;
+    if (was_copied(search, name))
+        return true;
+    char *path = fsdp_path_join(search->to, name);
+    if (path && depth > 0 && fsdp_io_list_names(io, path, NULL, NULL, &names, NULL) == FSDP_OK)
+        is_it = names.count > 0;
+    for (size_t i = 0; i < names.count && is_it; i++) {
+        char *below = fsdp_path_join(name, names.items[i]);
+        is_it = below && is_ours(search, below, depth - 1);
+        fsdp_free(below);
+    }
+    fsdp_io_names_release(&names);
+    fsdp_free(path);
+    return is_it;
+}
+
 static int find_extra(void *context, const char *name)
 {
     extra_search *search = context;
-    if (search->format->owns(name) || was_copied(search, name))
+    if (search->place->format->owns(name) || is_ours(search, name, FOLDERS))
         return 0;
     search->found = fsdp_strndup(name, strlen(name));
     return 1;
@@ -39,9 +161,9 @@ static int find_extra(void *context, const char *name)
 static fsdp_status require_no_extras(const fsdp_output_place *place, const char *to,
                                      fsdp_error *err)
 {
-    extra_search search = {.format = place->format};
+    extra_search search = {.place = place, .to = to};
     if (strcmp(place->format->limits.format, "hf") == 0)
-        fsdp_copied_list_ours(place->io, to, "hf", &search.copied);
+        list_ours(place->io, to, &search.copied);
     int result = place->io->ops->list(place->io, to, find_extra, &search);
     fsdp_io_names_release(&search.copied);
     if (result < 0)

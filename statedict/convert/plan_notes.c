@@ -67,15 +67,34 @@ static bool note_parts(fsdp_convert_plan *plan, const fsdp_part_text *parts, fsd
     return (parts->line.size == 0 || plan->parts) && (parts->other.size == 0 || plan->other_part);
 }
 
+/* A copied file goes along. */
+static bool note_unread(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_arena *arena)
+{
+    const char **list = fsdp_arena_alloc(arena, noted->unread.count + 1, sizeof *list);
+    size_t count = 0;
+    for (size_t i = 0; list && i < noted->unread.count; i++) {
+        const char *name = noted->unread.items[i];
+        char *path = fsdp_path_join(noted->from, name);
+        if (!path)
+            return false;
+        if (!noted->copies || !fsdp_copies_have(noted->copies, path))
+            list[count++] = fsdp_arena_strndup(arena, name, strlen(name));
+        fsdp_free(path);
+        if (count > 0 && !list[count - 1])
+            return false;
+    }
+    plan->unread = list;
+    plan->unread_count = list ? count : 0;
+    return list != NULL;
+}
+
 /* Rules of names, parts, and files that were not read. */
 static bool note_names(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_arena *arena)
 {
     plan->renames = copy_list(noted->select->renames, noted->select->rename_count, arena);
     plan->rename_count = plan->renames ? noted->select->rename_count : 0;
     plan->strips = noted->strips;
-    plan->unread = copy_list((const char *const *)noted->unread.items, noted->unread.count, arena);
-    plan->unread_count = plan->unread ? noted->unread.count : 0;
-    return plan->renames && plan->unread &&
+    return plan->renames && note_unread(plan, noted, arena) &&
            note_parts(plan, fsdp_selection_parts(noted->selection), arena);
 }
 

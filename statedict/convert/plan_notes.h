@@ -20,6 +20,7 @@ typedef struct fsdp_noted {
     const fsdp_copies *copies;
     const fsdp_select_opts *select;    /* in effect */
     bool strips;               /* its renames were not given */
+    const char *from;          /* the directory of unread */
     fsdp_name_list unread;
     fsdp_export_report model;  /* beside its config.json */
 } fsdp_noted;

@@ -48,7 +48,6 @@ NOT_YET = {
     "keras_file: model.keras out": "a zip around a file of HDF5",
     "nanotron: checkpoints out": "a union of files in folders",
     "nanotron: checkpoints/20 out": "a union of files in folders",
-    "sentence_transformers_dense: model out": "modules in folders of their own",
 }
 
 

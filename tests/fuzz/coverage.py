@@ -25,6 +25,7 @@ PARSERS = {
     "index": "formats/native/native_index formats/native/native_read",
     "manifest": "statedict/manifest/manifest statedict/manifest/manifest_state_read "
                 "statedict/manifest/manifest_value statedict/manifest/manifest_path",
+    "modules": "formats/frameworks/framework_modules",
     "npz": "formats/npy/npz_read formats/npy/npy_header",
     "plan": "statedict/convert/plan_read",
     "ranks": "formats/ranks/ranks formats/ranks/ranks_compare formats/ranks/ranks_dist "
