@@ -2,6 +2,7 @@
  * Saves in the background: the moment that they save, one after the other, failures, stale saves, and the end
  * of a saver with a save in flight. tests/runtime/async_save.py has ranks that are processes, and lost ones.
  */
+#include "base/io/io.h"
 #include "base/core/mem.h"
 #include "tests/support/disk/io_fault.h"
 #include "tests/unit/runtime/expect_toy.h"
@@ -25,9 +26,7 @@ static void make_dir(void)
 
 static void remove_dir(void)
 {
-    char command[80];
-    snprintf(command, sizeof command, "rm -r %s", dir);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
 }
 
 TestSuite(async_save, .init = make_dir, .fini = remove_dir);

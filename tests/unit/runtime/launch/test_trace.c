@@ -1,4 +1,5 @@
 /* The trace of a rank: lines as documented, files as they should be. */
+#include "base/io/io.h"
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +20,7 @@ static void make_folder(void)
 
 static void drop_folder(void)
 {
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, folder, NULL), FSDP_OK);
 }
 
 TestSuite(trace, .init = make_folder, .fini = drop_folder);

@@ -1,4 +1,5 @@
 /* f32 masters of narrow parameters follow whatever sets these, and keep what they know beyond them. */
+#include "base/io/io.h"
 #include "runtime/optim/optim_internal.h"
 #include "tests/unit/runtime/expect_toy.h"
 
@@ -61,12 +62,11 @@ static fsdp_status set_every_way(toy *net, fsdp_error *err)
 
 Test(masters, follow_what_is_set_without_the_optimizer)
 {
-    char dir[] = "/tmp/fsdp-masters-XXXXXX", path[64], command[80];
+    char dir[] = "/tmp/fsdp-masters-XXXXXX", path[64];
     cr_assert_not_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/saved", dir);
     expect_toy_on("cpu-async", (toy_case){1, {2}, {"dp"}, declare, set_every_way, path, {0}});
-    snprintf(command, sizeof command, "rm -r %s", dir);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
 }
 
 /* A third of an ulp is more than a parameter can say. */

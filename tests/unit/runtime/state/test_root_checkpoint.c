@@ -21,9 +21,7 @@ static void make_dir(void)
 
 static void remove_dir(void)
 {
-    char command[80];
-    snprintf(command, sizeof command, "rm -r %s", dir);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
 }
 
 TestSuite(root_checkpoint, .init = make_dir, .fini = remove_dir);

@@ -2,6 +2,7 @@
  * State dicts that need all ranks: whole ones on every rank, dicts of rank 0, and checkpoints that another
  * number of ranks loads; errors for ranks that differ, and failed allocations.
  */
+#include "base/io/io.h"
 #include "base/core/mem.h"
 #include "tests/unit/runtime/expect_toy.h"
 #include <fsdp/convert.h>
@@ -345,7 +346,7 @@ static void run_on(const toy_case *mesh, fsdp_status (*body)(toy *net, fsdp_erro
 Test(state_dict_ranks, a_checkpoint_loads_on_any_other_mesh)
 {
     enum { MESHES = sizeof meshes / sizeof *meshes };
-    char dir[] = "/tmp/fsdp-state-XXXXXX", command[80];
+    char dir[] = "/tmp/fsdp-state-XXXXXX";
     cr_assert(mkdtemp(dir));
     for (size_t from = 0; from < MESHES; from++) {
         checkpoint_case what = {.nested = from % 2};
@@ -354,14 +355,13 @@ Test(state_dict_ranks, a_checkpoint_loads_on_any_other_mesh)
         for (size_t to = from % 2; to < MESHES; to += 2)
             run_on(&meshes[to], load, &what);
     }
-    snprintf(command, sizeof command, "rm -r %s", dir);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
 }
 
 /* A checkpoint in PyTorch's format loads without a conversion. */
 Test(state_dict_ranks, a_checkpoint_of_another_program_loads_on_any_mesh)
 {
-    char dir[] = "/tmp/fsdp-state-XXXXXX", command[80];
+    char dir[] = "/tmp/fsdp-state-XXXXXX";
     const fsdp_convert_opts opts = {.format = "dcp"};
     checkpoint_case ours = {.nested = false}, theirs = {.nested = false};
     fsdp_error err = {0};
@@ -373,8 +373,7 @@ Test(state_dict_ranks, a_checkpoint_of_another_program_loads_on_any_mesh)
                  err.text);
     for (size_t to = 0; to < sizeof meshes / sizeof *meshes; to++)
         run_on(&meshes[to], load, &theirs);
-    snprintf(command, sizeof command, "rm -r %s", dir);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
 }
 
 /* --- masters ---------------------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
 /* The data of a training: files, folders and token files as sequences; their order; bad data by name. */
+#include "base/io/io.h"
 #include "base/core/mem.h"
 #include "runtime/tokens/token_data.h"
 #include "runtime/tokens/token_order.h"
@@ -22,9 +23,7 @@ static void init(void)
 
 static void release(void)
 {
-    char command[100];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, folder, NULL), FSDP_OK);
     fsdp_tokenizer_free(bytes);
 }
 

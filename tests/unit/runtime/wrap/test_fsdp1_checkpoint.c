@@ -1,4 +1,5 @@
 /* The FSDP1 face: checkpoints with options: steps of a run, entries of the caller's own, what is missing. */
+#include "base/io/io.h"
 #include "tests/unit/runtime/wrap/wrap_state_cases.h"
 #include <fsdp/async_save.h>
 
@@ -14,9 +15,7 @@ static void make_dir(void)
 
 static void remove_dir(void)
 {
-    char command[80];
-    snprintf(command, sizeof command, "rm -r %s", dir);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
 }
 
 TestSuite(fsdp1_checkpoint, .init = make_dir, .fini = remove_dir);

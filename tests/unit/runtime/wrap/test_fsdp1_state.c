@@ -2,6 +2,7 @@
  * The FSDP1 face: state dicts of the model, of every type and strategy; checkpoints, from one world size to
  * another and to units.
  */
+#include "base/io/io.h"
 #include "tests/unit/runtime/wrap/wrap_state_cases.h"
 #include "statedict/sd/layout_internal.h"
 
@@ -118,9 +119,7 @@ static char *make_dir(void)
 
 static void remove_dir(const char *path)
 {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", path);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, path, NULL), FSDP_OK);
 }
 
 static fsdp_status save(toy *net, state_case *what, fsdp_error *err)

@@ -1,4 +1,5 @@
 /* Saving and loading end to end in one process: threads as ranks, real files. */
+#include "base/io/io.h"
 #include "base/data/flow.h"
 #include "tests/support/sample_state.h"
 
@@ -145,9 +146,7 @@ static void make_folder(void)
 
 static void remove_folder(void)
 {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    cr_assert_eq(system(command), 0);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, folder, NULL), FSDP_OK);
 }
 
 TestSuite(save_load, .init = make_folder, .fini = remove_folder);
