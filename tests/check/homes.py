@@ -36,11 +36,13 @@ def tests_elsewhere():
 
 
 def repeated_names():
-    """A problem for every name that several sources of the product and the tests have."""
+    """A problem for every name that several sources or scripts of the product and the tests have."""
     paths = {}
     for folder in NAMED:
-        for path in (ROOT / folder).rglob("*.[ch]"):
-            paths.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+        for ending in ("*.[ch]", "*.py", "*.sh"):
+            for path in (ROOT / folder).rglob(ending):
+                if not path.is_relative_to(ROOT / "tests/golden/layouts"):  # directories of frameworks
+                    paths.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
     for name, where in sorted(paths.items()):
         if len(where) > 1:
             yield f"{name} is the name of {' and '.join(sorted(where))}"

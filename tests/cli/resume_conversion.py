@@ -2,7 +2,7 @@
 had written is not written again; SIGTERM with --resume keeps what is done and exits 75.
 
 The killed one is stopped where it is known to have done something: pieces are noted in DST.tmp-UUID/.resume.
-usage: resume.py BUILD
+usage: resume_conversion.py BUILD
 """
 
 import json
