@@ -8,6 +8,9 @@
  *
  * Nothing here allocates per call but the queues of streams, which are bounded: a host that runs far ahead
  * waits.
+ *
+ * In: work and sizes, from the host. Out: memory, events, and the first failure of a stream. The launcher
+ * opens the device; the rooms above and comm call it through the table.
  */
 #ifndef FSDP_DEVICE_H
 #define FSDP_DEVICE_H

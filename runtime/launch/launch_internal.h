@@ -1,6 +1,9 @@
 /*
  * The inside of fsdp_launch: options -> where this process stands -> how the ranks run -> their worlds.
  *
+ * In: argv, the environment, and the body of a program (launch.h). Out: ranks that run the body, each with an
+ * fsdp_world (world.h), and one exit code. Programs call fsdp_launch; the rooms above use worlds and traces.
+ *
  *   launch_options.c     takes the options out of argv, and from FSDP_*
  *   launch_detect.c      detects the launcher: none, torchrun, mpirun, srun, ...
  *   launch.c             decides, and runs the one rank of this process

@@ -50,7 +50,8 @@ static fsdp_status find_rank_0(void *context, char host_out[FSDP_HOST_SIZE], int
     return FSDP_OK;
 }
 
-static fsdp_status meet_again(fsdp_ctl *ctl, int deadline_ms, fsdp_ctl **ctl_out, fsdp_error *err)
+static fsdp_status rendezvous_again(fsdp_ctl *ctl, int deadline_ms, fsdp_ctl **ctl_out,
+                                    fsdp_error *err)
 {
     second_job job = {.ctl = ctl, .listener = -1};
     fsdp_status status = FSDP_OK;
@@ -86,7 +87,7 @@ static fsdp_status connect_again(fsdp_world *world, fsdp_ctl **ctl_out, fsdp_err
     if (strcmp(ctl->ops->name, "threads") == 0)
         return fsdp_ctl_threads_again(ctl, ctl_out, err);
     if (strcmp(ctl->ops->name, "tcp") == 0)
-        return meet_again(ctl, world->parts.deadline_ms, ctl_out, err);
+        return rendezvous_again(ctl, world->parts.deadline_ms, ctl_out, err);
     fsdp_status status = fsdp_mpi_library_open(&mpi, err);
     FSDP_TRY(fsdp_ctl_agree(ctl, status, err));
     return mpi->ctl_again(ctl, ctl_out, err);

@@ -2,6 +2,9 @@
  * Private interface of optimizers: state per parameter, in the order of the model. optim.c makes it and
  * steps; optim_clip.c computes norms of gradients, optim_scaler.c scales losses; optim_state.c describes the
  * state for saving and loading (state_internal.h).
+ *
+ * In: a root and its gradients, after a backward. Out: changed shards and moments, in the compute stream.
+ * Programs call optim.h between steps; state/ and wrap/ call this header.
  */
 #ifndef FSDP_OPTIM_INTERNAL_H
 #define FSDP_OPTIM_INTERNAL_H

@@ -1,5 +1,9 @@
 /*
- * Private interface of state dicts. state.h is the public one; docs/runtime.md, "State dicts", has the steps:
+ * Private interface of state dicts. state.h is the public one; docs/runtime.md, "State dicts", has the steps.
+ *
+ * In: a root between steps, and a state dict or the path of a checkpoint. Out: a dict whose tensors are the
+ * root's memory or copies, or a root with the values of one. Programs call state.h; background/ and wrap/
+ * call this header.
  *
  *   state_names.c      the selected parameters and their names
  *   state_get.c        the dict of this rank's live memory    state_set.c          matches a dict with it

@@ -1,4 +1,8 @@
-/* A hash table from pairs of numbers to numbers: merges of tokens, compositions of code points. */
+/*
+ * A hash table from pairs of numbers to numbers: merges of tokens, compositions of code points. Its keys are
+ * numbers and its finds are inlined into the innermost loop of merges; tables of names are
+ * base/data/name_table.h.
+ */
 #ifndef FSDP_PAIR_TABLE_H
 #define FSDP_PAIR_TABLE_H
 

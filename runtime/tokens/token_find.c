@@ -141,9 +141,9 @@ static bool matches(const char *pattern, const char *name)
     return *pattern == '\0';
 }
 
-static bool is_wanted(void *user, const char *name)
+static bool is_wanted(void *context, const char *name)
 {
-    const data_walk *walk = user;
+    const data_walk *walk = context;
     return name[0] != '.' && (!walk->pattern || matches(walk->pattern, name));
 }
 

@@ -10,6 +10,9 @@
  *
  * First values, optimizers, state dicts and checkpoints are the root's (state_internal.h), which finds the
  * declared parameters through fsdp_root.declared.
+ *
+ * In: a model, names of its modules, a policy and a strategy. Out: a root with its units. Programs call
+ * wrap.h; no room calls this one.
  */
 #ifndef FSDP_WRAP_INTERNAL_H
 #define FSDP_WRAP_INTERNAL_H

@@ -1,5 +1,8 @@
 /*
- * The calls of the control plane, written once for all back ends.
+ * The calls of the control plane, written once for all back ends. In: each rank's call and the
+ * outcome of its work. Out: one verdict and the data of rank 0 or of all, or the first failure.
+ * Saves and loads, the launcher and programs call this room (ctl.h); back ends implement
+ * ctl_backend.h.
  *
  * A collective is a star around rank 0. Every rank sends its call, and the outcome of its own work,
  * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
@@ -12,9 +15,8 @@
  *
  * There are two kinds of failure. A failed outcome that the ranks agree on leaves the control plane
  * usable, and so do different public calls whose messages are alike. A rank that is silent, gone or
- * in another call breaks it: the rank that detects this
- * sends a leave message to rank 0, and rank 0 to all, so that all ranks fail soon and with the same
- * text.
+ * in another call breaks it: the rank that detects this sends a leave message to rank 0, and rank 0
+ * to all, so that all ranks fail soon and with the same text.
  */
 #include "statedict/ctl/ctl_message.h"
 

@@ -20,6 +20,7 @@ BLOCK = re.compile(r"/\*(.*?)\*/", re.S)
 HASH = re.compile(r"(?:^[ \t]*#(?!!)[^\n]*\n)+", re.M)
 DOCSTRING = re.compile(r'"""(.*?)"""', re.S)
 PARAGRAPH = re.compile(r"(?:^[ \t]*[-*] |^)[^\n|].*\n(?:^(?![ \t]*[-*] )[^\n|].*\n)*", re.M)
+DEFINED = re.compile(r"^[*_].*(?=\n\t)", re.M)  # an option of a man page; its description is a paragraph
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 
 
@@ -35,7 +36,7 @@ def texts(path):
     """Pairs of a position and a text: the comments of a source, the paragraphs of a page."""
     text = path.read_text()
     if path.suffix in (".md", ".scd"):
-        text = FENCED.sub(lambda code: "\n" * code[0].count("\n"), text)
+        text = DEFINED.sub("", FENCED.sub(lambda code: "\n" * code[0].count("\n"), text))
         found, mark = PARAGRAPH.finditer(text), r"\n"
     elif path.suffix in (".c", ".h"):
         found, mark = BLOCK.finditer(text), r"\n\s*\*"

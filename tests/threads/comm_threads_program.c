@@ -111,24 +111,24 @@ static void run_troubles(void)
 }
 
 /* Groups of two beside the group of all, each used by another thread at the same time. */
-typedef struct lane {
+typedef struct comm_run {
     fsdp_comm *comm;
     comm_rounds rounds;
     fsdp_error err;
     fsdp_status status;
-} lane;
+} comm_run;
 
-static void *run_lane(void *user)
+static void *run_comm(void *user)
 {
-    lane *mine = user;
+    comm_run *mine = user;
     mine->status = run_comm_rounds(mine->comm, &mine->rounds, &mine->err);
     return NULL;
 }
 
-static fsdp_status run_two_lanes(rank_thread *rank, fsdp_error *err)
+static fsdp_status run_two_comms(rank_thread *rank, fsdp_error *err)
 {
-    lane all = {.comm = rank->comm, .rounds = {.seed = 5, .rounds = 20, .max_count = 3000}};
-    lane pair = {.rounds = {.seed = 6, .rounds = 20, .max_count = 3000}};
+    comm_run all = {.comm = rank->comm, .rounds = {.seed = 5, .rounds = 20, .max_count = 3000}};
+    comm_run pair = {.rounds = {.seed = 6, .rounds = 20, .max_count = 3000}};
     pthread_t thread;
     for (int first = 0; first < RANKS; first += 2) {
         fsdp_comm *made = NULL;
@@ -137,9 +137,9 @@ static fsdp_status run_two_lanes(rank_thread *rank, fsdp_error *err)
         if (made)
             pair.comm = made;
     }
-    if (pthread_create(&thread, NULL, run_lane, &pair) != 0)
+    if (pthread_create(&thread, NULL, run_comm, &pair) != 0)
         abort();
-    run_lane(&all);
+    run_comm(&all);
     pthread_join(thread, NULL);
     fsdp_comm_free(pair.comm);
     *err = all.status != FSDP_OK ? all.err : pair.err;
@@ -153,7 +153,7 @@ int main(int argc, char **argv)
     run_random_calls();
     run_troubles();
     fsdp_error err = {0};
-    expect(run_rank_threads_well(RANKS, run_two_lanes, NULL, &err) == FSDP_OK, "two lanes", RANKS,
+    expect(run_rank_threads_well(RANKS, run_two_comms, NULL, &err) == FSDP_OK, "two comms", RANKS,
            &err);
     printf("collectives between threads: %d failures\n", failures);
     return failures != 0;

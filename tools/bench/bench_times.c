@@ -172,7 +172,7 @@ typedef struct child_report {
     bench_child_result result;
 } child_report;
 
-static void work_and_tell(int to, bench_child_work work, void *context)
+static void work_and_report(int to, bench_child_work work, void *context)
 {
     child_report report = {0};
     report.status = work(context, &report.result, &report.err);
@@ -205,7 +205,7 @@ fsdp_status bench_in_child(bench_child_work work, void *context, bench_child_res
         return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot make a pipe");
     pid_t child = fork();
     if (child == 0)
-        work_and_tell(ends[1], work, context);
+        work_and_report(ends[1], work, context);
     close(ends[1]);
     fsdp_status st = child > 0 ? hear(ends[0], child, result_out, err)
                                : fsdp_fail(err, FSDP_ERR_LIMIT, "cannot make a process");

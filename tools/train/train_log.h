@@ -47,7 +47,7 @@ void train_log_step(train_log *log, const train_step_line *line);
 /* An object {"event": NAME, "step": N, MEMBERS}; members is JSON text without braces, "" for none. */
 void train_log_event(train_log *log, const char *name, int64_t step, const char *members);
 void train_log_scalar(train_log *log, int64_t step, const char *tag, double value);
-/* A line on standard error and in main.log: news, and what --quiet leaves in. */
+/* A line on standard error and in main.log; --quiet keeps the second one's. */
 void train_log_say(train_log *log, const char *format, ...) FSDP_PRINTF(2, 3);
 void train_log_warn(train_log *log, const char *format, ...) FSDP_PRINTF(2, 3);
 

@@ -531,7 +531,7 @@ static const char *without_moments_of_bias(const char *name, char *out, size_t r
     return strncmp(name, "optim.state.layers.1.bias", 25) == 0 ? NULL : name;
 }
 
-static const char *with_strangers(const char *name, char *out, size_t room)
+static const char *with_unknown_names(const char *name, char *out, size_t room)
 {
     (void)out;
     (void)room;
@@ -546,7 +546,7 @@ static fsdp_status set_unfitting(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts strict = {0}, loose = {.partial = true}, copied = {.cpu_offload = true};
     fsdp_load_report report;
-    fsdp_sd *all = NULL, *less = NULL, *strange = NULL, *now = NULL;
+    fsdp_sd *all = NULL, *less = NULL, *unfit = NULL, *now = NULL;
     FSDP_TRY(net_train(net, 1, err));
     FSDP_TRY(net_get(net, &copied, &all, err));
     FSDP_TRY(rename_all(all, without_moments_of_bias, &less, err));
@@ -554,10 +554,10 @@ static fsdp_status set_unfitting(toy *net, fsdp_error *err)
                    "the state dict does not fit; 3 missing: 'optim.state.layers.1.bias.step', "
                    "'optim.state.layers.1.bias.exp_avg'");
     FSDP_TRY(net_set(net, &loose, less, err));
-    FSDP_TRY(rename_all(all, with_strangers, &strange, err));
+    FSDP_TRY(rename_all(all, with_unknown_names, &unfit, err));
     FSDP_TRY(net_spoil(net, err));
-    EXPECT_REFUSAL(net_set(net, &strict, strange, why), "2 unexpected: 'model.layers.0.scale'");
-    fsdp_status status = fsdp_root_set_state(net->root, strange, &strict, &report, NULL);
+    EXPECT_REFUSAL(net_set(net, &strict, unfit, why), "2 unexpected: 'model.layers.0.scale'");
+    fsdp_status status = fsdp_root_set_state(net->root, unfit, &strict, &report, NULL);
     EXPECT(status == FSDP_ERR_USAGE && report.missing_count == 3 && report.unexpected_count == 2);
     EXPECT(strcmp(report.missing[0], "model.layers.0.bias") == 0);
     EXPECT(strcmp(report.missing[1], "model.norm.mean") == 0);
@@ -565,10 +565,10 @@ static fsdp_status set_unfitting(toy *net, fsdp_error *err)
     EXPECT(strcmp(report.unexpected[1], "optim.state.layers.0.bias.exp_max") == 0);
     fsdp_load_report_release(&report);
     EXPECT(fsdp_optim_lr(net->optim, 0) == 77); /* a refused dict changes nothing */
-    FSDP_TRY(net_set(net, &loose, strange, err));
+    FSDP_TRY(net_set(net, &loose, unfit, err));
     EXPECT(fsdp_optim_lr(net->optim, 0) == 0.25);
     fsdp_sd_free(now);
-    fsdp_sd_free(strange);
+    fsdp_sd_free(unfit);
     fsdp_sd_free(less);
     fsdp_sd_free(all);
     return FSDP_OK;

@@ -339,7 +339,7 @@ Test(manifest, every_truncation_and_every_tail_is_found)
 
 /* --- texts that have the right hash and are wrong all the same --- */
 
-static void seal(fsdp_text *text)
+static void add_hash(fsdp_text *text)
 {
     fsdp_hash hash = fsdp_kernels_get()->hash(text->data, text->size);
     fsdp_text_addf(text, "\"xxh3\": \"");
@@ -356,7 +356,7 @@ static const char MESH[] = "{\"names\": [\"dp\"], \"shape\": [2]}";
 
 static int decoded_minor;
 
-static fsdp_status decode_sealed(const char *version, const char *head, const char *files,
+static fsdp_status decode_hashed(const char *version, const char *head, const char *files,
                                  const char *meshes, const char *flats, const char *entries,
                                  fsdp_error *err)
 {
@@ -365,7 +365,7 @@ static fsdp_status decode_sealed(const char *version, const char *head, const ch
         &text,
         "{\n\"fsdp\": %s,%s\"files\": [%s],\"meshes\": [%s],\"flats\": [%s],\"entries\": [%s],",
         version, head, files, meshes, flats, entries);
-    seal(&text);
+    add_hash(&text);
     fsdp_manifest manifest;
     fsdp_status status = decode(text.data, text.size, &manifest, err);
     if (status == FSDP_OK) {
@@ -378,7 +378,7 @@ static fsdp_status decode_sealed(const char *version, const char *head, const ch
 
 static fsdp_status decode_entries(const char *entries, fsdp_error *err)
 {
-    return decode_sealed("{\"major\": 1}", HEAD, FILE_LINE, MESH,
+    return decode_hashed("{\"major\": 1}", HEAD, FILE_LINE, MESH,
                          "{\"name\": \"f\", \"dtype\": \"f32\", \"mesh\": 0, \"count\": 8}",
                          entries, err);
 }
@@ -501,38 +501,38 @@ Test(manifest, heads_that_contradict_themselves_are_damage)
 {
     const char *version = "{\"major\": 1, \"minor\": 99, \"later\": [{}]}";
     fsdp_error err = {0};
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, MESH, "", "", &err), FSDP_OK, "%s",
+    cr_assert_eq(decode_hashed(version, HEAD, FILE_LINE, MESH, "", "", &err), FSDP_OK, "%s",
                  err.text);
     cr_assert_eq(decoded_minor, 99);
     cr_assert_eq(
-        decode_sealed("{\"major\": 1, \"minor\": -1}", HEAD, FILE_LINE, MESH, "", "", &err),
+        decode_hashed("{\"major\": 1, \"minor\": -1}", HEAD, FILE_LINE, MESH, "", "", &err),
         FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, HEAD, "", MESH, "", "", &err), FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed("{}", HEAD, FILE_LINE, MESH, "", "", &err), FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, "\"world_size\": 2,", FILE_LINE, MESH, "", "", &err),
+    cr_assert_eq(decode_hashed(version, HEAD, "", MESH, "", "", &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_hashed("{}", HEAD, FILE_LINE, MESH, "", "", &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_hashed(version, "\"world_size\": 2,", FILE_LINE, MESH, "", "", &err),
                  FSDP_ERR_DAMAGED);
     fsdp_text twice = {0};
     fsdp_text_addf(&twice, "%s%s", HEAD, HEAD);
-    cr_assert_eq(decode_sealed(version, twice.data, FILE_LINE, MESH, "", "", &err),
+    cr_assert_eq(decode_hashed(version, twice.data, FILE_LINE, MESH, "", "", &err),
                  FSDP_ERR_DAMAGED);
     fsdp_text_release(&twice);
     fsdp_text two = {0};
     fsdp_text_addf(&two, "%s,%s", FILE_LINE, FILE_LINE);
-    cr_assert_eq(decode_sealed(version, HEAD, two.data, MESH, "", "", &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_hashed(version, HEAD, two.data, MESH, "", "", &err), FSDP_ERR_DAMAGED);
     fsdp_text_release(&two);
-    cr_assert_eq(decode_sealed(version, HEAD,
+    cr_assert_eq(decode_hashed(version, HEAD,
                                "{\"size\": 9, \"index\": [5, 5], \"xxh3\": "
                                "\"000102030405060708090a0b0c0d0e0f\"}",
                                MESH, "", "", &err),
                  FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, "{\"names\": [\"dp\"], \"shape\": [3]}",
+    cr_assert_eq(decode_hashed(version, HEAD, FILE_LINE, "{\"names\": [\"dp\"], \"shape\": [3]}",
                                "", "", &err),
                  FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE,
+    cr_assert_eq(decode_hashed(version, HEAD, FILE_LINE,
                                "{\"names\": [\"dp\"], \"shape\": [2], \"ranks\": [0]}", "", "",
                                &err),
                  FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE,
+    cr_assert_eq(decode_hashed(version, HEAD, FILE_LINE,
                                "{\"names\": [\"dp\"], \"shape\": [2], \"ranks\": [0, 0]}", "", "",
                                &err),
                  FSDP_ERR_DAMAGED);
@@ -542,7 +542,7 @@ Test(manifest, heads_that_contradict_themselves_are_damage)
 Test(manifest, it_begins_with_its_version_or_is_damage)
 {
     fsdp_error err = {0};
-    cr_assert_eq(decode_sealed("{\"minor\": 0, \"major\": 1}", HEAD, FILE_LINE, MESH, "", "", &err),
+    cr_assert_eq(decode_hashed("{\"minor\": 0, \"major\": 1}", HEAD, FILE_LINE, MESH, "", "", &err),
                  FSDP_ERR_DAMAGED);
     cr_assert(strstr(err.text, "state no format version"), "%s", err.text);
 }
@@ -552,7 +552,7 @@ Test(manifest, unknown_keys_are_ignored)
     fsdp_text head = {0};
     fsdp_text_addf(&head, "\"new\": {\"a\": [1, {\"b\": null}]}, %s", HEAD);
     fsdp_error err = {0};
-    cr_assert_eq(decode_sealed("{\"major\": 1}", head.data, FILE_LINE,
+    cr_assert_eq(decode_hashed("{\"major\": 1}", head.data, FILE_LINE,
                                "{\"names\": [\"dp\"], \"new\": 1, \"shape\": [2]}", "",
                                "{\"name\": \"a\", \"new\": \"x\", \"value\": {\"null\": null}}",
                                &err),
@@ -563,7 +563,7 @@ Test(manifest, unknown_keys_are_ignored)
 Test(manifest, a_later_major_version_names_what_is_needed)
 {
     fsdp_error err = {0};
-    cr_assert_eq(decode_sealed("{\"major\": 2}", HEAD, FILE_LINE, MESH, "", "", &err),
+    cr_assert_eq(decode_hashed("{\"major\": 2}", HEAD, FILE_LINE, MESH, "", "", &err),
                  FSDP_ERR_NOT_FOUND);
     cr_assert(strstr(err.text, "knows version 2 is needed"), "%s", err.text);
     /* a version whose text ends differently */
