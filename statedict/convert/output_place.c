@@ -128,7 +128,7 @@ static bool was_copied(const extra_search *search, const char *name)
     return false;
 }
 
-/* All files of a folder must be ours. */
+/* A folder is ours when all files in it are. */
 static bool is_ours(const extra_search *search, const char *name, int depth)
 {
     fsdp_io *io = search->place->io;
