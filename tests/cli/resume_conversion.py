@@ -28,6 +28,8 @@ TARGETS = {"x.safetensors": [], "x.pt": [], "x.npz": [], "hf": ["--max-shard-siz
 STOPPED = ("x.safetensors", "hf", "dcp", "ours") if "FSDP_TEST_FEWER" in os.environ else TARGETS
 left_out = []
 whole_casts = {}  # what a conversion that nobody disturbs does to values
+# 24 MiB take a tenth of a second, so that no machine is done before a conversion can be stopped.
+SLOWLY = ["--bwlimit", "200M"]
 TENSORS, ROWS, COLUMNS = 12, 512, 1024
 
 
@@ -68,7 +70,7 @@ def notes(root):
 
 
 def start_and_wait(root, name, wanted, *more):
-    process = subprocess.Popen(command("cut", name, *more), cwd=root, stdout=subprocess.DEVNULL,
+    process = subprocess.Popen(command("cut", name, *SLOWLY, *more), cwd=root, stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE)
     while process.poll() is None:
         try:
@@ -152,8 +154,8 @@ def stop_again(root, name):
     if not kill_early(root, name, 97):
         return None
     for stopped, delay in enumerate((0.005, 0.02, 0.04)):
-        process = subprocess.Popen(command("cut", name, "--resume"), cwd=root, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE)
+        process = subprocess.Popen(command("cut", name, *SLOWLY, "--resume"), cwd=root,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         time.sleep(delay)
         process.send_signal(signal.SIGTERM)
         process.communicate()
@@ -170,7 +172,7 @@ def stop_again(root, name):
 def stop_one_file(root):
     """Nothing is kept of a file of HDF5, and nobody says so."""
     TARGETS["x.h5"] = []
-    process = subprocess.Popen(command("cut", "x.h5", "--resume"), cwd=root, stdout=subprocess.DEVNULL,
+    process = subprocess.Popen(command("cut", "x.h5", *SLOWLY, "--resume"), cwd=root, stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE)
     while process.poll() is None and not list((root / "cut").glob("*.tmp-*/result")):
         time.sleep(0.0005)
