@@ -172,8 +172,8 @@ def stop_again(root, name):
 def stop_one_file(root):
     """Nothing is kept of a file of HDF5, and nobody says so."""
     TARGETS["x.h5"] = []
-    process = subprocess.Popen(command("cut", "x.h5", *SLOWLY, "--resume"), cwd=root, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE)
+    process = subprocess.Popen(command("cut", "x.h5", *SLOWLY, "--resume"), cwd=root,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while process.poll() is None and not list((root / "cut").glob("*.tmp-*/result")):
         time.sleep(0.0005)
     process.send_signal(signal.SIGTERM)

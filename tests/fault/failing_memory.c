@@ -134,7 +134,10 @@ static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     load_job *job = user;
     test_state *state = &job->states[fsdp_ctl_rank(ctl)];
-    fsdp_status st = test_state_create(STATE_EVERYTHING, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), 4,
+    fsdp_status st = test_state_create(&(state_part){.model = STATE_EVERYTHING,
+                                                     .world = fsdp_ctl_size(ctl),
+                                                     .rank = fsdp_ctl_rank(ctl),
+                                                     .variant = 4},
                                        false, 0, state, err);
     FSDP_TRY(fsdp_ctl_agree(ctl, st, err));
     return fsdp_sd_load(state->sd, ctl, job->dir, NULL, err);
@@ -231,8 +234,11 @@ static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
     test_state state;
     fsdp_save_opts opts = {0};
     opts.compress = true;
-    FSDP_TRY(test_state_create(STATE_EVERYTHING, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), 3, true, 7,
-                               &state, err));
+    FSDP_TRY(test_state_create(&(state_part){.model = STATE_EVERYTHING,
+                                             .world = fsdp_ctl_size(ctl),
+                                             .rank = fsdp_ctl_rank(ctl),
+                                             .variant = 3},
+                               true, 7, &state, err));
     fsdp_status st = fsdp_run_save(state.sd, ctl, user, 7, &opts, err);
     test_state_release(&state);
     return st;

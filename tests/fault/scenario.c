@@ -75,7 +75,10 @@ static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
     save_work *work = user;
     test_state state;
     int world = fsdp_ctl_size(ctl);
-    fsdp_status st = test_state_create(work->scenario->model, world, fsdp_ctl_rank(ctl), world,
+    fsdp_status st = test_state_create(&(state_part){.model = work->scenario->model,
+                                                     .world = world,
+                                                     .rank = fsdp_ctl_rank(ctl),
+                                                     .variant = world},
                                        true, work->seed, &state, err);
     st = fsdp_ctl_agree(ctl, st, err);
     if (st == FSDP_OK && work->in_run)
@@ -114,7 +117,8 @@ static fsdp_status load(const scenario *s, fsdp_io *io, const char *path, int64_
     test_state state;
     fsdp_ctl *self = NULL;
     fsdp_load_opts opts = {.access.disk = io, .threads = 1};
-    FSDP_TRY(test_state_create(s->model, 1, 0, 0, false, 0, &state, err));
+    FSDP_TRY(test_state_create(&(state_part){.model = s->model, .world = 1, .rank = 0}, false, 0,
+                               &state, err));
     fsdp_status st = fsdp_ctl_self(&self, err);
     if (st == FSDP_OK)
         st = fsdp_sd_load(state.sd, self, path, &opts, err);

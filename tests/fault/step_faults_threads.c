@@ -60,10 +60,11 @@ static bool judge_all(const step_world *world, const step_fault *fault, rank_out
 static bool try_fault(const step_world *world, const step_fault *fault, bool *has_failed_out,
                       fsdp_text *why)
 {
+    const worlds_setup setup = {
+        .ranks = world->ranks, .deadline_ms = STEP_FAULT_DEADLINE_MS, .device = world->device};
     rank_outcome outcomes[STEP_WORLD_MOST];
     fsdp_error err = {0};
-    fsdp_status status = run_worlds_within(world->ranks, world->device, STEP_FAULT_DEADLINE_MS,
-                                           step_fault_body, (void *)fault, outcomes, &err);
+    fsdp_status status = run_worlds_within(&setup, step_fault_body, (void *)fault, outcomes, &err);
     *has_failed_out = status != FSDP_OK;
     if (fault->kind == STEP_FAULT_MEMORY)
         return judge_memory(outcomes, world->ranks, why);

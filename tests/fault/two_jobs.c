@@ -89,8 +89,10 @@ static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
     fsdp_save_opts opts = {0};
     opts.access.disk = j->io;
     opts.threads = 1;
-    FSDP_TRY(test_state_create(STATE_SMALL, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), 0, true,
-                               content_of(j->race, j->number), &state, err));
+    FSDP_TRY(test_state_create(&(state_part){.model = STATE_SMALL,
+                                             .world = fsdp_ctl_size(ctl),
+                                             .rank = fsdp_ctl_rank(ctl)},
+                               true, content_of(j->race, j->number), &state, err));
     fsdp_status st = j->race->in_run ? fsdp_run_save(state.sd, ctl, j->path,
                                                      j->race->step[j->number], &opts, err)
                                      : fsdp_sd_save(state.sd, ctl, j->path, &opts, err);

@@ -49,8 +49,9 @@ static fsdp_status make(fsdp_ctl *ctl, state_model model, bool filled, uint64_t 
                         test_state *state, fsdp_error *err)
 {
     int world = fsdp_ctl_size(ctl);
-    fsdp_status st =
-        test_state_create(model, world, fsdp_ctl_rank(ctl), world, filled, seed, state, err);
+    fsdp_status st = test_state_create(
+        &(state_part){.model = model, .world = world, .rank = fsdp_ctl_rank(ctl), .variant = world},
+        filled, seed, state, err);
     return fsdp_ctl_agree(ctl, st, err);
 }
 

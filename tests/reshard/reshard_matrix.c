@@ -45,7 +45,10 @@ static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;
-    fsdp_status st = test_state_create(j->model, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), j->variant,
+    fsdp_status st = test_state_create(&(state_part){.model = j->model,
+                                                     .world = fsdp_ctl_size(ctl),
+                                                     .rank = fsdp_ctl_rank(ctl),
+                                                     .variant = j->variant},
                                        true, j->seed, &state, err);
     FSDP_TRY(fsdp_ctl_agree(ctl, st, err));
     st = fsdp_sd_save(state.sd, ctl, j->path, &j->save, err);
@@ -57,7 +60,10 @@ static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *j = user;
     test_state state;
-    fsdp_status st = test_state_create(j->model, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), j->variant,
+    fsdp_status st = test_state_create(&(state_part){.model = j->model,
+                                                     .world = fsdp_ctl_size(ctl),
+                                                     .rank = fsdp_ctl_rank(ctl),
+                                                     .variant = j->variant},
                                        false, 0, &state, err);
     FSDP_TRY(fsdp_ctl_agree(ctl, st, err));
     st = fsdp_sd_load(state.sd, ctl, j->path, &j->load, err);

@@ -455,14 +455,15 @@ static fsdp_status add_model(builder *b, state_model model, fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_USAGE, "no such model");
 }
 
-fsdp_status test_state_create(state_model model, int world, int rank, int variant, bool filled,
-                              uint64_t seed, test_state *state_out, fsdp_error *err)
+fsdp_status test_state_create(const state_part *part, bool filled, uint64_t seed,
+                              test_state *state_out, fsdp_error *err)
 {
-    builder b = {state_out, world, rank, variant % STATE_VARIANTS, filled, seed, 0};
-    *state_out = (test_state){.rank = rank};
+    builder b = {state_out, part->world, part->rank, part->variant % STATE_VARIANTS,
+                 filled,    seed,        0};
+    *state_out = (test_state){.rank = part->rank};
     fsdp_status st = fsdp_sd_create(&state_out->sd, err);
     if (st == FSDP_OK)
-        st = add_model(&b, model, err);
+        st = add_model(&b, part->model, err);
     if (st != FSDP_OK)
         test_state_release(state_out);
     return st;

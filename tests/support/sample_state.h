@@ -25,10 +25,15 @@ typedef struct test_state {
     size_t count, capacity;
 } test_state;
 
-/* Makes the part of `rank` in a state on `world` ranks. filled: with the contents of `seed`; otherwise
- * with memory and values that no seed gives. */
-fsdp_status test_state_create(state_model model, int world, int rank, int variant, bool filled,
-                              uint64_t seed, test_state *state_out, fsdp_error *err);
+/* The part of `rank` in a state on `world` ranks. */
+typedef struct state_part {
+    state_model model;
+    int world, rank, variant;
+} state_part;
+
+/* filled: with the contents of `seed`; otherwise with memory and values that no seed gives. */
+fsdp_status test_state_create(const state_part *part, bool filled, uint64_t seed, test_state *state_out,
+                              fsdp_error *err);
 void test_state_release(test_state *state);
 
 /* The number of bytes of this rank's boxes and values that differ from those of the seed. */

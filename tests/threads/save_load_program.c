@@ -21,8 +21,11 @@ static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const round_trip *trip = user;
     test_state state;
-    FSDP_TRY(test_state_create(STATE_EVERYTHING, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl),
-                               trip->variant, true, SEED, &state, err));
+    FSDP_TRY(test_state_create(&(state_part){.model = STATE_EVERYTHING,
+                                             .world = fsdp_ctl_size(ctl),
+                                             .rank = fsdp_ctl_rank(ctl),
+                                             .variant = trip->variant},
+                               true, SEED, &state, err));
     fsdp_status st = fsdp_sd_save(state.sd, ctl, trip->path, &trip->save, err);
     test_state_release(&state);
     return st;
@@ -33,8 +36,11 @@ static fsdp_status load_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
     const round_trip *trip = user;
     test_state state;
     fsdp_sd *full = NULL;
-    FSDP_TRY(test_state_create(STATE_EVERYTHING, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl),
-                               trip->variant, false, SEED, &state, err));
+    FSDP_TRY(test_state_create(&(state_part){.model = STATE_EVERYTHING,
+                                             .world = fsdp_ctl_size(ctl),
+                                             .rank = fsdp_ctl_rank(ctl),
+                                             .variant = trip->variant},
+                               false, SEED, &state, err));
     fsdp_status st = fsdp_sd_load(state.sd, ctl, trip->path, &trip->load, err);
     if (st == FSDP_OK && test_state_differing(&state, SEED) != 0)
         st = fsdp_fail(err, FSDP_ERR_INTERNAL, "loaded bytes differ");

@@ -1,5 +1,5 @@
 /*
- * The transformer of transformer.h, trained over units: one per block, and the root with the embedding,
+ * The transformer of toy_transformer.h, trained over units: one per block, and the root with the embedding,
  * which is tied with the head. In every mode, each rank compares its values with the record of one rank
  * that ran the microbatches of all, one after the other, without synchronisation.
  */

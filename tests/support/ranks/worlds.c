@@ -96,25 +96,26 @@ static void *run_rank(void *user)
     return NULL;
 }
 
-fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body,
-                              void *user, rank_outcome *outcomes_out, fsdp_error *err)
+fsdp_status run_worlds_within(const worlds_setup *setup, world_body body, void *user,
+                              rank_outcome *outcomes_out, fsdp_error *err)
 {
+    int n = setup->ranks;
     static world_thread ranks[MOST_RANKS];
     static rank_outcome outcomes[MOST_RANKS];
     fsdp_ctl *ctls[MOST_RANKS];
     fsdp_transport *transports[MOST_RANKS];
     FSDP_TRY(fsdp_ctl_threads(n, ctls, err));
-    FSDP_TRY(fsdp_transport_threads(n, deadline_ms, transports, err));
+    FSDP_TRY(fsdp_transport_threads(n, setup->deadline_ms, transports, err));
     for (int i = 0; i < n; i++) {
         outcomes[i] = (rank_outcome){0};
         ranks[i] = (world_thread){
-            .body = body, .device = device, .rank.user = user, .outcome = &outcomes[i]};
+            .body = body, .device = setup->device, .rank.user = user, .outcome = &outcomes[i]};
         ranks[i].parts = (fsdp_world_parts){.local_rank = i,
                                             .local_size = n,
                                             .ctl = ctls[i],
                                             .transport = transports[i],
                                             .check = true,
-                                            .deadline_ms = deadline_ms};
+                                            .deadline_ms = setup->deadline_ms};
         if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "no thread for rank %d", i);
     }
@@ -144,5 +145,6 @@ fsdp_status run_worlds(int n, const char *device, world_body body, void *user, f
                          WORLD_PROCESSES_MOST);
     if (wants_processes())
         return run_world_processes(&worlds, err);
-    return run_worlds_within(n, device, DEADLINE_MS, body, user, NULL, err);
+    const worlds_setup setup = {.ranks = n, .deadline_ms = DEADLINE_MS, .device = device};
+    return run_worlds_within(&setup, body, user, NULL, err);
 }

@@ -21,8 +21,13 @@ typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
  * FSDP_TEST_RANKS=processes, on n processes with memory of their own, over shared memory. */
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err);
 
+typedef struct worlds_setup {
+    int ranks, deadline_ms;
+    const char *device;
+} worlds_setup;
+
 /* run_worlds with another deadline, and the outcome of each rank. */
-fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body, void *user,
+fsdp_status run_worlds_within(const worlds_setup *setup, world_body body, void *user,
                               rank_outcome *outcomes_out, fsdp_error *err);
 
 /* The body of a rank's thread or process: makes a world of parts that have a control plane and a transport,

@@ -171,10 +171,11 @@ static void expect_word_of_memory(bool is_flat)
     bool was_short = true;
     for (int i = 0; i < MOST_ALLOCATIONS && was_short; i++) {
         const shortage what = {.at = i, .is_flat = is_flat};
+        const worlds_setup setup = {.ranks = 2, .deadline_ms = MOST_MS, .device = "cpu"};
         rank_outcome outcomes[2] = {{0}};
         fsdp_error err = {0};
-        was_short = run_worlds_within(2, "cpu", MOST_MS, create_in_shortage, (void *)&what,
-                                      outcomes, &err) != FSDP_OK;
+        was_short =
+            run_worlds_within(&setup, create_in_shortage, (void *)&what, outcomes, &err) != FSDP_OK;
         (void)fsdp_mem_fail_after(-1, false);
         for (int r = 0; r < 2; r++)
             cr_assert(outcomes[r].status == FSDP_OK || strstr(outcomes[r].err.text, "memory"),

@@ -372,7 +372,9 @@ static void save_real_step(fsdp_io *io, int64_t step)
     opts.access.disk = io;
     opts.step = &step;
     cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
-    cr_assert_eq(test_state_create(STATE_SMALL, 1, 0, 0, true, 1, &state, &err), FSDP_OK);
+    cr_assert_eq(test_state_create(&(state_part){.model = STATE_SMALL, .world = 1, .rank = 0}, true,
+                                   1, &state, &err),
+                 FSDP_OK);
     cr_assert_eq(fsdp_sd_save(state.sd, self, step_path(step), &opts, &err), FSDP_OK, "%s",
                  err.text);
     test_state_release(&state);

@@ -27,7 +27,9 @@ static void set_up(void)
     cr_assert_eq(fsdp_sim_create(0, &sim, &err), FSDP_OK);
     cr_assert_eq(fsdp_io_mkdir(sim, "/d", &err), FSDP_OK);
     cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
-    cr_assert_eq(test_state_create(STATE_SMALL, 1, 0, 0, true, 1, &state, &err), FSDP_OK);
+    cr_assert_eq(test_state_create(&(state_part){.model = STATE_SMALL, .world = 1, .rank = 0}, true,
+                                   1, &state, &err),
+                 FSDP_OK);
 }
 
 static void tear_down(void)
@@ -376,8 +378,11 @@ static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     saving *work = user;
     test_state mine;
-    FSDP_TRY(test_state_create(work->model, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), 3, true, 1,
-                               &mine, err));
+    FSDP_TRY(test_state_create(&(state_part){.model = work->model,
+                                             .world = fsdp_ctl_size(ctl),
+                                             .rank = fsdp_ctl_rank(ctl),
+                                             .variant = 3},
+                               true, 1, &mine, err));
     if (fsdp_ctl_rank(ctl) == 0)
         work->estimate = fsdp_volume_bytes(mine.sd, &work->volume);
     fsdp_status st = fsdp_sd_save(mine.sd, ctl, "/d/c", &work->opts, err);
