@@ -156,33 +156,39 @@ static const fsdp_token_file *file_of(const fsdp_token_files *files, int64_t at)
     return &files->items[low - 1];
 }
 
-/* Tokens [at, at + count) of a file, counted in it. */
-static fsdp_status read_pieces(const fsdp_token_file *file, fsdp_file *opened, int64_t at,
-                               int64_t count, int64_t vocab, int64_t *ids, fsdp_error *err)
+/* Tokens [at, at + count) of a file, counted in it, and the place of their ids. */
+typedef struct token_run {
+    const fsdp_token_file *file;
+    int64_t at, count, vocab;
+    int64_t *ids;
+} token_run;
+
+static fsdp_status read_pieces(const token_run *run, fsdp_file *opened, fsdp_error *err)
 {
+    const fsdp_token_file *file = run->file;
     uint8_t piece[MOST_READ];
-    for (int64_t done = 0, now; done < count; done += now) {
+    for (int64_t done = 0, now; done < run->count; done += now) {
         now = MOST_READ / file->width;
-        now = count - done < now ? count - done : now;
+        now = run->count - done < now ? run->count - done : now;
         FSDP_TRY(fsdp_io_read(opened, file->path, piece, (size_t)(now * file->width),
-                              HEADER_BYTES + (at + done) * file->width, err));
+                              HEADER_BYTES + (run->at + done) * file->width, err));
         for (int64_t i = 0; i < now; i++) {
             int64_t id = load(piece + i * file->width, file->width);
-            if (id >= vocab)
-                return fail_id(file, at + done + i, id, vocab, err);
-            ids[done + i] = id;
+            if (id >= run->vocab)
+                return fail_id(file, run->at + done + i, id, run->vocab, err);
+            run->ids[done + i] = id;
         }
     }
     return FSDP_OK;
 }
 
-static fsdp_status read_bin(const fsdp_token_file *file, int64_t at, int64_t count, int64_t vocab,
-                            int64_t *ids, fsdp_error *err)
+static fsdp_status read_bin(const token_run *run, fsdp_error *err)
 {
     fsdp_file *opened;
-    FSDP_TRY(fsdp_io_open(NULL, file->path, FSDP_IO_READ, &opened, err));
-    fsdp_status status = read_pieces(file, opened, at, count, vocab, ids, err);
-    (void)fsdp_io_close(&opened, file->path, NULL); /* nothing was written that could be lost */
+    FSDP_TRY(fsdp_io_open(NULL, run->file->path, FSDP_IO_READ, &opened, err));
+    fsdp_status status = read_pieces(run, opened, err);
+    (void)fsdp_io_close(&opened, run->file->path,
+                        NULL); /* nothing was written that could be lost */
     return status;
 }
 
@@ -195,7 +201,8 @@ fsdp_status fsdp_token_files_read(const fsdp_token_files *files, int64_t at, int
         const fsdp_token_file *file = file_of(files, at + done);
         int64_t inside = at + done - file->first, left = file->count - inside;
         now = count - done < left ? count - done : left;
-        FSDP_TRY(read_bin(file, inside, now, vocab, ids + done, err));
+        const token_run run = {file, inside, now, vocab, ids + done};
+        FSDP_TRY(read_bin(&run, err));
     }
     return FSDP_OK;
 }

@@ -1,24 +1,52 @@
-"""Checks lengths: functions at most 80 lines (19 of 20 at most 50), .c files at most 700.
+"""Checks sizes: functions have at most 80 lines (19 of 20 at most 50) and six parameters, .c files at most
+700 lines; all public headers declare at most 260 functions.
 
 usage: sizes.py REPOSITORY
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
-HARD, USUAL, FILE = 80, 50, 700
+HARD, USUAL, FILE, PARAMETERS, PUBLIC = 80, 50, 700, 6, 260
+
+
+def tags(kind, sources):
+    command = ["ctags", "--output-format=json", "--fields=+neS", f"--kinds-C={kind}", "-o", "-", *sources]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return map(json.loads, listed.splitlines())
 
 
 def functions(sources):
-    command = ["ctags", "--output-format=json", "--fields=+ne", "--kinds-C=f", "-o", "-", *sources]
-    for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
-        tag = json.loads(line)
+    for tag in tags("f", sources):
         if "end" in tag:
             yield tag["path"], tag["line"], tag["name"], tag["end"] - tag["line"] + 1
+
+
+def parameters(signature):
+    """The number of parameters; commas of callbacks among them do not count."""
+    inside = signature[1:-1]
+    while "(" in inside:
+        inside = re.sub(r"\([^()]*\)", "", inside)
+    return inside.count(",") + 1
+
+
+def too_many_parameters():
+    sources = [str(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.[ch]"))]
+    for tag in tags("fp", sources):
+        count = parameters(tag.get("signature", "()"))
+        if count > PARAMETERS:
+            yield f"{tag['path']}:{tag['line']}: {tag['name']} has {count} parameters, more than {PARAMETERS}"
+
+
+def public_functions():
+    lists = re.findall(r"set\(FSDP_(?:PUBLIC|MPI)_HEADERS([^)]*)\)", (ROOT / "CMakeLists.txt").read_text())
+    headers = [str(ROOT / header) for header in " ".join(lists).split()]
+    return {tag["name"] for tag in tags("p", headers) if tag["name"].startswith("fsdp_")}
 
 
 def main():
@@ -36,7 +64,11 @@ def main():
     long = sum(length > USUAL for length in lengths)
     if long * 20 > len(lengths):
         problems.append(f"{long} of {len(lengths)} functions have more than {USUAL} lines")
-    print("\n".join(problems) or f"{len(lengths)} functions, {long} over {USUAL} lines")
+    problems.extend(too_many_parameters())
+    public = len(public_functions())
+    if public > PUBLIC:
+        problems.append(f"{public} public functions, {PUBLIC} are allowed")
+    print("\n".join(problems) or f"{len(lengths)} functions, {long} over {USUAL} lines; {public} public")
     return 1 if problems or not lengths else 0
 
 
