@@ -137,7 +137,7 @@ static void check_writers(const fsdp_sd *sd, int world)
     check_stored_once(sd, FSDP_FULL, FSDP_OWNERS_BALANCED, world);
 }
 
-Test(plan, every_element_is_stored_exactly_once)
+Test(box_plan, every_element_is_stored_exactly_once)
 {
     each_layout(check_writers);
 }
@@ -149,12 +149,12 @@ static void check_readers(const fsdp_sd *sd, int world)
     check_found(sd, FSDP_OWNERS_LOWEST);
 }
 
-Test(plan, readers_find_what_writers_decided)
+Test(box_plan, readers_find_what_writers_decided)
 {
     each_layout(check_readers);
 }
 
-Test(plan, replicas_are_written_once_by_ranks_with_about_equal_bytes)
+Test(box_plan, replicas_are_written_once_by_ranks_with_about_equal_bytes)
 {
     enum { TENSORS = 100, WORLD = 8 };
     fsdp_sd *sd = new_sd();
@@ -212,7 +212,7 @@ static void check_owners(const fsdp_sd *sd, int copies)
     }
 }
 
-Test(plan, owners_are_chosen_as_the_format_says)
+Test(box_plan, owners_are_chosen_as_the_format_says)
 {
     fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
     unsigned random = 1;
@@ -231,7 +231,7 @@ Test(plan, owners_are_chosen_as_the_format_says)
     }
 }
 
-Test(plan, local_checkpoints_keep_every_copy)
+Test(box_plan, local_checkpoints_keep_every_copy)
 {
     fsdp_sd *sd = new_sd();
     fsdp_mesh *mesh = new_mesh(1, (int64_t[]){3});
@@ -249,7 +249,7 @@ Test(plan, local_checkpoints_keep_every_copy)
     fsdp_sd_free(sd);
 }
 
-Test(plan, slabs_are_runs_of_the_tensor_and_of_every_box)
+Test(box_plan, slabs_are_runs_of_the_tensor_and_of_every_box)
 {
     for (int64_t most = 1; most <= 70; most++) {
         const int64_t shape[] = {3, 4, 5};
