@@ -267,8 +267,9 @@ fsdp_status fsdp_memory_take_zeroed(fsdp_memory_pool *pool, const fsdp_memory_re
                                     fsdp_block **block_out, fsdp_error *err)
 {
     FSDP_TRY(fsdp_memory_take(pool, request, block_out, err));
-    memset((*block_out)->data, 0, request->size + request->slack);
-    return FSDP_OK;
+    const fsdp_device_ops *ops = pool->device->ops;
+    ops->kernels->fill(request->stream, (*block_out)->data, 0, request->size + request->slack);
+    return ops->sync(ops->record(request->stream), err);
 }
 
 void fsdp_memory_pass(fsdp_memory_pool *from, fsdp_memory_pool *to, fsdp_block *block,

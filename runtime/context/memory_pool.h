@@ -65,7 +65,7 @@ typedef struct fsdp_memory_request {
 /* Not zeroed. */
 fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              fsdp_block **block_out, fsdp_error *err);
-/* On a device whose memory is the host's. */
+/* The host waits until it is zeroed. */
 fsdp_status fsdp_memory_take_zeroed(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                                     fsdp_block **block_out, fsdp_error *err);
 /* last_use: of another stream, or of its own. Accepts NULL. */

@@ -44,27 +44,13 @@ void fsdp_rects_release(fsdp_rect_list *list)
     *list = (fsdp_rect_list){0};
 }
 
-typedef struct rects_args {
-    const fsdp_rect *items;
-    size_t count;
-} rects_args;
-
-static fsdp_status copy_rects(void *args, fsdp_error *err)
-{
-    const rects_args *rects = args;
-    (void)err;
-    fsdp_rects_copy(rects->items, rects->count);
-    return FSDP_OK;
-}
-
 void fsdp_work_rects(fsdp_stream *stream, fsdp_rect_list *list)
 {
-    const rects_args args = {.items = list->items, .count = list->count};
     for (size_t i = 0; i < list->count && ops_of(stream)->use; i++) {
         fsdp_work_uses(stream, list->items[i].to);
         fsdp_work_uses(stream, list->items[i].from);
     }
-    ops_of(stream)->submit(stream, copy_rects, &args, sizeof args);
+    ops_of(stream)->kernels->rects(stream, list->items, list->count);
     list->last = ops_of(stream)->record(stream);
 }
 
@@ -101,69 +87,29 @@ void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered,
 
 /* --- arithmetic ------------------------------------------------------------------------------- */
 
-typedef struct arithmetic_args {
-    void *to;
-    const void *from;
-    fsdp_dtype to_type, from_type;
-    int64_t count;
-    double number;
-} arithmetic_args;
-
-static void submit_arithmetic(fsdp_stream *stream, fsdp_work work, const arithmetic_args *args)
-{
-    fsdp_work_uses(stream, args->to);
-    fsdp_work_uses(stream, args->from);
-    ops_of(stream)->submit(stream, work, args, sizeof *args);
-}
-
-static fsdp_status divide(void *args, fsdp_error *err)
-{
-    const arithmetic_args *work = args;
-    (void)err;
-    fsdp_tensor_divide(work->to, work->to_type, (size_t)work->count, work->number);
-    return FSDP_OK;
-}
-
 void fsdp_work_divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, int64_t count,
                       double divisor)
 {
-    const arithmetic_args args = {.to = data, .to_type = dtype, .count = count, .number = divisor};
-    if (divisor != 1)
-        submit_arithmetic(stream, divide, &args);
-}
-
-static fsdp_status add(void *args, fsdp_error *err)
-{
-    const arithmetic_args *work = args;
-    (void)err;
-    fsdp_tensor_add(work->to, work->to_type, work->from, work->from_type, (size_t)work->count);
-    return FSDP_OK;
+    if (divisor == 1)
+        return;
+    fsdp_work_uses(stream, data);
+    ops_of(stream)->kernels->divide(stream, data, dtype, (size_t)count, divisor);
 }
 
 void fsdp_work_add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from,
                    fsdp_dtype from_type, int64_t count)
 {
-    const arithmetic_args args = {
-        .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
-    submit_arithmetic(stream, add, &args);
-}
-
-static fsdp_status cast(void *args, fsdp_error *err)
-{
-    const arithmetic_args *work = args;
-    (void)err;
-    const fsdp_rect line =
-        fsdp_rect_line(work->to, work->to_type, work->from, work->from_type, work->count);
-    fsdp_rects_copy(&line, work->count > 0);
-    return FSDP_OK;
+    fsdp_work_uses(stream, to);
+    fsdp_work_uses(stream, from);
+    ops_of(stream)->kernels->add(stream, to, to_type, from, from_type, (size_t)count);
 }
 
 void fsdp_work_cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from,
                     fsdp_dtype from_type, int64_t count)
 {
-    const arithmetic_args args = {
-        .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
-    submit_arithmetic(stream, cast, &args);
+    fsdp_work_uses(stream, to);
+    fsdp_work_uses(stream, from);
+    ops_of(stream)->kernels->cast(stream, to, to_type, from, from_type, (size_t)count);
 }
 
 /* --- the user's own --------------------------------------------------------------------------- */

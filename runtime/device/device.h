@@ -1,7 +1,9 @@
 /*
  * Devices: a device owns memory of tensors and runs work in streams. A stream does its work in order; streams
  * are independent but for events. Device "cpu" does everything at once, in the caller; "cpu-async" gives each
- * stream a worker thread, so that races and overlap show; others bring their own tables.
+ * stream a worker thread, so that races and overlap show; "cuda" is a GPU.
+ *
+ * Work is a kernel or a copy (device_kernels.h), which every device has, or host code (submit).
  *
  * Work that fails (a collective) leaves its error in the stream for good: later work of that stream is
  * skipped, and so is that of streams which wait for it. check and sync return it to the host.
@@ -15,13 +17,13 @@
 #ifndef FSDP_DEVICE_H
 #define FSDP_DEVICE_H
 
+#include "runtime/device/device_kernels.h"
 #include <fsdp/status.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef struct fsdp_device fsdp_device;
-typedef struct fsdp_stream fsdp_stream;
 
 /* A point in a stream: behind its first `ticket` pieces of work. Zero-initialised: always reached. Copied
  * freely; not used after the stream was freed. */
@@ -37,13 +39,15 @@ enum { FSDP_WORK_ARGS = 192 };
 typedef struct fsdp_device_ops {
     const char *name;
     bool is_host;              /* the host may read and write its memory */
+    const fsdp_device_kernels *kernels;
     bool is_at_once;           /* work is done when submit returns: nothing overlaps */
     fsdp_status (*stream_create)(fsdp_device *device, const char *name, fsdp_stream **stream_out,
                                  fsdp_error *err);
     /* Does what is queued first. No other stream may still wait for an event of this one. */
     void (*stream_free)(fsdp_stream *stream);
-    /* In stream order; at most FSDP_WORK_ARGS bytes of args are copied. The memory that args point to stays
-     * valid until the work is done. Host code: for devices whose kernels are host functions. */
+    /* Host code; at most FSDP_WORK_ARGS bytes of args are copied. On a device with is_host it runs in stream
+     * order, and the memory that args point to stays valid until it is done. On another it runs at once, and
+     * itself gives the stream work: through kernels, or through the result of `native`. */
     void (*submit)(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size);
     fsdp_event (*record)(fsdp_stream *stream);
     void (*wait)(fsdp_stream *stream, fsdp_event event);       /* the stream waits; the host does not */
@@ -57,6 +61,11 @@ typedef struct fsdp_device_ops {
     void (*disown)(fsdp_stream *stream, const void *data);
     void *(*alloc)(fsdp_device *device, size_t size);          /* page-aligned, not zeroed; NULL: none left */
     void (*dealloc)(fsdp_device *device, void *data, size_t size);
+    /* Staging memory: the host's, which kernels reach, too, and copies reach at full speed. Page-aligned;
+     * slow to allocate, so devices keep it. NULL: none left. */
+    void *(*alloc_staging)(fsdp_device *device, size_t size);
+    void (*dealloc_staging)(fsdp_device *device, void *data, size_t size);
+    void *(*native)(fsdp_stream *stream);      /* a cudaStream_t; NULL: streams of this device have none */
     void (*close)(fsdp_device *device);
 } fsdp_device_ops;
 

@@ -203,6 +203,7 @@ static fsdp_status check(fsdp_stream *head, fsdp_error *err)
 
 static const fsdp_device_ops ops = {.name = "cpu-async",
                                     .is_host = true,
+                                    .kernels = &fsdp_device_host_kernels,
                                     .stream_create = create_stream,
                                     .stream_free = free_stream,
                                     .submit = submit,
@@ -213,6 +214,8 @@ static const fsdp_device_ops ops = {.name = "cpu-async",
                                     .check = check,
                                     .alloc = fsdp_device_host_alloc,
                                     .dealloc = fsdp_device_host_dealloc,
+                                    .alloc_staging = fsdp_device_host_alloc,
+                                    .dealloc_staging = fsdp_device_host_dealloc,
                                     .close = fsdp_device_host_close};
 
 fsdp_status fsdp_device_cpu_async(fsdp_device **device_out, fsdp_error *err)

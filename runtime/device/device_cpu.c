@@ -67,6 +67,7 @@ static bool is_reached(fsdp_event event)
 
 static const fsdp_device_ops ops = {.name = "cpu",
                                     .is_host = true,
+                                    .kernels = &fsdp_device_host_kernels,
                                     .is_at_once = true,
                                     .stream_create = create_stream,
                                     .stream_free = free_stream,
@@ -78,6 +79,8 @@ static const fsdp_device_ops ops = {.name = "cpu",
                                     .check = check,
                                     .alloc = fsdp_device_host_alloc,
                                     .dealloc = fsdp_device_host_dealloc,
+                                    .alloc_staging = fsdp_device_host_alloc,
+                                    .dealloc_staging = fsdp_device_host_dealloc,
                                     .close = fsdp_device_host_close};
 
 fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err)

@@ -248,6 +248,18 @@ static void dealloc(fsdp_device *head, void *data, size_t size)
     inner->ops->dealloc(inner, data, size);
 }
 
+static void *alloc_staging(fsdp_device *head, size_t size)
+{
+    fsdp_device *inner = ((watched_device *)head)->inner;
+    return inner->ops->alloc_staging(inner, size);
+}
+
+static void dealloc_staging(fsdp_device *head, void *data, size_t size)
+{
+    fsdp_device *inner = ((watched_device *)head)->inner;
+    inner->ops->dealloc_staging(inner, data, size);
+}
+
 static void close_device(fsdp_device *head)
 {
     watched_device *device = (watched_device *)head;
@@ -265,6 +277,7 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
     watched->ops = (fsdp_device_ops){.name = watched->inner->ops->name,
                                      .is_host = watched->inner->ops->is_host,
                                      .is_at_once = watched->inner->ops->is_at_once,
+                                     .kernels = &fsdp_device_host_kernels,
                                      .stream_create = create_stream,
                                      .stream_free = free_stream,
                                      .submit = submit,
@@ -278,6 +291,8 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
                                      .disown = disown,
                                      .alloc = alloc,
                                      .dealloc = dealloc,
+                                     .alloc_staging = alloc_staging,
+                                     .dealloc_staging = dealloc_staging,
                                      .close = close_device};
     watched->head.ops = &watched->ops;
     *device = &watched->head;

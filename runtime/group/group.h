@@ -91,6 +91,7 @@ struct fsdp_group {
     fsdp_gather gather;
     fsdp_block *unsharded;
     fsdp_hash *gathered;               /* of each parameter when it was gathered; NULL without --check */
+    fsdp_span *gathered_spans;         /* whose hashes they are */
     fsdp_block *again_shard;           /* this rank's part of the int reshard */
     fsdp_event resharded;              /* when it was made */
     fsdp_group *next_gather;           /* to be gathered after this one's backward; or NULL */

@@ -17,7 +17,10 @@ fsdp_status fsdp_group_begin_check(fsdp_group *group, fsdp_error *err)
     if (!world->parts.check || !group->context->device->ops->is_host)
         return FSDP_OK;
     group->gathered = fsdp_alloc(group->count, sizeof *group->gathered);
-    return group->gathered ? FSDP_OK : fsdp_fail_memory(err, group->name);
+    group->gathered_spans = fsdp_alloc(group->count, sizeof *group->gathered_spans);
+    if (!group->gathered || !group->gathered_spans)
+        return fsdp_fail_memory(err, group->name);
+    return FSDP_OK;
 }
 
 static size_t data_bytes(const fsdp_param *param)
@@ -25,36 +28,20 @@ static size_t data_bytes(const fsdp_param *param)
     return (size_t)fsdp_param_count(param) * fsdp_dtype_size(param->data_dtype);
 }
 
-typedef struct check_args {
-    void *data;
-    size_t size;
-    fsdp_hash *hash_out;
-} check_args;
-
-static void submit(fsdp_stream *stream, fsdp_work work, const check_args *args)
-{
-    fsdp_work_uses(stream, args->data);
-    stream->device->ops->submit(stream, work, args, sizeof *args);
-}
-
 /* --- gathered parameters ------------------------------------------------------------------------ */
-
-static fsdp_status hash(void *args, fsdp_error *err)
-{
-    const check_args *work = args;
-    (void)err;
-    *work->hash_out = fsdp_kernels_get()->hash(work->data, work->size);
-    return FSDP_OK;
-}
 
 void fsdp_group_note_gathered(fsdp_group *group)
 {
-    for (size_t i = 0; i < group->count && group->gathered; i++) {
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    if (!group->gathered)
+        return;
+    for (size_t i = 0; i < group->count; i++) {
         const fsdp_param *param = group->params[i];
-        const check_args args = {
-            .data = param->data, .size = data_bytes(param), .hash_out = &group->gathered[i]};
-        submit(fsdp_group_stream(group, FSDP_STREAM_COMPUTE), hash, &args);
+        fsdp_work_uses(compute, param->data);
+        group->gathered_spans[i] = (fsdp_span){param->data, FSDP_U8, data_bytes(param)};
     }
+    compute->device->ops->kernels->hashes(compute, group->gathered_spans, group->count,
+                                          group->gathered);
 }
 
 fsdp_status fsdp_group_check_gathered(const fsdp_group *group, fsdp_error *err)
@@ -76,24 +63,20 @@ fsdp_status fsdp_group_check_gathered(const fsdp_group *group, fsdp_error *err)
 
 /* --- no values ---------------------------------------------------------------------------------- */
 
-static fsdp_status spoil(void *args, fsdp_error *err)
-{
-    const check_args *work = args;
-    (void)err;
-    memset(work->data, NO_VALUE, work->size);
-    return FSDP_OK;
-}
-
 void fsdp_group_spoil_gathered(const fsdp_group *group)
 {
-    if (!group->gathered || !group->unsharded)
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    const fsdp_block *block = group->unsharded;
+    if (!group->gathered || !block)
         return;
-    const check_args args = {.data = group->unsharded->data, .size = group->unsharded->room};
-    submit(fsdp_group_stream(group, FSDP_STREAM_COMPUTE), spoil, &args);
+    fsdp_work_uses(compute, block->data);
+    compute->device->ops->kernels->fill(compute, block->data, NO_VALUE, block->room);
 }
 
 void fsdp_param_spoil_grad(const fsdp_param *param)
 {
+    fsdp_stream *compute = fsdp_group_stream(param->group, FSDP_STREAM_COMPUTE);
     if (param->group->gathered)
-        memset(param->grad->data, NO_VALUE, param->grad->size);
+        compute->device->ops->kernels->fill(compute, param->grad->data, NO_VALUE,
+                                            param->grad->size);
 }

@@ -167,6 +167,21 @@ static double or_default(double given, double usual)
     return given == 0 ? usual : given;
 }
 
+/* Room for the lists of a step. */
+static fsdp_status allocate_step(fsdp_optim *optim, fsdp_error *err)
+{
+    bool is_adamw = optim->kind == FSDP_OPTIM_ADAMW;
+    size_t n = 0;
+    for (size_t i = 0; i < optim->count; i++)
+        n += optim->states[i].runs ? optim->states[i].run_count : 1;
+    optim->step_tensors = fsdp_alloc(n, sizeof *optim->step_tensors);
+    optim->adamw_steps = fsdp_alloc(is_adamw ? n : 0, sizeof *optim->adamw_steps);
+    optim->sgd_steps = fsdp_alloc(is_adamw ? 0 : n, sizeof *optim->sgd_steps);
+    if (!optim->step_tensors || !optim->adamw_steps || !optim->sgd_steps)
+        return fsdp_fail_memory(err, "an optimizer");
+    return FSDP_OK;
+}
+
 static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_t n,
                         fsdp_error *err)
 {
@@ -190,7 +205,7 @@ static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_
         else if (find_group(groups, n, param, &group))
             FSDP_TRY(add_state(optim, param, group, err));
     }
-    return FSDP_OK;
+    return allocate_step(optim, err);
 }
 
 static fsdp_status check_number(double value, bool may_be_one, const char *name, fsdp_error *err)
@@ -291,6 +306,9 @@ void fsdp_optim_free(fsdp_optim *optim)
         fsdp_free(optim->states[i].runs);
     }
     fsdp_memory_count(&optim->root->context->memory, FSDP_MEMORY_OPTIM, -optim->bytes);
+    fsdp_free(optim->step_tensors);
+    fsdp_free(optim->adamw_steps);
+    fsdp_free(optim->sgd_steps);
     fsdp_free(optim->states);
     fsdp_free(optim->groups);
     fsdp_root_free(optim->root);
@@ -324,101 +342,74 @@ fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr, fsdp_e
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* Arguments of the work that steps one parameter on a stream. */
-typedef struct step_work {
-    const fsdp_optim *optim;
-    fsdp_optim_state *state;
-    const void *grad; /* of the whole shard */
-    int64_t first, count;
-    bool is_first_run;
-    double lr, weight_decay;
-} step_work;
-
 /* The begin of a run in the shard, its gradient or a moment. */
-static void *behind(const step_work *work, const void *data, fsdp_dtype dtype)
+static void *behind(const void *data, const fsdp_optim_run *run, fsdp_dtype dtype)
 {
-    size_t offset = (size_t)work->first * fsdp_dtype_size(dtype);
+    size_t offset = (size_t)run->first * fsdp_dtype_size(dtype);
     return data ? (unsigned char *)data + offset : NULL;
 }
 
-static fsdp_optim_tensors tensors_of(const step_work *work)
+static fsdp_optim_tensors tensors_of(const fsdp_optim_state *state, const fsdp_optim_run *run)
 {
-    fsdp_optim_state *state = work->state;
-    fsdp_param *param = state->param;
+    const fsdp_param *param = state->param;
     return (fsdp_optim_tensors){
-        .param = behind(work, param->shard, param->dtype),
+        .param = behind(param->shard, run, param->dtype),
         .param_type = param->dtype,
-        .master = behind(work, state->master, FSDP_F32),
-        .grad = behind(work, work->grad, param->dtype),
+        .master = behind(state->master, run, FSDP_F32),
+        .grad = behind(param->shard_grad, run, param->dtype),
         .grad_type = param->dtype,
-        .moments = {behind(work, state->moments[0], state->moment_dtype),
-                    behind(work, state->moments[1], state->moment_dtype)},
+        .moments = {behind(state->moments[0], run, state->moment_dtype),
+                    behind(state->moments[1], run, state->moment_dtype)},
         .moment_type = state->moment_dtype,
-        .count = (size_t)work->count,
+        .count = (size_t)run->count,
     };
 }
 
-static fsdp_status step_adamw(void *args, fsdp_error *err)
+static fsdp_adamw_step adamw_step_of(const fsdp_optim *optim, const fsdp_optim_state *state,
+                                     const fsdp_optim_params *group)
 {
-    const step_work *work = args;
-    const fsdp_adamw_opts *opts = &work->optim->adamw;
-    fsdp_optim_state *state = work->state;
-    (void)err;
-    state->step += work->is_first_run;
-    const fsdp_adamw_step step = {.lr = work->lr,
-                                  .beta1 = opts->beta1,
-                                  .beta2 = opts->beta2,
-                                  .eps = opts->eps,
-                                  .weight_decay = work->weight_decay,
-                                  .step = (int64_t)state->step,
-                                  .grad_scale = 1,
-                                  .maximize = opts->maximize};
-    fsdp_optim_tensors tensors = tensors_of(work);
-    fsdp_tensor_adamw(&tensors, &step);
-    return FSDP_OK;
+    const fsdp_adamw_opts *opts = &optim->adamw;
+    return (fsdp_adamw_step){.lr = group->lr,
+                             .beta1 = opts->beta1,
+                             .beta2 = opts->beta2,
+                             .eps = opts->eps,
+                             .weight_decay = group->weight_decay,
+                             .step = (int64_t)state->step,
+                             .grad_scale = 1,
+                             .maximize = opts->maximize};
 }
 
-static fsdp_status step_sgd(void *args, fsdp_error *err)
+static fsdp_sgd_step sgd_step_of(const fsdp_optim *optim, const fsdp_optim_state *state,
+                                 const fsdp_optim_params *group)
 {
-    const step_work *work = args;
-    const fsdp_sgd_opts *opts = &work->optim->sgd;
-    fsdp_optim_state *state = work->state;
-    (void)err;
-    state->step += work->is_first_run;
-    const fsdp_sgd_step step = {.lr = work->lr,
-                                .momentum = opts->momentum,
-                                .dampening = opts->dampening,
-                                .weight_decay = work->weight_decay,
-                                .nesterov = opts->nesterov,
-                                .is_first = state->step == 1,
-                                .maximize = opts->maximize,
-                                .grad_scale = 1};
-    fsdp_optim_tensors tensors = tensors_of(work);
-    fsdp_tensor_sgd(&tensors, &step);
-    return FSDP_OK;
+    const fsdp_sgd_opts *opts = &optim->sgd;
+    return (fsdp_sgd_step){.lr = group->lr,
+                           .momentum = opts->momentum,
+                           .dampening = opts->dampening,
+                           .weight_decay = group->weight_decay,
+                           .nesterov = opts->nesterov,
+                           .is_first = state->step == 1,
+                           .maximize = opts->maximize,
+                           .grad_scale = 1};
 }
 
-static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *compute)
+/* Lists a state's runs behind the first n of this step. */
+static size_t list_runs(fsdp_optim *optim, fsdp_optim_state *state, size_t n)
 {
-    fsdp_work one = optim->kind == FSDP_OPTIM_ADAMW ? step_adamw : step_sgd;
     const fsdp_optim_run whole = {.count = fsdp_param_local_count(state->param),
                                   .group = state->group};
     const fsdp_optim_run *runs = state->runs ? state->runs : &whole;
-    size_t n = state->runs ? state->run_count : 1;
-    for (size_t i = 0; i < n; i++) {
+    size_t count = state->runs ? state->run_count : 1;
+    state->step++;
+    for (size_t i = 0; i < count; i++, n++) {
         const fsdp_optim_params *group = &optim->groups[runs[i].group];
-        const step_work work = {.optim = optim,
-                                .state = state,
-                                .grad = state->param->shard_grad,
-                                .first = runs[i].first,
-                                .count = runs[i].count,
-                                .is_first_run = i == 0,
-                                .lr = group->lr,
-                                .weight_decay = group->weight_decay};
-        fsdp_work_uses(compute, state->param->shard);
-        fsdp_work_uses(compute, state->param->shard_grad);
-        compute->device->ops->submit(compute, one, &work, sizeof work);
+        optim->step_tensors[n] = tensors_of(state, &runs[i]);
+        if (optim->kind == FSDP_OPTIM_ADAMW)
+            optim->adamw_steps[n] = adamw_step_of(optim, state, group);
+        else
+            optim->sgd_steps[n] = sgd_step_of(optim, state, group);
     }
+    return n;
 }
 
 /* Every flat parameter has a state; it is stepped if it has runs. */
@@ -448,16 +439,34 @@ void fsdp_optim_drop_grads(fsdp_optim *optim)
             fsdp_group_drop_grads(root->groups[i]);
 }
 
+/* All parameters in one piece of work: a GPU starts it once. */
+static void step_all(fsdp_optim *optim, fsdp_stream *compute)
+{
+    const fsdp_device_kernels *kernels = compute->device->ops->kernels;
+    size_t n = 0;
+    for (size_t i = 0; i < optim->count; i++) {
+        fsdp_optim_state *state = &optim->states[i];
+        if (!is_due(state))
+            continue;
+        fsdp_work_uses(compute, state->param->shard);
+        fsdp_work_uses(compute, state->param->shard_grad);
+        n = list_runs(optim, state, n);
+    }
+    if (optim->kind == FSDP_OPTIM_ADAMW)
+        kernels->adamw(compute, optim->step_tensors, optim->adamw_steps, n);
+    else
+        kernels->sgd(compute, optim->step_tensors, optim->sgd_steps, n);
+}
+
 /* Reshards first: gathered parameters have values from before the step, and the next forward
  * must gather anew. */
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
     fsdp_context *context = optim->root->context;
-    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
+    step_all(optim, context->streams[FSDP_STREAM_COMPUTE]);
     for (size_t i = 0; i < optim->count; i++) {
         if (!is_due(&optim->states[i]))
             continue;
-        step_param(optim, &optim->states[i], compute);
         FSDP_TRY(fsdp_group_reshard(optim->states[i].param->group, err));
         fsdp_group_drop_gather(optim->states[i].param->group);
     }

@@ -47,6 +47,9 @@ struct fsdp_optim {
     size_t group_count;
     fsdp_optim_state *states;
     size_t count;
+    fsdp_optim_tensors *step_tensors;  /* the lists of a step, which streams read: one item per run */
+    fsdp_adamw_step *adamw_steps;      /* or sgd_steps */
+    fsdp_sgd_step *sgd_steps;
     int64_t bytes;                     /* counted as FSDP_MEMORY_OPTIM */
     struct fsdp_optim *next;           /* of the same root */
 };
@@ -67,6 +70,18 @@ void fsdp_optim_drop_grads(fsdp_optim *optim);
 /* fsdp_optim_describe_state for a state of the optimizer. */
 size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
                                 fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);
+
+/* The gradients of this rank, for kernels, and staging memory for a result of each. */
+typedef struct fsdp_grad_list {
+    fsdp_device *device;
+    fsdp_span *spans;
+    size_t count, room;
+    double *sums;
+} fsdp_grad_list;
+/* counts: which to list; NULL: all. After a failure, too, the list is released. */
+fsdp_status fsdp_grad_list_take(fsdp_root *root, bool (*counts)(const fsdp_param *param),
+                                fsdp_grad_list *list_out, fsdp_error *err);
+void fsdp_grad_list_release(fsdp_grad_list *list);     /* streams are done with it */
 
 /* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
 fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what, fsdp_error *err);

@@ -75,24 +75,33 @@ static bool is_unscaled(const fsdp_scaler *scaler, const fsdp_root *root)
     return scaler->is_to_adapt && scaler->root == root && scaler->backwards == root->backwards;
 }
 
-static bool unscale_local(const fsdp_scaler *scaler, fsdp_root *root)
+/* The host waits for the result, so that it may read the gradients, too. */
+static fsdp_status unscale_local(const fsdp_scaler *scaler, fsdp_root *root, bool *finite_out,
+                                 fsdp_error *err)
 {
-    bool finite = true;
-    for (size_t i = 0; i < root->model->count; i++) {
-        const fsdp_param *param = root->model->params[i];
-        size_t count = (size_t)fsdp_param_local_count(param);
-        if (!param->shard_grad)
-            continue;
-        fsdp_tensor_multiply(param->shard_grad, param->dtype, count, 1 / scaler->scale);
-        finite = fsdp_tensor_is_finite(param->shard_grad, param->dtype, count) && finite;
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_kernels *kernels = compute->device->ops->kernels;
+    fsdp_grad_list list = {0};
+    fsdp_status status = fsdp_grad_list_take(root, NULL, &list, err);
+    int *all_are_finite = (int *)list.sums;
+    for (size_t i = 0; i < list.count && status == FSDP_OK; i++)
+        kernels->multiply(compute, list.spans[i].data, list.spans[i].dtype, list.spans[i].count,
+                          1 / scaler->scale);
+    if (status == FSDP_OK) {
+        kernels->are_finite(compute, list.spans, list.count, all_are_finite);
+        status = compute->device->ops->sync(fsdp_stream_now(compute), err);
     }
-    return finite;
+    if (status == FSDP_OK)
+        *finite_out = *all_are_finite;
+    fsdp_grad_list_release(&list);
+    return status;
 }
 
 static fsdp_status unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_context_sync(root->context, err));
-    double bad = unscale_local(scaler, root) ? 0 : 1;
+    bool is_finite = false;
+    FSDP_TRY(unscale_local(scaler, root, &is_finite, err));
+    double bad = is_finite ? 0 : 1;
     FSDP_TRY(fsdp_root_fold(root, &bad, FSDP_FOLD_MAX, "loss scaling", err));
     if (scaler->is_to_adapt) /* an optimizer did not step after the last backward */
         adapt(scaler);

@@ -126,13 +126,13 @@ void *fsdp_param_data(fsdp_param *param)
 /* The host may write to the gradient when this returns. */
 static fsdp_status take_grad(fsdp_param *param, bool zeroed, fsdp_error *err)
 {
+    fsdp_stream *compute = fsdp_group_stream(param->group, FSDP_STREAM_COMPUTE);
     FSDP_TRY(fsdp_param_take_grad(param, err));
-    FSDP_TRY(fsdp_context_sync(param->group->context, err));
     if (zeroed)
-        memset(param->grad->data, 0, param->grad->size);
+        compute->device->ops->kernels->fill(compute, param->grad->data, 0, param->grad->size);
     else
         fsdp_param_spoil_grad(param);
-    return FSDP_OK;
+    return fsdp_context_sync(param->group->context, err);
 }
 
 static void *grad(fsdp_param *param, bool zeroed)
