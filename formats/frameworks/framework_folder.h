@@ -51,8 +51,8 @@ fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
 fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *const *names, size_t count,
                                      fsdp_error *err);
 /* "it is read as MEMBER and PARTS", or what is left out beside the member. */
-void fsdp_folder_tell(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
-void fsdp_folder_tell_skipped(const fsdp_folder *folder, const char *name, const char *why);
+void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
+void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why);
 
 /* --- framework_parts.c --------------------------------------------------------------------------- */
 

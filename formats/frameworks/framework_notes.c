@@ -72,7 +72,8 @@ static void add_others(const fsdp_folder *folder, bool is_optim, fsdp_text *text
         fsdp_text_addf(text, " and %zu more", shown - NAMES_SHOWN);
 }
 
-void fsdp_folder_tell(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts)
+void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member,
+                             const fsdp_io_names *parts)
 {
     const fsdp_framework_row *row = folder->row;
     fsdp_text text = {0};
@@ -91,7 +92,7 @@ void fsdp_folder_tell(const fsdp_folder *folder, const char *member, const fsdp_
     fsdp_text_release(&text);
 }
 
-void fsdp_folder_tell_skipped(const fsdp_folder *folder, const char *name, const char *why)
+void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "skipping '%s' of '%s': %s", name, folder->path, why);

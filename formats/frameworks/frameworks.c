@@ -156,7 +156,7 @@ static fsdp_status find_newest(const fsdp_folder *folder, const char *steps, con
             *name_out = name;
             return st;
         }
-        fsdp_folder_tell_skipped(folder, name, why.text);
+        fsdp_folder_note_skipped(folder, name, why.text);
     }
     return FSDP_OK;
 }
@@ -224,7 +224,7 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
 }
 
 /* Tells what is read; true in *is_whole_out: the row with all of its parts, which ends the way. */
-static fsdp_status tell_member(const fsdp_folder *folder, const char *name, bool *is_whole_out,
+static fsdp_status note_choice(const fsdp_folder *folder, const char *name, bool *is_whole_out,
                                fsdp_error *err)
 {
     char *parts[FSDP_FRAMEWORK_PARTS], *there[FSDP_FRAMEWORK_PARTS];
@@ -235,7 +235,7 @@ static fsdp_status tell_member(const fsdp_folder *folder, const char *name, bool
         if (parts[i])
             there[told.count++] = parts[i];
     if (st == FSDP_OK)
-        fsdp_folder_tell(folder, name, &told);
+        fsdp_folder_note_choice(folder, name, &told);
     *is_whole_out = told.count > 0;
     fsdp_folder_parts_release(parts);
     return st;
@@ -248,7 +248,7 @@ static fsdp_status step_down(fsdp_folder *folder, char **path, bool *is_end_out,
     *is_end_out = name == NULL;
     if (!name)
         return FSDP_OK;
-    FSDP_TRY(tell_member(folder, name, is_end_out, err));
+    FSDP_TRY(note_choice(folder, name, is_end_out, err));
     if (*is_end_out)
         return FSDP_OK;
     char *next = fsdp_path_join(folder->path, name);
@@ -322,7 +322,7 @@ static fsdp_status open_folder(fsdp_folder *folder, const fsdp_source_opts *opts
     return name ? fsdp_folder_open(folder, name, opts, is_whole_out, source_out, err) : FSDP_OK;
 }
 
-static void tell_nobody(void *context, const char *text)
+static void ignore_note(void *context, const char *text)
 {
     (void)context;
     (void)text;
@@ -336,7 +336,7 @@ fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source
     fsdp_file_info info;
     fsdp_status st = FSDP_OK;
     fsdp_folder folder = {
-        .io = io, .path = path, .note = tell_nobody, .whole = true, .deeper = 1, .left = &left};
+        .io = io, .path = path, .note = ignore_note, .whole = true, .deeper = 1, .left = &left};
     *source_out = NULL;
     if (!(opts && opts->format) && io->ops->info(io, path, &info) == 0 &&
         info.kind == FSDP_FILE_DIRECTORY)

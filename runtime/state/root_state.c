@@ -123,7 +123,8 @@ static void forget_checkpoint(load_job *job)
     job->wanted = NULL;
 }
 
-static fsdp_status want(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err)
+static fsdp_status make_wanted(void *context, const fsdp_sd *stored, fsdp_sd **sd_out,
+                               fsdp_error *err)
 {
     load_job *job = context;
     forget_checkpoint(job);
@@ -198,7 +199,7 @@ static void report_load(load_job *job, fsdp_load_report *loaded)
 static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_load_report *loaded,
                         fsdp_error *err)
 {
-    const fsdp_load_hooks hooks = {.context = job, .want = want, .take = take};
+    const fsdp_load_hooks hooks = {.context = job, .make_sd = make_wanted, .take = take};
     fsdp_load_opts opts = job->opts.load;
     opts.partial = true; /* match_all has checked the names */
     opts.report = loaded;

@@ -31,10 +31,10 @@ static const neutral_member neutral_members[] = {
     {"bias_correction", 1, "\\.bias_correction$"} /* apex's FusedAdam */
 };
 
-static bool is_called(const fsdp_state_stranger *stranger, const char *name)
+static bool is_called(const fsdp_state_unmatched *unmatched, const char *name)
 {
-    return stranger->name_size == strlen(name) &&
-           memcmp(stranger->name, name, stranger->name_size) == 0;
+    return unmatched->name_size == strlen(name) &&
+           memcmp(unmatched->name, name, unmatched->name_size) == 0;
 }
 
 static void refuse(fsdp_state_groups *groups, const fsdp_entry *entry, const fsdp_optim *optim,
@@ -47,18 +47,18 @@ static void refuse(fsdp_state_groups *groups, const fsdp_entry *entry, const fsd
                         member->name, number, entry->name, kind_of(optim), member->drop);
 }
 
-void fsdp_state_judge(fsdp_state_groups *groups, const fsdp_state_stranger *stranger)
+void fsdp_state_judge(fsdp_state_groups *groups, const fsdp_state_unmatched *unmatched)
 {
-    const fsdp_optim *optim = stranger->live.optim;
+    const fsdp_optim *optim = unmatched->live.optim;
     double number;
-    if (!fsdp_state_value_number(stranger->value, &number))
+    if (!fsdp_state_value_number(unmatched->value, &number))
         return;
-    if (is_called(stranger, "decoupled_weight_decay") && number == 0 &&
+    if (is_called(unmatched, "decoupled_weight_decay") && number == 0 &&
         optim->kind == FSDP_OPTIM_ADAMW)
-        groups->coupled[fsdp_state_group_number(groups, &stranger->live)] = stranger->entry;
+        groups->coupled[fsdp_state_group_number(groups, &unmatched->live)] = unmatched->entry;
     for (size_t i = 0; i < sizeof neutral_members / sizeof *neutral_members; i++)
-        if (is_called(stranger, neutral_members[i].name) && number != neutral_members[i].number)
-            refuse(groups, stranger->entry, optim, &neutral_members[i], number);
+        if (is_called(unmatched, neutral_members[i].name) && number != neutral_members[i].number)
+            refuse(groups, unmatched->entry, optim, &neutral_members[i], number);
 }
 
 /* --- members that depend on each other -------------------------------------------------------- */

@@ -66,15 +66,15 @@ bool fsdp_state_coming(const fsdp_state_groups *groups, const fsdp_state_group *
 /* --- members that no optimizer here can continue (state_continue.c) --- */
 
 /* A member of a group that its optimizer here lacks, and its value. */
-typedef struct fsdp_state_stranger {
+typedef struct fsdp_state_unmatched {
     const fsdp_entry *entry;
     const char *name;
     size_t name_size;
     const fsdp_value *value;
     fsdp_state_group live;
-} fsdp_state_stranger;
+} fsdp_state_unmatched;
 /* Notes in groups->refused a member that changes the mathematics of steps; others are ignored. */
-void fsdp_state_judge(fsdp_state_groups *groups, const fsdp_state_stranger *stranger);
+void fsdp_state_judge(fsdp_state_groups *groups, const fsdp_state_unmatched *unmatched);
 /* Checks what depends on several members, after all were taken. */
 fsdp_status fsdp_state_judge_groups(fsdp_state_groups *groups, fsdp_error *err);
 

@@ -84,8 +84,8 @@ static fsdp_status pass_over_member(fsdp_state_groups *groups, const fsdp_entry 
                                     const fsdp_value *key, fsdp_error *err)
 {
     if (key->kind == FSDP_VALUE_STRING)
-        fsdp_state_judge(groups, &(fsdp_state_stranger){entry, key->as.bytes.data,
-                                                        key->as.bytes.size, key + 1, *live});
+        fsdp_state_judge(groups, &(fsdp_state_unmatched){entry, key->as.bytes.data,
+                                                         key->as.bytes.size, key + 1, *live});
     return note_unexpected_group(groups, entry, position, key, err);
 }
 
@@ -178,7 +178,7 @@ static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry,
     fsdp_state_taken *taken = fsdp_state_find_hyper(groups, &live, key.what, key.what_size, &hyper);
     if (taken)
         return keep(taken, &hyper, entry, &value, err);
-    fsdp_state_judge(groups, &(fsdp_state_stranger){entry, key.what, key.what_size, &value, live});
+    fsdp_state_judge(groups, &(fsdp_state_unmatched){entry, key.what, key.what_size, &value, live});
     return note_unexpected(groups, entry->name, entry->name_size, err);
 }
 

@@ -260,7 +260,7 @@ const char *fsdp_expect_name(const fsdp_expect *expect)
 typedef struct comparison {
     const fsdp_expect *expect;
     const fsdp_sd *sd;
-    fsdp_expect_tell tell;
+    fsdp_expect_report report;
     void *context;
     bool *is_expected; /* per entry of sd */
     int64_t found;     /* names of a spelling */
@@ -307,7 +307,7 @@ static fsdp_status compare_one(void *context, const fsdp_expected *expected, fsd
         return FSDP_OK;
     if (at < 0) {
         job->counts.missing++;
-        return job->tell(job->context, FSDP_EXPECT_MISSING, expected, NULL, err);
+        return job->report(job->context, FSDP_EXPECT_MISSING, expected, NULL, err);
     }
     const fsdp_entry *tensor = fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, (size_t)at));
     job->is_expected[at] = true;
@@ -315,7 +315,7 @@ static fsdp_status compare_one(void *context, const fsdp_expected *expected, fsd
     if (has_shape(tensor, expected) && !is_other_kind(tensor->dtype, expected->dtype))
         return FSDP_OK;
     job->counts.shapes++;
-    return job->tell(job->context, FSDP_EXPECT_SHAPE, expected, tensor, err);
+    return job->report(job->context, FSDP_EXPECT_SHAPE, expected, tensor, err);
 }
 
 /* The other state dict may have left out a head that is tied. */
@@ -325,14 +325,14 @@ static bool may_be_extra(const comparison *job, const fsdp_entry *entry)
            is_head_name(entry->name, entry->name_size);
 }
 
-static fsdp_status tell_extra(comparison *job, fsdp_error *err)
+static fsdp_status report_extra(comparison *job, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         if (entry->kind == FSDP_ENTRY_VALUE || job->is_expected[i] || may_be_extra(job, entry))
             continue;
         job->counts.extra++;
-        FSDP_TRY(job->tell(job->context, FSDP_EXPECT_EXTRA, NULL, entry, err));
+        FSDP_TRY(job->report(job->context, FSDP_EXPECT_EXTRA, NULL, entry, err));
     }
     return FSDP_OK;
 }
@@ -355,10 +355,11 @@ static fsdp_status choose_form(comparison *job, expect_form *form, fsdp_error *e
     return FSDP_OK;
 }
 
-fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd, fsdp_expect_tell tell,
-                                void *context, fsdp_expect_counts *counts_out, fsdp_error *err)
+fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd,
+                                fsdp_expect_report report, void *context,
+                                fsdp_expect_counts *counts_out, fsdp_error *err)
 {
-    comparison job = {.expect = expect, .sd = sd, .tell = tell, .context = context};
+    comparison job = {.expect = expect, .sd = sd, .report = report, .context = context};
     expect_form form = {"", 1};
     job.is_expected = fsdp_alloc(fsdp_sd_count(sd) + 1, sizeof *job.is_expected);
     if (!job.is_expected)
@@ -368,7 +369,7 @@ fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd, fs
     if (st == FSDP_OK)
         st = visit_all(&whole, err);
     if (st == FSDP_OK)
-        st = tell_extra(&job, err);
+        st = report_extra(&job, err);
     fsdp_free(job.is_expected);
     *counts_out = job.counts;
     return st;

@@ -62,9 +62,10 @@ typedef enum fsdp_expect_fault {
     FSDP_EXPECT_MISSING, FSDP_EXPECT_EXTRA, FSDP_EXPECT_SHAPE
 } fsdp_expect_fault;
 
-/* Tells one fault. expected: NULL for EXTRA; entry: NULL for MISSING. */
-typedef fsdp_status (*fsdp_expect_tell)(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
-                                        const fsdp_entry *entry, fsdp_error *err);
+/* Reports one fault. expected: NULL for EXTRA; entry: NULL for MISSING. */
+typedef fsdp_status (*fsdp_expect_report)(void *context, fsdp_expect_fault fault,
+                                          const fsdp_expected *expected, const fsdp_entry *entry,
+                                          fsdp_error *err);
 
 typedef struct fsdp_expect_counts {
     int64_t expected, found;   /* required tensors; those of them that are there, of whatever shape */
@@ -73,7 +74,7 @@ typedef struct fsdp_expect_counts {
 
 /* Compares the tensors of sd with the list. Names may have several spellings (with and without
  * "model.", experts one by one or together); the one that sd has most of counts. */
-fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd, fsdp_expect_tell tell,
+fsdp_status fsdp_expect_compare(const fsdp_expect *expect, const fsdp_sd *sd, fsdp_expect_report report,
                                 void *context, fsdp_expect_counts *counts_out, fsdp_error *err);
 
 #endif

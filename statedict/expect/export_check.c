@@ -26,8 +26,8 @@ static void note_shape(export_job *job, const fsdp_expected *expected, const fsd
              fsdp_shape_text(expected->ndim, expected->shape, other, sizeof other));
 }
 
-static fsdp_status tell(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
-                        const fsdp_entry *entry, fsdp_error *err)
+static fsdp_status take_fault(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
+                              const fsdp_entry *entry, fsdp_error *err)
 {
     export_job *job = context;
     bool fine = true;
@@ -107,7 +107,7 @@ static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_erro
     if (job->check->allow_missing)
         FSDP_TRY(fsdp_filter_create(job->check->allow_missing, NULL, &job->allowed, err));
     fsdp_error odd = {0};
-    fsdp_status st = fsdp_expect_compare(expect, job->check->sd, tell, job, &counts, &odd);
+    fsdp_status st = fsdp_expect_compare(expect, job->check->sd, take_fault, job, &counts, &odd);
     if (st != FSDP_OK)
         return fsdp_fail(err, st, "%s%s", odd.text,
                          st == FSDP_ERR_USAGE ? "; --no-copy leaves the config out" : "");

@@ -99,9 +99,9 @@ static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, l
 static fsdp_status check_model(fsdp_like_job *job, const like_wanted *wanted, fsdp_error *err)
 {
     fsdp_expect_counts counts = {0};
-    fsdp_like_told told = {job, wanted->expect};
-    FSDP_TRY(
-        fsdp_expect_compare(wanted->expect, job->model.sd, fsdp_like_tell, &told, &counts, err));
+    fsdp_like_context context = {job, wanted->expect};
+    FSDP_TRY(fsdp_expect_compare(wanted->expect, job->model.sd, fsdp_like_take_fault, &context,
+                                 &counts, err));
     job->summary->expected = counts.expected;
     job->summary->found = counts.found;
     if (job->opts->level == FSDP_VERIFY_QUICK)

@@ -39,14 +39,14 @@ typedef struct fsdp_like_job {
 void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name, size_t name_size,
                     const char *format, ...) FSDP_PRINTF(5, 6);
 
-typedef struct fsdp_like_told {
+typedef struct fsdp_like_context {
     fsdp_like_job *like;
     const fsdp_expect *expect;
-} fsdp_like_told;
+} fsdp_like_context;
 
-/* An fsdp_expect_tell, whose context is an fsdp_like_told: emits the fault. */
-fsdp_status fsdp_like_tell(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
-                           const fsdp_entry *entry, fsdp_error *err);
+/* An fsdp_expect_report, whose context is an fsdp_like_context: emits the fault as a finding. */
+fsdp_status fsdp_like_take_fault(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
+                                 const fsdp_entry *entry, fsdp_error *err);
 
 /* --- the elements ------------------------------------------------------------------------------- */
 

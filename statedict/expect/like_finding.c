@@ -26,10 +26,11 @@ void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name
             &(fsdp_finding){.file = "", .tensor = tensor, .block = -1, .text = text, .kind = kind});
 }
 
-fsdp_status fsdp_like_tell(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
-                           const fsdp_entry *entry, fsdp_error *err)
+fsdp_status fsdp_like_take_fault(void *context, fsdp_expect_fault fault,
+                                 const fsdp_expected *expected, const fsdp_entry *entry,
+                                 fsdp_error *err)
 {
-    const fsdp_like_told *job = context;
+    const fsdp_like_context *job = context;
     const char *wanted = fsdp_expect_name(job->expect);
     char own[128], other[128];
     (void)err;

@@ -21,7 +21,7 @@
 #include "base/core/given.h"
 
 typedef struct load_job {
-    fsdp_sd *sd; /* of the caller, or of hooks->want */
+    fsdp_sd *sd; /* of the caller, or of hooks->make_sd */
     const fsdp_load_hooks *hooks;
     fsdp_ctl *ctl;
     const fsdp_load_opts *opts;
@@ -436,18 +436,18 @@ static fsdp_status match_and_open(load_job *job, fsdp_error *err)
 }
 
 /* In the memory of rank 0 that is the checkpoint, too: it must not go meanwhile. */
-static fsdp_status ask_want(load_job *job, fsdp_error *err)
+static fsdp_status call_make_sd(load_job *job, fsdp_error *err)
 {
     FSDP_TRY(fsdp_ctl_begin_access(job->ctl, err));
     fsdp_status st =
-        job->hooks->want(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
+        job->hooks->make_sd(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
     fsdp_ctl_end_access(job->ctl);
     return st;
 }
 
-static fsdp_status want(load_job *job, fsdp_error *err)
+static fsdp_status make_sd(load_job *job, fsdp_error *err)
 {
-    fsdp_status st = ask_want(job, err);
+    fsdp_status st = call_make_sd(job, err);
     FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
     job->group_sds[0] = job->sd;
     if (job->group_size == 1)
@@ -529,7 +529,7 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
     if (st == FSDP_OK)
         st = form_group(job, err);
     if (st == FSDP_OK && job->hooks)
-        st = want(job, err);
+        st = make_sd(job, err);
     if (st == FSDP_OK)
         st = plan_load(job, err);
     if (st == FSDP_OK)
@@ -582,7 +582,7 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
     }
 }
 
-/* With hooks, the state dict is compared later, once hooks->want has made it. */
+/* With hooks, the state dict is compared later, once hooks->make_sd has made it. */
 static fsdp_status agree_to_load(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);

@@ -9,8 +9,8 @@
 typedef struct fsdp_load_hooks {
     void *context;
     /* Makes the state dict to load from a checkpoint with these entries. The hooks own *sd_out, which stays
-     * valid until the load returns or calls `want` again. */
-    fsdp_status (*want)(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err);
+     * valid until the load returns or calls `make_sd` again. */
+    fsdp_status (*make_sd)(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err);
     /* Called once all entries are loaded; `stored` is still valid. */
     fsdp_status (*take)(void *context, const fsdp_checkpoint_info *info, fsdp_error *err);
 } fsdp_load_hooks;
