@@ -10,8 +10,8 @@
  *   framework_names.c  names that match patterns
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
  *   framework_modules.c fsdp_framework_modules: folders of a model's further modules
- *   framework_folder.h a directory on the way: framework_folder.c lists it, framework_parts.c opens all parts
- *                      of a row as one source, framework_notes.c tells
+ *   framework_folder.h one directory while a path is resolved: framework_folder.c lists it, framework_parts.c
+ *                      opens all parts of a row as one source, framework_notes.c has the notes
  *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there;
  *                      fsdp_framework_open
  *
@@ -77,7 +77,7 @@ extern const char fsdp_framework_module_list[];
 typedef void (*fsdp_framework_note)(void *context, const char *text);
 
 typedef struct fsdp_framework_way {
-    fsdp_framework_note note;  /* NULL: nothing is told */
+    fsdp_framework_note note;  /* NULL: none */
     void *context;
     bool whole;                /* a directory with parts beside its model is the checkpoint, not the model */
 } fsdp_framework_way;

@@ -1,4 +1,4 @@
-/* A directory on the way to a checkpoint, as it is listed: see framework_folder.h. */
+/* Lists a directory while a path is resolved to a checkpoint: see framework_folder.h. */
 #include "formats/frameworks/framework_folder.h"
 
 #include "base/core/mem.h"

@@ -1,9 +1,9 @@
 /*
- * A directory on the way to a checkpoint: its names, the row of the table that fits, and the parts that the
- * row reads together. Private to the room; frameworks.c goes the way.
+ * One directory while a path is resolved to a checkpoint: its names, the row of the table that fits, and the
+ * parts that the row reads together. Private to the room; frameworks.c goes from directory to directory.
  *
  *   framework_folder.c  lists a directory, finds names and rows, recognises files of other programs
- *   framework_notes.c   notes and errors of the way
+ *   framework_notes.c   notes and errors of the resolution
  *   framework_parts.c   the parts beside a model, opened with it as one source
  */
 #ifndef FSDP_FRAMEWORK_FOLDER_H
@@ -21,9 +21,9 @@ typedef struct fsdp_folder {
     fsdp_framework_note note;
     void *context;
     const fsdp_framework_row *row; /* that fits; NULL: none */
-    bool whole;                /* the way ends at a row with parts, not at its model */
-    int deeper;                /* folders that the way may still go down from here */
-    int *left;                 /* listings and opens that the whole way may still make; -1: it wanted more */
+    bool whole;                /* a row with parts is the result, not its model */
+    int deeper;                /* levels that the resolution may still go down from here */
+    int *left;                 /* listings and opens that all of it may still make; -1: exceeded */
 } fsdp_folder;
 
 /* Counts a listing or an open; false: there were FSDP_FOLDER_LOOKS of them. */
@@ -50,7 +50,7 @@ fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
 /* The directory holds these checkpoints; FSDP_FOLDER_NAMES of them: there may be more. */
 fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *const *names, size_t count,
                                      fsdp_error *err);
-/* "it is read as MEMBER and PARTS", or what is left out beside the member. */
+/* Notes "it is read as MEMBER and PARTS", or the entries beside the member that are left out. */
 void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
 void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why);
 

@@ -1,4 +1,4 @@
-/* Notes and errors of the way to a checkpoint: see framework_folder.h. */
+/* Notes and errors while a path is resolved to a checkpoint: see framework_folder.h. */
 #include "formats/frameworks/framework_folder.h"
 
 #include "base/core/mem.h"

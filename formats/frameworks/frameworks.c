@@ -13,7 +13,7 @@ enum { DEEPEST = 6 };
 static fsdp_status is_promising(const fsdp_folder *above, const char *name, int depth,
                                 bool *is_known_out, fsdp_error *err);
 
-/* May one of the folders in it hold a checkpoint? */
+/* Sets *is_known_out when one of the folders in it may hold a checkpoint. */
 static fsdp_status has_promising(const fsdp_folder *here, int depth, bool *is_known_out,
                                  fsdp_error *err)
 {
@@ -88,12 +88,12 @@ static fsdp_status find_only(const fsdp_folder *folder, const char **name_out, f
     return FSDP_OK;
 }
 
-/* --- the way ------------------------------------------------------------------------------------- */
+/* --- resolution --------------------------------------------------------------------------------- */
 
 static fsdp_status resolve(const fsdp_folder *way, const char *path, char **path_out,
                            fsdp_error *err);
 
-/* Does a step open? *is_good_out false: it is damaged, which err says. */
+/* Opens a step. *is_good_out false: it is damaged, and err names the fault. */
 static fsdp_status try_step(const fsdp_folder *folder, const char *name, bool *is_good_out,
                             fsdp_error *err)
 {
@@ -139,7 +139,7 @@ static const char *find_below(const fsdp_folder *folder, const char *steps, int6
 static fsdp_status find_newest(const fsdp_folder *folder, const char *steps, const char **name_out,
                                fsdp_error *err)
 {
-    enum { TRIES = 16, TRIES_BELOW = 2 }; /* steps in steps in steps are no run */
+    enum { TRIES = 16, TRIES_BELOW = 2 }; /* each nested level of steps multiplies the tries */
     int tries = folder->note ? TRIES : TRIES_BELOW;
     int64_t number, limit = INT64_MAX;
     bool is_good = false;
@@ -161,7 +161,7 @@ static fsdp_status find_newest(const fsdp_folder *folder, const char *steps, con
     return FSDP_OK;
 }
 
-/* Rank files of one number stand side by side among the sorted names. */
+/* Lists the members of a row. Rank files of one set are one member: they are neighbours in sorted order. */
 static fsdp_status list_members(fsdp_folder *folder, const char *member, fsdp_error *err)
 {
     fsdp_io_names *members = &folder->members;
@@ -198,7 +198,7 @@ static fsdp_status find_member(fsdp_folder *folder, const fsdp_framework_row *ro
     return FSDP_OK;
 }
 
-/* The next name on the way, NULL: the directory itself is the checkpoint, or nothing is known of it. */
+/* The name to go down to; NULL: the directory itself is the checkpoint, or no rule applies to it. */
 static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_error *err)
 {
     bool is_known = false;
@@ -223,7 +223,7 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
     return steps ? find_newest(folder, steps, name_out, err) : find_only(folder, name_out, err);
 }
 
-/* Tells what is read; true in *is_whole_out: the row with all of its parts, which ends the way. */
+/* Notes what is read; true in *is_whole_out: the row with all of its parts, where the resolution ends. */
 static fsdp_status note_choice(const fsdp_folder *folder, const char *name, bool *is_whole_out,
                                fsdp_error *err)
 {

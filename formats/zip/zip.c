@@ -580,8 +580,8 @@ static void drop_folders(fsdp_zip *zip)
     qsort(zip->sorted, kept, sizeof(central *), compare_entries);
 }
 
-/* PyTorch can switch checksums off, and writes zeros then. Any other archive has one for each entry, and a 0
- * among them is the checksum of its bytes; so it is in an npz, even of all entries. */
+/* PyTorch can switch checksums off, and then writes zeros for all entries. A 0 beside other numbers is the
+ * checksum of its bytes. NumPy never switches them off: in an npz every 0 is a checksum. */
 static void find_checksums(fsdp_zip *zip)
 {
     bool has_any = zip->flags & FSDP_ZIP_NAMES_ARE_DATA;

@@ -1,6 +1,6 @@
 /*
- * Names that are no UTF-8: archives from before bit 11 of the flags hold them in code page 437, and Python's
- * zipfile, and so NumPy, reads every name without that bit so. Called by zip.c for npz.
+ * Names in code page 437: Python's zipfile, and with it NumPy, reads a name so when bit 11 of its flags
+ * is not set. zip.c calls this file for npz.
  */
 #ifndef FSDP_ZIP_NAMES_H
 #define FSDP_ZIP_NAMES_H

@@ -1,4 +1,13 @@
 /*
+ * Room bootstrap: connects the ranks at the start. In: an address, or the environment of mpirun or torchrun,
+ * and a deadline. Out: a control plane (ctl.h) of all ranks. runtime/launch calls it; collectives over the
+ * network and between processes use its listeners and sockets.
+ *
+ *   rendezvous.c      the ranks of a job find each other over TCP; torchrun_store.c through torchrun's store
+ *   ctl_tcp.c         the control plane over these connections; ctl_mpi.c over MPI
+ *   listener.c        accepts connections and reads their hellos; socket.c has sockets with deadlines
+ *   process_watch.c   watches processes of this host; mpi_process.c begins and ends MPI
+ *
  * The rendezvous: rank 0 listens, every other rank connects to it, sends its hello and receives the addresses
  * of all ranks. Out comes a control plane over TCP (ctl_tcp.h). It ends within a deadline; the error names
  * the missing ranks. The launcher calls it.

@@ -226,7 +226,7 @@ static bool recv_status(fsdp_p2p *p2p, void *status, size_t size)
     return is_there;
 }
 
-/* MPI moves data while it is probe: looking often is fast, but ranks often outnumber cores. */
+/* MPI moves data only while it is called: frequent polls are fast, but ranks often outnumber cores. */
 static void back_off(fsdp_p2p *p2p, int idle)
 {
     (void)p2p;

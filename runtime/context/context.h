@@ -46,7 +46,7 @@ typedef struct fsdp_context {
     fsdp_used_block all_reduced;       /* the buffer of the last all-reduce, when gradients are cast */
     fsdp_group **order;                /* groups in the order of their forwards */
     size_t order_count, order_room;
-    fsdp_root *finalizing;             /* whose asynchronous end of backward was not waited for */
+    fsdp_root *finalizing;             /* its asynchronous end of backward was not waited for yet */
     bool limits_gathers;               /* at most FSDP_MOST_GATHERS in flight */
     int gather_count;                  /* issued, and their parameters not made yet */
     fsdp_event freed[FSDP_MOST_GATHERS];       /* the last reshards, oldest first */
@@ -65,7 +65,8 @@ fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err);
 /* The first error of any stream. */
 fsdp_status fsdp_context_check(const fsdp_context *context, fsdp_error *err);
 
-/* Gives a block that the next gathers may take, once the streams that fill it have waited for `read`. */
+/* Gives a flat buffer back once the stream of gathers has waited for its last use: the next gather may take
+ * the block. */
 void fsdp_context_give_gather(fsdp_context *context, fsdp_used_block *gather);
 /* Gives back the deferred gather. */
 void fsdp_context_flush_gather(fsdp_context *context);

@@ -21,7 +21,7 @@ typedef struct fsdp_allocator {
     void *context;
     void *(*alloc)(void *context, size_t size);
     void (*dealloc)(void *context, void *data);       /* NULL: its blocks stay in the pool until that ends */
-    bool is_required;          /* alloc gives NULL: a failure. Otherwise the device gives instead */
+    bool is_required;          /* a failed alloc is an error; if unset, the device's memory is used */
 } fsdp_allocator;
 fsdp_allocator fsdp_allocator_of_comm(fsdp_comm *comm);                        /* accepts NULL */
 fsdp_allocator fsdp_allocator_of_custom(const fsdp_custom_collective *custom); /* accepts NULL */
@@ -77,7 +77,7 @@ void fsdp_memory_return_external(fsdp_memory_pool *pool);
 void fsdp_memory_pass(fsdp_memory_pool *from, fsdp_memory_pool *to, fsdp_block *block, fsdp_stream *stream);
 /* The block counts in that class from now on. */
 void fsdp_memory_move(fsdp_memory_pool *pool, fsdp_block *block, fsdp_memory_class class);
-/* The block counts no more: its last work is given at once, and then the block. */
+/* Removes the block from the counts; the caller gives it back later. */
 void fsdp_memory_uncount(fsdp_memory_pool *pool, fsdp_block *block);
 /* Counts memory that others allocated, or freed (negative). */
 void fsdp_memory_count(fsdp_memory_pool *pool, fsdp_memory_class class, int64_t bytes);

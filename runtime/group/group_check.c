@@ -1,7 +1,7 @@
 /*
- * With --check: gathered parameters that the program changed, since the change is lost, and values that look
- * like numbers where there are none. 0xff in every byte is NaN in all floating types but the two FNUZ ones.
- * See launch.h; docs/runtime.md, "Checks".
+ * With --check: reports gathered parameters that the program changed, since a reshard drops the change, and
+ * fills memory without values with NaN, so that a read of it shows. 0xff in every byte is NaN in all floating
+ * types but the two FNUZ ones. See launch.h; docs/runtime.md, "Checks".
  */
 #include "runtime/group/group_internal.h"
 

@@ -1,11 +1,11 @@
-/* The io behind an fsdp_access. Inside, an io becomes an access again as its disk. */
+/* Makes an fsdp_io of an fsdp_access. Files of statedict pass an io to public calls as the `disk` of one. */
 #ifndef FSDP_ACCESS_H
 #define FSDP_ACCESS_H
 
 #include "base/io/io.h"
 #include <fsdp/checkpoint.h>
 
-/* access may be NULL. A disk of a test has its own trust bits. */
+/* access may be NULL. A given disk has its own trust bits. */
 static inline fsdp_io *fsdp_access_io(const fsdp_access *access)
 {
     if (!access)

@@ -107,8 +107,8 @@ static bool is_ema(const char *text, size_t size)
            begins(text, size, "shadow_params") || begins(text, size, "swa_");
 }
 
-/* Tensors are taken for a trainer's only under names that no layer has, or if they are a number: the "step"
- * or "loss" of a flat dict, not "logit_scale". */
+/* A tensor counts as the trainer's only under a name that no layer has, or when it is a scalar of a known
+ * name: the "step" or "loss" of a flat dict, not "logit_scale". */
 static bool is_state(const fsdp_entry *entry, const char *text, size_t size)
 {
     static const char *const starts[] = {"lr_sched",    "scheduler", "dataloader",  "rng",

@@ -99,7 +99,7 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
     return FSDP_OK;
 }
 
-/* A tensor that is listed as a value is none of the values. */
+/* --drop values keeps tensors that a source lists as values (tensor_kinds.h). */
 static bool is_dropped(const selecting *work, const fsdp_entry *entry, const char *tensor_kind)
 {
     bool is_value = entry->kind == FSDP_ENTRY_VALUE && !tensor_kind;

@@ -1,8 +1,10 @@
 /*
- * Plans: the boxes that each rank writes, and the stored boxes that cover a box to read. Pure functions of
- * the description of a state dict, so that ranks need no messages and a reader repeats the decisions of the
- * writer. Step 4 of docs/flow_save.md and docs/flow_load.md. save/, checkpoint/ and convert/ call this room;
- * pipeline.h moves the data of a plan.
+ * Room transfer: plans of boxes (box_plan.c), and the data of a plan between memory and files (pipeline.c).
+ *
+ * In: the description of a state dict, the rank, a writer or readers of shard files. Out: the boxes that each
+ * rank writes, and the stored boxes that cover a box to read; their bytes. Plans are pure functions of the
+ * description, so that ranks need no messages and a reader repeats the decisions of the writer. save/,
+ * checkpoint/ and convert/ call this room. docs/flow_save.md and docs/flow_load.md have its steps.
  */
 #ifndef FSDP_BOX_PLAN_H
 #define FSDP_BOX_PLAN_H

@@ -131,7 +131,7 @@ static fsdp_status run(const copy_job *job, void (*once)(const copy_job *job), b
     return FSDP_OK;
 }
 
-/* work: without what is behind the job's rectangles, which are used up. */
+/* Measures the job's rectangles, prints the row `work`, and empties the list of rectangles. */
 static fsdp_status measure(copy_job *job, const char *work, fsdp_error *err)
 {
     bench_times ours = {0}, plain = {0};

@@ -21,7 +21,7 @@ typedef struct trainer_saves {
 
 /* --- async-stall --------------------------------------------------------------------------------- */
 
-/* Every tensor that the rank holds, one behind the other; to NULL: only their size. */
+/* Copies the rank's part of every tensor to `to`, one after the other; NULL: only adds up their sizes. */
 static int64_t copy_state(const fsdp_sd *sd, int rank, unsigned char *to)
 {
     int64_t bytes = 0;
@@ -106,7 +106,7 @@ static fsdp_status measure_stall(trainer_saves *saves, fsdp_error *err)
 
 /* --- async-cost ---------------------------------------------------------------------------------- */
 
-/* Without the checkpoint before, and with nothing left to write of it. */
+/* Removes the checkpoint of the round before, and waits until its bytes are written back. */
 static fsdp_status clear(const trainer_saves *saves, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
@@ -182,7 +182,7 @@ static fsdp_status measure_cost(trainer_saves *saves, fsdp_error *err)
 static fsdp_status measure(trainer_saves *saves, fsdp_error *err)
 {
     const train_job *job = &saves->run->job;
-    /* Bytes are what matters; steps between two saves may be none. */
+    /* Only bytes and time are measured: two saves may hold equal values. */
     const fsdp_async_opts opts = {.allow_equal = true};
     FSDP_TRY(fsdp_async_saver_create(job->root, &opts, &saves->saver, err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, make_warm(saves, err), err));

@@ -128,7 +128,7 @@ typedef struct train_job {
 /* Collective. Everything but values: they come from the resumed checkpoint, from --init, or are new. */
 fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_world *world, fsdp_error *err);
 void train_job_end(train_job *job);
-/* The checkpoint that it went on from has all of its steps. */
+/* True when the resumed checkpoint has all steps of the training already. */
 bool train_job_is_done(const train_job *job);
 /* Collective. fsdp_ctl_agree on `mine`, and on the log, which only rank 0 writes: all ranks stop with its
  * error. */
@@ -189,8 +189,7 @@ int train_use_tokenizer(const train_options *opts);
 /* The values of a checkpoint beside tensors. */
 fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err);
 /* Collective. Model, optimizer and the job's counters. In a run with --resume auto, a checkpoint whose data
- * turns out to be damaged gives way to the one before it, which `source` then is; damaged ones are set
- * aside. */
+ * turns out to be damaged is replaced by the one before it, also in `source`; damaged ones are set aside. */
 fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err);
 /* Collective. Begins a save, in the background unless save.async is false, and ends the one before.
  * save.on_error decides about failures; of the last save of a training, which is also ended, it can only

@@ -127,7 +127,7 @@ static bool names_tokenizer(const train_job *job)
     return strcmp(job->config->data.tokenizer, "bytes") != 0;
 }
 
-/* A source's own one; data.tokenizer may name the same. */
+/* Takes the tokenizer of the source; data.tokenizer may name an equal one. */
 static fsdp_status take_tokenizer(train_job *job, const train_source *source, fsdp_error *err)
 {
     const fsdp_text *text = &source->tokenizer_text;
@@ -215,7 +215,7 @@ static fsdp_status find_newest(const char *run, int64_t *step_out, fsdp_error *e
     return FSDP_OK;
 }
 
-/* Not from an older one than the run's newest: the training would come to steps that are saved. */
+/* Refuses a checkpoint older than the run's newest: the training would save steps that exist. */
 static fsdp_status open_given(const train_options *opts, int64_t newest, train_source *source,
                               fsdp_error *err)
 {

@@ -131,8 +131,8 @@ void train_add_number(fsdp_text *text, double value)
         fsdp_text_addf(text, "null");
 }
 
-/* A line goes to the file in one write, so that readers and a kill see whole ones; nothing stays of one for
- * which there is no space. */
+/* A line is one write, so that readers, and the file after a kill, have whole lines. A part of a line for
+ * which there was no space is cut off again. */
 static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err)
 {
     const int fd = fileno(log->metrics);

@@ -20,9 +20,9 @@ typedef struct train_log {
     const char *run;
     bool is_quiet;             /* train_log_say writes to main.log only */
     bool prints_json;          /* objects of the metrics are printed, too */
-    bool drops_lines;          /* that cannot be written, instead of failing: save.on_error continue */
+    bool drops_lines;          /* save.on_error continue: counts lines that cannot be written */
     int64_t dropped;
-    fsdp_error failure;        /* the first: nothing is written after it. train_agree brings it to all */
+    fsdp_error failure;        /* the first, which ends writing; train_agree returns it on all ranks */
 } train_log;
 
 typedef struct train_step_line {

@@ -127,7 +127,7 @@ static fsdp_status take_failure(train_job *job, int64_t step, const fsdp_error *
 
 /* --- one save ------------------------------------------------------------------------------------ */
 
-/* In the background (async), or until the checkpoint is there. */
+/* async: returns once the state is copied; else when the checkpoint is there. */
 static fsdp_status save(train_job *job, const fsdp_sd *values, bool async, fsdp_error *err)
 {
     const train_config *config = job->config;

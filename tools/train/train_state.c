@@ -278,7 +278,7 @@ static fsdp_status open_older(const char *run, train_source *source, bool *is_th
     return train_source_open(path, source, err);
 }
 
-/* Steps behind the one that was loaded are damaged, and stand where the training saves again. */
+/* Steps after the loaded one are damaged; the training will save steps of their names again. */
 static fsdp_status set_aside(const char *run, const char *name, train_log *log, fsdp_error *err)
 {
     char from[PATH_MAX], to[PATH_MAX];
