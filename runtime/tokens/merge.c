@@ -146,11 +146,28 @@ static void merge_all(const fsdp_bpe *bpe, fsdp_merging *merging)
 
 /* --- words --- */
 
+/* A hash of few bytes. */
+static uint64_t word_hash(const char *data, size_t size)
+{
+    uint64_t hash = size;
+    for (; size >= 8; data += 8, size -= 8) {
+        uint64_t word;
+        memcpy(&word, data, sizeof word);
+        hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+        hash ^= hash >> 32;
+    }
+    uint64_t last = 0;
+    for (size_t i = 0; i < size; i++)
+        last = last << 8 | (unsigned char)data[i];
+    hash = (hash ^ last) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ hash >> 29;
+}
+
 static seen_word *remembered(const fsdp_merging *merging, const char *word, size_t size)
 {
     if (!merging->words || size > WORD_BYTES)
         return NULL;
-    return &merging->words[fsdp_word_hash(word, size) & merging->word_mask];
+    return &merging->words[word_hash(word, size) & merging->word_mask];
 }
 
 static void remember(seen_word *seen, const char *word, size_t size, const int64_t *ids,

@@ -4,11 +4,13 @@
 #include "runtime/tokens/unicode.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 void fsdp_vocab_release(fsdp_vocab *vocab)
 {
     fsdp_free(vocab->tokens);
-    fsdp_free(vocab->slots);
+    fsdp_name_table_release(&vocab->spelled);
+    fsdp_name_table_release(&vocab->raw);
     fsdp_free(vocab->by_id);
     fsdp_arena_release(&vocab->arena);
     *vocab = (fsdp_vocab){0};
@@ -57,43 +59,12 @@ static bool spelled_bytes(const char *text, size_t size, char *bytes, size_t *co
 
 /* --- by bytes --- */
 
-static size_t slot_of(const fsdp_vocab *vocab, const char *data, size_t size, bool is_raw)
-{
-    size_t slot = (size_t)(fsdp_word_hash(data, size) + is_raw) & vocab->slot_mask;
-    while (vocab->slots[slot]) {
-        const fsdp_token *token = &vocab->tokens[vocab->slots[slot] - 1];
-        if (token->size == size && token->is_raw == is_raw && memcmp(token->data, data, size) == 0)
-            break;
-        slot = (slot + 1) & vocab->slot_mask;
-    }
-    return slot;
-}
-
-/* A table that is at most half full with one more token. */
-static bool make_slots(fsdp_vocab *vocab)
-{
-    size_t old = vocab->slots ? vocab->slot_mask + 1 : 0, slots = old ? old * 2 : 1024;
-    if (vocab->count + 1 <= old / 2)
-        return true;
-    uint32_t *fresh = fsdp_alloc(slots, sizeof *fresh);
-    if (!fresh)
-        return false;
-    fsdp_free(vocab->slots);
-    vocab->slots = fresh;
-    vocab->slot_mask = slots - 1;
-    for (size_t i = 0; i < vocab->count; i++) {
-        const fsdp_token *token = &vocab->tokens[i];
-        fresh[slot_of(vocab, token->data, token->size, token->is_raw)] = (uint32_t)i + 1;
-    }
-    return true;
-}
-
 fsdp_status fsdp_vocab_add(fsdp_vocab *vocab, const char *text, size_t size, uint32_t id,
                            bool *added_out, fsdp_error *err)
 {
     *added_out = false;
     char *data = size < UINT32_MAX ? fsdp_arena_strndup(&vocab->arena, text, size) : NULL;
-    if (!data || vocab->count >= UINT32_MAX - 1 || !make_slots(vocab) ||
+    if (!data || vocab->count >= UINT32_MAX - 1 ||
         !fsdp_grow(&vocab->tokens, &vocab->capacity, vocab->count + 1, sizeof *vocab->tokens))
         return fsdp_fail_memory(err, "the vocabulary");
     size_t bytes = size;
@@ -102,21 +73,23 @@ fsdp_status fsdp_vocab_add(fsdp_vocab *vocab, const char *text, size_t size, uin
         memcpy(data, text, size);
         bytes = size;
     }
-    size_t slot = slot_of(vocab, data, bytes, is_raw);
-    if (vocab->slots[slot])
+    const uint64_t *number =
+        fsdp_name_table_enter(is_raw ? &vocab->raw : &vocab->spelled, data, bytes, vocab->count);
+    if (!number)
+        return fsdp_fail_memory(err, "the vocabulary");
+    if (*number < vocab->count)
         return FSDP_OK;
     vocab->tokens[vocab->count++] =
         (fsdp_token){.data = data, .size = (uint32_t)bytes, .id = id, .is_raw = is_raw};
-    vocab->slots[slot] = (uint32_t)vocab->count;
     *added_out = true;
     return FSDP_OK;
 }
 
-static fsdp_token *token_at_slot(const fsdp_vocab *vocab, const char *data, size_t size,
-                                 bool is_raw)
+static fsdp_token *find_in(const fsdp_vocab *vocab, const fsdp_name_table *table, const char *data,
+                           size_t size)
 {
-    uint32_t found = vocab->slots ? vocab->slots[slot_of(vocab, data, size, is_raw)] : 0;
-    return found ? &vocab->tokens[found - 1] : NULL;
+    const uint64_t *number = fsdp_name_table_find(table, data, size);
+    return number ? &vocab->tokens[*number] : NULL;
 }
 
 fsdp_token *fsdp_vocab_find(const fsdp_vocab *vocab, const char *text, size_t size)
@@ -126,9 +99,9 @@ fsdp_token *fsdp_vocab_find(const fsdp_vocab *vocab, const char *text, size_t si
     size_t count;
     fsdp_token *token = NULL;
     if (bytes && spelled_bytes(text, size, bytes, &count))
-        token = token_at_slot(vocab, bytes, count, false);
+        token = find_in(vocab, &vocab->spelled, bytes, count);
     else
-        token = token_at_slot(vocab, text, size, true);
+        token = find_in(vocab, &vocab->raw, text, size);
     if (bytes != small)
         fsdp_free(bytes);
     return token;
@@ -136,7 +109,7 @@ fsdp_token *fsdp_vocab_find(const fsdp_vocab *vocab, const char *text, size_t si
 
 const fsdp_token *fsdp_vocab_find_bytes(const fsdp_vocab *vocab, const char *data, size_t size)
 {
-    const fsdp_token *token = token_at_slot(vocab, data, size, false);
+    const fsdp_token *token = find_in(vocab, &vocab->spelled, data, size);
     return token && token < vocab->tokens + vocab->model_count ? token : NULL;
 }
 

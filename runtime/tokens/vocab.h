@@ -7,12 +7,12 @@
 #define FSDP_VOCAB_H
 
 #include "base/core/mem.h"
+#include "base/data/name_table.h"
 
 #include <fsdp/status.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 typedef struct fsdp_token {
     const char *data;
@@ -27,8 +27,8 @@ typedef struct fsdp_vocab {
     fsdp_token *tokens;
     size_t count, capacity;
     size_t model_count;        /* the model's come first; later ones are no words of it */
-    uint32_t *slots;           /* hash table: index of a token + 1 */
-    size_t slot_mask;          /* slots - 1 */
+    fsdp_name_table spelled;   /* indices of tokens by the bytes that they spell */
+    fsdp_name_table raw;       /* indices of raw tokens */
     uint32_t *by_id;           /* indices of tokens in the order of ids, once sorted */
     fsdp_arena arena;
 } fsdp_vocab;
@@ -56,22 +56,5 @@ int64_t fsdp_vocab_end(const fsdp_vocab *vocab);
 
 /* The character by which ByteLevel spells a byte. */
 uint32_t fsdp_alphabet_letter(uint8_t byte);
-
-/* A hash of few bytes. */
-static inline uint64_t fsdp_word_hash(const char *data, size_t size)
-{
-    uint64_t hash = size;
-    for (; size >= 8; data += 8, size -= 8) {
-        uint64_t word;
-        memcpy(&word, data, sizeof word);
-        hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
-        hash ^= hash >> 32;
-    }
-    uint64_t last = 0;
-    for (size_t i = 0; i < size; i++)
-        last = last << 8 | (unsigned char)data[i];
-    hash = (hash ^ last) * UINT64_C(0x9E3779B97F4A7C15);
-    return hash ^ hash >> 29;
-}
 
 #endif
