@@ -32,6 +32,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_self(fsdp_ctl **ctl_out, fsdp_error *
 /* Local. Accepts NULL. A later call of another rank fails and names this rank as gone. */
 FSDP_API void fsdp_ctl_free(fsdp_ctl *ctl);
 
+/* Local. This rank, from 0, and the number of ranks. */
 FSDP_API int fsdp_ctl_rank(const fsdp_ctl *ctl);
 FSDP_API int fsdp_ctl_size(const fsdp_ctl *ctl);
 
