@@ -1,56 +1,104 @@
-# FSDP_WITH_CUDA and FSDP_WITH_NCCL: the toolkit and NCCL must be there, and programs that call them must
-# compile and link. So far nothing of ours calls them: the options prove that a machine is ready, and
-# --version says what was found. Sets FSDP_CUDA_VERSION and FSDP_NCCL_VERSION, empty without.
-include(CheckCSourceCompiles)
-
+# FSDP_WITH_CUDA and FSDP_WITH_NCCL: AUTO takes them where they are. The kernels are compiled by nvcc and
+# linked with the static runtime of the toolkit; of NCCL only its header is needed, since the library is
+# opened at run time. Sets FSDP_CUDA_VERSION and FSDP_NCCL_VERSION, empty without; FSDP_CUDA_TOOLKIT: its
+# headers are there in any case.
 set(FSDP_CUDA_VERSION "")
 set(FSDP_NCCL_VERSION "")
+set(FSDP_CUDA_TOOLKIT OFF)
+set(FSDP_CUDA_LEAST 12.1) # its kernels may have 32,764 bytes of parameters
 
-# fsdp_check_links(RESULT SOURCE ADVICE): stops with ADVICE unless the program links with CMAKE_REQUIRED_LIBRARIES.
-function(fsdp_check_links result source advice)
-    check_c_source_compiles("${source}" ${result})
-    if(NOT ${result})
-        unset(${result} CACHE)          # once it is installed, the same folder is configured again
-        message(FATAL_ERROR "${advice}")
+# fsdp_cuda_missing(OPTION TEXT): stops where OPTION is ON, and says why it is off where it is AUTO.
+function(fsdp_cuda_missing option text)
+    if(${option} STREQUAL "ON")
+        message(FATAL_ERROR "${option} is ON, and ${text}; or leave the option OFF.")
     endif()
+    message(STATUS "${option}: off, because ${text}")
 endfunction()
 
-if(FSDP_WITH_CUDA OR FSDP_WITH_NCCL)
-    find_package(CUDAToolkit 12)
-    if(NOT CUDAToolkit_FOUND)
-        message(FATAL_ERROR "FSDP_WITH_CUDA or FSDP_WITH_NCCL is ON, and no CUDA toolkit of version 12 or later "
-            "was found. Install cuda-nvcc and cuda-cudart-dev (NVIDIA's packages), and put nvcc on PATH or set "
-            "CUDAToolkit_ROOT; or leave both options OFF.")
+if(NOT FSDP_WITH_CUDA STREQUAL "OFF" OR NOT FSDP_WITH_NCCL STREQUAL "OFF")
+    find_package(CUDAToolkit ${FSDP_CUDA_LEAST} QUIET)
+    if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND TARGET CUDA::cudart_static)
+        set(FSDP_CUDA_TOOLKIT ON)
     endif()
-    if(NOT CMAKE_CUDA_COMPILER)
-        set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
-    endif()
-    enable_language(CUDA)               # compiles and links a device program
-    set(CMAKE_REQUIRED_LIBRARIES CUDA::cudart)
-    fsdp_check_links(FSDP_CUDA_LINKS "#include <cuda_runtime.h>
-        int main(void) { int count = 0; return (int)cudaGetDeviceCount(&count); }"
-        "nvcc is there, but a program that calls cudaGetDeviceCount does not compile and link: install \
-cuda-cudart-dev of version ${CUDAToolkit_VERSION}, or leave FSDP_WITH_CUDA OFF.")
-    set(FSDP_CUDA_VERSION ${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR})
 endif()
 
-if(FSDP_WITH_NCCL)
-    find_path(FSDP_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-    find_library(FSDP_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
-    if(NOT FSDP_NCCL_INCLUDE OR NOT FSDP_NCCL_LIBRARY)
-        message(FATAL_ERROR "FSDP_WITH_NCCL is ON, and nccl.h or libnccl was not found. Install libnccl-dev "
-            "(NVIDIA's package), or set FSDP_NCCL_INCLUDE (a directory) and FSDP_NCCL_LIBRARY (a file); or leave "
-            "the option OFF.")
+set(FSDP_CUDA_SOURCES kernels/cuda/rects.cu)
+
+# --- CUDA -----------------------------------------------------------------------------------------
+
+# The processors: A100, H100 and H200 with their own instructions; others from 8.0 compile PTX when they
+# load it.
+set(FSDP_CUDA_FLAGS -std=c++17 -O3 -fmad=false -Werror=all-warnings
+    -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a
+    -Xptxas=-v -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+    -Xcompiler=-Wall,-Wextra,-ffp-contract=off,-fstack-protector-strong -D_GNU_SOURCE
+    -I${PROJECT_SOURCE_DIR} -I${PROJECT_BINARY_DIR}/include)
+
+# True where nvcc and the compiler of the host that it takes make an object: cached, for it takes seconds.
+function(fsdp_cuda_compiles result)
+    if(NOT DEFINED FSDP_CUDA_COMPILES)
+        set(probe ${PROJECT_BINARY_DIR}/CMakeFiles/fsdp_cuda_probe.cu)
+        file(WRITE ${probe} "__global__ void probe(const __grid_constant__ int n) { (void)n; }\n")
+        execute_process(COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} ${FSDP_CUDA_FLAGS} -c ${probe} -o ${probe}.o
+            RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
+        if(code EQUAL 0)
+            set(FSDP_CUDA_COMPILES ON CACHE INTERNAL "")
+        endif()
+        set(FSDP_CUDA_OUTPUT "${output}" PARENT_SCOPE)
     endif()
-    set(CMAKE_REQUIRED_INCLUDES ${FSDP_NCCL_INCLUDE})
-    set(CMAKE_REQUIRED_LIBRARIES ${FSDP_NCCL_LIBRARY} CUDA::cudart)
-    fsdp_check_links(FSDP_NCCL_LINKS "#include <nccl.h>
-        int main(void) { int version = 0; return (int)ncclGetVersion(&version); }"
-        "a program that calls ncclGetVersion does not compile and link with ${FSDP_NCCL_LIBRARY}: install \
-libnccl-dev for CUDA ${FSDP_CUDA_VERSION}, or leave FSDP_WITH_NCCL OFF.")
-    file(STRINGS ${FSDP_NCCL_INCLUDE}/nccl.h numbers REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) +[0-9]+")
-    string(REGEX REPLACE "[^0-9;]" "" numbers "${numbers}")
-    list(JOIN numbers "." FSDP_NCCL_VERSION)
+    set(${result} ${FSDP_CUDA_COMPILES} PARENT_SCOPE)
+endfunction()
+
+if(NOT FSDP_WITH_CUDA STREQUAL "OFF")
+    set(advice "Install cuda-nvcc and cuda-cudart-dev (NVIDIA's packages), and put nvcc on PATH or set \
+CUDAToolkit_ROOT")
+    if(NOT FSDP_CUDA_TOOLKIT)
+        fsdp_cuda_missing(FSDP_WITH_CUDA
+            "no CUDA toolkit of version ${FSDP_CUDA_LEAST} or later was found. ${advice}")
+    elseif(FSDP_WITH_CUDA STREQUAL "AUTO" AND (FSDP_SANITIZE OR FSDP_COVERAGE))
+        message(STATUS "FSDP_WITH_CUDA: off with sanitizers and coverage, which do not see nvcc's objects")
+    else()
+        fsdp_cuda_compiles(compiles)
+        if(compiles)
+            set(FSDP_CUDA_VERSION ${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR})
+        else()
+            fsdp_cuda_missing(FSDP_WITH_CUDA "${CUDAToolkit_NVCC_EXECUTABLE} does not compile a kernel: \
+${FSDP_CUDA_OUTPUT} Install a compiler for the host that this nvcc knows, and name it in NVCC_CCBIN")
+        endif()
+    endif()
 endif()
-unset(CMAKE_REQUIRED_INCLUDES)
-unset(CMAKE_REQUIRED_LIBRARIES)
+
+# fsdp_cuda_objects(OBJECTS_OUT FILE...): objects of kernels. Beside each lie its PTX and what ptxas said
+# about its kernels (registers, spills), for tests/cuda/compiled.py.
+function(fsdp_cuda_objects objects_out)
+    set(folder ${PROJECT_BINARY_DIR}/CMakeFiles/fsdp_cuda.dir)
+    foreach(file IN LISTS ARGN)
+        set(object ${folder}/${file}.o)
+        get_filename_component(name ${file} NAME_WE)
+        cmake_path(GET object PARENT_PATH directory)
+        set(kept ${directory}/${name}_kept)
+        file(MAKE_DIRECTORY ${kept})
+        add_custom_command(OUTPUT ${object} DEPENDS ${PROJECT_SOURCE_DIR}/${file} DEPFILE ${object}.d VERBATIM
+            COMMENT "Building CUDA object ${file}.o"
+            COMMAND ${PROJECT_SOURCE_DIR}/kernels/cuda/compile.sh ${object} ${kept}
+                ${CUDAToolkit_NVCC_EXECUTABLE} ${FSDP_CUDA_FLAGS} ${PROJECT_SOURCE_DIR}/${file})
+        list(APPEND objects ${object})
+    endforeach()
+    set(${objects_out} ${objects} PARENT_SCOPE)
+endfunction()
+
+# --- NCCL -----------------------------------------------------------------------------------------
+
+if(NOT FSDP_WITH_NCCL STREQUAL "OFF")
+    find_path(FSDP_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    if(NOT FSDP_NCCL_INCLUDE)
+        fsdp_cuda_missing(FSDP_WITH_NCCL "nccl.h was not found. Install libnccl-dev (NVIDIA's package), \
+or set FSDP_NCCL_INCLUDE (a directory)")
+    elseif(NOT FSDP_CUDA_VERSION)
+        fsdp_cuda_missing(FSDP_WITH_NCCL "it needs CUDA, which is off: set FSDP_WITH_CUDA")
+    else()
+        file(STRINGS ${FSDP_NCCL_INCLUDE}/nccl.h numbers REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) +[0-9]+")
+        string(REGEX REPLACE "[^0-9;]" "" numbers "${numbers}")
+        list(JOIN numbers "." FSDP_NCCL_VERSION)
+    endif()
+endif()

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# FSDP_WITH_CUDA and FSDP_WITH_NCCL: what is missing is named, and where the toolkit is, both are found,
-# link, and stand in --version. Only configures. usage: accelerators.sh REPOSITORY
+# FSDP_WITH_CUDA and FSDP_WITH_NCCL: a missing toolkit or header is named; where they are, both are on by
+# themselves and stand in --version. Only configures. usage: accelerators.sh REPOSITORY
 set -u
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
 # configure REPOSITORY OPTION...: the output of cmake, in one line without double blanks. It begins with the
-# compilers that a kept build folder found, because finding gcc takes 0.8 s and nvcc 4 s.
+# compilers that a kept build folder found, because finding gcc takes 0.8 s and trying nvcc 2 s.
 configure() {
     rm -rf "$work/build"
     [ ! -d "$work/kept" ] || cp -r "$work/kept" "$work/build"
@@ -33,35 +33,42 @@ expect() {
     esac
 }
 
-said=$(configure "$1")
+without=-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+said=$(configure "$1" $without)
+expect "FSDP_WITH_CUDA: off, because no CUDA toolkit of version 12.1 or later was found" "$said"
 expect "Build files have been written" "$said"
 expect ', no CUDA, no NCCL' "$(features)"
 keep_build
 
-for option in CUDA NCCL; do
-    said=$(configure "$1" -DFSDP_WITH_$option=ON -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
-    expect "no CUDA toolkit of version 12 or later was found. Install cuda-nvcc and cuda-cudart-dev" "$said"
-done
+said=$(configure "$1" -DFSDP_WITH_CUDA=ON $without)
+expect "no CUDA toolkit of version 12.1 or later was found. Install cuda-nvcc and cuda-cudart-dev" "$said"
+said=$(configure "$1" -DFSDP_WITH_NCCL=ON $without)
+expect "FSDP_WITH_NCCL is ON, and " "$said"
 
 if [ -z "$(command -v nvcc)" ] && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     echo "no CUDA toolkit here: finding it was not tried"
     exit $failed
 fi
-said=$(configure "$1" -DFSDP_WITH_CUDA=ON)
+said=$(configure "$1" -UCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit)
 expect "Build files have been written" "$said"
-written=$(features)
-expect ', CUDA 1' "$written"
-expect '(not used yet), no NCCL' "$written"
+expect ', CUDA 1' "$(features)"
 keep_build
 
-said=$(configure "$1" -DFSDP_WITH_CUDA=OFF -DFSDP_WITH_NCCL=ON)
+said=$(configure "$1" -DFSDP_SANITIZE=address)
+expect "FSDP_WITH_CUDA: off with sanitizers" "$said"
+expect ', no CUDA' "$(features)"
+
+said=$(configure "$1" -DFSDP_WITH_CUDA=OFF)
+expect "Build files have been written" "$said"
+expect ', no CUDA, no NCCL' "$(features)"
+
+said=$(configure "$1" -DFSDP_WITH_NCCL=ON)
 case $said in
-*"nccl.h or libnccl was not found. Install libnccl-dev"*) echo "no NCCL here" ;;
+*"nccl.h was not found. Install libnccl-dev"*) echo "no NCCL here" ;;
 *)
-    expect "Build files have been written" "$said"
     expect ', NCCL 2.' "$(features)"
-    said=$(configure "$1" -DFSDP_WITH_CUDA=OFF -DFSDP_WITH_NCCL=ON -DFSDP_NCCL_LIBRARY=/nowhere/libnccl.so)
-    expect "a program that calls ncclGetVersion does not compile and link with /nowhere/libnccl.so" "$said"
+    said=$(configure "$1" -DFSDP_WITH_CUDA=OFF -DFSDP_WITH_NCCL=ON)
+    expect "FSDP_WITH_NCCL is ON, and it needs CUDA, which is off" "$said"
     ;;
 esac
 exit $failed

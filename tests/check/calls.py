@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from rooms import ROOMS, room
+from rooms import ROOMS, SOURCES, room, sources
 from uses import symbols, uses
 
 ROOT, BUILD = Path(sys.argv[1]), Path(sys.argv[2])
@@ -27,6 +27,8 @@ LISTED = {
     "fsdp_token_data_tokens": "the place where data is cut into training and validation",
     "fsdp_model_kind_read": "fsdp_model_kind_find for text that the caller has read",
 }
+# Rooms whose functions the product does not call yet, each with its reason.
+AHEAD = {"kernels/cuda": "the device of the runtime is to call them"}
 # Symbols that libraries and linkers look up by name.
 LOOKED_UP = {"main", "H5PLget_plugin_info", "H5PLget_plugin_type", "fsdp_mpi_table"}
 
@@ -44,7 +46,7 @@ def unshared():
     """Problems of functions that no other file of the product uses."""
     defined, needed = symbols(ROOT, BUILD)
     used = set().union(*needed.values()) | words((BUILD / "include/fsdp").glob("*.h")) | LOOKED_UP
-    used |= words(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.c")
+    used |= words(path for folder in FOLDERS for path in sources(ROOT / folder, SOURCES)
                   if path.relative_to(ROOT).as_posix() not in defined)  # without MPI, on other processors
     tested = words((ROOT / "tests").rglob("*.[ch]"))
     for source in sorted(defined):
@@ -52,7 +54,7 @@ def unshared():
         for name in sorted(defined[source] - used - LISTED.keys()):
             if name not in tested:
                 yield f"{source}: {name} is used nowhere else: make it static, or delete it"
-            elif len(re.findall(rf"\b{name}\b", text)) == 1:
+            elif source.rpartition("/")[0] not in AHEAD and len(re.findall(rf"\b{name}\b", text)) == 1:
                 yield f"{source}: only tests use {name}"
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# .c files are laid out by clang-format (./dev format does it); headers by hand, so that their
+# .c and .cu files are laid out by clang-format (./dev format does it); headers by hand, so that their
 # comments stay in columns (at most 110). Nothing has tabs or blanks at line ends.
 # usage: format.sh REPOSITORY
 set -u
@@ -7,15 +7,16 @@ cd "$1" || exit 1
 folders=(base kernels formats statedict runtime tools tests)
 failed=0
 
-mapfile -t sources < <(find "${folders[@]}" -name '*.c' | sort)
-ugly=$(clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^: ]+\.c:' | sort -u)
+mapfile -t sources < <(find "${folders[@]}" -name '*.c' -o -name '*.cu' | sort)
+ugly=$(clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^: ]+\.cu?:' | sort -u)
 if [ -n "$ugly" ]; then
     printf 'not laid out; ./dev format does it:\n%s\n' "$ugly"
     failed=1
 fi
 
 mapfile -t texts < <(find "${folders[@]}" CMakeLists.txt dev -type f \
-    \( -name '*.[ch]' -o -name '*.py' -o -name '*.sh' -o -name CMakeLists.txt -o -name dev \) | sort)
+    \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cmake' -o -name '*.py' \
+    -o -name '*.sh' -o -name CMakeLists.txt -o -name dev \) | sort)
 if grep -nP '\t|[ \t]+$' "${texts[@]}"; then
     echo "tabs or blanks at line ends"
     failed=1

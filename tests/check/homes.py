@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path, PurePath
 
+from rooms import HEADERS, SOURCES, sources
+
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
 NAMED = [*FOLDERS, "tests"]
@@ -18,8 +20,8 @@ ROOM_SOURCES = 20
 
 def tags():
     """For every function: its name, the file's path, whether it is declared or defined there."""
-    files = [str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("*.[ch]")]
-    command = ["ctags", "--c-kinds=fp", "--fields=k", "--extras=-F", "-f", "-", "-L", "-"]
+    files = [str(path.relative_to(ROOT)) for name in FOLDERS for path in sources(ROOT / name)]
+    command = ["ctags", "--kinds-C=fp", "--kinds-CUDA=fp", "--fields=k", "--extras=-F", "-f", "-", "-L", "-"]
     listed = subprocess.run(command, cwd=ROOT, input="\n".join(files), stdout=subprocess.PIPE, text=True,
                             check=True)
     for line in listed.stdout.splitlines():
@@ -39,10 +41,9 @@ def repeated_names():
     """A problem for every name that several sources or scripts of the product and the tests have."""
     paths = {}
     for folder in NAMED:
-        for ending in ("*.[ch]", "*.py", "*.sh"):
-            for path in (ROOT / folder).rglob(ending):
-                if not path.is_relative_to(ROOT / "tests/golden/layouts"):  # directories of frameworks
-                    paths.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+        for path in sources(ROOT / folder, (*SOURCES, *HEADERS, ".py", ".sh")):
+            if not path.is_relative_to(ROOT / "tests/golden/layouts"):  # directories of frameworks
+                paths.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
     for name, where in sorted(paths.items()):
         if len(where) > 1:
             yield f"{name} is the name of {' and '.join(sorted(where))}"
@@ -51,9 +52,9 @@ def repeated_names():
 def other_guards():
     """Headers whose include guard has another name than the file."""
     for folder in NAMED:
-        for path in sorted((ROOT / folder).rglob("*.h")):
+        for path in sorted(sources(ROOT / folder, HEADERS)):
             guard = re.search(r"^#ifndef\s+(\w+)", path.read_text(), re.M)
-            wanted = f"FSDP_{path.stem.upper()}_H"
+            wanted = f"FSDP_{path.stem.upper()}_{path.suffix[1:].upper()}"
             if not guard or guard[1] != wanted:
                 yield f"{path.relative_to(ROOT)}: its include guard is not {wanted}"
 
@@ -61,8 +62,8 @@ def other_guards():
 def full_rooms():
     """Folders of the product with more sources than a room has."""
     for folder in FOLDERS:
-        for room in sorted({path.parent for path in (ROOT / folder).rglob("*.c")}):
-            count = len(list(room.glob("*.c")))
+        for room in sorted({path.parent for path in sources(ROOT / folder, SOURCES)}):
+            count = sum(path.suffix in SOURCES for path in room.iterdir())
             if count > ROOM_SOURCES:
                 yield f"{room.relative_to(ROOT)}: {count} sources, more than {ROOM_SOURCES}"
 
@@ -72,7 +73,7 @@ def main():
     for name, path, kind in tags():
         if kind == "f":
             defined.setdefault(name, set()).add(path)
-        elif path.suffix == ".h" and name.startswith("fsdp_"):
+        elif path.suffix in HEADERS and name.startswith("fsdp_"):
             declared.append((name, path))
     problems = [*tests_elsewhere(), *repeated_names(), *other_guards(), *full_rooms()]
     for name, header in declared:

@@ -5,7 +5,7 @@
 # include (calls.py sees to it that no room calls one above it).
 ROOMS = {
     "base": [".", "core", "data", "io"],
-    "kernels": [".", "bytes", "cast", "train", "nn", "x86"],
+    "kernels": [".", "bytes", "cast", "train", "nn", "x86", "cuda"],
     "formats": [".", "zip", "source", "target", "pickle", "npy", "hdf5", "hdf5_child", "native",
                 "safetensors", "torch", "ranks", "dcp", "detect", "frameworks"],
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "expect",
@@ -15,6 +15,15 @@ ROOMS = {
                 "transformer"],
     "tools": ["cli", "ls", "convert", "train", "bench", "bench_checkpoint", "bench_train", "plot", "."],
 }
+
+
+# Endings of sources and of headers; .cu and .cuh are CUDA's.
+SOURCES, HEADERS = (".c", ".cu"), (".h", ".cuh")
+
+
+def sources(folder, endings=SOURCES + HEADERS):
+    """The files of a folder with one of these endings."""
+    return (path for path in folder.rglob("*.*") if path.suffix in endings)
 
 
 def room(path):

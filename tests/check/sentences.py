@@ -14,7 +14,7 @@ OPENING = re.compile(
     r"(?:What(?:ever)?|Who(?:ever|se|m)?|Of|Where|How|The same|Those)\b[^.?!]*[.?!]?")
 ALLOWED = re.compile(r"What (?:else )?can (?:still )?go wrong: ")
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools", "docs", "tests"]
-ENDINGS = (".c", ".h", ".py", ".sh", ".md", ".scd", "CMakeLists.txt")
+ENDINGS = (".c", ".h", ".cu", ".cuh", ".py", ".sh", ".md", ".scd", "CMakeLists.txt")
 OTHERS = ("tests/golden/", "tests/fuzz/corpus/", "tests/cli/cases/")
 BLOCK = re.compile(r"/\*(.*?)\*/", re.S)
 HASH = re.compile(r"(?:^[ \t]*#(?!!)[^\n]*\n)+", re.M)
@@ -38,7 +38,7 @@ def texts(path):
     if path.suffix in (".md", ".scd"):
         text = DEFINED.sub("", FENCED.sub(lambda code: "\n" * code[0].count("\n"), text))
         found, mark = PARAGRAPH.finditer(text), r"\n"
-    elif path.suffix in (".c", ".h"):
+    elif path.suffix in (".c", ".h", ".cu", ".cuh"):
         found, mark = BLOCK.finditer(text), r"\n\s*\*"
     else:
         python = DOCSTRING.finditer(text) if path.suffix == ".py" else ()

@@ -1,4 +1,4 @@
-"""Checks sizes: functions have at most 80 lines (19 of 20 at most 50) and six parameters, .c files at most
+"""Checks sizes: functions have at most 80 lines (19 of 20 at most 50) and six parameters, sources at most
 700 lines; all public headers declare at most 260 functions.
 
 usage: sizes.py REPOSITORY
@@ -10,19 +10,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rooms import SOURCES, sources
+
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
 HARD, USUAL, FILE, PARAMETERS, PUBLIC = 80, 50, 700, 6, 260
 
 
-def tags(kind, sources):
-    command = ["ctags", "--output-format=json", "--fields=+neS", f"--kinds-C={kind}", "-o", "-", *sources]
+def tags(kind, paths):
+    command = ["ctags", "--output-format=json", "--fields=+neS", f"--kinds-C={kind}", f"--kinds-CUDA={kind}",
+               "-o", "-", *paths]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return map(json.loads, listed.splitlines())
 
 
-def functions(sources):
-    for tag in tags("f", sources):
+def functions(paths):
+    for tag in tags("f", paths):
         if "end" in tag:
             yield tag["path"], tag["line"], tag["name"], tag["end"] - tag["line"] + 1
 
@@ -36,8 +39,8 @@ def parameters(signature):
 
 
 def too_many_parameters():
-    sources = [str(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.[ch]"))]
-    for tag in tags("fp", sources):
+    paths = [str(path) for folder in FOLDERS for path in sorted(sources(ROOT / folder))]
+    for tag in tags("fp", paths):
         count = parameters(tag.get("signature", "()"))
         if count > PARAMETERS:
             yield f"{tag['path']}:{tag['line']}: {tag['name']} has {count} parameters, more than {PARAMETERS}"
@@ -50,14 +53,14 @@ def public_functions():
 
 
 def main():
-    sources = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.c"))
+    paths = sorted(path for folder in FOLDERS for path in sources(ROOT / folder, (*SOURCES, ".cuh")))
     problems = []
-    for source in sources:
+    for source in paths:
         lines = len(source.read_text().splitlines())
         if lines > FILE:
             problems.append(f"{source}: {lines} lines, {FILE} are allowed")
     lengths = []
-    for path, line, name, length in functions(map(str, sources)):
+    for path, line, name, length in functions(map(str, paths)):
         lengths.append(length)
         if length > HARD:
             problems.append(f"{path}:{line}: {name} has {length} lines, {HARD} are allowed")

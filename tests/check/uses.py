@@ -11,7 +11,7 @@ from rooms import ROOMS
 def objects(root, build):
     """Pairs of an object and its source; objects of sources that are gone do not count."""
     for top in [build / "CMakeFiles", *(build / folder for folder in ROOMS)]:
-        for path in top.rglob("*.c.o"):
+        for path in (path for path in top.rglob("*.o") if path.name.endswith((".c.o", ".cu.o"))):
             before, _, after = path.relative_to(build).as_posix().partition("CMakeFiles/")
             source = before + after.partition("/")[2].removesuffix(".o")
             if source.partition("/")[0] in ROOMS and (root / source).is_file():

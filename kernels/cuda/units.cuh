@@ -1,0 +1,302 @@
+/*
+ * Units of work of one thread: 8 elements, or 16 bytes. Units of a row are aligned to the address that is
+ * written, not to its beginning, so that all but the first and the last one of a row are whole, and a whole
+ * unit is stored by vectors of 16 bytes. It is loaded so where the source is aligned alike, else by
+ * elements.
+ */
+#ifndef FSDP_UNITS_CUH
+#define FSDP_UNITS_CUH
+
+#include "kernels/cuda/launch.cuh"
+
+enum {
+    FSDP_THREADS = 256,
+    FSDP_UNITS_EACH = 4,                       /* of one thread in a tile */
+    FSDP_TILE_UNITS = FSDP_THREADS * FSDP_UNITS_EACH,
+    FSDP_UNIT = 8                              /* elements */
+};
+
+/* Some elements of a row: bit i of mask is set when element at + i is one of them. `at` may be negative. */
+struct fsdp_unit {
+    int64_t at;
+    uint32_t mask;
+};
+
+/* Elements from the last multiple of 16 bytes, or of a unit, to this address; 0 where none is in reach. */
+template <int LENGTH> FSDP_DEVICE uint32_t fsdp_skew(const void *address, uint32_t size)
+{
+    uint32_t vector = size * LENGTH < 16 ? size * LENGTH : 16;
+    uint32_t behind = (uint32_t)(uintptr_t)address & (vector - 1);
+    return (behind & (size - 1)) == 0 ? behind / size : 0;
+}
+
+/* Unit number `index` of a row of `count` elements, which begins `skew` elements behind an aligned
+ * address. */
+template <int LENGTH> FSDP_DEVICE fsdp_unit fsdp_unit_at(uint64_t index, uint32_t skew, uint64_t count)
+{
+    fsdp_unit unit = {(int64_t)(index * LENGTH) - (int64_t)skew, (1u << LENGTH) - 1};
+    int64_t behind = unit.at + LENGTH - (int64_t)count;
+    if (unit.at < 0)
+        unit.mask &= ~((1u << (uint32_t)-unit.at) - 1);
+    if (behind > 0)
+        unit.mask = behind < LENGTH ? unit.mask & ((1u << (uint32_t)(LENGTH - behind)) - 1) : 0;
+    return unit;
+}
+
+template <int LENGTH> FSDP_DEVICE bool fsdp_unit_is_whole(const fsdp_unit &unit)
+{
+    return unit.mask == (1u << LENGTH) - 1;
+}
+
+/* Units that every row has room for, whatever its skew; the last one may be empty. */
+template <int LENGTH> static inline __host__ __device__ uint64_t fsdp_row_units(uint64_t count)
+{
+    return (count + 2 * LENGTH - 2) / LENGTH;
+}
+
+static inline uint64_t fsdp_unit_tiles(uint64_t units)
+{
+    return (units + FSDP_TILE_UNITS - 1) / FSDP_TILE_UNITS;
+}
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+/* Row and unit of a thread in a tile of a rectangle. */
+struct fsdp_place {
+    uint64_t row, unit;
+};
+
+FSDP_DEVICE fsdp_place fsdp_tile_begin(uint64_t tile, uint64_t row_units)
+{
+    uint64_t first = tile * FSDP_TILE_UNITS;
+    if (first < row_units)
+        return {0, first};
+    if ((first | row_units) >> 32 == 0) {
+        uint32_t row = (uint32_t)first / (uint32_t)row_units;
+        return {row, (uint32_t)first - row * (uint32_t)row_units};
+    }
+    uint64_t row = first / row_units;
+    return {row, first - row * row_units};
+}
+
+/* The place `offset` units behind one, less than a tile: divisions are rare and short. */
+FSDP_DEVICE fsdp_place fsdp_place_behind(fsdp_place from, uint32_t offset, uint64_t row_units)
+{
+    uint64_t unit = from.unit + offset;
+    if (unit < row_units)
+        return {from.row, unit};
+    if (row_units >= FSDP_TILE_UNITS)
+        return {from.row + 1, unit - row_units};
+    uint32_t rows = (uint32_t)unit / (uint32_t)row_units;
+    return {from.row + rows, (uint32_t)unit - rows * (uint32_t)row_units};
+}
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+FSDP_DEVICE bool fsdp_is_aligned(const void *address, uint32_t to)
+{
+    return ((uint32_t)(uintptr_t)address & (to - 1)) == 0;
+}
+
+FSDP_DEVICE uint32_t fsdp_load_u32(const uint8_t *from)
+{
+    if (fsdp_is_aligned(from, 4))
+        return *(const uint32_t *)from;
+    if (fsdp_is_aligned(from, 2))
+        return ((const uint16_t *)from)[0] | (uint32_t)((const uint16_t *)from)[1] << 16;
+    return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+}
+
+FSDP_DEVICE uint32_t fsdp_load_u16(const uint8_t *from)
+{
+    return fsdp_is_aligned(from, 2) ? *(const uint16_t *)from : from[0] | (uint32_t)from[1] << 8;
+}
+
+/* 16 bytes from any address. */
+FSDP_DEVICE uint4 fsdp_load_16(const uint8_t *from)
+{
+    if (fsdp_is_aligned(from, 16))
+        return *(const uint4 *)from;
+    return {fsdp_load_u32(from), fsdp_load_u32(from + 4), fsdp_load_u32(from + 8), fsdp_load_u32(from + 12)};
+}
+
+FSDP_DEVICE void fsdp_store_u16(uint8_t *to, uint32_t code)
+{
+    if (fsdp_is_aligned(to, 2)) {
+        *(uint16_t *)to = (uint16_t)code;
+        return;
+    }
+    to[0] = (uint8_t)code;
+    to[1] = (uint8_t)(code >> 8);
+}
+
+FSDP_DEVICE void fsdp_store_u32(uint8_t *to, uint32_t code)
+{
+    if (fsdp_is_aligned(to, 4)) {
+        *(uint32_t *)to = code;
+        return;
+    }
+    fsdp_store_u16(to, code & 0xffff);
+    fsdp_store_u16(to + 2, code >> 16);
+}
+
+/* --- codes: the bits of 8 elements ------------------------------------------------------------ */
+
+/* Elements that the mask leaves out become 0 in a register, and no memory is touched for them. */
+
+FSDP_DEVICE void fsdp_load_codes_1(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(from, 8)) {
+        uint2 pair = *(const uint2 *)from;
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i++)
+            codes[i] = (i < 4 ? pair.x : pair.y) >> i % 4 * 8 & 0xff;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++)
+        codes[i] = mask >> i & 1 ? from[i] : 0;
+}
+
+FSDP_DEVICE void fsdp_load_codes_2(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(from, 16)) {
+        uint4 all = *(const uint4 *)from;
+        const uint32_t pairs[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i++)
+            codes[i] = pairs[i / 2] >> i % 2 * 16 & 0xffff;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++)
+        codes[i] = mask >> i & 1 ? fsdp_load_u16(from + 2 * i) : 0;
+}
+
+FSDP_DEVICE void fsdp_load_codes_4(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(from, 16)) {
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i += 4) {
+            uint4 four = ((const uint4 *)from)[i / 4];
+            codes[i] = four.x;
+            codes[i + 1] = four.y;
+            codes[i + 2] = four.z;
+            codes[i + 3] = four.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++)
+        codes[i] = mask >> i & 1 ? fsdp_load_u32(from + 4 * i) : 0;
+}
+
+FSDP_DEVICE void fsdp_load_codes_8(uint64_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(from, 16)) {
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i += 2) {
+            uint4 two = ((const uint4 *)from)[i / 2];
+            codes[i] = two.x | (uint64_t)two.y << 32;
+            codes[i + 1] = two.z | (uint64_t)two.w << 32;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++)
+        codes[i] = mask >> i & 1
+                       ? fsdp_load_u32(from + 8 * i) | (uint64_t)fsdp_load_u32(from + 8 * i + 4) << 32
+                       : 0;
+}
+
+/* Codes of elements of 1, 2 or 4 bytes. */
+FSDP_DEVICE void fsdp_load_codes(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t size,
+                                 uint32_t mask)
+{
+    if (size == 4)
+        fsdp_load_codes_4(codes, from, mask);
+    else if (size == 2)
+        fsdp_load_codes_2(codes, from, mask);
+    else
+        fsdp_load_codes_1(codes, from, mask);
+}
+
+FSDP_DEVICE void fsdp_store_codes_1(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(to, 8)) {
+        uint2 pair = {codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24,
+                      codes[4] | codes[5] << 8 | codes[6] << 16 | codes[7] << 24};
+        *(uint2 *)to = pair;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++) {
+        if (mask >> i & 1)
+            to[i] = (uint8_t)codes[i];
+    }
+}
+
+FSDP_DEVICE void fsdp_store_codes_2(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(to, 16)) {
+        uint4 all = {codes[0] | codes[1] << 16, codes[2] | codes[3] << 16, codes[4] | codes[5] << 16,
+                     codes[6] | codes[7] << 16};
+        *(uint4 *)to = all;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++) {
+        if (mask >> i & 1)
+            fsdp_store_u16(to + 2 * i, codes[i]);
+    }
+}
+
+FSDP_DEVICE void fsdp_store_codes_4(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(to, 16)) {
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i += 4) {
+            uint4 four = {codes[i], codes[i + 1], codes[i + 2], codes[i + 3]};
+            ((uint4 *)to)[i / 4] = four;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++) {
+        if (mask >> i & 1)
+            fsdp_store_u32(to + 4 * i, codes[i]);
+    }
+}
+
+FSDP_DEVICE void fsdp_store_codes_8(uint8_t *to, const uint64_t codes[FSDP_UNIT], uint32_t mask)
+{
+    if (mask == 0xff && fsdp_is_aligned(to, 16)) {
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i += 2) {
+            uint4 two = {(uint32_t)codes[i], (uint32_t)(codes[i] >> 32), (uint32_t)codes[i + 1],
+                         (uint32_t)(codes[i + 1] >> 32)};
+            ((uint4 *)to)[i / 2] = two;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++) {
+        if (mask >> i & 1) {
+            fsdp_store_u32(to + 8 * i, (uint32_t)codes[i]);
+            fsdp_store_u32(to + 8 * i + 4, (uint32_t)(codes[i] >> 32));
+        }
+    }
+}
+
+FSDP_DEVICE void fsdp_store_codes(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t size,
+                                  uint32_t mask)
+{
+    if (size == 4)
+        fsdp_store_codes_4(to, codes, mask);
+    else if (size == 2)
+        fsdp_store_codes_2(to, codes, mask);
+    else
+        fsdp_store_codes_1(to, codes, mask);
+}
+
+#endif

@@ -1,0 +1,130 @@
+/* kernels/cuda/rects.cu, run by the host, against fsdp_rects_copy: every byte agrees. */
+#include "tests/unit/kernels/cuda/cuda_cases.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_RECTS = 8, CODES = 256 };
+
+/* Every type to every other: all codes of small types, random ones and edges of large types. */
+Test(cuda_kernels_rects, casts_are_those_of_c)
+{
+    for (int pair = 0; pair < CASE_FLOATS * CASE_FLOATS; pair++) {
+        fsdp_dtype from_type = case_floats[pair % CASE_FLOATS],
+                   to_type = case_floats[pair / CASE_FLOATS];
+        size_t count = fsdp_dtype_size(from_type) == 1 ? CODES : 6000;
+        case_seed((uint64_t)pair);
+        case_buffer from = case_tensor(from_type, count, false);
+        for (size_t i = 0; i < count && fsdp_dtype_size(from_type) == 1; i++)
+            from.data[i] = (char)i;
+        case_buffer to = case_buffer_create(count * fsdp_dtype_size(to_type), 1);
+        case_buffer expected = case_buffer_copy(&to);
+        fsdp_rect rect = fsdp_rect_line(to.data, to_type, from.data, from_type, (int64_t)count);
+        case_expect_success(fsdp_cuda_rects(&rect, 1, NULL));
+        rect.to = expected.data;
+        fsdp_rects_copy(&rect, 1);
+        char what[64];
+        snprintf(what, sizeof what, "%s to %s", fsdp_dtype_name(from_type),
+                 fsdp_dtype_name(to_type));
+        case_expect_equal(&to, &expected, what);
+        case_buffer_free(&from);
+        case_buffer_free(&to);
+        case_buffer_free(&expected);
+    }
+}
+
+/* The bits of f32 and f64 around each value of a narrow type and around the middle between two of them. */
+Test(cuda_kernels_rects, casts_round_once)
+{
+    enum { STEPS = 5, COUNT = 65536 * STEPS };
+    static double wide[COUNT];
+    static uint16_t codes[65536];
+    for (unsigned i = 0; i < 65536; i++)
+        codes[i] = (uint16_t)i;
+    for (int type = 2; type < CASE_FLOATS; type++) {
+        size_t n = 0, values = fsdp_dtype_size(case_floats[type]) == 1 ? CODES : 65536;
+        for (size_t code = 0; code < values; code += values == CODES ? 1 : 7) {
+            double value[2];
+            uint8_t bytes[2] = {(uint8_t)code, (uint8_t)(code + 1)};
+            const void *from = values == CODES ? (const void *)bytes : (const void *)&codes[code];
+            size_t pair = code + 1 < values ? 2 : 1;
+            fsdp_kernels_get()->cast(value, FSDP_F64, from, case_floats[type], pair,
+                                     FSDP_OVERFLOW_INF);
+            uint64_t bits;
+            double middle = (value[0] + value[pair - 1]) / 2;
+            memcpy(&bits, &middle, sizeof bits);
+            for (int step = 0; step < STEPS; step++) {
+                static const int64_t around[STEPS] = {-1, 0, 1, 1 << 20, -(1 << 20)};
+                uint64_t near = bits + (uint64_t)around[step];
+                memcpy(&wide[n++], &near, sizeof near);
+            }
+        }
+        case_seed((uint64_t)type);
+        case_buffer to = case_buffer_create(n * 2, 2), expected = case_buffer_copy(&to);
+        fsdp_rect rect = fsdp_rect_line(to.data, case_floats[type], wide, FSDP_F64, (int64_t)n);
+        case_expect_success(fsdp_cuda_rects(&rect, 1, NULL));
+        rect.to = expected.data;
+        fsdp_rects_copy(&rect, 1);
+        case_expect_equal(&to, &expected, fsdp_dtype_name(case_floats[type]));
+        case_buffer_free(&to);
+        case_buffer_free(&expected);
+    }
+}
+
+/* --- lists ------------------------------------------------------------------------------------ */
+
+static int64_t pitch_for(int64_t width)
+{
+    return case_below(2) == 0 ? width : width + (int64_t)case_below(20);
+}
+
+/* Rows of every width; types, pitches and addresses by chance. */
+static fsdp_rect random_rect(void)
+{
+    fsdp_rect rect = {.to_type = case_float(), .from_type = case_float()};
+    if (case_below(2) == 0)
+        rect.to_type = rect.from_type = (fsdp_dtype)(1 + case_below(FSDP_DTYPE_COUNT - 1));
+    rect.width = (int64_t)case_count(case_below(4) == 0 ? 40000 : 300);
+    rect.rows = (int64_t)case_below(case_below(4) == 0 ? 200 : 4);
+    while (rect.width * rect.rows > 60000)
+        rect.rows /= 2;
+    rect.to_pitch = pitch_for(rect.width);
+    rect.from_pitch = pitch_for(rect.width);
+    return rect;
+}
+
+static void try_list(uint64_t seed)
+{
+    fsdp_rect rects[MOST_RECTS];
+    case_buffer from[MOST_RECTS], to[MOST_RECTS], expected[MOST_RECTS];
+    case_seed(seed);
+    size_t n = case_below(MOST_RECTS + 1);
+    for (size_t i = 0; i < n; i++) {
+        fsdp_rect *rect = &rects[i];
+        *rect = random_rect();
+        size_t to_size = fsdp_dtype_size(rect->to_type);
+        from[i] = case_tensor(rect->from_type, (size_t)(rect->rows * rect->from_pitch), true);
+        to[i] = case_buffer_create((size_t)(rect->rows * rect->to_pitch) * to_size,
+                                   case_below(4) == 0 ? 1 : to_size);
+        expected[i] = case_buffer_copy(&to[i]);
+        rect->to = to[i].data;
+        rect->from = case_below(8) == 0 ? NULL : from[i].data;
+    }
+    case_expect_success(fsdp_cuda_rects(rects, n, NULL));
+    for (size_t i = 0; i < n; i++)
+        rects[i].to = expected[i].data;
+    fsdp_rects_copy(rects, n);
+    for (size_t i = 0; i < n; i++) {
+        case_expect_equal(&to[i], &expected[i], "list");
+        case_buffer_free(&from[i]);
+        case_buffer_free(&to[i]);
+        case_buffer_free(&expected[i]);
+    }
+}
+
+Test(cuda_kernels_rects, lists_are_copied_as_by_c)
+{
+    for (uint64_t seed = 0; seed < 150; seed++)
+        try_list(seed);
+}
