@@ -16,7 +16,16 @@ enum { LINE_MOST = 64 << 10 };
 
 /* --- a line -------------------------------------------------------------------------------------- */
 
-enum { MEMBER_STEP, MEMBER_EVENT, MEMBER_LOSS, MEMBER_LR, MEMBER_NORM, MEMBER_TOK_S, MEMBERS };
+enum {
+    MEMBER_STEP,
+    MEMBER_EVENT,
+    MEMBER_LOSS,
+    MEMBER_LR,
+    MEMBER_NORM,
+    MEMBER_TOK_S,
+    MEMBER_FAILED, /* of a save that is not there */
+    MEMBERS
+};
 
 typedef struct metrics_line {
     int64_t step;
@@ -60,7 +69,8 @@ static fsdp_status take_member(fsdp_json *json, int which, metrics_line *line, f
 
 static fsdp_status parse(fsdp_json *json, metrics_line *line, fsdp_error *err)
 {
-    static const char *const names[MEMBERS] = {"step", "event", "loss", "lr", "grad_norm", "tok_s"};
+    static const char *const names[MEMBERS] = {"step",      "event", "loss",  "lr",
+                                               "grad_norm", "tok_s", "failed"};
     fsdp_json_members members = {.names = names, .count = MEMBERS};
     int which;
     *line = (metrics_line){.event = PLOT_KINDS};
@@ -96,7 +106,7 @@ static void add(plot_run *run, const metrics_line *line)
                                 line->numbers[of_steps[i].member]);
     } else if (line->is_start && run->lines > 1) {
         plot_series_add(&run->series[PLOT_RESTART], line->step, 0);
-    } else if (line->event != PLOT_KINDS) {
+    } else if (line->event != PLOT_KINDS && !has(line, MEMBER_FAILED)) {
         double value = line->event == PLOT_EVAL ? line->numbers[MEMBER_LOSS] : 0;
         plot_series_add(&run->series[line->event], line->step, value);
     }
