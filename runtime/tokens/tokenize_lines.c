@@ -1,4 +1,4 @@
-/* Lines of JSON through a tokenizer. See tokenize_lines.h. */
+/* Lines of JSON through a tokenizer. See tokenize_lines.h. Errors name the line. */
 #include "runtime/tokens/tokenize_lines.h"
 
 #include "base/data/json.h"
@@ -13,8 +13,11 @@ static fsdp_status encode_line(const fsdp_tokenizer *tokenizer, bool special, fs
     const char *text;
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &text, &size, err));
-    FSDP_TRY(fsdp_tokenizer_encode(tokenizer, text, size, special, ids, err));
-    return fsdp_json_finish(json, err);
+    fsdp_status status = fsdp_tokenizer_encode(tokenizer, text, size, special, ids, err);
+    if (status == FSDP_OK)
+        return fsdp_json_finish(json, err);
+    fsdp_error_prefix(err, "%s", json->name);
+    return status;
 }
 
 static void add_ids(const fsdp_ids *ids, fsdp_text *out)
@@ -43,7 +46,10 @@ static fsdp_status decode_line(const fsdp_tokenizer *tokenizer, fsdp_json *json,
                                fsdp_text *text, fsdp_error *err)
 {
     FSDP_TRY(read_ids(json, ids, err));
-    return fsdp_tokenizer_decode(tokenizer, ids->ids, ids->count, false, text, err);
+    fsdp_status status = fsdp_tokenizer_decode(tokenizer, ids->ids, ids->count, false, text, err);
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "%s", json->name);
+    return status;
 }
 
 fsdp_status fsdp_tokenize_line(const fsdp_tokenizer *tokenizer,
