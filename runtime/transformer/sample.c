@@ -87,7 +87,6 @@ typedef struct sampler {
     int64_t sequences, room; /* tokens that the caches hold of each sequence */
     int64_t *ids;            /* sequences x stride: prompt and new ids */
     int64_t stride, known;   /* ids of each sequence that are there */
-    int64_t *next;           /* the last new id of each sequence */
     int64_t begin;           /* the first of them that the caches know */
     float *logits;           /* one row on the host */
     choice *choices;
@@ -101,7 +100,6 @@ static void sampler_release(sampler *s)
     }
     fsdp_free(s->caches.layers);
     fsdp_free(s->ids);
-    fsdp_free(s->next);
     fsdp_free(s->logits);
     fsdp_free(s->choices);
 }
@@ -140,10 +138,9 @@ static fsdp_status sampler_init(sampler *s, const fsdp_token_batch *batch, fsdp_
     s->stride = most;
     s->room = most < context ? most : context;
     s->ids = fsdp_alloc((size_t)count, sizeof *s->ids);
-    s->next = fsdp_alloc((size_t)batch->sequences, sizeof *s->next);
     s->logits = fsdp_alloc((size_t)vocab, sizeof *s->logits);
     s->choices = fsdp_alloc((size_t)vocab, sizeof *s->choices);
-    if (!s->ids || !s->next || !s->logits || !s->choices)
+    if (!s->ids || !s->logits || !s->choices)
         return fsdp_fail_memory(err, "ids");
     for (int64_t i = 0; i < s->sequences; i++)
         memcpy(s->ids + i * s->stride, batch->ids + i * batch->stride,
@@ -185,9 +182,8 @@ static fsdp_status choose(sampler *s, fsdp_error *err)
         FSDP_TRY(fsdp_model_head(t, (i + 1) * t->length - 1, 1, err));
         t->ops->download(t->nn, s->logits, t->logits, t->config.vocab);
         FSDP_TRY(t->ops->finish(t->nn, err));
-        s->next[i] = draw(s->sampling, s->logits, t->config.vocab, s->choices,
-                          fsdp_model_random_uniform(key, index));
-        s->ids[i * s->stride + s->known] = s->next[i];
+        s->ids[i * s->stride + s->known] = draw(s->sampling, s->logits, t->config.vocab, s->choices,
+                                                fsdp_model_random_uniform(key, index));
     }
     return FSDP_OK;
 }
@@ -209,11 +205,8 @@ static fsdp_status step(sampler *s, fsdp_error *err)
 static fsdp_status run(sampler *s, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_set_evaluating(s->t->root, true, err));
-    for (int64_t n = 0; n < s->sampling->count; n++) {
+    for (int64_t n = 0; n < s->sampling->count; n++)
         FSDP_TRY(step(s, err));
-        if (s->sampling->on_ids)
-            s->sampling->on_ids(s->sampling->context, s->next);
-    }
     return fsdp_root_set_evaluating(s->t->root, false, err);
 }
 

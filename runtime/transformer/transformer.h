@@ -71,8 +71,6 @@ typedef struct fsdp_sampling {
     double top_p;              /* 0 or 1: all */
     uint64_t seed;             /* of the draws, with the number of the sequence and of the new id */
     int64_t count;             /* new ids per sequence */
-    void *context;
-    void (*on_ids)(void *context, const int64_t *ids);  /* the next id of each sequence, maybe NULL */
 } fsdp_sampling;
 
 /* Collective, with the same batch on every rank. ids_out: sequences x count. Ids behind the context's end
