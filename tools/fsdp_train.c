@@ -198,14 +198,14 @@ static int print_config(const train_options *opts)
     return cli_end(cli_put_all(&text), NULL);
 }
 
-/* A rank that a signal ended was lost, whichever signal it was; those that ask to stop end with 75 or 130. */
+/* A rank that a signal ended was lost, unless the signal asks a program to end. */
 static int exit_code(int launched)
 {
-    static const int lost[] = {SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
-    for (size_t i = 0; i < sizeof lost / sizeof *lost; i++)
-        if (launched == 128 + lost[i])
-            return FSDP_ERR_PEER;
-    return launched;
+    static const int asking[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
+        if (launched == 128 + asking[i])
+            return launched;
+    return launched > 128 ? FSDP_ERR_PEER : launched;
 }
 
 /* The launcher reads --comm, then FSDP_COMM: the command line beats the variable, which beats the file. */

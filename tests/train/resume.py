@@ -260,6 +260,12 @@ def lost_rank(work):
     ranks[1].communicate()
     go_on("lost rank", directory, 3)
     expect_same("lost rank", directory, straight_run(work, 3), True)
+    # a limit of processor time ends one rank, too
+    supervisor = start(command(place(work, "limit of time"), 2, "--save.every", 0, "--steps", 100000))
+    wait_for_step(work / "limit of time", 2, supervisor)
+    os.kill(children_of(supervisor)[1], signal.SIGXCPU)
+    said = supervisor.communicate(timeout=LIMIT_S)[1]
+    check("limit of time: exit", supervisor.returncode == 10, (supervisor.returncode, said))
 
 
 def is_converting(directory):
