@@ -357,6 +357,9 @@ def damage(work):
     spoil(directory / f"run/step-{STEPS:08}")
     go_on("damaged", directory, 2)
     expect_same("damaged", directory, straight, True)
+    events = [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
+    told = [event["step"] for event in events if event.get("event") == "save"]
+    check("damaged: saves that were told behind later steps", told == steps_of(directory), told)
     for step in steps_of(directory):
         spoil(directory / f"run/step-{step:08}")
     expect_refusal("all damaged", run(command(directory, 2)), 4, "damaged")
@@ -492,6 +495,7 @@ def sources(work):
     model, fresh = set_up_model(directory), place(work, "fresh")
     other = pathlib.Path(__file__).resolve().parents[1] / "golden/tokenizer/gpt2/tokenizer.json"
     words = command(fresh, 1, "--init", model, "--steps", 2)
+    expect_refusal("--resume of a model", run(command(fresh, 1, "--resume", model)), 2, "--init")
     expect_refusal("another tokenizer", run([*words, "--data.tokenizer", str(other)]), 4, "another tokenizer")
     own = run([*words, "--data.tokenizer", str(model / "tokenizer.json")])
     check("the same tokenizer", own.returncode == 0, own.stderr)
@@ -644,6 +648,33 @@ def outputs(work):
     expect_refusal("--dump-grads behind step 1", run(words), 2, "--dump-grads")
 
 
+def overtaken(work):
+    """A training ends its first save while another one starts, which has not seen that save."""
+    model, directory = set_up_model(place(work, "model")), place(work, "overtaken")
+    words = command(directory, 1, "--init", model, "--steps", 2)
+    run(words)
+    saved, aside = directory / "run/step-00000002", directory / "aside"
+    saved.rename(aside)
+    pipe = model / "generation_config.json"
+    os.mkfifo(pipe)
+    second = start([*words, "--steps", "4"])
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        try:
+            end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError: # nobody reads yet
+            time.sleep(0.005)
+    aside.rename(saved)
+    os.write(end, b"{}")
+    os.close(end)
+    said = second.communicate(timeout=LIMIT_S)[1]
+    check("overtaken", second.returncode == 6 and "another training changed" in said,
+          (second.returncode, said))
+    check("overtaken: files", steps_of(directory) == [2] and len(lines_of(directory)) == 2,
+          steps_of(directory))
+
+
 def runs(work):
     """A run is that of one training at a time."""
     directory = place(work, "one training")
@@ -664,6 +695,12 @@ def runs(work):
     metrics.write_text('{"loss": 3}\n')
     expect_refusal("lines of another program", run(command(metrics.parents[1], 1)), 6, "another program")
     check("lines of another program stay", metrics.read_text() == '{"loss": 3}\n')
+    overtaken(work)
+    for name, word in ("data.txt", "no directory"), ("one training/run/latest", "no directory"), (
+            f"one training/run/step-{steps[-1]:08}", "is a checkpoint"):
+        words = command(directory, 1)
+        words[words.index("--run") + 1] = str(work / name)
+        expect_refusal(f"--run {name}", run(words), 6, word)
     here = place(work, "here")
     for path in ".", "./", "../here":
         words = command(here, 1, "--steps", 2)

@@ -215,53 +215,53 @@ static fsdp_status find_newest(const char *run, int64_t *step_out, fsdp_error *e
     return FSDP_OK;
 }
 
+typedef struct job_sources {
+    train_source init, resume;
+    bool has_init, has_resume;
+    int64_t newest; /* step of the run before it was locked; -1: none */
+} job_sources;
+
 /* Refuses a checkpoint older than the run's newest: the training would save steps that exist. */
-static fsdp_status open_given(const train_options *opts, int64_t newest, train_source *source,
-                              fsdp_error *err)
+static fsdp_status open_given(const train_options *opts, job_sources *from, fsdp_error *err)
 {
-    FSDP_TRY(train_source_open(opts->resume_path, source, err));
-    if (newest < 0 || newest <= source->step)
+    from->has_resume = true;
+    FSDP_TRY(train_source_open(opts->resume_path, &from->resume, err));
+    if (from->resume.is_hf)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is no checkpoint of a training: --init begins one with its model",
+                         opts->resume_path);
+    if (from->newest < 0 || from->newest <= from->resume.step)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' has step %lld, which is newer than '%s': go on from the older one in "
                      "another run (--run), or from the newest by --resume auto",
-                     opts->run, (long long)newest, opts->resume_path);
+                     opts->run, (long long)from->newest, opts->resume_path);
 }
 
 /* The checkpoint that this job goes on from: the run's newest checkpoint, another one, or nothing. */
-static fsdp_status find_resume(const train_job *job, train_source *source, bool *is_there_out,
-                               fsdp_error *err)
+static fsdp_status find_resume(const train_job *job, job_sources *from, fsdp_error *err)
 {
     const train_options *opts = job->opts;
-    int64_t newest = -1;
-    *is_there_out = opts->resume == TRAIN_RESUME_PATH;
-    if (opts->run)
-        FSDP_TRY(find_newest(opts->run, &newest, err));
+    FSDP_TRY(find_newest(opts->run, &from->newest, err));
     if (opts->resume == TRAIN_RESUME_PATH)
-        return open_given(opts, newest, source, err);
-    if (newest < 0)
+        return open_given(opts, from, err);
+    if (from->newest < 0)
         return FSDP_OK;
     if (opts->resume == TRAIN_RESUME_NO)
         return fsdp_fail(err, FSDP_ERR_EXISTS,
                          "'%s' has checkpoints; name another run, or go on from them by "
                          "--resume auto",
                          opts->run);
-    *is_there_out = true;
-    fsdp_status st = train_source_open(opts->run, source, err);
+    from->has_resume = true;
+    fsdp_status st = train_source_open(opts->run, &from->resume, err);
     if (st == FSDP_ERR_NOT_FOUND && err) /* there are some, none of them good */
         err->status = st = FSDP_ERR_DAMAGED;
     return st;
 }
 
-typedef struct job_sources {
-    train_source init, resume;
-    bool has_init, has_resume;
-} job_sources;
-
 static fsdp_status open_sources(const train_job *job, job_sources *from, fsdp_error *err)
 {
-    if (job->opts->run || job->opts->resume == TRAIN_RESUME_PATH)
-        FSDP_TRY(find_resume(job, &from->resume, &from->has_resume, err));
+    FSDP_TRY(find_resume(job, from, err));
     if (!job->opts->init)
         return FSDP_OK;
     fsdp_status st = train_source_open(job->opts->init, &from->init, err);
@@ -290,11 +290,24 @@ static fsdp_status bring_values(train_job *job, job_sources *from, fsdp_error *e
 /* Before values: a resume sets damaged checkpoints aside, which another job may be writing. */
 static fsdp_status lock_run(train_job *job, fsdp_error *err)
 {
-    if (job->rank != 0 || !job->opts->run)
+    if (job->rank != 0)
         return FSDP_OK;
     job->log.drops_lines = job->config->save.on_error == TRAIN_ERROR_CONTINUE;
     FSDP_TRY(train_log_lock(&job->log, job->opts->run, err));
     return train_stop_file_check(job->opts->run, err);
+}
+
+/* Behind the lock: another training may have saved since this one listed the checkpoints. */
+static fsdp_status check_newest(const train_job *job, const job_sources *from, fsdp_error *err)
+{
+    int64_t newest;
+    FSDP_TRY(find_newest(job->opts->run, &newest, err));
+    if (newest == from->newest)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "another training changed the checkpoints of '%s' while this one started: "
+                     "start it again",
+                     job->opts->run);
 }
 
 bool train_job_is_done(const train_job *job)
@@ -308,7 +321,7 @@ static fsdp_status open_log(train_job *job, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "--dump-grads is for step 1, and '%s' has done it: name another run",
                          job->opts->run);
-    if (job->rank != 0 || !job->opts->run)
+    if (job->rank != 0)
         return FSDP_OK;
     return train_log_open(&job->log, job->step,
                           job->config->log.tensorboard && !train_job_is_done(job), err);
@@ -324,7 +337,7 @@ static const train_source *source_of_model(const train_job *job, const job_sourc
 
 static fsdp_status make_saver(train_job *job, fsdp_error *err)
 {
-    if (!job->opts->run || !job->config->save.async)
+    if (!job->config->save.async)
         return FSDP_OK;
     fsdp_status st = fsdp_async_saver_create(job->root, NULL, &job->saver, err);
     if (st != FSDP_ERR_USAGE)
@@ -343,6 +356,7 @@ static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
     fsdp_world_mark(job->world, "model");
     FSDP_TRY(fsdp_ctl_agree(job->ctl, make_optimizer(job, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, lock_run(job, err), err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, check_newest(job, from, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, open_log(job, err), err));
     return make_saver(job, err);

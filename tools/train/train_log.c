@@ -4,6 +4,7 @@
 #include "tools/cli/cli.h"
 
 #include <errno.h>
+#include <fsdp/run.h>
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
@@ -16,8 +17,15 @@
 
 /* --- opening ------------------------------------------------------------------------------------- */
 
-static fsdp_status make_directory(const char *path, fsdp_error *err)
+static fsdp_status make_run(const char *path, fsdp_error *err)
 {
+    struct stat info;
+    if (fsdp_path_has_manifest(path, NULL))
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' is a checkpoint, which holds no other: name a run (--run)", path);
+    if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no directory: name another run (--run)",
+                         path);
     if (mkdir(path, 0777) == 0 || errno == EEXIST)
         return FSDP_OK;
     return fsdp_fail_errno(err, errno, "cannot create the run '%s'", path);
@@ -46,9 +54,10 @@ static bool is_foreign(const char *line)
            !begins_with(line, "{\"event\": ");
 }
 
-/* The size of the lines up to `step`. */
-static fsdp_status find_end(FILE *stream, const char *path, int64_t step, off_t *end_out,
-                            fsdp_error *err)
+/* The lines up to `step`: the size of those in front of all others, and the ones behind, which are few. A
+ * save in the background is told behind the steps that were done meanwhile. */
+static fsdp_status find_kept(FILE *stream, const char *path, int64_t step, off_t *end_out,
+                             fsdp_text *behind, fsdp_error *err)
 {
     char *line = NULL;
     size_t room = 0;
@@ -56,29 +65,20 @@ static fsdp_status find_end(FILE *stream, const char *path, int64_t step, off_t 
     bool is_cut = false, is_ours = true;
     *end_out = 0;
     while (is_ours && (size = getline(&line, &room, stream)) >= 0) {
-        long long at = step_of(line);
+        const long long at = step_of(line);
+        const bool is_kept = at >= 0 && at <= step;
         is_ours = !is_foreign(line);
-        is_cut = is_cut || at < 0 || at > step;
-        *end_out += is_cut ? 0 : size;
+        is_cut = is_cut || !is_kept;
+        if (!is_cut)
+            *end_out += size;
+        else if (is_kept)
+            fsdp_text_add(behind, line, (size_t)size);
     }
     free(line);
     if (!is_ours)
         return fsdp_fail(err, FSDP_ERR_EXISTS,
                          "'%s' has lines of another program: name another run (--run)", path);
     return ferror(stream) ? fsdp_fail_errno(err, errno, "cannot read '%s'", path) : FSDP_OK;
-}
-
-static fsdp_status cut_metrics(const char *path, int64_t step, fsdp_error *err)
-{
-    off_t end;
-    FILE *stream = fopen(path, "re");
-    if (!stream)
-        return errno == ENOENT ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot open '%s'", path);
-    fsdp_status st = find_end(stream, path, step, &end, err);
-    fclose(stream);
-    if (st == FSDP_OK && truncate(path, end) != 0)
-        st = fsdp_fail_errno(err, errno, "cannot shorten '%s'", path);
-    return st;
 }
 
 static fsdp_status open_append(const char *run, const char *name, FILE **stream_out,
@@ -94,7 +94,7 @@ static fsdp_status open_append(const char *run, const char *name, FILE **stream_
 fsdp_status train_log_lock(train_log *log, const char *run, fsdp_error *err)
 {
     log->run = run;
-    FSDP_TRY(make_directory(run, err));
+    FSDP_TRY(make_run(run, err));
     FSDP_TRY(open_append(run, "metrics.jsonl", &log->metrics, err));
     /* file systems without locks give other errors: trainings are not told apart there */
     if (flock(fileno(log->metrics), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
@@ -102,11 +102,49 @@ fsdp_status train_log_lock(train_log *log, const char *run, fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_EXISTS, "another training writes to the run '%s'", run);
 }
 
+/* A line is one write, so that readers, and the file after a kill, have whole lines. A part of a line for
+ * which there was no space is cut off again. */
+static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err)
+{
+    const int fd = fileno(log->metrics);
+    const off_t before = lseek(fd, 0, SEEK_END);
+    errno = 0;
+    if (before >= 0 && write(fd, text->data, text->size) == (ssize_t)text->size)
+        return FSDP_OK;
+    int errnum = errno ? errno : ENOSPC;
+    if (before >= 0)
+        (void)!ftruncate(fd, before);
+    if (log->drops_lines) {
+        log->dropped++;
+        return FSDP_OK;
+    }
+    return fsdp_fail_errno(err, errnum, "cannot write '%s/metrics.jsonl'", log->run);
+}
+
+static fsdp_status cut_metrics(train_log *log, int64_t step, fsdp_error *err)
+{
+    off_t end;
+    char path[PATH_MAX];
+    fsdp_text behind = {0};
+    snprintf(path, sizeof path, "%s/metrics.jsonl", log->run); /* fits, as it is open */
+    FILE *stream = fopen(path, "re");
+    if (!stream)
+        return fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    fsdp_status st = find_kept(stream, path, step, &end, &behind, err);
+    fclose(stream);
+    if (st == FSDP_OK && behind.failed)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    if (st == FSDP_OK && truncate(path, end) != 0)
+        st = fsdp_fail_errno(err, errno, "cannot shorten '%s'", path);
+    if (st == FSDP_OK && behind.size > 0)
+        st = append(log, &behind, err);
+    fsdp_text_release(&behind);
+    return st;
+}
+
 fsdp_status train_log_open(train_log *log, int64_t step, bool tensorboard, fsdp_error *err)
 {
-    char metrics[PATH_MAX];
-    snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", log->run); /* fits, as it is open */
-    FSDP_TRY(cut_metrics(metrics, step, err));
+    FSDP_TRY(cut_metrics(log, step, err));
     FSDP_TRY(open_append(log->run, "main.log", &log->lines, err));
     return tensorboard ? train_events_open(log->run, &log->events, err) : FSDP_OK;
 }
@@ -129,25 +167,6 @@ void train_add_number(fsdp_text *text, double value)
         fsdp_text_add_f64(text, value);
     else
         fsdp_text_addf(text, "null");
-}
-
-/* A line is one write, so that readers, and the file after a kill, have whole lines. A part of a line for
- * which there was no space is cut off again. */
-static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err)
-{
-    const int fd = fileno(log->metrics);
-    const off_t before = lseek(fd, 0, SEEK_END);
-    errno = 0;
-    if (before >= 0 && write(fd, text->data, text->size) == (ssize_t)text->size)
-        return FSDP_OK;
-    int errnum = errno ? errno : ENOSPC;
-    if (before >= 0)
-        (void)!ftruncate(fd, before);
-    if (log->drops_lines) {
-        log->dropped++;
-        return FSDP_OK;
-    }
-    return fsdp_fail_errno(err, errnum, "cannot write '%s/metrics.jsonl'", log->run);
 }
 
 static void put_line(train_log *log, fsdp_text *text)
