@@ -115,7 +115,9 @@ static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err
     if (before >= 0)
         (void)!ftruncate(fd, before);
     if (log->drops_lines) {
-        log->dropped++;
+        if (log->dropped++ == 0)
+            train_log_warn(log, "cannot write '%s/metrics.jsonl': %s: its lines are left out",
+                           log->run, strerror(errnum));
         return FSDP_OK;
     }
     return fsdp_fail_errno(err, errnum, "cannot write '%s/metrics.jsonl'", log->run);
@@ -151,6 +153,9 @@ fsdp_status train_log_open(train_log *log, int64_t step, bool tensorboard, fsdp_
 
 void train_log_close(train_log *log)
 {
+    if (log->dropped > 0)
+        train_log_warn(log, "lines left out of '%s/metrics.jsonl': %lld", log->run,
+                       (long long)log->dropped);
     if (log->metrics)
         fclose(log->metrics);
     if (log->lines)
@@ -188,8 +193,10 @@ static void end_events(train_log *log, fsdp_status st)
         return;
     train_events_close(log->events);
     log->events = NULL;
-    if (log->drops_lines)
+    if (log->drops_lines) {
+        train_log_warn(log, "%s: TensorBoard's events end here", log->failure.text);
         log->failure = (fsdp_error){0};
+    }
 }
 
 void train_log_step(train_log *log, const train_step_line *line)
