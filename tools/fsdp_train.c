@@ -86,15 +86,20 @@ static fsdp_status evaluate(train_job *job, fsdp_error *err)
 {
     double loss;
     int64_t tokens;
-    char members[96];
+    fsdp_text members = {0};
     FSDP_TRY(train_evaluate(job, job->config->eval.batches, &loss, &tokens, err));
     if (job->rank != 0 || tokens == 0)
         return FSDP_OK;
     train_log_say(&job->log, "step %" PRId64 "  held-out loss %.4f", job->step, loss);
-    snprintf(members, sizeof members, "\"loss\": %.9g, \"tokens\": %" PRId64, loss, tokens);
-    train_log_event(&job->log, "eval", job->step, members);
     train_log_scalar(&job->log, job->step, "eval/loss", loss);
-    return FSDP_OK;
+    fsdp_text_addf(&members, "\"loss\": ");
+    train_add_number(&members, loss);
+    fsdp_text_addf(&members, ", \"tokens\": %" PRId64, tokens);
+    fsdp_status st = members.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory") : FSDP_OK;
+    if (st == FSDP_OK)
+        train_log_event(&job->log, "eval", job->step, members.data);
+    fsdp_text_release(&members);
+    return st;
 }
 
 static bool is_due(int64_t step, int64_t every)

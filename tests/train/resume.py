@@ -410,6 +410,10 @@ def not_finite(work):
     ends = [str(skip / f"run/step-{step:08}") for step in (good + 1, STEPS)]
     done = run([str(BUILD / "bin/fsdp-diff"), *ends, "--include", "^(model|optim)"])
     check("nan is skipped: nothing is stepped", done.returncode == 0, done.stdout[-500:] + done.stderr)
+    text = (skip / "run/metrics.jsonl").read_text()
+    check("nan is skipped: evaluations", '"eval", "step": 3, "loss": null' in text, text)
+    done = run([str(BUILD / "bin/fsdp-plot"), str(skip / "run"), "-o", str(skip / "plot.svg")])
+    check("nan is skipped: plot", done.returncode == 0, done.stderr)
 
 
 def limit_files(size):
