@@ -206,10 +206,19 @@ static bool parse_reshard(const char *text, int64_t *reshard_out)
     return parse_count(text, false, reshard_out) && *reshard_out >= 2;
 }
 
+/* A checkpoint holds the configuration as the text of a file, from which a resume reads it. */
+static bool fits_in_file(const char *text)
+{
+    const bool has_both_quotes = strchr(text, '"') && strchr(text, '\'');
+    return fsdp_utf8_valid(text, strlen(text)) && !strchr(text, '\n') && !has_both_quotes;
+}
+
 static bool parse_text(const config_key *key, const char *text, char *to)
 {
     int number;
     if (key->words && !parse_word(text, key->words, &number))
+        return false;
+    if (!fits_in_file(text))
         return false;
     return snprintf(to, TRAIN_TEXT, "%s", text) < TRAIN_TEXT;
 }
@@ -233,7 +242,9 @@ static bool parse(const config_key *key, const char *text, void *to)
 static const char *describe(const config_key *key)
 {
     switch (key->type) {
-    case KEY_TEXT: return key->words ? key->words : "text of at most 1023 bytes";
+    case KEY_TEXT:
+        return key->words ? key->words
+                          : "a line of UTF-8, of at most 1023 bytes and with one kind of quotes";
     case KEY_COUNT: return "a whole number from 0 to 2147483647";
     case KEY_SIZE: return "a number of bytes, such as 512M";
     case KEY_REAL: return "a number of at least 0";
