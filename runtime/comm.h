@@ -86,6 +86,8 @@ FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threa
 
 /* Operations that the back end implements itself; comm.c composes the others, with the same result. */
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
+/* Kinds of memory: it takes calls in streams of a device; fsdp_comm_alloc gives a device's memory. */
+enum { FSDP_COMM_STREAMS = 8, FSDP_COMM_DEVICE_MEMORY = 16 };
 FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
 
 /* Collective in the group. One caller at a time on a communicator, from whatever thread. A bad argument of

@@ -9,6 +9,7 @@
 #include "base/core/given.h"
 #include "base/core/mem.h"
 #include "kernels/train/tensor.h"
+#include "runtime/device/device.h"
 
 enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
 
@@ -181,6 +182,22 @@ static fsdp_status check(const fsdp_comm *comm, const fsdp_collective *call, fsd
     return status;
 }
 
+/* Gives a stream the copy, or the sum of one, that a group of one rank makes. */
+static void copy_in_stream(const fsdp_collective *call, size_t count)
+{
+    const fsdp_device_kernels *kernels = call->stream->device->ops->kernels;
+    const fsdp_fold_call sum = {.to = call->out,
+                                .from = &call->in,
+                                .n = 1,
+                                .dtype = call->dtype,
+                                .count = count,
+                                .how = fsdp_comm_reduction(call, 1)};
+    if (fsdp_comm_reduces((uint32_t)call->kind) && call->op == FSDP_REDUCE_PREMUL_SUM)
+        kernels->fold(call->stream, &sum);
+    else if (call->in != call->out)
+        kernels->copy(call->stream, call->out, call->in, count * fsdp_dtype_size(call->dtype));
+}
+
 /* A group of one rank: the result is its own input. */
 static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
 {
@@ -193,7 +210,9 @@ static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "counts and out_counts of the only rank differ");
     if (call->kind == FSDP_BROADCAST || count == 0)
         return FSDP_OK;
-    if (fsdp_comm_reduces((uint32_t)call->kind) && call->op == FSDP_REDUCE_PREMUL_SUM)
+    if (call->stream)
+        copy_in_stream(call, (size_t)count);
+    else if (fsdp_comm_reduces((uint32_t)call->kind) && call->op == FSDP_REDUCE_PREMUL_SUM)
         fsdp_tensor_fold(call->out, &call->in, 1, call->dtype, (size_t)count,
                          fsdp_comm_reduction(call, 1));
     else if (call->in != call->out)
@@ -239,6 +258,11 @@ static fsdp_status run_with_view(fsdp_comm *comm, const fsdp_collective *call,
 static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
     FSDP_TRY(check(comm, call, err));
+    if (call->stream && !(comm->transport->ops->abilities & FSDP_COMM_STREAMS))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s moves memory of the host only: the memory of this device needs --comm "
+                         "nccl, or threads",
+                         comm->transport->ops->name);
     if (comm->size == 1)
         return run_alone(call, err);
     if (lacks_op(comm, call))

@@ -10,7 +10,7 @@ static void close_self(fsdp_transport *transport)
 
 static const fsdp_transport_ops self_ops = {
     .name = "self",
-    .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL,
+    .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL | FSDP_COMM_STREAMS,
     .comm_create = fsdp_comm_create,
     .alloc = fsdp_transport_alloc_pages,
     .dealloc = fsdp_transport_free_pages,

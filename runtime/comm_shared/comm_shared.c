@@ -94,12 +94,6 @@ static bool is_staged(const shared_move *move)
 
 /* --- a call ----------------------------------------------------------------------------------- */
 
-static fsdp_status pass_barrier(shared_group *group, fsdp_error *err)
-{
-    fsdp_shared_arrive(group);
-    return fsdp_shared_await(group, err);
-}
-
 /* Every member compares all headers, so all find the same difference. */
 static fsdp_status compare(const fsdp_comm *comm, shared_group *group, fsdp_error *err)
 {
@@ -119,7 +113,7 @@ static fsdp_status run_step(const shared_move *move, uint64_t step, bool fills, 
     fsdp_shared_end_read(move->group);
     if (!fsdp_shared_heartbeat(move->group) && fsdp_shared_has_failed(move->group, err))
         return err->status; /* the data that was read may be invalid */
-    return pass_barrier(move->group, err);
+    return fsdp_shared_pass_barrier(move->group, err);
 }
 
 /* Every member detects it, and reports the same error. */
@@ -135,8 +129,10 @@ static fsdp_status fail_private(shared_group *group, fsdp_error *err)
 
 static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_error *err)
 {
-    FSDP_TRY(pass_barrier(move->group, err));
+    FSDP_TRY(fsdp_shared_pass_barrier(move->group, err));
     FSDP_TRY(compare(comm, move->group, err));
+    if (move->call->stream)
+        return fsdp_shared_run_in_stream(move->group, move->call, err);
     if (move->is_little) {
         move->steps->work(move, 0);
         move->group->half++;
@@ -187,7 +183,7 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
     group->call_phase = group->phase;
     publish(&move, header);
     fsdp_shared_steps_choose(&move);
-    if (move.is_in_private || move.is_little)
+    if (!call->stream && (move.is_in_private || move.is_little))
         move.steps->fill(&move, 0);
     fsdp_status status = run_steps(comm, &move, &failure);
     if (status == FSDP_OK && call->view && move.steps != &fsdp_shared_steps_view)

@@ -4,6 +4,7 @@
  *   shared_group.c       creates and closes groups
  *   comm_shared.c        runs a call: publishes it, passes a barrier, compares the calls, runs the steps
  *   shared_steps.c       the steps of each collective: which ranges a member copies and reduces
+ *   shared_stream.c      the same in streams of a device, among threads
  *   shared_barrier.c     the barrier between members, and all that ends a wait: failures, exits, deadlines
  *   wait_graph.c         finds the rank that a missing rank itself waits for
  *   transport_threads.c  memory of one process
@@ -27,6 +28,7 @@
 
 #include "runtime/comm/comm_backend.h"
 #include "runtime/comm_shared/shared_transports.h"
+#include "runtime/device/device.h"
 
 enum { FSDP_SHARED_LINE = 64, FSDP_SHARED_CALL = 5 };
 /* The published address of a buffer that only its own rank can read. */
@@ -44,6 +46,7 @@ typedef struct shared_failure {
 typedef struct shared_published {
     _Alignas(FSDP_SHARED_LINE) fsdp_comm_header header;
     uint64_t in, out;
+    fsdp_event points[2];      /* of calls in streams (shared_stream.c) */
 } shared_published;
 
 typedef struct shared_slot {
@@ -156,6 +159,13 @@ void fsdp_shared_comm_close(fsdp_comm *comm);
 fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *err);
 void fsdp_shared_transport_release(shared_transport *transport);
 
+/* Both halves. */
+static inline fsdp_status fsdp_shared_pass_barrier(shared_group *group, fsdp_error *err)
+{
+    fsdp_shared_arrive(group);
+    return fsdp_shared_await(group, err);
+}
+
 /* --- comm_shared.c: entries of fsdp_transport_ops --------------------------------------------- */
 
 fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
@@ -196,6 +206,12 @@ typedef struct shared_steps {
 void fsdp_shared_steps_choose(shared_move *move);
 /* The single step of a call with a view whose inputs all members can read. */
 extern const shared_steps fsdp_shared_steps_view;
+
+/* --- shared_stream.c ---------------------------------------------------------------------------- */
+
+/* The rest of a call that was published and compared, as work of call->stream. */
+fsdp_status fsdp_shared_run_in_stream(shared_group *group, const fsdp_collective *call, fsdp_error *err);
+
 /* The current call, as a member published it. */
 static inline shared_published *fsdp_shared_published(const shared_group *group, int member)
 {

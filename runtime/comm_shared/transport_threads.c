@@ -73,7 +73,7 @@ static void close_transport(fsdp_transport *transport)
 
 static const fsdp_transport_ops thread_ops = {
     .name = "threads",
-    .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL,
+    .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL | FSDP_COMM_STREAMS,
     .comm_create = fsdp_shared_comm_create,
     .run = fsdp_shared_run,
     .abort = fsdp_shared_abort,

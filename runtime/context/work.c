@@ -76,6 +76,8 @@ void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered,
                           const fsdp_collective *call, const fsdp_custom_collective *custom)
 {
     collective_args args = {.comm = ordered->comm, .call = *call};
+    if (!ops_of(stream)->is_host)
+        args.call.stream = stream;
     if (custom)
         args.custom = *custom;
     ops_of(stream)->wait(stream, ordered->last);

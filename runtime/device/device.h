@@ -50,7 +50,9 @@ typedef struct fsdp_device_ops {
      * itself gives the stream work: through kernels, or through the result of `native`. */
     void (*submit)(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size);
     fsdp_event (*record)(fsdp_stream *stream);
-    void (*wait)(fsdp_stream *stream, fsdp_event event);       /* the stream waits; the host does not */
+    /* The stream waits; the host does not. The event may be another rank's in this process, of a device of
+     * the same kind, while that rank gives its stream no work. */
+    void (*wait)(fsdp_stream *stream, fsdp_event event);
     fsdp_status (*sync)(fsdp_event event, fsdp_error *err);    /* the host waits; the stream's error */
     bool (*is_reached)(fsdp_event event);
     fsdp_status (*check)(fsdp_stream *stream, fsdp_error *err);        /* its error so far; does not wait */

@@ -34,16 +34,32 @@ static fsdp_dtype moment_dtype_of(const fsdp_optim *optim, const fsdp_param *par
     return needs_master(optim, param) ? FSDP_F32 : param->dtype;
 }
 
+/* A moment or a master: zeros, in memory of the device. */
 static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t size,
                             void **data_out, fsdp_error *err)
 {
-    int64_t count = fsdp_param_local_count(param);
-    *data_out = fsdp_alloc((size_t)count, size);
-    if (!*data_out)
+    fsdp_root *root = optim->root;
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    fsdp_device *device = root->context->device;
+    size_t bytes = (size_t)fsdp_param_local_count(param) * size;
+    void *data = device->ops->alloc(device, bytes > 0 ? bytes : 1);
+    if (!data)
         return fsdp_fail_memory(err, param->name);
-    optim->bytes += count * (int64_t)size;
-    fsdp_memory_count(&optim->root->context->memory, FSDP_MEMORY_OPTIM, count * (int64_t)size);
-    return FSDP_OK;
+    *data_out = data;
+    optim->bytes += (int64_t)bytes;
+    fsdp_memory_count(&root->context->memory, FSDP_MEMORY_OPTIM, (int64_t)bytes);
+    device->ops->kernels->fill(compute, data, 0, bytes);
+    return fsdp_host_view_add(&root->view, data, bytes, err);
+}
+
+static void deallocate(const fsdp_optim *optim, const fsdp_param *param, void *data, size_t size)
+{
+    fsdp_device *device = optim->root->context->device;
+    size_t bytes = (size_t)fsdp_param_local_count(param) * size;
+    if (!data)
+        return;
+    fsdp_host_view_remove(&optim->root->view, data);
+    device->ops->dealloc(device, data, bytes > 0 ? bytes : 1);
 }
 
 enum { REFRESH_AT_ONCE = 256 };
@@ -62,23 +78,25 @@ static void refresh_some(float *master, const unsigned char *data, fsdp_dtype dt
 void fsdp_optim_refresh_master(fsdp_optim_state *state)
 {
     const fsdp_param *param = state->param;
-    const unsigned char *shard = param->shard;
+    const unsigned char *shard = fsdp_root_view(param->model->root, param->shard);
+    float *master = fsdp_root_view(param->model->root, state->master);
     size_t count = (size_t)fsdp_param_local_count(param), size = fsdp_dtype_size(param->dtype);
-    if (!state->master)
+    if (!master)
         return;
     for (size_t at = 0; at < count; at += REFRESH_AT_ONCE) {
         size_t rest = count - at;
-        refresh_some(state->master + at, shard + at * size, param->dtype,
+        refresh_some(master + at, shard + at * size, param->dtype,
                      rest < REFRESH_AT_ONCE ? rest : REFRESH_AT_ONCE);
     }
 }
 
 void fsdp_optim_refresh_masters(fsdp_optim *optim)
 {
-    if (!optim)
-        return;
+    if (!optim || fsdp_root_load_view(optim->root, NULL) != FSDP_OK)
+        return; /* a failed stream fails the next call on the root */
     for (size_t i = 0; i < optim->count; i++)
         fsdp_optim_refresh_master(&optim->states[i]);
+    (void)!fsdp_root_store_view(optim->root, NULL);
 }
 
 void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param)
@@ -101,7 +119,6 @@ static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group,
                               &state->moments[i], err));
     if (needs_master(optim, param))
         FSDP_TRY(allocate(optim, param, sizeof(float), (void **)&state->master, err));
-    fsdp_optim_refresh_master(state);
     return FSDP_OK;
 }
 
@@ -223,6 +240,20 @@ static fsdp_status check_groups(const fsdp_optim_group *groups, size_t n, fsdp_e
     return FSDP_OK;
 }
 
+static fsdp_status set_masters(fsdp_optim *optim, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_context_sync(optim->root->context, err)); /* they are zeroed */
+    bool has_masters = false;
+    for (size_t i = 0; i < optim->count; i++)
+        has_masters |= optim->states[i].master != NULL;
+    if (!has_masters)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_root_load_view(optim->root, err));
+    for (size_t i = 0; i < optim->count; i++)
+        fsdp_optim_refresh_master(&optim->states[i]);
+    return fsdp_root_store_view(optim->root, err);
+}
+
 static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_optim_group *groups,
                           size_t n, fsdp_optim **optim_out, fsdp_error *err)
 {
@@ -236,6 +267,8 @@ static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_op
     optim->next = root->optims;
     root->optims = optim;
     fsdp_status status = fill(optim, groups, n, err);
+    if (status == FSDP_OK)
+        status = set_masters(optim, err);
     if (status == FSDP_OK)
         *optim_out = optim;
     else
@@ -300,10 +333,12 @@ void fsdp_optim_free(fsdp_optim *optim)
         return;
     unlink_from_root(optim);
     for (size_t i = 0; i < optim->count; i++) {
+        fsdp_optim_state *state = &optim->states[i];
         for (int m = 0; m < FSDP_MOMENTS; m++)
-            fsdp_free(optim->states[i].moments[m]);
-        fsdp_free(optim->states[i].master);
-        fsdp_free(optim->states[i].runs);
+            deallocate(optim, state->param, state->moments[m],
+                       fsdp_dtype_size(state->moment_dtype));
+        deallocate(optim, state->param, state->master, sizeof(float));
+        fsdp_free(state->runs);
     }
     fsdp_memory_count(&optim->root->context->memory, FSDP_MEMORY_OPTIM, -optim->bytes);
     fsdp_free(optim->step_tensors);

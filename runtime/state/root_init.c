@@ -55,7 +55,8 @@ static fsdp_status fill_run(const fsdp_param *param, fsdp_param_fill fill, void 
     const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
     const fsdp_flat_run run = fsdp_param_flat_run(param);
     size_t size = fsdp_dtype_size(param->dtype);
-    char *to = (char *)param->flat->shard + (size_t)run.at * size;
+    const fsdp_root *root = param->flat->model->root;
+    char *to = (char *)fsdp_root_view(root, param->flat->shard) + (size_t)run.at * size;
     fsdp_box pieces[FSDP_BOX_PIECES];
     int n = fsdp_box_cut(&whole, run.first, run.count, pieces);
     for (int i = 0; i < n; i++) {
@@ -81,10 +82,10 @@ fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *context,
             continue;
         }
         void *shard = fsdp_param_shard(param, &box);
-        FSDP_TRY(fill(context, param, &box, shard, err));
+        FSDP_TRY(fill(context, param, &box, fsdp_root_view(root, shard), err));
     }
     fsdp_root_refresh_masters(root, NULL);
-    return FSDP_OK;
+    return fsdp_root_store_view(root, err);
 }
 
 /* Element numbers in the whole tensor, along the box's rows. */
@@ -165,7 +166,8 @@ static void take_run(const fsdp_param *param, const fsdp_state_range *slab)
     const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
     const fsdp_flat_run run = fsdp_param_flat_run(param);
     size_t size = fsdp_dtype_size(param->dtype);
-    char *to = (char *)param->flat->shard + (size_t)run.at * size;
+    const fsdp_root *root = param->flat->model->root;
+    char *to = (char *)fsdp_root_view(root, param->flat->shard) + (size_t)run.at * size;
     fsdp_box pieces[FSDP_BOX_PIECES];
     int n = fsdp_box_cut(&whole, run.first, run.count, pieces);
     for (int i = 0; i < n; i++) {
@@ -175,15 +177,16 @@ static void take_run(const fsdp_param *param, const fsdp_state_range *slab)
 }
 
 /* Copies this rank's part of a slab to its place. */
-static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
+static void take_part(const sync_work *work, const fsdp_param *param, const fsdp_box *slab)
 {
     const fsdp_box local =
         param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
-    const fsdp_state_range all = {*slab, 0, fsdp_box_count(slab), data};
+    const fsdp_state_range all = {*slab, 0, fsdp_box_count(slab), work->slab};
     if (param->flat && param->flat->group)
         take_run(param, &all);
     else
-        fsdp_state_copy_range(&all, &local, param->shard, fsdp_dtype_size(param->dtype));
+        fsdp_state_copy_range(&all, &local, fsdp_root_view(work->root, param->shard),
+                              fsdp_dtype_size(param->dtype));
 }
 
 static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,
@@ -204,7 +207,7 @@ static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsd
         .unit = param->name};
     if (work->ordered)
         FSDP_TRY(fsdp_comm_run(work->ordered->comm, &call, err));
-    take_part(param, slab, work->slab);
+    take_part(work, param, slab);
     return FSDP_OK;
 }
 
@@ -254,6 +257,7 @@ fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, voi
     if (status == FSDP_OK) {
         fsdp_root_note_values(root);
         fsdp_root_refresh_masters(root, NULL);
+        status = fsdp_root_store_view(root, err);
     }
     return fsdp_root_done(root, "fsdp_root_sync_from_rank0", status, err);
 }

@@ -40,7 +40,7 @@ static fsdp_status add_tensor(state_build *build, const fsdp_state_param *param,
                               fsdp_error *err)
 {
     const fsdp_state_scope *scope = build->scope;
-    void *data = build->copies ? NULL : tensor->data;
+    void *data = build->copies ? NULL : fsdp_root_view(scope->root, tensor->data);
     if (param->param->flat && tensor->ndim > 0) {
         const fsdp_state_view view = {.scope = scope,
                                       .param = param,
@@ -119,8 +119,9 @@ static fsdp_status fill_cast(state_build *build, fsdp_error *err)
             continue;
         FSDP_TRY(fsdp_state_spell(&build->name, &naming, scope->params[i].names[0], err));
         int64_t at = fsdp_sd_find(build->sd, build->name.data, build->name.size);
-        fsdp_cast(fsdp_sd_at(build->sd, (size_t)at)->data, param->dtype, param->flat->shard,
-                  param->flat->dtype, (size_t)fsdp_shape_count(param->ndim, param->shape));
+        fsdp_cast(fsdp_sd_at(build->sd, (size_t)at)->data, param->dtype,
+                  fsdp_root_view(scope->root, param->flat->shard), param->flat->dtype,
+                  (size_t)fsdp_shape_count(param->ndim, param->shape));
     }
     return FSDP_OK;
 }
@@ -204,7 +205,8 @@ fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
                          "full parameters are summoned: call fsdp_wrap_summon_end before getting "
                          "or setting the state of a root");
     FSDP_TRY(reshard_all(root, err));
-    return fsdp_context_sync(root->context, err);
+    FSDP_TRY(fsdp_context_sync(root->context, err));
+    return fsdp_root_load_view(root, err);
 }
 
 /* Copies the live dict: equal entries, with this rank's parts in memory of the new dict. */

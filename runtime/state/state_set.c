@@ -369,7 +369,8 @@ static fsdp_status find_state_set(const fsdp_state_match *match, const fsdp_stat
 /* Casts to the stored dtype: the live entry of such a parameter is a copy. */
 static void take_cast(const fsdp_param *param, const fsdp_entry *live)
 {
-    fsdp_cast(param->flat->shard, param->flat->dtype, live->data, param->dtype,
+    void *shard = fsdp_root_view(param->flat->model->root, param->flat->shard);
+    fsdp_cast(shard, param->flat->dtype, live->data, param->dtype,
               (size_t)fsdp_shape_count(param->ndim, param->shape));
 }
 
@@ -520,7 +521,8 @@ fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err)
 {
     if (match->groups)
         fsdp_state_apply_groups(match->groups);
-    return finish_state(match, err);
+    FSDP_TRY(finish_state(match, err));
+    return fsdp_root_store_view(match->scope->root, err);
 }
 
 static fsdp_status set_local(const fsdp_state_scope *scope, const fsdp_sd *live, const fsdp_sd *sd,

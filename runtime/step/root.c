@@ -145,11 +145,20 @@ static fsdp_status connect(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status add_to_view(fsdp_root *root, const fsdp_block *block, fsdp_error *err)
+{
+    return block ? fsdp_host_view_add(&root->view, block->data, block->room, err) : FSDP_OK;
+}
+
 static fsdp_status allocate(fsdp_root *root, fsdp_error *err)
 {
-    for (size_t i = 0; i < root->group_count; i++)
+    root->view.device = root->context->device;
+    for (size_t i = 0; i < root->group_count; i++) {
         FSDP_TRY(fsdp_group_allocate(root->groups[i], err));
+        FSDP_TRY(add_to_view(root, root->groups[i]->shards, err));
+    }
     FSDP_TRY(allocate_wholes(root, err));
+    FSDP_TRY(add_to_view(root, root->buffers, err));
     return fsdp_root_size_inputs(root, root->context, err);
 }
 
@@ -256,6 +265,8 @@ void fsdp_root_free(fsdp_root *root)
         fsdp_context_drain(root->context); /* queued work reads memory of groups */
         fsdp_memory_return_external(&root->context->memory);
     }
+    if (root->view.device)
+        fsdp_host_view_release(&root->view);
     for (size_t i = 0; i < root->group_count; i++)
         give(root, root->groups[i]->shards);
     for (size_t i = 0; i < root->unit_count; i++) {
@@ -272,6 +283,20 @@ void fsdp_root_free(fsdp_root *root)
     if (root->end_owner)
         root->end_owner(root->owner);
     fsdp_free(root);
+}
+
+/* --- the host's view ---------------------------------------------------------------------------- */
+
+fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    return fsdp_host_view_load(&root->view, compute, err);
+}
+
+fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    return fsdp_host_view_store(&root->view, compute, err);
 }
 
 /* --- contents --------------------------------------------------------------------------------- */

@@ -16,6 +16,7 @@
 #ifndef FSDP_STEP_H
 #define FSDP_STEP_H
 
+#include "runtime/context/host_view.h"
 #include "runtime/group/group.h"
 #include <fsdp/root.h>
 
@@ -85,6 +86,7 @@ struct fsdp_root {
     size_t group_count;
     fsdp_unit *unit;
     fsdp_block *buffers;
+    fsdp_host_view view;               /* of shards, buffers and optimizers' state */
     int64_t step;
     uint64_t backwards;                /* that have ended: newer ones bring other gradients */
     bool is_in_forward, is_in_backward;
@@ -120,6 +122,15 @@ fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsd
 fsdp_status fsdp_root_check_values(const fsdp_root *root, const fsdp_unit *unit, const char *call,
                                    fsdp_error *err);
 void fsdp_root_note_values(const fsdp_root *root);     /* all have them */
+
+/* The host's view of shards, buffers and optimizers' state (host_view.h), in the order of the compute stream.
+ * fsdp_root_view: the host's address, between a load and a store. */
+fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err);
+fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err);
+static inline void *fsdp_root_view(const fsdp_root *root, const void *data)
+{
+    return fsdp_host_view_at(&root->view, data);
+}
 
 /* A floating type, or FSDP_DTYPE_NONE; option: its name, for the error. */
 fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);

@@ -34,8 +34,14 @@ static fsdp_status run_all_reduce(void *context, fsdp_comm *comm, const fsdp_col
 static fsdp_status check_hook(fsdp_wrap *wrap, fsdp_error *err)
 {
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_register_comm_hook", err));
+    const fsdp_device *device = wrap->root->context->device;
     if (wrap->hook)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a communication hook was registered before");
+    if (!device->ops->is_host)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "communication hooks compute on the host, and device %s has memory of its "
+                         "own",
+                         device->ops->name);
     if (wrap->root->last_seen)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "a communication hook is registered before the first forward");

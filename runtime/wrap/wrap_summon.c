@@ -35,6 +35,9 @@ static fsdp_status check_opts(const fsdp_wrap *wrap, const fsdp_wrap_flat *outer
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads needs use_orig_params");
     if (opts->with_grads && opts->offload_to_cpu)
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads does not go with offload_to_cpu");
+    if (opts->with_grads && !wrap->root->context->device->ops->is_host)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "with_grads is for devices whose memory is the host's");
     for (size_t i = 0; i < wrap->flat_count && opts->offload_to_cpu; i++)
         if (wrap->flats[i].opts.strategy == FSDP_WRAP_NO_SHARD &&
             is_asked_for(&wrap->flats[i], outer, !opts->only_unit))
@@ -96,11 +99,11 @@ static fsdp_status take_out(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_error *e
     bool with_grads = wrap->summon.with_grads && param->shard_grad;
     flat->is_summoned = true;
     if (is_whole(param)) {
-        param->summoned = keeps ? param->shard : NULL;
+        param->summoned = keeps ? fsdp_root_view(wrap->root, param->shard) : NULL;
         param->summoned_grad = with_grads && keeps ? param->shard_grad : NULL;
         return FSDP_OK;
     }
-    FSDP_TRY(gather(param, param->shard, keeps, &flat->summoned, err));
+    FSDP_TRY(gather(param, fsdp_root_view(wrap->root, param->shard), keeps, &flat->summoned, err));
     param->summoned = flat->summoned;
     if (with_grads)
         FSDP_TRY(gather(param, param->shard_grad, keeps, &flat->summoned_grad, err));
@@ -124,7 +127,7 @@ static void put_back(fsdp_wrap *wrap, fsdp_wrap_flat *flat)
     if (!flat->is_summoned)
         return;
     if (!wrap->summon.discard_changes) {
-        write_back(param, flat->summoned, param->shard);
+        write_back(param, flat->summoned, fsdp_root_view(wrap->root, param->shard));
         write_back(param, flat->summoned_grad, param->shard_grad);
     }
     fsdp_free(flat->summoned);
@@ -134,12 +137,13 @@ static void put_back(fsdp_wrap *wrap, fsdp_wrap_flat *flat)
     flat->is_summoned = false;
 }
 
-static void put_all_back(fsdp_wrap *wrap)
+static fsdp_status put_all_back(fsdp_wrap *wrap, fsdp_error *err)
 {
     for (size_t i = 0; i < wrap->flat_count; i++)
         put_back(wrap, &wrap->flats[i]);
     wrap->root->is_summoned = false;
     fsdp_root_refresh_masters(wrap->root, NULL);
+    return fsdp_root_store_view(wrap->root, err);
 }
 
 /* --- the calls -------------------------------------------------------------------------------- */
@@ -170,7 +174,7 @@ fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
     fsdp_status status = take_all_out(wrap, outer, err);
     if (status != FSDP_OK) {
         wrap->summon.discard_changes = true;
-        put_all_back(wrap);
+        (void)!put_all_back(wrap, NULL);
     }
     return fsdp_root_done(wrap->root, "fsdp_wrap_summon_full_params", status, err);
 }
@@ -181,6 +185,5 @@ fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err)
     FSDP_TRY(fsdp_root_ready(wrap->root, err));
     if (!wrap->root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE, "no full parameters are summoned");
-    put_all_back(wrap);
-    return FSDP_OK;
+    return put_all_back(wrap, err);
 }

@@ -1,0 +1,102 @@
+/* The host's copies of blocks of a device. See host_view.h. */
+#include "runtime/context/host_view.h"
+
+#include <string.h>
+
+#include "base/core/mem.h"
+
+/* The number of blocks that begin at or before the address. */
+static size_t blocks_before(const fsdp_host_view *view, const void *data)
+{
+    size_t low = 0, high = view->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if ((uintptr_t)view->blocks[middle].data <= (uintptr_t)data)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static fsdp_viewed_block *find(const fsdp_host_view *view, const void *data)
+{
+    size_t before = blocks_before(view, data);
+    fsdp_viewed_block *block = before > 0 ? &view->blocks[before - 1] : NULL;
+    return block && (uintptr_t)data - (uintptr_t)block->data < block->size ? block : NULL;
+}
+
+fsdp_status fsdp_host_view_add(fsdp_host_view *view, void *data, size_t size, fsdp_error *err)
+{
+    if (view->device->ops->is_host || size == 0)
+        return FSDP_OK;
+    if (!fsdp_grow(&view->blocks, &view->room, view->count + 1, sizeof *view->blocks))
+        return fsdp_fail_memory(err, "the list of a device's blocks");
+    size_t at = blocks_before(view, data);
+    memmove(view->blocks + at + 1, view->blocks + at, (view->count - at) * sizeof *view->blocks);
+    view->blocks[at] = (fsdp_viewed_block){.data = data, .size = size};
+    view->count++;
+    return FSDP_OK;
+}
+
+static void drop_copy(const fsdp_host_view *view, const fsdp_viewed_block *block)
+{
+    if (block->copy)
+        view->device->ops->dealloc_staging(view->device, block->copy, block->size);
+}
+
+void fsdp_host_view_remove(fsdp_host_view *view, const void *data)
+{
+    fsdp_viewed_block *block = find(view, data);
+    if (!block)
+        return;
+    drop_copy(view, block);
+    size_t behind = view->count - (size_t)(block + 1 - view->blocks);
+    memmove(block, block + 1, behind * sizeof *block);
+    view->count--;
+}
+
+void fsdp_host_view_release(fsdp_host_view *view)
+{
+    for (size_t i = 0; i < view->count; i++)
+        drop_copy(view, &view->blocks[i]);
+    fsdp_free(view->blocks);
+    *view = (fsdp_host_view){.device = view->device};
+}
+
+void *fsdp_host_view_at(const fsdp_host_view *view, const void *data)
+{
+    const fsdp_viewed_block *block = find(view, data);
+    if (!block || !block->copy)
+        return (void *)data;
+    return block->copy + ((uintptr_t)data - (uintptr_t)block->data);
+}
+
+static fsdp_status make_copy(const fsdp_host_view *view, fsdp_viewed_block *block, fsdp_error *err)
+{
+    if (!block->copy)
+        block->copy = view->device->ops->alloc_staging(view->device, block->size);
+    return block->copy ? FSDP_OK
+                       : fsdp_fail_memory(err, "the host's copy of parameters and optimizers");
+}
+
+fsdp_status fsdp_host_view_load(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err)
+{
+    const fsdp_device_ops *ops = view->device->ops;
+    for (size_t i = 0; i < view->count; i++) {
+        fsdp_viewed_block *block = &view->blocks[i];
+        FSDP_TRY(make_copy(view, block, err));
+        ops->kernels->copy(stream, block->copy, block->data, block->size);
+    }
+    return view->count > 0 ? ops->sync(ops->record(stream), err) : FSDP_OK;
+}
+
+fsdp_status fsdp_host_view_store(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err)
+{
+    const fsdp_device_ops *ops = view->device->ops;
+    for (size_t i = 0; i < view->count; i++)
+        if (view->blocks[i].copy)
+            ops->kernels->copy(stream, view->blocks[i].data, view->blocks[i].copy,
+                               view->blocks[i].size);
+    return view->count > 0 ? ops->sync(ops->record(stream), err) : FSDP_OK;
+}

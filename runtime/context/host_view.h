@@ -1,0 +1,38 @@
+/*
+ * The host's view of a device's memory, for work between steps: first values, state dicts, masters.
+ *
+ * Where the device's memory is the host's, the view is that memory: `at` returns what it is given, and load
+ * and store do nothing. Elsewhere each block of shards or of an optimizer's state has a copy in staging
+ * memory, made by the first load and kept. Work between steps loads all copies, reads and writes them, and
+ * stores what it has changed.
+ */
+#ifndef FSDP_HOST_VIEW_H
+#define FSDP_HOST_VIEW_H
+
+#include "runtime/device/device.h"
+
+typedef struct fsdp_viewed_block {
+    unsigned char *data;       /* of the device */
+    unsigned char *copy;       /* NULL: not loaded yet */
+    size_t size;
+} fsdp_viewed_block;
+
+/* Zero-initialise, but for the device. */
+typedef struct fsdp_host_view {
+    fsdp_device *device;
+    fsdp_viewed_block *blocks; /* by address */
+    size_t count, room;
+} fsdp_host_view;
+
+fsdp_status fsdp_host_view_add(fsdp_host_view *view, void *data, size_t size, fsdp_error *err);
+void fsdp_host_view_remove(fsdp_host_view *view, const void *data);    /* any address in it; or of no block */
+void fsdp_host_view_release(fsdp_host_view *view);
+
+/* The host's address of a byte in a block; other addresses, and NULL, stay as they are. */
+void *fsdp_host_view_at(const fsdp_host_view *view, const void *data);
+
+/* Both give the stream copies of all blocks, and the host waits. */
+fsdp_status fsdp_host_view_load(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
+fsdp_status fsdp_host_view_store(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
+
+#endif
