@@ -29,6 +29,10 @@
 
 enum { NICER = 19 };
 
+/* A rank's model before a save: it differs from the saved one, equals it, or could not be copied from the
+ * device. */
+enum { MODEL_DIFFERS, MODEL_EQUALS, MODEL_IS_MISSING };
+
 /* A save: the copy, and the caller's options in memory of the job. */
 typedef struct async_job {
     fsdp_sd *sd;
@@ -40,6 +44,7 @@ typedef struct async_job {
     int64_t step;
     const char *model_prefix, *optim_prefix;
     size_t extra_first; /* entries from here on are the caller's */
+    fsdp_event copied;  /* the copy is complete */
     fsdp_error outcome;
     bool is_returned; /* the outcome, to the program */
 } async_job;
@@ -107,6 +112,23 @@ static fsdp_hash hash_model(const async_job *job, int rank, bool *any_out)
     return both[0];
 }
 
+/* Every rank fails when one could not copy its state from the device. failure: this rank's own. */
+static fsdp_status check_copies(const fsdp_async_saver *saver, const fsdp_error *failure,
+                                fsdp_error *err)
+{
+    if (failure->status != FSDP_OK) {
+        *err = *failure;
+        return failure->status;
+    }
+    for (int i = 0; i < saver->world->size; i++)
+        if (saver->all_equal[i] == MODEL_IS_MISSING)
+            return fsdp_fail(err, FSDP_ERR_PEER,
+                             "rank %d could not copy its state from the device: its message has "
+                             "the reason",
+                             i);
+    return FSDP_OK;
+}
+
 /*
  * Collective. A save of a model that did not change although the step did is most likely one of
  * another model than the one that is trained. It is refused before anything is written.
@@ -115,11 +137,19 @@ static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, f
 {
     async_job *job = &saver->job;
     bool has_model = false, is_stale = true;
-    *digest_out = hash_model(job, saver->world->rank, &has_model);
-    const unsigned char mine = memcmp(digest_out, &saver->saved_digest, sizeof *digest_out) == 0;
+    fsdp_error failure = {0};
+    fsdp_status copied = saver->root->context->device->ops->sync(job->copied, &failure);
+    failure.status = copied;
+    unsigned char mine = MODEL_IS_MISSING;
+    if (copied == FSDP_OK) {
+        *digest_out = hash_model(job, saver->world->rank, &has_model);
+        bool is_equal = memcmp(digest_out, &saver->saved_digest, sizeof *digest_out) == 0;
+        mine = is_equal ? MODEL_EQUALS : MODEL_DIFFERS;
+    }
     FSDP_TRY(fsdp_ctl_allgather(saver->ctl, &mine, sizeof mine, saver->all_equal, err));
+    FSDP_TRY(check_copies(saver, &failure, err));
     for (int i = 0; i < saver->world->size; i++)
-        is_stale &= saver->all_equal[i] == 1;
+        is_stale &= saver->all_equal[i] == MODEL_EQUALS;
     is_stale &= has_model && saver->has_saved && job->step != saver->saved_step &&
                 job->step != FSDP_NO_STEP && saver->saved_step != FSDP_NO_STEP;
     saver->report.is_stale = is_stale;
@@ -263,10 +293,15 @@ static fsdp_status make_job(fsdp_async_saver *saver, const char *dir,
     if (!dir)
         return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_async_save: 'dir' is NULL");
     FSDP_TRY(keep_options(job, dir, given, err));
-    FSDP_TRY(fsdp_root_saved_state(saver->root, given, &job->sd, err));
+    fsdp_root *root = saver->root;
+    fsdp_event now = fsdp_stream_now(root->context->streams[FSDP_STREAM_COMPUTE]);
+    FSDP_TRY(fsdp_root_saved_state(root, given, true, &job->sd, err));
     job->extra_first = fsdp_sd_count(job->sd) - (given->extra ? fsdp_sd_count(given->extra) : 0);
-    return fsdp_snapshot_take(&saver->snapshot, job->sd, saver->world->rank, &saver->report.bytes,
-                              err);
+    saver->report.bytes = fsdp_snapshot_bytes(job->sd, saver->world->rank);
+    FSDP_TRY(
+        fsdp_snapshot_take(&saver->snapshot, job->sd, saver->world->rank, now, &job->copied, err));
+    root->staged = job->copied;
+    return FSDP_OK;
 }
 
 /* The failure of the last save, once. */
@@ -363,6 +398,8 @@ static void end_saver(fsdp_world_child *child)
         fsdp_notice(&saver->job.save.watch, "%s", failure.text);
     release_job(&saver->job);
     fsdp_ctl_free(saver->ctl);
+    if (saver->root)
+        saver->root->staged = (fsdp_event){0};
     fsdp_snapshot_release(&saver->snapshot);
     fsdp_free(saver->all_equal);
     fsdp_root_free(saver->root);
@@ -383,8 +420,9 @@ static fsdp_status prepare_saver(fsdp_async_saver *saver, fsdp_error *err)
     saver->all_equal = fsdp_alloc((size_t)saver->world->size, sizeof *saver->all_equal);
     if (!saver->all_equal)
         return fsdp_fail_memory(err, "a saver");
-    FSDP_TRY(fsdp_root_get_state(saver->root, NULL, &sd, err));
-    fsdp_status status = fsdp_snapshot_reserve(&saver->snapshot, sd, saver->world->rank, err);
+    FSDP_TRY(fsdp_state_get_unviewed(saver->root, NULL, &sd, err));
+    fsdp_status status =
+        fsdp_snapshot_open(&saver->snapshot, &saver->root->view, sd, saver->world->rank, err);
     fsdp_sd_free(sd);
     return status;
 }

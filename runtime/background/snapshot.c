@@ -15,6 +15,14 @@ static int64_t held_bytes(const fsdp_entry *entry, int rank)
                                                            : 0;
 }
 
+int64_t fsdp_snapshot_bytes(const fsdp_sd *sd, int rank)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        bytes += held_bytes(fsdp_sd_at(sd, i), rank);
+    return bytes;
+}
+
 /* The bytes of all copies, each at an aligned address. */
 static fsdp_status measure(const fsdp_sd *sd, int rank, int64_t *room_out, fsdp_error *err)
 {
@@ -36,12 +44,24 @@ static void touch(volatile unsigned char *pool, int64_t room)
         pool[at] = 0;
 }
 
-static fsdp_status grow(fsdp_snapshot *snapshot, int64_t room, fsdp_error *err)
+static void drop_pool(fsdp_snapshot *snapshot)
 {
+    if (snapshot->pool)
+        snapshot->view->device->ops->dealloc_staging(snapshot->view->device, snapshot->pool,
+                                                     (size_t)snapshot->room);
+    snapshot->pool = NULL;
+    snapshot->room = 0;
+}
+
+static fsdp_status reserve(fsdp_snapshot *snapshot, const fsdp_sd *sd, int rank, fsdp_error *err)
+{
+    int64_t room = 0;
+    fsdp_device *device = snapshot->view->device;
+    FSDP_TRY(measure(sd, rank, &room, err));
     if (room <= snapshot->room)
         return FSDP_OK;
-    fsdp_snapshot_release(snapshot); /* its contents are not needed, and both may not fit */
-    snapshot->pool = fsdp_alloc_pages((size_t)room);
+    drop_pool(snapshot); /* its contents are not needed, and both may not fit */
+    snapshot->pool = device->ops->alloc_staging(device, (size_t)room);
     if (!snapshot->pool)
         return fsdp_fail_memory(err, "a copy of the state");
     snapshot->room = room;
@@ -49,20 +69,32 @@ static fsdp_status grow(fsdp_snapshot *snapshot, int64_t room, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_snapshot_reserve(fsdp_snapshot *snapshot, const fsdp_sd *sd, int rank,
-                                  fsdp_error *err)
+fsdp_status fsdp_snapshot_open(fsdp_snapshot *snapshot, const fsdp_host_view *view,
+                               const fsdp_sd *sd, int rank, fsdp_error *err)
 {
-    int64_t room = 0;
-    FSDP_TRY(measure(sd, rank, &room, err));
-    return grow(snapshot, room, err);
+    const fsdp_device_ops *ops = view->device->ops;
+    snapshot->view = view;
+    if (!ops->is_host)
+        FSDP_TRY(ops->stream_create(view->device, "staging", &snapshot->stream, err));
+    return reserve(snapshot, sd, rank, err);
 }
 
-fsdp_status fsdp_snapshot_take(fsdp_snapshot *snapshot, fsdp_sd *sd, int rank, int64_t *bytes_out,
-                               fsdp_error *err)
+static void copy(const fsdp_snapshot *snapshot, void *to, const void *from, size_t size)
 {
-    int64_t at = 0, bytes = 0, total = 0;
-    FSDP_TRY(measure(sd, rank, &total, err));
-    FSDP_TRY(grow(snapshot, total, err));
+    if (snapshot->stream && fsdp_host_view_holds(snapshot->view, from))
+        snapshot->stream->device->ops->kernels->copy(snapshot->stream, to, from, size);
+    else
+        fsdp_tensor_copy(to, from, size, (size_t)snapshot->room);
+}
+
+fsdp_status fsdp_snapshot_take(fsdp_snapshot *snapshot, fsdp_sd *sd, int rank, fsdp_event behind,
+                               fsdp_event *copied_out, fsdp_error *err)
+{
+    fsdp_stream *stream = snapshot->stream;
+    int64_t at = 0;
+    FSDP_TRY(reserve(snapshot, sd, rank, err));
+    if (stream)
+        stream->device->ops->wait(stream, behind);
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         int64_t size = held_bytes(entry, rank);
@@ -70,17 +102,18 @@ fsdp_status fsdp_snapshot_take(fsdp_snapshot *snapshot, fsdp_sd *sd, int rank, i
             continue;
         fsdp_flow("runtime/background/snapshot.c", "copy '%s': %lld bytes", entry->name,
                   (long long)size);
-        fsdp_tensor_copy(snapshot->pool + at, entry->data, (size_t)size, (size_t)total);
+        copy(snapshot, snapshot->pool + at, entry->data, (size_t)size);
         fsdp_sd_set_data(sd, i, snapshot->pool + at);
-        bytes += size;
         at += size + (-size & (ALIGNMENT - 1));
     }
-    *bytes_out = bytes;
+    *copied_out = stream ? stream->device->ops->record(stream) : (fsdp_event){0};
     return FSDP_OK;
 }
 
 void fsdp_snapshot_release(fsdp_snapshot *snapshot)
 {
-    fsdp_free(snapshot->pool);
+    if (snapshot->stream) /* it does what is queued: then nothing copies into the pool */
+        snapshot->stream->device->ops->stream_free(snapshot->stream);
+    drop_pool(snapshot);
     *snapshot = (fsdp_snapshot){0};
 }

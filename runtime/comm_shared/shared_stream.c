@@ -1,7 +1,7 @@
 /*
  * Collectives over the memory of a device, among ranks that are threads of a process: several ranks on one
- * GPU. The members publish their buffers and points of their streams, and each gives its own stream the copies
- * and sums that read the others' memory. The host passes barriers and never waits for the device:
+ * GPU. The members publish their buffers and points of their streams, and each gives its own stream the
+ * copies and sums that read the others' memory. The host passes barriers and never waits for the device:
  *
  *   meet      every stream waits for the points that all members' streams have reached so far
  *   work      copies, and sums in the order of the group's ranks

@@ -64,6 +64,11 @@ void fsdp_host_view_release(fsdp_host_view *view)
     *view = (fsdp_host_view){.device = view->device};
 }
 
+bool fsdp_host_view_holds(const fsdp_host_view *view, const void *data)
+{
+    return find(view, data) != NULL;
+}
+
 void *fsdp_host_view_at(const fsdp_host_view *view, const void *data)
 {
     const fsdp_viewed_block *block = find(view, data);

@@ -1,10 +1,9 @@
 /*
  * The host's view of a device's memory, for work between steps: first values, state dicts, masters.
  *
- * Where the device's memory is the host's, the view is that memory: `at` returns what it is given, and load
- * and store do nothing. Elsewhere each block of shards or of an optimizer's state has a copy in staging
- * memory, made by the first load and kept. Work between steps loads all copies, reads and writes them, and
- * stores what it has changed.
+ * On a device with is_host the view is the device's memory: `at` returns what it is given, load and store do
+ * nothing. On another each block of shards or of an optimizer's state has a copy in staging memory, made by
+ * the first load and kept. Work between steps loads all copies, reads and writes them, and stores them.
  */
 #ifndef FSDP_HOST_VIEW_H
 #define FSDP_HOST_VIEW_H
@@ -28,6 +27,8 @@ fsdp_status fsdp_host_view_add(fsdp_host_view *view, void *data, size_t size, fs
 void fsdp_host_view_remove(fsdp_host_view *view, const void *data);    /* any address in it; or of no block */
 void fsdp_host_view_release(fsdp_host_view *view);
 
+/* True for an address in a block: memory of a device that the host cannot read. */
+bool fsdp_host_view_holds(const fsdp_host_view *view, const void *data);
 /* The host's address of a byte in a block; other addresses, and NULL, stay as they are. */
 void *fsdp_host_view_at(const fsdp_host_view *view, const void *data);
 

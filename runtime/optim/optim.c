@@ -479,6 +479,7 @@ static void step_all(fsdp_optim *optim, fsdp_stream *compute)
 {
     const fsdp_device_kernels *kernels = compute->device->ops->kernels;
     size_t n = 0;
+    compute->device->ops->wait(compute, optim->root->staged);
     for (size_t i = 0; i < optim->count; i++) {
         fsdp_optim_state *state = &optim->states[i];
         if (!is_due(state))

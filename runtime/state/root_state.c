@@ -46,14 +46,15 @@ static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
 }
 
 fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts,
-                                  fsdp_sd **sd_out, fsdp_error *err)
+                                  bool is_unviewed, fsdp_sd **sd_out, fsdp_error *err)
 {
     FSDP_TRY(check_state_opts(&opts->state, err));
     if (opts->save.kind == FSDP_LOCAL)
         FSDP_TRY(check_local(root, err));
     if (opts->state.part != FSDP_STATE_OPTIM)
         FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
-    FSDP_TRY(fsdp_root_get_state(root, &opts->state, sd_out, err));
+    FSDP_TRY(is_unviewed ? fsdp_state_get_unviewed(root, &opts->state, sd_out, err)
+                         : fsdp_root_get_state(root, &opts->state, sd_out, err));
     return fsdp_state_save_extra(opts->extra, *sd_out, err);
 }
 
@@ -69,7 +70,7 @@ fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_sav
     fsdp_world_trace(root->world, "save", -1);
     fsdp_status mine = FSDP_GIVEN(err, dir);
     if (mine == FSDP_OK)
-        mine = fsdp_root_saved_state(root, given, &sd, err);
+        mine = fsdp_root_saved_state(root, given, false, &sd, err);
     const fsdp_save_call call = {sd, ctl, dir, &given->save, mine};
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_save");
     fsdp_status status =

@@ -40,7 +40,9 @@ static fsdp_status add_tensor(state_build *build, const fsdp_state_param *param,
                               fsdp_error *err)
 {
     const fsdp_state_scope *scope = build->scope;
-    void *data = build->copies ? NULL : fsdp_root_view(scope->root, tensor->data);
+    void *data = build->copies        ? NULL
+                 : scope->is_unviewed ? tensor->data
+                                      : fsdp_root_view(scope->root, tensor->data);
     if (param->param->flat && tensor->ndim > 0) {
         const fsdp_state_view view = {.scope = scope,
                                       .param = param,
@@ -113,6 +115,8 @@ static fsdp_status fill_cast(state_build *build, fsdp_error *err)
     const fsdp_state_scope *scope = build->scope;
     const fsdp_state_naming naming = {.prefix = scope->opts.model_prefix, .more = ""};
     FSDP_TRY(fsdp_sd_allocate(build->sd, scope->root->world->rank, err));
+    if (scope->is_unviewed)
+        FSDP_TRY(fsdp_root_load_view(scope->root, err));
     for (size_t i = 0; i < scope->count; i++) {
         const fsdp_param *param = scope->params[i].param;
         if (!fsdp_state_has(scope, &scope->params[i]) || !fsdp_state_is_cast(param))
@@ -195,7 +199,8 @@ static fsdp_status reshard_all(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
+/* Without the host's view of the device's memory. */
+static fsdp_status settle(fsdp_root *root, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
@@ -205,7 +210,12 @@ fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
                          "full parameters are summoned: call fsdp_wrap_summon_end before getting "
                          "or setting the state of a root");
     FSDP_TRY(reshard_all(root, err));
-    FSDP_TRY(fsdp_context_sync(root->context, err));
+    return fsdp_context_sync(root->context, err);
+}
+
+fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(settle(root, err));
     return fsdp_root_load_view(root, err);
 }
 
@@ -236,7 +246,7 @@ static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, const fsdp
                             fsdp_sd **live_out, fsdp_error *err)
 {
     scope->root = root;
-    FSDP_TRY(fsdp_state_settle(root, err));
+    FSDP_TRY(scope->is_unviewed ? settle(root, err) : fsdp_state_settle(root, err));
     FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
     bool has_part = scope->opts.part != FSDP_STATE_OPTIM;
     if (scope->opts.broadcast_from_rank0)
@@ -247,6 +257,15 @@ static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, const fsdp
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the state of the model was requested, and the model is empty");
     return fsdp_state_build(scope, false, live_out, err);
+}
+
+fsdp_status fsdp_state_get_unviewed(fsdp_root *root, const fsdp_state_opts *opts, fsdp_sd **sd_out,
+                                    fsdp_error *err)
+{
+    fsdp_state_scope scope = {.is_unviewed = true};
+    fsdp_status status = get_live(&scope, root, opts, sd_out, err);
+    fsdp_state_scope_release(&scope);
+    return status;
 }
 
 fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts, fsdp_sd **sd_out,

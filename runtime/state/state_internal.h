@@ -37,6 +37,7 @@ typedef struct fsdp_state_param {
 
 typedef struct fsdp_state_scope {
     fsdp_root *root;
+    bool is_unviewed;          /* dicts point to the device's memory, not to the host's view of it */
     fsdp_optim *const *optims;
     size_t optim_count;
     fsdp_state_opts opts;      /* prefixes filled in, optims as above */
@@ -46,7 +47,7 @@ typedef struct fsdp_state_scope {
     fsdp_arena arena;
 } fsdp_state_scope;
 
-/* Release it also when this failed. */
+/* Keeps is_unviewed. Release it also when this failed. */
 fsdp_status fsdp_state_scope_init(fsdp_state_scope *scope, fsdp_root *root, const fsdp_state_opts *opts,
                                   fsdp_error *err);
 void fsdp_state_scope_release(fsdp_state_scope *scope);
@@ -79,9 +80,13 @@ bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t si
 
 /* Reshards everything and waits for it; fails inside forward and backward. Local. */
 fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
-/* Local. The live dict that a save stores: the root's, and the caller's extra entries. */
-fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,
-                                  fsdp_error *err);
+/* Local. The live dict that a save stores: the root's, and the caller's extra entries. is_unviewed: see
+ * fsdp_state_scope. */
+fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts, bool is_unviewed,
+                                  fsdp_sd **sd_out, fsdp_error *err);
+/* fsdp_root_get_state of live memory, the device's as it is. */
+fsdp_status fsdp_state_get_unviewed(fsdp_root *root, const fsdp_state_opts *opts, fsdp_sd **sd_out,
+                                    fsdp_error *err);
 /* Makes the live dict, which getting returns and setting writes to. Buffers that are stored in another dtype
  * than declared are copies in memory of the dict, in both cases. With `copies` all entries have memory of the
  * dict, without values yet. */

@@ -204,7 +204,7 @@ static fsdp_status fill(fsdp_state_scope *scope, fsdp_error *err)
 fsdp_status fsdp_state_scope_init(fsdp_state_scope *scope, fsdp_root *root,
                                   const fsdp_state_opts *opts, fsdp_error *err)
 {
-    *scope = (fsdp_state_scope){.root = root};
+    *scope = (fsdp_state_scope){.root = root, .is_unviewed = scope->is_unviewed};
     if (opts)
         scope->opts = *opts;
     if (!scope->opts.model_prefix)

@@ -296,6 +296,7 @@ fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err)
 fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err)
 {
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    compute->device->ops->wait(compute, root->staged);
     return fsdp_host_view_store(&root->view, compute, err);
 }
 

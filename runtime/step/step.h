@@ -87,6 +87,7 @@ struct fsdp_root {
     fsdp_unit *unit;
     fsdp_block *buffers;
     fsdp_host_view view;               /* of shards, buffers and optimizers' state */
+    fsdp_event staged;                 /* a save has copied them: they are changed behind it */
     int64_t step;
     uint64_t backwards;                /* that have ended: newer ones bring other gradients */
     bool is_in_forward, is_in_backward;
