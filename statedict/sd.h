@@ -121,8 +121,8 @@ FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
  * behind a number, as in a list of optimizers: both are an optimizer's then. */
 FSDP_API bool fsdp_sd_state_is_optim(const fsdp_sd *sd);
 /* True when the entry belongs to an optimizer: its name, or what follows "app." in it, begins with the
- * element optim, optimizer, optimizers, opt, optimizer_state_dict, optimizer_states, optimizer_0 or the like
- * or, with state_is_optim (above, once per state dict), state or param_groups. */
+ * element optim, optimizer, optimizers, opt, optimizer_state_dict, optimizer_states, optimizer_0 or the like,
+ * before a dot or a slash, or, with state_is_optim (above, once per state dict), state or param_groups. */
 FSDP_API bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim);
 
 #ifdef __cplusplus

@@ -108,7 +108,7 @@ const char fsdp_framework_no_model[] =
     "scaler*|dataloader*|sampler*|recipe_state*|lr_sched*|meta.pt|common.pt";
 
 const char fsdp_framework_weights[] =
-    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.npz|*.tar";
+    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.npz|*.tar|*.keras";
 const char fsdp_framework_foreign_weights[] = "*.gguf|*.msgpack|*.tflite|*.onnx";
 
 const char *const fsdp_framework_configs[] = {"huggingface", "hf_model", ".", NULL};
@@ -122,6 +122,6 @@ const char fsdp_framework_beside[] =
     "sentence_*_config.json|wordembedding_config.json|*tokenizer_config.json|spiece.model|"
     "sentencepiece.bpe.model|tokenizer*|vocab.*|chat_template*|LICENSE*|NOTICE*|*.tiktoken";
 const char fsdp_framework_not_beside[] =
-    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.npz|*.npy|*.gguf|*.onnx|*.tflite|"
+    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.keras|*.npz|*.npy|*.gguf|*.onnx|*.tflite|"
     "*.msgpack|*.pkl|*.distcp|*.index.json";
 const char fsdp_framework_module_list[] = "modules.json";

@@ -26,7 +26,7 @@ typedef struct text_view {
 typedef struct listing {
     const char *at, *end;
     fsdp_source *source;
-    int file;
+    const fsdp_h5_place *place;
     fsdp_h5_tensors *tensors;
     int64_t dataset; /* number of the next one */
     bool is_native;  /* a native shard file: names are escaped, types are marked */
@@ -350,7 +350,7 @@ static bool measure_chunk(const dataset *set, int64_t *bytes_out)
 static fsdp_status check_ratio(const listing *list, const dataset *set)
 {
     int64_t size = fsdp_box_count(&set->whole) * (int64_t)fsdp_dtype_size(set->info);
-    int64_t stored = fsdp_source_file_size(list->source, (size_t)list->file);
+    int64_t stored = list->place->size;
     if (set->stored < stored)
         stored = set->stored;
     if (size <= LARGE || size / RATIO <= stored)
@@ -403,6 +403,14 @@ static text_view plain_name(const listing *list, text_view path,
     return (text_view){room, size};
 }
 
+/* The source checks its whole file, of which the HDF5 file may be a part. */
+static bool is_behind_end(const listing *list, const dataset *set)
+{
+    int64_t size = fsdp_box_count(&set->whole) * (int64_t)fsdp_dtype_size(set->info);
+    return list->place->offset > 0 && size > 0 &&
+           (set->offset > list->place->size || size > list->place->size - set->offset);
+}
+
 static fsdp_status add_tensor(listing *list, const dataset *set)
 {
     static const int64_t origin[FSDP_MAX_DIMS];
@@ -414,15 +422,18 @@ static fsdp_status add_tensor(listing *list, const dataset *set)
         &(fsdp_source_shape){set->info, set->whole.ndim, set->whole.len}, &number, list->err));
     FSDP_TRY(check_ratio(list, set));
     FSDP_TRY(keep_tensor(list, set, number));
+    if (is_behind_end(list, set))
+        return fail_listing(list, "a dataset behind the end of the file");
     fsdp_source_chunk chunk = {.lo = origin,
                                .len = set->whole.len,
-                               .offset = set->offset,
-                               .file = list->file,
-                               .stream = FSDP_NO_STREAM,
+                               .offset = list->place->offset + set->offset,
+                               .file = list->place->file,
+                               .stream = list->place->stream,
                                .fix = set->swap ? FSDP_FIX_SWAP : 0};
     if (set->offset < 0) {
         chunk.file = -1;
-        chunk.origin = list->file;
+        chunk.origin = list->place->file;
+        chunk.stream = FSDP_NO_STREAM;
         chunk.offset = 0;
         chunk.fix = 0;
     }
@@ -515,13 +526,14 @@ static fsdp_status add_members(listing *list)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_h5_listing_take(const char *data, size_t size, fsdp_source *source, int file,
-                                 fsdp_h5_tensors *tensors, fsdp_error *err)
+fsdp_status fsdp_h5_listing_take(const char *data, size_t size, fsdp_source *source,
+                                 const fsdp_h5_place *place, fsdp_h5_tensors *tensors,
+                                 fsdp_error *err)
 {
     listing list = {.at = data,
                     .end = data + size,
                     .source = source,
-                    .file = file,
+                    .place = place,
                     .tensors = tensors,
                     .err = err};
     list.is_native = size > 0 && looks_native(&list);

@@ -22,8 +22,15 @@ typedef struct fsdp_h5_tensors {
 
 void fsdp_h5_tensors_release(fsdp_h5_tensors *tensors);
 
-/* Fills the catalog; file is the number of the file in it. */
-fsdp_status fsdp_h5_listing_take(const char *data, size_t size, fsdp_source *source, int file,
-                                 fsdp_h5_tensors *tensors, fsdp_error *err);
+/* Where the HDF5 file lies: a file of the source, or a part of one. */
+typedef struct fsdp_h5_place {
+    int file;
+    int stream;                /* FSDP_NO_STREAM: the bytes of the file as they are */
+    int64_t offset, size;      /* in the file, or in the decoded stream */
+} fsdp_h5_place;
+
+/* Fills the catalog. */
+fsdp_status fsdp_h5_listing_take(const char *data, size_t size, fsdp_source *source,
+                                 const fsdp_h5_place *place, fsdp_h5_tensors *tensors, fsdp_error *err);
 
 #endif

@@ -1,12 +1,12 @@
 /*
- * HDF5 files of other programs (h5py, Keras) as a source. A sandboxed child process runs libhdf5
+ * HDF5 files of other programs (h5py, Keras) as a source; hdf5_keras.c finds the one in a .keras file. A sandboxed child process runs libhdf5
  * on them (hdf5_session.c, hdf5_child.c) and lists their contents. Plain bytes are then read
  * from the file as in any format; all others (chunked, compressed, virtual) are fetched from the
  * child box by box.
  */
 #include "base/data/box_internal.h"
 #include "formats/source/source_formats.h"
-#include "formats/hdf5_child/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_keras.h"
 #include "formats/hdf5_child/hdf5_session.h"
 #include "kernels/kernels.h"
 
@@ -18,7 +18,7 @@ enum { FIRST_USER_BLOCK = 512, SIGNATURE_BITS = 64, USER_BLOCK_BITS = 24, CACHE_
 
 typedef struct hdf5_state {
     fsdp_source *source;
-    int file;
+    fsdp_h5_place place;
     fsdp_h5_session *session;
     fsdp_h5_tensors tensors;
 } hdf5_state;
@@ -55,6 +55,8 @@ static int bid(const fsdp_probe *probe)
         return 0;
     if (probe->head_size >= sizeof signature &&
         memcmp(probe->head, signature, sizeof signature) == 0)
+        return SIGNATURE_BITS;
+    if (fsdp_keras_begins(probe->head, probe->head_size))
         return SIGNATURE_BITS;
     return is_behind_user_block(probe) ? USER_BLOCK_BITS : 0;
 }
@@ -218,7 +220,11 @@ static fsdp_status read_file(void *context, void *data, size_t size, int64_t off
                              fsdp_error *err)
 {
     const hdf5_state *state = context;
-    return fsdp_source_pread(state->source, state->file, data, size, offset, err);
+    const fsdp_h5_place *place = &state->place;
+    if (place->stream != FSDP_NO_STREAM)
+        return fsdp_source_stream_pread(state->source, place->stream, data, size,
+                                        place->offset + offset, err);
+    return fsdp_source_pread(state->source, place->file, data, size, place->offset + offset, err);
 }
 
 /* The limit of the listing: it grows with the file, times a factor, because shared groups are
@@ -241,8 +247,8 @@ static bool needs_child(const hdf5_state *state)
 static fsdp_status list_file(hdf5_state *state, fsdp_error *err)
 {
     const fsdp_h5_file_view view = {
-        .path = fsdp_source_file_path(state->source, (size_t)state->file),
-        .size = fsdp_source_file_size(state->source, (size_t)state->file),
+        .path = fsdp_source_file_path(state->source, (size_t)state->place.file),
+        .size = state->place.size,
         .pread = read_file,
         .context = state,
         .limits_only = fsdp_source_io(state->source)->trust & FSDP_TRUST_LIMITS,
@@ -252,7 +258,7 @@ static fsdp_status list_file(hdf5_state *state, fsdp_error *err)
     fsdp_status status =
         fsdp_h5_session_list(state->session, most_listed(view.size), &listing, err);
     if (status == FSDP_OK)
-        status = fsdp_h5_listing_take(listing.data, listing.size, state->source, state->file,
+        status = fsdp_h5_listing_take(listing.data, listing.size, state->source, &state->place,
                                       &state->tensors, err);
     fsdp_text_release(&listing);
     if (status == FSDP_OK && !needs_child(state)) {
@@ -260,6 +266,17 @@ static fsdp_status list_file(hdf5_state *state, fsdp_error *err)
         state->session = NULL;
     }
     return status;
+}
+
+static fsdp_status find_file(hdf5_state *state, const fsdp_probe *probe, fsdp_error *err)
+{
+    fsdp_h5_place *place = &state->place;
+    FSDP_TRY(fsdp_source_add_file(state->source, probe->path, false, &place->file, err));
+    place->stream = FSDP_NO_STREAM;
+    place->size = fsdp_source_file_size(state->source, (size_t)place->file);
+    return fsdp_keras_begins(probe->head, probe->head_size)
+               ? fsdp_keras_find(state->source, place, err)
+               : FSDP_OK;
 }
 
 static fsdp_status open_hdf5(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
@@ -272,7 +289,7 @@ static fsdp_status open_hdf5(const fsdp_probe *probe, fsdp_source **source_out, 
     if (status == FSDP_OK) {
         state->source = source;
         fsdp_source_set_ops(source, &ops, state);
-        status = fsdp_source_add_file(source, probe->path, false, &state->file, err);
+        status = find_file(state, probe, err);
     }
     if (status == FSDP_OK)
         status = list_file(state, err);

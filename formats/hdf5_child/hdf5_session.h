@@ -5,7 +5,7 @@
  * In: an HDF5 file, which may be hostile. Out: the catalog of a source (source.h), and boxes of datasets
  * that are not plain bytes.
  *
- *   parent:   hdf5_read.c     the format: bid, open, boxes
+ *   parent:   hdf5_read.c     the format: bid, open, boxes; hdf5_keras.c the file in a .keras file
  *             hdf5_session.c  forks the child, sends requests, checks every reply
  *             hdf5_listing.c  checks the child's listing and fills the catalog
  *   both:     hdf5_protocol.h the messages; hdf5_sandbox.c limits and seccomp
@@ -15,7 +15,7 @@
  *
  * A crafted file may take over the child, so the parent trusts nothing that it sends. A session serves one
  * request at a time, and every wait has a deadline. Callers: detect (the format) and native_check.c (a
- * listing of a native file). The room calls hdf5 and source.
+ * listing of a native file). The room calls hdf5, source and zip.
  */
 #ifndef FSDP_HDF5_SESSION_H
 #define FSDP_HDF5_SESSION_H

@@ -76,10 +76,13 @@ static fsdp_status take_listing(structure *with, fsdp_io *io, fsdp_error *err)
     const char *path = fsdp_shard_path(with->reader);
     FSDP_TRY(fsdp_source_create(io, path, "hdf5", &with->source, err));
     FSDP_TRY(fsdp_source_add_file(with->source, path, false, &with->file, err));
+    const fsdp_h5_place whole = {.file = with->file,
+                                 .stream = FSDP_NO_STREAM,
+                                 .size = fsdp_source_file_size(with->source, (size_t)with->file)};
     fsdp_status st = list(with, &listing, err);
     if (st == FSDP_OK)
-        st = fsdp_h5_listing_take(listing.data, listing.size, with->source, with->file,
-                                  &with->tensors, err);
+        st = fsdp_h5_listing_take(listing.data, listing.size, with->source, &whole, &with->tensors,
+                                  err);
     fsdp_text_release(&listing);
     return st == FSDP_OK ? fsdp_source_complete(with->source, err) : st;
 }

@@ -11,6 +11,15 @@ static bool begins_with(const fsdp_entry *entry, const char *element)
            (entry->name_size == size || entry->name[size] == '.');
 }
 
+/* Up to a dot; or up to a slash, which separates the groups of an HDF5 file. */
+static size_t element_size(const char *text, size_t size)
+{
+    size_t n = 0;
+    while (n < size && text[n] != '.' && text[n] != '/')
+        n++;
+    return n;
+}
+
 /* "optimizer_0", "optimizer_states", "optim_rank1": further spellings of the first element. */
 static bool is_optim_word(const char *text, size_t size)
 {
@@ -64,13 +73,12 @@ bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim)
 {
     if (!entry)
         return false;
-    const char *name = entry->name, *end = name + entry->name_size;
-    const char *dot = memchr(name, '.', entry->name_size);
-    size_t size = dot ? (size_t)(dot - name) : entry->name_size;
-    if (dot && size == 3 && memcmp(name, "app", 3) == 0) { /* DCP's Stateful around all of it */
-        name = dot + 1;
-        dot = memchr(name, '.', (size_t)(end - name));
-        size = dot ? (size_t)(dot - name) : (size_t)(end - name);
+    const char *name = entry->name;
+    size_t left = entry->name_size, size = element_size(name, left);
+    if (size == 3 && size < left && memcmp(name, "app.", 4) == 0) { /* DCP's Stateful around all */
+        name += size + 1;
+        left -= size + 1;
+        size = element_size(name, left);
     }
     if (is_optim_word(name, size))
         return true;

@@ -100,8 +100,11 @@ static void run_listing(const uint8_t *data, size_t size)
     the_file.ops = &memory_ops;
     require(fsdp_source_create(&io, "fuzz", "hdf5", &source, &err) == FSDP_OK);
     require(fsdp_source_add_file(source, "fuzz", false, &file, &err) == FSDP_OK);
+    const fsdp_h5_place place = {.file = file,
+                                 .stream = FSDP_NO_STREAM,
+                                 .size = fsdp_source_file_size(source, (size_t)file)};
     fsdp_status status =
-        fsdp_h5_listing_take((const char *)data, size, source, file, &tensors, &err);
+        fsdp_h5_listing_take((const char *)data, size, source, &place, &tensors, &err);
     if (status == FSDP_OK)
         status = fsdp_source_complete(source, &err);
     if (status == FSDP_OK)

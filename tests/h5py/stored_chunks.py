@@ -1,5 +1,5 @@
-"""Chunks of other programs' HDF5 files: h5py's are read as h5py reads them, whatever their filters; one
-that is shorter than it says is an error, and never bytes of memory.
+"""Chunks of other programs' HDF5 files: h5py's are read as h5py reads them, whatever their filters, in a
+.keras file, too; one that is shorter than it says is an error, and never bytes of memory.
 
     stored_chunks.py BIN
 """
@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -155,6 +156,55 @@ def read_lies_about_length(folder):
         check(code == 4 and said in text, f"a chunk of {length} bytes: {code}, {text}")
 
 
+# --- .keras files ---------------------------------------------------------------------------------
+
+
+def write_keras(path, members, packing):
+    """As Keras 3 writes it: config.json may be longer than what is read to recognise a file."""
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("metadata.json", '{"keras_version": "3.15.1"}')
+        archive.writestr("config.json", '{"name": "' + "n" * 9000 + '"}')
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def read_keras(folder):
+    """The chunks of valid.h5 and plain bytes, stored and deflated."""
+    data = (folder / "valid.h5").read_bytes()
+    path, wanted = folder / "model.keras", np.load(folder / "valid.npz")
+    for packing in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        write_keras(path, {"model.weights.h5": data}, packing)
+        ran = convert(path, folder / "keras.npz")
+        check(ran.returncode == 0, f"packing {packing}: {ran.stderr}")
+        with np.load(folder / "keras.npz") as read:
+            check(set(wanted.files) == set(read.files), "names of model.keras")
+            for name in wanted.files:
+                check(wanted[name].tobytes() == read[name].tobytes(), f"packing {packing}: {name}")
+
+
+def read_lies_of_keras(folder):
+    path = folder / "lie.keras"
+    with h5py.File(folder / "one.h5", "w") as file:
+        file["w"] = np.arange(COUNT, dtype="f4")
+    data = (folder / "one.h5").read_bytes()
+    for members, status, said in (
+            ({"model.weights.json": "{}"}, 3, "without max_shard_size"),
+            ({}, 3, "without 'model.weights.h5'"),
+            ({"model.weights.h5": b"no HDF5"}, (4, 6), "lie.keras"),
+            ({"model.weights.h5": data[:-2000], "behind": bytes(4000)}, (4, 6), "lie.keras")):
+        write_keras(path, members, zipfile.ZIP_STORED)
+        code, text, _ = outcome(path, folder)
+        codes = status if isinstance(status, tuple) else (status,)
+        check(code in codes and said in text, f"{list(members)}: {code}, {text}")
+    write_keras(path, {"model.weights.h5": data}, zipfile.ZIP_STORED)
+    whole = bytearray(path.read_bytes())
+    at = whole.find(np.arange(8, dtype="f4").tobytes())
+    whole[at] ^= 1
+    path.write_bytes(whole)
+    code, text, _ = outcome(path, folder)
+    check(code == 4 and "model.weights.h5" in text, f"a wrong checksum: {code}, {text}")
+
+
 def read_mutations(folder):
     """The result of a chunk does not depend on memory, with any bytes in its header."""
     path = folder / "mutated.h5"
@@ -176,4 +226,6 @@ with tempfile.TemporaryDirectory() as name:
     read_lies_without_filters(Path(name))
     read_lies_about_length(Path(name))
     read_mutations(Path(name))
+    read_keras(Path(name))
+    read_lies_of_keras(Path(name))
 print(f"{checks} checks")

@@ -196,7 +196,13 @@ def hf_variants(data):
         "model.safetensors, model.fp16.safetensors",
         [
             path("model", says=["model.fp16.safetensors"]),
-            path("model --variant fp16", tensors=half, says=["model.safetensors"], logits=False),
+            path(
+                "model --variant fp16",
+                tensors=half,
+                says=["model.safetensors"],
+                edited={"config.json": {"dtype": "float16"}},
+                logits=False,
+            ),
         ],
         tensors=load_file(data / "model/model.safetensors"),
         files=beside("model", HF),

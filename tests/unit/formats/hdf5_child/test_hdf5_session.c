@@ -326,7 +326,9 @@ static void say_dataset(const char *name, unsigned dtype, unsigned mark, int64_t
 
 static fsdp_status take_said(fsdp_error *err)
 {
-    return fsdp_h5_listing_take(said.data, said.size, source, 0, &tensors, err);
+    const fsdp_h5_place place = {.stream = FSDP_NO_STREAM,
+                                 .size = fsdp_source_file_size(source, 0)};
+    return fsdp_h5_listing_take(said.data, said.size, source, &place, &tensors, err);
 }
 
 static void expect_nonsense(const char *what)
