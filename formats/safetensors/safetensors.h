@@ -1,5 +1,6 @@
 /*
- * Room safetensors: files of safetensors, Hugging Face directories of them, and the cut files of DCP.
+ * Room safetensors: files of safetensors, Hugging Face directories of them, the cut files of DCP, and trees of
+ * Nanotron.
  *
  * In: files whose bytes may be hostile, or the tensors of a packed target. Out: the catalog of a source
  * (source.h), or files byte for byte as the format's library and huggingface_hub write them.
@@ -8,6 +9,8 @@
  *   safetensors_read.c    the format as a source: one file, a directory with an index, files of DCP's ranks
  *   safetensors_choice.c  which of several models in a directory is read
  *   safetensors_set.c     numbered files without an index: all must be there
+ *   safetensors_tree.c    folders as modules, a file per parameter and rank
+ *   safetensors_slices.c  where such a file lies in its parameter
  *   safetensors_write.c   the packed targets "safetensors" and "hf" (target/packed.h)
  *
  * A file is:

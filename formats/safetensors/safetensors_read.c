@@ -1,10 +1,11 @@
 /*
  * Safetensors as a source: one file; a Hugging Face directory, whose index assigns tensors to
- * files; or a directory of files that the ranks of DCP wrote, in which a tensor may be cut
- * (DCP_SHARDING_INFO).
+ * files; a directory of files that the ranks of DCP wrote, in which a tensor may be cut
+ * (DCP_SHARDING_INFO); or Nanotron's tree of folders.
  */
 #include "formats/source/source_formats.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/safetensors/safetensors_tree.h"
 
 #include "base/data/json.h"
 
@@ -582,11 +583,11 @@ static int bid(const fsdp_probe *probe)
 {
     if (!probe->is_directory)
         return bid_for_file(probe);
-    int best = 0;
+    int best = fsdp_safetensors_is_tree(probe) ? 90 : 0;
     for (size_t i = 0; i < probe->name_count; i++) {
         if (is_index(probe->names[i]))
             return 100;
-        if (is_part(probe->names[i]))
+        if (is_part(probe->names[i]) && best == 0)
             best = 80;
     }
     return best;
@@ -599,8 +600,9 @@ static fsdp_status open_safetensors(const fsdp_probe *probe, fsdp_source **sourc
     FSDP_TRY(fsdp_source_create(probe->io, probe->path, "safetensors", &source, err));
     fsdp_source_tolerate(source, probe->opts);
     model_folder folder = {.source = source};
-    fsdp_status status = probe->is_directory ? open_folder(&folder, probe, err)
-                                             : open_single(source, probe->path, err);
+    fsdp_status status = !probe->is_directory              ? open_single(source, probe->path, err)
+                         : fsdp_safetensors_is_tree(probe) ? fsdp_safetensors_add_tree(source, err)
+                                                           : open_folder(&folder, probe, err);
     release_folder(&folder);
     if (status == FSDP_OK)
         status = fsdp_source_complete(source, err);

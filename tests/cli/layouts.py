@@ -41,13 +41,6 @@ FRAMEWORKS = [
     "Trainer of transformers", "verl",
 ]
 
-# Commands (CASE: the words after fsdp-convert) whose result is wrong today. The test fails for one that is
-# right and still listed: take it off.
-NOT_YET = {
-    "nanotron: checkpoints out": "a union of files in folders",
-    "nanotron: checkpoints/20 out": "a union of files in folders",
-}
-
 
 def header_of(path):
     with path.open("rb") as file:
@@ -159,10 +152,8 @@ def case_problems(name):
     return found
 
 
-def outermost(name, case):
-    """The first of the paths that works today; None where none does."""
-    works = (one for one in case["paths"] if key_of(name, one) not in NOT_YET and "tensors" not in one)
-    return next(works, None)
+def outermost(case):
+    return next(one for one in case["paths"] if "tensors" not in one)
 
 
 def row_of(case, typed):
@@ -170,18 +161,10 @@ def row_of(case, typed):
     return f"| {case['made_by']} | `{case['looks_like']}` | `{typed['command']}` | {then} |"
 
 
-def row_without(name, case):
-    """The row of a case of which no command works yet."""
-    one = case["paths"][0]
-    return (f"| {case['made_by']} | `{case['looks_like']}` | `{one['command']}` | not yet: "
-            f"{NOT_YET[key_of(name, one)]} |")
-
-
 def page_of(cases):
-    """The page with a row for each case: the outermost command that works."""
-    read = {name: json.loads((LAYOUTS / name / "expected.json").read_text()) for name in cases}
-    typed = {name: outermost(name, case) for name, case in read.items()}
-    rows = [row_of(read[name], one) if one else row_without(name, read[name]) for name, one in typed.items()]
+    """The page with a row for each case: the outermost command."""
+    read = [json.loads((LAYOUTS / name / "expected.json").read_text()) for name in cases]
+    rows = [row_of(case, outermost(case)) for case in read]
     head, mark, _ = PAGE.read_text().partition("|---|---|---|---|\n")
     return head + mark + "\n".join(sorted(rows, key=str.lower)) + "\n"
 
@@ -191,14 +174,10 @@ def main():
     chosen = [name for name in sys.argv[2:] if name != "--update"] or every
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         found = {command: lines for one in pool.map(case_problems, chosen) for command, lines in one.items()}
-    failed = 0
-    for command, lines in found.items():
-        if bool(lines) == (command in NOT_YET):
-            continue
-        failed += 1
+    failed = {command: lines for command, lines in found.items() if lines}
+    for command, lines in failed.items():
         print(f"--- {command}")
-        print("\n".join(lines) or "it does what it must: take it off NOT_YET")
-    gone = sorted(NOT_YET.keys() - found.keys()) if chosen == every and not FEWER else []
+        print("\n".join(lines))
     page = page_of(every)
     if UPDATE:
         PAGE.write_text(page)
@@ -206,10 +185,9 @@ def main():
     made_by = page.rpartition("|---|---|---|---|\n")[2]
     rowless = [name for name in FRAMEWORKS if f"| {name}" not in made_by]
     print("".join(f"{PAGE.name} has no row for {name}\n" for name in rowless), end="")
-    print("".join(f"NOT_YET names no command: {name}\n" for name in gone)
-          + f"{PAGE.name} is stale: --update writes it\n" * stale, end="")
-    print(f"{len(found)} commands of {len(chosen)} cases, {failed} wrong, {len(NOT_YET)} not yet")
-    return 1 if failed or gone or stale or rowless or not found else 0
+    print(f"{PAGE.name} is stale: --update writes it\n" * stale, end="")
+    print(f"{len(found)} commands of {len(chosen)} cases, {len(failed)} wrong")
+    return 1 if failed or stale or rowless or not found else 0
 
 
 if __name__ == "__main__":

@@ -305,26 +305,42 @@ def mlx_npz(data):
     )
 
 
-def write_nanotron(root, held, part, tp=None):
-    """get_path(): one file per parameter, a directory per module."""
+def spell_slices(begin, end, width):
+    """SlicesPair.slice_to_str() of the rows begin:end and of all columns, which have these bounds or none."""
+    return f"{begin},{end},None|" + ("None,None,None" if width is None else f"0,{width},None")
+
+
+def shards_of(tensor, parts, rank, ranks):
+    """The rows of a rank and SlicesPair.tuple_to_str() of them: each of the parts is cut over the ranks."""
+    rows, pairs, begin, at = [], [], 0, 0
+    for part in parts:
+        size = part // ranks
+        first = begin + rank * size
+        width = tensor.shape[1] if begin else None
+        rows.append(tensor[first : first + size])
+        pairs.append(f"{spell_slices(at, at + size, width)}#{spell_slices(first, first + size, width)}")
+        begin, at = begin + part, at + size
+    return torch.cat(rows), ";".join(pairs)
+
+
+def write_nanotron(root, held, parts):
+    """get_path(): a file per parameter and rank of two, a directory per module. parts: of its rows."""
     for name, tensor in held.items():
         module, _, suffix = name.rpartition(".")
-        ending = f"_pp-rank-0-of-1_tp-rank-{tp[0]}-of-{tp[1]}" if tp and tensor.dim() == 2 else ""
-        place = root / part / Path(*module.split(".")) / f"model_{suffix}{ending}.safetensors"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"version": "1.4"}
-        if ending:
-            rows = tensor.shape[0] // tp[1]
-            pair = {
-                "local_slices": [[0, rows], [0, tensor.shape[1]]],
-                "global_slices": [[tp[0] * rows, (tp[0] + 1) * rows], [0, tensor.shape[1]]],
-            }
-            metadata |= {
-                "local_global_slices_pairs": str([pair]),
+        folder = root / "model" / Path(*module.split("."))
+        folder.mkdir(parents=True, exist_ok=True)
+        if tensor.dim() < 2:
+            save_file({"data": tensor}, folder / f"model_{suffix}.safetensors", metadata={"version": "1.4"})
+            continue
+        for rank in range(2):
+            shard, pairs = shards_of(tensor, parts.get(name, [len(tensor)]), rank, 2)
+            metadata = {
+                "version": "1.4",
+                "local_global_slices_pairs": pairs,
                 "unsharded_shape": str(tuple(tensor.shape)),
             }
-            tensor = tensor.chunk(tp[1])[tp[0]].clone()
-        save_file({"data": tensor}, place, metadata=metadata)
+            place = f"model_{suffix}_pp-rank-0-of-1_tp-rank-{rank}-of-2.safetensors"
+            save_file({"data": shard.clone()}, folder / place, metadata=metadata)
 
 
 @case
@@ -340,11 +356,12 @@ def nanotron(data):
     for step in (10, 20):
         root = Path(f"checkpoints/{step}")
         scale = {10: 0.5, 20: 1.0}[step]
-        write_nanotron(root, {name: tensor * scale for name, tensor in held.items()}, "model", tp=(0, 1))
+        scaled = {name: tensor * scale for name, tensor in held.items()}
+        write_nanotron(root, scaled, {"model.decoder.0.pp_block.attn.qkv_proj.weight": [8, 4, 4]})
         write_json(root / "model_config.json", {"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 32})
         write_json(
             root / "checkpoint_metadata.json",
-            {"version": "1.4", "tp": 1, "dp": 1, "metas": {"last_train_step": step}},
+            {"version": "1.4", "tp": 2, "dp": 1, "metas": {"last_train_step": step}},
         )
         (root / "config.yaml").write_text("general:\n  project: tiny\n")
         (root / "optimizer").mkdir()
@@ -363,7 +380,7 @@ def nanotron(data):
         left_out=["optimizer"],
         loader="torch",
         made_with=versions("torch", "safetensors"),
-        source="huggingface/nanotron src/nanotron/serialize/weights.py, utils.py, main.py",
+        source="huggingface/nanotron src/nanotron/serialize/weights.py, utils.py, main.py; parallel/parameters.py",
     )
 
 
