@@ -23,6 +23,10 @@ PARSERS = {
     "dcp": "formats/dcp/dcp_metadata formats/dcp/dcp_read",
     "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
     "index": "formats/native/native_index formats/native/native_read",
+    "layouts": "formats/frameworks/framework_config formats/frameworks/framework_folder "
+               "formats/frameworks/framework_names formats/frameworks/framework_notes "
+               "formats/frameworks/framework_parts formats/frameworks/frameworks "
+               "formats/safetensors/safetensors_tree formats/safetensors/safetensors_slices",
     "manifest": "statedict/manifest/manifest statedict/manifest/manifest_state_read "
                 "statedict/manifest/manifest_value statedict/manifest/manifest_path",
     "modules": "formats/frameworks/framework_modules",

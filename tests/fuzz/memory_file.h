@@ -3,6 +3,7 @@
 #define FSDP_MEMORY_FILE_H
 
 #include "base/io/io.h"
+#include "formats/source.h"
 
 #include <stddef.h>
 
@@ -19,5 +20,7 @@ fsdp_io *memory_folder(const memory_entry *entries, size_t count);
 
 /* Opens "fuzz" as a source and reads all of it; the process ends when something does not make sense. */
 void read_everything(fsdp_io *io);
+/* Reads all of an open source, and closes it. */
+void read_source(fsdp_source *source);
 
 #endif
