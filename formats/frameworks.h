@@ -39,7 +39,9 @@ typedef struct fsdp_framework_row {
     const char *made_by;
     const char *markers[FSDP_FRAMEWORK_MARKERS];  /* names of the directory, all of which must be there */
     const char *member;        /* the model: one of the markers; of several the one with the highest number
-                                * that opens; with {r} a pattern of rank files. NULL: nothing can be opened */
+                                * that opens; with {r} a pattern of rank files; ".": the directory itself,
+                                * whose path with "/." is the model without the parts. NULL: nothing can be
+                                * opened */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
     const char *others;        /* what else lies beside the model and is left out; NULL: nothing */

@@ -3,6 +3,7 @@
 
 #include "base/core/mem.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,15 +40,23 @@ fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err)
 fsdp_status fsdp_folder_kind(const fsdp_folder *folder, const char *name, fsdp_file_kind *kind_out,
                              fsdp_error *err)
 {
-    fsdp_file_info info;
     char *path = fsdp_path_join(folder->path, name);
-    *kind_out = FSDP_FILE_OTHER;
+    bool is_there;
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    if (folder->io->ops->info(folder->io, path, &info) == 0)
-        *kind_out = info.kind;
+    fsdp_status st = fsdp_folder_info(folder->io, path, kind_out, &is_there, err);
     fsdp_free(path);
-    return FSDP_OK;
+    return st;
+}
+
+fsdp_status fsdp_folder_info(fsdp_io *io, const char *path, fsdp_file_kind *kind_out,
+                             bool *is_there_out, fsdp_error *err)
+{
+    fsdp_file_info info;
+    int result = io->ops->info(io, path, &info);
+    *is_there_out = result == 0;
+    *kind_out = result == 0 ? info.kind : FSDP_FILE_OTHER;
+    return result == -ENOMEM ? fsdp_fail_memory(err, path) : FSDP_OK;
 }
 
 const char *fsdp_folder_find(const fsdp_folder *folder, const char *list)
@@ -60,6 +69,17 @@ const char *fsdp_folder_find(const fsdp_folder *folder, const char *list)
             highest = number;
         }
     return found;
+}
+
+bool fsdp_folder_is_model(const fsdp_framework_row *row)
+{
+    return row->member && strcmp(row->member, ".") == 0;
+}
+
+bool fsdp_folder_is_alone(const char *path)
+{
+    size_t size = strlen(path);
+    return size > 2 && strcmp(path + size - 2, "/.") == 0;
 }
 
 const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder)

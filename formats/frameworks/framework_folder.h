@@ -33,8 +33,15 @@ fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err);
 /* The kind of a name in the directory; a link counts as nothing unless links are trusted. */
 fsdp_status fsdp_folder_kind(const fsdp_folder *folder, const char *name, fsdp_file_kind *kind_out,
                              fsdp_error *err);
+/* The kind of a path; FSDP_FILE_OTHER where it is not there. Only a lack of memory is an error. */
+fsdp_status fsdp_folder_info(fsdp_io *io, const char *path, fsdp_file_kind *kind_out, bool *is_there_out,
+                             fsdp_error *err);
 /* The name with the highest number that matches; NULL: none. */
 const char *fsdp_folder_find(const fsdp_folder *folder, const char *list);
+/* True when the model of the row is the directory itself. */
+bool fsdp_folder_is_model(const fsdp_framework_row *row);
+/* True for "DIR/.": the model of such a directory without its parts. */
+bool fsdp_folder_is_alone(const char *path);
 /* The first row whose markers are there, or NULL. */
 const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
 /* The list of names of steps that the directory has, or NULL. */

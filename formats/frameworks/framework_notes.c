@@ -52,13 +52,22 @@ static bool is_other(const fsdp_framework_row *row, const char *name)
     return row->others && fsdp_framework_matches(row->others, name, NULL);
 }
 
+static bool is_read(const fsdp_io_names *parts, const char *name)
+{
+    for (size_t i = 0; i < parts->count; i++)
+        if (fsdp_framework_matches(parts->items[i], name, NULL))
+            return true;
+    return false;
+}
+
 /* "; optimizer left out: A, B", or "; left out: C" */
-static void add_others(const fsdp_folder *folder, bool is_optim, fsdp_text *text)
+static void add_others(const fsdp_folder *folder, const fsdp_io_names *parts, bool is_optim,
+                       fsdp_text *text)
 {
     size_t shown = 0;
     for (size_t i = 0; i < folder->names.count; i++) {
         const char *name = folder->names.items[i];
-        if (!is_other(folder->row, name) ||
+        if (!is_other(folder->row, name) || is_read(parts, name) ||
             fsdp_framework_matches("optim*", name, NULL) != is_optim)
             continue;
         if (shown++ < NAMES_SHOWN)
@@ -79,14 +88,17 @@ void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member,
     fsdp_text text = {0};
     if (!folder->note)
         return;
-    fsdp_text_addf(&text, "'%s'%s%s%s is read as '%s'", folder->path, row ? " (" : "",
-                   row ? row->made_by : "", row ? ")" : "", member);
+    fsdp_text_addf(&text, "'%s'%s%s%s is read as ", folder->path, row ? " (" : "",
+                   row ? row->made_by : "", row ? ")" : "");
+    if (strcmp(member, ".") == 0)
+        fsdp_text_addf(&text, "the model");
+    else
+        fsdp_text_addf(&text, "'%s'", member);
     for (size_t i = 0; i < parts->count; i++)
         fsdp_text_addf(&text, "%s'%s'", i + 1 < parts->count ? ", " : " and ", parts->items[i]);
-    if (parts->count == 0) {
-        add_others(folder, true, &text);
-        add_others(folder, false, &text);
-    }
+    if (parts->count == 0)
+        add_others(folder, parts, true, &text);
+    add_others(folder, parts, false, &text);
     if (!text.failed)
         folder->note(folder->context, text.data);
     fsdp_text_release(&text);

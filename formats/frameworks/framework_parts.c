@@ -87,7 +87,8 @@ static fsdp_status open_part(const fsdp_folder *folder, const char *name,
 {
     part_lack lack = {opts, part};
     fsdp_source_opts own = opts ? *opts : (fsdp_source_opts){0};
-    char *path = fsdp_path_join(folder->path, name);
+    char *path = strcmp(name, ".") == 0 ? fsdp_strndup(folder->path, strlen(folder->path))
+                                        : fsdp_path_join(folder->path, name);
     if (own.may_lack) {
         own.may_lack = may_lack;
         own.context = &lack;

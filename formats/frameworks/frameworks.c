@@ -187,6 +187,11 @@ static fsdp_status list_members(fsdp_folder *folder, const char *member, fsdp_er
 static fsdp_status find_member(fsdp_folder *folder, const fsdp_framework_row *row,
                                const char **name_out, fsdp_error *err)
 {
+    *name_out = NULL;
+    if (fsdp_folder_is_model(row)) {
+        *name_out = fsdp_folder_is_alone(folder->path) ? NULL : row->member;
+        return FSDP_OK;
+    }
     FSDP_TRY(list_members(folder, row->member, err));
     const fsdp_io_names *members = &folder->members;
     if (members->count > 1 && row->counts_models)
@@ -268,13 +273,15 @@ static fsdp_status resolve(const fsdp_folder *way, const char *path, char **path
     bool is_end = false;
     *path_out = NULL;
     for (int deeper = way->deeper; deeper > 0 && st == FSDP_OK && !is_end; deeper--) {
-        fsdp_file_info info;
+        fsdp_file_kind kind;
+        bool is_there;
         fsdp_folder folder = *way;
         folder.path = at;
         folder.deeper = deeper - 1;
-        if (io->ops->info(io, at, &info) < 0)
-            break; /* a pattern of rank files */
-        if (info.kind != FSDP_FILE_DIRECTORY) {
+        st = fsdp_folder_info(io, at, &kind, &is_there, err);
+        if (st != FSDP_OK || !is_there)
+            break; /* a pattern of rank files is no file */
+        if (kind != FSDP_FILE_DIRECTORY) {
             st = fsdp_folder_check_file(io, at, err);
             break;
         }
@@ -333,13 +340,13 @@ fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source
 {
     int left = FSDP_FOLDER_LOOKS;
     bool is_whole = false;
-    fsdp_file_info info;
-    fsdp_status st = FSDP_OK;
+    fsdp_file_kind kind;
+    bool is_there;
     fsdp_folder folder = {
         .io = io, .path = path, .note = ignore_note, .whole = true, .deeper = 1, .left = &left};
     *source_out = NULL;
-    if (!(opts && opts->format) && io->ops->info(io, path, &info) == 0 &&
-        info.kind == FSDP_FILE_DIRECTORY)
+    fsdp_status st = fsdp_folder_info(io, path, &kind, &is_there, err);
+    if (st == FSDP_OK && !(opts && opts->format) && kind == FSDP_FILE_DIRECTORY)
         st = open_folder(&folder, opts, &is_whole, source_out, err);
     fsdp_io_names_release(&folder.members);
     fsdp_io_names_release(&folder.names);

@@ -22,7 +22,7 @@ typedef struct fsdp_h5_tensors {
 
 void fsdp_h5_tensors_release(fsdp_h5_tensors *tensors);
 
-/* Where the HDF5 file lies: a file of the source, or a part of one. */
+/* The place of the HDF5 file: a file of the source, or a part of one. */
 typedef struct fsdp_h5_place {
     int file;
     int stream;                /* FSDP_NO_STREAM: the bytes of the file as they are */

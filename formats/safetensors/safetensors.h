@@ -1,6 +1,6 @@
 /*
- * Room safetensors: files of safetensors, Hugging Face directories of them, the cut files of DCP, and trees of
- * Nanotron.
+ * Room safetensors: files of safetensors, Hugging Face directories of them, the cut files of DCP, and
+ * Nanotron's trees.
  *
  * In: files whose bytes may be hostile, or the tensors of a packed target. Out: the catalog of a source
  * (source.h), or files byte for byte as the format's library and huggingface_hub write them.

@@ -7,8 +7,8 @@
  *     p TEXT    a parameter of Nanotron: its shape, a tab, where its part of 2 x 8 bytes lies in it
  *     TEXT      these bytes
  *
- * A first line "whole" asks for all parts together. What is found is opened and read; the way that begins
- * there ends there.
+ * A first line "whole" asks for all parts together. The target opens and reads the checkpoint
+ * that it finds; the way that begins there ends there.
  */
 #include "formats/frameworks.h"
 #include "tests/fuzz/memory_file.h"
@@ -51,7 +51,7 @@ static tree_file *find_file(const char *path)
     return NULL;
 }
 
-/* What follows "PATH/" in the path of a file below it; NULL: it is not below. */
+/* The rest of the path of a file below "PATH/"; NULL: it is not below. */
 static const char *below(const tree_file *file, const char *path)
 {
     size_t size = strlen(path);

@@ -380,7 +380,7 @@ def nanotron(data):
         left_out=["optimizer"],
         loader="torch",
         made_with=versions("torch", "safetensors"),
-        source="huggingface/nanotron src/nanotron/serialize/weights.py, utils.py, main.py; parallel/parameters.py",
+        source="huggingface/nanotron src/nanotron/serialize/weights.py, utils.py, parallel/parameters.py",
     )
 
 

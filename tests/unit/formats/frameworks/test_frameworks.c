@@ -3,6 +3,7 @@
 #include "formats/frameworks.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,4 +76,37 @@ Test(frameworks, a_failing_allocation_skips_no_step)
     make("step_1");
     make("step_2");
     expect_every_failure("./step_2");
+}
+
+/* Once without memory: the kind of a path is then not known, and it must not count as a file. */
+static int lacks_memory_after;
+
+static int info_without_memory(fsdp_io *io, const char *path, fsdp_file_info *info_out)
+{
+    (void)io;
+    return lacks_memory_after-- == 0 ? -ENOMEM
+                                     : fsdp_io_posix()->ops->info(fsdp_io_posix(), path, info_out);
+}
+
+Test(frameworks, a_path_of_unknown_kind_is_an_error)
+{
+    static const fsdp_framework_way way;
+    fsdp_io_ops ops = *fsdp_io_posix()->ops;
+    fsdp_io io = {.ops = &ops};
+    char *path = NULL;
+    ops.info = info_without_memory;
+    make("step_1");
+    make("step_2");
+    for (int i = 0;; i++) {
+        lacks_memory_after = i;
+        fsdp_status st = fsdp_framework_resolve(&io, ".", &way, &path, &err);
+        if (lacks_memory_after >= 0)
+            break;
+        cr_expect(st == FSDP_ERR_LIMIT || (path && strcmp(path, "./step_2") == 0), "call %d: %s", i,
+                  path ? path : err.text);
+        fsdp_free(path);
+        cr_assert_lt(i, 100);
+    }
+    cr_expect_str_eq(path, "./step_2");
+    fsdp_free(path);
 }
