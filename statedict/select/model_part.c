@@ -149,16 +149,14 @@ const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry,
     size_t at = shared_keys(parts, entry);
     const char *name = entry->name + at;
     size_t size = element_at(entry, at);
-    const char *end = memchr(name, '.', size);
-    size = end ? (size_t)(end - name) : size;
-    end = memchr(name, '/', size); /* the groups of an HDF5 file */
-    size = end ? (size_t)(end - name) : size;
+    const char *dot = memchr(name, '.', size);
+    size = dot ? (size_t)(dot - name) : size;
     size_t rest = entry->name_size - at;
     if (size + 1 < rest && is_list_word(name, size, outer_keys, OUTER_KEYS - 1)) {
         name += size + 1;
         rest -= size + 1;
-        end = memchr(name, '.', rest);
-        size = end ? (size_t)(end - name) : rest;
+        dot = memchr(name, '.', rest);
+        size = dot ? (size_t)(dot - name) : rest;
     }
     *size_out = size;
     return name;
