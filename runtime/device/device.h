@@ -61,10 +61,12 @@ typedef struct fsdp_device_ops {
     void (*own)(fsdp_stream *stream, const void *data, size_t size);
     void (*use)(fsdp_stream *stream, const void *data);
     void (*disown)(fsdp_stream *stream, const void *data);
-    void *(*alloc)(fsdp_device *device, size_t size);          /* page-aligned, not zeroed; NULL: none left */
+    /* Not zeroed, aligned for every kernel: to pages on a host, to 256 bytes on a GPU. NULL: none left. */
+    void *(*alloc)(fsdp_device *device, size_t size);
     void (*dealloc)(fsdp_device *device, void *data, size_t size);
     /* Staging memory: the host's, which kernels reach, too, and copies reach at full speed. Page-aligned;
-     * slow to allocate, so devices keep it. NULL: none left. */
+     * slow to allocate, so devices keep it. NULL: none left. Given back when no stream uses it any more, with
+     * the size that was asked for. */
     void *(*alloc_staging)(fsdp_device *device, size_t size);
     void (*dealloc_staging)(fsdp_device *device, void *data, size_t size);
     void *(*native)(fsdp_stream *stream);      /* a cudaStream_t; NULL: streams of this device have none */
@@ -80,8 +82,17 @@ struct fsdp_stream {
     const char *name;          /* borrowed: "compute", "all_gather", ... */
 };
 
-/* By the name that --device takes; FSDP_ERR_USAGE lists the names. */
-fsdp_status fsdp_device_open(const char *name, fsdp_device **device_out, fsdp_error *err);
+/* The rank that opens a device, for errors and for the choice of a GPU. */
+typedef struct fsdp_device_rank {
+    int rank, local_rank;      /* in the world; among the ranks of this host */
+} fsdp_device_rank;
+
+/* By the name that --device takes; rank NULL: rank 0. FSDP_ERR_USAGE lists the names, and says what is
+ * missing where CUDA does not work. Call it in the process of the rank: CUDA does not survive a fork. */
+fsdp_status fsdp_device_open(const char *name, const fsdp_device_rank *rank, fsdp_device **device_out,
+                             fsdp_error *err);
+/* Whether fsdp_device_open would find the device; opens nothing. */
+fsdp_status fsdp_device_find(const char *name, fsdp_error *err);
 void fsdp_device_close(fsdp_device *device);   /* accepts NULL; its streams are gone */
 
 /* *device becomes one that does the same and watches who uses which block (--check); what it finds is an

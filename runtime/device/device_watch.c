@@ -96,12 +96,131 @@ static void free_stream(fsdp_stream *head)
     fsdp_free(stream);
 }
 
-static void submit(fsdp_stream *head, fsdp_work work, const void *args, size_t args_size)
+/* --- work ------------------------------------------------------------------------------------- */
+
+/* The stream of the inner device that gets the next work. */
+static fsdp_stream *next_work(fsdp_stream *head)
 {
     watched_stream *stream = of(head);
     stream->reached[stream->index]++;
-    stream->inner->device->ops->submit(stream->inner, work, args, args_size);
+    return stream->inner;
 }
+
+static const fsdp_device_kernels *kernels_of(const fsdp_stream *inner)
+{
+    return inner->device->ops->kernels;
+}
+
+static void submit(fsdp_stream *head, fsdp_work work, const void *args, size_t args_size)
+{
+    fsdp_stream *inner = next_work(head);
+    inner->device->ops->submit(inner, work, args, args_size);
+}
+
+static void copy(fsdp_stream *head, void *to, const void *from, size_t size)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->copy(inner, to, from, size);
+}
+
+static void fill(fsdp_stream *head, void *to, int byte, size_t size)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->fill(inner, to, byte, size);
+}
+
+static void rects(fsdp_stream *head, const fsdp_rect *items, size_t n)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->rects(inner, items, n);
+}
+
+static void copy_boxes(fsdp_stream *head, const fsdp_strided_copy *copies, size_t n)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->copy_boxes(inner, copies, n);
+}
+
+static void cast(fsdp_stream *head, void *to, fsdp_dtype to_type, const void *from,
+                 fsdp_dtype from_type, size_t count)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->cast(inner, to, to_type, from, from_type, count);
+}
+
+static void add(fsdp_stream *head, void *to, fsdp_dtype to_type, const void *from,
+                fsdp_dtype from_type, size_t count)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->add(inner, to, to_type, from, from_type, count);
+}
+
+static void multiply(fsdp_stream *head, void *data, fsdp_dtype dtype, size_t count, double factor)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->multiply(inner, data, dtype, count, factor);
+}
+
+static void divide(fsdp_stream *head, void *data, fsdp_dtype dtype, size_t count, double divisor)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->divide(inner, data, dtype, count, divisor);
+}
+
+static void fold(fsdp_stream *head, const fsdp_fold_call *call)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->fold(inner, call);
+}
+
+static void adamw(fsdp_stream *head, const fsdp_optim_tensors *tensors,
+                  const fsdp_adamw_step *steps, size_t n)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->adamw(inner, tensors, steps, n);
+}
+
+static void sgd(fsdp_stream *head, const fsdp_optim_tensors *tensors, const fsdp_sgd_step *steps,
+                size_t n)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->sgd(inner, tensors, steps, n);
+}
+
+static void power_sums(fsdp_stream *head, const fsdp_span *spans, size_t n, double p, double *sums)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->power_sums(inner, spans, n, p, sums);
+}
+
+static void are_finite(fsdp_stream *head, const fsdp_span *spans, size_t n, int *all_are_finite)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->are_finite(inner, spans, n, all_are_finite);
+}
+
+static void hashes(fsdp_stream *head, const fsdp_span *spans, size_t n, fsdp_hash *hashes_out)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->hashes(inner, spans, n, hashes_out);
+}
+
+static const fsdp_device_kernels watched_kernels = {
+    .copy = copy,
+    .fill = fill,
+    .rects = rects,
+    .copy_boxes = copy_boxes,
+    .cast = cast,
+    .add = add,
+    .multiply = multiply,
+    .divide = divide,
+    .fold = fold,
+    .adamw = adamw,
+    .sgd = sgd,
+    .power_sums = power_sums,
+    .are_finite = are_finite,
+    .hashes = hashes,
+};
 
 /* --- events ----------------------------------------------------------------------------------- */
 
@@ -138,7 +257,9 @@ static void wait(fsdp_stream *head, fsdp_event event)
     const watch_point *point = find_point(event);
     if (!event.stream)
         return;
-    learn(stream, point ? point->reached : of(event.stream)->reached);
+    if (event.stream->device ==
+        head->device) /* tickets of other ranks' streams are not known here */
+        learn(stream, point ? point->reached : of(event.stream)->reached);
     stream->reached[stream->index]++;
     if (point)
         stream->inner->device->ops->wait(stream->inner, point->event);
@@ -260,6 +381,12 @@ static void dealloc_staging(fsdp_device *head, void *data, size_t size)
     inner->ops->dealloc_staging(inner, data, size);
 }
 
+static void *native(fsdp_stream *head)
+{
+    fsdp_stream *inner = of(head)->inner;
+    return inner->device->ops->native(inner);
+}
+
 static void close_device(fsdp_device *head)
 {
     watched_device *device = (watched_device *)head;
@@ -277,7 +404,7 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
     watched->ops = (fsdp_device_ops){.name = watched->inner->ops->name,
                                      .is_host = watched->inner->ops->is_host,
                                      .is_at_once = watched->inner->ops->is_at_once,
-                                     .kernels = &fsdp_device_host_kernels,
+                                     .kernels = &watched_kernels,
                                      .stream_create = create_stream,
                                      .stream_free = free_stream,
                                      .submit = submit,
@@ -293,6 +420,7 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
                                      .dealloc = dealloc,
                                      .alloc_staging = alloc_staging,
                                      .dealloc_staging = dealloc_staging,
+                                     .native = watched->inner->ops->native ? native : NULL,
                                      .close = close_device};
     watched->head.ops = &watched->ops;
     *device = &watched->head;

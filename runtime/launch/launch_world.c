@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "base/core/reported.h"
 #include "runtime/launch/mpi_library.h"
@@ -58,6 +59,12 @@ static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts
     return status;
 }
 
+fsdp_status fsdp_launch_find_device(const char *name, fsdp_error *err)
+{
+    FSDP_NEED(err, name);
+    return fsdp_device_find(name, err);
+}
+
 /* --- the world -------------------------------------------------------------------------------- */
 
 /* Over TCP or MPI, whichever the control plane uses. */
@@ -107,7 +114,9 @@ static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world
 static fsdp_status open_local(const fsdp_launch_options *options, fsdp_world_parts *parts,
                               fsdp_error *err)
 {
-    FSDP_TRY(fsdp_device_open(options->device, &parts->device, err));
+    const fsdp_device_rank rank = {.rank = fsdp_ctl_rank(parts->ctl),
+                                   .local_rank = parts->local_rank};
+    FSDP_TRY(fsdp_device_open(options->device, &rank, &parts->device, err));
     if (options->check)
         FSDP_TRY(fsdp_device_watch(&parts->device, err));
     if (!options->trace)

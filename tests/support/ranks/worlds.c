@@ -67,7 +67,9 @@ int count_events(const world_rank *rank, const char *begin)
 
 static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_device_open(device, &parts->device, err));
+    const fsdp_device_rank rank = {.rank = fsdp_ctl_rank(parts->ctl),
+                                   .local_rank = parts->local_rank};
+    FSDP_TRY(fsdp_device_open(device, &rank, &parts->device, err));
     FSDP_TRY(fsdp_device_watch(&parts->device, err));
     return fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
 }

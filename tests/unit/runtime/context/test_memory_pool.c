@@ -36,7 +36,7 @@ Test(memory_pool, a_block_stays_with_its_stream_until_that_is_done)
     enum { SIZE = 8000 };
     fsdp_device *device = NULL;
     fsdp_stream *one = NULL, *other = NULL;
-    cr_assert_eq(fsdp_device_open("cpu-async", &device, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_device_open("cpu-async", NULL, &device, NULL), FSDP_OK);
     cr_assert_eq(device->ops->stream_create(device, "one", &one, NULL), FSDP_OK);
     cr_assert_eq(device->ops->stream_create(device, "other", &other, NULL), FSDP_OK);
     fsdp_memory_init(&pool, device);

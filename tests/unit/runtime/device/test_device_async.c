@@ -23,7 +23,7 @@ Test(device_async, work_beyond_the_room_of_a_stream_waits_for_its_turn)
 {
     fsdp_device *device;
     fsdp_stream *stream;
-    cr_assert_eq(fsdp_device_open("cpu-async", &device, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_device_open("cpu-async", NULL, &device, NULL), FSDP_OK);
     const fsdp_device_ops *ops = device->ops;
     cr_assert_eq(ops->stream_create(device, "compute", &stream, NULL), FSDP_OK);
     for (int i = 0; i < WORK; i++)

@@ -1,4 +1,5 @@
-/* A watched device reports the stream that uses a block too early or frees it too early, on either device. */
+/* A watched device reports the stream that uses a block too early or frees it too early, on
+ * either device. */
 #include <criterion/criterion.h>
 
 #include <string.h>
@@ -21,7 +22,7 @@ static fsdp_status nothing(void *args, fsdp_error *err)
 static void open_pair(watched_pair *pair, const char *device)
 {
     memset(pair, 0, sizeof *pair);
-    cr_assert_eq(fsdp_device_open(device, &pair->device, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_device_open(device, NULL, &pair->device, NULL), FSDP_OK);
     cr_assert_eq(fsdp_device_watch(&pair->device, NULL), FSDP_OK);
     const fsdp_device_ops *ops = pair->device->ops;
     cr_assert_str_eq(ops->name, device);
@@ -164,4 +165,59 @@ Test(device_watch, an_old_event_holds_nobody_up)
     follow(&pair, pair.owner, pair.other);
     pair.device->ops->disown(pair.owner, pair.block);
     cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
+}
+
+/* --- what it passes on ------------------------------------------------------------------------ */
+
+static int filled;
+
+static void count_fill(fsdp_stream *stream, void *to, int byte, size_t size)
+{
+    filled++;
+    fsdp_device_host_kernels.fill(stream, to, byte, size);
+}
+
+/* Replaces the kernels of a device. */
+static void count_fills(fsdp_device *device, fsdp_device_ops *ops, fsdp_device_kernels *kernels)
+{
+    *kernels = fsdp_device_host_kernels;
+    kernels->fill = count_fill;
+    *ops = *device->ops;
+    ops->kernels = kernels;
+    device->ops = ops;
+}
+
+Test(device_watch, kernels_are_those_of_the_watched_device)
+{
+    watched_pair pair;
+    fsdp_device_ops ops;
+    fsdp_device_kernels kernels;
+    memset(&pair, 0, sizeof pair);
+    cr_assert_eq(fsdp_device_open("cpu", NULL, &pair.device, NULL), FSDP_OK);
+    count_fills(pair.device, &ops, &kernels);
+    cr_assert_eq(fsdp_device_watch(&pair.device, NULL), FSDP_OK);
+    cr_assert_eq(pair.device->ops->stream_create(pair.device, "compute", &pair.owner, NULL),
+                 FSDP_OK);
+    pair.device->ops->kernels->fill(pair.owner, pair.block, 7, sizeof pair.block);
+    cr_expect_eq(pair.block[63], 7);
+    cr_expect_eq(filled, 1);
+    pair.device->ops->stream_free(pair.owner);
+    fsdp_device_close(pair.device);
+}
+
+/* A rank waits for another one's stream, whose tickets say nothing of its own streams. */
+Test(device_watch, waiting_for_another_ranks_stream_orders_none_of_ones_own)
+{
+    watched_pair pair, other;
+    open_pair(&pair, "cpu-async");
+    open_pair(&other, "cpu-async");
+    for (int i = 0; i < 10; i++) {
+        use(&other, other.owner);
+        follow(&other, other.other, other.owner);
+    }
+    pair.device->ops->wait(pair.other, other.device->ops->record(other.other));
+    use(&pair, pair.other);
+    cr_assert_eq(close_pair(&pair, "stream reduce uses 64 bytes of stream compute"),
+                 FSDP_ERR_INTERNAL);
+    cr_assert_eq(close_pair(&other, ""), FSDP_OK);
 }
