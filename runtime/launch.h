@@ -10,7 +10,8 @@
  *   --comm NAME          self, threads, shm, mpi or tcp: what moves the tensors (default: shm on one host; on
  *                        several what connected the ranks: MPI under mpirun, else TCP). One rank
  *                        without a launcher is `self` also where threads, shm or tcp is asked for
- *   --device NAME        cpu, or cpu-async: a worker thread per stream
+ *   --device NAME        cpu; cpu-async: a worker thread per stream; cuda: for each rank the GPU with the
+ *                        rank's number on this host; or cuda:N (docs/gpu.md)
  *   --deadline SECONDS   how long any call may wait for another rank (default 30)
  *   --trace FILE         one JSON object per event and line; %r is the rank
  *   --check              check who owns which buffer, that all ranks do the same, and that parameters and
@@ -46,6 +47,10 @@ extern "C" {
  * An int outside that range counts by its lower eight bits, and where these are 0 it is FSDP_ERR_INTERNAL.
  * argv ends with NULL and has no option of fsdp_launch left. */
 typedef int (*fsdp_rank_main)(void *context, fsdp_world *world, int argc, char **argv);
+
+/* Local. Whether --device NAME works here; FSDP_ERR_USAGE says what is missing, where it was sought and what
+ * to do. Opens nothing, but processes that are forked later have no CUDA. */
+FSDP_API fsdp_status fsdp_launch_find_device(const char *name, fsdp_error *err);
 
 /*
  * Returns the program's exit code: the first failing rank's, by time, or 0. Ranks that are still at work

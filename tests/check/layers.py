@@ -50,7 +50,8 @@ THIRD_PARTY = {
     r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
-    r"runtime/(launch/launch_threads|background/async_save|device/device_async|comm_shared/shm_pool)\.c|"
+    r"runtime/(launch/launch_threads|background/async_save|comm_shared/shm_pool)\.c|"
+    r"runtime/device/(device_(async|cuda)|pinned_pool)\.[ch]|"
     r"runtime/bootstrap/mpi_process\.c|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",

@@ -5,6 +5,7 @@
 #include "tools/cli/cli_process.h"
 
 #include <errno.h>
+#include <fsdp/launch.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -135,7 +136,12 @@ static void print_usage(void)
 
 static void print_version(void)
 {
+    fsdp_error err = {0};
     printf("%s (fsdp) %s\n%s\n", cli_process.tool->name, fsdp_version(), FSDP_FEATURES_TEXT);
+    if (fsdp_launch_find_device("cuda", &err) == FSDP_OK)
+        printf("device 'cuda': found\n");
+    else
+        printf("%s\n", err.text);
 }
 
 static error_t parse_general(int key, char *arg, struct argp_state *state)

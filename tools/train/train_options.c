@@ -70,7 +70,7 @@ static const struct argp_option own_options[OWN_OPTIONS] = {
     {"np", KEY_NP, "N", 0, "ranks are N processes", 3},
     {"threads", KEY_THREADS, "N", 0, "ranks are N threads", 3},
     {"comm", KEY_COMM, "NAME", 0, "self, threads, shm, mpi or tcp", 3},
-    {"device", KEY_DEVICE, "NAME", 0, "cpu or cpu-async", 3},
+    {"device", KEY_DEVICE, "NAME", 0, "cpu, cpu-async, cuda or cuda:N", 3},
     {"deadline", KEY_DEADLINE, "SECONDS", 0, "longest wait for another rank (default 30)", 3},
     {"trace", KEY_TRACE, "FILE", 0, "an event per line; %r is the rank", 3},
     {"check", KEY_CHECK, NULL, 0, "check buffers and calls of all ranks (slower)", 3},

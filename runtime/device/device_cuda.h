@@ -1,0 +1,34 @@
+/*
+ * Device "cuda": a GPU, of which a rank has one. device_cuda.c has its memory, its streams and its events
+ * behind the table of device.h; device_cuda_kernels.c gives the streams kernels. Built where FSDP_HAVE_CUDA
+ * is defined. docs/gpu.md describes names, errors and the environment.
+ *
+ * In: the name of the device and its rank, from device.c; work from the rooms above, through the tables. Out:
+ * work for CUDA's streams. A failure of CUDA stays in the stream that met it.
+ */
+#ifndef FSDP_DEVICE_CUDA_H
+#define FSDP_DEVICE_CUDA_H
+
+#include "runtime/device/device.h"
+
+/* "cuda": GPU local_rank of this host, modulo their number; "cuda:N": that one. FSDP_ERR_USAGE names what is
+ * missing, where it was sought and what to do. */
+fsdp_status fsdp_device_cuda(const char *name, const fsdp_device_rank *rank,
+                             const fsdp_device_kernels *kernels, fsdp_device **device_out, fsdp_error *err);
+/* Whether there are a driver and a GPU that is new enough. */
+fsdp_status fsdp_device_cuda_find(const char *name, fsdp_error *err);
+
+extern const fsdp_device_kernels fsdp_device_cuda_kernels;
+
+/* --- for kernels ------------------------------------------------------------------------------ */
+
+/* The cudaStream_t that the next kernel goes to; NULL: the stream has failed, and skips its work. */
+void *fsdp_cuda_stream_begin(fsdp_stream *stream);
+/* code: the cudaError_t that the launch of the kernel returned. kernel and size are for errors. */
+void fsdp_cuda_stream_end(fsdp_stream *stream, const char *kernel, size_t size, int code);
+
+/* Two kernels that are CUDA's own. */
+void fsdp_cuda_stream_copy(fsdp_stream *stream, void *to, const void *from, size_t size);
+void fsdp_cuda_stream_fill(fsdp_stream *stream, void *to, int byte, size_t size);
+
+#endif
