@@ -6,6 +6,7 @@
 #include "formats/frameworks.h"
 #include "statedict/expect/expect.h"
 
+#include <math.h>
 #include <string.h>
 
 /* --- the kind of model -------------------------------------------------------------------------- */
@@ -115,11 +116,20 @@ void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_m
 
 /* --- numbers ------------------------------------------------------------------------------------ */
 
+/* 8, and 8.0, which a program wrote that computed it. */
 static fsdp_status read_number(fsdp_json *json, fsdp_config_value *value, fsdp_error *err)
 {
+    const double most = 9007199254740992.0; /* whole numbers up to it are exact */
     const char *at = json->at;
+    double number = 0;
     fsdp_error ignored = {0};
-    if (fsdp_json_i64(json, &value->number, &ignored) == FSDP_OK) {
+    value->is_there = fsdp_json_i64(json, &value->number, &ignored) == FSDP_OK;
+    if (value->is_there)
+        return FSDP_OK;
+    json->at = at;
+    if (fsdp_json_f64(json, &number, &ignored) == FSDP_OK && fabs(number) <= most &&
+        number == floor(number)) {
+        value->number = (int64_t)number;
         value->is_there = true;
         return FSDP_OK;
     }
@@ -139,8 +149,10 @@ static fsdp_status read_list(fsdp_json *json, fsdp_config *config, fsdp_config_v
         return fsdp_fail_memory(err, config->path);
     for (;;) {
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        if (!more)
+        if (!more) {
+            fsdp_formula_sort(value);
             return FSDP_OK;
+        }
         if (value->number == FSDP_CONFIG_LIST)
             return fsdp_json_fail(json, err, "'%s' has more than %d items", value->name,
                                   FSDP_CONFIG_LIST);

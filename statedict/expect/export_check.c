@@ -123,8 +123,12 @@ fsdp_status fsdp_export_compare(const fsdp_export_check *check, fsdp_export_repo
     fsdp_expect *expect = NULL;
     *report_out = (fsdp_export_report){0};
     fsdp_status st = fsdp_expect_config(check->text, check->size, check->config, &expect, err);
-    if (st == FSDP_ERR_USAGE || st == FSDP_ERR_DAMAGED)
+    if (st == FSDP_ERR_USAGE)
         return FSDP_OK; /* nothing is known of the model */
+    if (st == FSDP_ERR_DAMAGED && err) {
+        const fsdp_error odd = *err;
+        fsdp_fail(err, st, "%s; --no-copy leaves the config out", odd.text);
+    }
     if (st == FSDP_OK)
         st = compare(&job, expect, err);
     fsdp_names_release(&job.lost);

@@ -2,6 +2,7 @@
 #include "statedict/expect/formula.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct formula {
@@ -134,13 +135,23 @@ static fsdp_status sum(formula *f, int64_t *out, fsdp_error *err)
     return FSDP_OK;
 }
 
+static int compare_numbers(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+void fsdp_formula_sort(fsdp_config_value *list)
+{
+    if (list->number > 1)
+        qsort(list->items, (size_t)list->number, sizeof *list->items, compare_numbers);
+}
+
 static bool is_listed(const formula *f, const char *name, size_t size, int64_t number)
 {
     const fsdp_config_value *list = find_value(f->config, name, size);
-    for (int64_t i = 0; list && list->items && i < list->number; i++)
-        if (list->items[i] == number)
-            return true;
-    return false;
+    return list && list->items && list->number > 0 &&
+           bsearch(&number, list->items, (size_t)list->number, sizeof number, compare_numbers);
 }
 
 static fsdp_status relation(formula *f, int64_t *out, fsdp_error *err)

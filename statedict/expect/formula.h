@@ -20,7 +20,7 @@ typedef struct fsdp_config_value {
     const char *name;          /* of the table */
     bool is_there;             /* and not null */
     int64_t number;            /* of an object or a list: the number of its items */
-    int64_t *items;            /* of a list of integers */
+    int64_t *items;            /* of a list of integers, sorted */
 } fsdp_config_value;
 
 typedef struct fsdp_config {
@@ -34,6 +34,8 @@ typedef struct fsdp_config {
     int count;
 } fsdp_config;
 
+/* Sorts the items of a list, in which "layer in LIST" searches for each layer. */
+void fsdp_formula_sort(fsdp_config_value *list);
 /* FSDP_ERR_USAGE names a member that makes no sense. */
 fsdp_status fsdp_formula_compute(const fsdp_config *config, const char *formula, int64_t layer,
                                  int64_t *value_out, fsdp_error *err);

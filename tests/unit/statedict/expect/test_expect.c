@@ -42,6 +42,8 @@ Test(expect, formulas)
     expect_value(", \"id2label\": {\"0\": \"a\", \"1\": \"b\", \"2\": \"c\"}", "$labels", 0, 3);
     expect_value(", \"mlp_only_layers\": [1, 4]", "layer in mlp_only_layers", 4, 1);
     expect_value(", \"mlp_only_layers\": [1, 4]", "layer in mlp_only_layers", 2, 0);
+    expect_value(", \"mlp_only_layers\": [9, 1, \"4\", 4]", "layer in mlp_only_layers", 4, 1);
+    expect_value(", \"hidden_size\": 12.0", "hidden_size", 0, 12);
     expect_value("", "layer in mlp_only_layers", 0, 0);
     expect_value(", \"architectures\": [\"Qwen2MoeForCausalLM\"]", "'ForCausalLM'", 0, 1);
     expect_value(", \"architectures\": [\"Qwen2MoeForCausalLM\"]", "'Model' || 'LM '", 0, 0);
