@@ -453,25 +453,53 @@ static fsdp_status read_headers(model_folder *folder, int *files, fsdp_error *er
     return check_cut(folder, lost, err);
 }
 
+/* The entries of the index that are not in their files, the first of them by name. */
+typedef struct absent_list {
+    fsdp_text text;
+    size_t count;
+} absent_list;
+
+static void note_absent(const model_folder *folder, const index_entry *entry, absent_list *absent)
+{
+    enum { SHOWN = 5 };
+    char shown[200];
+    fsdp_printable(entry->name, entry->size, shown, sizeof shown);
+    if (absent->count++ < SHOWN)
+        fsdp_text_addf(&absent->text, "%s'%s' in '%s'", absent->count > 1 ? ", " : "", shown,
+                       folder->names[entry->file]);
+    else if (absent->count == SHOWN + 1)
+        fsdp_text_addf(&absent->text, ", ...");
+}
+
+static fsdp_status fail_absent(const model_folder *folder, const absent_list *absent,
+                               fsdp_error *err)
+{
+    if (absent->text.failed)
+        return fsdp_fail_memory(err, folder->index_path);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' names %zu tensor%s that %s not in the file: %s",
+                     folder->index_path, absent->count, absent->count == 1 ? "" : "s",
+                     absent->count == 1 ? "is" : "are", absent->text.data);
+}
+
 /* Every entry of the index must be in its file. */
 static fsdp_status check_map(const model_folder *folder, const int *files, fsdp_error *err)
 {
-    for (size_t i = 0; i < folder->promised_count; i++) {
+    absent_list absent = {.count = 0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < folder->promised_count && st == FSDP_OK; i++) {
         const index_entry *entry = &folder->promised[i];
         if (fsdp_name_table_find(&folder->headers[entry->file].names, entry->name, entry->size))
             continue;
-        if (files[entry->file] < 0) {
-            FSDP_TRY(fsdp_source_add_missing(folder->source, entry->name, entry->size,
-                                             folder->names[entry->file], err));
-            continue;
-        }
-        char shown[200];
-        return fsdp_fail(
-            err, FSDP_ERR_DAMAGED, "'%s' says that tensor '%s' is in '%s', where it is not",
-            folder->index_path, fsdp_printable(entry->name, entry->size, shown, sizeof shown),
-            folder->names[entry->file]);
+        if (files[entry->file] < 0)
+            st = fsdp_source_add_missing(folder->source, entry->name, entry->size,
+                                         folder->names[entry->file], err);
+        else
+            note_absent(folder, entry, &absent);
     }
-    return FSDP_OK;
+    if (st == FSDP_OK && absent.count > 0)
+        st = fail_absent(folder, &absent, err);
+    fsdp_text_release(&absent.text);
+    return st;
 }
 
 static fsdp_status add_metadata(fsdp_source *source, const fsdp_safetensors *header,
