@@ -327,11 +327,18 @@ static void note_option(const struct argp_option *option, const char *value)
 /* Puts the option in place of an alias that the tool does not have itself. */
 static void spell_alias(const struct argp *argp, char **argument)
 {
-    typed_name typed = {.text = *argument + 2, .size = strlen(*argument + 2)};
-    const char *meant = cli_meant(*argument);
-    typed_name known = {.text = meant + 2, .size = strlen(meant + 2)};
-    if (meant != *argument && !cli_find_option(argp, is_typed, &typed) &&
-        cli_find_option(argp, is_typed, &known))
+    char name[32]; /* without a value, and as long as the longest alias */
+    size_t size = strcspn(*argument, "=");
+    snprintf(name, sizeof name, "%.*s", (int)(size < sizeof name ? size : 0), *argument);
+    typed_name typed = {.text = *argument + 2, .size = size - 2};
+    const char *meant = cli_meant(name);
+    typed_name known = {.text = meant + 2, .size = strlen(meant) - 2};
+    if (meant == name || cli_find_option(argp, is_typed, &typed))
+        return;
+    const struct argp_option *option = cli_find_option(argp, is_typed, &known);
+    if (option && (*argument)[size] == '=')
+        cli_usage_error("%s takes no value", name);
+    if (option)
         *argument = (char *)(uintptr_t)meant; /* argp only reads it */
 }
 

@@ -2,6 +2,7 @@
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -145,9 +146,27 @@ _Noreturn static void refuse_format_of(const char *to, const char *suffix)
                     (int)known.size, known.data);
 }
 
+/* The format of "HF" or "HuggingFace"; NULL: none. */
+static const char *format_in_small_letters(const char *text)
+{
+    char small[32];
+    size_t size = strlen(text);
+    if (size >= sizeof small)
+        return NULL;
+    for (size_t i = 0; i <= size; i++)
+        small[i] = (char)tolower((unsigned char)text[i]);
+    for (size_t i = 0; fsdp_convert_format_at(i); i++)
+        if (strcmp(cli_meant(small), fsdp_convert_format_at(i)) == 0)
+            return fsdp_convert_format_at(i);
+    return NULL;
+}
+
 _Noreturn static void refuse_format(const char *text)
 {
     fsdp_text known = {0};
+    const char *near = format_in_small_letters(text);
+    if (near)
+        cli_usage_error("--to '%s' cannot be written; did you mean '%s'?", text, near);
     list_known(&known);
     cli_usage_error("--to '%s' cannot be written; known formats: %.*s", text, (int)known.size,
                     known.data);
