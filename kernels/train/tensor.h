@@ -53,7 +53,8 @@ bool fsdp_tensor_can_fold(fsdp_dtype dtype);
 
 /* --- norms ------------------------------------------------------------------------------------ */
 
-/* Sum of |x|^p in f64 over pieces of fixed size, added in order; p = infinity: the largest |x|. NaN wins. */
+/* Sum of |x|^p in f64 over pieces of fixed size, added in order within groups of them, and then the groups in
+ * order; p = infinity: the largest |x|. NaN wins. */
 double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, double p);
 
 /* --- optimizers ------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #include "kernels/train/tensor.h"
 
 #include "kernels/cast/blocks.h"
+#include "kernels/train/factors.h"
 #include "kernels/train/integer_fold.h"
 
 #include <math.h>
@@ -15,10 +16,10 @@ typedef struct fold_job {
     const void *const *from;
     int n;
     fsdp_reduction how;
-    double factor; /* 1 / divide if that is exact, so that the product is the quotient; else 1 */
+    double factor; /* fsdp_exact_reciprocal of the divisor */
 } fold_job;
 
-static double exact_reciprocal(double divisor)
+double fsdp_exact_reciprocal(double divisor)
 {
     int exponent;
     bool is_power = frexp(divisor, &exponent) == 0.5 && exponent > -100 && exponent < 100;
@@ -106,7 +107,7 @@ void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype
         .from = from,
         .n = n,
         .how = how,
-        .factor = exact_reciprocal(how.divide),
+        .factor = fsdp_exact_reciprocal(how.divide),
     };
     if (is_short_bf16(&job, to)) {
         job.real.loops->sum_bf16(to, from, n, count, job.factor);

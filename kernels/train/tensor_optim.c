@@ -5,6 +5,7 @@
 #include "kernels/train/tensor.h"
 
 #include "kernels/cast/blocks.h"
+#include "kernels/train/factors.h"
 
 #include <math.h>
 
@@ -47,7 +48,7 @@ static void store_param(const fsdp_optim_tensors *tensors, fsdp_real real, const
                         tensors->param_type, n);
 }
 
-static fsdp_adamw_factors adamw_factors(const fsdp_adamw_step *step)
+fsdp_adamw_factors fsdp_adamw_factors_of(const fsdp_adamw_step *step)
 {
     double bias1 = 1 - pow(step->beta1, (double)step->step);
     double bias2 = 1 - pow(step->beta2, (double)step->step);
@@ -65,7 +66,7 @@ static fsdp_adamw_factors adamw_factors(const fsdp_adamw_step *step)
 
 void fsdp_tensor_adamw(const fsdp_optim_tensors *tensors, const fsdp_adamw_step *step)
 {
-    fsdp_adamw_factors factors = adamw_factors(step);
+    fsdp_adamw_factors factors = fsdp_adamw_factors_of(step);
     fsdp_room rooms[4];
     operand weights = weights_of(tensors, &rooms[0]);
     operand mean = {.data = tensors->moments[0], .dtype = tensors->moment_type, .room = &rooms[1]};
@@ -88,9 +89,9 @@ void fsdp_tensor_adamw(const fsdp_optim_tensors *tensors, const fsdp_adamw_step 
     }
 }
 
-void fsdp_tensor_sgd(const fsdp_optim_tensors *tensors, const fsdp_sgd_step *step)
+fsdp_sgd_factors fsdp_sgd_factors_of(const fsdp_sgd_step *step)
 {
-    const fsdp_sgd_factors factors = {
+    return (fsdp_sgd_factors){
         .grad_scale = step->maximize ? -step->grad_scale : step->grad_scale,
         .weight_decay = step->weight_decay,
         .momentum = step->momentum,
@@ -100,6 +101,11 @@ void fsdp_tensor_sgd(const fsdp_optim_tensors *tensors, const fsdp_sgd_step *ste
         .is_first = step->is_first,
         .nesterov = step->nesterov,
     };
+}
+
+void fsdp_tensor_sgd(const fsdp_optim_tensors *tensors, const fsdp_sgd_step *step)
+{
+    const fsdp_sgd_factors factors = fsdp_sgd_factors_of(step);
     fsdp_room rooms[3];
     operand weights = weights_of(tensors, &rooms[0]);
     operand velocity = {.dtype = tensors->moment_type, .room = &rooms[1]};

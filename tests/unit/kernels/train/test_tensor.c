@@ -11,7 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 3000, TAILS = 70, ROOM = 8 * MOST + 64, BLOCK = 1024, LANES = 64, GUARD = 0xa5 };
+enum {
+    MOST = 3000,
+    TAILS = 70,
+    ROOM = 8 * MOST + 64,
+    BLOCK = 1024,
+    LANES = 64,
+    GROUP = 128,
+    GUARD = 0xa5
+};
 
 static const fsdp_dtype floats[] = {FSDP_F64,         FSDP_F32,         FSDP_F16,
                                     FSDP_BF16,        FSDP_F8_E4M3FN,   FSDP_F8_E5M2,
@@ -356,17 +364,32 @@ Test(tensor, one_infinity_or_nan_anywhere_is_found)
 
 static double model_power_sum(const void *data, fsdp_dtype dtype, size_t count, double p)
 {
-    double total = 0;
+    double total = 0, group = 0;
     for (size_t first = 0; first < count; first += BLOCK) {
         double lane[LANES] = {0};
+        if (first % (GROUP * (size_t)BLOCK) == 0) {
+            total += group;
+            group = 0;
+        }
         for (size_t i = 0; i < BLOCK && first + i < count; i++)
             lane[i % LANES] += pow(fabs(number_at(data, dtype, first + i)), p);
         for (size_t half = LANES / 2; half > 0; half /= 2)
             for (size_t l = 0; l < half; l++)
                 lane[l] += lane[l + half];
-        total += lane[0];
+        group += lane[0];
     }
-    return total;
+    return total + group;
+}
+
+Test(tensor, power_sums_of_large_tensors_are_added_by_groups)
+{
+    enum { COUNT = 2 * GROUP * BLOCK + 3 * BLOCK + 5 };
+    float *data = malloc(COUNT * sizeof *data);
+    cr_assert(data);
+    fill_usual(data, FSDP_F32, COUNT, 3);
+    cr_assert_eq(fsdp_tensor_power_sum(data, FSDP_F32, COUNT, 2),
+                 model_power_sum(data, FSDP_F32, COUNT, 2));
+    free(data);
 }
 
 static void check_power_sum(fsdp_dtype dtype, size_t count, double p)
