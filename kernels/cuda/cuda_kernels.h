@@ -21,10 +21,51 @@
 extern "C" {
 #endif
 
+/* A tensor, or a part of one, in device memory. Data may lie at any address; aligned data is faster. */
+typedef struct fsdp_cuda_span {
+    void *data;
+    fsdp_dtype dtype;
+    size_t count;              /* elements */
+} fsdp_cuda_span;
+
 /* --- copies ----------------------------------------------------------------------------------- */
 
 /* As fsdp_rects_copy: chunk-cat, copy-out, casts, zeros. */
 int fsdp_cuda_rects(const fsdp_rect *rects, size_t n, void *stream);
+
+/* --- arithmetic ------------------------------------------------------------------------------- */
+
+enum { FSDP_CUDA_FOLD_SOURCES = 512 };         /* at most, of one fold */
+
+/* As fsdp_tensor_fold, of to->count elements; the list `from` lies in host memory. */
+int fsdp_cuda_fold(const fsdp_cuda_span *to, const void *const *from, int n, fsdp_reduction how,
+                   void *stream);
+/* As fsdp_tensor_add: to[i] += from[i], of to->count elements. */
+int fsdp_cuda_add(const fsdp_cuda_span *to, const void *from, fsdp_dtype from_type, void *stream);
+/* As fsdp_tensor_multiply and fsdp_tensor_divide, for each span. */
+int fsdp_cuda_multiply(const fsdp_cuda_span *spans, size_t n, double factor, void *stream);
+int fsdp_cuda_divide(const fsdp_cuda_span *spans, size_t n, double divisor, void *stream);
+
+/* --- norms ------------------------------------------------------------------------------------ */
+
+/* Doubles of workspace that fsdp_cuda_power_sums needs for these spans. */
+size_t fsdp_cuda_power_partials(const fsdp_cuda_span *spans, size_t n);
+/*
+ * As fsdp_tensor_power_sum of each span, into sums_out (device memory, one double per span): equal bits for
+ * p 1, 2 and infinity; for another p, as far as pow of the device and of the C library agree, and equal
+ * from run to run.
+ */
+int fsdp_cuda_power_sums(const fsdp_cuda_span *spans, size_t n, double p, double *partials, double *sums_out,
+                         void *stream);
+/* all_finite_out (device memory): 1 when all elements of all spans are finite, else 0. */
+int fsdp_cuda_are_finite(const fsdp_cuda_span *spans, size_t n, int *all_finite_out, void *stream);
+
+/* --- optimizers ------------------------------------------------------------------------------- */
+
+/* As fsdp_tensor_adamw and fsdp_tensor_sgd: tensors[i] takes steps[i]. Neighbours with equal steps share
+ * their factors: lists should be sorted by groups of parameters. */
+int fsdp_cuda_adamw(const fsdp_optim_tensors *tensors, size_t n, const fsdp_adamw_step *steps, void *stream);
+int fsdp_cuda_sgd(const fsdp_optim_tensors *tensors, size_t n, const fsdp_sgd_step *steps, void *stream);
 
 #ifdef __cplusplus
 }

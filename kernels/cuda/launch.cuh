@@ -72,6 +72,10 @@ template <typename common, typename item> struct fsdp_batch {
     item items[CAPACITY];
 };
 
+/* The shared part of items that have nothing in common. */
+struct no_common {
+};
+
 /* Collects items on the host and launches full batches. */
 template <typename common, typename item> struct fsdp_batches {
     using batch = fsdp_batch<common, item>;

@@ -248,7 +248,7 @@ FSDP_DEVICE void fsdp_read(float numbers[FSDP_UNIT], const uint8_t *data, uint32
     const uint8_t *from = data + unit.at * (int64_t)fsdp_type_size(type);
     if (type == FSDP_F64) {
         uint64_t wide[FSDP_UNIT];
-        fsdp_load_codes_8(wide, from, unit.mask);
+        fsdp_load_codes(wide, from, unit.mask);
 #pragma unroll
         for (int i = 0; i < FSDP_UNIT; i++)
             codes[i] = fsdp_f64_to_f32(fsdp_bits<double>(wide[i]), false);
@@ -266,7 +266,7 @@ FSDP_DEVICE void fsdp_read(double numbers[FSDP_UNIT], const uint8_t *data, uint3
     const uint8_t *from = data + unit.at * (int64_t)fsdp_type_size(type);
     if (type == FSDP_F64) {
         uint64_t wide[FSDP_UNIT];
-        fsdp_load_codes_8(wide, from, unit.mask);
+        fsdp_load_codes(wide, from, unit.mask);
 #pragma unroll
         for (int i = 0; i < FSDP_UNIT; i++)
             numbers[i] = fsdp_bits<double>(wide[i]);
@@ -289,7 +289,7 @@ FSDP_DEVICE void fsdp_write(uint8_t *data, uint32_t type, fsdp_unit unit, const 
 #pragma unroll
         for (int i = 0; i < FSDP_UNIT; i++)
             wide[i] = fsdp_bits<uint64_t>(fsdp_f32_to_f64(fsdp_bits<uint32_t>(numbers[i])));
-        fsdp_store_codes_8(to, wide, unit.mask);
+        fsdp_store_codes(to, wide, unit.mask);
         return;
     }
 #pragma unroll
@@ -307,7 +307,7 @@ FSDP_DEVICE void fsdp_write(uint8_t *data, uint32_t type, fsdp_unit unit, const 
 #pragma unroll
         for (int i = 0; i < FSDP_UNIT; i++)
             wide[i] = fsdp_bits<uint64_t>(numbers[i]);
-        fsdp_store_codes_8(to, wide, unit.mask);
+        fsdp_store_codes(to, wide, unit.mask);
         return;
     }
     uint32_t codes[FSDP_UNIT];

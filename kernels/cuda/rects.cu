@@ -14,9 +14,6 @@ struct rect_item {
     uint8_t to_type, from_type;
 };
 
-struct no_common {
-};
-
 using rect_batch = fsdp_batch<no_common, rect_item>;
 
 enum { PIECE = 16 /* bytes */ };
@@ -100,7 +97,7 @@ FSDP_DEVICE void cast_tile(const rect_item &rect, uint32_t tile)
     }
 }
 
-FSDP_KERNEL(FSDP_THREADS, 4) copy_rects(FSDP_PARAMS(rect_batch) batch)
+FSDP_KERNEL(FSDP_THREADS, 3) copy_rects(FSDP_PARAMS(rect_batch) batch)
 {
     const rect_item &rect = fsdp_find_item(batch.items, batch.n);
     if (rect.to_type == FSDP_DTYPE_NONE)

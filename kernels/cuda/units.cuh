@@ -107,11 +107,6 @@ FSDP_DEVICE uint32_t fsdp_load_u32(const uint8_t *from)
     return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
-FSDP_DEVICE uint32_t fsdp_load_u16(const uint8_t *from)
-{
-    return fsdp_is_aligned(from, 2) ? *(const uint16_t *)from : from[0] | (uint32_t)from[1] << 8;
-}
-
 /* 16 bytes from any address. */
 FSDP_DEVICE uint4 fsdp_load_16(const uint8_t *from)
 {
@@ -120,62 +115,79 @@ FSDP_DEVICE uint4 fsdp_load_16(const uint8_t *from)
     return {fsdp_load_u32(from), fsdp_load_u32(from + 4), fsdp_load_u32(from + 8), fsdp_load_u32(from + 12)};
 }
 
-FSDP_DEVICE void fsdp_store_u16(uint8_t *to, uint32_t code)
-{
-    if (fsdp_is_aligned(to, 2)) {
-        *(uint16_t *)to = (uint16_t)code;
-        return;
-    }
-    to[0] = (uint8_t)code;
-    to[1] = (uint8_t)(code >> 8);
-}
-
-FSDP_DEVICE void fsdp_store_u32(uint8_t *to, uint32_t code)
-{
-    if (fsdp_is_aligned(to, 4)) {
-        *(uint32_t *)to = code;
-        return;
-    }
-    fsdp_store_u16(to, code & 0xffff);
-    fsdp_store_u16(to + 2, code >> 16);
-}
-
 /* --- codes: the bits of 8 elements ------------------------------------------------------------ */
 
-/* Elements that the mask leaves out become 0 in a register, and no memory is touched for them. */
+/*
+ * Three ways: whole units at aligned addresses move as vectors, elements at addresses that are aligned to
+ * them one by one, and others byte by byte. Elements that the mask leaves out become 0 in a register, and no
+ * memory is touched for them.
+ */
 
-FSDP_DEVICE void fsdp_load_codes_1(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+template <typename element, typename code>
+FSDP_DEVICE void fsdp_load_elements(code codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
 {
-    if (mask == 0xff && fsdp_is_aligned(from, 8)) {
-        uint2 pair = *(const uint2 *)from;
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = (i < 4 ? pair.x : pair.y) >> i % 4 * 8 & 0xff;
-        return;
-    }
 #pragma unroll
     for (int i = 0; i < FSDP_UNIT; i++)
-        codes[i] = mask >> i & 1 ? from[i] : 0;
+        codes[i] = mask >> i & 1 ? ((const element *)from)[i] : 0;
 }
 
-FSDP_DEVICE void fsdp_load_codes_2(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+template <typename element, typename code>
+FSDP_DEVICE void fsdp_store_elements(uint8_t *to, const code codes[FSDP_UNIT], uint32_t mask)
 {
-    if (mask == 0xff && fsdp_is_aligned(from, 16)) {
-        uint4 all = *(const uint4 *)from;
-        const uint32_t pairs[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = pairs[i / 2] >> i % 2 * 16 & 0xffff;
-        return;
+    for (int i = 0; i < FSDP_UNIT; i++) {
+        if (mask >> i & 1)
+            ((element *)to)[i] = (element)codes[i];
     }
+}
+
+/* The codes move by one register each time: code for 8 elements would be long, and an index needs memory. */
+template <typename code> FSDP_DEVICE void fsdp_shift_codes(code codes[FSDP_UNIT], code last)
+{
+#pragma unroll
+    for (int i = 0; i + 1 < FSDP_UNIT; i++)
+        codes[i] = codes[i + 1];
+    codes[FSDP_UNIT - 1] = last;
+}
+
+template <typename code>
+FSDP_DEVICE void fsdp_load_bytes(code codes[FSDP_UNIT], const uint8_t *from, uint32_t size, uint32_t mask)
+{
+#pragma unroll 1
+    for (uint32_t i = 0; i < FSDP_UNIT; i++) {
+        code element = 0;
+#pragma unroll 1
+        for (uint32_t byte = 0; byte < size && (mask >> i & 1); byte++)
+            element |= (code)from[i * size + byte] << 8 * byte;
+        fsdp_shift_codes(codes, element);
+    }
+}
+
+template <typename code>
+FSDP_DEVICE void fsdp_store_bytes(uint8_t *to, const code codes[FSDP_UNIT], uint32_t size, uint32_t mask)
+{
+    code left[FSDP_UNIT];
 #pragma unroll
     for (int i = 0; i < FSDP_UNIT; i++)
-        codes[i] = mask >> i & 1 ? fsdp_load_u16(from + 2 * i) : 0;
+        left[i] = codes[i];
+#pragma unroll 1
+    for (uint32_t i = 0; i < FSDP_UNIT; i++) {
+#pragma unroll 1
+        for (uint32_t byte = 0; byte < size && (mask >> i & 1); byte++)
+            to[i * size + byte] = (uint8_t)(left[0] >> 8 * byte);
+        fsdp_shift_codes(left, left[0]);
+    }
 }
 
-FSDP_DEVICE void fsdp_load_codes_4(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+/* True when the unit moves as vectors: of 16 bytes, or 8 of elements of one byte. */
+FSDP_DEVICE bool fsdp_is_vector(const void *address, uint32_t size, uint32_t mask)
 {
-    if (mask == 0xff && fsdp_is_aligned(from, 16)) {
+    return mask == (1u << FSDP_UNIT) - 1 && fsdp_is_aligned(address, size == 1 ? 8 : 16);
+}
+
+FSDP_DEVICE void fsdp_load_vectors(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t size)
+{
+    if (size == 4) {
 #pragma unroll
         for (int i = 0; i < FSDP_UNIT; i += 4) {
             uint4 four = ((const uint4 *)from)[i / 4];
@@ -184,119 +196,99 @@ FSDP_DEVICE void fsdp_load_codes_4(uint32_t codes[FSDP_UNIT], const uint8_t *fro
             codes[i + 2] = four.z;
             codes[i + 3] = four.w;
         }
-        return;
-    }
+    } else if (size == 2) {
+        uint4 all = *(const uint4 *)from;
+        const uint32_t pairs[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        codes[i] = mask >> i & 1 ? fsdp_load_u32(from + 4 * i) : 0;
+        for (int i = 0; i < FSDP_UNIT; i++)
+            codes[i] = pairs[i / 2] >> i % 2 * 16 & 0xffff;
+    } else {
+        uint2 all = *(const uint2 *)from;
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i++)
+            codes[i] = (i < 4 ? all.x : all.y) >> i % 4 * 8 & 0xff;
+    }
 }
 
-FSDP_DEVICE void fsdp_load_codes_8(uint64_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+FSDP_DEVICE void fsdp_store_vectors(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t size)
 {
-    if (mask == 0xff && fsdp_is_aligned(from, 16)) {
+    if (size == 4) {
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i += 4) {
+            uint4 four = {codes[i], codes[i + 1], codes[i + 2], codes[i + 3]};
+            ((uint4 *)to)[i / 4] = four;
+        }
+    } else if (size == 2) {
+        uint4 all = {codes[0] | codes[1] << 16, codes[2] | codes[3] << 16, codes[4] | codes[5] << 16,
+                     codes[6] | codes[7] << 16};
+        *(uint4 *)to = all;
+    } else {
+        uint2 all = {codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24,
+                     codes[4] | codes[5] << 8 | codes[6] << 16 | codes[7] << 24};
+        *(uint2 *)to = all;
+    }
+}
+
+/* Codes of elements of 1, 2 or 4 bytes. */
+FSDP_DEVICE void fsdp_load_codes(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t size, uint32_t mask)
+{
+    if (fsdp_is_vector(from, size, mask))
+        fsdp_load_vectors(codes, from, size);
+    else if (!fsdp_is_aligned(from, size))
+        fsdp_load_bytes(codes, from, size, mask);
+    else if (size == 4)
+        fsdp_load_elements<uint32_t>(codes, from, mask);
+    else if (size == 2)
+        fsdp_load_elements<uint16_t>(codes, from, mask);
+    else
+        fsdp_load_elements<uint8_t>(codes, from, mask);
+}
+
+FSDP_DEVICE void fsdp_store_codes(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t size, uint32_t mask)
+{
+    if (fsdp_is_vector(to, size, mask))
+        fsdp_store_vectors(to, codes, size);
+    else if (!fsdp_is_aligned(to, size))
+        fsdp_store_bytes(to, codes, size, mask);
+    else if (size == 4)
+        fsdp_store_elements<uint32_t>(to, codes, mask);
+    else if (size == 2)
+        fsdp_store_elements<uint16_t>(to, codes, mask);
+    else
+        fsdp_store_elements<uint8_t>(to, codes, mask);
+}
+
+/* Codes of elements of 8 bytes. */
+FSDP_DEVICE void fsdp_load_codes(uint64_t codes[FSDP_UNIT], const uint8_t *from, uint32_t mask)
+{
+    if (fsdp_is_vector(from, 8, mask)) {
 #pragma unroll
         for (int i = 0; i < FSDP_UNIT; i += 2) {
             uint4 two = ((const uint4 *)from)[i / 2];
             codes[i] = two.x | (uint64_t)two.y << 32;
             codes[i + 1] = two.z | (uint64_t)two.w << 32;
         }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        codes[i] = mask >> i & 1
-                       ? fsdp_load_u32(from + 8 * i) | (uint64_t)fsdp_load_u32(from + 8 * i + 4) << 32
-                       : 0;
-}
-
-/* Codes of elements of 1, 2 or 4 bytes. */
-FSDP_DEVICE void fsdp_load_codes(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t size,
-                                 uint32_t mask)
-{
-    if (size == 4)
-        fsdp_load_codes_4(codes, from, mask);
-    else if (size == 2)
-        fsdp_load_codes_2(codes, from, mask);
-    else
-        fsdp_load_codes_1(codes, from, mask);
-}
-
-FSDP_DEVICE void fsdp_store_codes_1(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t mask)
-{
-    if (mask == 0xff && fsdp_is_aligned(to, 8)) {
-        uint2 pair = {codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24,
-                      codes[4] | codes[5] << 8 | codes[6] << 16 | codes[7] << 24};
-        *(uint2 *)to = pair;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        if (mask >> i & 1)
-            to[i] = (uint8_t)codes[i];
+    } else if (fsdp_is_aligned(from, 8)) {
+        fsdp_load_elements<uint64_t>(codes, from, mask);
+    } else {
+        fsdp_load_bytes(codes, from, 8, mask);
     }
 }
 
-FSDP_DEVICE void fsdp_store_codes_2(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t mask)
+FSDP_DEVICE void fsdp_store_codes(uint8_t *to, const uint64_t codes[FSDP_UNIT], uint32_t mask)
 {
-    if (mask == 0xff && fsdp_is_aligned(to, 16)) {
-        uint4 all = {codes[0] | codes[1] << 16, codes[2] | codes[3] << 16, codes[4] | codes[5] << 16,
-                     codes[6] | codes[7] << 16};
-        *(uint4 *)to = all;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        if (mask >> i & 1)
-            fsdp_store_u16(to + 2 * i, codes[i]);
-    }
-}
-
-FSDP_DEVICE void fsdp_store_codes_4(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t mask)
-{
-    if (mask == 0xff && fsdp_is_aligned(to, 16)) {
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i += 4) {
-            uint4 four = {codes[i], codes[i + 1], codes[i + 2], codes[i + 3]};
-            ((uint4 *)to)[i / 4] = four;
-        }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        if (mask >> i & 1)
-            fsdp_store_u32(to + 4 * i, codes[i]);
-    }
-}
-
-FSDP_DEVICE void fsdp_store_codes_8(uint8_t *to, const uint64_t codes[FSDP_UNIT], uint32_t mask)
-{
-    if (mask == 0xff && fsdp_is_aligned(to, 16)) {
+    if (fsdp_is_vector(to, 8, mask)) {
 #pragma unroll
         for (int i = 0; i < FSDP_UNIT; i += 2) {
             uint4 two = {(uint32_t)codes[i], (uint32_t)(codes[i] >> 32), (uint32_t)codes[i + 1],
                          (uint32_t)(codes[i + 1] >> 32)};
             ((uint4 *)to)[i / 2] = two;
         }
-        return;
+    } else if (fsdp_is_aligned(to, 8)) {
+        fsdp_store_elements<uint64_t>(to, codes, mask);
+    } else {
+        fsdp_store_bytes(to, codes, 8, mask);
     }
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        if (mask >> i & 1) {
-            fsdp_store_u32(to + 8 * i, (uint32_t)codes[i]);
-            fsdp_store_u32(to + 8 * i + 4, (uint32_t)(codes[i] >> 32));
-        }
-    }
-}
-
-FSDP_DEVICE void fsdp_store_codes(uint8_t *to, const uint32_t codes[FSDP_UNIT], uint32_t size,
-                                  uint32_t mask)
-{
-    if (size == 4)
-        fsdp_store_codes_4(to, codes, mask);
-    else if (size == 2)
-        fsdp_store_codes_2(to, codes, mask);
-    else
-        fsdp_store_codes_1(to, codes, mask);
 }
 
 #endif

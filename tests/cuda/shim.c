@@ -89,6 +89,14 @@ static uint64_t seed_of_launch(void)
     return next_random(&state);
 }
 
+size_t fsdp_shim_launches(void)
+{
+    pthread_mutex_lock(&lock);
+    size_t count = (size_t)launches;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
 /* --- failures --------------------------------------------------------------------------------- */
 
 /* The failed block is given up: its other threads do not go on. */

@@ -20,6 +20,8 @@ extern "C" {
 
 /* All orders that follow depend on the seed only. */
 void fsdp_shim_seed(uint64_t seed);
+/* Launches since the seed was set. */
+size_t fsdp_shim_launches(void);
 /* The first failure of a kernel since the last call: a barrier that some threads do not reach, a shuffle with
  * lanes that are absent; NULL without one. Valid until the next launch. */
 const char *fsdp_shim_failure(void);

@@ -121,6 +121,11 @@ void case_expect_equal(const case_buffer *found, const case_buffer *expected, co
                   found->memory[i] & 0xff, expected->memory[i] & 0xff);
 }
 
+size_t case_launches(void)
+{
+    return fsdp_shim_launches();
+}
+
 void case_expect_success(int error)
 {
     const char *failure = fsdp_shim_failure();

@@ -43,6 +43,8 @@ case_buffer case_tensor(fsdp_dtype dtype, size_t count, bool anywhere);
 
 /* Fails the test unless all bytes agree, guards included. */
 void case_expect_equal(const case_buffer *found, const case_buffer *expected, const char *what);
+/* Launches so far. */
+size_t case_launches(void);
 /* Fails the test unless the call succeeded and the shim saw no failure. */
 void case_expect_success(int error);
 

@@ -34,7 +34,8 @@ Test(cuda_kernels_rects, casts_are_those_of_c)
     }
 }
 
-/* The bits of f32 and f64 around each value of a narrow type and around the middle between two of them. */
+/* The bits of f32 and f64 around each value of a narrow type and around the middle between two
+ * of them. */
 Test(cuda_kernels_rects, casts_round_once)
 {
     enum { STEPS = 5, COUNT = 65536 * STEPS };

@@ -1,0 +1,266 @@
+/*
+ * Sums of powers and the search for what is not finite. The order of additions is that of
+ * kernels/train/tensor_norm.c and real_loops.h: element i of a piece goes to lane i % 64, halves of the lanes
+ * are added to each other, then pieces to groups, and groups to the sum. Here 8 threads have 8 lanes each, a
+ * block of threads one group, and a second launch adds the groups of each span. See cuda_kernels.h.
+ */
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/real.cuh"
+#include "kernels/train/factors.h"
+
+enum {
+    PIECE = FSDP_LOOP_BLOCK,
+    PIECES = FSDP_POWER_GROUP,
+    LANE_THREADS = 64 / FSDP_UNIT, /* of a piece */
+    ROWS = PIECE / 64,
+    TEAMS = FSDP_THREADS / LANE_THREADS
+};
+
+struct norm_item {
+    const uint8_t *data;
+    uint64_t count;
+    double *parts; /* of its groups */
+    uint32_t first_tile, type;
+};
+
+struct norm_how {
+    double p;
+};
+
+using norm_batch = fsdp_batch<norm_how, norm_item>;
+
+/* --- the groups ------------------------------------------------------------------------------- */
+
+enum power_kind { POWER_1_2, POWER_MOST, POWER_ANY };
+
+template <power_kind KIND> FSDP_DEVICE double power(double x, double p)
+{
+    switch (KIND) {
+    case POWER_1_2: return p == 2 ? x * x : fabs(x);
+    case POWER_MOST: return fabs(x);
+    default: return pow(fabs(x), p);
+    }
+}
+
+template <power_kind KIND> FSDP_DEVICE double take(double total, double part)
+{
+    return KIND == POWER_MOST ? fsdp_larger(total, part) : total + part;
+}
+
+/* Adds the lanes of a piece, which 8 neighbours have: lane l takes lane l + half, 32 first. */
+template <power_kind KIND> FSDP_DEVICE double fold_lanes(double lanes[FSDP_UNIT])
+{
+#pragma unroll
+    for (uint32_t by = LANE_THREADS / 2; by > 0; by /= 2) {
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i++)
+            lanes[i] =
+                take<KIND>(lanes[i], __shfl_down_sync(0xffffffffu, lanes[i], by, LANE_THREADS));
+    }
+#pragma unroll
+    for (int half = FSDP_UNIT / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int i = 0; i < half; i++)
+            lanes[i] = take<KIND>(lanes[i], lanes[i + half]);
+    }
+    return lanes[0];
+}
+
+/* The sum of one piece, in the first of its 8 threads. A piece behind the end has sum 0. */
+template <power_kind KIND>
+FSDP_DEVICE double sum_piece(const norm_item &item, uint64_t first, double p)
+{
+    double lanes[FSDP_UNIT] = {};
+    uint64_t at = first + threadIdx.x % LANE_THREADS * FSDP_UNIT;
+#pragma unroll 2
+    for (int row = 0; row < ROWS && at < item.count; row++, at += 64) {
+        uint64_t left = item.count - at;
+        fsdp_unit unit = {(int64_t)at, left < FSDP_UNIT ? (1u << left) - 1 : 0xff};
+        double x[FSDP_UNIT];
+        fsdp_read(x, item.data, item.type, unit);
+#pragma unroll
+        for (int i = 0; i < FSDP_UNIT; i++) {
+            if (unit.mask >> i & 1)
+                lanes[i] = take<KIND>(lanes[i], power<KIND>(x[i], p));
+        }
+    }
+    return fold_lanes<KIND>(lanes);
+}
+
+struct piece_sums {
+    double sums[PIECES];
+};
+
+template <power_kind KIND> FSDP_KERNEL(FSDP_THREADS, 2) sum_groups(FSDP_PARAMS(norm_batch) batch)
+{
+    FSDP_SHARED(piece_sums, shared);
+    const norm_item &item = fsdp_find_item(batch.items, batch.n);
+    const uint64_t group = blockIdx.x - item.first_tile;
+    const uint64_t begin = group * PIECES * PIECE;
+    const uint64_t left = (item.count - begin + PIECE - 1) / PIECE;
+    const uint32_t pieces = left < PIECES ? (uint32_t)left : (uint32_t)PIECES;
+#pragma unroll 1
+    for (uint32_t first = 0; first < PIECES; first += TEAMS) {
+        uint32_t piece = first + threadIdx.x / LANE_THREADS;
+        double sum = sum_piece<KIND>(item, begin + (uint64_t)piece * PIECE, batch.shared.p);
+        if (threadIdx.x % LANE_THREADS == 0)
+            shared.sums[piece] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    double total = 0;
+    for (uint32_t i = 0; i < pieces; i++)
+        total = take<KIND>(total, shared.sums[i]);
+    item.parts[group] = total;
+}
+
+/* --- the sums of the spans -------------------------------------------------------------------- */
+
+struct total_item {
+    const double *parts;
+    uint64_t groups;
+    double *sum_out;
+    uint32_t first_tile;
+};
+
+using total_batch = fsdp_batch<no_common, total_item>;
+
+enum { AT_ONCE = 1024 };
+struct some_parts {
+    double parts[AT_ONCE];
+};
+
+/* The pieces of all finite powers are added alike. */
+template <power_kind KIND> FSDP_KERNEL(FSDP_THREADS, 2) sum_spans(FSDP_PARAMS(total_batch) batch)
+{
+    FSDP_SHARED(some_parts, shared);
+    const total_item &item = batch.items[blockIdx.x];
+    double total = 0;
+    for (uint64_t first = 0; first < item.groups; first += AT_ONCE) {
+        uint64_t left = item.groups - first;
+        uint32_t n = left < AT_ONCE ? (uint32_t)left : (uint32_t)AT_ONCE;
+        for (uint32_t i = threadIdx.x; i < n; i += FSDP_THREADS)
+            shared.parts[i] = item.parts[first + i];
+        __syncthreads();
+        for (uint32_t i = 0; i < n && threadIdx.x == 0; i++)
+            total = take<KIND>(total, shared.parts[i]);
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        *item.sum_out = fsdp_settled(total);
+}
+
+/* --- the host's side of sums ------------------------------------------------------------------ */
+
+static uint64_t groups_of(const fsdp_cuda_span &span)
+{
+    return (span.count + PIECES * PIECE - 1) / (PIECES * PIECE);
+}
+
+size_t fsdp_cuda_power_partials(const fsdp_cuda_span *spans, size_t n)
+{
+    size_t groups = 0;
+    for (size_t i = 0; i < n; i++)
+        groups += groups_of(spans[i]);
+    return groups;
+}
+
+struct sum_job {
+    const fsdp_cuda_span *spans;
+    size_t n;
+    double p;
+    double *partials, *sums_out;
+    void *stream;
+};
+
+template <power_kind KIND> static int sum_all_groups(const sum_job &job)
+{
+    fsdp_batches<norm_how, norm_item> batches({sum_groups<KIND>, FSDP_THREADS, job.stream},
+                                              {job.p});
+    double *parts = job.partials;
+    for (size_t i = 0; i < job.n; i++) {
+        const fsdp_cuda_span &span = job.spans[i];
+        norm_item item = {(const uint8_t *)span.data, span.count, parts, 0, (uint32_t)span.dtype};
+        parts += groups_of(span);
+        int error = batches.add(item, groups_of(span));
+        if (error)
+            return error;
+    }
+    return batches.launch();
+}
+
+template <power_kind KIND> static int sum_all(const sum_job &job)
+{
+    constexpr power_kind ADDED = KIND == POWER_MOST ? POWER_MOST : POWER_1_2;
+    int error = sum_all_groups<KIND>(job);
+    fsdp_batches<no_common, total_item> batches({sum_spans<ADDED>, FSDP_THREADS, job.stream}, {});
+    const double *parts = job.partials;
+    for (size_t i = 0; i < job.n && !error; i++) {
+        uint64_t groups = groups_of(job.spans[i]);
+        error = batches.add({parts, groups, job.sums_out + i, 0}, 1);
+        parts += groups;
+    }
+    return error ? error : batches.launch();
+}
+
+int fsdp_cuda_power_sums(const fsdp_cuda_span *spans, size_t n, double p, double *partials,
+                         double *sums_out, void *stream)
+{
+    const sum_job job = {spans, n, p, partials, sums_out, stream};
+    if (p == 2 || p == 1)
+        return sum_all<POWER_1_2>(job);
+    return p == (double)INFINITY ? sum_all<POWER_MOST>(job) : sum_all<POWER_ANY>(job);
+}
+
+/* --- what is not finite ----------------------------------------------------------------------- */
+
+struct finite_how {
+    int *all_finite_out;
+};
+
+using finite_batch = fsdp_batch<finite_how, norm_item>;
+
+FSDP_KERNEL(32, 1) begin_finite(FSDP_PARAMS(finite_how) how)
+{
+    if (threadIdx.x == 0)
+        *how.all_finite_out = 1;
+}
+
+/* Only f64 has finite values that f32 lacks; its own bits are looked at. */
+FSDP_DEVICE bool is_finite_unit(const norm_item &item, fsdp_unit unit)
+{
+    double x[FSDP_UNIT];
+    bool all = true;
+    fsdp_read(x, item.data, item.type, unit);
+#pragma unroll
+    for (int i = 0; i < FSDP_UNIT; i++)
+        all &= fabs(x[i]) < fsdp_bits<double>((uint64_t)0x7ff << 52);
+    return all;
+}
+
+FSDP_KERNEL(FSDP_THREADS, 2) find_infinite(FSDP_PARAMS(finite_batch) batch)
+{
+    const norm_item &item = fsdp_find_item(batch.items, batch.n);
+    fsdp_line line(item.data, item.type, item.count, item.first_tile);
+    bool all = true;
+#pragma unroll 1
+    for (fsdp_unit unit; line.next(&unit);)
+        all &= is_finite_unit(item, unit);
+    if (!all)
+        atomicExch(batch.shared.all_finite_out, 0);
+}
+
+int fsdp_cuda_are_finite(const fsdp_cuda_span *spans, size_t n, int *all_finite_out, void *stream)
+{
+    const finite_how how = {all_finite_out};
+    const fsdp_grid<finite_how> beginning = {begin_finite, 32, stream};
+    fsdp_batches<finite_how, norm_item> batches({find_infinite, FSDP_THREADS, stream}, how);
+    int error = fsdp_launch(beginning, 1, how);
+    for (size_t i = 0; i < n && !error; i++) {
+        norm_item item = {(const uint8_t *)spans[i].data, spans[i].count, nullptr, 0,
+                          (uint32_t)spans[i].dtype};
+        error = batches.add(item, fsdp_line_tiles(item.count));
+    }
+    return error ? error : batches.launch();
+}

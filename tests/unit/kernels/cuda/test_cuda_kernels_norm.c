@@ -1,0 +1,118 @@
+/* kernels/cuda/norm.cu, run by the host, against fsdp_tensor_power_sum and
+ * fsdp_tensor_is_finite. */
+#include "tests/unit/kernels/cuda/cuda_cases.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_SPANS = 6, GROUP = 128 * 1024 /* elements */, WORKSPACE = 64 };
+
+static size_t random_spans(fsdp_cuda_span *spans, case_buffer *buffers)
+{
+    size_t n = case_below(MOST_SPANS + 1);
+    bool is_usual = case_below(3) > 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t count = case_count(case_below(4) == 0 ? 5000 : 300);
+        fsdp_dtype dtype = case_float();
+        if (case_below(12) == 0)
+            count += GROUP - 2000;
+        buffers[i] = case_tensor(dtype, count, true);
+        if (is_usual)
+            case_fill_usual(buffers[i].data, dtype, count, 1);
+        spans[i] = (fsdp_cuda_span){buffers[i].data, dtype, count};
+    }
+    return n;
+}
+
+static void free_all(case_buffer *buffers, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        case_buffer_free(&buffers[i]);
+}
+
+/* The bits agree also for other powers, since the shim takes the power of the C library. */
+Test(cuda_kernels_norm, sums_of_powers_are_those_of_c)
+{
+    static const double powers[] = {2, 1, INFINITY, 3.5, 0};
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        fsdp_cuda_span spans[MOST_SPANS];
+        case_buffer buffers[MOST_SPANS];
+        double partials[WORKSPACE], sums[MOST_SPANS + 1];
+        case_seed(seed);
+        size_t n = random_spans(spans, buffers), used = fsdp_cuda_power_partials(spans, n);
+        double p = powers[seed % 5];
+        cr_assert_lt(used, WORKSPACE);
+        memset(partials, 0xa5, sizeof partials);
+        memset(sums, 0xa5, sizeof sums);
+        const double garbage = sums[n];
+        case_expect_success(fsdp_cuda_power_sums(spans, n, p, partials, sums, NULL));
+        for (size_t i = 0; i < n; i++) {
+            double expected =
+                fsdp_tensor_power_sum(spans[i].data, spans[i].dtype, spans[i].count, p);
+            cr_assert(memcmp(&sums[i], &expected, sizeof expected) == 0,
+                      "%s, %zu elements, p %g: %a, not %a", fsdp_dtype_name(spans[i].dtype),
+                      spans[i].count, p, sums[i], expected);
+        }
+        cr_assert(memcmp(&sums[n], &garbage, sizeof garbage) == 0);
+        cr_assert(memcmp(&partials[used], &garbage, sizeof garbage) == 0);
+        free_all(buffers, n);
+    }
+}
+
+/* Several groups, more of them than are added at once. */
+Test(cuda_kernels_norm, groups_are_added_in_order)
+{
+    enum { COUNT = 3 * GROUP + 17 };
+    case_seed(1);
+    case_buffer buffer = case_tensor(FSDP_BF16, COUNT, true);
+    case_fill_usual(buffer.data, FSDP_BF16, COUNT, 1);
+    const fsdp_cuda_span span = {buffer.data, FSDP_BF16, COUNT};
+    double partials[4], sum, expected = fsdp_tensor_power_sum(buffer.data, FSDP_BF16, COUNT, 2);
+    cr_assert_eq(fsdp_cuda_power_partials(&span, 1), 4);
+    case_expect_success(fsdp_cuda_power_sums(&span, 1, 2, partials, &sum, NULL));
+    cr_assert_eq(sum, expected);
+    case_buffer_free(&buffer);
+}
+
+Test(cuda_kernels_norm, a_thousand_norms_are_two_launches)
+{
+    enum { SPANS = 1000, COUNT = 5 };
+    static float data[SPANS][COUNT];
+    static fsdp_cuda_span spans[SPANS];
+    static double partials[SPANS], sums[SPANS];
+    case_seed(2);
+    for (int i = 0; i < SPANS; i++) {
+        case_fill_usual(data[i], FSDP_F32, COUNT, 1);
+        spans[i] = (fsdp_cuda_span){data[i], FSDP_F32, COUNT};
+    }
+    size_t before = case_launches();
+    case_expect_success(fsdp_cuda_power_sums(spans, SPANS, 2, partials, sums, NULL));
+    cr_assert_leq(case_launches() - before, 3);
+    for (int i = 0; i < SPANS; i++)
+        cr_assert_eq(sums[i], fsdp_tensor_power_sum(data[i], FSDP_F32, COUNT, 2));
+}
+
+Test(cuda_kernels_norm, one_element_that_is_not_finite_is_found)
+{
+    static const double wrong[] = {INFINITY, -INFINITY, NAN};
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        fsdp_cuda_span spans[MOST_SPANS];
+        case_buffer buffers[MOST_SPANS];
+        int all_finite = (int)0xa5a5a5a5, expected = 1;
+        case_seed(seed);
+        size_t n = random_spans(spans, buffers), place = n > 0 ? case_below(n) : 0;
+        if (n > 0 && spans[place].count > 0 && case_below(2) == 0) {
+            size_t at = case_below(spans[place].count);
+            fsdp_kernels_get()->cast(buffers[place].data + at * fsdp_dtype_size(spans[place].dtype),
+                                     spans[place].dtype, &wrong[case_below(3)], FSDP_F64, 1,
+                                     FSDP_OVERFLOW_INF);
+        }
+        for (size_t i = 0; i < n; i++)
+            expected &= fsdp_tensor_is_finite(spans[i].data, spans[i].dtype, spans[i].count);
+        case_expect_success(fsdp_cuda_are_finite(spans, n, &all_finite, NULL));
+        cr_assert_eq(all_finite, expected);
+        free_all(buffers, n);
+    }
+}
