@@ -76,14 +76,17 @@ void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered,
                           const fsdp_collective *call, const fsdp_custom_collective *custom)
 {
     collective_args args = {.comm = ordered->comm, .call = *call};
-    if (!ops_of(stream)->is_host)
-        args.call.stream = stream;
     if (custom)
         args.custom = *custom;
     ops_of(stream)->wait(stream, ordered->last);
     fsdp_work_uses(stream, call->in);
     fsdp_work_uses(stream, call->out);
-    ops_of(stream)->submit(stream, run_collective, &args, sizeof args);
+    if (ops_of(stream)->issue) {
+        args.call.stream = stream;
+        ops_of(stream)->issue(stream, run_collective, &args);
+    } else {
+        ops_of(stream)->submit(stream, run_collective, &args, sizeof args);
+    }
     ordered->last = ops_of(stream)->record(stream);
 }
 

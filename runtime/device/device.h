@@ -49,6 +49,9 @@ typedef struct fsdp_device_ops {
      * order, and the memory that args point to stays valid until it is done. On another it runs at once, and
      * itself gives the stream work: through kernels, or through the result of `native`. */
     void (*submit)(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size);
+    /* Host code that runs at once and itself gives the stream work: a collective of the device's memory. Its
+     * failure is the stream's. NULL: collectives are host code like any other, for submit. */
+    void (*issue)(fsdp_stream *stream, fsdp_work work, void *args);
     fsdp_event (*record)(fsdp_stream *stream);
     /* The stream waits; the host does not. The event may be another rank's in this process, of a device of
      * the same kind, while that rank gives its stream no work. */

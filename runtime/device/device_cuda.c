@@ -247,16 +247,21 @@ void fsdp_cuda_stream_fill(fsdp_stream *head, void *to, int byte, size_t size)
                              (int)cudaMemsetAsync(to, byte, size, native));
 }
 
+static void issue(fsdp_stream *head, fsdp_work work, void *args)
+{
+    fsdp_error error = {0};
+    if (!fsdp_cuda_stream_begin(head))
+        return;
+    error.status = work(args, &error);
+    if (error.status != FSDP_OK)
+        take_error(of(head), &error);
+}
+
 /* Host work gives the stream its work itself. */
 static void submit(fsdp_stream *head, fsdp_work work, const void *args, size_t args_size)
 {
-    fsdp_error error = {0};
     (void)args_size;
-    if (!fsdp_cuda_stream_begin(head))
-        return;
-    error.status = work((void *)args, &error);
-    if (error.status != FSDP_OK)
-        take_error(of(head), &error);
+    issue(head, work, (void *)args);
 }
 
 static void *native(fsdp_stream *head)
@@ -497,6 +502,7 @@ static const fsdp_device_ops cuda_ops = {.name = "cuda",
                                          .stream_create = create_stream,
                                          .stream_free = free_stream,
                                          .submit = submit,
+                                         .issue = issue,
                                          .record = record,
                                          .wait = wait,
                                          .sync = sync,

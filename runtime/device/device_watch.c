@@ -222,6 +222,13 @@ static const fsdp_device_kernels watched_kernels = {
     .hashes = hashes,
 };
 
+static void issue(fsdp_stream *head, fsdp_work work, void *args)
+{
+    watched_stream *stream = of(head);
+    stream->reached[stream->index]++;
+    stream->inner->device->ops->issue(stream->inner, work, args);
+}
+
 /* --- events ----------------------------------------------------------------------------------- */
 
 static fsdp_event record(fsdp_stream *head)
@@ -259,6 +266,7 @@ static void wait(fsdp_stream *head, fsdp_event event)
         return;
     if (event.stream->device ==
         head->device) /* tickets of other ranks' streams are not known here */
+        if (event.stream->device == head->device) /* another rank's clocks are of its own streams */
         learn(stream, point ? point->reached : of(event.stream)->reached);
     stream->reached[stream->index]++;
     if (point)
@@ -408,6 +416,7 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
                                      .stream_create = create_stream,
                                      .stream_free = free_stream,
                                      .submit = submit,
+                                     .issue = watched->inner->ops->issue ? issue : NULL,
                                      .record = record,
                                      .wait = wait,
                                      .sync = sync,

@@ -54,6 +54,9 @@ static void guard(block *one)
 
 void fake_memory_enter(void)
 {
+    fake_lock();
+    reserve(); /* streams may be there before memory */
+    fake_unlock();
 #ifdef PKEY_DISABLE_ACCESS
     if (key >= 0)
         pkey_set(key, 0);

@@ -1,0 +1,248 @@
+/*
+ * The runtime over a device whose memory the host cannot touch: training, first values, state dicts,
+ * checkpoints and saves in the background give the bits of device cpu. The device is "cuda" over the fake CUDA
+ * runtime, whose streams are late in an order that the seed chooses, and which faults when the host touches
+ * the device's memory. The layers' mathematics are kernels of the device, so that one body serves all devices.
+ */
+#include "base/io/io.h"
+#include "tests/cuda/fake_cudart.h"
+#include "tests/unit/runtime/expect_toy.h"
+#include <fsdp/async_save.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { LAYERS = 4, STEPS = 3, SEEDS = 6, MOST_RANKS = 4 };
+
+/* A way to train. */
+typedef struct training_way {
+    int64_t mesh_shape[2];
+    int mesh_ndim;
+    fsdp_dtype param_dtype; /* NONE: f32 */
+    int reshard_after_forward;
+    bool accumulates; /* two microbatches per step */
+} training_way;
+
+/* What a training comes to, on each rank. */
+typedef struct training_result {
+    fsdp_hash trained, loaded, saved, saved_in_background;
+    double norms[STEPS];
+} training_result;
+
+typedef struct training {
+    const training_way *way;
+    const char *dir;
+    training_result results[MOST_RANKS];
+} training;
+
+/* --- paths ------------------------------------------------------------------------------------ */
+
+static char dir[] = "/tmp/fsdp-memory-XXXXXX";
+
+static void make_dir(void)
+{
+    cr_assert(mkdtemp(dir));
+}
+
+static void remove_dir(void)
+{
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
+}
+
+TestSuite(device_memory, .init = make_dir, .fini = remove_dir);
+
+/* --- a step ----------------------------------------------------------------------------------- */
+
+/* The gradient is the parameter times a number of the rank, made by kernels. */
+static fsdp_status add_gradient(toy *net, int layer, fsdp_error *err)
+{
+    fsdp_param *param = net->weight[layer];
+    fsdp_stream *compute = net->root->context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_kernels *kernels = compute->device->ops->kernels;
+    const void *data = fsdp_param_data(param);
+    void *grad = fsdp_param_grad(param);
+    size_t count = (size_t)fsdp_param_count(param);
+    if (!data || !grad)
+        return fsdp_param_error(param, err);
+    fsdp_work_uses(compute, data);
+    fsdp_work_uses(compute, grad);
+    kernels->add(compute, grad, param->grad_dtype, data, param->data_dtype, count);
+    kernels->multiply(compute, grad, param->grad_dtype, count,
+                      1.5 + fsdp_world_rank(net->world) + layer);
+    return FSDP_OK;
+}
+
+static fsdp_status microbatch(toy *net, int i, int n, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_begin_microbatch(net->root, i, n, err));
+    FSDP_TRY(toy_forward(net, NULL, err));
+    return toy_backward(net, add_gradient, err);
+}
+
+static fsdp_status step(toy *net, const training_way *way, double *norm_out, fsdp_error *err)
+{
+    const fsdp_clip_opts clip = {.max_norm = 3};
+    int n = way->accumulates ? 2 : 1;
+    for (int i = 0; i < n; i++)
+        FSDP_TRY(microbatch(net, i, n, err));
+    FSDP_TRY(fsdp_root_clip_grad_norm(net->root, &clip, norm_out, err));
+    return fsdp_optim_step(net->optim, err);
+}
+
+/* --- states ----------------------------------------------------------------------------------- */
+
+/* The hash of the whole state: every rank has it. */
+static fsdp_status hash_state(toy *net, fsdp_hash *hash_out, fsdp_error *err)
+{
+    const fsdp_state_opts full = {.full_state_dict = true};
+    fsdp_hasher *hasher = fsdp_hasher_create();
+    fsdp_sd *sd = NULL;
+    fsdp_status status = hasher ? fsdp_root_get_state(net->root, &full, &sd, err)
+                                : fsdp_fail_memory(err, "a hasher");
+    for (size_t i = 0; status == FSDP_OK && i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        fsdp_hasher_add(hasher, entry->name, entry->name_size);
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            fsdp_hasher_add(hasher, entry->data, (size_t)fsdp_entry_bytes(entry));
+    }
+    if (status == FSDP_OK)
+        *hash_out = fsdp_hasher_value(hasher);
+    fsdp_hasher_free(hasher);
+    fsdp_sd_free(sd);
+    return status;
+}
+
+/* Loads over values that differ from all that were saved. */
+static fsdp_status load(toy *net, const char *path, fsdp_hash *hash_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 77, err));
+    FSDP_TRY(fsdp_root_load(net->root, path, NULL, err));
+    return hash_state(net, hash_out, err);
+}
+
+/* Trains on while the copy is made and written. */
+static fsdp_status save_in_background(toy *net, const training *job, const char *path,
+                                      fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    double norm;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    fsdp_status status = fsdp_async_save(saver, path, NULL, err);
+    for (int i = 0; i < 2 && status == FSDP_OK; i++)
+        status = step(net, job->way, &norm, err);
+    if (status == FSDP_OK)
+        status = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_async_saver_free(saver);
+    return status;
+}
+
+/* --- a training ------------------------------------------------------------------------------- */
+
+static fsdp_status make(toy *net, const training_way *way, fsdp_error *err)
+{
+    const int64_t shape[] = {7, 6};
+    const fsdp_adamw_opts adamw = {.lr = 0.1, .weight_decay = 0.01};
+    net->opts.param_dtype = way->param_dtype;
+    net->opts.reshard_after_forward = way->reshard_after_forward;
+    FSDP_TRY(toy_add_weights(net, LAYERS, 2, shape, err));
+    FSDP_TRY(toy_wrap(net, err));
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 5, err));
+    return toy_add_adamw(net, &adamw, err);
+}
+
+static fsdp_status train(toy *net, training *job, fsdp_error *err)
+{
+    training_result *mine = &job->results[fsdp_world_rank(net->world)];
+    char saved[120], background[120];
+    snprintf(saved, sizeof saved, "%s/saved", job->dir);
+    snprintf(background, sizeof background, "%s/background", job->dir);
+    FSDP_TRY(make(net, job->way, err));
+    for (int i = 0; i < STEPS; i++)
+        FSDP_TRY(step(net, job->way, &mine->norms[i], err));
+    FSDP_TRY(hash_state(net, &mine->trained, err));
+    FSDP_TRY(fsdp_root_save(net->root, saved, NULL, err));
+    FSDP_TRY(save_in_background(net, job, background, err));
+    FSDP_TRY(hash_state(net, &mine->loaded, err));
+    FSDP_TRY(load(net, saved, &mine->saved, err));
+    return load(net, background, &mine->saved_in_background, err);
+}
+
+static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
+{
+    training *job = rank->user;
+    const training_way *way = job->way;
+    const toy_case what = {.mesh_ndim = way->mesh_ndim,
+                           .mesh_shape = {way->mesh_shape[0], way->mesh_shape[1]},
+                           .mesh_names = {"replicate", "dp"}};
+    toy net;
+    fsdp_status status = toy_begin(&net, rank, &what, err);
+    if (status == FSDP_OK)
+        status = train(&net, job, err);
+    toy_free(&net);
+    return status;
+}
+
+static int ranks_of(const training_way *way)
+{
+    return (int)(way->mesh_shape[0] * (way->mesh_ndim > 1 ? way->mesh_shape[1] : 1));
+}
+
+static void run(training *job, const char *device)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
+    cr_assert_eq(mkdir(dir, 0700), 0);
+    cr_assert_eq(run_worlds(ranks_of(job->way), device, run_rank, job, &err), FSDP_OK,
+                 "%d ranks on %s: %s", ranks_of(job->way), device, err.text);
+}
+
+/* --- tests ------------------------------------------------------------------------------------ */
+
+static int seeds(void)
+{
+    const char *all = getenv("FSDP_TEST_SAMPLE");
+    return all && strcmp(all, "1") == 0 ? 1000 : SEEDS;
+}
+
+static void expect_equal(const training_way *way)
+{
+    training usual = {.way = way, .dir = dir};
+    run(&usual, "cpu");
+    cr_assert_eq(memcmp(&usual.results[0].trained, &usual.results[0].saved, sizeof(fsdp_hash)), 0);
+    for (int seed = 0; seed < seeds(); seed++) {
+        const fake_cudart_plan plan = {.seed = (uint64_t)seed};
+        training late = {.way = way, .dir = dir};
+        fake_cudart_begin(&plan);
+        run(&late, "cuda");
+        const char *misuse = fake_cudart_end();
+        cr_assert_null(misuse, "seed %d: %s", seed, misuse);
+        cr_assert_eq(memcmp(usual.results, late.results, sizeof usual.results), 0, "seed %d", seed);
+    }
+}
+
+Test(device_memory, one_rank_trains_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {1}, .mesh_ndim = 1});
+}
+
+Test(device_memory, two_ranks_train_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {2}, .mesh_ndim = 1});
+}
+
+Test(device_memory, bf16_parameters_train_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {3}, .mesh_ndim = 1, .param_dtype = FSDP_BF16});
+}
+
+Test(device_memory, replicas_train_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {2, 2}, .mesh_ndim = 2, .accumulates = true});
+}
+
+Test(device_memory, gathered_slices_train_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {4}, .mesh_ndim = 1, .reshard_after_forward = 2});
+}
