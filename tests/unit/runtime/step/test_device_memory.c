@@ -1,8 +1,8 @@
 /*
  * The runtime over a device whose memory the host cannot touch: training, first values, state dicts,
- * checkpoints and saves in the background give the bits of device cpu. The device is "cuda" over the fake CUDA
- * runtime, whose streams are late in an order that the seed chooses, and which faults when the host touches
- * the device's memory. The layers' mathematics are kernels of the device, so that one body serves all devices.
+ * checkpoints and saves in the background give the bits of device cpu. The device is "cuda" over the fake
+ * CUDA runtime, whose streams are late in an order that the seed chooses, and which faults when the host
+ * touches the device's memory. The layers' mathematics are kernels of the device: one body serves all devices.
  */
 #include "base/io/io.h"
 #include "tests/cuda/fake_cudart.h"
@@ -25,7 +25,7 @@ typedef struct training_way {
     bool accumulates; /* two microbatches per step */
 } training_way;
 
-/* What a training comes to, on each rank. */
+/* Results of a training, on each rank. */
 typedef struct training_result {
     fsdp_hash trained, loaded, saved, saved_in_background;
     double norms[STEPS];
