@@ -81,7 +81,8 @@ void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered,
     ops_of(stream)->wait(stream, ordered->last);
     fsdp_work_uses(stream, call->in);
     fsdp_work_uses(stream, call->out);
-    if (ops_of(stream)->issue) {
+    /* custom code is the host's where it may touch the memory */
+    if (ops_of(stream)->issue && !(args.custom.run && ops_of(stream)->is_host)) {
         args.call.stream = stream;
         ops_of(stream)->issue(stream, run_collective, &args);
     } else {

@@ -140,7 +140,6 @@ void fsdp_group_release(fsdp_group *group)
     fsdp_free(group->ranks);
     fsdp_free(group->order);
     fsdp_free(group->grads);
-    fsdp_free(group->gathered);
-    fsdp_free(group->gathered_spans);
+    fsdp_group_end_check(group);
     fsdp_mesh_free(group->made_mesh);
 }

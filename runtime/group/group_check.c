@@ -14,13 +14,25 @@ enum { NO_VALUE = 0xff };
 fsdp_status fsdp_group_begin_check(fsdp_group *group, fsdp_error *err)
 {
     const fsdp_world *world = group->context->world;
-    if (!world->parts.check || !group->context->device->ops->is_host)
+    fsdp_device *device = group->context->device;
+    if (!world->parts.check || !device->ops->is_host)
         return FSDP_OK;
-    group->gathered = fsdp_alloc(group->count, sizeof *group->gathered);
+    group->gathered = device->ops->alloc_staging(device, group->count * sizeof *group->gathered);
     group->gathered_spans = fsdp_alloc(group->count, sizeof *group->gathered_spans);
     if (!group->gathered || !group->gathered_spans)
         return fsdp_fail_memory(err, group->name);
     return FSDP_OK;
+}
+
+void fsdp_group_end_check(fsdp_group *group)
+{
+    fsdp_device *device = group->context ? group->context->device : NULL;
+    if (group->gathered)
+        device->ops->dealloc_staging(device, group->gathered,
+                                     group->count * sizeof *group->gathered);
+    fsdp_free(group->gathered_spans);
+    group->gathered = NULL;
+    group->gathered_spans = NULL;
 }
 
 static size_t data_bytes(const fsdp_param *param)

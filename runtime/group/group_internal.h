@@ -14,6 +14,7 @@ void fsdp_trace_work(const fsdp_group *group, const char *event, const char *str
 /* --- group_check.c: these do nothing without --check -------------------------------------------- */
 
 fsdp_status fsdp_group_begin_check(fsdp_group *group, fsdp_error *err);
+void fsdp_group_end_check(fsdp_group *group);
 /* On the compute stream: hashes of the parameters that were just gathered. */
 void fsdp_group_note_gathered(fsdp_group *group);
 /* FSDP_ERR_USAGE names a parameter that has changed since. Waits for the compute stream. */

@@ -31,6 +31,7 @@ typedef struct fake_cudart_plan {
     int fail_work_at;          /* 1: the first work of all streams; 0: none */
     int fail_code;             /* a cudaError_t */
     const char *ignore_call;   /* calls of this function succeed and do nothing; NULL: none */
+    bool is_open;              /* the host may touch device memory, as managed memory */
 } fake_cudart_plan;
 
 /* For all that follows in this process, which has no stream now. */

@@ -44,7 +44,7 @@ static void reserve(void)
 static void guard(block *one)
 {
 #ifdef PKEY_DISABLE_ACCESS
-    if (key >= 0 && one->kind == FAKE_DEVICE &&
+    if (key >= 0 && one->kind == FAKE_DEVICE && !fake_plan()->is_open &&
         pkey_mprotect(one->pages, one->mapped, PROT_READ | PROT_WRITE, key) != 0)
         abort();
 #else

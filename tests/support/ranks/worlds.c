@@ -65,11 +65,17 @@ int count_events(const world_rank *rank, const char *begin)
     return count;
 }
 
+fsdp_status (*worlds_open_async)(const fsdp_device_rank *rank, fsdp_device **device_out,
+                                 fsdp_error *err);
+
 static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_error *err)
 {
     const fsdp_device_rank rank = {.rank = fsdp_ctl_rank(parts->ctl),
                                    .local_rank = parts->local_rank};
-    FSDP_TRY(fsdp_device_open(device, &rank, &parts->device, err));
+    if (worlds_open_async && strcmp(device, "cpu-async") == 0)
+        FSDP_TRY(worlds_open_async(&rank, &parts->device, err));
+    else
+        FSDP_TRY(fsdp_device_open(device, &rank, &parts->device, err));
     FSDP_TRY(fsdp_device_watch(&parts->device, err));
     return fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
 }

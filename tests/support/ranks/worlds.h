@@ -35,6 +35,11 @@ fsdp_status run_worlds_within(const worlds_setup *setup, world_body body, void *
 fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body, world_rank *rank,
                       fsdp_error *err);
 
+/* Opens the device that stands for cpu-async; NULL: it is that one. tests/cuda/shared_memory_device.c sets it
+ * before main. */
+extern fsdp_status (*worlds_open_async)(const fsdp_device_rank *rank, fsdp_device **device_out,
+                                        fsdp_error *err);
+
 /* Forgets the events so far. */
 void forget_events(world_rank *rank);
 /* Compares the events since the last call with these, and forgets them. */
