@@ -153,7 +153,7 @@ def case_problems(name):
 
 
 def outermost(case):
-    return next(one for one in case["paths"] if "tensors" not in one)
+    return next((one for one in case["paths"] if "tensors" not in one), None)
 
 
 def row_of(case, typed):

@@ -3,8 +3,8 @@ outputs of the model, equal those of the model that was saved.
 
 usage: load_layouts.py BUILD [CASE...]
 
-Loaders whose framework is not installed are counted, not failed. NOT_YET of tests/cli/layouts.py lists the
-commands that are left out.
+Loaders whose framework is not installed are counted, not failed. Layouts that are only recognised
+have no result to load.
 """
 
 import importlib.util
@@ -109,23 +109,23 @@ def loads(folder, case, command):
         np.testing.assert_allclose(found, np.load(folder / "logits.npy"), **CLOSE)
 
 
-def command_of(name, case):
+def command_of(case):
     """The outermost one that gives the model of the case."""
-    given = [one for one in case["paths"] if "exit" not in one]
-    return (layouts.outermost(name, {"paths": given}) or {}).get("command")
+    converts = [one for one in case["paths"] if "exit" not in one]
+    return (layouts.outermost({"paths": converts}) or {}).get("command")
 
 
 def main():
-    counts = {"loaded": 0, "failed": 0, "not yet": 0, "framework not here": 0}
+    counts = {"loaded": 0, "failed": 0, "only recognised": 0, "framework not here": 0}
     for folder in sorted(one.parent for one in layouts.LAYOUTS.glob("*/expected.json")):
         case = json.loads((folder / "expected.json").read_text())
         if "loader" not in case or (sys.argv[2:] and folder.name not in sys.argv[2:]):
             continue
-        command = command_of(folder.name, case)
+        command = command_of(case)
         if case["loader"] not in BUILT_IN and not importlib.util.find_spec(case["loader"]):
             result = "framework not here"
         elif command is None:
-            result = "not yet"
+            result = "only recognised"
         else:
             result = "loaded"
             try:
