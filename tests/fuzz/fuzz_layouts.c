@@ -43,6 +43,27 @@ static void require(bool truth)
 
 /* --- a tree in memory --------------------------------------------------------------------------- */
 
+/* The path without "." and "..", as there are no links: "fuzz/a/../b/." is "fuzz/b". */
+static void simplify(const char *path, char out[LONGEST_PATH])
+{
+    size_t size = 0;
+    out[0] = '\0';
+    for (const char *part = path; *part; part += *part == '/') {
+        size_t n = strcspn(part, "/");
+        if (n == 2 && memcmp(part, "..", 2) == 0)
+            while (size > 0 && out[--size] != '/')
+                ;
+        else if (n > 0 && !(n == 1 && part[0] == '.') && size + n + 2 < LONGEST_PATH) {
+            if (size > 0)
+                out[size++] = '/';
+            memcpy(out + size, part, n);
+            size += n;
+        }
+        out[size] = '\0';
+        part += n;
+    }
+}
+
 static tree_file *find_file(const char *path)
 {
     for (size_t i = 0; i < file_count; i++)
@@ -69,10 +90,12 @@ static bool is_directory(const char *path)
     return false;
 }
 
-static int open_file(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
+static int open_file(fsdp_io *io, const char *typed, unsigned flags, fsdp_file **file_out)
 {
+    char path[LONGEST_PATH];
     (void)io;
     (void)flags;
+    simplify(typed, path);
     tree_file *file = find_file(path);
     *file_out = file ? &file->base : NULL;
     return file ? 0 : is_directory(path) ? -EISDIR : -ENOENT;
@@ -102,9 +125,11 @@ static int close_file(fsdp_file *file)
     return 0;
 }
 
-static int info_of(fsdp_io *io, const char *path, fsdp_file_info *info_out)
+static int info_of(fsdp_io *io, const char *typed, fsdp_file_info *info_out)
 {
+    char path[LONGEST_PATH];
     (void)io;
+    simplify(typed, path);
     const tree_file *file = find_file(path);
     if (!file && !is_directory(path))
         return -ENOENT;
@@ -127,10 +152,12 @@ static size_t new_element(size_t last, const char *path, const char **name_out)
     return size;
 }
 
-static int list_names(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
+static int list_names(fsdp_io *io, const char *typed, int (*visit)(void *user, const char *name),
                       void *user)
 {
+    char path[LONGEST_PATH];
     (void)io;
+    simplify(typed, path);
     int result = find_file(path) ? -ENOTDIR : is_directory(path) ? 0 : -ENOENT;
     for (size_t i = 0; i < file_count && result == 0; i++) {
         const char *name;
@@ -202,7 +229,9 @@ static void make_torch(tree_file *file)
 
 static bool is_clean(const char *path)
 {
-    return path[0] != '\0' && !strstr(path, "//") && path[strlen(path) - 1] != '/';
+    char simple[LONGEST_PATH];
+    simplify(path, simple);
+    return strcmp(path, simple) == 0;
 }
 
 /* A path that is a file is no folder, and the other way round. */
@@ -295,7 +324,9 @@ static void find_config(fsdp_io *io, const char *path)
     char *dir = NULL;
     fsdp_error err = {0};
     require(fsdp_framework_config(io, path, &dir, &err) == FSDP_OK);
-    require(!dir || is_directory(dir));
+    char where[LONGEST_PATH];
+    simplify(dir ? dir : "fuzz", where);
+    require(!dir || is_directory(where));
     fsdp_free(dir);
 }
 
