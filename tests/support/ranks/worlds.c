@@ -76,7 +76,8 @@ static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_
         FSDP_TRY(worlds_open_async(&rank, &parts->device, err));
     else
         FSDP_TRY(fsdp_device_open(device, &rank, &parts->device, err));
-    FSDP_TRY(fsdp_device_watch(&parts->device, err));
+    if (parts->check)
+        FSDP_TRY(fsdp_device_watch(&parts->device, err));
     return fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
 }
 
@@ -122,7 +123,7 @@ fsdp_status run_worlds_within(const worlds_setup *setup, world_body body, void *
                                             .local_size = n,
                                             .ctl = ctls[i],
                                             .transport = transports[i],
-                                            .check = true,
+                                            .check = !setup->is_unchecked,
                                             .deadline_ms = setup->deadline_ms};
         if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "no thread for rank %d", i);

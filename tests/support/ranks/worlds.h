@@ -24,6 +24,7 @@ fsdp_status run_worlds(int n, const char *device, world_body body, void *user, f
 typedef struct worlds_setup {
     int ranks, deadline_ms;
     const char *device;
+    bool is_unchecked;         /* without --check: the device is not watched */
 } worlds_setup;
 
 /* run_worlds with another deadline, and the outcome of each rank. */
