@@ -21,12 +21,8 @@
 extern "C" {
 #endif
 
-/* A tensor, or a part of one, in device memory. Data may lie at any address; aligned data is faster. */
-typedef struct fsdp_cuda_span {
-    void *data;
-    fsdp_dtype dtype;
-    size_t count;              /* elements */
-} fsdp_cuda_span;
+/* In device memory. Data may lie at any address; aligned data is faster. */
+typedef fsdp_span fsdp_cuda_span;
 
 /* --- copies ----------------------------------------------------------------------------------- */
 

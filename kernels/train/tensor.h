@@ -17,6 +17,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Elements of one dtype: a tensor, or a part of one. */
+typedef struct fsdp_span {
+    void *data;
+    fsdp_dtype dtype;
+    size_t count;
+} fsdp_span;
+
 /* memcpy for parts of large copies. `together` is the size of the caller's whole copy: one that the caches do
  * not hold bypasses them. */
 void fsdp_tensor_copy(void *to, const void *from, size_t size, size_t together);

@@ -39,6 +39,8 @@ typedef struct cuda_stream {
     cudaEvent_t ring[RING]; /* NULL: never recorded */
     fsdp_error error;
     char last[OPERATION]; /* "cast of 4096 bytes": the last work */
+    void *workspace;      /* of kernels; only the thread that gives the stream work uses it */
+    size_t workspace_size;
 } cuda_stream;
 
 static cuda_device *device_of(const fsdp_stream *stream)
@@ -229,6 +231,23 @@ void fsdp_cuda_stream_end(fsdp_stream *head, const char *kernel, size_t size, in
     note(stream, operation, (cudaError_t)code);
     memcpy(stream->last, operation, sizeof operation);
     pthread_mutex_unlock(&stream->lock);
+}
+
+/* cudaFree waits for the kernels that have the old one. */
+void *fsdp_cuda_stream_workspace(fsdp_stream *head, size_t size)
+{
+    cuda_stream *stream = of(head);
+    size_t room = size > 2 * stream->workspace_size ? size : 2 * stream->workspace_size;
+    if (stream->workspace && size <= stream->workspace_size)
+        return stream->workspace;
+    cudaError_t code = cudaFree(stream->workspace);
+    stream->workspace = NULL;
+    stream->workspace_size = room;
+    if (code == cudaSuccess)
+        code = cudaMalloc(&stream->workspace, room > 0 ? room : 1);
+    if (code != cudaSuccess)
+        fsdp_cuda_stream_end(head, "a workspace", room, (int)code);
+    return stream->workspace;
 }
 
 void fsdp_cuda_stream_copy(fsdp_stream *head, void *to, const void *from, size_t size)
@@ -427,6 +446,7 @@ static void free_stream(fsdp_stream *head)
     for (int i = 0; i < RING; i++)
         if (stream->ring[i])
             (void)cudaEventDestroy(stream->ring[i]);
+    (void)cudaFree(stream->workspace);
     (void)cudaStreamDestroy(stream->native);
     pthread_mutex_destroy(&stream->lock);
     fsdp_free(stream);

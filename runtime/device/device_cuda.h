@@ -27,6 +27,10 @@ void *fsdp_cuda_stream_begin(fsdp_stream *stream);
 /* code: the cudaError_t that the launch of the kernel returned. kernel and size are for errors. */
 void fsdp_cuda_stream_end(fsdp_stream *stream, const char *kernel, size_t size, int code);
 
+/* Device memory for what kernels of the stream hand to each other, valid until the next call. NULL: there is
+ * none, which is the stream's failure now. */
+void *fsdp_cuda_stream_workspace(fsdp_stream *stream, size_t size);
+
 /* Two kernels that are CUDA's own. */
 void fsdp_cuda_stream_copy(fsdp_stream *stream, void *to, const void *from, size_t size);
 void fsdp_cuda_stream_fill(fsdp_stream *stream, void *to, int byte, size_t size);

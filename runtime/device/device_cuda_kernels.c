@@ -35,7 +35,105 @@ static void cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *
                              fsdp_cuda_rects(&line, count > 0, native));
 }
 
-/* --- kernels that kernels/cuda has not yet ---------------------------------------------------- */
+/* --- arithmetic ------------------------------------------------------------------------------- */
+
+static size_t size_of_spans(const fsdp_span *spans, size_t n)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < n; i++)
+        size += spans[i].count * fsdp_dtype_size(spans[i].dtype);
+    return size;
+}
+
+static void add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from,
+                fsdp_dtype from_type, size_t count)
+{
+    const fsdp_span span = {.data = to, .dtype = to_type, .count = count};
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "add", size_of_spans(&span, 1),
+                             fsdp_cuda_add(&span, from, from_type, native));
+}
+
+static void multiply(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor)
+{
+    const fsdp_span span = {.data = data, .dtype = dtype, .count = count};
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "multiply", size_of_spans(&span, 1),
+                             fsdp_cuda_multiply(&span, 1, factor, native));
+}
+
+static void divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double divisor)
+{
+    const fsdp_span span = {.data = data, .dtype = dtype, .count = count};
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "divide", size_of_spans(&span, 1),
+                             fsdp_cuda_divide(&span, 1, divisor, native));
+}
+
+static void fold(fsdp_stream *stream, const fsdp_fold_call *call)
+{
+    const fsdp_span to = {.data = call->to, .dtype = call->dtype, .count = call->count};
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "fold", size_of_spans(&to, 1),
+                             fsdp_cuda_fold(&to, call->from, call->n, call->how, native));
+}
+
+/* --- optimizers ------------------------------------------------------------------------------- */
+
+static size_t size_of_params(const fsdp_optim_tensors *tensors, size_t n)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < n; i++)
+        size += tensors[i].count * fsdp_dtype_size(tensors[i].param_type);
+    return size;
+}
+
+static void adamw(fsdp_stream *stream, const fsdp_optim_tensors *tensors,
+                  const fsdp_adamw_step *steps, size_t n)
+{
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "adamw", size_of_params(tensors, n),
+                             fsdp_cuda_adamw(tensors, n, steps, native));
+}
+
+static void sgd(fsdp_stream *stream, const fsdp_optim_tensors *tensors, const fsdp_sgd_step *steps,
+                size_t n)
+{
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "sgd", size_of_params(tensors, n),
+                             fsdp_cuda_sgd(tensors, n, steps, native));
+}
+
+/* --- results ---------------------------------------------------------------------------------- */
+
+static void power_sums(fsdp_stream *stream, const fsdp_span *spans, size_t n, double p,
+                       double *sums)
+{
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (!native)
+        return;
+    size_t partials = fsdp_cuda_power_partials(spans, n) * sizeof(double);
+    double *workspace = fsdp_cuda_stream_workspace(stream, partials);
+    if (workspace)
+        fsdp_cuda_stream_end(stream, "power_sums", size_of_spans(spans, n),
+                             fsdp_cuda_power_sums(spans, n, p, workspace, sums, native));
+}
+
+static void are_finite(fsdp_stream *stream, const fsdp_span *spans, size_t n, int *all_are_finite)
+{
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "are_finite", size_of_spans(spans, n),
+                             fsdp_cuda_are_finite(spans, n, all_are_finite, native));
+}
+
+/* --- kernels that kernels/cuda does not have yet ---------------------------------------------- */
 
 static void refuse(fsdp_stream *stream, const char *kernel, size_t size)
 {
@@ -49,61 +147,10 @@ static void copy_boxes(fsdp_stream *stream, const fsdp_strided_copy *copies, siz
     refuse(stream, "copy_boxes", n);
 }
 
-static void add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from,
-                fsdp_dtype from_type, size_t count)
-{
-    (void)to, (void)from, (void)from_type;
-    refuse(stream, "add", count * fsdp_dtype_size(to_type));
-}
-
-static void multiply(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor)
-{
-    (void)data, (void)factor;
-    refuse(stream, "multiply", count * fsdp_dtype_size(dtype));
-}
-
-static void divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double divisor)
-{
-    (void)data, (void)divisor;
-    refuse(stream, "divide", count * fsdp_dtype_size(dtype));
-}
-
-static void fold(fsdp_stream *stream, const fsdp_fold_call *call)
-{
-    refuse(stream, "fold", call->count * fsdp_dtype_size(call->dtype));
-}
-
-static void adamw(fsdp_stream *stream, const fsdp_optim_tensors *tensors,
-                  const fsdp_adamw_step *steps, size_t n)
-{
-    (void)tensors, (void)steps;
-    refuse(stream, "adamw", n);
-}
-
-static void sgd(fsdp_stream *stream, const fsdp_optim_tensors *tensors, const fsdp_sgd_step *steps,
-                size_t n)
-{
-    (void)tensors, (void)steps;
-    refuse(stream, "sgd", n);
-}
-
-static void power_sums(fsdp_stream *stream, const fsdp_span *spans, size_t n, double p,
-                       double *sums)
-{
-    (void)spans, (void)p, (void)sums;
-    refuse(stream, "power_sums", n);
-}
-
-static void are_finite(fsdp_stream *stream, const fsdp_span *spans, size_t n, int *all_are_finite)
-{
-    (void)spans, (void)all_are_finite;
-    refuse(stream, "are_finite", n);
-}
-
 static void hashes(fsdp_stream *stream, const fsdp_span *spans, size_t n, fsdp_hash *hashes_out)
 {
-    (void)spans, (void)hashes_out;
-    refuse(stream, "hashes", n);
+    (void)hashes_out;
+    refuse(stream, "hashes", size_of_spans(spans, n));
 }
 
 const fsdp_device_kernels fsdp_device_cuda_kernels = {

@@ -18,13 +18,6 @@
 
 typedef struct fsdp_stream fsdp_stream;
 
-/* Elements of one dtype. */
-typedef struct fsdp_span {
-    void *data;
-    fsdp_dtype dtype;
-    size_t count;
-} fsdp_span;
-
 typedef struct fsdp_fold_call {
     void *to;
     const void *const *from;   /* n of them */
