@@ -1,8 +1,9 @@
 /*
- * The runtime over a device whose memory the host cannot touch: training, first values, state dicts,
- * checkpoints and saves in the background give the bits of device cpu. The device is "cuda" over the fake
- * CUDA runtime, whose streams are late in an order that the seed chooses, and which faults when the host
- * touches the device's memory. The layers' mathematics are kernels of the device: one body serves all devices.
+ * The runtime over a device whose memory the host cannot touch: training, first values, state
+ * dicts, checkpoints and saves in the background give the bits of device cpu. The device is "cuda"
+ * over the fake CUDA runtime, whose streams are late in an order that the seed chooses, and which
+ * faults when the host touches the device's memory. The layers' mathematics are kernels of the
+ * device: one body serves all devices.
  */
 #include "base/io/io.h"
 #include "tests/cuda/fake_cudart.h"
