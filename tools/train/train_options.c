@@ -326,7 +326,9 @@ static fsdp_status check_config(const train_config *config, fsdp_error *err)
 {
     enum { LEAST = 1 << 20 };
     if (config->parallel.device != TRAIN_CPU)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "parallel.device is cuda; this build has only cpu");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "parallel.device is cuda: models are computed on the host only, so far; use cpu");
     if (config->save.keep_last == 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "save.keep_last is 1; at least 2 stay, in case one is damaged (0: all)");
