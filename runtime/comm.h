@@ -2,10 +2,10 @@
  * Collectives: ranks exchange tensors. A communicator is one rank's end of a group of ranks; the world
  * creates and keeps them (world.h).
  *
- * One summation order: every reduced element is x0 + x1 + ... in the order of the group's ranks, in f32 for
- * f32, bf16 and f16, else in its own type; an average divides once, and there is one rounding at the end. So
- * all back ends give the same bits, all ranks hold the same bits, and all_reduce equals reduce_scatter and
- * all_gather.
+ * One summation order, but over NCCL: every reduced element is x0 + x1 + ... in the order of the group's
+ * ranks, in f32 for f32, bf16 and f16, else in its own type; an average divides once, and there is one
+ * rounding at the end. So all other back ends give the same bits, all ranks hold the same bits, and
+ * all_reduce equals reduce_scatter and all_gather.
  *
  * Every call carries a header (its number, kind, unit, dtype, count, operation). When ranks make different
  * calls, all of them get an error that names both. A process that dies is named within a second, one that
@@ -82,7 +82,7 @@ typedef struct fsdp_collective {
 FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */
 FSDP_API int fsdp_comm_size(const fsdp_comm *comm);
 FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);    /* world ranks, in group order; borrowed */
-FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", "mpi", "tcp" */
+FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", ... */
 
 /* Operations that the back end implements itself; comm.c composes the others, with the same result. */
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };

@@ -1,9 +1,7 @@
-# FSDP_WITH_CUDA and FSDP_WITH_NCCL: AUTO takes them where they are. The kernels are compiled by nvcc and
-# linked with the static runtime of the toolkit; of NCCL only its header is needed, since the library is
-# opened at run time. Sets FSDP_CUDA_VERSION and FSDP_NCCL_VERSION, empty without; FSDP_CUDA_TOOLKIT: its
-# headers are there in any case.
+# FSDP_WITH_CUDA: AUTO takes CUDA where it is. The kernels are compiled by nvcc and linked with the static
+# runtime of the toolkit. Sets FSDP_CUDA_VERSION, empty without; FSDP_CUDA_TOOLKIT: its headers are there in
+# any case.
 set(FSDP_CUDA_VERSION "")
-set(FSDP_NCCL_VERSION "")
 set(FSDP_CUDA_TOOLKIT OFF)
 set(FSDP_CUDA_LEAST 12.1) # its kernels may have 32,764 bytes of parameters
 
@@ -15,7 +13,7 @@ function(fsdp_cuda_missing option text)
     message(STATUS "${option}: off, because ${text}")
 endfunction()
 
-if(NOT FSDP_WITH_CUDA STREQUAL "OFF" OR NOT FSDP_WITH_NCCL STREQUAL "OFF")
+if(NOT FSDP_WITH_CUDA STREQUAL "OFF")
     find_package(CUDAToolkit ${FSDP_CUDA_LEAST} QUIET)
     if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND TARGET CUDA::cudart_static)
         set(FSDP_CUDA_TOOLKIT ON)
@@ -87,19 +85,3 @@ function(fsdp_cuda_objects objects_out)
     endforeach()
     set(${objects_out} ${objects} PARENT_SCOPE)
 endfunction()
-
-# --- NCCL -----------------------------------------------------------------------------------------
-
-if(NOT FSDP_WITH_NCCL STREQUAL "OFF")
-    find_path(FSDP_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-    if(NOT FSDP_NCCL_INCLUDE)
-        fsdp_cuda_missing(FSDP_WITH_NCCL "nccl.h was not found. Install libnccl-dev (NVIDIA's package), \
-or set FSDP_NCCL_INCLUDE (a directory)")
-    elseif(NOT FSDP_CUDA_VERSION)
-        fsdp_cuda_missing(FSDP_WITH_NCCL "it needs CUDA, which is off: set FSDP_WITH_CUDA")
-    else()
-        file(STRINGS ${FSDP_NCCL_INCLUDE}/nccl.h numbers REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) +[0-9]+")
-        string(REGEX REPLACE "[^0-9;]" "" numbers "${numbers}")
-        list(JOIN numbers "." FSDP_NCCL_VERSION)
-    endif()
-endif()

@@ -1,7 +1,7 @@
 /*
  * The interface between comm.c and its back ends. A transport is one rank's connection to all ranks of its
- * world (self, threads, shm, mpi, tcp); a communicator is a group of ranks on it. In: calls of comm.h that
- * comm.c has checked. Out: their results, or the first failure of the group. comm.c also poisons
+ * world (self, threads, shm, mpi, tcp, nccl); a communicator is a group of ranks on it. In: calls of comm.h
+ * that comm.c has checked. Out: their results, or the first failure of the group. comm.c also poisons
  * communicators and composes operations that a back end lacks; comm_header.c builds and compares the headers
  * of calls. Rooms of back ends, the launcher and the world include this header.
  */

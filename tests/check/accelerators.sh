@@ -37,13 +37,11 @@ without=-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
 said=$(configure "$1" $without)
 expect "FSDP_WITH_CUDA: off, because no CUDA toolkit of version 12.1 or later was found" "$said"
 expect "Build files have been written" "$said"
-expect ', no CUDA, no NCCL' "$(features)"
+expect ', no CUDA' "$(features)"
 keep_build
 
 said=$(configure "$1" -DFSDP_WITH_CUDA=ON $without)
 expect "no CUDA toolkit of version 12.1 or later was found. Install cuda-nvcc and cuda-cudart-dev" "$said"
-said=$(configure "$1" -DFSDP_WITH_NCCL=ON $without)
-expect "FSDP_WITH_NCCL is ON, and " "$said"
 
 if [ -z "$(command -v nvcc)" ] && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     echo "no CUDA toolkit here: finding it was not tried"
@@ -60,15 +58,5 @@ expect ', no CUDA' "$(features)"
 
 said=$(configure "$1" -DFSDP_WITH_CUDA=OFF)
 expect "Build files have been written" "$said"
-expect ', no CUDA, no NCCL' "$(features)"
-
-said=$(configure "$1" -DFSDP_WITH_NCCL=ON)
-case $said in
-*"nccl.h was not found. Install libnccl-dev"*) echo "no NCCL here" ;;
-*)
-    expect ', NCCL 2.' "$(features)"
-    said=$(configure "$1" -DFSDP_WITH_CUDA=OFF -DFSDP_WITH_NCCL=ON)
-    expect "FSDP_WITH_NCCL is ON, and it needs CUDA, which is off" "$said"
-    ;;
-esac
+expect ', no CUDA' "$(features)"
 exit $failed

@@ -23,7 +23,8 @@ ONLY = {("statedict", "formats"): {"formats/frameworks.h", "formats/shard.h", "f
                                     "formats/target.h"},
         ("tools", "base"): {"base/text.h", "base/data/json.h"},
         ("tools", "kernels"): {"kernels/digest.h"},
-        ("tools", "runtime"): {"runtime/mlp/mlp.h", "runtime/tokens/token_data.h",
+        ("tools", "runtime"): {"runtime/comm_nccl/nccl_library.h",
+                               "runtime/mlp/mlp.h", "runtime/tokens/token_data.h",
                                "runtime/tokens/tokenize_lines.h", "runtime/tokens/tokenizer.h",
                                "runtime/transformer/transformer.h"}}
 
@@ -53,7 +54,9 @@ THIRD_PARTY = {
     r"runtime/(launch/launch_threads|background/async_save|comm_shared/shm_pool)\.c|"
     r"runtime/device/(device_(async|cuda)|pinned_pool)\.[ch]|"
     r"runtime/bootstrap/mpi_process\.c|"
+    r"runtime/comm_nccl/(comm_nccl\.h|nccl_library\.c)|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
+    "nccl.h": r"tests/nccl/nccl_header\.c",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }

@@ -15,6 +15,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "runtime/comm_nccl/nccl_library.h"
+
 enum {
     KEY_HELP = 0x1000,
     KEY_VERSION,
@@ -137,11 +139,14 @@ static void print_usage(void)
 static void print_version(void)
 {
     fsdp_error err = {0};
+    char nccl[FSDP_ERROR_TEXT + 32];
+    fsdp_nccl_describe(nccl, sizeof nccl);
     printf("%s (fsdp) %s\n%s\n", cli_process.tool->name, fsdp_version(), FSDP_FEATURES_TEXT);
     if (fsdp_launch_find_device("cuda", &err) == FSDP_OK)
         printf("device 'cuda': found\n");
     else
         printf("%s\n", err.text);
+    printf("%s\n", nccl);
 }
 
 static error_t parse_general(int key, char *arg, struct argp_state *state)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/train/tensor.h"
+#include "runtime/device/device.h"
 
 enum { GUARD = 64, GUARD_BYTE = 0xa5 };
 
@@ -298,6 +299,11 @@ static bool make_buffers(const one_case *now, buffer *in, buffer *out)
 static fsdp_status run_or_start(const one_case *now, const fsdp_collective *call, fsdp_error *err)
 {
     fsdp_comm_handle *handle;
+    if (call->stream) {
+        const fsdp_device_ops *ops = call->stream->device->ops;
+        FSDP_TRY(fsdp_comm_run(now->comm, call, err));
+        return ops->sync(ops->record(call->stream), err);
+    }
     if (mix(now->test->seed + (uint64_t)now->rank * 41) % 3 != 0)
         return fsdp_comm_run(now->comm, call, err);
     FSDP_TRY(fsdp_comm_start(now->comm, call, &handle, err));
@@ -333,14 +339,15 @@ static fsdp_status run_call(const one_case *now, buffer *in, buffer *out, fsdp_e
                             .op = test->op,
                             .factor = test->factor,
                             .root = test->root,
-                            .unit = "layers.1"};
+                            .unit = "layers.1",
+                            .stream = test->stream};
     if (test->is_uneven || test->kind == FSDP_ALL_TO_ALL)
         call.counts = now->counts;
     if (test->kind == FSDP_ALL_TO_ALL)
         call.out_counts = now->out_counts;
     if (test->kind != FSDP_BROADCAST || is_root)
         fill_input(now, now->rank, in->data, input_count(now, now->rank));
-    if (looks(now))
+    if (looks(now) && !test->stream)
         FSDP_TRY(run_and_look(now, &call, out->data, err));
     else
         FSDP_TRY(run_or_start(now, &call, err));

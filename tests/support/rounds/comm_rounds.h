@@ -27,6 +27,7 @@ typedef struct comm_case {
     bool is_uneven, is_in_place;
     comm_buffers buffers;
     uint64_t seed;
+    struct fsdp_stream *stream;        /* NULL, or the call is work of it */
 } comm_case;
 fsdp_status run_comm_case(fsdp_comm *comm, const comm_case *test, fsdp_error *err);
 

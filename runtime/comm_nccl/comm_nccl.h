@@ -1,0 +1,197 @@
+/*
+ * Collectives of GPU memory over NCCL.
+ *
+ *   nccl_library.c    finds and opens libnccl, whose functions nccl_api.h declares
+ *   transport_nccl.c  creates and closes the transport; memory that NCCL knows
+ *   nccl_group.c      creates and closes communicators
+ *   nccl_calls.c      gives a call to a stream
+ *   nccl_watch.c      a thread per rank that finds failures and tells all ranks
+ *   nccl_verdict.c    names the rank because of which a call is late
+ *   nccl_failure.c    the first failure of a group; results of NCCL as errors
+ *
+ * In: calls (fsdp_collective) that comm.c has checked, with streams of the device. Out: work of those
+ * streams, or the same error on all members. The launcher creates the transport (transport_nccl.h), comm.c
+ * calls its operations; no other room includes this header.
+ *
+ * The inner transport connects the same ranks over the host (threads, shared memory, TCP or MPI). It carries
+ * NCCL's unique ids, calls without a stream (host memory: the norm of a clipping), the comparison of --check,
+ * and what the watches tell each other. NCCL carries nothing else than tensors.
+ *
+ * A call returns when NCCL has launched it, and ends later on the device. So a group keeps the calls that
+ * were given and are not done: behind each, its stream sets a flag in staging memory. The watch of each rank
+ * wakes several times per second, asks NCCL for errors, and exchanges a beat with the others' watches, which
+ * a dead or stopped rank misses; the inner transport names that rank. A call without progress for a deadline
+ * is late: then the watches compare how far the members have come, and name the one that did not make the
+ * call, or made another one. The first failure of a group is kept on all its members, and the watch aborts
+ * NCCL's communicator, so that waiting kernels end.
+ */
+#ifndef FSDP_COMM_NCCL_H
+#define FSDP_COMM_NCCL_H
+
+#include "runtime/comm/comm_backend.h"
+#include "runtime/comm_nccl/nccl_library.h"
+#include "runtime/device/device.h"
+
+#include <pthread.h>
+
+enum { FSDP_NCCL_PENDING = 256, FSDP_NCCL_FACTORS = 8 };
+
+typedef struct nccl_transport nccl_transport;
+
+/* A call that was given, and its first moment. */
+typedef struct nccl_pending {
+    fsdp_comm_header header;
+    int64_t since_ms;
+} nccl_pending;
+
+/* An operation of NCCL that multiplies first. */
+typedef struct nccl_factor {
+    fsdp_nccl_op op;
+    fsdp_dtype dtype;
+    double factor;
+} nccl_factor;
+
+/* The source of a failure; told: the others know it. A remote one is NCCL's notice that another rank
+ * is gone, whose own reason counts if it comes soon. */
+typedef enum nccl_origin {
+    FSDP_NCCL_NO_FAILURE = 0, FSDP_NCCL_TOLD, FSDP_NCCL_REMOTE, FSDP_NCCL_OWN
+} nccl_origin;
+
+/* One member's end of a group. */
+typedef struct nccl_group {
+    nccl_transport *transport;
+    struct nccl_group *next;
+    fsdp_comm *comm, *inner;
+    uint64_t id;               /* the number of its creation: equal on all ranks */
+    pthread_mutex_t calling;   /* one thread calls NCCL with the communicator; taken before `lock` */
+    fsdp_nccl_comm handle;     /* NULL: not made yet, or aborted */
+    nccl_factor factors[FSDP_NCCL_FACTORS];
+    uint64_t factors_made;
+    pthread_mutex_t lock;      /* of all below */
+    uint64_t issued, done;     /* calls; the first is the creation of the group */
+    int64_t progress_ms;
+    nccl_pending pending[FSDP_NCCL_PENDING];
+    _Atomic unsigned char *flags;      /* staging memory, one per pending call: it is done */
+    nccl_origin origin;
+    fsdp_error failure;
+    int64_t remote_ms;         /* when a remote failure was seen */
+} nccl_group;
+
+/* NCCL's registration of a block with a group. */
+typedef struct nccl_registration {
+    struct nccl_registration *next;
+    nccl_group *group;
+    void *handle;
+} nccl_registration;
+
+typedef struct nccl_block {
+    struct nccl_block *next;
+    void *data;
+    size_t size;
+    nccl_registration *registrations;
+} nccl_block;
+
+/* The state of a rank, in every beat. */
+typedef struct nccl_beat {
+    uint64_t group, number;    /* of the failure, or of the call that is late */
+    int32_t failure;           /* nccl_origin: it has one to tell */
+    int32_t busy_ms;           /* it is busy for so long from now on */
+    uint8_t is_late, leaves;
+    uint8_t is_failed_rank;    /* the failure is the rank's own end: of all groups */
+    uint8_t unused[5];
+} nccl_beat;
+
+/* The progress of a rank in a group. */
+typedef struct nccl_progress {
+    uint64_t issued, done;
+    fsdp_comm_header header;   /* of the late call; zero: it is not pending here */
+    uint32_t is_member, has_closed;
+} nccl_progress;
+
+struct nccl_transport {
+    fsdp_transport base;
+    fsdp_transport *inner;
+    fsdp_device *device;
+    const fsdp_nccl *nccl;
+    bool check;
+    uint64_t groups_made;
+    nccl_group *parent;        /* the group of all ranks, of which others are split; NULL: none yet */
+    _Atomic int64_t busy_until_ms;
+    pthread_mutex_t lock;      /* of the lists and of is_leaving; taken before those of groups */
+    pthread_cond_t changed;
+    nccl_group *groups;
+    uint64_t *closed;          /* per id of a group that this rank has closed: 1 + its calls; else 0 */
+    size_t closed_room;
+    nccl_block *blocks;
+    bool is_leaving;
+    /* The watch's own. */
+    pthread_t watch;
+    bool has_watch;
+    _Atomic bool is_whole;     /* all ranks take part in beats */
+    fsdp_comm *watches;        /* its group, of all ranks */
+    nccl_beat *beats;          /* per rank, as are the next two */
+    nccl_progress *progress;
+    bool *has_left;
+    int64_t others_busy_until_ms;
+};
+
+/* --- nccl_failure.c --------------------------------------------------------------------------- */
+
+/* "NCCL 2.28.9: unhandled cuda error: ..." */
+fsdp_status fsdp_nccl_fail(const nccl_transport *transport, fsdp_nccl_result result, fsdp_error *err);
+/* Keeps the first failure of a group, and wakes the watch. Any thread; takes the group's lock. */
+void fsdp_nccl_group_fail(nccl_group *group, const fsdp_error *why, nccl_origin origin);
+bool fsdp_nccl_group_has_failed(nccl_group *group, fsdp_error *err_out);
+/* Waits, at most for a deadline, until the others know this rank's failure. */
+void fsdp_nccl_await_told(nccl_group *group);
+/* With the right to call NCCL: what it says of the communicator, FSDP_NCCL_IN_PROGRESS or a result. */
+fsdp_nccl_result fsdp_nccl_poll(nccl_group *group);
+/* With the group's lock: counts the calls that are done. */
+void fsdp_nccl_advance(nccl_group *group);
+/* Waits until NCCL has done what gave `result`, or the group has failed; the watch sees to the deadline. */
+fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_error *err);
+void fsdp_nccl_nap(unsigned naps);
+
+/* --- nccl_calls.c ----------------------------------------------------------------------------- */
+
+/* Reserves the next place among the pending calls. */
+fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, uint64_t *number_out,
+                            fsdp_error *err);
+/* An entry of fsdp_transport_ops. */
+fsdp_status fsdp_nccl_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
+                          fsdp_error *err);
+
+/* --- nccl_group.c: entries of fsdp_transport_ops ---------------------------------------------- */
+
+fsdp_status fsdp_nccl_comm_create(fsdp_transport *base, const int *ranks, int size, fsdp_comm **comm_out,
+                                  fsdp_error *err);
+void fsdp_nccl_comm_close(fsdp_comm *comm);
+
+/* --- nccl_memory.c ---------------------------------------------------------------------------- */
+
+/* Entries of fsdp_transport_ops. */
+void *fsdp_nccl_alloc(fsdp_transport *base, size_t size);
+void fsdp_nccl_dealloc(fsdp_transport *base, void *data);
+/* Registers all blocks with a new group; ends the registrations of one that closes. */
+void fsdp_nccl_register_blocks(nccl_group *group);
+void fsdp_nccl_deregister_blocks(nccl_group *group);
+void fsdp_nccl_free_blocks(nccl_transport *transport);
+
+/* --- nccl_watch.c, nccl_verdict.c --------------------------------------------------------------- */
+
+fsdp_status fsdp_nccl_watch_begin(nccl_transport *transport, fsdp_error *err);
+/* Tells the others that this rank leaves, and why, and ends the thread. Does nothing a second time. */
+void fsdp_nccl_watch_end(nccl_transport *transport);
+
+/* Collective among the watches; false when it failed, which fails all groups. */
+bool fsdp_nccl_gather(nccl_transport *transport, const void *mine, size_t size, void *all);
+/* Finds the rank because of which calls are late, from the beats of all ranks, and fails their group. */
+void fsdp_nccl_judge(nccl_transport *transport);
+/* As far as this rank knows alone, after another has left. */
+void fsdp_nccl_judge_alone(nccl_transport *transport, const nccl_beat *mine);
+/* With the transport's lock; NULL: this rank is no member. */
+nccl_group *fsdp_nccl_find_group(nccl_transport *transport, uint64_t id);
+/* Fails all groups with what the other ranks notice, too. */
+void fsdp_nccl_fail_all(nccl_transport *transport, const fsdp_error *why);
+
+#endif

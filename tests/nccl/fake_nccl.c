@@ -1,0 +1,723 @@
+/* See fake_nccl.h. One lock guards all; a meeting is a collective of a clique, in which each rank has a
+ * batch. */
+#include "tests/nccl/fake_nccl.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/train/tensor.h"
+#include "runtime/comm_nccl/nccl_api.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { USUAL_VERSION = 22809, SYSTEM_ERROR = 2, MOST_OPS = 64, FIRST_OP = 5, MOST_FACTORS = 64 };
+
+typedef enum call_kind {
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE,
+    SEND,
+    RECV
+} call_kind;
+
+typedef struct call {
+    call_kind kind;
+    const void *send;
+    void *recv;
+    size_t count;
+    fsdp_nccl_dtype dtype;
+    fsdp_nccl_op op;
+    int peer; /* or root */
+} call;
+
+/* The calls of one group, which run as one. */
+typedef struct batch {
+    struct ncclComm *comm;
+    uint64_t number;
+    int n;
+    call calls[MOST_OPS];
+} batch;
+
+typedef struct meeting {
+    struct meeting *next;
+    uint64_t number;
+    int arrived, left;
+    bool is_done;
+    batch **batches;
+} meeting;
+
+typedef struct split_meeting {
+    struct split_meeting *next;
+    int number, arrived, members;
+    struct ncclComm **comms; /* by rank of the parent; NULL: no member */
+    int *keys;
+} split_meeting;
+
+typedef struct clique {
+    struct clique *next;
+    fsdp_nccl_id id;
+    int size, arrived, references;
+    meeting *meetings;
+    split_meeting *splits;
+} clique;
+
+typedef struct factor {
+    bool is_alive;
+    fsdp_nccl_dtype dtype;
+    double value;
+} factor;
+
+struct ncclComm {
+    clique *clique; /* NULL: its split is not complete */
+    int rank, polls, splits, calls, references;
+    uint64_t batches;
+    int registered;
+    bool is_aborted, is_finalized;
+    fsdp_nccl_result error;
+    factor factors[MOST_FACTORS];
+    atomic_int callers;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static clique *cliques;
+static uint64_t ids_made;
+static atomic_int alive, misuses, splits, registrations;
+static _Thread_local int depth;
+static _Thread_local batch *grouped;
+static _Thread_local fsdp_nccl_stream grouped_stream;
+
+static int get_alive(void)
+{
+    return alive;
+}
+static int get_misuses(void)
+{
+    return misuses;
+}
+static int get_splits(void)
+{
+    return splits;
+}
+static int get_registrations(void)
+{
+    return registrations;
+}
+
+EXPORT fake_nccl_control fake_nccl = {.plan = {.rank = -1},
+                                      .alive = get_alive,
+                                      .misuses = get_misuses,
+                                      .splits = get_splits,
+                                      .registrations = get_registrations};
+
+static const fake_nccl_plan *plan(void)
+{
+    return &fake_nccl.plan;
+}
+
+static void *make(size_t n, size_t size)
+{
+    void *made = calloc(n ? n : 1, size ? size : 1);
+    if (!made)
+        abort();
+    return made;
+}
+
+static bool is_planned(int rank)
+{
+    return plan()->rank < 0 || plan()->rank == rank;
+}
+
+/* --- lifetimes ---------------------------------------------------------------------------------- */
+
+static void free_meeting(meeting *met)
+{
+    free(met->batches);
+    free(met);
+}
+
+/* With the lock, as all until the calls of NCCL. */
+static void release_clique(clique *mine)
+{
+    if (!mine || --mine->references > 0)
+        return;
+    clique **at = &cliques;
+    while (*at && *at != mine)
+        at = &(*at)->next;
+    if (*at)
+        *at = mine->next;
+    while (mine->meetings) {
+        meeting *next = mine->meetings->next;
+        free(mine->meetings->batches);
+        free(mine->meetings);
+        mine->meetings = next;
+    }
+    while (mine->splits) {
+        split_meeting *next = mine->splits->next;
+        free(mine->splits->comms);
+        free(mine->splits->keys);
+        free(mine->splits);
+        mine->splits = next;
+    }
+    free(mine);
+}
+
+static void release_comm(struct ncclComm *comm)
+{
+    if (--comm->references > 0)
+        return;
+    release_clique(comm->clique);
+    free(comm);
+}
+
+static struct ncclComm *create_comm(clique *mine, int rank)
+{
+    struct ncclComm *comm = make(1, sizeof *comm);
+    *comm =
+        (struct ncclComm){.clique = mine, .rank = rank, .references = 1, .polls = plan()->polls};
+    if (mine)
+        mine->references++;
+    alive++;
+    return comm;
+}
+
+/* --- a meeting ---------------------------------------------------------------------------------- */
+
+static fsdp_dtype dtype_of(fsdp_nccl_dtype dtype)
+{
+    static const fsdp_dtype dtypes[] = {FSDP_I8,  FSDP_U8,  FSDP_I32, FSDP_U32, FSDP_I64,
+                                        FSDP_U64, FSDP_F16, FSDP_F32, FSDP_F64, FSDP_BF16};
+    return dtypes[dtype];
+}
+
+static bool is_match(const meeting *met, int size)
+{
+    const batch *first = met->batches[0];
+    for (int i = 1; i < size; i++) {
+        const batch *other = met->batches[i];
+        bool is_messages = first->n > 0 && first->calls[0].kind >= SEND;
+        for (int j = 0; !is_messages && j < first->n; j++) {
+            const call *a = &first->calls[j], *b = &other->calls[j];
+            if (other->n != first->n || a->kind != b->kind || a->count != b->count ||
+                a->dtype != b->dtype || a->peer != b->peer || (a->op < FIRST_OP && a->op != b->op))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* The input of each rank, as it is now: outputs may lie in it. */
+static void **copy_inputs(const meeting *met, int size, int at, size_t bytes)
+{
+    void **inputs = make((size_t)size, sizeof *inputs);
+    for (int i = 0; i < size; i++) {
+        inputs[i] = make(1, bytes);
+        if (met->batches[i]->calls[at].send)
+            memcpy(inputs[i], met->batches[i]->calls[at].send, bytes);
+    }
+    return inputs;
+}
+
+static void reduce(const meeting *met, int size, const call *how, void **inputs, size_t from,
+                   void *out)
+{
+    const void *parts[64];
+    const fsdp_dtype dtype = dtype_of(how->dtype);
+    fsdp_reduction fold = {.fold = how->op == FSDP_NCCL_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
+                           .multiply = 1,
+                           .divide = how->op == FSDP_NCCL_AVG ? size : 1};
+    for (int i = 0; i < size; i++)
+        parts[i] = (unsigned char *)inputs[i] + from * fsdp_dtype_size(dtype);
+    if (how->op >= FIRST_OP)
+        fold.multiply = met->batches[0]->comm->factors[how->op - FIRST_OP].value;
+    fsdp_tensor_fold(out, parts, size, dtype, how->count, fold);
+}
+
+static void run_call(const meeting *met, int size, int at)
+{
+    const call *first = &met->batches[0]->calls[at];
+    size_t bytes = first->count * fsdp_dtype_size(dtype_of(first->dtype));
+    size_t in_bytes = first->kind == REDUCE_SCATTER ? bytes * (size_t)size : bytes;
+    void **inputs = copy_inputs(met, size, at, in_bytes);
+    for (int i = 0; i < size; i++) {
+        const call *mine = &met->batches[i]->calls[at];
+        unsigned char *out = mine->recv;
+        switch (first->kind) {
+        case ALL_GATHER:
+            for (int j = 0; j < size; j++)
+                memcpy(out + (size_t)j * bytes, inputs[j], bytes);
+            break;
+        case REDUCE_SCATTER: reduce(met, size, mine, inputs, (size_t)i * mine->count, out); break;
+        case ALL_REDUCE: reduce(met, size, mine, inputs, 0, out); break;
+        case BROADCAST: memcpy(out, inputs[mine->peer], bytes); break;
+        case REDUCE:
+            if (i == mine->peer)
+                reduce(met, size, mine, inputs, 0, out);
+            break;
+        default: break;
+        }
+    }
+    for (int i = 0; i < size; i++)
+        free(inputs[i]);
+    free(inputs);
+}
+
+/* The next receive of `to` from a rank; NULL: none. */
+static const call *find_receive(const batch *to, int from)
+{
+    for (int i = 0; i < to->n; i++)
+        if (to->calls[i].kind == RECV && to->calls[i].peer == from)
+            return &to->calls[i];
+    return NULL;
+}
+
+/* False when a send has no receive of its size. */
+static bool run_messages(const meeting *met, int size)
+{
+    for (int i = 0; i < size; i++)
+        for (int j = 0; j < met->batches[i]->n; j++) {
+            const call *sent = &met->batches[i]->calls[j];
+            const call *got = sent->kind == SEND ? find_receive(met->batches[sent->peer], i) : NULL;
+            if (sent->kind == SEND && (!got || got->count != sent->count))
+                return false;
+            if (got)
+                memcpy(got->recv, sent->send, sent->count * fsdp_dtype_size(dtype_of(sent->dtype)));
+        }
+    return true;
+}
+
+static void run_meeting(meeting *met, int size)
+{
+    const batch *first = met->batches[0];
+    if (!is_match(met, size))
+        return;
+    if (first->n > 0 && first->calls[0].kind >= SEND) {
+        met->is_done = run_messages(met, size);
+        return;
+    }
+    for (int i = 0; i < first->n; i++)
+        run_call(met, size, i);
+    met->is_done = true;
+}
+
+static meeting *find_meeting(clique *mine, uint64_t number)
+{
+    meeting *met = mine->meetings;
+    while (met && met->number != number)
+        met = met->next;
+    if (met)
+        return met;
+    met = make(1, sizeof *met);
+    met->number = number;
+    met->batches = make((size_t)mine->size, sizeof *met->batches);
+    met->next = mine->meetings;
+    mine->meetings = met;
+    return met;
+}
+
+static void leave_meeting(clique *mine, meeting *met, int rank)
+{
+    meeting **at = &mine->meetings;
+    met->batches[rank] = NULL;
+    if (++met->left < mine->size)
+        return;
+    while (*at != met)
+        at = &(*at)->next;
+    *at = met->next;
+    free_meeting(met);
+}
+
+/* On the stream. */
+static void run_batch(void *argument)
+{
+    batch *mine = argument;
+    struct ncclComm *comm = mine->comm;
+    pthread_mutex_lock(&lock);
+    if (!comm->is_aborted) {
+        meeting *met = find_meeting(comm->clique, mine->number);
+        met->batches[comm->rank] = mine;
+        if (++met->arrived == comm->clique->size)
+            run_meeting(met, comm->clique->size);
+        pthread_cond_broadcast(&changed);
+        while (!met->is_done && !comm->is_aborted)
+            pthread_cond_wait(&changed, &lock);
+        if (!met->is_done)
+            met->arrived = -comm->clique->size; /* it will never be complete */
+        leave_meeting(comm->clique, met, comm->rank);
+    }
+    release_comm(comm);
+    pthread_mutex_unlock(&lock);
+    free(mine);
+}
+
+/* --- calls -------------------------------------------------------------------------------------- */
+
+/* Two threads must not use a communicator at once, but for its abort. */
+static void enter(struct ncclComm *comm)
+{
+    misuses += atomic_fetch_add(&comm->callers, 1) > 0;
+}
+
+static fsdp_nccl_result leave(struct ncclComm *comm, fsdp_nccl_result result)
+{
+    atomic_fetch_sub(&comm->callers, 1);
+    return result;
+}
+
+static fsdp_nccl_result start_batch(batch *mine, fsdp_nccl_stream stream)
+{
+    struct ncclComm *comm = mine->comm;
+    pthread_mutex_lock(&lock);
+    int number = ++comm->calls;
+    mine->number = comm->batches++;
+    comm->polls = plan()->polls;
+    comm->references++;
+    bool is_lost = is_planned(comm->rank) && plan()->async_at == number;
+    if (is_lost) {
+        comm->error = plan()->async_code;
+        comm->references--;
+    }
+    bool is_pending = comm->polls > 0;
+    pthread_mutex_unlock(&lock);
+    if (is_lost)
+        free(mine);
+    else
+        fake_nccl.launch(stream, run_batch, mine);
+    return is_pending ? FSDP_NCCL_IN_PROGRESS : FSDP_NCCL_SUCCESS;
+}
+
+static fsdp_nccl_result add(struct ncclComm *comm, const call *made, fsdp_nccl_stream stream)
+{
+    enter(comm);
+    if (is_planned(comm->rank) && plan()->fail_at == comm->calls + 1)
+        return leave(comm, plan()->fail_code);
+    batch *mine = grouped && depth > 0 ? grouped : make(1, sizeof *mine);
+    mine->comm = comm;
+    if (mine->n == MOST_OPS)
+        abort();
+    mine->calls[mine->n++] = *made;
+    if (depth == 0)
+        return leave(comm, start_batch(mine, stream));
+    grouped = mine;
+    grouped_stream = stream;
+    return leave(comm, FSDP_NCCL_SUCCESS);
+}
+
+EXPORT fsdp_nccl_result ncclGroupStart(void)
+{
+    depth++;
+    return FSDP_NCCL_SUCCESS;
+}
+
+EXPORT fsdp_nccl_result ncclGroupEnd(void)
+{
+    batch *mine = grouped;
+    if (--depth > 0 || !mine)
+        return FSDP_NCCL_SUCCESS;
+    grouped = NULL;
+    return start_batch(mine, grouped_stream);
+}
+
+EXPORT fsdp_nccl_result ncclAllGather(const void *send, void *recv, size_t count,
+                                      fsdp_nccl_dtype dtype, fsdp_nccl_comm comm,
+                                      fsdp_nccl_stream stream)
+{
+    return add(comm, &(call){ALL_GATHER, send, recv, count, dtype, 0, 0}, stream);
+}
+
+EXPORT fsdp_nccl_result ncclReduceScatter(const void *send, void *recv, size_t count,
+                                          fsdp_nccl_dtype dtype, fsdp_nccl_op op,
+                                          fsdp_nccl_comm comm, fsdp_nccl_stream stream)
+{
+    return add(comm, &(call){REDUCE_SCATTER, send, recv, count, dtype, op, 0}, stream);
+}
+
+EXPORT fsdp_nccl_result ncclAllReduce(const void *send, void *recv, size_t count,
+                                      fsdp_nccl_dtype dtype, fsdp_nccl_op op, fsdp_nccl_comm comm,
+                                      fsdp_nccl_stream stream)
+{
+    return add(comm, &(call){ALL_REDUCE, send, recv, count, dtype, op, 0}, stream);
+}
+
+EXPORT fsdp_nccl_result ncclBroadcast(const void *send, void *recv, size_t count,
+                                      fsdp_nccl_dtype dtype, int root, fsdp_nccl_comm comm,
+                                      fsdp_nccl_stream stream)
+{
+    return add(comm, &(call){BROADCAST, send, recv, count, dtype, 0, root}, stream);
+}
+
+EXPORT fsdp_nccl_result ncclReduce(const void *send, void *recv, size_t count,
+                                   fsdp_nccl_dtype dtype, fsdp_nccl_op op, int root,
+                                   fsdp_nccl_comm comm, fsdp_nccl_stream stream)
+{
+    return add(comm, &(call){REDUCE, send, recv, count, dtype, op, root}, stream);
+}
+
+EXPORT fsdp_nccl_result ncclSend(const void *send, size_t count, fsdp_nccl_dtype dtype, int peer,
+                                 fsdp_nccl_comm comm, fsdp_nccl_stream stream)
+{
+    misuses += depth == 0; /* it could wait for the receiver */
+    return add(comm, &(call){SEND, send, NULL, count, dtype, 0, peer}, stream);
+}
+
+EXPORT fsdp_nccl_result ncclRecv(void *recv, size_t count, fsdp_nccl_dtype dtype, int peer,
+                                 fsdp_nccl_comm comm, fsdp_nccl_stream stream)
+{
+    misuses += depth == 0;
+    return add(comm, &(call){RECV, NULL, recv, count, dtype, 0, peer}, stream);
+}
+
+EXPORT fsdp_nccl_result ncclRedOpCreatePreMulSum(fsdp_nccl_op *op, void *scalar,
+                                                 fsdp_nccl_dtype dtype,
+                                                 fsdp_nccl_residence residence, fsdp_nccl_comm comm)
+{
+    int at = 0;
+    double value = 0;
+    const fsdp_rect cast = fsdp_rect_line(&value, FSDP_F64, scalar, dtype_of(dtype), 1);
+    if (residence != FSDP_NCCL_HOST_IMMEDIATE)
+        return FSDP_NCCL_INVALID_ARGUMENT;
+    fsdp_rects_copy(&cast, 1);
+    while (at < MOST_FACTORS && comm->factors[at].is_alive)
+        at++;
+    if (at == MOST_FACTORS)
+        return SYSTEM_ERROR;
+    comm->factors[at] = (factor){true, dtype, value};
+    alive++;
+    *op = FIRST_OP + at;
+    return FSDP_NCCL_SUCCESS;
+}
+
+EXPORT fsdp_nccl_result ncclRedOpDestroy(fsdp_nccl_op op, fsdp_nccl_comm comm)
+{
+    misuses += !comm->factors[op - FIRST_OP].is_alive;
+    comm->factors[op - FIRST_OP].is_alive = false;
+    alive--;
+    return FSDP_NCCL_SUCCESS;
+}
+
+/* --- communicators ------------------------------------------------------------------------------ */
+
+EXPORT fsdp_nccl_result ncclGetVersion(int *version)
+{
+    *version = plan()->version ? plan()->version : USUAL_VERSION;
+    return FSDP_NCCL_SUCCESS;
+}
+
+EXPORT const char *ncclGetErrorString(fsdp_nccl_result result)
+{
+    static const char *const names[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
+    return names[result];
+}
+
+EXPORT const char *ncclGetLastError(fsdp_nccl_comm comm)
+{
+    (void)comm;
+    return plan()->last_error ? plan()->last_error : "";
+}
+
+EXPORT fsdp_nccl_result ncclGetUniqueId(fsdp_nccl_id *id)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t number = ++ids_made;
+    pthread_mutex_unlock(&lock);
+    memset(id, 0x5a, sizeof *id);
+    memcpy(id, &number, sizeof number);
+    return FSDP_NCCL_SUCCESS;
+}
+
+static clique *find_clique(const fsdp_nccl_id *id, int size)
+{
+    clique *found = cliques;
+    while (found && memcmp(&found->id, id, sizeof *id) != 0)
+        found = found->next;
+    if (found)
+        return found;
+    found = make(1, sizeof *found);
+    found->id = *id;
+    found->size = size;
+    found->arrived = plan()->is_alone ? size - 1 : 0;
+    found->next = cliques;
+    cliques = found;
+    return found;
+}
+
+EXPORT fsdp_nccl_result ncclCommInitRankConfig(fsdp_nccl_comm *comm_out, int size, fsdp_nccl_id id,
+                                               int rank, fsdp_nccl_config *config)
+{
+    if (is_planned(rank) && plan()->init_code)
+        return plan()->init_code;
+    if (config->blocking != 0 || config->magic != (unsigned)FSDP_NCCL_MAGIC)
+        return FSDP_NCCL_INVALID_ARGUMENT;
+    pthread_mutex_lock(&lock);
+    clique *mine = find_clique(&id, size);
+    struct ncclComm *comm = create_comm(mine, rank);
+    mine->arrived += !(is_planned(rank) && (plan()->init_hangs || plan()->init_async_code));
+    if (is_planned(rank))
+        comm->error = plan()->init_async_code;
+    pthread_mutex_unlock(&lock);
+    *comm_out = comm;
+    return FSDP_NCCL_IN_PROGRESS;
+}
+
+EXPORT fsdp_nccl_result ncclCommGetAsyncError(fsdp_nccl_comm comm, fsdp_nccl_result *state)
+{
+    enter(comm);
+    pthread_mutex_lock(&lock);
+    bool is_joined = comm->clique && comm->clique->arrived == comm->clique->size;
+    split_meeting *split = comm->clique ? comm->clique->splits : NULL;
+    for (; split; split = split->next)
+        is_joined =
+            is_joined && (split->number >= comm->splits || split->arrived == comm->clique->size);
+    *state = comm->error ? comm->error : FSDP_NCCL_SUCCESS;
+    if (*state == FSDP_NCCL_SUCCESS && (!is_joined || comm->polls > 0)) {
+        *state = FSDP_NCCL_IN_PROGRESS;
+        comm->polls -= is_joined;
+    }
+    pthread_mutex_unlock(&lock);
+    return leave(comm, FSDP_NCCL_SUCCESS);
+}
+
+EXPORT fsdp_nccl_result ncclCommFinalize(fsdp_nccl_comm comm)
+{
+    enter(comm);
+    comm->is_finalized = true;
+    comm->polls = plan()->polls;
+    return leave(comm, comm->polls > 0 ? FSDP_NCCL_IN_PROGRESS : FSDP_NCCL_SUCCESS);
+}
+
+/* NCCL frees the operations and registrations of a communicator with it. */
+static void end_comm(struct ncclComm *comm)
+{
+    pthread_mutex_lock(&lock);
+    comm->is_aborted = true;
+    alive -= 1 + comm->registered;
+    for (int i = 0; i < MOST_FACTORS; i++)
+        alive -= comm->factors[i].is_alive;
+    pthread_cond_broadcast(&changed);
+    release_comm(comm);
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT fsdp_nccl_result ncclCommDestroy(fsdp_nccl_comm comm)
+{
+    misuses += !comm->is_finalized || comm->polls > 0;
+    end_comm(comm);
+    return FSDP_NCCL_SUCCESS;
+}
+
+EXPORT fsdp_nccl_result ncclCommAbort(fsdp_nccl_comm comm)
+{
+    end_comm(comm);
+    return FSDP_NCCL_SUCCESS;
+}
+
+/* --- what an old NCCL lacks --------------------------------------------------------------------- */
+
+#ifndef FAKE_NCCL_IS_OLD
+
+static split_meeting *find_split(clique *mine, int number)
+{
+    split_meeting *split = mine->splits;
+    while (split && split->number != number)
+        split = split->next;
+    if (split)
+        return split;
+    split = make(1, sizeof *split);
+    split->number = number;
+    split->comms = make((size_t)mine->size, sizeof *split->comms);
+    split->keys = make((size_t)mine->size, sizeof *split->keys);
+    split->next = mine->splits;
+    mine->splits = split;
+    return split;
+}
+
+/* All have come: the members become a clique, in the order of their keys. */
+static void complete_split(const clique *parent, split_meeting *split)
+{
+    fsdp_nccl_id id;
+    uint64_t number = ++ids_made;
+    memset(&id, 0x5a, sizeof id);
+    memcpy(&id, &number, sizeof number);
+    clique *made = split->members > 0 ? find_clique(&id, split->members) : NULL;
+    for (int i = 0; i < parent->size; i++) {
+        struct ncclComm *comm = split->comms[i];
+        if (!comm)
+            continue;
+        for (int j = 0; j < parent->size; j++)
+            comm->rank += split->comms[j] && split->keys[j] < split->keys[i];
+        comm->clique = made;
+        made->references++;
+        made->arrived++;
+    }
+}
+
+EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
+                                      fsdp_nccl_comm *comm_out, fsdp_nccl_config *config)
+{
+    if (config->blocking != 0)
+        return FSDP_NCCL_INVALID_ARGUMENT;
+    enter(comm);
+    pthread_mutex_lock(&lock);
+    split_meeting *split = find_split(comm->clique, comm->splits++);
+    *comm_out = NULL;
+    if (color != FSDP_NCCL_NO_COLOR) {
+        *comm_out = split->comms[comm->rank] = create_comm(NULL, 0);
+        split->keys[comm->rank] = key;
+        split->members++;
+        splits++;
+    }
+    comm->polls = plan()->polls;
+    if (++split->arrived == comm->clique->size)
+        complete_split(comm->clique, split);
+    pthread_mutex_unlock(&lock);
+    return leave(comm, FSDP_NCCL_IN_PROGRESS);
+}
+
+EXPORT fsdp_nccl_result ncclMemAlloc(void **data, size_t size)
+{
+    *data = malloc(size);
+    alive++;
+    return *data ? FSDP_NCCL_SUCCESS : SYSTEM_ERROR;
+}
+
+EXPORT fsdp_nccl_result ncclMemFree(void *data)
+{
+    free(data);
+    alive--;
+    return FSDP_NCCL_SUCCESS;
+}
+
+EXPORT fsdp_nccl_result ncclCommRegister(fsdp_nccl_comm comm, void *data, size_t size,
+                                         void **handle)
+{
+    (void)size;
+    enter(comm);
+    alive++;
+    registrations++;
+    comm->registered++;
+    *handle = data;
+    return leave(comm, FSDP_NCCL_SUCCESS);
+}
+
+EXPORT fsdp_nccl_result ncclCommDeregister(fsdp_nccl_comm comm, void *handle)
+{
+    (void)handle;
+    enter(comm);
+    comm->registered--;
+    alive--;
+    return leave(comm, FSDP_NCCL_SUCCESS);
+}
+
+#endif

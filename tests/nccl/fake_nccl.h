@@ -1,0 +1,36 @@
+/*
+ * An NCCL whose ranks are threads of one process, a library of its own that FSDP_NCCL_LIB names. It is as
+ * late as NCCL may be: communicators do not block, every result may be pending, and a collective runs on its
+ * stream when all ranks have come there; ranks that make different calls wait until they abort. Tests get the
+ * plan by dlsym(library, "fake_nccl").
+ */
+#ifndef FSDP_FAKE_NCCL_H
+#define FSDP_FAKE_NCCL_H
+
+#include <stdbool.h>
+
+typedef struct fake_nccl_plan {
+    int version;               /* 0: 2.28.9 */
+    int polls;                 /* a result is pending for so many questions */
+    int rank;                  /* what follows is of this rank of any communicator; -1: of all */
+    int fail_at, fail_code;    /* its n-th collective (1: the first) returns this ncclResult_t */
+    int async_at, async_code;  /* its n-th collective never runs, and this is found later */
+    int init_code;             /* of ncclCommInitRankConfig, at once */
+    int init_async_code;       /* the same, found later */
+    bool init_hangs;
+    bool is_alone;             /* ranks are processes: communicators are made, and no call ends */
+    const char *last_error;    /* of ncclGetLastError */
+} fake_nccl_plan;
+
+typedef struct fake_nccl_control {
+    fake_nccl_plan plan;       /* of the test, as is launch, which gives a stream host work */
+    void (*launch)(void *stream, void (*work)(void *), void *argument);
+    /* Communicators, operations, blocks and registrations that were not given back, and calls that NCCL does
+     * not allow; 0 at the end of a test. */
+    int (*alive)(void);
+    int (*misuses)(void);
+    int (*splits)(void);       /* communicators that were split from others, so far */
+    int (*registrations)(void);        /* so far */
+} fake_nccl_control;
+
+#endif

@@ -1,0 +1,191 @@
+/*
+ * All collectives over the fake NCCL give what a model of one rank gives, bit for bit; results may be
+ * pending, calls compared, and the library old.
+ */
+#include "tests/nccl/nccl_ranks.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/rounds/comm_rounds.h"
+
+enum { DEADLINE_MS = 60000, FACTORS = 20 };
+
+static const fsdp_dtype dtypes[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F64, FSDP_I64,
+                                    FSDP_I32, FSDP_I8,   FSDP_U64, FSDP_U32, FSDP_U8};
+
+/* In place and not, even and uneven, one of them empty. */
+static fsdp_status run_shapes(fsdp_comm *comm, comm_case one, fsdp_error *err)
+{
+    const bool can_be_uneven = one.kind == FSDP_ALL_GATHER || one.kind == FSDP_REDUCE_SCATTER;
+    for (int shape = 0; shape < 6; shape++) {
+        one.is_in_place = shape % 2;
+        one.is_uneven = shape / 2 == 1;
+        one.count = shape / 2 == 2 ? 0 : 37;
+        one.seed++;
+        if ((one.is_uneven && !can_be_uneven) || (one.is_in_place && one.kind == FSDP_ALL_TO_ALL))
+            continue;
+        FSDP_TRY(run_comm_case(comm, &one, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status run_dtype(fsdp_comm *comm, fsdp_dtype dtype, fsdp_stream *stream,
+                             fsdp_error *err)
+{
+    const bool is_float = fsdp_dtype_describe(dtype)->is_float;
+    for (int kind = FSDP_ALL_GATHER; kind <= FSDP_ALL_TO_ALL; kind++)
+        for (int op = FSDP_REDUCE_SUM; op <= FSDP_REDUCE_PREMUL_SUM; op++) {
+            bool reduces = kind == FSDP_REDUCE_SCATTER || kind == FSDP_ALL_REDUCE;
+            bool is_there =
+                is_float ? op != FSDP_REDUCE_MAX : op == FSDP_REDUCE_SUM || op == FSDP_REDUCE_MAX;
+            comm_case one = {.kind = (fsdp_collective_kind)kind,
+                             .dtype = dtype,
+                             .op = (fsdp_reduce_op)op,
+                             .factor = 0.5,
+                             .root = fsdp_comm_size(comm) - 1,
+                             .buffers = COMM_PRIVATE,
+                             .stream = stream,
+                             .seed = (uint64_t)(kind * 100 + op * 10)};
+            if (reduces ? is_there : op == FSDP_REDUCE_SUM)
+                FSDP_TRY(run_shapes(comm, one, err));
+        }
+    return FSDP_OK;
+}
+
+/* More factors than are kept. */
+static fsdp_status run_factors(nccl_rank *rank, fsdp_error *err)
+{
+    comm_case one = {.kind = FSDP_ALL_REDUCE,
+                     .dtype = FSDP_F32,
+                     .op = FSDP_REDUCE_PREMUL_SUM,
+                     .count = 9,
+                     .buffers = COMM_PRIVATE,
+                     .stream = rank->stream};
+    for (int i = 0; i < FACTORS; i++) {
+        one.factor = 1.0 / (1 << (i % (FACTORS / 2)));
+        FSDP_TRY(run_comm_case(rank->comm, &one, err));
+    }
+    return FSDP_OK;
+}
+
+/* Ranks 0, 2, ... of the world in another order, and all of them once more. */
+static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
+{
+    int some[NCCL_MOST_RANKS], n = 0, all[NCCL_MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int i = rank->size - 1; i >= 0; i--)
+        if (i % 2 == 0)
+            some[n++] = i;
+    fsdp_comm *groups[2] = {NULL, NULL};
+    const fsdp_transport_ops *ops = rank->transport->ops;
+    fsdp_status status = ops->comm_create(rank->transport, some, n, &groups[0], err);
+    if (status == FSDP_OK)
+        status = ops->comm_create(rank->transport, all, rank->size, &groups[1], err);
+    for (int i = 0; i < 2 && status == FSDP_OK; i++)
+        if (groups[i] && fsdp_comm_size(groups[i]) > 1)
+            status = run_dtype(groups[i], FSDP_BF16, rank->stream, err);
+    fsdp_comm_free(groups[0]);
+    fsdp_comm_free(groups[1]);
+    return status;
+}
+
+/* Host memory goes another way, and so do its errors and its NaN. */
+static fsdp_status run_host_calls(nccl_rank *rank, fsdp_error *err)
+{
+    double norm = rank->rank, largest = -1;
+    const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
+                                  .dtype = FSDP_F64,
+                                  .in = &norm,
+                                  .out = &largest,
+                                  .count = 1,
+                                  .op = FSDP_REDUCE_MAX};
+    FSDP_TRY(fsdp_comm_run(rank->comm, &call, err));
+    expect(largest == rank->size - 1, "the largest number", "another one");
+    return run_dtype(rank->comm, FSDP_F32, NULL, err);
+}
+
+static fsdp_status run_memory(nccl_rank *rank, fsdp_error *err)
+{
+    const bool can = fake_nccl_of()->plan.version == 0;
+    float *data = fsdp_comm_alloc(rank->comm, 8 * sizeof *data);
+    const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
+                                  .dtype = FSDP_F32,
+                                  .in = data,
+                                  .out = data,
+                                  .count = 8,
+                                  .stream = rank->stream};
+    expect(can == (data != NULL), "memory of NCCL, if it has such", data ? "some" : "none");
+    if (!data)
+        return FSDP_OK;
+    for (int i = 0; i < 8; i++)
+        data[i] = 1;
+    FSDP_TRY(fsdp_comm_run(rank->comm, &call, err));
+    FSDP_TRY(rank->device->ops->sync(rank->device->ops->record(rank->stream), err));
+    expect(data[7] == (float)rank->size, "a sum in memory of NCCL", "another one");
+    fsdp_comm_dealloc(rank->comm, data);
+    return FSDP_OK;
+}
+
+static fsdp_status run_all(nccl_rank *rank, fsdp_error *err)
+{
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
+        FSDP_TRY(run_dtype(rank->comm, dtypes[i], rank->stream, err));
+    FSDP_TRY(run_factors(rank, err));
+    FSDP_TRY(run_memory(rank, err));
+    FSDP_TRY(run_groups(rank, err));
+    return run_host_calls(rank, err);
+}
+
+static void expect_well(const nccl_world *world)
+{
+    nccl_rank ranks[NCCL_MOST_RANKS];
+    run_nccl_world(world, ranks);
+    for (int i = 0; i < world->size; i++)
+        expect(ranks[i].status == FSDP_OK, "every rank ends well", ranks[i].err.text);
+}
+
+/* NCCL does not get a call that it cannot do. */
+static fsdp_status refuse(nccl_rank *rank, fsdp_error *err)
+{
+    const fsdp_dtype *dtype = rank->context;
+    unsigned char data[64] = {0};
+    const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
+                                  .dtype = *dtype,
+                                  .in = data,
+                                  .out = data,
+                                  .count = 4,
+                                  .op = *dtype == FSDP_F32 ? FSDP_REDUCE_MAX : FSDP_REDUCE_SUM,
+                                  .stream = rank->stream};
+    return fsdp_comm_run(rank->comm, &call, err);
+}
+
+static void expect_refused(fsdp_dtype dtype, const char *text)
+{
+    nccl_rank ranks[NCCL_MOST_RANKS];
+    const nccl_world world = {
+        .size = 2, .deadline_ms = DEADLINE_MS, .body = refuse, .context = &dtype};
+    run_nccl_world(&world, ranks);
+    for (int i = 0; i < 2; i++)
+        expect(ranks[i].status == FSDP_ERR_USAGE && strstr(ranks[i].err.text, text), text,
+               ranks[i].err.text);
+}
+
+int main(int argc, char **argv)
+{
+    static const int sizes[] = {2, 3, 5};
+    fake_nccl_control *fake = fake_nccl_of();
+    const bool is_old = argc > 1 && strcmp(argv[1], "old") == 0;
+    fake->plan.version = is_old ? 21800 : 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int polls = 0; polls <= 3; polls += 3) {
+            fake->plan.polls = polls;
+            expect_well(&(nccl_world){
+                .size = sizes[i], .deadline_ms = DEADLINE_MS, .check = polls > 0, .body = run_all});
+        }
+    expect((fake->splits() > 0) == !is_old, "groups are split from that of all ranks",
+           "the opposite");
+    expect((fake->registrations() > 0) == !is_old, "memory is registered", "the opposite");
+    expect_refused(FSDP_F32, "NCCL's maximum of f32 may lose a NaN");
+    expect_refused(FSDP_I16, "NCCL does not reduce i16");
+    return 0;
+}

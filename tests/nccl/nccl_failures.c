@@ -1,0 +1,356 @@
+/*
+ * Failures over the fake NCCL: every rank ends, each with an error that names the rank at fault, and nothing
+ * is left. Deadlines of a minute mean that the end does not come from the deadline.
+ */
+#include "tests/nccl/nccl_ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/core/clock.h"
+#include "runtime/comm_nccl/comm_nccl.h"
+
+enum { RANKS = 3, LONG_MS = 60000, SHORT_MS = 400, SYSTEM_ERROR = 2, CALLS = 3 };
+
+static fake_nccl_control *fake;
+
+static void plan(fake_nccl_plan wanted)
+{
+    fake->plan = wanted;
+}
+
+/* Each rank's status, and a text that its error has. */
+static void expect_end(const nccl_world *world, fsdp_status status, int at_fault,
+                       const char *const *texts)
+{
+    nccl_rank ranks[NCCL_MOST_RANKS];
+    char wrong[200];
+    int64_t begin_ms = fsdp_now_ms();
+    run_nccl_world(world, ranks);
+    for (int i = 0; i < world->size; i++) {
+        const fsdp_error *err = &ranks[i].err;
+        snprintf(wrong, sizeof wrong, "rank %d ends with %d, by rank %d, with '%s'", i, (int)status,
+                 at_fault, texts[i]);
+        bool is_at_fault = at_fault < 0 || err->rank == at_fault;
+        if (ranks[i].status != status || !is_at_fault || !strstr(err->text, texts[i])) {
+            fprintf(stderr, "status %d, rank %d\n", (int)ranks[i].status, err->rank);
+            expect(false, wrong, err->text);
+        }
+    }
+    expect(fsdp_now_ms() - begin_ms < LONG_MS / 2, "it ends before a long deadline", "later");
+}
+
+static void expect_all(const nccl_world *world, fsdp_status status, int at_fault, const char *text)
+{
+    const char *texts[NCCL_MOST_RANKS];
+    for (int i = 0; i < NCCL_MOST_RANKS; i++)
+        texts[i] = text;
+    expect_end(world, status, at_fault, texts);
+}
+
+/* Calls until one fails, or the group has: a host that runs ahead. */
+static fsdp_status call_and_wait(nccl_rank *rank, fsdp_error *err)
+{
+    for (int i = 0; i < CALLS; i++)
+        FSDP_TRY(give_call(rank, err));
+    return await_failure(rank, err);
+}
+
+/* --- NCCL fails ---------------------------------------------------------------------------------- */
+
+static void fails_at_a_call(void)
+{
+    const char *const texts[] = {
+        "rank 1: all_reduce of 8 f32 for layers.1 (call 2): NCCL 2.28.9: unhandled system error: a "
+        "cable",
+        "all_reduce of 8 f32 for layers.1 (call 2): NCCL 2.28.9: unhandled system error: a cable",
+        "rank 1: all_reduce of 8 f32 for layers.1 (call 2): NCCL 2.28.9: unhandled system error: a "
+        "cable"};
+    for (int polls = 0; polls < 3; polls += 2) {
+        plan((fake_nccl_plan){.rank = 1,
+                              .polls = polls,
+                              .fail_at = 2,
+                              .fail_code = SYSTEM_ERROR,
+                              .last_error = "a cable"});
+        expect_end(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = call_and_wait},
+                   FSDP_ERR_PEER, 1, texts);
+    }
+}
+
+static void fails_later(void)
+{
+    plan((fake_nccl_plan){.rank = 2, .async_at = 1, .async_code = SYSTEM_ERROR});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = call_and_wait},
+               FSDP_ERR_PEER, 2, "NCCL 2.28.9: unhandled system error");
+}
+
+static void notices_a_lost_rank(void)
+{
+    plan((fake_nccl_plan){.rank = 0, .async_at = 1, .async_code = FSDP_NCCL_REMOTE_ERROR});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = call_and_wait},
+               FSDP_ERR_PEER, 0, "remote process exited");
+}
+
+/* --- ranks fail ---------------------------------------------------------------------------------- */
+
+static fsdp_status stay_away(nccl_rank *rank, fsdp_error *err)
+{
+    FSDP_TRY(give_call(rank, err));
+    if (rank->rank != 1)
+        FSDP_TRY(give_call(rank, err));
+    return await_failure(rank, err);
+}
+
+static void never_comes(void)
+{
+    plan((fake_nccl_plan){.rank = -1, .polls = 1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = stay_away},
+               FSDP_ERR_PEER, 1,
+               "rank 1 did not come within 0.4 s to all_reduce of 8 f32 for layers.1 (call 2)");
+}
+
+/* Rank 0 waits for rank 1, which waits in another group for rank 2: that one is at fault. */
+static fsdp_status wait_in_a_chain(nccl_rank *rank, fsdp_error *err)
+{
+    fsdp_comm *pair = NULL, *all = rank->comm;
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, (int[]){1, 2}, 2, &pair, err));
+    nccl_rank in_pair = *rank;
+    in_pair.comm = pair;
+    fsdp_status status = FSDP_OK;
+    if (rank->rank == 0)
+        status = give_call(rank, err);
+    if (rank->rank == 1)
+        status = give_call(&in_pair, err);
+    in_pair.comm = pair ? pair : all;
+    if (status == FSDP_OK)
+        status = await_failure(&in_pair, err);
+    fsdp_comm_free(pair);
+    return status;
+}
+
+static void finds_the_end_of_a_chain(void)
+{
+    const char *const texts[] = {"rank 1 has left the group: it takes no part in",
+                                 "rank 2 did not come within 0.4 s to",
+                                 "rank 2 did not come within 0.4 s to"};
+    plan((fake_nccl_plan){.rank = -1});
+    expect_end(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = wait_in_a_chain},
+               FSDP_ERR_PEER, -1, texts);
+}
+
+static fsdp_status call_differently(nccl_rank *rank, fsdp_error *err)
+{
+    static float data[RANKS][64];
+    const fsdp_collective call = {.kind = rank->rank == 2 ? FSDP_ALL_GATHER : FSDP_ALL_REDUCE,
+                                  .dtype = FSDP_F32,
+                                  .in = data[rank->rank],
+                                  .out = data[rank->rank] + 8,
+                                  .count = 8,
+                                  .unit = "layers.1",
+                                  .stream = rank->stream};
+    FSDP_TRY(fsdp_comm_run(rank->comm, &call, err));
+    return await_failure(rank, err);
+}
+
+static void makes_another_call(void)
+{
+    const char *text =
+        "rank 2 makes all_gather of 8 f32 for layers.1 (call 1), rank 0 all_reduce of 8 f32 for "
+        "layers.1 (call 1)";
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = call_differently},
+               FSDP_ERR_USAGE, 2, text);
+    expect_all(
+        &(nccl_world){
+            .size = RANKS, .deadline_ms = LONG_MS, .check = true, .body = call_differently},
+        FSDP_ERR_USAGE, 2, text);
+}
+
+static fsdp_status give_up(nccl_rank *rank, fsdp_error *err)
+{
+    if (rank->rank != 2)
+        return call_and_wait(rank, err);
+    const fsdp_error why = {.status = FSDP_ERR_NO_SPACE, .text = "the disk is full"};
+    FSDP_TRY(give_call(rank, err));
+    fsdp_comm_abort(rank->comm, &why);
+    return await_failure(rank, err);
+}
+
+static void aborts(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = give_up},
+               FSDP_ERR_NO_SPACE, 2, "the disk is full");
+}
+
+static fsdp_status leave_with_code(nccl_rank *rank, fsdp_error *err)
+{
+    if (rank->rank != 0)
+        return call_and_wait(rank, err);
+    rank->transport->exit_code = FSDP_ERR_NOT_FOUND;
+    rank->transport->exit_reason = "no corpus";
+    return fsdp_fail(err, FSDP_ERR_PEER, "rank 0 has left with exit code 3 (not found): no corpus");
+}
+
+static void leaves_with_a_failure(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = leave_with_code},
+               FSDP_ERR_PEER, 0, "rank 0 has left with exit code 3 (not found): no corpus");
+}
+
+/* That is no failure until another rank needs it. */
+static fsdp_status leave_early(nccl_rank *rank, fsdp_error *err)
+{
+    FSDP_TRY(give_call(rank, err));
+    if (rank->rank == 1)
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank 1 has left the group: it takes no part in");
+    FSDP_TRY(give_call(rank, err));
+    return await_failure(rank, err);
+}
+
+static void leaves_early(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = leave_early},
+               FSDP_ERR_PEER, -1, "rank 1 has left the group: it takes no part in");
+}
+
+/* A rank that dies fails the exchange of beats. */
+static fsdp_status lose_watch(nccl_rank *rank, fsdp_error *err)
+{
+    const fsdp_error why = {.status = FSDP_ERR_PEER, .rank = 1, .text = "rank 1 died"};
+    FSDP_TRY(give_call(rank, err));
+    if (rank->rank == 1)
+        fsdp_comm_abort(((nccl_transport *)rank->transport)->watches, &why);
+    else
+        FSDP_TRY(give_call(rank, err));
+    return await_failure(rank, err);
+}
+
+static void dies(void)
+{
+    const char *const texts[] = {
+        "in all_reduce of 8 f32 for layers.1 (call 2): rank 1: rank 1 died", "rank 1 died",
+        "in all_reduce of 8 f32 for layers.1 (call 2): rank 1: rank 1 died"};
+    plan((fake_nccl_plan){.rank = -1});
+    expect_end(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = lose_watch},
+               FSDP_ERR_PEER, 1, texts);
+}
+
+static void hangs_in_a_call(void)
+{
+    plan((fake_nccl_plan){.rank = 1, .async_at = 2, .async_code = FSDP_NCCL_SUCCESS});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = call_and_wait},
+               FSDP_ERR_PEER, 0,
+               "rank 0 got no result from NCCL within 0.4 s, though all ranks came to all_reduce "
+               "of 8 f32 for "
+               "layers.1 (call 2)");
+}
+
+static fsdp_status be_busy(nccl_rank *rank, fsdp_error *err)
+{
+    const struct timespec busy = {.tv_nsec = 900 * 1000000};
+    if (rank->rank == 1) {
+        rank->transport->ops->set_busy(rank->transport, fsdp_now_ms() + LONG_MS);
+        nanosleep(&busy, NULL);
+    }
+    FSDP_TRY(give_call(rank, err));
+    rank->transport->ops->set_busy(rank->transport, 0);
+    return rank->device->ops->sync(rank->device->ops->record(rank->stream), err);
+}
+
+static void is_busy(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = be_busy}, FSDP_OK, 0,
+               "");
+}
+
+/* --- communicators fail -------------------------------------------------------------------------- */
+
+static fsdp_status never_called(nccl_rank *rank, fsdp_error *err)
+{
+    (void)rank;
+    return fsdp_fail(err, FSDP_ERR_INTERNAL, "there is a communicator");
+}
+
+static void has_no_gpu(void)
+{
+    const char *text = "the making of a group of 3 ranks from rank 0 on (call 0): NCCL 2.28.9: "
+                       "unhandled cuda error: "
+                       "CUDA driver version is insufficient; NCCL needs a GPU with a driver";
+    const nccl_world world = {.size = RANKS, .deadline_ms = LONG_MS, .body = never_called};
+    plan((fake_nccl_plan){.rank = -1,
+                          .init_code = FSDP_NCCL_CUDA_ERROR,
+                          .last_error = "CUDA driver version is insufficient"});
+    expect_all(&world, FSDP_ERR_USAGE, -1, text);
+    fake->plan.rank = 1;
+    expect_all(&world, FSDP_ERR_USAGE, 1, text);
+}
+
+static void shares_a_gpu(void)
+{
+    plan((fake_nccl_plan){
+        .rank = -1,
+        .init_async_code = FSDP_NCCL_INVALID_USAGE,
+        .last_error = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = never_called},
+               FSDP_ERR_USAGE, -1,
+               "start them as threads of one process (--threads N --comm threads)");
+}
+
+static void hangs_at_the_start(void)
+{
+    plan((fake_nccl_plan){.rank = 1, .init_hangs = true});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = never_called},
+               FSDP_ERR_PEER, -1, "the making of a group of 3 ranks from rank 0 on (call 0)");
+}
+
+/* --- libraries that do not do ---------------------------------------------------------------------- */
+
+static void is_too_old(void)
+{
+    plan((fake_nccl_plan){.version = 21207});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = never_called},
+               FSDP_ERR_USAGE, 0, "is NCCL 2.12.7, and at least 2.14 is needed");
+}
+
+typedef struct test_case {
+    const char *name;
+    void (*run)(void);
+} test_case;
+
+static const test_case cases[] = {
+    {"too_old", is_too_old}, /* before a library was taken */
+    {"fails_at_a_call", fails_at_a_call},
+    {"fails_later", fails_later},
+    {"lost_rank", notices_a_lost_rank},
+    {"never_comes", never_comes},
+    {"chain", finds_the_end_of_a_chain},
+    {"another_call", makes_another_call},
+    {"aborts", aborts},
+    {"leaves_with_a_failure", leaves_with_a_failure},
+    {"leaves_early", leaves_early},
+    {"dies", dies},
+    {"hangs_in_a_call", hangs_in_a_call},
+    {"busy", is_busy},
+    {"no_gpu", has_no_gpu},
+    {"shares_a_gpu", shares_a_gpu},
+    {"hangs_at_the_start", hangs_at_the_start},
+};
+
+int main(int argc, char **argv)
+{
+    fake = fake_nccl_of();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (argc > 1 && strcmp(argv[1], cases[i].name) != 0)
+            continue;
+        printf("%s\n", cases[i].name);
+        fflush(stdout);
+        cases[i].run();
+    }
+    return 0;
+}

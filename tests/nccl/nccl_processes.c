@@ -1,0 +1,111 @@
+/*
+ * Ranks as processes: one that is killed in a collective is named by the others (over the fake NCCL); and the
+ * real NCCL, where there is one, goes as far as it can without a GPU.
+ */
+#include "tests/nccl/nccl_ranks.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/comm_nccl/nccl_library.h"
+#include "tests/support/ranks/rank_processes.h"
+
+enum { SKIPPED = 77, DEADLINE_MS = 60000 };
+
+/* The transport over NCCL takes the place of the rank's own. */
+static fsdp_status connect_nccl(rank_process *process, nccl_rank *rank, fsdp_error *err)
+{
+    int all[NCCL_MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    *rank = (nccl_rank){.rank = process->rank, .size = process->size};
+    FSDP_TRY(open_nccl_device(&rank->device, &rank->stream, err));
+    const fsdp_nccl_spec spec = {
+        .ctl = process->ctl, .inner = process->transport, .device = rank->device};
+    FSDP_TRY(fsdp_transport_nccl(&spec, &rank->transport, err));
+    process->transport = rank->transport;
+    return rank->transport->ops->comm_create(rank->transport, all, rank->size, &rank->comm, err);
+}
+
+static void release(nccl_rank *rank)
+{
+    fsdp_comm_free(rank->comm);
+    if (rank->stream)
+        rank->device->ops->stream_free(rank->stream);
+}
+
+/* --- the fake ----------------------------------------------------------------------------------- */
+
+static fsdp_status be_killed(rank_process *process, fsdp_error *err)
+{
+    nccl_rank rank;
+    fake_nccl_of()->plan = (fake_nccl_plan){.rank = -1, .is_alone = true};
+    fsdp_status status = connect_nccl(process, &rank, err);
+    if (status == FSDP_OK)
+        status = give_call(&rank, err);
+    if (rank.rank == 1)
+        raise(SIGKILL);
+    if (status == FSDP_OK)
+        status = await_failure(&rank, err);
+    release(&rank);
+    return status;
+}
+
+static int names_a_killed_rank(void)
+{
+    rank_processes ranks = {.size = 3, .deadline_ms = DEADLINE_MS, .body = be_killed};
+    rank_result results[3];
+    run_rank_processes(&ranks, results);
+    for (int i = 0; i < 3; i += 2) {
+        const fsdp_error *err = &results[i].err;
+        expect(results[i].status == FSDP_ERR_PEER && err->rank == 1, "rank 1 is at fault",
+               err->text);
+        expect(
+            strstr(err->text, "in all_reduce of 8 f32 for layers.1 (call 1): rank 1 (process ") &&
+                strstr(err->text, " died "),
+            "rank 1 is named, and the call", err->text);
+    }
+    return 0;
+}
+
+/* --- the real one --------------------------------------------------------------------------------- */
+
+static fsdp_status bootstrap(rank_process *process, fsdp_error *err)
+{
+    nccl_rank rank;
+    fsdp_status status = connect_nccl(process, &rank, err);
+    release(&rank);
+    return status;
+}
+
+/* With GPUs it may go on. */
+static int goes_up_to_the_device(void)
+{
+    rank_processes ranks = {.size = 4, .deadline_ms = DEADLINE_MS, .body = bootstrap};
+    rank_result results[4];
+    char version[FSDP_ERROR_TEXT];
+    fsdp_nccl_describe(version, sizeof version);
+    printf("%s\n", version);
+    if (strncmp(version, "no NCCL: there is no ", strlen("no NCCL: there is no ")) == 0)
+        return SKIPPED;
+    expect(strncmp(version, "NCCL 2.", strlen("NCCL 2.")) == 0, "NCCL tells its version", version);
+    run_rank_processes(&ranks, results);
+    for (int i = 0; i < 4; i++) {
+        const fsdp_error *err = &results[i].err;
+        printf("rank %d: %d, %s\n", i, (int)results[i].status, err->text);
+        if (results[i].status == FSDP_OK)
+            continue;
+        expect(results[i].status == FSDP_ERR_USAGE || results[i].status == FSDP_ERR_PEER,
+               "exit code 2 or 10", err->text);
+        expect(strstr(err->text, "the making of a group of 4 ranks") &&
+                   strstr(err->text, "NCCL 2."),
+               "an error of NCCL", err->text);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const bool is_real = argc > 1 && strcmp(argv[1], "real") == 0;
+    return is_real ? goes_up_to_the_device() : names_a_killed_rank();
+}
