@@ -41,8 +41,9 @@ static fsdp_status decide_here(const fsdp_launch_options *options, const fsdp_pl
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "%s contradicts %s: it has started all ranks, and this process is rank %d",
                          name, fsdp_launcher_name(place->launcher), place->rank);
-    if (options->comm != FSDP_COMM_AUTO && options->comm != fitting &&
-        !(options->comm == FSDP_COMM_SELF && n == 1) && !(options->comm == FSDP_COMM_TCP && is_np))
+    if (options->comm != FSDP_COMM_AUTO && options->comm != FSDP_COMM_NCCL &&
+        options->comm != fitting && !(options->comm == FSDP_COMM_SELF && n == 1) &&
+        !(options->comm == FSDP_COMM_TCP && is_np))
         return fail_conflict(options, name, err);
     *mode_out = is_np ? FSDP_MODE_PROCESSES : FSDP_MODE_THREADS;
     return FSDP_OK;
@@ -60,7 +61,7 @@ static fsdp_status decide_started(const fsdp_launch_options *options, const fsdp
         *mode_out = place->size > 1 ? FSDP_MODE_TCP : FSDP_MODE_SELF;
     bool fits = options->comm == FSDP_COMM_AUTO || place->size == 1 ||
                 options->comm == (is_mpi ? FSDP_COMM_MPI : FSDP_COMM_TCP) ||
-                options->comm == FSDP_COMM_SHM;
+                options->comm == FSDP_COMM_SHM || options->comm == FSDP_COMM_NCCL;
     if (fits && !(options->comm == FSDP_COMM_MPI && *mode_out != FSDP_MODE_MPI))
         return FSDP_OK;
     return fail_conflict(options, fsdp_launcher_name(place->launcher), err);

@@ -25,7 +25,7 @@ enum { FSDP_MAX_LOCAL_RANKS = 1024, FSDP_MAX_RANKS = 65536, FSDP_JOB_SIZE = 256 
 
 typedef enum fsdp_comm_choice {
     FSDP_COMM_AUTO = 0, FSDP_COMM_SELF, FSDP_COMM_THREADS, FSDP_COMM_SHM, FSDP_COMM_MPI,
-    FSDP_COMM_TCP
+    FSDP_COMM_TCP, FSDP_COMM_NCCL
 } fsdp_comm_choice;
 
 typedef struct fsdp_launch_options {

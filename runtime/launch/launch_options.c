@@ -49,7 +49,7 @@ static fsdp_status set_threads(fsdp_launch_options *options, const char *name, c
 
 const char *fsdp_comm_choice_name(fsdp_comm_choice comm)
 {
-    static const char *const names[] = {"auto", "self", "threads", "shm", "mpi", "tcp"};
+    static const char *const names[] = {"auto", "self", "threads", "shm", "mpi", "tcp", "nccl"};
     return names[comm];
 }
 
@@ -57,13 +57,13 @@ static fsdp_status set_comm(fsdp_launch_options *options, const char *name, cons
                             fsdp_error *err)
 {
     options->comm_name = name;
-    for (int i = FSDP_COMM_SELF; i <= FSDP_COMM_TCP; i++)
+    for (int i = FSDP_COMM_SELF; i <= FSDP_COMM_NCCL; i++)
         if (strcmp(text, fsdp_comm_choice_name((fsdp_comm_choice)i)) == 0) {
             options->comm = (fsdp_comm_choice)i;
             return FSDP_OK;
         }
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': there are self, threads, shm, mpi and tcp",
-                     name, text);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s '%s': there are self, threads, shm, mpi, tcp and nccl", name, text);
 }
 
 static fsdp_status set_device(fsdp_launch_options *options, const char *name, const char *text,

@@ -12,6 +12,7 @@
 #include "runtime/launch/mpi_library.h"
 #include "runtime/comm_message/p2p_tcp.h"
 #include "runtime/comm_message/message_transport.h"
+#include "runtime/comm_nccl/transport_nccl.h"
 #include "runtime/comm_shared/shared_transports.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "base/io/process.h"
@@ -111,6 +112,26 @@ static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world
     return fsdp_transport_shm(parts->ctl, options->deadline_ms, &parts->transport, err);
 }
 
+/* Memory of GPUs: other transports between processes cannot move it. Threads can, by copies. */
+static bool wants_nccl(const fsdp_launch_options *options, const fsdp_world_parts *parts)
+{
+    bool is_fitting =
+        options->comm == FSDP_COMM_AUTO && options->threads == 0 && parts->device->ops->native;
+    return fsdp_ctl_size(parts->ctl) > 1 && (options->comm == FSDP_COMM_NCCL || is_fitting);
+}
+
+/* Collective: around the transport of host memory. */
+static fsdp_status open_nccl(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                             fsdp_error *err)
+{
+    const fsdp_nccl_spec spec = {.ctl = parts->ctl,
+                                 .inner = parts->transport,
+                                 .device = parts->device,
+                                 .check = options->check};
+    return wants_nccl(options, parts) ? fsdp_transport_nccl(&spec, &parts->transport, err)
+                                      : FSDP_OK;
+}
+
 static fsdp_status open_local(const fsdp_launch_options *options, fsdp_world_parts *parts,
                               fsdp_error *err)
 {
@@ -131,7 +152,8 @@ static fsdp_status fill_parts(const fsdp_launch_options *options, fsdp_world_par
     FSDP_TRY(count_hosts(parts->ctl, options->host, parts, err));
     FSDP_TRY(fsdp_ctl_agree(parts->ctl, open_local(options, parts, err), err));
     fsdp_status status = parts->transport ? FSDP_OK : open_transport(options, parts, err);
-    return fsdp_ctl_agree(parts->ctl, status, err);
+    FSDP_TRY(fsdp_ctl_agree(parts->ctl, status, err));
+    return fsdp_ctl_agree(parts->ctl, open_nccl(options, parts, err), err);
 }
 
 /* All ranks have the same error: only the rank that failed reports it. */
