@@ -4,21 +4,14 @@
  * an odometer over rows of equal units (a dense run, or one element where nothing is dense).
  */
 #include "base/data/box_internal.h"
+#include "kernels/bytes/copy_plan.h"
 #include "kernels/variants.h"
 
 #include <stdbool.h>
 #include <string.h>
 
-typedef struct copy_plan {
-    int ndim; /* of the merged dims, the last one being the rows of one call */
-    int64_t len[FSDP_MAX_DIMS];
-    int64_t to_strides[FSDP_MAX_DIMS];
-    int64_t from_strides[FSDP_MAX_DIMS];
-    size_t unit; /* bytes copied together */
-} copy_plan;
-
 /* True when the step from one index of outer to the next is the whole extent of the last dim. */
-static bool is_dense(const copy_plan *plan, int64_t to_stride, int64_t from_stride)
+static bool is_dense(const fsdp_copy_plan *plan, int64_t to_stride, int64_t from_stride)
 {
     int last = plan->ndim - 1;
     return to_stride == plan->to_strides[last] * plan->len[last] &&
@@ -26,7 +19,7 @@ static bool is_dense(const copy_plan *plan, int64_t to_stride, int64_t from_stri
 }
 
 /* Builds the merged dims from the innermost outwards, innermost at index 0. */
-static void merge_dims(copy_plan *plan, const fsdp_strided_copy *copy)
+static void merge_dims(fsdp_copy_plan *plan, const fsdp_strided_copy *copy)
 {
     const int64_t *to_strides = copy->to_strides, *from_strides = copy->from_strides;
     const int64_t *len = copy->len;
@@ -45,7 +38,7 @@ static void merge_dims(copy_plan *plan, const fsdp_strided_copy *copy)
 }
 
 /* A dense innermost dim becomes the unit; then the next one out gives the rows. */
-static void absorb_dense_rows(copy_plan *plan)
+static void absorb_dense_rows(fsdp_copy_plan *plan)
 {
     int64_t size = (int64_t)plan->unit;
     if (plan->ndim == 0 || plan->to_strides[0] != size || plan->from_strides[0] != size)
@@ -65,7 +58,7 @@ static inline void copy_units(uint8_t *to, int64_t to_stride, const uint8_t *fro
         memcpy(to + i * to_stride, from + i * from_stride, unit);
 }
 
-static void copy_rows(uint8_t *to, const uint8_t *from, const copy_plan *plan)
+static void copy_rows(uint8_t *to, const uint8_t *from, const fsdp_copy_plan *plan)
 {
     int64_t count = plan->ndim > 0 ? plan->len[0] : 1;
     int64_t to_stride = plan->ndim > 0 ? plan->to_strides[0] : 0;
@@ -81,7 +74,7 @@ static void copy_rows(uint8_t *to, const uint8_t *from, const copy_plan *plan)
 }
 
 /* Steps the odometer of the dims outside the rows; false after the last position. */
-static bool step(const copy_plan *plan, int64_t *index, int64_t *to_at, int64_t *from_at)
+static bool step(const fsdp_copy_plan *plan, int64_t *index, int64_t *to_at, int64_t *from_at)
 {
     for (int dim = 1; dim < plan->ndim; dim++) {
         *to_at += plan->to_strides[dim];
@@ -95,15 +88,24 @@ static bool step(const copy_plan *plan, int64_t *index, int64_t *to_at, int64_t 
     return false;
 }
 
-void fsdp_copy_box(const fsdp_strided_copy *copy)
+bool fsdp_copy_plan_make(fsdp_copy_plan *plan_out, const fsdp_strided_copy *copy)
 {
     for (int dim = 0; dim < copy->ndim; dim++) {
         if (copy->len[dim] == 0)
-            return;
+            return false;
     }
-    copy_plan plan = {.unit = copy->element_size};
-    merge_dims(&plan, copy);
-    absorb_dense_rows(&plan);
+    plan_out->ndim = 0;
+    plan_out->unit = copy->element_size;
+    merge_dims(plan_out, copy);
+    absorb_dense_rows(plan_out);
+    return true;
+}
+
+void fsdp_copy_box(const fsdp_strided_copy *copy)
+{
+    fsdp_copy_plan plan;
+    if (!fsdp_copy_plan_make(&plan, copy))
+        return;
 
     int64_t index[FSDP_MAX_DIMS] = {0};
     int64_t to_at = 0, from_at = 0;
