@@ -1,6 +1,6 @@
 /*
- * A box copy as few long runs: neighbouring dims that are dense on both sides are merged, and a dense innermost
- * dim becomes the unit. For fsdp_copy_box and for the kernel of GPUs.
+ * A box copy as few long runs: neighbouring dims that are dense on both sides are merged, and a dense
+ * innermost dim becomes the unit. For fsdp_copy_box and for the kernel of GPUs.
  */
 #ifndef FSDP_COPY_PLAN_H
 #define FSDP_COPY_PLAN_H

@@ -29,6 +29,9 @@ typedef fsdp_span fsdp_cuda_span;
 /* As fsdp_rects_copy: chunk-cat, copy-out, casts, zeros. */
 int fsdp_cuda_rects(const fsdp_rect *rects, size_t n, void *stream);
 
+/* As fsdp_copy_box for each; strides and lengths lie in host memory. */
+int fsdp_cuda_copy_box(const fsdp_strided_copy *copies, size_t n, void *stream);
+
 /* --- arithmetic ------------------------------------------------------------------------------- */
 
 enum { FSDP_CUDA_FOLD_SOURCES = 512 };         /* at most, of one fold */
@@ -58,10 +61,17 @@ int fsdp_cuda_are_finite(const fsdp_cuda_span *spans, size_t n, int *all_finite_
 
 /* --- optimizers ------------------------------------------------------------------------------- */
 
-/* As fsdp_tensor_adamw and fsdp_tensor_sgd: tensors[i] takes steps[i]. Neighbours with equal steps share
- * their factors: lists should be sorted by groups of parameters. */
+/*
+ * As fsdp_tensor_adamw and fsdp_tensor_sgd: tensors[i] takes steps[i]. A launch has room for 16 different
+ * steps, so lists with more groups of parameters should be sorted by them.
+ */
 int fsdp_cuda_adamw(const fsdp_optim_tensors *tensors, size_t n, const fsdp_adamw_step *steps, void *stream);
 int fsdp_cuda_sgd(const fsdp_optim_tensors *tensors, size_t n, const fsdp_sgd_step *steps, void *stream);
+
+/* --- hashes ----------------------------------------------------------------------------------- */
+
+/* XXH3-128 of the bytes of each span, as fsdp_kernels.hash, into hashes_out (device memory, one per span). */
+int fsdp_cuda_hash(const fsdp_cuda_span *spans, size_t n, fsdp_hash *hashes_out, void *stream);
 
 #ifdef __cplusplus
 }

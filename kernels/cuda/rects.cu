@@ -16,22 +16,12 @@ struct rect_item {
 
 using rect_batch = fsdp_batch<no_common, rect_item>;
 
-enum { PIECE = 16 /* bytes */ };
-
 /* --- copies ----------------------------------------------------------------------------------- */
-
-FSDP_DEVICE void copy_piece(uint8_t *to, const uint8_t *from, uint32_t mask)
-{
-    for (int i = 0; i < PIECE; i++) {
-        if (mask >> i & 1)
-            to[i] = from ? from[i] : 0;
-    }
-}
 
 /* All loads come before the stores, so that several are under way. */
 FSDP_DEVICE void copy_tile(const rect_item &rect, uint32_t tile)
 {
-    uint64_t row_units = fsdp_row_units<PIECE>((uint64_t)rect.width);
+    uint64_t row_units = fsdp_row_units<FSDP_PIECE>((uint64_t)rect.width);
     fsdp_place begin = fsdp_tile_begin(tile, row_units);
     uint8_t *to[FSDP_UNITS_EACH];
     uint4 data[FSDP_UNITS_EACH];
@@ -44,12 +34,12 @@ FSDP_DEVICE void copy_tile(const rect_item &rect, uint32_t tile)
         if (place.row >= (uint64_t)rect.rows)
             continue;
         uint8_t *row = rect.to + (int64_t)place.row * rect.to_pitch;
-        fsdp_unit unit =
-            fsdp_unit_at<PIECE>(place.unit, fsdp_skew<PIECE>(row, 1), (uint64_t)rect.width);
+        fsdp_unit unit = fsdp_unit_at<FSDP_PIECE>(place.unit, fsdp_skew<FSDP_PIECE>(row, 1),
+                                                  (uint64_t)rect.width);
         const uint8_t *from =
             rect.from ? rect.from + (int64_t)place.row * rect.from_pitch + unit.at : nullptr;
-        if (!fsdp_unit_is_whole<PIECE>(unit)) {
-            copy_piece(row + unit.at, from, unit.mask);
+        if (!fsdp_unit_is_whole<FSDP_PIECE>(unit)) {
+            fsdp_copy_piece(row + unit.at, from, unit.mask);
             continue;
         }
         to[i] = row + unit.at;
@@ -145,7 +135,7 @@ static uint64_t tiles_of(const rect_item &item)
 {
     uint64_t width = (uint64_t)item.width, rows = (uint64_t)item.rows;
     return fsdp_unit_tiles(rows * (item.to_type == FSDP_DTYPE_NONE
-                                       ? fsdp_row_units<PIECE>(width)
+                                       ? fsdp_row_units<FSDP_PIECE>(width)
                                        : fsdp_row_units<FSDP_UNIT>(width)));
 }
 

@@ -13,7 +13,8 @@ enum {
     FSDP_THREADS = 256,
     FSDP_UNITS_EACH = 4,                       /* of one thread in a tile */
     FSDP_TILE_UNITS = FSDP_THREADS * FSDP_UNITS_EACH,
-    FSDP_UNIT = 8                              /* elements */
+    FSDP_UNIT = 8,                             /* elements */
+    FSDP_PIECE = 16                            /* bytes: the unit of copies */
 };
 
 /* Some elements of a row: bit i of mask is set when element at + i is one of them. `at` may be negative. */
@@ -113,6 +114,15 @@ FSDP_DEVICE uint4 fsdp_load_16(const uint8_t *from)
     if (fsdp_is_aligned(from, 16))
         return *(const uint4 *)from;
     return {fsdp_load_u32(from), fsdp_load_u32(from + 4), fsdp_load_u32(from + 8), fsdp_load_u32(from + 12)};
+}
+
+/* The bytes of a piece that the mask has; from NULL: zeros. */
+FSDP_DEVICE void fsdp_copy_piece(uint8_t *to, const uint8_t *from, uint32_t mask)
+{
+    for (int i = 0; i < FSDP_PIECE; i++) {
+        if (mask >> i & 1)
+            to[i] = from ? from[i] : 0;
+    }
 }
 
 /* --- codes: the bits of 8 elements ------------------------------------------------------------ */

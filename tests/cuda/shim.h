@@ -57,6 +57,7 @@ unsigned fsdp_shim_vote(unsigned mask, bool value, int line);
 #define __global__
 #define __device__
 #define __host__
+#define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define FSDP_PARAMS(type) const type &
