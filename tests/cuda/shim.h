@@ -64,7 +64,13 @@ unsigned fsdp_shim_vote(unsigned mask, bool value, int line);
 #define FSDP_SHARED(type, name) \
     type &name = *static_cast<type *>(fsdp_shim_shared(__LINE__, sizeof(type)))
 
+/* Bugs that a second compilation of a kernel has, to show that its test fails. */
+#ifdef FSDP_SHIM_SHIFTS_INDEX
+#define threadIdx \
+    (fsdp_shim_dim{fsdp_shim_thread.x + (fsdp_shim_thread.x + 1 < fsdp_shim_block_size.x), 0, 0})
+#else
 #define threadIdx fsdp_shim_thread
+#endif
 #define blockIdx fsdp_shim_block
 #define blockDim fsdp_shim_block_size
 #define gridDim fsdp_shim_blocks
@@ -76,7 +82,11 @@ struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
 
+#ifdef FSDP_SHIM_FORGETS_BARRIERS
+#define __syncthreads() static_cast<void>(0)
+#else
 #define __syncthreads() fsdp_shim_barrier(__LINE__)
+#endif
 #define __shfl_sync(mask, value, ...) fsdp_shim_shuffled(__LINE__, mask, value, __VA_ARGS__)
 #define __shfl_down_sync(mask, value, ...) fsdp_shim_shuffled_down(__LINE__, mask, value, __VA_ARGS__)
 #define __shfl_xor_sync(mask, value, ...) fsdp_shim_shuffled_xor(__LINE__, mask, value, __VA_ARGS__)

@@ -1,4 +1,5 @@
 /* kernels/cuda/arith.cu, run by the host, against kernels/train/tensor.h: every bit agrees. */
+#include "tests/cuda/shim.h"
 #include "tests/unit/kernels/cuda/cuda_cases.h"
 
 #include <criterion/criterion.h>
@@ -112,4 +113,35 @@ Test(cuda_kernels_arith, products_and_quotients_are_those_of_c)
             case_buffer_free(&expected[i]);
         }
     }
+}
+
+/* --- streams ---------------------------------------------------------------------------------- */
+
+typedef struct held_launch {
+    void (*run)(void *closure);
+    void (*drop)(void *closure);
+    void *closure, *stream;
+} held_launch;
+
+static held_launch held;
+
+static void hold(void *stream, void (*run)(void *), void *closure, void (*drop)(void *))
+{
+    held = (held_launch){run, drop, closure, stream};
+}
+
+Test(cuda_kernels_arith, a_runtime_runs_launches_when_it_wants)
+{
+    int number = 7, stream = 0;
+    const fsdp_cuda_span span = {&number, FSDP_I32, 1};
+    const void *from[] = {&number, &number};
+    const fsdp_reduction sum = {FSDP_FOLD_SUM, 1, 1};
+    fsdp_shim_enqueue = hold;
+    case_expect_success(fsdp_cuda_fold(&span, from, 2, sum, &stream));
+    fsdp_shim_enqueue = NULL;
+    cr_assert_eq(number, 7);
+    cr_assert_eq(held.stream, &stream);
+    held.run(held.closure);
+    held.drop(held.closure);
+    cr_assert_eq(number, 14);
 }

@@ -124,6 +124,21 @@ static void try_list(uint64_t seed)
     }
 }
 
+Test(cuda_kernels_rects, a_thousand_rectangles_are_two_launches)
+{
+    enum { RECTS = 1000, COUNT = 5 };
+    static float from[RECTS][COUNT], to[RECTS][COUNT];
+    static fsdp_rect rects[RECTS];
+    case_seed(3);
+    case_fill(from, FSDP_F32, RECTS * COUNT);
+    for (int i = 0; i < RECTS; i++)
+        rects[i] = fsdp_rect_line(to[i], FSDP_F32, from[i], FSDP_F32, COUNT);
+    size_t before = case_launches();
+    case_expect_success(fsdp_cuda_rects(rects, RECTS, NULL));
+    cr_assert_leq(case_launches() - before, 3);
+    cr_assert(memcmp(from, to, sizeof to) == 0);
+}
+
 Test(cuda_kernels_rects, lists_are_copied_as_by_c)
 {
     for (uint64_t seed = 0; seed < 150; seed++)
