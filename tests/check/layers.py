@@ -44,6 +44,7 @@ THIRD_PARTY = {
     "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
     "sanitizer/asan_interface.h": r"tests/cuda/fiber\.c",
     "sanitizer/common_interface_defs.h": r"tests/cuda/fiber\.c",
+    "cublasLt.h": r"tests/gpu_check/(cublaslt|fake_cublaslt)\.c",
     "cuda_runtime.h": r"runtime/device/device_cuda\.c|tests/.*",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
@@ -61,7 +62,7 @@ THIRD_PARTY = {
     "criterion/parameterized.h": r"tests/unit/.*",
 }
 SYSTEM = re.compile(
-    r"(sys|linux)/\w+\.h|(argp|assert|ctype|dirent|dlfcn|errno|fcntl|float|getopt|inttypes|limits|locale|"
+    r"(sys|linux)/\w+\.h|(argp|assert|ctype|dirent|dlfcn|errno|fcntl|float|getopt|glob|inttypes|limits|locale|"
     r"math|poll|regex|sched|setjmp|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|"
     r"string|strings|time|ucontext|unistd)\.h"
 )

@@ -1,0 +1,135 @@
+"""Runs gpu-check over the fake CUDA runtime: its lines, its JSON, its exit codes, and bugs that it must find.
+
+usage: check_program.py GPU_CHECK [FAKE_CUBLASLT]
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROGRAM = sys.argv[1]
+ROW = re.compile(r"(\S+) +(\S+) +(-|[\d.e+-]+ ms) +(\S+) +(\S+) +(-|[\d.]+) +(yes|NO|skipped)(?:  (.+))?")
+WORDS = {"yes": "passed", "NO": "failed", "skipped": "skipped"}
+# Rows that have no result yet; anything else is passed here.
+NOT_YET = re.compile(r"training/\d-ranks/adamw-offload|scenarios/C1-C23|nccl/2-ranks/all-gather")
+LIBRARY = {"FSDP_CUBLASLT_LIB": sys.argv[2]} if len(sys.argv) > 2 else {}
+problems = []
+
+
+def expect(condition, text):
+    if not condition:
+        problems.append(text)
+
+
+class Run:
+    """What a run printed, by the names of rows."""
+
+    def __init__(self, *arguments, **environment):
+        command = [PROGRAM, *arguments]
+        self.text = " ".join([*(f"{name}={value}" for name, value in environment.items()), *command])
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
+        done = subprocess.run(command, env={**clean, **LIBRARY, **environment}, text=True, timeout=240,
+                              capture_output=True, check=False)
+        self.exit, self.output, self.errors = done.returncode, done.stdout, done.stderr
+        self.rows = {}
+        lines = self.output.splitlines()
+        self.sum = lines[-1] if lines else ""
+        begin = next((i for i, line in enumerate(lines) if line.startswith("name ")), len(lines))
+        for line in lines[begin + 1:-1]:
+            match = ROW.fullmatch(line)
+            expect(match, f"{self.text}: this is no row: {line}")
+            if match:
+                self.rows[match[1]] = match
+
+    def results(self, result):
+        return [name for name, row in self.rows.items() if WORDS[row[7]] == result]
+
+    def expect_end(self, code):
+        counted = ", ".join(f"{len(self.results(word))} {word}" for word in WORDS.values())
+        expect(self.exit == code, f"{self.text}: exit code {self.exit}, not {code}: {self.output}{self.errors}")
+        expect(self.sum == counted, f"{self.text}: the last line is '{self.sum}', not '{counted}'")
+
+
+def check_everything(folder):
+    path = Path(folder) / "rows.json"
+    run = Run("--quick", "--bytes", "1m", "--json", str(path))
+    run.expect_end(0)
+    for name in subprocess.run([PROGRAM, "--list"], text=True, capture_output=True, check=True).stdout.split():
+        wanted = "ceiling/" if name.startswith("ceiling/") else name
+        expect(any(row.startswith(wanted) for row in run.rows), f"{run.text}: no row of {name}")
+    for name, row in run.rows.items():
+        skips = NOT_YET.fullmatch(name) or (name == "ceiling/product-bf16" and not LIBRARY)
+        expect(WORDS[row[7]] == ("skipped" if skips else "passed"), f"{run.text}: {row[0]}")
+        if name.startswith(("kernel/", "small/", "staging/", "load/", "collective/")):
+            expect(row[3] != "-" and row[6] != "-", f"{run.text}: no time or ratio: {row[0]}")
+    check_json(run, json.loads(path.read_text()))
+    expect(not any(name.startswith("gpu-check-") for name in os.listdir(folder)), "its folder stays")
+
+
+def check_json(run, written):
+    expect([row["name"] for row in written["rows"]] == list(run.rows), f"{run.text}: other rows in JSON")
+    for row in written["rows"]:
+        line = run.rows.get(row["name"])
+        expect(line and WORDS[line[7]] == row["result"], f"{run.text}: other result in JSON: {row}")
+        expect(row["goal"] == 0, f"{run.text}: small data is judged: {row}")
+    for word in WORDS.values():
+        expect(written[word] == len(run.results(word)), f"{run.text}: JSON counts {written[word]} {word}")
+
+
+def check_goals(folder):
+    """Rates are judged once the data is large."""
+    path = Path(folder) / "goals.json"
+    run = Run("--quick", "--bytes", "256m", "--only", "kernel/hash", "--json", str(path))
+    row = json.loads(path.read_text())["rows"][-1]
+    meets = row["achieved"] >= 0.4 * row["bound"] > 0
+    expect((row["name"], row["goal"]) == ("kernel/hash", 0.4), f"{run.text}: {row}")
+    expect(row["result"] == ("passed" if meets else "failed"), f"{run.text}: {row}")
+    run.expect_end(0 if meets else 1)
+
+
+def check_bugs():
+    run = Run("--bytes", "64k", "--only", "kernel/c", FAKE_BUG="rects")
+    run.expect_end(1)
+    expect(run.results("failed") == ["kernel/copy-out", "kernel/chunk-cat"], f"{run.text}: {run.output}")
+    expect("kernel/copy-boxes" in run.results("passed"), f"{run.text}: it does not go on: {run.output}")
+    run = Run("--bytes", "64k", "--only", "training/2-ranks/adamw", FAKE_BUG="rects")
+    run.expect_end(1)
+    run = Run("--bytes", "64k", "--only", "kernel/", FAKE_BUG="crash")
+    run.expect_end(1)
+    expect(run.results("failed") == ["kernel/multiply"], f"{run.text}: {run.output}")
+    expect("signal 9" in run.output, f"{run.text}: {run.output}")
+    run = Run("--bytes", "64k", "--only", "kernel/fold", FAKE_BUG="fold")
+    run.expect_end(0)
+    expect(run.results("skipped") == ["kernel/fold"], f"{run.text}: {run.output}")
+    run = Run("--bytes", "64k", "--only", "ceiling/product", FSDP_CUBLASLT_LIB="/no/such/library")
+    run.expect_end(1)
+    expect("/no/such/library" in run.output, f"{run.text}: {run.output}")
+
+
+def check_refusals():
+    for environment, text in [({"FAKE_GPU": "none"}, "finds no GPU"),
+                              ({"FAKE_GPU": "no-driver"}, "there is no NVIDIA driver")]:
+        run = Run(**environment)
+        expect(run.exit == 2 and text in run.errors and not run.output,
+               f"{run.text}: exit code {run.exit}: {run.output}{run.errors}")
+    for arguments in [["--quack"], ["--bytes", "much"], ["--seed", "-1"], ["more"], ["--build"]]:
+        run = Run(*arguments)
+        expect(run.exit in (2, 3) and run.errors and not run.output, f"{run.text}: exit code {run.exit}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = folder
+        check_everything(folder)
+        check_goals(folder)
+        check_bugs()
+        check_refusals()
+    print("\n".join(problems) or "all as expected")
+    return len(problems) > 0
+
+
+sys.exit(main())

@@ -1,0 +1,161 @@
+/*
+ * gpu-check over the fake CUDA runtime (tests/cuda/fake_cudart.h): the calls of CUDA that only gpu-check makes,
+ * and bugs that the environment plants.
+ *
+ *   FAKE_GPU=none       a driver without a GPU
+ *   FAKE_GPU=no-driver
+ *   FAKE_BUG=rects      the last rectangle of each call is not copied
+ *   FAKE_BUG=crash      a process that multiplies is ended
+ *   FAKE_BUG=fold       the device has no such kernel
+ *
+ * Time between two events is that since the call before, which is no measurement.
+ */
+#include <cuda_runtime.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/device/device_cuda.h"
+#include "tests/cuda/fake_cudart.h"
+
+static bool is_set(const char *name, const char *value)
+{
+    const char *text = getenv(name);
+    return text && strcmp(text, value) == 0;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    const fake_cudart_plan plan = {.seed = 1,
+                                   .devices = is_set("FAKE_GPU", "none") ? -1 : 0,
+                                   .driver = is_set("FAKE_GPU", "no-driver") ? -1 : 0};
+    fake_cudart_begin(&plan);
+    (void)
+        fake_cudart_is_guarded(); /* makes its key, which threads of streams need when they begin */
+}
+
+/* --- facts and time --------------------------------------------------------------------------- */
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out)
+{
+    *free_out = *total_out = (size_t)1 << 30;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
+{
+    static double before;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    double now = (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
+    if (cudaEventQuery(start) != cudaSuccess || cudaEventQuery(end) != cudaSuccess)
+        return cudaErrorNotReady;
+    *ms = (float)(before > 0 ? now - before : 1);
+    before = now;
+    return cudaSuccess;
+}
+
+/* The linker puts it in place of the fake runtime's, which does not know this one. */
+const char *__real_cudaGetErrorString(cudaError_t error);
+const char *__wrap_cudaGetErrorString(cudaError_t error);
+const char *__wrap_cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaErrorNotSupported ? "operation not supported"
+                                          : __real_cudaGetErrorString(error);
+}
+
+/* --- counting: the work is done, and its launches are counted ----------------------------------- */
+
+static int launches;
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    (void)stream, (void)mode;
+    launches = fake_cudart_calls("cudaLaunchKernel");
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    (void)stream;
+    launches = fake_cudart_calls("cudaLaunchKernel") - launches;
+    *graph = (cudaGraph_t)(void *)&launches;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n)
+{
+    (void)nodes;
+    *n = (size_t) * (int *)(void *)graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType *type)
+{
+    (void)node;
+    *type = cudaGraphNodeTypeKernel;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    (void)graph;
+    return cudaSuccess;
+}
+
+/* --- planted bugs ----------------------------------------------------------------------------- */
+
+static fsdp_device_kernels kernels;
+
+static void rects_but_one(fsdp_stream *stream, const fsdp_rect *rects, size_t n)
+{
+    fsdp_device_cuda_kernels.rects(stream, rects, n > 0 ? n - 1 : 0);
+}
+
+static void crash(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor)
+{
+    (void)stream, (void)data, (void)dtype, (void)count, (void)factor;
+    (void)raise(SIGKILL); /* of which no sanitizer makes a report */
+}
+
+static void refuse(fsdp_stream *stream, const fsdp_fold_call *call)
+{
+    (void)call;
+    if (fsdp_cuda_stream_begin(stream))
+        fsdp_cuda_stream_end(stream, "fold", 0, cudaErrorNotSupported);
+}
+
+/* The linker puts it in place of fsdp_device_open. */
+fsdp_status __real_fsdp_device_open(const char *name, const fsdp_device_rank *rank,
+                                    fsdp_device **device_out, fsdp_error *err);
+fsdp_status __wrap_fsdp_device_open(const char *name, const fsdp_device_rank *rank,
+                                    fsdp_device **device_out, fsdp_error *err);
+fsdp_status __wrap_fsdp_device_open(const char *name, const fsdp_device_rank *rank,
+                                    fsdp_device **device_out, fsdp_error *err)
+{
+    FSDP_TRY(__real_fsdp_device_open(name, rank, device_out, err));
+    if (!getenv("FAKE_BUG") || (*device_out)->ops->is_host)
+        return FSDP_OK;
+    kernels = fsdp_device_cuda_kernels;
+    if (is_set("FAKE_BUG", "rects"))
+        kernels.rects = rects_but_one;
+    if (is_set("FAKE_BUG", "crash"))
+        kernels.multiply = crash;
+    if (is_set("FAKE_BUG", "fold"))
+        kernels.fold = refuse;
+    ((fsdp_device_ops *)(*device_out)->ops)->kernels = &kernels;
+    return FSDP_OK;
+}

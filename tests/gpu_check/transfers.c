@@ -1,0 +1,319 @@
+/*
+ * State between the device and the host: copies to staging memory, saves in the background beside training, and
+ * loads from files. See gpu_check.h.
+ */
+#include "tests/gpu_check/ranks.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/core/mem.h"
+#include "base/io/io.h"
+#include "tests/support/nets/toy.h"
+#include <fsdp/async_save.h>
+
+enum { BLOCKS = 64, SAVES = 3, LOADS = 5, READ = 8 << 20 };
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* 10 GB, as the goals say; 1 GB when it should be quick; or what fits the data of a test. */
+static size_t state_bytes(const gpu_options *options)
+{
+    const size_t usual = options->quick ? (size_t)1e9 : (size_t)10e9;
+    return options->judges_rates ? usual : options->bytes;
+}
+
+/* --- device to staging memory ----------------------------------------------------------------- */
+
+typedef struct staging_job {
+    unsigned char *blocks[BLOCKS], *staging;
+    size_t size; /* of a block */
+} staging_job;
+
+/* All blocks, as the copy of a save takes them. */
+static void stage(void *context, const fsdp_device_kernels *kernels, fsdp_stream *stream)
+{
+    const staging_job *job = context;
+    for (size_t i = 0; i < BLOCKS; i++)
+        kernels->copy(stream, job->staging + i * job->size, job->blocks[i], job->size);
+}
+
+static fsdp_status fill_blocks(gpu_session *session, const staging_job *job, fsdp_error *err)
+{
+    const uint64_t seed = session->results->options.seed;
+    unsigned char *block = fsdp_alloc_pages(job->size);
+    fsdp_status status = block ? FSDP_OK : fsdp_fail_memory(err, "random data");
+    for (size_t i = 0; i < BLOCKS && status == FSDP_OK; i++) {
+        gpu_fill_bytes(block, block ? job->size : 0, seed + i);
+        session->kernels->copy(session->stream, job->blocks[i], block, job->size);
+        status = gpu_session_sync(session, err);
+    }
+    fsdp_free(block);
+    return status;
+}
+
+static fsdp_status see_blocks(const staging_job *job, uint64_t seed, fsdp_error *err)
+{
+    unsigned char *block = fsdp_alloc_pages(job->size);
+    fsdp_status status = block ? FSDP_OK : fsdp_fail_memory(err, "random data");
+    for (size_t i = 0; i < BLOCKS && status == FSDP_OK; i++) {
+        gpu_fill_bytes(block, job->size, seed + i);
+        if (memcmp(block, job->staging + i * job->size, job->size) != 0)
+            status = fsdp_fail(err, FSDP_ERR_INTERNAL, "block %zu is not what the device has", i);
+    }
+    fsdp_free(block);
+    return status;
+}
+
+static fsdp_status run_staging(gpu_session *session, staging_job *job, gpu_row *row,
+                               fsdp_error *err)
+{
+    const gpu_results *results = session->results;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        void *block;
+        FSDP_TRY(gpu_session_alloc(session, job->size, &block, err));
+        job->blocks[i] = block;
+    }
+    job->staging = session->ops->alloc_staging(session->device, BLOCKS * job->size);
+    if (!job->staging)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "the host has no %zu pinned bytes",
+                         BLOCKS * job->size);
+    FSDP_TRY(fill_blocks(session, job, err));
+    FSDP_TRY(gpu_session_time(session, stage, job, &row->seconds, err));
+    FSDP_TRY(see_blocks(job, results->options.seed, err));
+    gpu_rate_row(results, row, row->size, results->ceilings.to_host);
+    return FSDP_OK;
+}
+
+fsdp_status gpu_check_staging(gpu_results *results, int argument, fsdp_error *err)
+{
+    staging_job job = {.size = state_bytes(&results->options) / BLOCKS};
+    gpu_row *row = gpu_add_row(results, "staging/device-to-staging");
+    gpu_session session;
+    (void)argument;
+    row->size = (double)(BLOCKS * job.size);
+    fsdp_status status = gpu_session_open(&session, results, err);
+    if (status == FSDP_OK)
+        status = run_staging(&session, &job, row, err);
+    if (status == FSDP_ERR_LIMIT)
+        gpu_skip_row(row, "%s", err->text);
+    else
+        gpu_end_row(row, status, err);
+    for (size_t i = 0; i < BLOCKS; i++)
+        gpu_session_dealloc(&session, job.blocks[i], job.size);
+    if (job.staging)
+        session.ops->dealloc_staging(session.device, job.staging, BLOCKS * job.size);
+    gpu_session_close(&session);
+    return FSDP_OK;
+}
+
+/* --- a model with its optimizer --------------------------------------------------------------- */
+
+enum { LAYERS = 8, STATE_COPIES = 3 }; /* a parameter and two moments */
+
+typedef struct state_job {
+    gpu_results *results;
+    gpu_row *rows[2];
+} state_job;
+
+static fsdp_status build(toy *net, fsdp_world *world, const gpu_options *options, fsdp_error *err)
+{
+    const int64_t ranks = fsdp_world_size(world);
+    const size_t each = state_bytes(options) / STATE_COPIES / LAYERS / sizeof(float);
+    const int64_t shape[] = {(int64_t)(each / 256 > 0 ? each / 256 : 1), 256};
+    const fsdp_adamw_opts adamw = {.lr = 1e-3, .weight_decay = 0.01};
+    FSDP_TRY(toy_begin_in(net, world, 1, &ranks, (const char *[]){"dp"}, err));
+    FSDP_TRY(toy_add_weights(net, LAYERS, 2, shape, err));
+    FSDP_TRY(toy_wrap(net, err));
+    return toy_add_adamw(net, &adamw, err);
+}
+
+static fsdp_status step(toy *net, fsdp_error *err)
+{
+    FSDP_TRY(toy_forward(net, NULL, err));
+    FSDP_TRY(toy_backward(net, toy_touch_grad, err));
+    return fsdp_optim_step(net->optim, err);
+}
+
+static fsdp_status timed_step(toy *net, double *seconds_out, fsdp_error *err)
+{
+    const double began = now();
+    FSDP_TRY(step(net, err));
+    *seconds_out = now() - began;
+    return FSDP_OK;
+}
+
+/* --- saves in the background ------------------------------------------------------------------ */
+
+typedef struct save_times {
+    double alone[GPU_RUNS], beside[GPU_RUNS], stalls[SAVES];
+    int alone_count, beside_count, save_count;
+    int64_t bytes;
+} save_times;
+
+static fsdp_status save_once(toy *net, fsdp_async_saver *saver, const gpu_options *options,
+                             save_times *times, fsdp_error *err)
+{
+    char path[4096];
+    fsdp_async_report report;
+    const int64_t number = times->save_count;
+    fsdp_root_save_opts opts = {.save.step = &number, .save.overwrite = true};
+    snprintf(path, sizeof path, "%s/async", options->work);
+    FSDP_TRY(fsdp_async_save(saver, path, &opts, err));
+    while (!fsdp_async_save_is_done(saver) && times->beside_count < GPU_RUNS)
+        FSDP_TRY(timed_step(net, &times->beside[times->beside_count++], err));
+    FSDP_TRY(fsdp_async_save_wait(saver, &report, err));
+    times->stalls[times->save_count++] = report.stall_ms * 1e-3;
+    times->bytes = report.bytes;
+    return FSDP_OK;
+}
+
+static fsdp_status save_all(toy *net, const gpu_options *options, save_times *times,
+                            fsdp_error *err)
+{
+    const fsdp_async_opts opts = {.allow_equal = true};
+    fsdp_async_saver *saver = NULL;
+    FSDP_TRY(step(net, err));
+    while (times->alone_count < GPU_RUNS)
+        FSDP_TRY(timed_step(net, &times->alone[times->alone_count++], err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, &opts, &saver, err));
+    fsdp_status status = FSDP_OK;
+    for (int i = 0; i < SAVES && status == FSDP_OK; i++)
+        status = save_once(net, saver, options, times, err);
+    fsdp_async_saver_free(saver);
+    return status;
+}
+
+static fsdp_status save_beside_steps(void *context, fsdp_world *world, fsdp_error *err)
+{
+    const state_job *job = context;
+    const gpu_results *results = job->results;
+    gpu_row *stall = job->rows[0], *beside = job->rows[1];
+    save_times times = {0};
+    toy net = {0};
+    fsdp_status status = build(&net, world, &results->options, err);
+    if (status == FSDP_OK)
+        status = save_all(&net, &results->options, &times, err);
+    toy_free(&net);
+    FSDP_TRY(status);
+    stall->size = (double)times.bytes;
+    stall->seconds = gpu_median(times.stalls, times.save_count);
+    gpu_rate_row(results, stall, stall->size, results->ceilings.to_host);
+    beside->size = stall->size;
+    if (times.beside_count == 0) {
+        gpu_skip_row(beside, "the saves were over before a step had ended");
+        return FSDP_OK;
+    }
+    beside->seconds = gpu_median(times.beside, times.beside_count);
+    gpu_rate_row(results, beside, 1, 1 / gpu_median(times.alone, times.alone_count));
+    return FSDP_OK;
+}
+
+fsdp_status gpu_check_async_save(gpu_results *results, int argument, fsdp_error *err)
+{
+    state_job job = {.results = results};
+    gpu_ranks run = {
+        .count = 1, .device = results->options.device, .body = save_beside_steps, .context = &job};
+    (void)argument;
+    job.rows[0] = gpu_add_row(results, "async-save/stall");
+    job.rows[1] = gpu_add_row(results, "async-save/step");
+    fsdp_status status = gpu_ranks_run(&run, err);
+    for (int i = 0; i < 2; i++)
+        gpu_end_row(job.rows[i], status, err);
+    return FSDP_OK;
+}
+
+/* --- loads ------------------------------------------------------------------------------------ */
+
+/* Bytes per second of reading a file that the page cache holds. */
+static fsdp_status read_file(const char *path, double *bytes_out, double *seconds_out,
+                             fsdp_error *err)
+{
+    unsigned char *buffer = fsdp_alloc_pages(READ);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = buffer && file >= 0 ? 1 : -1;
+    const double began = now();
+    while (n > 0 && (n = read(file, buffer, READ)) > 0)
+        *bytes_out += (double)n;
+    *seconds_out += now() - began;
+    if (file >= 0)
+        close(file);
+    fsdp_free(buffer);
+    return n == 0 ? FSDP_OK : fsdp_fail(err, FSDP_ERR_IO, "cannot read '%s'", path);
+}
+
+/* Of all shards of a checkpoint. */
+static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_error *err)
+{
+    char path[8192];
+    double bytes = 0, seconds = 0;
+    DIR *entries = opendir(folder);
+    fsdp_status status =
+        entries ? FSDP_OK : fsdp_fail(err, FSDP_ERR_IO, "cannot read '%s'", folder);
+    for (struct dirent *entry; status == FSDP_OK && (entry = readdir(entries));) {
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (strncmp(entry->d_name, "shard-", 6) == 0)
+            status = read_file(path, &bytes, &seconds, err);
+    }
+    if (entries)
+        closedir(entries);
+    *rate_out = seconds > 0 ? bytes / seconds : 0;
+    return status;
+}
+
+static fsdp_status measure_loads(toy *net, const state_job *job, const char *path, fsdp_error *err)
+{
+    const gpu_results *results = job->results;
+    gpu_row *row = job->rows[0];
+    double seconds[LOADS], rate = 0;
+    FSDP_TRY(fsdp_root_save(net->root, path, NULL, err));
+    FSDP_TRY(measure_reading(path, &rate, err)); /* now it is in the page cache */
+    FSDP_TRY(measure_reading(path, &rate, err));
+    for (int i = 0; i < LOADS; i++) {
+        const double began = now();
+        FSDP_TRY(fsdp_root_load(net->root, path, NULL, err));
+        seconds[i] = now() - began;
+    }
+    const fsdp_memory memory = fsdp_root_memory(net->root);
+    row->size = (double)(memory.now[FSDP_MEMORY_SHARD] + memory.now[FSDP_MEMORY_OPTIM]);
+    row->seconds = gpu_median(seconds, LOADS);
+    const double pinned = results->ceilings.to_device;
+    gpu_rate_row(results, row, row->size, pinned > 0 && pinned < rate ? pinned : rate);
+    return FSDP_OK;
+}
+
+static fsdp_status load_state(void *context, fsdp_world *world, fsdp_error *err)
+{
+    const state_job *job = context;
+    char path[4096];
+    toy net = {0};
+    snprintf(path, sizeof path, "%s/loads", job->results->options.work);
+    fsdp_status status = build(&net, world, &job->results->options, err);
+    if (status == FSDP_OK)
+        status = step(&net, err);
+    if (status == FSDP_OK)
+        status = measure_loads(&net, job, path, err);
+    toy_free(&net);
+    return status;
+}
+
+fsdp_status gpu_check_load(gpu_results *results, int argument, fsdp_error *err)
+{
+    state_job job = {.results = results};
+    gpu_ranks run = {
+        .count = 1, .device = results->options.device, .body = load_state, .context = &job};
+    (void)argument;
+    job.rows[0] = gpu_add_row(results, "load/page-cache");
+    gpu_end_row(job.rows[0], gpu_ranks_run(&run, err), err);
+    return FSDP_OK;
+}
