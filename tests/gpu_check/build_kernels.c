@@ -1,4 +1,5 @@
-/* --build: the bundle's script compiles the kernels again and links the program with them. See gpu_check.h. */
+/* --build: the bundle's script compiles the kernels again and links the program with them. See
+ * gpu_check.h. */
 #include "tests/gpu_check/gpu_check.h"
 
 #include <stdio.h>

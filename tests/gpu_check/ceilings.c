@@ -1,6 +1,7 @@
 /*
- * The ceilings of gpu-check: how fast this device copies its own memory and pinned memory of the host, and how
- * fast it multiplies bf16 matrices. Other rows are compared with those of the same run. See gpu_check.h.
+ * The ceilings of gpu-check: how fast this device copies its own memory and pinned memory of the
+ * host, and how fast it multiplies bf16 matrices. Other rows are compared with those of the same
+ * run. See gpu_check.h.
  */
 #include "tests/gpu_check/gpu_check.h"
 

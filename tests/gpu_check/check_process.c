@@ -1,7 +1,7 @@
 /*
- * Each check of gpu-check runs in a process of its own, which adds its rows to memory that all share: a kernel
- * that faults ends CUDA in its process, and one that hangs is ended with it. Nothing is reset, since the driver
- * takes back what a process had. See gpu_check.h.
+ * Each check of gpu-check runs in a process of its own, which adds its rows to memory that all
+ * share: a kernel that faults ends CUDA in its process, and one that hangs is ended with it.
+ * Nothing is reset, since the driver takes back what a process had. See gpu_check.h.
  */
 #include "tests/gpu_check/gpu_check.h"
 

@@ -26,7 +26,7 @@ def expect(condition, text):
 
 
 class Run:
-    """What a run printed, by the names of rows."""
+    """The output of a run; rows by their names."""
 
     def __init__(self, *arguments, **environment):
         command = [PROGRAM, *arguments]
@@ -50,7 +50,8 @@ class Run:
 
     def expect_end(self, code):
         counted = ", ".join(f"{len(self.results(word))} {word}" for word in WORDS.values())
-        expect(self.exit == code, f"{self.text}: exit code {self.exit}, not {code}: {self.output}{self.errors}")
+        expect(self.exit == code,
+               f"{self.text}: exit code {self.exit}, not {code}: {self.output}{self.errors}")
         expect(self.sum == counted, f"{self.text}: the last line is '{self.sum}', not '{counted}'")
 
 
@@ -58,7 +59,8 @@ def check_everything(folder):
     path = Path(folder) / "rows.json"
     run = Run("--quick", "--bytes", "1m", "--json", str(path))
     run.expect_end(0)
-    for name in subprocess.run([PROGRAM, "--list"], text=True, capture_output=True, check=True).stdout.split():
+    listed = subprocess.run([PROGRAM, "--list"], text=True, capture_output=True, check=True).stdout
+    for name in listed.split():
         wanted = "ceiling/" if name.startswith("ceiling/") else name
         expect(any(row.startswith(wanted) for row in run.rows), f"{run.text}: no row of {name}")
     for name, row in run.rows.items():

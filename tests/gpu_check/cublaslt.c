@@ -1,7 +1,7 @@
 /*
- * One product of cuBLASLt, whose library (542 MB) is opened at run time: FSDP_CUBLASLT_LIB, the loader's path,
- * CUDA's lib64, then the folders of Python's NVIDIA packages. The one file that includes its header.
- * See gpu_check.h.
+ * One product of cuBLASLt, whose library (542 MB) is opened at run time: FSDP_CUBLASLT_LIB, the
+ * loader's path, CUDA's lib64, then the folders of Python's NVIDIA packages. The one file that
+ * includes its header. See gpu_check.h.
  */
 #include "tests/gpu_check/gpu_check.h"
 
@@ -26,7 +26,7 @@
 static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
 enum { NAMES = sizeof names / sizeof *names };
 
-/* Where Python's packages lie below a prefix; CUDA 13's have a folder of their own. */
+/* Folders of Python's packages below a prefix; CUDA 13's have one of their own. */
 static const char *const below[] = {"lib/python3*/*-packages/nvidia/cu13/lib",
                                     "lib/python3*/*-packages/nvidia/cublas/lib",
                                     "lib/python3/dist-packages/nvidia/cublas/lib"};

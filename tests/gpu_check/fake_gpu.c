@@ -1,6 +1,6 @@
 /*
- * gpu-check over the fake CUDA runtime (tests/cuda/fake_cudart.h): the calls of CUDA that only gpu-check makes,
- * and bugs that the environment plants.
+ * gpu-check over the fake CUDA runtime (tests/cuda/fake_cudart.h): the calls of CUDA that only
+ * gpu-check makes, and bugs that the environment plants.
  *
  *   FAKE_GPU=none       a driver without a GPU
  *   FAKE_GPU=no-driver

@@ -196,7 +196,7 @@ static void read_options(gpu_options *options, int argc, char **argv)
 
 /* --- places ----------------------------------------------------------------------------------- */
 
-/* Of this program. */
+/* The folder of this program. */
 static void find_folder(char *out, size_t out_size)
 {
     ssize_t size = readlink("/proc/self/exe", out, out_size - 1);

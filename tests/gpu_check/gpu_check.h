@@ -8,8 +8,8 @@
  *   ceilings.c        the copies of the device and its bf16 product (cublaslt.c), to which rows are compared
  *   kernels.c         each kernel on random data equals the host's, and its rate, and its launches
  *   transfers.c       copies to staging memory, loads
- *   rank_checks.c     ranks that share the GPU (ranks.c): collectives, ranks that are lost
- *   training.c        a training that equals the host's; checkpoints on other numbers of ranks
+ *   rank_checks.c     ranks that share the GPU (gpu_ranks.c): collectives, ranks that are lost
+ *   gpu_training.c    a training that equals the host's; checkpoints on other numbers of ranks
  *   build_kernels.c   --build
  *
  * In: a device of runtime/device, and the runtime above it. Out: rows, which lie in memory that the processes
@@ -158,7 +158,8 @@ int gpu_count_end(void *native_stream);        /* kernels; -1: it failed */
 /* --- bf16 product: cublaslt.c ----------------------------------------------------------------- */
 
 typedef struct gpu_product gpu_product;
-/* C = A^T B of n x n matrices in columns, f32 sums. FSDP_ERR_NOT_FOUND: no library; version_out has 64 bytes. */
+/* C = A^T B of n x n matrices in columns, f32 sums. FSDP_ERR_NOT_FOUND: no library. version_out has 64
+ * bytes. */
 fsdp_status gpu_product_open(int64_t n, void *workspace, size_t workspace_size, char *version_out,
                              gpu_product **product_out, fsdp_error *err);
 void gpu_product_close(gpu_product *product);  /* accepts NULL */

@@ -123,7 +123,7 @@ void gpu_fill_f32(float *data, size_t count, uint64_t seed, bool is_positive)
     }
 }
 
-/* Of [-1, 1): the upper half of an f32. */
+/* Numbers in [-1, 1): the upper halves of f32. */
 void gpu_fill_bf16(uint16_t *data, size_t count, uint64_t seed)
 {
     for (size_t i = 0; i < count; i++) {

@@ -1,7 +1,8 @@
 /*
- * The kernels of the device on fresh random data. A case gives a stream one kernel's work on an arena; it is
- * given to the GPU and, with a copy of the arena, to device "cpu", whose kernels are the C reference. All bytes
- * of both arenas are equal afterwards, as are results; then the GPU's time is measured. See gpu_check.h.
+ * The kernels of the device on fresh random data. A case gives a stream one kernel's work on an
+ * arena; it is given to the GPU and, with a copy of the arena, to device "cpu", whose kernels are
+ * the C reference. All bytes of both arenas are equal afterwards, as are results; then the GPU's
+ * time is measured. See gpu_check.h.
  */
 #include "tests/gpu_check/gpu_check.h"
 

@@ -1,7 +1,7 @@
 /*
  * Ranks that share the GPU: collectives, and ranks that abort or do not come. See gpu_check.h.
  */
-#include "tests/gpu_check/ranks.h"
+#include "tests/gpu_check/gpu_ranks.h"
 
 #include <stdio.h>
 #include <stdlib.h>

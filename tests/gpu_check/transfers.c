@@ -1,8 +1,8 @@
 /*
- * State between the device and the host: copies to staging memory, saves in the background beside training, and
- * loads from files. See gpu_check.h.
+ * State between the device and the host: copies to staging memory, saves in the background beside
+ * training, and loads from files. See gpu_check.h.
  */
-#include "tests/gpu_check/ranks.h"
+#include "tests/gpu_check/gpu_ranks.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -252,7 +252,7 @@ static fsdp_status read_file(const char *path, double *bytes_out, double *second
     return n == 0 ? FSDP_OK : fsdp_fail(err, FSDP_ERR_IO, "cannot read '%s'", path);
 }
 
-/* Of all shards of a checkpoint. */
+/* Reads all shards of a checkpoint. */
 static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_error *err)
 {
     char path[8192];

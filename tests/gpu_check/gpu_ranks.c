@@ -1,5 +1,5 @@
-/* See ranks.h. */
-#include "tests/gpu_check/ranks.h"
+/* See gpu_ranks.h. */
+#include "tests/gpu_check/gpu_ranks.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /*
- * Training on the GPU: its state equals that of the host, and other numbers of ranks load it. The models of
- * runtime/ compute on the host, so layers here are kernels of the device: a gradient is the gathered parameter
- * times a number that depends on rank, step and layer. Gathers, casts, reductions, clipping and optimizers are
- * those of every model. See gpu_check.h.
+ * Training on the GPU: its state equals that of the host, and other numbers of ranks load it. The
+ * models of runtime/ compute on the host, so layers here are kernels of the device: a gradient is
+ * the gathered parameter times a number that depends on rank, step and layer. Gathers, casts,
+ * reductions, clipping and optimizers are those of every model. See gpu_check.h.
  */
-#include "tests/gpu_check/ranks.h"
+#include "tests/gpu_check/gpu_ranks.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -109,7 +109,7 @@ static fsdp_status train(toy *net, fsdp_error *err)
 
 /* --- its state -------------------------------------------------------------------------------- */
 
-/* Of all whole tensors and their names. */
+/* XXH3-128 of all whole tensors and their names. */
 static fsdp_status hash_state(toy *net, char hash_out[FSDP_XXH3_HEX], fsdp_error *err)
 {
     const fsdp_state_opts opts = {.full_state_dict = true};
