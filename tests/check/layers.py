@@ -63,8 +63,8 @@ THIRD_PARTY = {
 }
 SYSTEM = re.compile(
     r"(sys|linux)/\w+\.h|(argp|assert|ctype|dirent|dlfcn|errno|fcntl|float|getopt|glob|inttypes|limits|"
-    r"locale|math|poll|regex|sched|setjmp|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|"
-    r"string|strings|time|ucontext|unistd)\.h"
+    r"locale|math|poll|regex|sched|setjmp|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|"
+    r"stdlib|string|strings|time|ucontext|unistd)\.h"
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)')
 

@@ -1,5 +1,5 @@
-"""The bundle of ./dev gpu-bundle: its size, the libraries that its programs need, and that they run where only
-libc is. gpu-check --build links, with the objects of this build in place of nvcc's.
+"""The bundle of ./dev gpu-bundle: its size, the libraries that its programs need, and that they run where
+only libc is. gpu-check --build links, with the objects of this build in place of nvcc's.
 
 usage: check_bundle.py CMAKE BUILD
 """
@@ -77,7 +77,8 @@ def make_root(folder):
     root = Path(folder) / "root"
     shutil.copytree(BUNDLE, root / "gpu", ignore=shutil.ignore_patterns("sources"))
     (root / "tmp").mkdir()
-    for path in set(re.findall(r"(/\S+) \(0x", "".join(output_of("ldd", BUNDLE / name) for name in PROGRAMS))):
+    listed = "".join(output_of("ldd", BUNDLE / name) for name in PROGRAMS)
+    for path in set(re.findall(r"(/\S+) \(0x", listed)):
         target = root / path[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(os.path.realpath(path), target)
