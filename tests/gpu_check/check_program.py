@@ -1,6 +1,6 @@
 """Runs gpu-check over the fake CUDA runtime: its lines, its JSON, its exit codes, and bugs that it must find.
 
-usage: check_program.py GPU_CHECK [FAKE_CUBLASLT]
+usage: check_program.py GPU_CHECK FAKE_NCCL [FAKE_CUBLASLT]
 """
 
 import json
@@ -15,8 +15,9 @@ PROGRAM = sys.argv[1]
 ROW = re.compile(r"(\S+) +(\S+) +(-|[\d.e+-]+ ms) +(\S+) +(\S+) +(-|[\d.]+) +(yes|NO|skipped)(?:  (.+))?")
 WORDS = {"yes": "passed", "NO": "failed", "skipped": "skipped"}
 # Rows that have no result yet; anything else is passed here.
-NOT_YET = re.compile(r"training/\d-ranks/adamw-offload|scenarios/C1-C23|nccl/2-ranks/all-gather")
-LIBRARY = {"FSDP_CUBLASLT_LIB": sys.argv[2]} if len(sys.argv) > 2 else {}
+NOT_YET = re.compile(r"training/\d-ranks/adamw-offload|scenarios/C1-C23")
+HAS_CUBLASLT = len(sys.argv) > 3
+LIBRARIES = dict(zip(("FSDP_NCCL_LIB", "FSDP_CUBLASLT_LIB"), sys.argv[2:]))
 problems = []
 
 
@@ -32,7 +33,7 @@ class Run:
         command = [PROGRAM, *arguments]
         self.text = " ".join([*(f"{name}={value}" for name, value in environment.items()), *command])
         clean = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
-        done = subprocess.run(command, env={**clean, **LIBRARY, **environment}, text=True, timeout=240,
+        done = subprocess.run(command, env={**clean, **LIBRARIES, **environment}, text=True, timeout=240,
                               capture_output=True, check=False)
         self.exit, self.output, self.errors = done.returncode, done.stdout, done.stderr
         self.rows = {}
@@ -64,9 +65,9 @@ def check_everything(folder):
         wanted = "ceiling/" if name.startswith("ceiling/") else name
         expect(any(row.startswith(wanted) for row in run.rows), f"{run.text}: no row of {name}")
     for name, row in run.rows.items():
-        skips = NOT_YET.fullmatch(name) or (name == "ceiling/product-bf16" and not LIBRARY)
+        skips = NOT_YET.fullmatch(name) or (name == "ceiling/product-bf16" and not HAS_CUBLASLT)
         expect(WORDS[row[7]] == ("skipped" if skips else "passed"), f"{run.text}: {row[0]}")
-        if name.startswith(("kernel/", "small/", "staging/", "load/", "collective/")):
+        if name.startswith(("kernel/", "small/", "staging/", "load/", "collective/", "nccl/")):
             expect(row[3] != "-" and row[6] != "-", f"{run.text}: no time or ratio: {row[0]}")
     check_json(run, json.loads(path.read_text()))
     expect(not any(name.startswith("gpu-check-") for name in os.listdir(folder)), "its folder stays")
@@ -107,6 +108,9 @@ def check_bugs():
     run = Run("--bytes", "64k", "--only", "kernel/fold", FAKE_BUG="fold")
     run.expect_end(0)
     expect(run.results("skipped") == ["kernel/fold"], f"{run.text}: {run.output}")
+    run = Run("--bytes", "64k", "--only", "nccl/", FSDP_NCCL_LIB="/no/such/library")
+    run.expect_end(0)
+    expect(len(run.results("skipped")) == 1 and "/no/such/library" in run.errors, f"{run.text}: {run.output}")
     run = Run("--bytes", "64k", "--only", "ceiling/product", FSDP_CUBLASLT_LIB="/no/such/library")
     run.expect_end(1)
     expect("/no/such/library" in run.output, f"{run.text}: {run.output}")

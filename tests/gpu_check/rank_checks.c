@@ -261,7 +261,7 @@ fsdp_status gpu_check_failure(gpu_results *results, int how, fsdp_error *err)
 
 fsdp_status gpu_check_nccl(gpu_results *results, int argument, fsdp_error *err)
 {
-    collective_job job = {.results = results, .kind = FSDP_ALL_GATHER, .count = 1 << 16};
+    collective_job job = {.results = results, .kind = FSDP_ALL_GATHER, .count = 1 << 20};
     gpu_ranks run = {.count = 2,
                      .device = results->options.device,
                      .comm = "nccl",
@@ -269,10 +269,18 @@ fsdp_status gpu_check_nccl(gpu_results *results, int argument, fsdp_error *err)
                      .context = &job};
     gpu_row *row = gpu_add_row(results, "nccl/2-ranks/all-gather");
     (void)argument;
+    row->size = 2.0 * (double)job.count * sizeof(float);
     fsdp_status status = gpu_ranks_run(&run, err);
     if (status == FSDP_ERR_USAGE && !run.has_run)
         gpu_skip_row(row, "ranks over NCCL do not start here (the reason is above): %s", err->text);
+    else if (status == FSDP_ERR_USAGE && strstr(err->text, "refuses several ranks on one GPU"))
+        gpu_skip_row(row, "%s", err->text);
     else
         gpu_end_row(row, status, err);
+    if (status == FSDP_OK) {
+        row->seconds = gpu_median(job.seconds, GPU_RUNS);
+        gpu_rate_row(results, row, traffic(job.kind, row->size / 2, 2),
+                     results->ceilings.device_copy);
+    }
     return FSDP_OK;
 }
