@@ -9,6 +9,7 @@
 #include "tests/unit/runtime/expect_toy.h"
 #include <fsdp/async_save.h>
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -196,6 +197,74 @@ static void run(training *job, const char *device)
     cr_assert_eq(mkdir(dir, 0700), 0);
     cr_assert_eq(run_worlds(ranks_of(job->way), device, run_rank, job, &err), FSDP_OK,
                  "%d ranks on %s: %s", ranks_of(job->way), device, err.text);
+}
+
+/* --- a copy that is late ------------------------------------------------------------------------ */
+
+static atomic_bool is_gate_open;
+
+static void wait_at_gate(void *closure)
+{
+    (void)closure;
+    for (int i = 0; i < 20000 && !atomic_load(&is_gate_open); i++)
+        usleep(1000);
+}
+
+static void drop_nothing(void *closure)
+{
+    (void)closure;
+}
+
+/* The stream of copies does nothing until the optimizer's step was given to the compute stream. */
+static fsdp_status save_late(toy *net, fsdp_async_saver *saver, const char *path, fsdp_error *err)
+{
+    fsdp_stream *staging = net->root->staged.stream;
+    if (fake_cudart_enqueue(staging->device->ops->native(staging), wait_at_gate, NULL,
+                            drop_nothing))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the gate was not taken");
+    FSDP_TRY(fsdp_async_save(saver, path, NULL, err));
+    FSDP_TRY(fsdp_optim_step(net->optim, err));
+    usleep(20000); /* a step that does not wait would be done now */
+    atomic_store(&is_gate_open, true);
+    return fsdp_async_save_wait(saver, NULL, err);
+}
+
+static fsdp_status save_twice(toy *net, fsdp_error *err)
+{
+    const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1};
+    fsdp_async_saver *saver = NULL;
+    fsdp_hash before, loaded = {0};
+    double norm;
+    FSDP_TRY(make(net, &way, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    fsdp_status status = fsdp_async_save(saver, "first", NULL, err);
+    if (status == FSDP_OK)
+        status = step(net, &way, &norm, err);
+    if (status == FSDP_OK)
+        status = hash_state(net, &before, err);
+    if (status == FSDP_OK)
+        status = microbatch(net, 0, 1, err);
+    if (status == FSDP_OK)
+        status = save_late(net, saver, "second", err);
+    if (status == FSDP_OK)
+        status = load(net, "second", &loaded, err);
+    fsdp_async_saver_free(saver);
+    if (status == FSDP_OK && memcmp(&before, &loaded, sizeof before) != 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the save has values of the step behind it");
+    return status;
+}
+
+Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
+{
+    const fake_cudart_plan plan = {.seed = 0};
+    fsdp_error err = {0};
+    cr_assert_eq(chdir(dir), 0);
+    fake_cudart_begin(&plan);
+    const toy_case what = {
+        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = save_twice};
+    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
+    const char *misuse = fake_cudart_end();
+    cr_assert_null(misuse, "%s", misuse);
 }
 
 /* --- tests ------------------------------------------------------------------------------------ */
