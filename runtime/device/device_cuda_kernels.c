@@ -5,8 +5,6 @@
 #include "kernels/cuda/cuda_kernels.h"
 #include "runtime/device/device_cuda.h"
 
-enum { NOT_SUPPORTED = 801 }; /* cudaErrorNotSupported */
-
 /* --- copies ----------------------------------------------------------------------------------- */
 
 static size_t size_of_rects(const fsdp_rect *items, size_t n)
@@ -17,12 +15,28 @@ static size_t size_of_rects(const fsdp_rect *items, size_t n)
     return size;
 }
 
+static size_t size_of_boxes(const fsdp_strided_copy *copies, size_t n)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < n; i++)
+        size += (size_t)fsdp_shape_count(copies[i].ndim, copies[i].len) * copies[i].element_size;
+    return size;
+}
+
 static void rects(fsdp_stream *stream, const fsdp_rect *items, size_t n)
 {
     void *native = fsdp_cuda_stream_begin(stream);
     if (native)
         fsdp_cuda_stream_end(stream, "rects", size_of_rects(items, n),
                              fsdp_cuda_rects(items, n, native));
+}
+
+static void copy_boxes(fsdp_stream *stream, const fsdp_strided_copy *copies, size_t n)
+{
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "copy_boxes", size_of_boxes(copies, n),
+                             fsdp_cuda_copy_box(copies, n, native));
 }
 
 static void cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from,
@@ -133,24 +147,12 @@ static void are_finite(fsdp_stream *stream, const fsdp_span *spans, size_t n, in
                              fsdp_cuda_are_finite(spans, n, all_are_finite, native));
 }
 
-/* --- kernels that kernels/cuda does not have yet ---------------------------------------------- */
-
-static void refuse(fsdp_stream *stream, const char *kernel, size_t size)
-{
-    if (fsdp_cuda_stream_begin(stream))
-        fsdp_cuda_stream_end(stream, kernel, size, NOT_SUPPORTED);
-}
-
-static void copy_boxes(fsdp_stream *stream, const fsdp_strided_copy *copies, size_t n)
-{
-    (void)copies;
-    refuse(stream, "copy_boxes", n);
-}
-
 static void hashes(fsdp_stream *stream, const fsdp_span *spans, size_t n, fsdp_hash *hashes_out)
 {
-    (void)hashes_out;
-    refuse(stream, "hashes", size_of_spans(spans, n));
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "hashes", size_of_spans(spans, n),
+                             fsdp_cuda_hash(spans, n, hashes_out, native));
 }
 
 const fsdp_device_kernels fsdp_device_cuda_kernels = {
