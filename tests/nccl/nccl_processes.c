@@ -27,11 +27,19 @@ static fsdp_status connect_nccl(rank_process *process, nccl_rank *rank, fsdp_err
     return rank->transport->ops->comm_create(rank->transport, all, rank->size, &rank->comm, err);
 }
 
-static void release(nccl_rank *rank)
+/* The device outlives the transport. */
+static void release(rank_process *process, nccl_rank *rank)
 {
     fsdp_comm_free(rank->comm);
+    if (rank->transport) {
+        fsdp_comm_free(process->comm);
+        rank->transport->ops->close(rank->transport);
+        process->comm = NULL;
+        process->transport = NULL;
+    }
     if (rank->stream)
         rank->device->ops->stream_free(rank->stream);
+    fsdp_device_close(rank->device);
 }
 
 /* --- the fake ----------------------------------------------------------------------------------- */
@@ -47,7 +55,7 @@ static fsdp_status be_killed(rank_process *process, fsdp_error *err)
         raise(SIGKILL);
     if (status == FSDP_OK)
         status = await_failure(&rank, err);
-    release(&rank);
+    release(process, &rank);
     return status;
 }
 
@@ -74,7 +82,7 @@ static fsdp_status bootstrap(rank_process *process, fsdp_error *err)
 {
     nccl_rank rank;
     fsdp_status status = connect_nccl(process, &rank, err);
-    release(&rank);
+    release(process, &rank);
     return status;
 }
 
