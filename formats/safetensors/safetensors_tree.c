@@ -265,13 +265,13 @@ static fsdp_status add_part(module_tree *tree, const part_file *part, fsdp_error
 {
     size_t tensor;
     fsdp_slices_pair pair = {.from = {0}};
-    fsdp_slices slices = {part->slices.data, part->slices.data + part->slices.size, part->ndim,
-                          part->data->shape, part->shape};
     FSDP_TRY(find_tensor(tree, part, &tensor, err));
     if (part->slices.size == 0) {
         memcpy(pair.len, part->shape, (size_t)part->ndim * sizeof *part->shape);
         return add_pair(tree, part, tensor, &pair, err);
     }
+    fsdp_slices slices = {part->slices.data, part->slices.data + part->slices.size, part->ndim,
+                          part->data->shape, part->shape};
     while (slices.at < slices.end) {
         if (!fsdp_slices_next(&slices, &pair))
             return fail_part(tree, part,
