@@ -93,12 +93,13 @@ typedef struct nccl_block {
 
 /* The state of a rank, in every beat. */
 typedef struct nccl_beat {
-    uint64_t group, number;    /* of the failure, or of the call that is late */
+    uint64_t group, number;    /* of the failure, or of the oldest call that is not done */
     int32_t failure;           /* nccl_origin: it has one to tell */
     int32_t busy_ms;           /* it is busy for so long from now on */
-    uint8_t is_late, leaves;
+    uint8_t is_pending, is_late;       /* there is such a call; it is past the deadline */
+    uint8_t leaves;
     uint8_t is_failed_rank;    /* the failure is the rank's own end: of all groups */
-    uint8_t unused[5];
+    uint8_t unused[4];
 } nccl_beat;
 
 /* The progress of a rank in a group. */
@@ -185,7 +186,7 @@ void fsdp_nccl_watch_end(nccl_transport *transport);
 
 /* Collective among the watches; false when it failed, which fails all groups. */
 bool fsdp_nccl_gather(nccl_transport *transport, const void *mine, size_t size, void *all);
-/* Finds the rank because of which calls are late, from the beats of all ranks, and fails their group. */
+/* A rank is late: finds the one because of which it is, from the beats of all, and fails their groups. */
 void fsdp_nccl_judge(nccl_transport *transport);
 /* As far as this rank knows alone, after another has left. */
 void fsdp_nccl_judge_alone(nccl_transport *transport, const nccl_beat *mine);

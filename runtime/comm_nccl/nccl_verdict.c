@@ -10,7 +10,7 @@
 #include "base/core/clock.h"
 #include "statedict/ctl/ctl_backend.h"
 
-enum { MOST_CASES = 16 };
+enum { MOST_HOPS = 16 };
 
 typedef enum verdict_kind {
     NOT_LATE = 0, /* it has ended meanwhile */
@@ -181,41 +181,47 @@ static bool judge_call(nccl_transport *transport, int asker, verdict *out)
     return true;
 }
 
-/* A missing rank that waits for another call is no cause. */
-static bool is_cause(const nccl_transport *transport, const verdict *found)
+/*
+ * A missing rank may itself wait for a call of another group, in which a third one is missing. Follows such a
+ * chain from rank `asker` to its end; groups_out gets the groups on the way. Collective.
+ */
+static bool follow_chain(nccl_transport *transport, int asker, verdict *chosen,
+                         uint64_t groups_out[MOST_HOPS], int *hops_out)
 {
-    return found->kind == DIFFERS ||
-           (found->kind == MISSING && !transport->beats[found->why.rank].is_late);
-}
-
-static bool was_asked(const nccl_transport *transport, int asker)
-{
-    const nccl_beat *beats = transport->beats, *asked = &beats[asker];
-    for (int i = 0; i < asker; i++)
-        if (beats[i].is_late && beats[i].group == asked->group && beats[i].number == asked->number)
-            return true;
-    return false;
+    verdict next;
+    if (!judge_call(transport, asker, chosen))
+        return false;
+    groups_out[0] = chosen->group;
+    *hops_out = 1;
+    while (chosen->kind == MISSING && *hops_out < MOST_HOPS) {
+        int missing = chosen->why.rank;
+        if (!transport->beats[missing].is_pending)
+            break;
+        if (!judge_call(transport, missing, &next))
+            return false;
+        if (next.kind < MISSING && !(next.kind == UNFINISHED && transport->beats[missing].is_late))
+            break;
+        *chosen = next;
+        groups_out[(*hops_out)++] = next.group;
+    }
+    return true;
 }
 
 void fsdp_nccl_judge(nccl_transport *transport)
 {
-    verdict chosen = {NOT_LATE}, found;
-    int cases = 0;
-    for (int i = 0; i < transport->base.size && cases < MOST_CASES; i++) {
-        if (!transport->beats[i].is_late || was_asked(transport, i))
-            continue;
-        cases++;
-        if (!judge_call(transport, i, &found))
-            return;
-        if (chosen.kind == NOT_LATE || is_cause(transport, &found))
-            chosen = found;
-        if (is_cause(transport, &chosen))
-            break;
-    }
+    uint64_t groups[MOST_HOPS];
+    verdict chosen;
+    int asker = 0, hops = 0;
+    while (!transport->beats[asker].is_late)
+        asker++;
+    if (!follow_chain(transport, asker, &chosen, groups, &hops) || chosen.kind == NOT_LATE)
+        return;
     pthread_mutex_lock(&transport->lock);
-    nccl_group *group = fsdp_nccl_find_group(transport, chosen.group);
-    if (group && chosen.kind != NOT_LATE)
-        fsdp_nccl_group_fail(group, &chosen.why, FSDP_NCCL_TOLD);
+    for (int i = 0; i < hops; i++) {
+        nccl_group *group = fsdp_nccl_find_group(transport, groups[i]);
+        if (group)
+            fsdp_nccl_group_fail(group, &chosen.why, FSDP_NCCL_TOLD);
+    }
     pthread_mutex_unlock(&transport->lock);
 }
 

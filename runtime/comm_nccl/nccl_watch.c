@@ -55,24 +55,35 @@ static bool is_told_now(nccl_group *group, int64_t now_ms)
            (group->origin == FSDP_NCCL_REMOTE && now_ms >= group->remote_ms + hold_ms);
 }
 
-/* Failures go before late calls, and the oldest late call goes first. */
+/* Late calls go before others that are pending, and the oldest one goes first. */
+static void look_at_pending(const nccl_group *group, int64_t now_ms, int64_t *oldest_ms,
+                            nccl_beat *mine)
+{
+    int64_t since_ms = group->pending[group->done % FSDP_NCCL_PENDING].since_ms;
+    bool late = is_late(group, now_ms);
+    if (group->done == group->issued || late < mine->is_late)
+        return;
+    if (mine->is_pending && late == mine->is_late && since_ms >= *oldest_ms)
+        return;
+    *oldest_ms = since_ms;
+    mine->is_pending = 1;
+    mine->is_late = late;
+    mine->group = group->id;
+    mine->number = group->done;
+}
+
+/* Failures go before calls. */
 static void look_at_group(nccl_group *group, int64_t now_ms, int64_t *oldest_ms, nccl_beat *mine)
 {
     look_for_error(group);
     pthread_mutex_lock(&group->lock);
     fsdp_nccl_advance(group);
-    if (mine->failure == FSDP_NCCL_NO_FAILURE && is_told_now(group, now_ms)) {
-        mine->failure = (int32_t)group->origin;
-        mine->group = group->id;
-        mine->is_late = 0;
-    }
-    int64_t since_ms = group->pending[group->done % FSDP_NCCL_PENDING].since_ms;
-    if (mine->failure == FSDP_NCCL_NO_FAILURE && group->origin == FSDP_NCCL_NO_FAILURE &&
-        is_late(group, now_ms) && (!mine->is_late || since_ms < *oldest_ms)) {
-        *oldest_ms = since_ms;
-        mine->is_late = 1;
-        mine->group = group->id;
-        mine->number = group->done;
+    if (mine->failure != FSDP_NCCL_NO_FAILURE) {
+        /* it is the one that is told */
+    } else if (is_told_now(group, now_ms)) {
+        *mine = (nccl_beat){.failure = (int32_t)group->origin, .group = group->id};
+    } else if (group->origin == FSDP_NCCL_NO_FAILURE) {
+        look_at_pending(group, now_ms, oldest_ms, mine);
     }
     pthread_mutex_unlock(&group->lock);
 }
@@ -92,7 +103,7 @@ static nccl_beat look(nccl_transport *transport, bool leaves)
     if (leaves && transport->base.exit_code != 0) {
         mine.failure = FSDP_NCCL_OWN;
         mine.is_failed_rank = 1;
-        mine.is_late = 0;
+        mine.is_pending = mine.is_late = 0;
     }
     return mine;
 }
