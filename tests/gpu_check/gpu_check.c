@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/core/clock.h"
@@ -206,12 +206,21 @@ static void find_folder(char *out, size_t out_size)
         *slash = '\0';
 }
 
+/* Room for the state's checkpoint, a new one beside it, and one that is loaded. */
+static bool has_room(const char *folder, double state_bytes)
+{
+    struct statvfs found;
+    return access(folder, W_OK) == 0 && statvfs(folder, &found) == 0 &&
+           (double)found.f_bavail * (double)found.f_frsize > 3 * state_bytes;
+}
+
 /* Checkpoints lie in memory where they can: disks are not what is measured. */
-static fsdp_status make_work_folder(char *out, size_t out_size, fsdp_error *err)
+static fsdp_status make_work_folder(const gpu_results *results, char *out, size_t out_size,
+                                    fsdp_error *err)
 {
     const char *folder = getenv("TMPDIR");
     if (!folder || !*folder)
-        folder = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+        folder = has_room("/dev/shm", gpu_state_bytes(results)) ? "/dev/shm" : "/tmp";
     snprintf(out, out_size, "%s/gpu-check-XXXXXX", folder);
     return mkdtemp(out)
                ? FSDP_OK
@@ -243,7 +252,7 @@ static fsdp_status check_all(gpu_results *results, int64_t began_ms, bool *is_go
 {
     static char work[PATH_MAX];
     FSDP_TRY(find_gpu(results, err));
-    FSDP_TRY(make_work_folder(work, sizeof work, err));
+    FSDP_TRY(make_work_folder(results, work, sizeof work, err));
     results->options.work = work;
     gpu_print_heading(results);
     run_checks(results, began_ms);

@@ -174,6 +174,7 @@ fsdp_status gpu_check_product(gpu_results *results, int argument, fsdp_error *er
 int gpu_kernel_count(void);
 const char *gpu_kernel_name(int kernel);
 fsdp_status gpu_check_kernel(gpu_results *results, int kernel, fsdp_error *err);
+double gpu_state_bytes(const gpu_results *results);    /* of the state that the next three move */
 fsdp_status gpu_check_staging(gpu_results *results, int argument, fsdp_error *err);
 fsdp_status gpu_check_load(gpu_results *results, int argument, fsdp_error *err);
 fsdp_status gpu_check_async_save(gpu_results *results, int argument, fsdp_error *err);

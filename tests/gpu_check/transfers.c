@@ -26,11 +26,23 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-/* 10 GB, as the goals say; 1 GB when it should be quick; or what fits the data of a test. */
-static size_t state_bytes(const gpu_options *options)
+/* 10 GB, as the goals say; 1 GB when it should be quick; or as much as the data of a kernel, when that is
+ * small. At most a quarter of the device's memory, since gathers and gradients come on top. */
+double gpu_state_bytes(const gpu_results *results)
 {
-    const size_t usual = options->quick ? (size_t)1e9 : (size_t)10e9;
-    return options->judges_rates ? usual : options->bytes;
+    const gpu_options *options = &results->options;
+    const double usual = options->quick ? 1e9 : 10e9, most = results->facts.memory / 4;
+    const double wanted = options->judges_rates ? usual : (double)options->bytes;
+    return wanted < most ? wanted : most;
+}
+
+/* A machine without room for checkpoints cannot tell anything about them. */
+static void end_row(gpu_row *row, fsdp_status status, const fsdp_error *err)
+{
+    if (status == FSDP_ERR_NO_SPACE)
+        gpu_skip_row(row, "%s; TMPDIR names another folder for checkpoints", err->text);
+    else
+        gpu_end_row(row, status, err);
 }
 
 /* --- device to staging memory ----------------------------------------------------------------- */
@@ -97,7 +109,7 @@ static fsdp_status run_staging(gpu_session *session, staging_job *job, gpu_row *
 
 fsdp_status gpu_check_staging(gpu_results *results, int argument, fsdp_error *err)
 {
-    staging_job job = {.size = state_bytes(&results->options) / BLOCKS};
+    staging_job job = {.size = (size_t)gpu_state_bytes(results) / BLOCKS};
     gpu_row *row = gpu_add_row(results, "staging/device-to-staging");
     gpu_session session;
     (void)argument;
@@ -126,10 +138,10 @@ typedef struct state_job {
     gpu_row *rows[2];
 } state_job;
 
-static fsdp_status build(toy *net, fsdp_world *world, const gpu_options *options, fsdp_error *err)
+static fsdp_status build(toy *net, fsdp_world *world, const gpu_results *results, fsdp_error *err)
 {
     const int64_t ranks = fsdp_world_size(world);
-    const size_t each = state_bytes(options) / STATE_COPIES / LAYERS / sizeof(float);
+    const size_t each = (size_t)gpu_state_bytes(results) / STATE_COPIES / LAYERS / sizeof(float);
     const int64_t shape[] = {(int64_t)(each / 256 > 0 ? each / 256 : 1), 256};
     const fsdp_adamw_opts adamw = {.lr = 1e-3, .weight_decay = 0.01};
     FSDP_TRY(toy_begin_in(net, world, 1, &ranks, (const char *[]){"dp"}, err));
@@ -201,7 +213,7 @@ static fsdp_status save_beside_steps(void *context, fsdp_world *world, fsdp_erro
     gpu_row *stall = job->rows[0], *beside = job->rows[1];
     save_times times = {0};
     toy net = {0};
-    fsdp_status status = build(&net, world, &results->options, err);
+    fsdp_status status = build(&net, world, results, err);
     if (status == FSDP_OK)
         status = save_all(&net, &results->options, &times, err);
     toy_free(&net);
@@ -229,7 +241,7 @@ fsdp_status gpu_check_async_save(gpu_results *results, int argument, fsdp_error 
     job.rows[1] = gpu_add_row(results, "async-save/step");
     fsdp_status status = gpu_ranks_run(&run, err);
     for (int i = 0; i < 2; i++)
-        gpu_end_row(job.rows[i], status, err);
+        end_row(job.rows[i], status, err);
     return FSDP_OK;
 }
 
@@ -298,12 +310,13 @@ static fsdp_status load_state(void *context, fsdp_world *world, fsdp_error *err)
     char path[4096];
     toy net = {0};
     snprintf(path, sizeof path, "%s/loads", job->results->options.work);
-    fsdp_status status = build(&net, world, &job->results->options, err);
+    fsdp_status status = build(&net, world, job->results, err);
     if (status == FSDP_OK)
         status = step(&net, err);
     if (status == FSDP_OK)
         status = measure_loads(&net, job, path, err);
     toy_free(&net);
+    (void)fsdp_io_remove_tree(NULL, path, NULL); /* room for the next check */
     return status;
 }
 
@@ -314,6 +327,6 @@ fsdp_status gpu_check_load(gpu_results *results, int argument, fsdp_error *err)
         .count = 1, .device = results->options.device, .body = load_state, .context = &job};
     (void)argument;
     job.rows[0] = gpu_add_row(results, "load/page-cache");
-    gpu_end_row(job.rows[0], gpu_ranks_run(&run, err), err);
+    end_row(job.rows[0], gpu_ranks_run(&run, err), err);
     return FSDP_OK;
 }
