@@ -138,7 +138,10 @@ static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, f
     async_job *job = &saver->job;
     bool has_model = false, is_stale = true;
     fsdp_error failure = {0};
-    fsdp_status copied = saver->root->context->device->ops->sync(job->copied, &failure);
+    const fsdp_context *context = saver->root->context;
+    fsdp_status copied = context->device->ops->sync(job->copied, &failure);
+    if (copied == FSDP_OK)
+        copied = fsdp_context_check_comms(context, &failure);
     failure.status = copied;
     unsigned char mine = MODEL_IS_MISSING;
     if (copied == FSDP_OK) {

@@ -142,6 +142,16 @@ static bool is_poisoned(fsdp_comm *comm, fsdp_error *err_out)
     return true;
 }
 
+fsdp_status fsdp_comm_failure(fsdp_comm *comm, fsdp_error *err)
+{
+    fsdp_error failure = {0};
+    if (!is_poisoned(comm, &failure))
+        return FSDP_OK;
+    if (err)
+        *err = failure;
+    return failure.status;
+}
+
 static void poison(fsdp_comm *comm, const fsdp_error *why)
 {
     const fsdp_transport_ops *ops = comm->transport->ops;

@@ -87,6 +87,9 @@ void fsdp_comm_free(fsdp_comm *comm);  /* accepts NULL */
 
 /* fsdp_comm_run without waiting for started calls. */
 fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
+/* The first failure of the group or of this rank, without a call. Data that calls in streams have made is
+ * undefined after it: ask behind a wait for the stream. Any thread. */
+fsdp_status fsdp_comm_failure(fsdp_comm *comm, fsdp_error *err);
 /* Waits until all started calls have ended. */
 void fsdp_comm_settle(const fsdp_comm *comm);
 /* Aborts started calls that have not ended, and frees all handles. */

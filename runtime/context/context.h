@@ -62,6 +62,9 @@ void fsdp_context_drain(fsdp_context *context);
 /* The host waits for the compute stream, where the device is the host: it may read and write what that stream
  * has made so far. */
 fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err);
+/* The first failure of a communicator, which leaves undefined data in streams of a device with memory of its
+ * own: before such data is kept, after a wait for its stream. */
+fsdp_status fsdp_context_check_comms(const fsdp_context *context, fsdp_error *err);
 /* The first error of any stream. */
 fsdp_status fsdp_context_check(const fsdp_context *context, fsdp_error *err);
 

@@ -290,7 +290,8 @@ void fsdp_root_free(fsdp_root *root)
 fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err)
 {
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    return fsdp_host_view_load(&root->view, compute, err);
+    FSDP_TRY(fsdp_host_view_load(&root->view, compute, err));
+    return fsdp_context_check_comms(root->context, err);
 }
 
 fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err)

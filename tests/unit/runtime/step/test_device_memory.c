@@ -267,6 +267,48 @@ Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
     cr_assert_null(misuse, "%s", misuse);
 }
 
+/* A communicator fails before the copy is made: its data is undefined. */
+static fsdp_status fail_behind_a_save(toy *net, fsdp_error *err)
+{
+    const training_way way = {.mesh_shape = {2}, .mesh_ndim = 1};
+    const fsdp_error why = {.status = FSDP_ERR_PEER, .text = "a planted failure"};
+    fsdp_async_saver *saver = NULL;
+    fsdp_error failure = {0};
+    fsdp_comm *comm = fsdp_world_comm(net->world, net->mesh, 0, 0);
+    FSDP_TRY(make(net, &way, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    fsdp_status status = fsdp_async_save(saver, "first", NULL, err);
+    if (status == FSDP_OK)
+        status = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_stream *staging = net->root->staged.stream;
+    if (status == FSDP_OK)
+        status = (fsdp_status)fake_cudart_enqueue(staging->device->ops->native(staging),
+                                                  wait_at_gate, NULL, drop_nothing);
+    if (status == FSDP_OK)
+        status = fsdp_async_save(saver, "second", NULL, err);
+    fsdp_comm_abort(comm, &why);
+    atomic_store(&is_gate_open, true);
+    if (status == FSDP_OK && fsdp_async_save_wait(saver, NULL, &failure) == FSDP_OK)
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "the save was published");
+    if (status == FSDP_OK && !strstr(failure.text, "a planted failure"))
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "it failed for '%.200s'", failure.text);
+    fsdp_async_saver_free(saver);
+    return status;
+}
+
+Test(device_memory, a_save_behind_a_failed_collective_is_not_published)
+{
+    const fake_cudart_plan plan = {.seed = 0};
+    fsdp_error err = {0};
+    cr_assert_eq(chdir(dir), 0);
+    fake_cudart_begin(&plan);
+    const toy_case what = {
+        .mesh_ndim = 1, .mesh_shape = {2}, .mesh_names = {"dp"}, .body = fail_behind_a_save};
+    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(access("first/manifest.json", F_OK), 0);
+    cr_assert_neq(access("second/manifest.json", F_OK), 0);
+}
+
 /* --- tests ------------------------------------------------------------------------------------ */
 
 static void expect_equal(const training_way *way)
