@@ -13,10 +13,8 @@ static fsdp_status connect_and_run(const world_processes *worlds, int number, co
                                    fsdp_error *err)
 {
     world_rank rank = {.user = worlds->user};
-    fsdp_world_parts parts = {.local_rank = number,
-                              .local_size = worlds->size,
-                              .check = true,
-                              .deadline_ms = worlds->deadline_ms};
+    fsdp_world_parts parts = {
+        .local_rank = number, .local_size = worlds->size, .deadline_ms = worlds->deadline_ms};
     FSDP_TRY(take_ctl_pairs(worlds->size, number, ends, &parts.ctl, err));
     fsdp_ctl_set_deadline(parts.ctl, worlds->deadline_ms);
     fsdp_status status =

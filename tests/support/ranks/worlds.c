@@ -68,6 +68,8 @@ int count_events(const world_rank *rank, const char *begin)
 fsdp_status (*worlds_open_async)(const fsdp_device_rank *rank, fsdp_device **device_out,
                                  fsdp_error *err);
 
+static bool are_unwatched; /* the devices of the worlds that run now */
+
 static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_error *err)
 {
     const fsdp_device_rank rank = {.rank = fsdp_ctl_rank(parts->ctl),
@@ -76,7 +78,7 @@ static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_
         FSDP_TRY(worlds_open_async(&rank, &parts->device, err));
     else
         FSDP_TRY(fsdp_device_open(device, &rank, &parts->device, err));
-    if (parts->check)
+    if (!are_unwatched)
         FSDP_TRY(fsdp_device_watch(&parts->device, err));
     return fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
 }
@@ -109,6 +111,7 @@ fsdp_status run_worlds_within(const worlds_setup *setup, world_body body, void *
                               rank_outcome *outcomes_out, fsdp_error *err)
 {
     int n = setup->ranks;
+    are_unwatched = setup->is_unchecked;
     static world_thread ranks[MOST_RANKS];
     static rank_outcome outcomes[MOST_RANKS];
     fsdp_ctl *ctls[MOST_RANKS];
