@@ -328,12 +328,12 @@ typedef struct copy {
 static void run_copy(void *closure)
 {
     copy *job = closure;
-    bool is_inside = (const unsigned char *)job->from < (unsigned char *)job->to + job->size &&
-                     (unsigned char *)job->to < (const unsigned char *)job->from + job->size;
     if (!job->from) {
         memset(job->to, job->byte, job->size);
         return;
     }
+    bool is_inside = (const unsigned char *)job->from < (unsigned char *)job->to + job->size &&
+                     (unsigned char *)job->to < (const unsigned char *)job->from + job->size;
     if (!is_inside)
         memset(job->to, GARBAGE, job->size);
     memmove(job->to, job->from, job->size);
