@@ -44,11 +44,14 @@ static void touch(volatile unsigned char *pool, int64_t room)
         pool[at] = 0;
 }
 
+/* The stream may still copy into it, for a save that other ranks gave up. */
 static void drop_pool(fsdp_snapshot *snapshot)
 {
+    const fsdp_device_ops *ops = snapshot->view ? snapshot->view->device->ops : NULL;
+    if (snapshot->stream)
+        (void)!ops->sync(ops->record(snapshot->stream), NULL);
     if (snapshot->pool)
-        snapshot->view->device->ops->dealloc_staging(snapshot->view->device, snapshot->pool,
-                                                     (size_t)snapshot->room);
+        ops->dealloc_staging(snapshot->view->device, snapshot->pool, (size_t)snapshot->room);
     snapshot->pool = NULL;
     snapshot->room = 0;
 }
@@ -112,8 +115,8 @@ fsdp_status fsdp_snapshot_take(fsdp_snapshot *snapshot, fsdp_sd *sd, int rank, f
 
 void fsdp_snapshot_release(fsdp_snapshot *snapshot)
 {
-    if (snapshot->stream) /* it does what is queued: then nothing copies into the pool */
-        snapshot->stream->device->ops->stream_free(snapshot->stream);
     drop_pool(snapshot);
+    if (snapshot->stream)
+        snapshot->stream->device->ops->stream_free(snapshot->stream);
     *snapshot = (fsdp_snapshot){0};
 }

@@ -72,9 +72,9 @@ fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err)
 fsdp_status fsdp_context_check_comms(const fsdp_context *context, fsdp_error *err)
 {
     const fsdp_world *world = context->world;
-    bool is_sure =
-        !context->device->ops->issue; /* calls of the host have returned their failures */
-    for (size_t i = 0; i < world->comm_count && !is_sure; i++)
+    if (!context->device->ops->issue) /* calls of the host have returned their failures */
+        return FSDP_OK;
+    for (size_t i = 0; i < world->comm_count; i++)
         if (world->comms[i]->comm)
             FSDP_TRY(fsdp_comm_failure(world->comms[i]->comm, err));
     return FSDP_OK;

@@ -41,15 +41,16 @@ static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t s
     fsdp_root *root = optim->root;
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
     fsdp_device *device = root->context->device;
-    size_t bytes = (size_t)fsdp_param_local_count(param) * size;
-    void *data = device->ops->alloc(device, bytes > 0 ? bytes : 1);
+    int64_t bytes;
+    bool fits = !fsdp_mul_overflow(fsdp_param_local_count(param), (int64_t)size, &bytes);
+    void *data = fits ? device->ops->alloc(device, bytes > 0 ? (size_t)bytes : 1) : NULL;
     if (!data)
         return fsdp_fail_memory(err, param->name);
     *data_out = data;
-    optim->bytes += (int64_t)bytes;
-    fsdp_memory_count(&root->context->memory, FSDP_MEMORY_OPTIM, (int64_t)bytes);
-    device->ops->kernels->fill(compute, data, 0, bytes);
-    return fsdp_host_view_add(&root->view, data, bytes, err);
+    optim->bytes += bytes;
+    fsdp_memory_count(&root->context->memory, FSDP_MEMORY_OPTIM, bytes);
+    device->ops->kernels->fill(compute, data, 0, (size_t)bytes);
+    return fsdp_host_view_add(&root->view, data, (size_t)bytes, err);
 }
 
 static void deallocate(const fsdp_optim *optim, const fsdp_param *param, void *data, size_t size)
