@@ -6,7 +6,7 @@
  *   FAKE_GPU=no-driver
  *   FAKE_BUG=rects      the last rectangle of each call is not copied
  *   FAKE_BUG=crash      a process that multiplies is ended
- *   FAKE_BUG=fold       the device has no such kernel
+ *   FAKE_BUG=fold       the device refuses this kernel
  *
  * Time between two events is that since the call before, which is no measurement.
  */
@@ -84,15 +84,6 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
     *ms = (float)(before > 0 ? now - before : 1);
     before = now;
     return cudaSuccess;
-}
-
-/* The linker puts it in place of the fake runtime's, which does not know this one. */
-const char *__real_cudaGetErrorString(cudaError_t error);
-const char *__wrap_cudaGetErrorString(cudaError_t error);
-const char *__wrap_cudaGetErrorString(cudaError_t error)
-{
-    return error == cudaErrorNotSupported ? "operation not supported"
-                                          : __real_cudaGetErrorString(error);
 }
 
 /* --- counting: the work is done, and its launches are counted ----------------------------------- */

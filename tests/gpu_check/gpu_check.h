@@ -85,7 +85,7 @@ void gpu_fail_row(gpu_row *row, const char *format, ...) FSDP_PRINTF(2, 3);
 void gpu_skip_row(gpu_row *row, const char *format, ...) FSDP_PRINTF(2, 3);
 /* `moved` bytes or operations in the time of the row, beside a bound; the goal is that of the table. */
 void gpu_rate_row(const gpu_results *results, gpu_row *row, double moved, double bound);
-/* A status of what the row is about: a device that has not learnt a kernel skips the row. */
+/* The status of the calls that the row is about. */
 void gpu_end_row(gpu_row *row, fsdp_status status, const fsdp_error *err);
 
 void gpu_print_heading(const gpu_results *results);
