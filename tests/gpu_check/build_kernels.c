@@ -2,11 +2,14 @@
  * gpu_check.h. */
 #include "tests/gpu_check/gpu_check.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/core/mem.h"
+
+enum { BUILD_SECONDS = 900 };
 
 static void print_file(const char *path)
 {
@@ -31,7 +34,7 @@ fsdp_status gpu_build_and_become(const gpu_options *options, int argc, char **ar
     char *build[] = {"/bin/sh", script, program, NULL};
     fsdp_status status =
         access(script, R_OK) == 0
-            ? gpu_run_program(build, log, &code, err)
+            ? gpu_run_program(build, log, BUILD_SECONDS, &code, err)
             : fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                         "--build: '%s' is not there; it is part of ./dev gpu-bundle", script);
     if (status == FSDP_OK && code != 0) {
@@ -45,7 +48,7 @@ fsdp_status gpu_build_and_become(const gpu_options *options, int argc, char **ar
                 others[n++] = argv[i];
         others[0] = program;
         execv(program, others);
-        status = fsdp_fail_errno(err, 0, "cannot start '%s'", program);
+        status = fsdp_fail_errno(err, errno, "cannot start '%s'", program);
     }
     fsdp_free(others);
     return status;

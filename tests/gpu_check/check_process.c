@@ -146,7 +146,8 @@ _Noreturn static void become(char *const *argv, const char *output)
     _exit(KILLED);
 }
 
-fsdp_status gpu_run_program(char *const *argv, const char *output, int *exit_out, fsdp_error *err)
+fsdp_status gpu_run_program(char *const *argv, const char *output, double seconds, int *exit_out,
+                            fsdp_error *err)
 {
     int state = 0;
     if (access(argv[0], X_OK) != 0)
@@ -154,8 +155,12 @@ fsdp_status gpu_run_program(char *const *argv, const char *output, int *exit_out
     pid_t child = fork();
     if (child == 0)
         become(argv, output);
-    if (child < 0 || waitpid(child, &state, 0) != child)
+    if (child < 0)
         return fsdp_fail_errno(err, errno, "cannot run '%s'", argv[0]);
+    if (!wait_for(child, seconds, &state))
+        return stopped ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped by a signal")
+                       : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' did not end within %.0f s",
+                                   argv[0], seconds);
     *exit_out = WIFEXITED(state) ? WEXITSTATUS(state) : KILLED + WTERMSIG(state);
     return FSDP_OK;
 }

@@ -103,8 +103,10 @@ void gpu_run_check(gpu_results *results, const gpu_check *check, double seconds)
 /* SIGINT, SIGTERM and SIGHUP end the check at hand, and no other begins. */
 void gpu_catch_signals(void);
 bool gpu_stopped(void);
-/* Runs a program with its output in a file; FSDP_ERR_NOT_FOUND when it is not there. */
-fsdp_status gpu_run_program(char *const *argv, const char *output, int *exit_out, fsdp_error *err);
+/* Runs a program with its output in a file, and ends it after so many seconds; FSDP_ERR_NOT_FOUND when it is
+ * not there. */
+fsdp_status gpu_run_program(char *const *argv, const char *output, double seconds, int *exit_out,
+                            fsdp_error *err);
 
 /* --- a device: gpu_session.c ------------------------------------------------------------------ */
 
