@@ -152,6 +152,8 @@ static fsdp_status time_runs(const collective_rank *self, double *seconds, fsdp_
         is_timed = gpu_timer_end(self->timer, native) && is_timed;
         FSDP_TRY(wait(self, err));
         seconds[i] = is_timed ? gpu_timer_seconds(self->timer) : -1;
+        if (seconds[i] < 0)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "the device's events do not tell the time");
     }
     return FSDP_OK;
 }
@@ -167,7 +169,7 @@ static fsdp_status run_collective(void *context, fsdp_world *world, fsdp_error *
         status = see_result(&self, err);
     if (status == FSDP_OK)
         status = time_runs(&self, seconds, err);
-    if (fsdp_world_rank(world) == 0)
+    if (status == FSDP_OK && fsdp_world_rank(world) == 0)
         memcpy(job->seconds, seconds, sizeof seconds);
     close_rank(&self);
     return status;
