@@ -117,10 +117,11 @@ def check_bugs():
 
 
 def check_refusals():
-    for environment, text in [({"FAKE_GPU": "none"}, "finds no GPU"),
-                              ({"FAKE_GPU": "no-driver"}, "there is no NVIDIA driver")]:
+    for environment, code, text in [({"FAKE_GPU": "none"}, 2, "finds no GPU"),
+                                    ({"FAKE_GPU": "no-driver"}, 2, "there is no NVIDIA driver"),
+                                    ({"TMPDIR": "/missing"}, 3, "'/missing' (TMPDIR): No such file")]:
         run = Run(**environment)
-        expect(run.exit == 2 and text in run.errors and not run.output,
+        expect(run.exit == code and text in run.errors and not run.output,
                f"{run.text}: exit code {run.exit}: {run.output}{run.errors}")
     for arguments in [["--quack"], ["--bytes", "much"], ["--seed", "-1"], ["more"], ["--build"]]:
         run = Run(*arguments)

@@ -1,6 +1,7 @@
 /* The program gpu-check: options, and the checks in their order. See gpu_check.h. */
 #include "tests/gpu_check/gpu_check.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -224,7 +225,7 @@ static fsdp_status make_work_folder(const gpu_results *results, char *out, size_
     snprintf(out, out_size, "%s/gpu-check-XXXXXX", folder);
     return mkdtemp(out)
                ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_IO, "cannot make a folder in '%s' (TMPDIR)", folder);
+               : fsdp_fail_errno(err, errno, "cannot make a folder in '%s' (TMPDIR)", folder);
 }
 
 /* --- the whole -------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #include "tests/gpu_check/gpu_ranks.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -252,16 +253,19 @@ static fsdp_status read_file(const char *path, double *bytes_out, double *second
                              fsdp_error *err)
 {
     unsigned char *buffer = fsdp_alloc_pages(READ);
+    if (!buffer)
+        return fsdp_fail_memory(err, path);
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = buffer && file >= 0 ? 1 : -1;
+    ssize_t n = file >= 0 ? 1 : -1;
     const double began = now();
     while (n > 0 && (n = read(file, buffer, READ)) > 0)
         *bytes_out += (double)n;
+    int code = errno;
     *seconds_out += now() - began;
     if (file >= 0)
         close(file);
     fsdp_free(buffer);
-    return n == 0 ? FSDP_OK : fsdp_fail(err, FSDP_ERR_IO, "cannot read '%s'", path);
+    return n == 0 ? FSDP_OK : fsdp_fail_errno(err, code, "cannot read '%s'", path);
 }
 
 /* Reads all shards of a checkpoint. */
@@ -271,7 +275,7 @@ static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_er
     double bytes = 0, seconds = 0;
     DIR *entries = opendir(folder);
     fsdp_status status =
-        entries ? FSDP_OK : fsdp_fail(err, FSDP_ERR_IO, "cannot read '%s'", folder);
+        entries ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot read '%s'", folder);
     for (struct dirent *entry; status == FSDP_OK && (entry = readdir(entries));) {
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
         if (strncmp(entry->d_name, "shard-", 6) == 0)
