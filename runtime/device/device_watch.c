@@ -264,10 +264,8 @@ static void wait(fsdp_stream *head, fsdp_event event)
     const watch_point *point = find_point(event);
     if (!event.stream)
         return;
-    if (event.stream->device ==
-        head->device) /* tickets of other ranks' streams are not known here */
-        if (event.stream->device == head->device) /* another rank has clocks of its own */
-            learn(stream, point ? point->reached : of(event.stream)->reached);
+    if (event.stream->device == head->device) /* another rank has clocks of its own */
+        learn(stream, point ? point->reached : of(event.stream)->reached);
     stream->reached[stream->index]++;
     if (point)
         stream->inner->device->ops->wait(stream->inner, point->event);
