@@ -1,6 +1,8 @@
 /* Blocks of pinned memory by size classes. See pinned_pool.h. */
 #include "runtime/device/pinned_pool.h"
 
+#include <stdint.h>
+
 enum { LEAST = 4096, STEPS = 4 };
 
 /* Lies in the block itself: to give one back never fails. */
@@ -16,12 +18,14 @@ int fsdp_pinned_init(fsdp_pinned_pool *pool, void *(*alloc)(size_t size),
     return pthread_mutex_init(&pool->lock, NULL);
 }
 
-/* Four classes between two powers of two. */
+/* Four classes between two powers of two. 0: larger than any memory. */
 static size_t room_of(size_t size)
 {
     size_t step = LEAST;
     while (size / STEPS >= 2 * step)
         step *= 2;
+    if (size > SIZE_MAX - step)
+        return 0;
     return size == 0 ? LEAST : (size + step - 1) / step * step;
 }
 
@@ -79,6 +83,8 @@ static void *allocate(fsdp_pinned_pool *pool, size_t room)
 void *fsdp_pinned_take(fsdp_pinned_pool *pool, size_t size)
 {
     size_t room = room_of(size);
+    if (room == 0)
+        return NULL;
     pthread_mutex_lock(&pool->lock);
     void *data = take_free(pool, room);
     if (!data)

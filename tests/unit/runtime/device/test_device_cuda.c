@@ -362,6 +362,7 @@ Test(device_cuda, memory_that_is_missing_is_null_and_breaks_nothing)
     begin(&self, 0);
     cr_expect_null(self.ops->alloc(self.device, (size_t)1 << 40));
     cr_expect_null(self.ops->alloc_staging(self.device, (size_t)1 << 40));
+    cr_expect_null(self.ops->alloc_staging(self.device, SIZE_MAX));
     self.ops->kernels->fill(self.one, self.staging, 1, SIZE);
     cr_expect_eq(wait_for_host(&self, self.one), FSDP_OK);
     close_pair(&self);
