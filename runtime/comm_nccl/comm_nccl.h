@@ -65,6 +65,7 @@ typedef struct nccl_group {
     uint64_t id;               /* the number of its creation: equal on all ranks */
     pthread_mutex_t calling;   /* one thread calls NCCL with the communicator; taken before `lock` */
     fsdp_nccl_comm handle;     /* NULL: not made yet, or aborted */
+    fsdp_nccl_comm split;      /* NCCL puts the last one that was split from it here, when that is made */
     nccl_factor factors[FSDP_NCCL_FACTORS];
     uint64_t factors_made;
     pthread_mutex_t lock;      /* of all below */

@@ -36,7 +36,7 @@ static fsdp_status create_group(nccl_transport *transport, fsdp_comm *comm, uint
     return FSDP_OK;
 }
 
-/* A flag that a stream may still set keeps its memory until the device closes. */
+/* A flag that a stream may still set keeps its memory for good. */
 static void free_group(nccl_group *group)
 {
     nccl_transport *transport = group->transport;
@@ -117,24 +117,50 @@ static fsdp_status join(nccl_group *group, fsdp_error *err)
     return result == FSDP_NCCL_CUDA_ERROR && err ? (err->status = FSDP_ERR_USAGE) : status;
 }
 
-/* Collective over all ranks, as a call of the group of all. group: NULL on ranks that are no members. */
+/* All ranks are told the failure of the parent, so nobody needs to be told that of the new group. */
+static void fail_split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
+                       fsdp_error *why)
+{
+    char name[200];
+    if (!fsdp_nccl_group_has_failed(parent, NULL)) {
+        fsdp_comm_describe(header, name, sizeof name);
+        fsdp_error_prefix(why, "%s", name);
+    }
+    fsdp_nccl_group_fail(parent, why, FSDP_NCCL_OWN);
+    if (group)
+        fsdp_nccl_group_fail(group, why, FSDP_NCCL_TOLD);
+}
+
+static void take_handle(nccl_group *group, fsdp_nccl_comm handle)
+{
+    pthread_mutex_lock(&group->calling);
+    group->handle = handle;
+    pthread_mutex_unlock(&group->calling);
+}
+
+/* Collective over all ranks, as a call of the group of all. group: NULL on ranks that are no members. NCCL
+ * may write the new communicator until the parent's is aborted, so the parent has the place. */
 static fsdp_status split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
                          fsdp_error *err)
 {
     fsdp_nccl_config config = make_config();
-    fsdp_nccl_comm unused = NULL;
     uint64_t number = 0;
     fsdp_nccl_result result = FSDP_NCCL_IN_PROGRESS;
     FSDP_TRY(fsdp_nccl_begin(parent, header, &number, err));
     pthread_mutex_lock(&parent->calling);
     if (parent->handle) /* else await returns the failure */
         result = parent->transport->nccl->CommSplit(parent->handle, group ? 0 : FSDP_NCCL_NO_COLOR,
-                                                    group ? group->comm->rank : 0,
-                                                    group ? &group->handle : &unused, &config);
+                                                    group ? group->comm->rank : 0, &parent->split,
+                                                    &config);
     pthread_mutex_unlock(&parent->calling);
-    FSDP_TRY(fsdp_nccl_await(parent, result, err));
+    fsdp_status status = fsdp_nccl_await(parent, result, err);
+    if (status != FSDP_OK)
+        fail_split(parent, header, group, err);
     atomic_store(&parent->flags[number % FSDP_NCCL_PENDING], 1);
-    return group ? fsdp_nccl_await(group, FSDP_NCCL_IN_PROGRESS, err) : FSDP_OK;
+    if (status != FSDP_OK || !group)
+        return status;
+    take_handle(group, parent->split);
+    return fsdp_nccl_await(group, FSDP_NCCL_IN_PROGRESS, err);
 }
 
 /* Equal on all ranks, unless one of them has failed. */

@@ -54,7 +54,8 @@ typedef struct meeting {
 typedef struct split_meeting {
     struct split_meeting *next;
     int number, arrived, members;
-    struct ncclComm **comms; /* by rank of the parent; NULL: no member */
+    struct ncclComm **comms;   /* by rank of the parent; NULL: no member */
+    struct ncclComm ***places; /* where they are written when all have come */
     int *keys;
 } split_meeting;
 
@@ -160,6 +161,7 @@ static void release_clique(clique *mine)
     while (mine->splits) {
         split_meeting *next = mine->splits->next;
         free(mine->splits->comms);
+        free(mine->splits->places);
         free(mine->splits->keys);
         free(mine->splits);
         mine->splits = next;
@@ -597,11 +599,29 @@ EXPORT fsdp_nccl_result ncclCommFinalize(fsdp_nccl_comm comm)
     return leave(comm, comm->polls > 0 ? FSDP_NCCL_IN_PROGRESS : FSDP_NCCL_SUCCESS);
 }
 
+/* Its communicators that are not made yet end with it, and nothing is written to their places. */
+static void end_splits(struct ncclComm *comm)
+{
+    split_meeting *split = comm->clique ? comm->clique->splits : NULL;
+    for (; split; split = split->next) {
+        struct ncclComm *made = split->comms[comm->rank];
+        if (split->arrived == comm->clique->size || !split->places[comm->rank])
+            continue;
+        split->arrived = -comm->clique->size; /* it will never be complete */
+        split->places[comm->rank] = NULL;
+        split->comms[comm->rank] = NULL;
+        alive -= made != NULL;
+        if (made)
+            release_comm(made);
+    }
+}
+
 /* NCCL frees the operations and registrations of a communicator with it. */
 static void end_comm(struct ncclComm *comm)
 {
     pthread_mutex_lock(&lock);
     comm->is_aborted = true;
+    end_splits(comm);
     alive -= 1 + comm->registered;
     for (int i = 0; i < MOST_FACTORS; i++)
         alive -= comm->factors[i].is_alive;
@@ -637,6 +657,7 @@ static split_meeting *find_split(clique *mine, int number)
     split = make(1, sizeof *split);
     split->number = number;
     split->comms = make((size_t)mine->size, sizeof *split->comms);
+    split->places = make((size_t)mine->size, sizeof *split->places);
     split->keys = make((size_t)mine->size, sizeof *split->keys);
     split->next = mine->splits;
     mine->splits = split;
@@ -653,6 +674,7 @@ static void complete_split(const clique *parent, split_meeting *split)
     clique *made = split->members > 0 ? find_clique(&id, split->members) : NULL;
     for (int i = 0; i < parent->size; i++) {
         struct ncclComm *comm = split->comms[i];
+        *split->places[i] = comm;
         if (!comm)
             continue;
         for (int j = 0; j < parent->size; j++)
@@ -668,18 +690,22 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
 {
     if (config->blocking != 0)
         return FSDP_NCCL_INVALID_ARGUMENT;
+    if (is_planned(comm->rank) && plan()->split_code)
+        return plan()->split_code;
     enter(comm);
     pthread_mutex_lock(&lock);
     split_meeting *split = find_split(comm->clique, comm->splits++);
     *comm_out = NULL;
+    split->places[comm->rank] = comm_out;
     if (color != FSDP_NCCL_NO_COLOR) {
-        *comm_out = split->comms[comm->rank] = create_comm(NULL, 0);
+        split->comms[comm->rank] = create_comm(NULL, 0);
         split->keys[comm->rank] = key;
         split->members++;
         splits++;
     }
     comm->polls = plan()->polls;
-    if (++split->arrived == comm->clique->size)
+    split->arrived += !(is_planned(comm->rank) && plan()->split_hangs);
+    if (split->arrived == comm->clique->size)
         complete_split(comm->clique, split);
     pthread_mutex_unlock(&lock);
     return leave(comm, FSDP_NCCL_IN_PROGRESS);

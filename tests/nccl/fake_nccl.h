@@ -17,7 +17,8 @@ typedef struct fake_nccl_plan {
     int async_at, async_code;  /* its n-th collective never runs, and this is found later */
     int init_code;             /* of ncclCommInitRankConfig, at once */
     int init_async_code;       /* the same, found later */
-    bool init_hangs;
+    int split_code;            /* of ncclCommSplit, at once; rank is that in the parent */
+    bool init_hangs, split_hangs;
     bool is_alone;             /* ranks are processes: communicators are made, and no call ends */
     const char *last_error;    /* of ncclGetLastError */
 } fake_nccl_plan;

@@ -308,6 +308,37 @@ static void hangs_at_the_start(void)
                FSDP_ERR_PEER, -1, "the making of a group of 3 ranks from rank 0 on (call 0)");
 }
 
+static fsdp_status create_pair(nccl_rank *rank, fsdp_error *err)
+{
+    fsdp_comm *pair = NULL;
+    return rank->transport->ops->comm_create(rank->transport, rank->context, 2, &pair, err);
+}
+
+/* The others, members of the new group or not, wait for the group that it is split from. */
+static void fails_at_a_split(void)
+{
+    int pairs[][2] = {{1, 2}, {0, 2}};
+    plan((fake_nccl_plan){.rank = 1, .split_code = SYSTEM_ERROR});
+    for (int i = 0; i < 2; i++)
+        expect_all(
+            &(nccl_world){
+                .size = RANKS, .deadline_ms = LONG_MS, .body = create_pair, .context = pairs[i]},
+            FSDP_ERR_PEER, 1,
+            i == 0 ? "the making of a group of 2 ranks from rank 1 on (call 1): NCCL 2.28.9"
+                   : "the making of a group of 2 ranks from rank 0 on (call 1): NCCL 2.28.9");
+}
+
+static void hangs_in_a_split(void)
+{
+    int pair[] = {0, 2};
+    plan((fake_nccl_plan){.rank = 1, .split_hangs = true});
+    expect_all(
+        &(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = create_pair, .context = pair},
+        FSDP_ERR_PEER, 0,
+        "rank 0 got no result from NCCL within 1 s, though all ranks came to the making of a group "
+        "of 2 ranks");
+}
+
 /* --- libraries that do not do ---------------------------------------------------------------------- */
 
 static void is_too_old(void)
@@ -339,6 +370,8 @@ static const test_case cases[] = {
     {"no_gpu", has_no_gpu},
     {"shares_a_gpu", shares_a_gpu},
     {"hangs_at_the_start", hangs_at_the_start},
+    {"fails_at_a_split", fails_at_a_split},
+    {"hangs_in_a_split", hangs_in_a_split},
 };
 
 int main(int argc, char **argv)
