@@ -120,7 +120,8 @@ int64_t *fsdp_shared_counts(shared_group *group, int member); /* counts; out_cou
 void fsdp_shared_arrive(shared_group *group);
 fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err);
 
-/* Between these two calls this member may read the others' buffers. The first fails after a failure. */
+/* Between these two calls this member may read the others' buffers, and look up points of their streams. The
+ * first fails after a failure. */
 fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err);
 void fsdp_shared_end_read(shared_group *group);
 /* Called in long work. False when the group has failed and the work is pointless. */

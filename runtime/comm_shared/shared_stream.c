@@ -44,10 +44,13 @@ static void follow_all(const stream_call *job)
                               fsdp_shared_published(job->group, i)->points[(job->points - 1) % 2]);
 }
 
+/* From here to the next meeting this member reads the others: a member that gives up waits for that. */
 static fsdp_status meet(stream_call *job, fsdp_error *err)
 {
     publish_point(job);
+    fsdp_shared_end_read(job->group);
     FSDP_TRY(fsdp_shared_pass_barrier(job->group, err));
+    FSDP_TRY(fsdp_shared_begin_read(job->group, err));
     follow_all(job);
     return FSDP_OK;
 }
@@ -163,6 +166,7 @@ fsdp_status fsdp_shared_run_in_stream(shared_group *group, const fsdp_collective
     FSDP_TRY(meet(&job, err));
     FSDP_TRY(works[call->kind](&job, err));
     FSDP_TRY(meet(&job, err));
+    fsdp_shared_end_read(group);
     /* Streams may be given more work only when no other member looks up their points any more. */
     return fsdp_shared_pass_barrier(group, err);
 }
