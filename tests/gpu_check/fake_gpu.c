@@ -75,7 +75,7 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
 {
-    static double before;
+    static _Thread_local double before; /* ranks are threads, and time never goes back in one */
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     double now = (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
