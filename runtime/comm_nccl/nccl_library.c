@@ -1,8 +1,7 @@
-/*
- * Finds and opens NCCL. See nccl_library.h. Places in this order: FSDP_NCCL_LIB, the loader's path, the
- * folders of CUDA, and those into which Python's packages put it.
- */
+/* Opens NCCL. See nccl_library.h. */
 #include "runtime/comm_nccl/nccl_library.h"
+
+#include "runtime/device/cuda_library.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -12,108 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LIBRARY "libnccl.so.2"
-#define IN_PACKAGE "nvidia/nccl/lib/" LIBRARY
-
-enum { FIRST_PYTHON = 8, LAST_PYTHON = 19 };
-
 #define ADVICE                                                                            \
     "install NCCL (Debian: libnccl2, pip: nvidia-nccl-cu12 or nvidia-nccl-cu13), or set " \
     "FSDP_NCCL_LIB to the file"
 
-/* The first library that is there and cannot be loaded: its reason is more than "not found". */
-typedef struct search {
-    void *library;
-    char broken[300];
-} search;
-
-static const char *variable(const char *name)
-{
-    const char *text = getenv(name);
-    return text && text[0] != '\0' ? text : NULL;
-}
-
-static void try_path(search *found, const char *path)
-{
-    if (found->library)
-        return;
-    found->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const char *why = found->library ? NULL : dlerror();
-    bool is_there = why && !strstr(why, LIBRARY ": cannot open shared object file");
-    if (is_there && !found->broken[0])
-        snprintf(found->broken, sizeof found->broken, "%s", why);
-}
-
-/* In `length` bytes of `folder`, and of `below` in it. */
-static void try_folder(search *found, const char *folder, size_t length, const char *below)
-{
-    char path[PATH_MAX];
-    int n = snprintf(path, sizeof path, "%.*s/%s", (int)length, folder, below);
-    if (length > 0 && n > 0 && n < (int)sizeof path)
-        try_path(found, path);
-}
-
-static void try_cuda(search *found)
-{
-    static const char *const below[] = {"lib64/" LIBRARY, "lib/" LIBRARY};
-    const char *const roots[] = {variable("CUDA_HOME"), variable("CUDA_PATH"), "/usr/local/cuda"};
-    for (size_t i = 0; i < sizeof roots / sizeof *roots; i++)
-        for (size_t j = 0; roots[i] && j < sizeof below / sizeof *below; j++)
-            try_folder(found, roots[i], strlen(roots[i]), below[j]);
-}
-
-/* lib/python3.N/KIND-packages of a prefix. */
-static void try_prefix(search *found, const char *prefix, const char *kind)
-{
-    char below[128];
-    for (int minor = LAST_PYTHON; prefix && minor >= FIRST_PYTHON && !found->library; minor--) {
-        snprintf(below, sizeof below, "lib/python3.%d/%s-packages/" IN_PACKAGE, minor, kind);
-        try_folder(found, prefix, strlen(prefix), below);
-    }
-}
-
-static void try_python(search *found)
-{
-    char user[PATH_MAX];
-    const char *home = variable("HOME"), *path = variable("PYTHONPATH");
-    try_prefix(found, variable("VIRTUAL_ENV"), "site");
-    for (const char *at = path; at && *at; at += *at == ':') {
-        size_t length = strcspn(at, ":");
-        try_folder(found, at, length, IN_PACKAGE);
-        at += length;
-    }
-    if (home && snprintf(user, sizeof user, "%s/.local", home) < (int)sizeof user)
-        try_prefix(found, user, "site");
-    try_prefix(found, "/usr/local", "dist");
-    try_prefix(found, "/usr/local", "site");
-    try_path(found, "/usr/lib/python3/dist-packages/" IN_PACKAGE);
-    try_prefix(found, "/usr", "dist");
-}
-
 static fsdp_status find_library(void **library_out, fsdp_error *err)
 {
-    search found = {0};
-    const char *named = variable("FSDP_NCCL_LIB");
-    if (named) {
-        *library_out = dlopen(named, RTLD_NOW | RTLD_LOCAL);
-        const char *why = *library_out ? NULL : dlerror();
-        return *library_out ? FSDP_OK
-                            : fsdp_fail(err, FSDP_ERR_USAGE, "FSDP_NCCL_LIB is '%s': %s", named,
-                                        why ? why : "it cannot be loaded");
-    }
-    try_path(&found, LIBRARY);
-    try_cuda(&found);
-    try_python(&found);
-    *library_out = found.library;
-    if (found.library)
-        return FSDP_OK;
-    if (found.broken[0])
-        return fsdp_fail(err, FSDP_ERR_USAGE, "NCCL cannot be loaded: %s; " ADVICE, found.broken);
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "there is no " LIBRARY
-                     ": it was sought in the loader's path, in lib64 and lib of CUDA_HOME, "
-                     "CUDA_PATH and /usr/local/cuda, and in nvidia/nccl/lib of Python's packages "
-                     "(VIRTUAL_ENV, PYTHONPATH, ~/.local, /usr/local, /usr); " ADVICE);
+    static const char *const files[] = {"libnccl.so.2", NULL};
+    static const char *const packages[] = {"nvidia/nccl/lib", NULL};
+    static const fsdp_cuda_library nccl = {"FSDP_NCCL_LIB", files, packages, ADVICE};
+    fsdp_error why = {0};
+    fsdp_status status = fsdp_cuda_library_open(&nccl, library_out, &why);
+    return status == FSDP_OK ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "%s", why.text);
 }
 
 /* --- its functions ---------------------------------------------------------------------------- */
@@ -130,7 +39,7 @@ static fsdp_status read_version(void *library, fsdp_nccl *nccl, fsdp_error *err)
     fsdp_nccl_result (*get_version)(int *) =
         (fsdp_nccl_result(*)(int *))dlsym(library, "ncclGetVersion");
     Dl_info where;
-    nccl->path = variable("FSDP_NCCL_LIB") ? variable("FSDP_NCCL_LIB") : LIBRARY;
+    nccl->path = "libnccl.so.2";
     if (get_version && dladdr((void *)get_version, &where))
         nccl->path = where.dli_fname;
     if (!get_version || get_version(&nccl->version) != FSDP_NCCL_SUCCESS)

@@ -1,18 +1,14 @@
 /*
- * One product of cuBLASLt, whose library (542 MB) is opened at run time: FSDP_CUBLASLT_LIB, the
- * loader's path, CUDA's lib64, then the folders of Python's NVIDIA packages. The one file that
+ * One product of cuBLASLt, whose library (542 MB) is opened at run time. The one file that
  * includes its header. See gpu_check.h.
  */
 #include "tests/gpu_check/gpu_check.h"
 
 #include <dlfcn.h>
-#include <glob.h>
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/core/mem.h"
+#include "runtime/device/cuda_library.h"
 
 #define ADVICE \
     "install it (pip: nvidia-cublas, nvidia-cublas-cu12), or set FSDP_CUBLASLT_LIB to the file"
@@ -20,99 +16,14 @@
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
 
-/* --- the library ------------------------------------------------------------------------------ */
-
-/* Newer ones first: the calls below are the same in all of them. */
-static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
-enum { NAMES = sizeof names / sizeof *names };
-
-/* Folders of Python's packages below a prefix; CUDA 13's have one of their own. */
-static const char *const below[] = {"lib/python3*/*-packages/nvidia/cu13/lib",
-                                    "lib/python3*/*-packages/nvidia/cublas/lib",
-                                    "lib/python3/dist-packages/nvidia/cublas/lib"};
-
-static void *open_in(const char *folder)
-{
-    char path[PATH_MAX];
-    void *library = NULL;
-    for (int i = 0; i < NAMES && !library; i++)
-        if (snprintf(path, sizeof path, "%s/%s", folder, names[i]) < (int)sizeof path)
-            library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    return library;
-}
-
-static void *open_by_pattern(const char *prefix, const char *pattern)
-{
-    char path[PATH_MAX];
-    glob_t found;
-    void *library = NULL;
-    if (!prefix || !*prefix ||
-        snprintf(path, sizeof path, "%s/%s", prefix, pattern) >= (int)sizeof path ||
-        glob(path, 0, NULL, &found) != 0)
-        return NULL;
-    for (size_t i = 0; i < found.gl_pathc && !library; i++)
-        library = open_in(found.gl_pathv[i]);
-    globfree(&found);
-    return library;
-}
-
-static void *open_below(const char *prefix)
-{
-    void *library = NULL;
-    for (size_t i = 0; i < sizeof below / sizeof *below && !library; i++)
-        library = open_by_pattern(prefix, below[i]);
-    return library;
-}
-
-/* Each folder of PYTHONPATH. */
-static void *open_in_python_path(void)
-{
-    const char *variable = getenv("PYTHONPATH");
-    char *rest = variable ? fsdp_strndup(variable, strlen(variable)) : NULL, *state = NULL;
-    void *library = NULL;
-    for (char *at = rest ? strtok_r(rest, ":", &state) : NULL; at && !library;
-         at = strtok_r(NULL, ":", &state)) {
-        library = open_by_pattern(at, "nvidia/cu13/lib");
-        library = library ? library : open_by_pattern(at, "nvidia/cublas/lib");
-    }
-    fsdp_free(rest);
-    return library;
-}
-
-static void *open_in_places(void)
-{
-    char local[PATH_MAX] = "";
-    const char *home = getenv("HOME");
-    if (home)
-        snprintf(local, sizeof local, "%s/.local", home);
-    const char *const cuda[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"};
-    const char *const prefixes[] = {getenv("VIRTUAL_ENV"), local, "/usr/local", "/usr"};
-    void *library = NULL;
-    for (int i = 0; i < NAMES && !library; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    for (size_t i = 0; i < sizeof cuda / sizeof *cuda && !library; i++)
-        library = open_by_pattern(cuda[i], "lib64");
-    library = library ? library : open_in_python_path();
-    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes && !library; i++)
-        library = open_below(prefixes[i]);
-    return library;
-}
-
 static fsdp_status open_library(void **library_out, fsdp_error *err)
 {
-    const char *named = getenv("FSDP_CUBLASLT_LIB");
-    if (named && *named) {
-        *library_out = dlopen(named, RTLD_NOW | RTLD_LOCAL);
-        return *library_out ? FSDP_OK
-                            : fsdp_fail(err, FSDP_ERR_INTERNAL, "FSDP_CUBLASLT_LIB is '%s': %s",
-                                        named, dlerror());
-    }
-    *library_out = open_in_places();
-    return *library_out
-               ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                           "there is no libcublasLt: it was sought in the loader's path, in lib64 "
-                           "of CUDA and in Python's NVIDIA packages; " ADVICE);
+    /* the calls below are the same in all of them */
+    static const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so",
+                                        NULL};
+    static const char *const packages[] = {"nvidia/cu13/lib", "nvidia/cublas/lib", NULL};
+    static const fsdp_cuda_library cublaslt = {"FSDP_CUBLASLT_LIB", files, packages, ADVICE};
+    return fsdp_cuda_library_open(&cublaslt, library_out, err);
 }
 
 /* --- its functions ---------------------------------------------------------------------------- */

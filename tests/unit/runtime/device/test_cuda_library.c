@@ -1,0 +1,136 @@
+/* A library of NVIDIA is found in each of its places, and one that is broken is not a missing one. */
+#include "base/io/io.h"
+#include "runtime/device/cuda_library.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FILE_NAME "libfsdp-of-a-test.so.1"
+#define PACKAGE "nvidia/test/lib"
+
+static char directory[] = "/tmp/fsdp-library-XXXXXX";
+static fsdp_error err;
+static void *library;
+
+static fsdp_status open_it(void)
+{
+    static const char *const files[] = {"libfsdp-of-a-test.so.2", FILE_NAME, NULL};
+    static const char *const packages[] = {"nvidia/other/lib", PACKAGE, NULL};
+    static const fsdp_cuda_library which = {"FSDP_TEST_LIB", files, packages, "install it"};
+    library = NULL;
+    return fsdp_cuda_library_open(&which, &library, &err);
+}
+
+static void set(const char *variable, const char *below)
+{
+    char value[200];
+    snprintf(value, sizeof value, "%s%s", directory, below);
+    cr_assert_eq(setenv(variable, value, 1), 0);
+}
+
+static void begin(void)
+{
+    cr_assert(mkdtemp(directory) && chdir(directory) == 0);
+    set("VIRTUAL_ENV", "/venv");
+    set("HOME", "/home");
+    set("CUDA_HOME", "/cuda");
+    set("CUDA_PATH", "/path");
+    setenv("PYTHONPATH", "/missing::python:", 1);
+    unsetenv("FSDP_TEST_LIB");
+}
+
+static void end(void)
+{
+    cr_assert_eq(fsdp_io_remove_tree(NULL, directory, NULL), FSDP_OK);
+}
+
+TestSuite(cuda_library, .init = begin, .fini = end);
+
+static void make_folders(const char *path)
+{
+    char part[200];
+    for (const char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(part, sizeof part, "%.*s", (int)(slash - path), path);
+        cr_assert_eq(fsdp_io_mkdir(NULL, part, &err), FSDP_OK, "%s", err.text);
+    }
+}
+
+/* A link to a library that every program can load. */
+static void make_library(const char *path)
+{
+    Dl_info libc;
+    make_folders(path);
+    cr_assert(dladdr((void *)fopen, &libc));
+    cr_assert_eq(symlink(libc.dli_fname, path), 0);
+}
+
+static void make_broken(const char *path)
+{
+    make_folders(path);
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fputs("no library", file) >= 0 && fclose(file) == 0);
+}
+
+/* In a process of its own, as the loader remembers the paths that it has opened. */
+static void expect_found(const char *place)
+{
+    cr_expect_eq(open_it(), FSDP_ERR_NOT_FOUND, "%s", err.text);
+    cr_expect(strstr(err.text, "CUDA_HOME") && strstr(err.text, "install it"), "%s", err.text);
+    make_library(place);
+    cr_expect_eq(open_it(), FSDP_OK, "%s", err.text);
+    cr_expect(library);
+}
+
+Test(cuda_library, is_found_in_a_folder_of_cuda)
+{
+    expect_found("cuda/lib64/" FILE_NAME);
+}
+
+Test(cuda_library, is_found_in_the_other_folder_of_cuda)
+{
+    expect_found("path/lib/" FILE_NAME);
+}
+
+Test(cuda_library, is_found_in_a_virtual_environment)
+{
+    expect_found("venv/lib/python3.8/site-packages/" PACKAGE "/" FILE_NAME);
+}
+
+Test(cuda_library, is_found_in_a_virtual_environment_of_a_new_python)
+{
+    expect_found("venv/lib/python3.19/site-packages/" PACKAGE "/" FILE_NAME);
+}
+
+Test(cuda_library, is_found_on_pythonpath)
+{
+    expect_found("python/" PACKAGE "/" FILE_NAME);
+}
+
+Test(cuda_library, is_found_in_packages_of_the_user)
+{
+    expect_found("home/.local/lib/python3.11/site-packages/" PACKAGE "/" FILE_NAME);
+}
+
+Test(cuda_library, a_broken_one_is_not_missing)
+{
+    const char *broken = "cuda/lib/" FILE_NAME, *good = "python/" PACKAGE "/" FILE_NAME;
+    make_broken(broken);
+    cr_expect_eq(open_it(), FSDP_ERR_USAGE, "%s", err.text);
+    cr_expect(strstr(err.text, broken), "%s", err.text);
+    make_library(good);
+    cr_expect_eq(open_it(), FSDP_OK, "%s", err.text);
+}
+
+Test(cuda_library, the_variable_is_the_only_place)
+{
+    make_library("cuda/lib64/" FILE_NAME);
+    setenv("FSDP_TEST_LIB", "/missing/file", 1);
+    cr_expect_eq(open_it(), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "FSDP_TEST_LIB is '/missing/file': "), "%s", err.text);
+    setenv("FSDP_TEST_LIB", "cuda/lib64/" FILE_NAME, 1);
+    cr_expect_eq(open_it(), FSDP_OK, "%s", err.text);
+}
