@@ -126,9 +126,8 @@ struct total_item {
 
 using total_batch = fsdp_batch<no_common, total_item>;
 
-enum { AT_ONCE = 1024 };
 struct some_parts {
-    double parts[AT_ONCE];
+    double parts[FSDP_THREADS];
 };
 
 /* The pieces of all finite powers are added alike. */
@@ -137,11 +136,11 @@ template <power_kind KIND> FSDP_KERNEL(FSDP_THREADS, 2) sum_spans(FSDP_PARAMS(to
     FSDP_SHARED(some_parts, shared);
     const total_item &item = batch.items[blockIdx.x];
     double total = 0;
-    for (uint64_t first = 0; first < item.groups; first += AT_ONCE) {
+    for (uint64_t first = 0; first < item.groups; first += FSDP_THREADS) {
         uint64_t left = item.groups - first;
-        uint32_t n = left < AT_ONCE ? (uint32_t)left : (uint32_t)AT_ONCE;
-        for (uint32_t i = threadIdx.x; i < n; i += FSDP_THREADS)
-            shared.parts[i] = item.parts[first + i];
+        uint32_t n = left < FSDP_THREADS ? (uint32_t)left : (uint32_t)FSDP_THREADS;
+        if (threadIdx.x < n)
+            shared.parts[threadIdx.x] = item.parts[first + threadIdx.x];
         __syncthreads();
         for (uint32_t i = 0; i < n && threadIdx.x == 0; i++)
             total = take<KIND>(total, shared.parts[i]);

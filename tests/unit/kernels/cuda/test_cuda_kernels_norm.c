@@ -61,7 +61,7 @@ Test(cuda_kernels_norm, sums_of_powers_are_those_of_c)
     }
 }
 
-/* Several groups, more of them than are added at once. */
+/* Whole groups and a part of one. */
 Test(cuda_kernels_norm, groups_are_added_in_order)
 {
     enum { COUNT = 3 * GROUP + 17 };
@@ -74,6 +74,24 @@ Test(cuda_kernels_norm, groups_are_added_in_order)
     case_expect_success(fsdp_cuda_power_sums(&span, 1, 2, partials, &sum, NULL));
     cr_assert_eq(sum, expected);
     case_buffer_free(&buffer);
+}
+
+/* More groups than a block of threads adds at once, each with another sum. */
+Test(cuda_kernels_norm, many_groups_are_added_in_order)
+{
+    enum { GROUPS = 256 + 2, COUNT = (GROUPS - 1) * GROUP + 17 };
+    float *data = calloc(COUNT, sizeof *data);
+    double *partials = calloc(GROUPS + 1, sizeof *partials), sum;
+    cr_assert(data && partials);
+    case_seed(4);
+    for (size_t group = 0; group < GROUPS; group++)
+        case_fill_usual(data + group * GROUP, FSDP_F32, 17, 1);
+    const fsdp_cuda_span span = {data, FSDP_F32, COUNT};
+    cr_assert_eq(fsdp_cuda_power_partials(&span, 1), GROUPS);
+    case_expect_success(fsdp_cuda_power_sums(&span, 1, 1, partials, &sum, NULL));
+    cr_assert_eq(sum, fsdp_tensor_power_sum(data, FSDP_F32, COUNT, 1));
+    free(data);
+    free(partials);
 }
 
 Test(cuda_kernels_norm, a_thousand_norms_are_two_launches)
