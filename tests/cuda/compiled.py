@@ -1,7 +1,7 @@
 """Checks what nvcc made of the kernels: no kernel spills registers or has a stack frame, those that memory
 bounds load and store 16 bytes at a time, and registers and shared memory are those of registers.txt. Compiles
 nothing: kernels/cuda/compile.sh keeps what ptxas says, and the PTX. Another version of nvcc may give other
-registers; only the rest is checked then. Without nvcc's objects: 77, skipped.
+registers: it must have the same kernels, and the rest is checked. Without nvcc's objects: 77, skipped.
 
 usage: compiled.py BUILD [--update]
 """
@@ -49,9 +49,11 @@ def compiled(path):
         yield kernel, target, problem, int(registers[1]), int(shared[1]) if shared else 0
 
 
-def problems_of_ptx(path):
-    for symbol, body in ENTRY.findall(path.read_text()):
-        kernel = readable(symbol)
+def problems_of_ptx(path, kernels):
+    bodies = {readable(symbol): body for symbol, body in ENTRY.findall(path.read_text())}
+    if bodies.keys() != kernels:
+        yield f"{path.name} has the kernels {sorted(bodies)}, and ptxas saw {sorted(kernels)}"
+    for kernel, body in bodies.items():
         name = kernel.partition("<")[0]
         wanted = () if name in SMALL else ("ld",) if name in ONLY_LOAD else ("ld", "st")
         for kind in wanted:
@@ -68,13 +70,15 @@ def main():
     problems, rows, targets = [], [], defaultdict(set)
     for report in reports:
         name = report.name.partition(".")[0]
+        kernels = set()
         for kernel, target, problem, registers, shared in compiled(report):
+            kernels.add(kernel)
             problems += [problem] if problem else []
             targets[kernel].add(target)
             rows.append(f"{name + '.cu':<10} {kernel:<26} {target:<7} {registers:>9} {shared:>6}")
         ptx = sorted((KEPT / f"{name}_kept").glob("*.ptx"))
         problems += [] if len(ptx) == len(TARGETS) else [f"{name}: {len(ptx)} files of PTX"]
-        problems += [problem for path in ptx for problem in problems_of_ptx(path)]
+        problems += [problem for path in ptx for problem in problems_of_ptx(path, kernels)]
     problems += [f"{kernel} is compiled for {sorted(found)}, not {list(TARGETS)}"
                  for kernel, found in targets.items() if found != set(TARGETS)]
     version = re.search(r"Cuda compilation tools, release (\S+),", ptx[0].read_text())[1]
@@ -84,6 +88,9 @@ def main():
     if "--update" in sys.argv:
         TABLE.write_text(table + "\n")
     golden = TABLE.read_text()
+    listed = {line.split()[1] for line in golden.splitlines() if not line.startswith("#")}
+    problems += [f"{kernel} is only in registers.txt, or only in the objects"
+                 for kernel in sorted(listed ^ targets.keys())]
     if golden.startswith(f"# nvcc {version}:") and golden != table + "\n":
         lines = golden.splitlines()
         problems += [f"not in registers.txt: {row}" for row in table.splitlines() if row not in lines]
