@@ -40,7 +40,6 @@ typedef struct lane {
 
 typedef struct shared_memory {
     int line;
-    size_t size;
     char *memory;
 } shared_memory;
 
@@ -251,15 +250,14 @@ unsigned fsdp_shim_vote(unsigned mask, bool value, int line)
 
 void *fsdp_shim_shared(int line, size_t size)
 {
-    shared_memory *one = current->shared;
-    while (one->memory && one->line != line)
+    shared_memory *one = current->shared, *end = one + MOST_SHARED;
+    while (one < end && one->memory && one->line != line)
         one++;
-    if (one == current->shared + MOST_SHARED)
+    if (one == end)
         abort();
     if (!one->memory) {
         one->memory = aligned_alloc(16, (size + 15) / 16 * 16);
         one->line = line;
-        one->size = size;
         if (!one->memory)
             abort();
         memset(one->memory, GARBAGE, size);
@@ -300,6 +298,14 @@ static void run_next(block *self)
     fsdp_fiber_enter(one->fiber);
 }
 
+static void free_fibers(block *self)
+{
+    for (unsigned i = 0; i < MOST_THREADS; i++) {
+        fsdp_fiber_free(self->lanes[i].fiber);
+        self->lanes[i].fiber = NULL;
+    }
+}
+
 static void run_block(block *self, unsigned index)
 {
     unsigned threads = self->launch->threads;
@@ -312,19 +318,14 @@ static void run_block(block *self, unsigned index)
     if (self->ended < threads && !self->has_failed)
         fail_by_hanging(self);
     free_shared(self);
-    for (unsigned i = 0; i < threads && self->has_failed;
-         i++) { /* their stacks are in the middle */
-        fsdp_fiber_free(self->lanes[i].fiber);
-        self->lanes[i].fiber = NULL;
-    }
+    if (self->has_failed)
+        free_fibers(self); /* some are in the middle of the thread */
 }
 
 static void free_block(void *context)
 {
-    block *self = context;
-    for (unsigned i = 0; i < MOST_THREADS; i++)
-        fsdp_fiber_free(self->lanes[i].fiber);
-    free(self);
+    free_fibers(context);
+    free(context);
 }
 
 static void create_key(void)
