@@ -5,8 +5,9 @@
  *
  * All data lies in device memory; lists and structs lie in host memory and are read before the call
  * returns. `stream` is a cudaStream_t. A call enqueues its work and returns: it never waits and allocates
- * nothing. The result is a cudaError_t, 0 for success; an empty list is success. A list that fits one
- * launch, hundreds of tensors, is one launch, whatever the sizes of the tensors.
+ * nothing. The result is a cudaError_t, 0 for success; an empty list is success. A list of hundreds of
+ * tensors is one launch, whatever their sizes; tensors of f64 among others are a second one, and power sums
+ * and searches for what is not finite take two.
  *
  * The room kernels/cuda takes and returns device memory; the runtime calls it, and kernels/ below it has
  * the references. It is there where FSDP_HAVE_CUDA is defined.
@@ -34,7 +35,7 @@ int fsdp_cuda_copy_box(const fsdp_strided_copy *copies, size_t n, void *stream);
 
 /* --- arithmetic ------------------------------------------------------------------------------- */
 
-enum { FSDP_CUDA_FOLD_SOURCES = 512 };         /* at most, of one fold */
+enum { FSDP_CUDA_FOLD_SOURCES = 1024 };        /* at most, of one fold: as many as ranks that are threads */
 
 /* As fsdp_tensor_fold, of to->count elements; the list `from` lies in host memory. */
 int fsdp_cuda_fold(const fsdp_cuda_span *to, const void *const *from, int n, fsdp_reduction how,

@@ -60,6 +60,25 @@ Test(cuda_kernels_arith, folds_are_those_of_c)
         try_fold(seed);
 }
 
+/* As many as a process can have threads that are ranks. */
+Test(cuda_kernels_arith, a_thousand_sources_are_one_fold)
+{
+    enum { SOURCES = 1024 };
+    static int32_t numbers[SOURCES];
+    const void *from[SOURCES];
+    int32_t sum = 0, expected = 0;
+    const fsdp_cuda_span to = {&sum, FSDP_I32, 1};
+    for (int i = 0; i < SOURCES; i++) {
+        numbers[i] = i * i;
+        expected += numbers[i];
+        from[i] = &numbers[i];
+    }
+    case_seed(5);
+    case_expect_success(
+        fsdp_cuda_fold(&to, from, SOURCES, (fsdp_reduction){FSDP_FOLD_SUM, 1, 1}, NULL));
+    cr_assert_eq(sum, expected);
+}
+
 Test(cuda_kernels_arith, too_many_sources_are_refused)
 {
     float number = 0;
