@@ -120,8 +120,8 @@ def go_on(what, directory, ranks, *more):
 
 
 def signalled_run(work, name, number, times, after, by):
-    """A run whose first save is the one that the signal asks for. Tries again when all steps were done before the
-    signal came, as on a busy machine."""
+    """A run whose first save is the one that the signal asks for. Tries again when all steps were done before
+    the signal came, as on a busy machine."""
     for _ in range(TRIES):
         directory = place(work, name)
         process = start(command(directory, 2, "--save.every", 0, "--steps", STEPS))
