@@ -108,6 +108,7 @@ static fsdp_status join(nccl_group *group, fsdp_error *err)
     fsdp_nccl_config config = make_config();
     fsdp_nccl_id id;
     FSDP_TRY(share_id(group, &id, err));
+    (void)transport->device->ops->choose_gpu(transport->device); /* NCCL takes this thread's */
     pthread_mutex_lock(&group->calling);
     fsdp_nccl_result result = transport->nccl->CommInitRankConfig(&group->handle, group->comm->size,
                                                                   id, group->comm->rank, &config);

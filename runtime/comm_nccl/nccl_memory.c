@@ -71,6 +71,7 @@ void *fsdp_nccl_alloc(fsdp_transport *base, size_t size)
     if (!block)
         return NULL;
     block->size = size;
+    (void)transport->device->ops->choose_gpu(transport->device);
     if (nccl->MemAlloc(&block->data, size) != FSDP_NCCL_SUCCESS) {
         fsdp_free(block);
         return NULL;

@@ -72,7 +72,10 @@ typedef struct fsdp_device_ops {
      * the size that was asked for. */
     void *(*alloc_staging)(fsdp_device *device, size_t size);
     void (*dealloc_staging)(fsdp_device *device, void *data, size_t size);
-    void *(*native)(fsdp_stream *stream);      /* a cudaStream_t; NULL: streams of this device have none */
+    /* Only of a GPU; else NULL. A cudaStream_t; the GPU's number in this process, to which what the calling
+     * thread itself asks of CUDA goes from now on. */
+    void *(*native)(fsdp_stream *stream);
+    int (*choose_gpu)(fsdp_device *device);
     void (*close)(fsdp_device *device);
 } fsdp_device_ops;
 

@@ -288,6 +288,13 @@ static void *native(fsdp_stream *head)
     return of(head)->native;
 }
 
+static int choose_gpu(fsdp_device *head)
+{
+    const cuda_device *device = (cuda_device *)head;
+    enter(device);
+    return device->ordinal;
+}
+
 /* --- events ----------------------------------------------------------------------------------- */
 
 /* The lock is held. The CUDA event of a ticket that may not be reached yet; else NULL. */
@@ -533,6 +540,7 @@ static const fsdp_device_ops cuda_ops = {.name = "cuda",
                                          .alloc_staging = alloc_staging,
                                          .dealloc_staging = dealloc_staging,
                                          .native = native,
+                                         .choose_gpu = choose_gpu,
                                          .close = close_device};
 
 fsdp_status fsdp_device_cuda(const char *name, const fsdp_device_rank *rank,

@@ -393,6 +393,12 @@ static void *native(fsdp_stream *head)
     return inner->device->ops->native(inner);
 }
 
+static int choose_gpu(fsdp_device *head)
+{
+    fsdp_device *inner = ((watched_device *)head)->inner;
+    return inner->ops->choose_gpu(inner);
+}
+
 static void close_device(fsdp_device *head)
 {
     watched_device *device = (watched_device *)head;
@@ -407,14 +413,15 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
     if (!watched)
         return fsdp_fail_memory(err, "a device");
     watched->inner = *device;
-    watched->ops = (fsdp_device_ops){.name = watched->inner->ops->name,
-                                     .is_host = watched->inner->ops->is_host,
-                                     .is_at_once = watched->inner->ops->is_at_once,
+    const fsdp_device_ops *inner = watched->inner->ops;
+    watched->ops = (fsdp_device_ops){.name = inner->name,
+                                     .is_host = inner->is_host,
+                                     .is_at_once = inner->is_at_once,
                                      .kernels = &watched_kernels,
                                      .stream_create = create_stream,
                                      .stream_free = free_stream,
                                      .submit = submit,
-                                     .issue = watched->inner->ops->issue ? issue : NULL,
+                                     .issue = inner->issue ? issue : NULL,
                                      .record = record,
                                      .wait = wait,
                                      .sync = sync,
@@ -427,7 +434,8 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
                                      .dealloc = dealloc,
                                      .alloc_staging = alloc_staging,
                                      .dealloc_staging = dealloc_staging,
-                                     .native = watched->inner->ops->native ? native : NULL,
+                                     .native = inner->native ? native : NULL,
+                                     .choose_gpu = inner->choose_gpu ? choose_gpu : NULL,
                                      .close = close_device};
     watched->head.ops = &watched->ops;
     *device = &watched->head;

@@ -59,6 +59,12 @@ static void *native_of(fsdp_stream *stream)
     return stream;
 }
 
+static int choose_gpu(fsdp_device *device)
+{
+    (void)device;
+    return 0;
+}
+
 static fsdp_device_ops ops;
 static pthread_once_t ops_made = PTHREAD_ONCE_INIT;
 
@@ -69,6 +75,7 @@ static void make_ops(void)
     expect(fsdp_device_cpu_async(&device, &err) == FSDP_OK, "a device", err.text);
     ops = *device->ops;
     ops.native = native_of;
+    ops.choose_gpu = choose_gpu;
     ops.close(device);
 }
 
