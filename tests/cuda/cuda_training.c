@@ -8,7 +8,8 @@
  * (docs/scenarios.md). The device is watched (--check) for every other round of them, so that
  * either the watch or the bits find a wait that is missing.
  *
- * usage: cuda_training [--unchecked]: never watched
+ * usage: cuda_training [--unchecked] [--nccl]: never watched; each rank has a GPU of its own, and
+ * collectives go over the fake NCCL that FSDP_NCCL_LIB names
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,6 +21,7 @@
 #include "base/core/mem.h"
 #include "base/io/io.h"
 #include "tests/cuda/fake_cudart.h"
+#include "tests/cuda/nccl_streams.h"
 #include "tests/support/nets/toy.h"
 #include "tests/support/matrix_row.h"
 #include "tests/support/nets/unit_tuning.h"
@@ -30,7 +32,7 @@
 #include <fsdp/root_init.h>
 
 enum { LAYERS = 4, WIDTH = 7, ROWS = 3, STEPS = 3, MOST_RANKS = 4, CASES = 24 };
-enum { SEEDS = 1000, USUAL_SAMPLE = 19, DEADLINE_MS = 30000 };
+enum { SEEDS = 1000, USUAL_SAMPLE = 19, USUAL_NCCL_SAMPLE = 53, DEADLINE_MS = 30000 };
 enum { WEIGHT = WIDTH * WIDTH, BATCH = ROWS * WIDTH };
 
 typedef struct training_case {
@@ -321,13 +323,15 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 static training_case case_of(int i)
 {
     static const int reshards[] = {FSDP_RESHARD_AUTO, FSDP_RESHARD_NEVER, 2};
-    training_case what = {
-        .ranks = 1 + i % MOST_RANKS,
-        .reshard = reshards[i / 2 % 3],
-        .is_narrow = i % 5 == 1,
-        .clips = i % 3 == 1,
-        .uses_sgd = i % 7 == 2,
-        .tuning = {.prefetch = i / 3 % 3, .inputs = 1 + i / 5 % 2, .separate = i % 6 == 3}};
+    training_case what = {.ranks = 1 + i % MOST_RANKS,
+                          .reshard = reshards[i / 2 % 3],
+                          .is_narrow = i % 5 == 1,
+                          .clips = i % 3 == 1,
+                          .uses_sgd = i % 7 == 2,
+                          .tuning = {.prefetch = i / 3 % 3,
+                                     .inputs = 1 + i / 5 % 2,
+                                     .separate = i % 6 == 3,
+                                     .from_comm = i / 2 % 2 == 1}};
     what.has_replicas = what.ranks == 4 && i % 8 == 7;
     if (i % 12 == 11)
         what.reshard = 2;
@@ -336,12 +340,18 @@ static training_case case_of(int i)
     return what;
 }
 
-static fsdp_status run_on(const char *device, bool is_unchecked, outcome *out, fsdp_error *err)
+typedef struct training_mode {
+    bool is_unchecked;
+    const fake_nccl_control *nccl; /* NULL: ranks share memory and one GPU */
+} training_mode;
+
+static fsdp_status run_on(const char *device, training_mode mode, outcome *out, fsdp_error *err)
 {
     const worlds_setup setup = {.ranks = out->what->ranks,
                                 .deadline_ms = DEADLINE_MS,
                                 .device = device,
-                                .is_unchecked = is_unchecked};
+                                .is_unchecked = mode.is_unchecked,
+                                .uses_nccl = mode.nccl != NULL};
     snprintf(out->folder, sizeof out->folder, "%s/fsdp-cuda-XXXXXX",
              access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
     if (!mkdtemp(out->folder))
@@ -352,15 +362,18 @@ static fsdp_status run_on(const char *device, bool is_unchecked, outcome *out, f
 }
 
 /* Every other round of the cases is checked. */
-static bool run_seed(uint64_t seed, bool is_unchecked, const outcome *expected)
+static bool run_seed(uint64_t seed, training_mode mode, const outcome *expected)
 {
     static outcome found;
     fsdp_error err = {0};
     memset(&found, 0, sizeof found);
     found.what = expected->what;
-    fake_cudart_begin(&(fake_cudart_plan){.seed = seed});
-    fsdp_status status = run_on("cuda", is_unchecked || seed / CASES % 2 == 1, &found, &err);
+    mode.is_unchecked |= seed / CASES % 2 == 1;
+    fake_cudart_begin(&(fake_cudart_plan){.seed = seed, .devices = mode.nccl ? MOST_RANKS : 1});
+    fsdp_status status = run_on("cuda", mode, &found, &err);
     const char *misuse = fake_cudart_end();
+    if (mode.nccl && (mode.nccl->alive() > 0 || mode.nccl->misuses() > 0))
+        misuse = "something is left in NCCL, or it was misused";
     bool is_right = status == FSDP_OK && !misuse &&
                     memcmp(found.shards, expected->shards, sizeof found.shards) == 0 &&
                     memcmp(found.saved, expected->saved, sizeof found.saved) == 0;
@@ -370,31 +383,50 @@ static bool run_seed(uint64_t seed, bool is_unchecked, const outcome *expected)
     return is_right;
 }
 
-static bool run_on_cpu(int i, bool is_unchecked, outcome *expected)
+static bool run_on_cpu(int i, training_mode mode, outcome *expected)
 {
     static training_case cases[CASES];
     fsdp_error err = {0};
     cases[i] = case_of(i);
     expected->what = &cases[i];
-    if (run_on("cpu", is_unchecked, expected, &err) == FSDP_OK)
+    mode.nccl = NULL;
+    if (run_on("cpu", mode, expected, &err) == FSDP_OK)
         return true;
     printf("case %d on cpu: %s\n", i, err.text);
     return false;
 }
 
+static bool read_mode(int argc, char **argv, training_mode *mode_out)
+{
+    bool wants_nccl = false;
+    for (int i = 1; i < argc; i++) {
+        mode_out->is_unchecked |= strcmp(argv[i], "--unchecked") == 0;
+        wants_nccl |= strcmp(argv[i], "--nccl") == 0;
+    }
+    mode_out->nccl = wants_nccl ? fake_nccl_over_cudart() : NULL;
+    if (wants_nccl && !mode_out->nccl)
+        fprintf(stderr, "--nccl: FSDP_NCCL_LIB names no fake NCCL\n");
+    return !wants_nccl || mode_out->nccl;
+}
+
 int main(int argc, char **argv)
 {
     static outcome expected[CASES];
-    bool is_unchecked = argc > 1 && strcmp(argv[1], "--unchecked") == 0;
-    test_sampler sampler = {.every = test_sample(USUAL_SAMPLE)};
+    training_mode mode = {0};
     int64_t failed = 0;
+    if (!read_mode(argc, argv, &mode))
+        return 1;
+    test_sampler sampler = {.every = test_sample(mode.nccl ? USUAL_NCCL_SAMPLE : USUAL_SAMPLE)};
     for (int i = 0; i < CASES; i++)
-        if (!run_on_cpu(i, is_unchecked, &expected[i]))
+        if (!run_on_cpu(i, mode, &expected[i]))
             return 1;
     for (int seed = 0; seed < SEEDS; seed++)
         if (test_sampler_takes(&sampler))
-            failed += !run_seed((uint64_t)seed, is_unchecked, &expected[seed % CASES]);
-    const matrix_row row = {"training on a fake CUDA runtime, by the order of its streams", "seeds",
-                            sampler.taken, SEEDS, sampler.every};
+            failed += !run_seed((uint64_t)seed, mode, &expected[seed % CASES]);
+    const matrix_row row = {mode.nccl
+                                ? "training over a fake NCCL on a fake CUDA runtime, by the order "
+                                  "of its streams"
+                                : "training on a fake CUDA runtime, by the order of its streams",
+                            "seeds", sampler.taken, SEEDS, sampler.every};
     return !matrix_row_print(&row, " | other bits than on cpu %" PRId64, failed) || failed > 0;
 }

@@ -41,6 +41,11 @@ const fake_cudart_plan *fake_plan(void)
     return &plan;
 }
 
+int fake_cudart_gpu(void)
+{
+    return current;
+}
+
 uint64_t fake_random(uint64_t *state)
 {
     uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -169,11 +174,10 @@ const char *fake_cudart_end(void)
 
 bool fake_cudart_reaches(const void *data, size_t size)
 {
-    bool reaches =
-        size == 0 || (fake_memory_kind(data) != FAKE_PAGEABLE && fake_memory_is_whole(data, size));
+    bool reaches = size == 0 || (fake_memory_kind(data) != FAKE_PAGEABLE &&
+                                 fake_memory_is_whole(data, size) && fake_memory_is_near(data));
     if (!reaches)
-        fake_misuse("a kernel reaches %zu bytes at %p, which are no memory of the device", size,
-                    data);
+        fake_misuse("a kernel reaches %zu bytes at %p, which are no memory of its GPU", size, data);
     return reaches;
 }
 
@@ -277,7 +281,7 @@ static cudaError_t alloc(void **data_out, size_t size, fake_kind kind)
     return *data_out ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
-/* The host waits until the device is idle, as in CUDA. */
+/* The host waits until the GPU is idle, as in CUDA. */
 static cudaError_t release(void *data, fake_kind kind, const char *function)
 {
     if (!data)
@@ -324,10 +328,14 @@ typedef struct copy {
     unsigned char staged[];
 } copy;
 
-/* Until a copy is done its target is undefined. */
+/* Until a copy is done its target is undefined. A single byte may be one that the host polls. */
 static void run_copy(void *closure)
 {
     copy *job = closure;
+    if (!job->from && job->size == 1) {
+        __atomic_store_n((unsigned char *)job->to, (unsigned char)job->byte, __ATOMIC_RELEASE);
+        return;
+    }
     if (!job->from) {
         memset(job->to, job->byte, job->size);
         return;

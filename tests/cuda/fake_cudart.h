@@ -9,7 +9,7 @@
  *   copies     of pinned memory happen later, and make their target garbage first; of pageable memory the
  *              host waits for them, or the source is read at once
  *   failures   the n-th call of a function fails, or the n-th work of a stream, as a fault of a kernel does
- *   misuse     destroyed streams and events, pointers of nobody, kernels on pageable memory
+ *   misuse     destroyed streams and events, pointers of nobody, kernels on pageable or another GPU's memory
  *
  * fake_cudart.c has CUDA's functions, fake_cudart_memory.c the blocks, fake_cudart_streams.c streams and
  * events.
@@ -39,13 +39,14 @@ void fake_cudart_begin(const fake_cudart_plan *plan);
 /* Ends a test: the first misuse, or what was not given back; NULL: none. Valid until the next call. */
 const char *fake_cudart_end(void);
 int fake_cudart_calls(const char *function);   /* since begin */
+int fake_cudart_gpu(void);             /* that this thread has chosen */
 /* The host faults when it touches device memory. */
 bool fake_cudart_is_guarded(void);
 
 /* For kernels that are host functions: run(closure) on the stream's thread, and drop(closure) behind it, also
  * when the work is skipped. A cudaError_t. */
 int fake_cudart_enqueue(void *stream, void (*run)(void *), void *closure, void (*drop)(void *));
-/* Notes a misuse unless these bytes are device or staging memory: a kernel would fault. */
+/* Notes a misuse unless these bytes are staging memory or that of this GPU: a kernel would fault. */
 bool fake_cudart_reaches(const void *data, size_t size);
 
 #endif

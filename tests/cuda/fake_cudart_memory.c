@@ -19,6 +19,7 @@ typedef struct block {
     unsigned char *pages, *data;
     size_t mapped, size;
     fake_kind kind;
+    int gpu;
 } block;
 
 static block *blocks;
@@ -101,7 +102,8 @@ void *fake_memory_alloc(size_t size, fake_kind kind)
     fake_lock();
     unsigned char *pages = take_pages(mapped);
     if (pages) {
-        *one = (block){blocks, pages, pages + mapped - aligned, mapped, size, kind};
+        *one =
+            (block){blocks, pages, pages + mapped - aligned, mapped, size, kind, fake_cudart_gpu()};
         memset(pages, BEHIND, mapped);
         memset(one->data, FRESH, size);
         guard(one);
@@ -170,6 +172,15 @@ fake_kind fake_memory_kind(const void *data)
     fake_kind kind = one ? one->kind : FAKE_PAGEABLE;
     fake_unlock();
     return kind;
+}
+
+bool fake_memory_is_near(const void *data)
+{
+    fake_lock();
+    const block *one = find(data);
+    bool is_near = !one || one->kind != FAKE_DEVICE || one->gpu == fake_cudart_gpu();
+    fake_unlock();
+    return is_near;
 }
 
 bool fake_memory_is_whole(const void *data, size_t size)

@@ -26,10 +26,12 @@ void fake_unlock(void);
 
 typedef enum fake_kind { FAKE_PAGEABLE, FAKE_PINNED, FAKE_DEVICE } fake_kind;
 
-void *fake_memory_alloc(size_t size, fake_kind kind);  /* NULL: none left */
+void *fake_memory_alloc(size_t size, fake_kind kind);  /* of this thread's GPU; NULL: none left */
 /* False: it is no live block of this kind. */
 bool fake_memory_free(void *data, fake_kind kind);
 fake_kind fake_memory_kind(const void *data);
+/* False: another GPU's. */
+bool fake_memory_is_near(const void *data);
 /* Whether all bytes lie in one live block, or in none. */
 bool fake_memory_is_whole(const void *data, size_t size);
 size_t fake_memory_count(void);        /* live blocks */
@@ -46,7 +48,7 @@ cudaError_t fake_stream_create(cudaStream_t *stream_out, int priority);
 void fake_stream_destroy(cudaStream_t stream);
 void fake_stream_put(cudaStream_t stream, void (*run)(void *), void *closure, void (*drop)(void *));
 void fake_stream_drain(cudaStream_t stream);
-void fake_streams_drain(void);         /* all */
+void fake_streams_drain(void);         /* all of this thread's GPU */
 bool fake_stream_is_idle(cudaStream_t stream);
 cudaError_t fake_event_create(cudaEvent_t *event_out);
 void fake_event_destroy(cudaEvent_t event);

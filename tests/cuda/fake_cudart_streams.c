@@ -29,6 +29,7 @@ typedef struct work {
 struct CUstream_st {
     struct CUstream_st *next; /* in the list of all */
     bool is_live, is_ending;
+    int gpu;
     habit habit;
     uint64_t random, issued, done, needed;
     int queries;
@@ -199,6 +200,7 @@ cudaError_t fake_stream_create(cudaStream_t *stream_out, int priority)
     if (fake_plan()->seed)
         stream->habit = (habit)(fake_random(&stream->random) % HABITS);
     stream->is_live = true;
+    stream->gpu = fake_cudart_gpu();
     stream->next = streams;
     streams = stream;
     pthread_mutex_unlock(&lock);
@@ -255,7 +257,8 @@ void fake_streams_drain(void)
 {
     pthread_mutex_lock(&lock);
     for (cudaStream_t one = streams; one; one = one->next)
-        await_ticket(one, one->issued);
+        if (one->gpu == fake_cudart_gpu())
+            await_ticket(one, one->issued);
     pthread_mutex_unlock(&lock);
 }
 

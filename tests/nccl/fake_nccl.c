@@ -14,6 +14,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum { USUAL_VERSION = 22809, SYSTEM_ERROR = 2, MOST_OPS = 64, FIRST_OP = 5, MOST_FACTORS = 64 };
+enum { MOST_RANKS = 64, GARBAGE = 0xb7 };
 
 typedef enum call_kind {
     ALL_GATHER,
@@ -63,6 +64,7 @@ typedef struct clique {
     struct clique *next;
     fsdp_nccl_id id;
     int size, arrived, references;
+    int gpus[MOST_RANKS]; /* of those that have arrived */
     meeting *meetings;
     split_meeting *splits;
 } clique;
@@ -89,6 +91,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static clique *cliques;
 static uint64_t ids_made;
 static atomic_int alive, misuses, splits, registrations;
+static const char *last_error = "";
 static _Thread_local int depth;
 static _Thread_local batch *grouped;
 static _Thread_local fsdp_nccl_stream grouped_stream;
@@ -228,7 +231,7 @@ static void **copy_inputs(const meeting *met, int size, int at, size_t bytes)
 static void reduce(const meeting *met, int size, const call *how, void **inputs, size_t from,
                    void *out)
 {
-    const void *parts[64];
+    const void *parts[MOST_RANKS];
     const fsdp_dtype dtype = dtype_of(how->dtype);
     fsdp_reduction fold = {.fold = how->op == FSDP_NCCL_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
                            .multiply = 1,
@@ -334,11 +337,42 @@ static void leave_meeting(clique *mine, meeting *met, int rank)
     free_meeting(met);
 }
 
+static void spoil(unsigned char *data, size_t size)
+{
+    if (size > 0)
+        memset(data, GARBAGE, size);
+}
+
+/* Until a call is done its output is undefined, but for what is input, too. */
+static void spoil_output(const call *mine, const struct ncclComm *comm)
+{
+    const size_t ranks = (size_t)comm->clique->size, rank = (size_t)comm->rank;
+    const size_t part = mine->count * fsdp_dtype_size(dtype_of(mine->dtype));
+    const unsigned char *in = mine->send;
+    unsigned char *out = mine->recv;
+    const bool is_root = mine->peer == comm->rank;
+    switch (mine->kind) {
+    case ALL_GATHER:
+        spoil(out, rank * part);
+        spoil(out + rank * part, in == out + rank * part ? 0 : part);
+        spoil(out + (rank + 1) * part, (ranks - rank - 1) * part);
+        break;
+    case REDUCE_SCATTER: spoil(out, out + part > in && out < in + ranks * part ? 0 : part); break;
+    case ALL_REDUCE: spoil(out, in == out ? 0 : part); break;
+    case BROADCAST: spoil(out, is_root && in == out ? 0 : part); break;
+    case REDUCE: spoil(out, is_root && in != out ? part : 0); break;
+    case RECV: spoil(out, part); break;
+    case SEND: break;
+    }
+}
+
 /* On the stream. */
 static void run_batch(void *argument)
 {
     batch *mine = argument;
     struct ncclComm *comm = mine->comm;
+    for (int i = 0; i < mine->n; i++)
+        spoil_output(&mine->calls[i], comm);
     pthread_mutex_lock(&lock);
     if (!comm->is_aborted) {
         meeting *met = find_meeting(comm->clique, mine->number);
@@ -526,7 +560,7 @@ EXPORT const char *ncclGetErrorString(fsdp_nccl_result result)
 EXPORT const char *ncclGetLastError(fsdp_nccl_comm comm)
 {
     (void)comm;
-    return plan()->last_error ? plan()->last_error : "";
+    return plan()->last_error ? plan()->last_error : last_error;
 }
 
 EXPORT fsdp_nccl_result ncclGetUniqueId(fsdp_nccl_id *id)
@@ -555,6 +589,15 @@ static clique *find_clique(const fsdp_nccl_id *id, int size)
     return found;
 }
 
+/* With the lock: the others' GPUs are known. */
+static bool shares_gpu(const clique *mine, int gpu)
+{
+    bool shares = false;
+    for (int i = 0; i < mine->arrived; i++)
+        shares = shares || mine->gpus[i] == gpu;
+    return shares && plan()->version < FSDP_NCCL_SHARES_GPU;
+}
+
 EXPORT fsdp_nccl_result ncclCommInitRankConfig(fsdp_nccl_comm *comm_out, int size, fsdp_nccl_id id,
                                                int rank, fsdp_nccl_config *config)
 {
@@ -565,9 +608,14 @@ EXPORT fsdp_nccl_result ncclCommInitRankConfig(fsdp_nccl_comm *comm_out, int siz
     pthread_mutex_lock(&lock);
     clique *mine = find_clique(&id, size);
     struct ncclComm *comm = create_comm(mine, rank);
-    mine->arrived += !(is_planned(rank) && (plan()->init_hangs || plan()->init_async_code));
     if (is_planned(rank))
         comm->error = plan()->init_async_code;
+    if (fake_nccl.gpu && shares_gpu(mine, fake_nccl.gpu())) {
+        comm->error = FSDP_NCCL_INVALID_USAGE;
+        last_error = "Duplicate GPU detected";
+    } else if (!comm->error && !(is_planned(rank) && plan()->init_hangs)) {
+        mine->gpus[mine->arrived++] = fake_nccl.gpu ? fake_nccl.gpu() : rank;
+    }
     pthread_mutex_unlock(&lock);
     *comm_out = comm;
     return FSDP_NCCL_IN_PROGRESS;
@@ -713,14 +761,17 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
 
 EXPORT fsdp_nccl_result ncclMemAlloc(void **data, size_t size)
 {
-    *data = malloc(size);
+    *data = fake_nccl.alloc ? fake_nccl.alloc(size) : malloc(size);
     alive++;
     return *data ? FSDP_NCCL_SUCCESS : SYSTEM_ERROR;
 }
 
 EXPORT fsdp_nccl_result ncclMemFree(void *data)
 {
-    free(data);
+    if (fake_nccl.dealloc)
+        fake_nccl.dealloc(data);
+    else
+        free(data);
     alive--;
     return FSDP_NCCL_SUCCESS;
 }

@@ -8,6 +8,7 @@
 #define FSDP_FAKE_NCCL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 typedef struct fake_nccl_plan {
     int version;               /* 0: 2.28.9 */
@@ -24,8 +25,16 @@ typedef struct fake_nccl_plan {
 } fake_nccl_plan;
 
 typedef struct fake_nccl_control {
-    fake_nccl_plan plan;       /* of the test, as is launch, which gives a stream host work */
+    /* The test sets these. */
+    fake_nccl_plan plan;
+    /* Gives a stream host work. */
     void (*launch)(void *stream, void (*work)(void *), void *argument);
+    /* NULL: of malloc. */
+    void *(*alloc)(size_t size);
+    void (*dealloc)(void *data);
+    /* The GPU that the calling thread has chosen, of which an NCCL before 2.30 serves one rank only; NULL:
+     * each rank has its own. */
+    int (*gpu)(void);
     /* Communicators, operations, blocks and registrations that were not given back, and calls that NCCL does
      * not allow; 0 at the end of a test. */
     int (*alive)(void);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/comm_nccl/transport_nccl.h"
 #include "runtime/comm_shared/shared_transports.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "tests/support/ranks/world_processes.h"
@@ -68,7 +69,7 @@ int count_events(const world_rank *rank, const char *begin)
 fsdp_status (*worlds_open_async)(const fsdp_device_rank *rank, fsdp_device **device_out,
                                  fsdp_error *err);
 
-static bool are_unwatched; /* the devices of the worlds that run now */
+static bool are_unwatched, use_nccl; /* the worlds that run now */
 
 static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_error *err)
 {
@@ -80,6 +81,12 @@ static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_
         FSDP_TRY(fsdp_device_open(device, &rank, &parts->device, err));
     if (!are_unwatched)
         FSDP_TRY(fsdp_device_watch(&parts->device, err));
+    const fsdp_nccl_spec nccl = {.ctl = parts->ctl,
+                                 .inner = parts->transport,
+                                 .device = parts->device,
+                                 .check = parts->check};
+    if (use_nccl)
+        FSDP_TRY(fsdp_transport_nccl(&nccl, &parts->transport, err));
     return fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
 }
 
@@ -112,6 +119,7 @@ fsdp_status run_worlds_within(const worlds_setup *setup, world_body body, void *
 {
     int n = setup->ranks;
     are_unwatched = setup->is_unchecked;
+    use_nccl = setup->uses_nccl;
     static world_thread ranks[MOST_RANKS];
     static rank_outcome outcomes[MOST_RANKS];
     fsdp_ctl *ctls[MOST_RANKS];

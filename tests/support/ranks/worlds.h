@@ -25,6 +25,7 @@ typedef struct worlds_setup {
     int ranks, deadline_ms;
     const char *device;
     bool is_unchecked;         /* without --check: the device is not watched */
+    bool uses_nccl;            /* collectives of streams go over NCCL */
 } worlds_setup;
 
 /* run_worlds with another deadline, and the outcome of each rank. */
