@@ -10,6 +10,7 @@
  *   transfers.c       copies to staging memory, loads
  *   rank_checks.c     ranks that share the GPU (gpu_ranks.c): collectives, ranks that are lost
  *   gpu_training.c    a training that equals the host's; checkpoints on other numbers of ranks
+ *   gpu_scenarios.c   the scenarios of docs/scenarios.md, with gpu_scene.c and gpu_wide.c
  *   build_kernels.c   --build
  *
  * In: a device of runtime/device, and the runtime above it. Out: rows, which lie in memory that the processes
@@ -185,7 +186,7 @@ fsdp_status gpu_check_training(gpu_results *results, int ranks, fsdp_error *err)
 fsdp_status gpu_check_reload(gpu_results *results, int ranks, fsdp_error *err);
 enum { GPU_RANK_ABORTS, GPU_RANK_IS_LATE };
 fsdp_status gpu_check_failure(gpu_results *results, int how, fsdp_error *err);
-fsdp_status gpu_check_scenarios(gpu_results *results, int argument, fsdp_error *err);
+fsdp_status gpu_check_scenarios(gpu_results *results, int ranks, fsdp_error *err);
 fsdp_status gpu_check_nccl(gpu_results *results, int argument, fsdp_error *err);
 
 /* --build: compiles the kernels again and becomes the program that has them; returns only on failure. */

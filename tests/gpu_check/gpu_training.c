@@ -206,11 +206,3 @@ fsdp_status gpu_check_reload(gpu_results *results, int ranks, fsdp_error *err)
     }
     return FSDP_OK;
 }
-
-fsdp_status gpu_check_scenarios(gpu_results *results, int argument, fsdp_error *err)
-{
-    (void)argument, (void)err;
-    gpu_skip_row(gpu_add_row(results, "scenarios/C1-C23"),
-                 "their models compute on the host, which does not reach the device's memory");
-    return FSDP_OK;
-}
