@@ -1,8 +1,8 @@
 /*
- * A watched device, for --check: it runs its work on another device and tracks the order of the
- * work with vector clocks. It reports a stream that uses a block without waiting for it, and a
- * block that is freed while another stream may still use it (docs/runtime.md, "Who owns memory"),
- * also when the race happens to go well. See device.h.
+ * A watched device, for --check and in builds for debugging (without NDEBUG): it runs its work on
+ * another device and tracks the order of the work with vector clocks. It reports a stream that uses
+ * a block without waiting for it, and a block that is freed while another stream may still use it
+ * (docs/runtime.md, "Ownership of memory"), also when the race happens to go well. See device.h.
  *
  * A stream's ticket counts the work and the waits that were issued to it; `reached` is, for every
  * stream, the last ticket that is ordered before this stream's next work.
