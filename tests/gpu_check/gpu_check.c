@@ -58,9 +58,9 @@ static const gpu_check others[] = {
     {"reload/4-to-", gpu_check_reload, 4, 30, 15},
     {"failure/abort", gpu_check_failure, GPU_RANK_ABORTS, 20, 20},
     {"failure/deadline", gpu_check_failure, GPU_RANK_IS_LATE, 20, 20},
-    {"scenarios/1-ranks/", gpu_check_scenarios, 1, 30, 15},
-    {"scenarios/2-ranks/", gpu_check_scenarios, 2, 30, 15},
-    {"scenarios/4-ranks/", gpu_check_scenarios, 4, 30, 15},
+    {"scenarios/1-ranks/", gpu_check_scenarios, 1, 60, 40},
+    {"scenarios/2-ranks/", gpu_check_scenarios, 2, 60, 40},
+    {"scenarios/4-ranks/", gpu_check_scenarios, 4, 60, 40},
     {"nccl/", gpu_check_nccl, 0, 40, 20},
 };
 
