@@ -82,8 +82,11 @@ void fsdp_memory_init(fsdp_memory_pool *pool, fsdp_device *device)
 
 static void destroy(fsdp_memory_pool *pool, fsdp_block *block)
 {
-    if (!block->is_external)
-        pool->device->ops->dealloc(pool->device, block->data, block->room);
+    const fsdp_device_ops *ops = pool->device->ops;
+    if (block->is_staging)
+        ops->dealloc_staging(pool->device, block->data, block->room);
+    else if (!block->is_external)
+        ops->dealloc(pool->device, block->data, block->room);
     else if (block->allocator.dealloc)
         block->allocator.dealloc(block->allocator.context, block->data);
     fsdp_free(block);
@@ -190,7 +193,8 @@ static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
 /* A block may be up to an eighth larger than requested: the next step requests the same sizes. */
 static bool fits(const fsdp_block *block, const fsdp_memory_request *request, size_t size)
 {
-    return is_same(&block->allocator, &request->allocator) && block->room >= size &&
+    return is_same(&block->allocator, &request->allocator) &&
+           block->is_staging == request->is_staging && block->room >= size &&
            block->room - size <= size / 8;
 }
 
@@ -210,8 +214,10 @@ static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *
     return idle ? unlink_free(pool, idle) : NULL;
 }
 
-static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_allocator *allocator, size_t size)
+static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_memory_request *request, size_t size)
 {
+    const fsdp_allocator *allocator = &request->allocator;
+    const fsdp_device_ops *ops = pool->device->ops;
     fsdp_block *block = fsdp_alloc(1, sizeof *block);
     if (!block)
         return NULL;
@@ -220,8 +226,9 @@ static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_allocator *allocator,
     if (allocator->alloc)
         block->data = allocator->alloc(allocator->context, size);
     block->is_external = block->data != NULL;
+    block->is_staging = request->is_staging;
     if (!block->data && !allocator->is_required)
-        block->data = pool->device->ops->alloc(pool->device, size);
+        block->data = (request->is_staging ? ops->alloc_staging : ops->alloc)(pool->device, size);
     if (!block->data) {
         fsdp_free(block);
         return NULL;
@@ -245,11 +252,11 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, const fsdp_memory_request *
     fsdp_block *block = find_free(pool, request, room);
     if (!block) {
         make_way(pool, room);
-        block = make(pool, &request->allocator, room);
+        block = make(pool, request, room);
     }
     if (!block) {
         trim(pool, is_returnable);
-        block = make(pool, &request->allocator, room);
+        block = make(pool, request, room);
     }
     if (!block)
         return fail_take(request, room, err);

@@ -35,6 +35,7 @@ typedef struct fsdp_block {
     fsdp_stream *stream;       /* owner */
     fsdp_allocator allocator;  /* asked first: only requests with an equal one get the block again */
     bool is_external;          /* the allocator gave it; otherwise it is the device's memory */
+    bool is_staging;           /* of that, its staging memory, which is the host's */
     fsdp_event given;          /* free: the point of its stream from where on it may be reused */
 } fsdp_block;
 
@@ -58,6 +59,7 @@ typedef struct fsdp_memory_request {
     fsdp_memory_class class;
     fsdp_stream *stream;
     fsdp_allocator allocator;  /* asked first */
+    bool is_staging;           /* from the device's staging memory; without an allocator */
     size_t size;
     size_t slack;              /* bytes beyond size that are not counted, for alignment */
     const char *owner;         /* a unit or a parameter, for the error */
