@@ -33,8 +33,9 @@ typedef struct fsdp_unit_opts {
     fsdp_dtype reduce_dtype;           /* gradients are reduced in; NONE: the parameter's stored dtype */
     fsdp_dtype output_dtype;           /* NONE: as computed; see fsdp_unit_output_dtype */
     bool keep_input_dtype;             /* inputs are not cast to param_dtype; see fsdp_unit_input_dtype */
-    bool offload;                      /* shards and their gradients live in host memory, which on devices of
-                                        * the host only means that gradients are copied */
+    bool offload;                      /* shards, their gradients and their optimizers' state live in host
+                                        * memory, and the host steps them; on devices of the host this only
+                                        * means that gradients are copied */
     /* Callbacks, each may be NULL. */
     void *context;
     void (*placement)(void *context, const fsdp_param *param, fsdp_param_place *place);

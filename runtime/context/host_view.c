@@ -93,7 +93,7 @@ fsdp_status fsdp_host_view_load(fsdp_host_view *view, fsdp_stream *stream, fsdp_
         FSDP_TRY(make_copy(view, block, err));
         ops->kernels->copy(stream, block->copy, block->data, block->size);
     }
-    return view->count > 0 ? ops->sync(ops->record(stream), err) : FSDP_OK;
+    return ops->is_host ? FSDP_OK : ops->sync(ops->record(stream), err);
 }
 
 fsdp_status fsdp_host_view_store(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err)

@@ -115,7 +115,10 @@ void fsdp_work_cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const voi
 {
     fsdp_work_uses(stream, to);
     fsdp_work_uses(stream, from);
-    ops_of(stream)->kernels->cast(stream, to, to_type, from, from_type, (size_t)count);
+    if (to_type == from_type) /* to the host's memory, too, without processors of the device */
+        ops_of(stream)->kernels->copy(stream, to, from, (size_t)count * fsdp_dtype_size(to_type));
+    else
+        ops_of(stream)->kernels->cast(stream, to, to_type, from, from_type, (size_t)count);
 }
 
 /* --- the user's own --------------------------------------------------------------------------- */

@@ -73,11 +73,9 @@ fsdp_status fsdp_group_allocate(fsdp_group *group, fsdp_error *err)
 {
     fsdp_memory_request request = {.class = FSDP_MEMORY_SHARD,
                                    .stream = fsdp_group_stream(group, FSDP_STREAM_COMPUTE),
+                                   .is_staging = group->settings->offloads,
                                    .slack = group->count * FSDP_MEMORY_ALIGNMENT,
                                    .owner = group->name};
-    if (group->settings->offloads && !group->context->device->ops->is_host)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: device %s cannot offload parameters yet",
-                         group->name, group->context->device->ops->name);
     FSDP_TRY(lay_out(group, err));
     for (size_t i = 0; i < group->count; i++)
         request.size += shard_bytes(group->params[i]);

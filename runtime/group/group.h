@@ -156,6 +156,8 @@ void fsdp_group_add_to_kept(fsdp_group *group);
 fsdp_status fsdp_group_reduce(fsdp_group *group, fsdp_error *err);
 /* The compute stream waits for the last reduction. */
 void fsdp_group_wait_reduced(fsdp_group *group);
+/* The host waits for the gradients that the last reduction has copied to its memory. */
+fsdp_status fsdp_group_await_offloaded(const fsdp_group *group, fsdp_error *err);
 void fsdp_group_drop_grads(fsdp_group *group);         /* the reduced ones */
 
 /* --- memory of gradients (group_memory.c) --------------------------------------------------------- */
@@ -191,6 +193,13 @@ fsdp_divide fsdp_divide_for(const fsdp_group *group, fsdp_dtype reduce_dtype);
 static inline fsdp_stream *fsdp_group_stream(const fsdp_group *group, int which)
 {
     return group->context->streams[which];
+}
+
+/* Kernels that step shards and scale sharded gradients, for the compute stream: the device's; or the host's,
+ * which run at once on a device with memory of its own, where these are offloaded. */
+static inline const fsdp_device_kernels *fsdp_group_kernels(const fsdp_group *group)
+{
+    return group->settings->offloads ? &fsdp_device_host_kernels : group->context->device->ops->kernels;
 }
 
 /* last_use: of the block, on any stream. */

@@ -81,8 +81,35 @@ static void add_line(fsdp_rect_list *list, void *to, fsdp_dtype to_type, const v
     fsdp_rects_add(list, &line);
 }
 
+/* Offloaded shards come to a device with memory of its own in one copy: kernels that read the host's memory
+ * would keep processors of the device waiting. *block_out: NULL where shards are read in place. */
+static fsdp_status bring_shards(fsdp_group *group, fsdp_stream *stream, fsdp_block **block_out,
+                                fsdp_error *err)
+{
+    const fsdp_block *shards = group->shards;
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_ALL_GATHER,
+                                         .stream = stream,
+                                         .size = shards->room,
+                                         .owner = group->name};
+    *block_out = NULL;
+    if (!shards->is_staging || stream->device->ops->is_host || group->gather.is_of_slices)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, block_out, err));
+    fsdp_work_uses(stream, shards->data);
+    stream->device->ops->kernels->copy(stream, (*block_out)->data, shards->data, shards->room);
+    return FSDP_OK;
+}
+
+/* brought: a copy of the shards, or NULL. */
+static const void *shard_of(const fsdp_param *param, const fsdp_block *brought)
+{
+    const unsigned char *first = param->group->shards->data, *shard = param->shard;
+    return brought ? (const unsigned char *)brought->data + (shard - first) : shard;
+}
+
 /* Inputs are the kept slices, or the padded shards. */
-static void list_inputs(fsdp_group *group, unsigned char *at, int parts, fsdp_stream *stream)
+static void list_inputs(fsdp_group *group, const fsdp_block *brought, unsigned char *at, int parts,
+                        fsdp_stream *stream)
 {
     const unsigned char *kept = group->again_shard ? group->again_shard->data : NULL;
     for (size_t i = 0; i < group->count; i++) {
@@ -94,8 +121,8 @@ static void list_inputs(fsdp_group *group, unsigned char *at, int parts, fsdp_st
         } else if (param->extension) {
             fsdp_work_pre_extension(stream, param, at);
         } else {
-            add_line(&group->rects_in, at, param->data_dtype, param->shard, param->dtype,
-                     param->padded);
+            add_line(&group->rects_in, at, param->data_dtype, shard_of(param, brought),
+                     param->dtype, param->padded);
         }
         at += bytes;
     }
@@ -104,9 +131,12 @@ static void list_inputs(fsdp_group *group, unsigned char *at, int parts, fsdp_st
 static fsdp_status copy_in(fsdp_group *group, unsigned char *at, int parts, fsdp_stream *stream,
                            fsdp_error *err)
 {
+    fsdp_block *brought;
     FSDP_TRY(fsdp_rects_begin(&group->rects_in, group->count, err));
-    list_inputs(group, at, parts, stream);
+    FSDP_TRY(bring_shards(group, stream, &brought, err));
+    list_inputs(group, brought, at, parts, stream);
     fsdp_work_rects(stream, &group->rects_in);
+    fsdp_group_give(group, brought, fsdp_stream_now(stream));
     fsdp_trace_work(group, "copy_in", stream->name, (int64_t)all_input_bytes(group, parts));
     return FSDP_OK;
 }

@@ -117,6 +117,15 @@ static bool all_have_dtype(const fsdp_reduced *reduced, fsdp_dtype dtype)
     return true;
 }
 
+/* New gradients are added to those of an earlier reduction. */
+static bool all_have_grads(const fsdp_reduced *reduced)
+{
+    for (size_t i = 0; i < reduced->count; i++)
+        if (!reduced->parts[i].param->shard_grad)
+            return false;
+    return true;
+}
+
 static size_t grad_bytes(const fsdp_reduced *reduced)
 {
     size_t bytes = 0;
@@ -125,12 +134,13 @@ static size_t grad_bytes(const fsdp_reduced *reduced)
     return bytes;
 }
 
-/* Casts each run of parts with one dtype, or copies it to host memory. *block_out holds all. */
-static fsdp_status cast_grads(fsdp_group *group, const fsdp_reduced *reduced, fsdp_stream *stream,
-                              fsdp_block **block_out, fsdp_error *err)
+/* Casts each run of parts with one dtype. *block_out holds all, and becomes gradients in host memory. */
+static fsdp_status cast_grads(fsdp_group *group, const fsdp_reduced *reduced, bool to_host,
+                              fsdp_stream *stream, fsdp_block **block_out, fsdp_error *err)
 {
     const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
                                          .stream = stream,
+                                         .is_staging = to_host,
                                          .size = grad_bytes(reduced),
                                          .owner = group->name};
     FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, block_out, err));
@@ -173,8 +183,9 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
     fsdp_block *block = reduced->block;
     if (!fsdp_grow(&group->grads, &group->grad_room, group->grad_count + 1, sizeof *group->grads))
         return fsdp_fail_memory(err, group->name);
-    if (group->settings->offloads || !all_have_dtype(reduced, reduced->dtype)) {
-        FSDP_TRY(cast_grads(group, reduced, stream, &block, err));
+    bool to_host = group->settings->offloads && !all_have_grads(reduced);
+    if (to_host || !all_have_dtype(reduced, reduced->dtype)) {
+        FSDP_TRY(cast_grads(group, reduced, to_host, stream, &block, err));
         fsdp_context_give_all_reduced(context);
         const fsdp_used_block used = {.block = reduced->block, .event = fsdp_stream_now(stream)};
         if (is_all_reduced)
@@ -241,6 +252,12 @@ void fsdp_group_wait_reduced(fsdp_group *group)
     fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
     compute->device->ops->wait(compute, group->reduced);
     group->reduced = (fsdp_event){0};
+}
+
+fsdp_status fsdp_group_await_offloaded(const fsdp_group *group, fsdp_error *err)
+{
+    return group->settings->offloads ? group->context->device->ops->sync(group->reduced, err)
+                                     : FSDP_OK;
 }
 
 void fsdp_group_drop_grads(fsdp_group *group)

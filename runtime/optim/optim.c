@@ -34,7 +34,7 @@ static fsdp_dtype moment_dtype_of(const fsdp_optim *optim, const fsdp_param *par
     return needs_master(optim, param) ? FSDP_F32 : param->dtype;
 }
 
-/* A moment or a master: zeros, in memory of the device. */
+/* A moment or a master: zeros, where the parameter's shard is. */
 static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t size,
                             void **data_out, fsdp_error *err)
 {
@@ -42,15 +42,18 @@ static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t s
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
     fsdp_device *device = root->context->device;
     int64_t bytes;
+    bool is_offloaded = param->group->settings->offloads;
+    void *(*alloc)(fsdp_device *, size_t) =
+        is_offloaded ? device->ops->alloc_staging : device->ops->alloc;
     bool fits = !fsdp_mul_overflow(fsdp_param_local_count(param), (int64_t)size, &bytes);
-    void *data = fits ? device->ops->alloc(device, bytes > 0 ? (size_t)bytes : 1) : NULL;
+    void *data = fits ? alloc(device, bytes > 0 ? (size_t)bytes : 1) : NULL;
     if (!data)
         return fsdp_fail_memory(err, param->name);
     *data_out = data;
     optim->bytes += bytes;
     fsdp_memory_count(&root->context->memory, FSDP_MEMORY_OPTIM, bytes);
-    device->ops->kernels->fill(compute, data, 0, (size_t)bytes);
-    return fsdp_host_view_add(&root->view, data, (size_t)bytes, err);
+    fsdp_group_kernels(param->group)->fill(compute, data, 0, (size_t)bytes);
+    return is_offloaded ? FSDP_OK : fsdp_host_view_add(&root->view, data, (size_t)bytes, err);
 }
 
 static void deallocate(const fsdp_optim *optim, const fsdp_param *param, void *data, size_t size)
@@ -60,7 +63,10 @@ static void deallocate(const fsdp_optim *optim, const fsdp_param *param, void *d
     if (!data)
         return;
     fsdp_host_view_remove(&optim->root->view, data);
-    device->ops->dealloc(device, data, bytes > 0 ? bytes : 1);
+    if (param->group->settings->offloads)
+        device->ops->dealloc_staging(device, data, bytes > 0 ? bytes : 1);
+    else
+        device->ops->dealloc(device, data, bytes > 0 ? bytes : 1);
 }
 
 enum { REFRESH_AT_ONCE = 256 };
@@ -477,24 +483,52 @@ void fsdp_optim_drop_grads(fsdp_optim *optim)
             fsdp_group_drop_grads(root->groups[i]);
 }
 
-/* All parameters in one piece of work: a GPU starts it once. */
-static void step_all(fsdp_optim *optim, fsdp_stream *compute)
+static bool is_due_there(const fsdp_optim_state *state, const fsdp_device_kernels *kernels)
 {
-    const fsdp_device_kernels *kernels = compute->device->ops->kernels;
-    size_t n = 0;
-    compute->device->ops->wait(compute, optim->root->staged);
+    return is_due(state) && fsdp_group_kernels(state->param->group) == kernels;
+}
+
+/* The parameters that these kernels step, in one piece of work: a GPU starts it once. Lists them from item
+ * `first` on, and returns where the list ends. */
+static size_t step_by(fsdp_optim *optim, const fsdp_device_kernels *kernels, fsdp_stream *compute,
+                      size_t first)
+{
+    size_t end = first;
     for (size_t i = 0; i < optim->count; i++) {
         fsdp_optim_state *state = &optim->states[i];
-        if (!is_due(state))
+        if (!is_due_there(state, kernels))
             continue;
         fsdp_work_uses(compute, state->param->shard);
         fsdp_work_uses(compute, state->param->shard_grad);
-        n = list_runs(optim, state, n);
+        end = list_runs(optim, state, end);
     }
     if (optim->kind == FSDP_OPTIM_ADAMW)
-        kernels->adamw(compute, optim->step_tensors, optim->adamw_steps, n);
+        kernels->adamw(compute, optim->step_tensors + first, optim->adamw_steps + first,
+                       end - first);
     else
-        kernels->sgd(compute, optim->step_tensors, optim->sgd_steps, n);
+        kernels->sgd(compute, optim->step_tensors + first, optim->sgd_steps + first, end - first);
+    return end;
+}
+
+/* A forward since the backward may still copy the offloaded shards, which the host is to change. */
+static fsdp_status await_copies(const fsdp_optim *optim, fsdp_stream *compute, fsdp_error *err)
+{
+    for (size_t i = 0; i < optim->count; i++)
+        if (is_due_there(&optim->states[i], &fsdp_device_host_kernels))
+            return compute->device->ops->sync(fsdp_stream_now(compute), err);
+    return FSDP_OK;
+}
+
+/* The device, which works on its own, comes first. */
+static fsdp_status step_all(fsdp_optim *optim, fsdp_stream *compute, fsdp_error *err)
+{
+    const fsdp_device_kernels *kernels = compute->device->ops->kernels;
+    FSDP_TRY(await_copies(optim, compute, err));
+    compute->device->ops->wait(compute, optim->root->staged);
+    size_t end = step_by(optim, kernels, compute, 0);
+    if (kernels != &fsdp_device_host_kernels)
+        step_by(optim, &fsdp_device_host_kernels, compute, end);
+    return FSDP_OK;
 }
 
 /* Reshards first: gathered parameters have values from before the step, and the next forward
@@ -502,7 +536,7 @@ static void step_all(fsdp_optim *optim, fsdp_stream *compute)
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
     fsdp_context *context = optim->root->context;
-    step_all(optim, context->streams[FSDP_STREAM_COMPUTE]);
+    FSDP_TRY(step_all(optim, context->streams[FSDP_STREAM_COMPUTE], err));
     for (size_t i = 0; i < optim->count; i++) {
         if (!is_due(&optim->states[i]))
             continue;

@@ -104,8 +104,9 @@ static fsdp_status multiply_grads(fsdp_root *root, double factor, fsdp_error *er
     for (size_t i = 0; i < root->model->count; i++) {
         const fsdp_param *param = root->model->params[i];
         if (param->shard_grad)
-            compute->device->ops->kernels->multiply(compute, param->shard_grad, param->dtype,
-                                                    (size_t)fsdp_param_local_count(param), factor);
+            fsdp_group_kernels(param->group)
+                ->multiply(compute, param->shard_grad, param->dtype,
+                           (size_t)fsdp_param_local_count(param), factor);
     }
     return fsdp_context_sync(root->context, err);
 }

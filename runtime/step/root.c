@@ -147,7 +147,8 @@ static fsdp_status connect(fsdp_root *root, fsdp_error *err)
 
 static fsdp_status add_to_view(fsdp_root *root, const fsdp_block *block, fsdp_error *err)
 {
-    return block ? fsdp_host_view_add(&root->view, block->data, block->room, err) : FSDP_OK;
+    bool is_hosts = !block || block->is_staging;
+    return is_hosts ? FSDP_OK : fsdp_host_view_add(&root->view, block->data, block->room, err);
 }
 
 static fsdp_status allocate(fsdp_root *root, fsdp_error *err)

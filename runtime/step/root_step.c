@@ -94,6 +94,8 @@ static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
 static fsdp_status finalize(fsdp_root *root, fsdp_error *err)
 {
     root->is_unfinished = false;
+    for (size_t i = 0; i < root->group_count; i++)
+        FSDP_TRY(fsdp_group_await_offloaded(root->groups[i], err));
     fsdp_root_wait_reductions(root);
     FSDP_TRY(fsdp_context_sync(root->context, err));
     return run_grad_hooks(root, err);

@@ -31,23 +31,31 @@
 #include <fsdp/optim.h>
 #include <fsdp/root_init.h>
 
-enum { LAYERS = 4, WIDTH = 7, ROWS = 3, STEPS = 3, MOST_RANKS = 4, CASES = 24 };
+enum { LAYERS = 4, WIDTH = 7, ROWS = 3, STEPS = 3, MOST_RANKS = 4, CASES = 48 };
 enum { SEEDS = 1000, USUAL_SAMPLE = 19, USUAL_NCCL_SAMPLE = 53, DEADLINE_MS = 30000 };
 enum { WEIGHT = WIDTH * WIDTH, BATCH = ROWS * WIDTH };
 
+/* A step of two microbatches: the gradient of the first one stays whole, or with replicas reduced and
+ * not added up; or both are reduced, one after the other. */
+typedef enum accumulation { ONE_MICROBATCH, KEPT_GRADIENTS, ADDED_GRADIENTS } accumulation;
+
 typedef struct training_case {
     int ranks, reshard;
-    bool has_replicas, is_narrow, clips, uses_sgd, accumulates, saves;
+    bool has_replicas, is_narrow, clips, uses_sgd, saves;
+    bool evaluates, halves; /* a forward before each step; the host halves offloaded gradients */
+    unsigned offloaded;     /* layers, as bits */
+    accumulation accumulates;
     unit_tuning tuning;
 } training_case;
 
-/* Shards of all ranks behind the last step. */
+/* Shards of all ranks behind the last step, and the result of the forward before it. */
 typedef struct outcome {
     const training_case *what;
     char folder[64];
     unsigned char shards[MOST_RANKS][LAYERS][WEIGHT * sizeof(float)];
     unsigned char saved[MOST_RANKS][LAYERS]
                        [WEIGHT * sizeof(float)]; /* by a save under later steps */
+    float seen[MOST_RANKS][BATCH];
 } outcome;
 
 /* --- mathematics ------------------------------------------------------------------------------ */
@@ -121,7 +129,7 @@ static fsdp_status give(fsdp_stream *compute, const layer_math *math, fsdp_error
 typedef struct net {
     toy toy;
     fsdp_stream *compute;
-    float *x[LAYERS + 1], *dx[2];
+    float *x[LAYERS + 1], *dx[2], *seen;
 } net;
 
 static float *alloc_batch(const net *self)
@@ -170,18 +178,27 @@ static void give_rows(net *self, int step)
     memset(rows, 0xff, sizeof rows);
 }
 
-/* The first of two microbatches leaves its gradients whole, or with replicas reduced and not
- * added up. */
-static fsdp_status run_microbatch(net *self, const training_case *what, int step, bool is_last,
+static fsdp_status run_microbatch(net *self, const training_case *what, int number, bool reduces,
                                   fsdp_error *err)
 {
     const fsdp_unit_setting setting =
         what->has_replicas ? FSDP_UNIT_REQUIRES_ALL_REDUCE : FSDP_UNIT_REQUIRES_GRADIENT_SYNC;
-    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(self->toy.root), setting, is_last, true, err));
-    fsdp_root_set_is_last_backward(self->toy.root, is_last);
-    give_rows(self, 2 * step + is_last);
+    FSDP_TRY(fsdp_unit_set(fsdp_root_unit(self->toy.root), setting, reduces, true, err));
+    fsdp_root_set_is_last_backward(self->toy.root, reduces);
+    give_rows(self, number);
     FSDP_TRY(toy_forward(&self->toy, forward_layer, err));
     return toy_backward(&self->toy, backward_layer, err);
+}
+
+/* The optimizer's step follows while the streams may not have begun with this. */
+static fsdp_status evaluate(net *self, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_set_evaluating(self->toy.root, true, err));
+    FSDP_TRY(toy_forward(&self->toy, forward_layer, err));
+    FSDP_TRY(fsdp_root_set_evaluating(self->toy.root, false, err));
+    self->compute->device->ops->kernels->copy(self->compute, self->seen, self->x[LAYERS],
+                                              BATCH * sizeof(float));
+    return FSDP_OK;
 }
 
 static fsdp_status run_step(net *self, const training_case *what, int step, fsdp_error *err)
@@ -189,10 +206,12 @@ static fsdp_status run_step(net *self, const training_case *what, int step, fsdp
     const fsdp_clip_opts clip = {.max_norm = 0.5};
     double norm;
     if (what->accumulates)
-        FSDP_TRY(run_microbatch(self, what, step, false, err));
-    FSDP_TRY(run_microbatch(self, what, step, true, err));
+        FSDP_TRY(run_microbatch(self, what, 2 * step, what->accumulates == ADDED_GRADIENTS, err));
+    FSDP_TRY(run_microbatch(self, what, 2 * step + 1, true, err));
     if (what->clips)
         FSDP_TRY(fsdp_root_clip_grad_norm(self->toy.root, &clip, &norm, err));
+    if (what->evaluates)
+        FSDP_TRY(evaluate(self, err));
     return fsdp_optim_step(self->toy.optim, err);
 }
 
@@ -209,6 +228,31 @@ static fsdp_status number(void *context, const fsdp_param *param, const fsdp_box
     return FSDP_OK;
 }
 
+/* A hook of an offloaded parameter, whose gradient the host may change. */
+static fsdp_status halve(void *context, fsdp_param *param, fsdp_error *err)
+{
+    fsdp_box box;
+    (void)context;
+    (void)err;
+    fsdp_param_shard(param, &box);
+    fsdp_tensor_multiply(fsdp_param_shard_grad(param), FSDP_F32, (size_t)fsdp_box_count(&box), 0.5);
+    return FSDP_OK;
+}
+
+static fsdp_status wrap(toy *at, const training_case *what, fsdp_error *err)
+{
+    for (int i = 0; i < LAYERS; i++) {
+        char name[16];
+        fsdp_unit_opts opts = at->opts;
+        snprintf(name, sizeof name, "L%d", i);
+        opts.offload = what->offloaded >> i & 1;
+        FSDP_TRY(fsdp_unit_create(at->model, name, &opts, &at->unit[i], err));
+        if (opts.offload && what->halves)
+            fsdp_param_set_post_accumulate_hook(at->weight[i], halve, NULL);
+    }
+    return fsdp_root_create(at->model, &at->opts, &at->root, err);
+}
+
 static fsdp_status make(net *self, const training_case *what, fsdp_error *err)
 {
     const int64_t shape[] = {WIDTH, WIDTH};
@@ -219,7 +263,7 @@ static fsdp_status make(net *self, const training_case *what, fsdp_error *err)
         at->opts.reduce_dtype = FSDP_F32;
     }
     FSDP_TRY(toy_add_weights(at, LAYERS, 2, shape, err));
-    FSDP_TRY(toy_wrap(at, err));
+    FSDP_TRY(wrap(at, what, err));
     FSDP_TRY(tune_row(at->unit, LAYERS, &what->tuning, err));
     FSDP_TRY(fsdp_root_init(at->root, number, NULL, err));
     self->compute = at->root->context->streams[FSDP_STREAM_COMPUTE];
@@ -227,6 +271,7 @@ static fsdp_status make(net *self, const training_case *what, fsdp_error *err)
         self->x[i] = alloc_batch(self);
     for (int i = 0; i < 2; i++)
         self->dx[i] = alloc_batch(self);
+    self->seen = alloc_batch(self);
     if (what->uses_sgd)
         return toy_add_sgd(at, &(fsdp_sgd_opts){.lr = 0.1, .momentum = 0.9}, err);
     return toy_add_adamw(at, &(fsdp_adamw_opts){.lr = 0.01, .weight_decay = 0.01}, err);
@@ -234,20 +279,24 @@ static fsdp_status make(net *self, const training_case *what, fsdp_error *err)
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-static fsdp_status read_shard(net *self, int layer, unsigned char *to, fsdp_error *err)
+static fsdp_status read_memory(net *self, const void *data, size_t size, void *to, fsdp_error *err)
 {
     fsdp_device *device = self->compute->device;
-    fsdp_box box;
-    const void *shard = fsdp_param_shard(self->toy.weight[layer], &box);
-    size_t size = (size_t)fsdp_box_count(&box) * sizeof(float);
     void *staging = device->ops->alloc_staging(device, WEIGHT * sizeof(float));
     if (!staging)
         return fsdp_fail_memory(err, "a shard");
-    device->ops->kernels->copy(self->compute, staging, shard, size);
+    device->ops->kernels->copy(self->compute, staging, data, size);
     fsdp_status status = device->ops->sync(device->ops->record(self->compute), err);
     memcpy(to, staging, size);
     device->ops->dealloc_staging(device, staging, WEIGHT * sizeof(float));
     return status;
+}
+
+static fsdp_status read_shard(net *self, int layer, unsigned char *to, fsdp_error *err)
+{
+    fsdp_box box;
+    const void *shard = fsdp_param_shard(self->toy.weight[layer], &box);
+    return read_memory(self, shard, (size_t)fsdp_box_count(&box) * sizeof(float), to, err);
 }
 
 static fsdp_status read_shards(net *self, unsigned char to[LAYERS][WEIGHT * sizeof(float)],
@@ -275,12 +324,15 @@ static fsdp_status run_steps(net *self, fsdp_async_saver *saver, outcome *out, f
         if (saver && step == 0)
             FSDP_TRY(begin_save(saver, out->folder, err));
     }
-    FSDP_TRY(read_shards(self, out->shards[fsdp_world_rank(self->toy.world)], err));
+    int rank = fsdp_world_rank(self->toy.world);
+    if (out->what->evaluates)
+        FSDP_TRY(read_memory(self, self->seen, BATCH * sizeof(float), out->seen[rank], err));
+    FSDP_TRY(read_shards(self, out->shards[rank], err));
     if (!saver)
         return FSDP_OK;
     FSDP_TRY(fsdp_async_save_wait(saver, &report, err));
     FSDP_TRY(fsdp_root_load(self->toy.root, report.path, NULL, err));
-    return read_shards(self, out->saved[fsdp_world_rank(self->toy.world)], err);
+    return read_shards(self, out->saved[rank], err);
 }
 
 static fsdp_status run_net(net *self, outcome *out, fsdp_error *err)
@@ -313,6 +365,7 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
             free_batch(&self, self.x[i]);
         for (int i = 0; i < 2; i++)
             free_batch(&self, self.dx[i]);
+        free_batch(&self, self.seen);
     }
     toy_free(&self.toy);
     return status;
@@ -323,11 +376,17 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 static training_case case_of(int i)
 {
     static const int reshards[] = {FSDP_RESHARD_AUTO, FSDP_RESHARD_NEVER, 2};
+    static const unsigned offloaded[] = {0, 15, 5}; /* none, all, every other layer */
     training_case what = {.ranks = 1 + i % MOST_RANKS,
                           .reshard = reshards[i / 2 % 3],
                           .is_narrow = i % 5 == 1,
                           .clips = i % 3 == 1,
                           .uses_sgd = i % 7 == 2,
+                          .saves = i % 7 == 3,
+                          .evaluates = i % 5 == 3 || i % 16 == 4,
+                          .halves = i % 3 == 0,
+                          .offloaded = offloaded[i / 4 % 3],
+                          .accumulates = (accumulation)(i / 16 % 3),
                           .tuning = {.prefetch = i / 3 % 3,
                                      .inputs = 1 + i / 5 % 2,
                                      .separate = i % 6 == 3,
@@ -376,7 +435,8 @@ static bool run_seed(uint64_t seed, training_mode mode, const outcome *expected)
         misuse = "something is left in NCCL, or it was misused";
     bool is_right = status == FSDP_OK && !misuse &&
                     memcmp(found.shards, expected->shards, sizeof found.shards) == 0 &&
-                    memcmp(found.saved, expected->saved, sizeof found.saved) == 0;
+                    memcmp(found.saved, expected->saved, sizeof found.saved) == 0 &&
+                    memcmp(found.seen, expected->seen, sizeof found.seen) == 0;
     if (!is_right)
         printf("seed %d: %s%s%s\n", (int)seed, status ? err.text : "other bits", misuse ? "; " : "",
                misuse ? misuse : "");

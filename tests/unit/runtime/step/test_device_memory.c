@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LAYERS = 4, STEPS = 3, SEEDS = 2, MOST_RANKS = 4 };
+enum { LAYERS = 4, ROWS = 7, COLUMNS = 6, STEPS = 3, SEEDS = 2, MOST_RANKS = 4 };
 
 /* A way to train. */
 typedef struct training_way {
@@ -24,6 +24,7 @@ typedef struct training_way {
     fsdp_dtype param_dtype; /* NONE: f32 */
     int reshard_after_forward;
     bool accumulates; /* two microbatches per step */
+    bool offloads;
 } training_way;
 
 /* Results of a training, on each rank. */
@@ -143,10 +144,11 @@ static fsdp_status save_in_background(toy *net, const training *job, const char 
 
 static fsdp_status make(toy *net, const training_way *way, fsdp_error *err)
 {
-    const int64_t shape[] = {7, 6};
+    const int64_t shape[] = {ROWS, COLUMNS};
     const fsdp_adamw_opts adamw = {.lr = 0.1, .weight_decay = 0.01};
     net->opts.param_dtype = way->param_dtype;
     net->opts.reshard_after_forward = way->reshard_after_forward;
+    net->opts.offload = way->offloads;
     FSDP_TRY(toy_add_weights(net, LAYERS, 2, shape, err));
     FSDP_TRY(toy_wrap(net, err));
     FSDP_TRY(fsdp_root_init_uniform(net->root, 5, err));
@@ -309,6 +311,71 @@ Test(device_memory, a_save_behind_a_failed_collective_is_not_published)
     cr_assert_neq(access("second/manifest.json", F_OK), 0);
 }
 
+/* --- shards that are copied late ------------------------------------------------------------------ */
+
+typedef float layer_values[LAYERS][ROWS * COLUMNS];
+
+static fsdp_status keep_gathered(toy *net, int layer, fsdp_error *err)
+{
+    layer_values *seen = (void *)net->user;
+    fsdp_stream *compute = net->root->context->streams[FSDP_STREAM_COMPUTE];
+    const void *data = fsdp_param_data(net->weight[layer]);
+    if (!data)
+        return fsdp_param_error(net->weight[layer], err);
+    compute->device->ops->kernels->copy(compute, (*seen)[layer], data, sizeof(*seen)[layer]);
+    return FSDP_OK;
+}
+
+static void take_long(void *closure)
+{
+    (void)closure;
+    usleep(50000);
+}
+
+/* The stream that copies the shards begins late, and the host gives them other values at once. */
+static fsdp_status change_behind_a_forward(toy *net, layer_values *seen, fsdp_error *err)
+{
+    fsdp_stream *copy_in = net->root->context->streams[FSDP_STREAM_COPY_IN];
+    const fsdp_device_ops *ops = copy_in->device->ops;
+    net->user = seen;
+    if (fake_cudart_enqueue(ops->native(copy_in), take_long, NULL, drop_nothing))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the delay was not taken");
+    FSDP_TRY(fsdp_root_set_evaluating(net->root, true, err));
+    FSDP_TRY(toy_forward(net, keep_gathered, err));
+    FSDP_TRY(fsdp_root_set_evaluating(net->root, false, err));
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 77, err));
+    return ops->sync(ops->record(net->root->context->streams[FSDP_STREAM_COMPUTE]), err);
+}
+
+/* The shards of the one rank are whole, and the host's. */
+static fsdp_status set_behind_a_forward(toy *net, fsdp_error *err)
+{
+    const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1, .offloads = true};
+    layer_values expected, *seen;
+    FSDP_TRY(make(net, &way, err));
+    fsdp_device *device = net->root->context->device;
+    seen = device->ops->alloc_staging(device, sizeof *seen);
+    for (int i = 0; i < LAYERS; i++)
+        memcpy(expected[i], fsdp_param_shard(net->weight[i], NULL), sizeof expected[i]);
+    fsdp_status status = change_behind_a_forward(net, seen, err);
+    bool is_old = memcmp(seen, expected, sizeof expected) == 0;
+    device->ops->dealloc_staging(device, seen, sizeof *seen);
+    EXPECT(status != FSDP_OK || is_old);
+    return status;
+}
+
+Test(device_memory, the_host_sets_offloaded_shards_behind_the_copies_of_a_forward)
+{
+    const fake_cudart_plan plan = {.seed = 0};
+    fsdp_error err = {0};
+    fake_cudart_begin(&plan);
+    const toy_case what = {
+        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = set_behind_a_forward};
+    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
+    const char *misuse = fake_cudart_end();
+    cr_assert_null(misuse, "%s", misuse);
+}
+
 /* --- tests ------------------------------------------------------------------------------------ */
 
 static void expect_equal(const training_way *way)
@@ -350,4 +417,18 @@ Test(device_memory, replicas_train_as_on_the_host)
 Test(device_memory, gathered_slices_train_as_on_the_host)
 {
     expect_equal(&(training_way){.mesh_shape = {4}, .mesh_ndim = 1, .reshard_after_forward = 2});
+}
+
+Test(device_memory, offloaded_parameters_train_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {2}, .mesh_ndim = 1, .offloads = true});
+}
+
+Test(device_memory, offloaded_bf16_parameters_with_replicas_train_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {2, 2},
+                                 .mesh_ndim = 2,
+                                 .param_dtype = FSDP_BF16,
+                                 .accumulates = true,
+                                 .offloads = true});
 }
