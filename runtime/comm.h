@@ -76,7 +76,7 @@ typedef struct fsdp_collective {
     const fsdp_comm_view *view;        /* all_gather and reduce_scatter; or NULL */
     struct fsdp_stream *stream;        /* NULL: the buffers are the host's, and the call returns when it is
                                 * done. Else they are a device's, the call becomes work of that stream, and
-                                * returns when it was given; only the runtime makes such calls */
+                                * returns when it was given. Hooks get the stream (settings.h, wrap.h) */
 } fsdp_collective;
 
 FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */

@@ -19,7 +19,8 @@ enum {
 };
 
 /* Called with the reduced gradients of the unit, flat, in the reduce dtype, in place: after the all-reduce
- * (HSDP) or the reduce-scatter, before the last division. On the stream's thread. */
+ * (HSDP) or the reduce-scatter, before the last division. On the stream's thread. On a GPU a backward refuses
+ * it, because it gets no stream. */
 typedef fsdp_status (*fsdp_all_reduce_hook)(void *context, void *data, fsdp_dtype dtype, int64_t count,
                                             fsdp_error *err);
 
@@ -34,7 +35,9 @@ typedef fsdp_status (*fsdp_all_reduce_hook)(void *context, void *data, fsdp_dtyp
  * root, optimizers and savers were freed.
  *
  * Threads and order: alloc and dealloc are called by the thread that calls the hooks; run on the stream's
- * thread, maybe at the same time. dealloc comes after all work with the buffer, also run's own.
+ * thread, maybe at the same time. dealloc comes after all work with the buffer, also run's own. On a GPU the
+ * thread that calls the hooks calls run, too, and run gives its work to call->stream: a call of fsdp_comm_run
+ * with that stream.
  *
  * A group of one rank has buffers, but no run.
  */

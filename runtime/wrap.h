@@ -181,9 +181,14 @@ typedef struct fsdp_wrap_bucket {
     int64_t count;
     void *shard;               /* receives this rank's chunk of the mean, as many elements as count over the
                                 * ranks; NULL for NO_SHARD: grad becomes the mean */
+    fsdp_wrap *wrap;
+    /* NULL but on a GPU, whose memory grad and shard are then. There the hook gives work to the stream and
+     * returns: collectives by fsdp_collective.stream, kernels and copies by `native`, a cudaStream_t. */
+    struct fsdp_stream *stream;
+    void *native;
 } fsdp_wrap_bucket;
-/* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
- * ranks alike. It is not called where a unit has one rank. */
+/* On a stream's thread, on a GPU on the program's, once per unit and reduction; collectives go through comm
+ * and are made by all its ranks alike. It is not called where a unit has one rank. */
 typedef fsdp_status (*fsdp_wrap_comm_hook)(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                                            fsdp_error *err);
 /* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */

@@ -204,6 +204,22 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
+static fsdp_status run_hook(const fsdp_group *group, const fsdp_reduced *reduced,
+                            fsdp_stream *stream, fsdp_error *err)
+{
+    const fsdp_group_settings *settings = group->settings;
+    if (!settings->all_reduce_hook)
+        return FSDP_OK;
+    if (!stream->device->ops->is_host)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit %s: an all-reduce hook computes on the host, and device %s has "
+                         "memory of its own; a custom reduce-scatter gets the stream",
+                         group->name, stream->device->ops->name);
+    fsdp_work_all_reduce_hook(stream, settings->all_reduce_hook, settings->all_reduce_hook_context,
+                              reduced->block->data, reduced->dtype, fsdp_reduced_count(reduced));
+    return FSDP_OK;
+}
+
 static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *err)
 {
     const fsdp_group_settings *settings = group->settings;
@@ -226,10 +242,7 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     }
     if (has_replicas)
         all_reduce(group, reduced, &divide, last);
-    if (settings->all_reduce_hook)
-        fsdp_work_all_reduce_hook(last, settings->all_reduce_hook,
-                                  settings->all_reduce_hook_context, reduced->block->data,
-                                  reduced->dtype, fsdp_reduced_count(reduced));
+    FSDP_TRY(run_hook(group, reduced, last, err));
     fsdp_work_divide(last, reduced->block->data, reduced->dtype, fsdp_reduced_count(reduced),
                      divide.after);
     return view_out(group, reduced, has_replicas, last, err);

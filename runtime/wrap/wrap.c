@@ -283,6 +283,7 @@ static void end_wrap(void *owner)
     for (size_t i = 0; i < wrap->flat_count; i++)
         fsdp_wrap_flat_release(&wrap->flats[i]);
     fsdp_free(wrap->flats);
+    fsdp_host_view_release(&wrap->summoned_grads);
     fsdp_mesh_free(wrap->made_mesh);
     fsdp_free(wrap);
 }

@@ -6,42 +6,47 @@
 
 #include "base/core/given.h"
 #include "base/core/mem.h"
+#include "runtime/context/work.h"
 #include "kernels/train/tensor.h"
 
 /* --- registering ------------------------------------------------------------------------------ */
 
+static fsdp_wrap_bucket bucket_of(fsdp_wrap *wrap, const fsdp_collective *call)
+{
+    fsdp_stream *stream = call->stream;
+    return (fsdp_wrap_bucket){.unit = call->unit,
+                              .dtype = call->dtype,
+                              .wrap = wrap,
+                              .stream = stream,
+                              .native = stream ? stream->device->ops->native(stream) : NULL};
+}
+
 static fsdp_status run_scatter(void *context, fsdp_comm *comm, const fsdp_collective *call,
                                fsdp_error *err)
 {
-    const fsdp_wrap *wrap = context;
-    const fsdp_wrap_bucket bucket = {.unit = call->unit,
-                                     .dtype = call->dtype,
-                                     .grad = (void *)call->in,
-                                     .count = call->count * fsdp_comm_size(comm),
-                                     .shard = call->out};
+    fsdp_wrap *wrap = context;
+    fsdp_wrap_bucket bucket = bucket_of(wrap, call);
+    bucket.grad = (void *)call->in;
+    bucket.count = call->count * fsdp_comm_size(comm);
+    bucket.shard = call->out;
     return wrap->hook(wrap->hook_context, comm, &bucket, err);
 }
 
 static fsdp_status run_all_reduce(void *context, fsdp_comm *comm, const fsdp_collective *call,
                                   fsdp_error *err)
 {
-    const fsdp_wrap *wrap = context;
-    const fsdp_wrap_bucket bucket = {
-        .unit = call->unit, .dtype = call->dtype, .grad = call->out, .count = call->count};
+    fsdp_wrap *wrap = context;
+    fsdp_wrap_bucket bucket = bucket_of(wrap, call);
+    bucket.grad = call->out;
+    bucket.count = call->count;
     return wrap->hook(wrap->hook_context, comm, &bucket, err);
 }
 
 static fsdp_status check_hook(fsdp_wrap *wrap, fsdp_error *err)
 {
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_register_comm_hook", err));
-    const fsdp_device *device = wrap->root->context->device;
     if (wrap->hook)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a communication hook was registered before");
-    if (!device->ops->is_host)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "communication hooks compute on the host, and device %s has memory of its "
-                         "own",
-                         device->ops->name);
     if (wrap->root->last_seen)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "a communication hook is registered before the first forward");
@@ -88,6 +93,24 @@ fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook ho
 
 /* --- narrow numbers --------------------------------------------------------------------------- */
 
+static void cast(const fsdp_wrap_bucket *bucket, void *to, fsdp_dtype to_type, const void *from,
+                 fsdp_dtype from_type, int64_t count)
+{
+    if (bucket->stream)
+        fsdp_work_cast(bucket->stream, to, to_type, from, from_type, count);
+    else
+        fsdp_cast(to, to_type, from, from_type, (size_t)count);
+}
+
+static void divide(const fsdp_wrap_bucket *bucket, void *data, fsdp_dtype dtype, int64_t count,
+                   double divisor)
+{
+    if (bucket->stream)
+        fsdp_work_divide(bucket->stream, data, dtype, count, divisor);
+    else
+        fsdp_tensor_divide(data, dtype, (size_t)count, divisor);
+}
+
 static fsdp_status reduce_narrow(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_dtype dtype,
                                  void *narrow, fsdp_error *err)
 {
@@ -104,19 +127,36 @@ static fsdp_status reduce_narrow(fsdp_comm *comm, const fsdp_wrap_bucket *bucket
                                   .out = out,
                                   .count = count,
                                   .op = FSDP_REDUCE_SUM,
-                                  .unit = bucket->unit};
-    fsdp_cast(narrow, dtype, bucket->grad, bucket->dtype, (size_t)bucket->count);
-    fsdp_tensor_divide(narrow, dtype, (size_t)bucket->count, before);
+                                  .unit = bucket->unit,
+                                  .stream = bucket->stream};
+    cast(bucket, narrow, dtype, bucket->grad, bucket->dtype, bucket->count);
+    divide(bucket, narrow, dtype, bucket->count, before);
     FSDP_TRY(fsdp_comm_run(comm, &call, err));
-    fsdp_tensor_divide(out, dtype, (size_t)count, ranks / before);
-    fsdp_cast(bucket->shard ? bucket->shard : bucket->grad, bucket->dtype, out, dtype,
-              (size_t)count);
+    divide(bucket, out, dtype, count, ranks / before);
+    cast(bucket, bucket->shard ? bucket->shard : bucket->grad, bucket->dtype, out, dtype, count);
     return FSDP_OK;
+}
+
+static fsdp_status compress_on_stream(fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
+                                      fsdp_dtype dtype, fsdp_error *err)
+{
+    fsdp_memory_pool *memory = &bucket->wrap->root->context->memory;
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_REDUCE,
+                                         .stream = bucket->stream,
+                                         .size = (size_t)bucket->count * fsdp_dtype_size(dtype),
+                                         .owner = bucket->unit};
+    fsdp_block *narrow;
+    FSDP_TRY(fsdp_memory_take(memory, &request, &narrow, err));
+    fsdp_status status = reduce_narrow(comm, bucket, dtype, narrow->data, err);
+    fsdp_memory_give(memory, narrow, fsdp_stream_now(bucket->stream));
+    return status;
 }
 
 static fsdp_status compress(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_dtype dtype,
                             fsdp_error *err)
 {
+    if (bucket->stream)
+        return compress_on_stream(comm, bucket, dtype, err);
     void *narrow = fsdp_alloc((size_t)bucket->count, fsdp_dtype_size(dtype));
     if (!narrow)
         return fsdp_fail_memory(err, bucket->unit);

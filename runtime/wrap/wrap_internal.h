@@ -70,6 +70,7 @@ struct fsdp_wrap {
     fsdp_wrap_comm_hook hook;
     void *hook_context;
     fsdp_wrap_summon_opts summon;
+    fsdp_host_view summoned_grads;     /* of gradients, while these are summoned */
 };
 
 /* Lays out a flat parameter of all parameters below its module that have no place yet, and declares it in the

@@ -35,9 +35,6 @@ static fsdp_status check_opts(const fsdp_wrap *wrap, const fsdp_wrap_flat *outer
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads needs use_orig_params");
     if (opts->with_grads && opts->offload_to_cpu)
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads does not go with offload_to_cpu");
-    if (opts->with_grads && !wrap->root->context->device->ops->is_host)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "with_grads is for devices whose memory is the host's");
     for (size_t i = 0; i < wrap->flat_count && opts->offload_to_cpu; i++)
         if (wrap->flats[i].opts.strategy == FSDP_WRAP_NO_SHARD &&
             is_asked_for(&wrap->flats[i], outer, !opts->only_unit))
@@ -92,6 +89,27 @@ static fsdp_status gather(const fsdp_param *flat, const void *local, bool keeps,
     return FSDP_OK;
 }
 
+/* The host's address of this rank's gradient. */
+static void *grad_of(const fsdp_wrap *wrap, const fsdp_param *param)
+{
+    return fsdp_host_view_at(&wrap->summoned_grads, param->shard_grad);
+}
+
+static fsdp_status view_grads(fsdp_wrap *wrap, fsdp_error *err)
+{
+    fsdp_context *context = wrap->root->context;
+    fsdp_host_view *view = &wrap->summoned_grads;
+    view->device = context->device;
+    for (size_t i = 0; i < wrap->flat_count; i++) {
+        const fsdp_param *param = wrap->flats[i].param;
+        if (!param || !param->shard_grad || param->group->settings->offloads)
+            continue;
+        size_t bytes = (size_t)param->rows * fsdp_dtype_size(param->dtype);
+        FSDP_TRY(fsdp_host_view_add(view, param->shard_grad, bytes, err));
+    }
+    return fsdp_host_view_load(view, context->streams[FSDP_STREAM_COMPUTE], err);
+}
+
 static fsdp_status take_out(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_error *err)
 {
     fsdp_param *param = flat->param;
@@ -100,13 +118,13 @@ static fsdp_status take_out(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_error *e
     flat->is_summoned = true;
     if (is_whole(param)) {
         param->summoned = keeps ? fsdp_root_view(wrap->root, param->shard) : NULL;
-        param->summoned_grad = with_grads && keeps ? param->shard_grad : NULL;
+        param->summoned_grad = with_grads && keeps ? grad_of(wrap, param) : NULL;
         return FSDP_OK;
     }
     FSDP_TRY(gather(param, fsdp_root_view(wrap->root, param->shard), keeps, &flat->summoned, err));
     param->summoned = flat->summoned;
     if (with_grads)
-        FSDP_TRY(gather(param, param->shard_grad, keeps, &flat->summoned_grad, err));
+        FSDP_TRY(gather(param, grad_of(wrap, param), keeps, &flat->summoned_grad, err));
     param->summoned_grad = flat->summoned_grad;
     return FSDP_OK;
 }
@@ -128,7 +146,7 @@ static void put_back(fsdp_wrap *wrap, fsdp_wrap_flat *flat)
         return;
     if (!wrap->summon.discard_changes) {
         write_back(param, flat->summoned, fsdp_root_view(wrap->root, param->shard));
-        write_back(param, flat->summoned_grad, param->shard_grad);
+        write_back(param, flat->summoned_grad, grad_of(wrap, param));
     }
     fsdp_free(flat->summoned);
     fsdp_free(flat->summoned_grad);
@@ -137,12 +155,31 @@ static void put_back(fsdp_wrap *wrap, fsdp_wrap_flat *flat)
     flat->is_summoned = false;
 }
 
+/* An optimizer may have dropped some gradients since. */
+static fsdp_status store_grads(fsdp_wrap *wrap, fsdp_error *err)
+{
+    fsdp_stream *compute = wrap->root->context->streams[FSDP_STREAM_COMPUTE];
+    fsdp_host_view *view = &wrap->summoned_grads;
+    for (size_t i = 0; i < wrap->flat_count; i++) {
+        const fsdp_param *param = wrap->flats[i].param;
+        if (param && fsdp_host_view_holds(view, param->shard_grad))
+            compute->device->ops->kernels->copy(compute, param->shard_grad, grad_of(wrap, param),
+                                                (size_t)param->rows *
+                                                    fsdp_dtype_size(param->dtype));
+    }
+    fsdp_status status =
+        view->count > 0 ? compute->device->ops->sync(fsdp_stream_now(compute), err) : FSDP_OK;
+    fsdp_host_view_release(view);
+    return status;
+}
+
 static fsdp_status put_all_back(fsdp_wrap *wrap, fsdp_error *err)
 {
     for (size_t i = 0; i < wrap->flat_count; i++)
         put_back(wrap, &wrap->flats[i]);
     wrap->root->is_summoned = false;
     fsdp_root_refresh_masters(wrap->root, NULL);
+    FSDP_TRY(store_grads(wrap, err));
     return fsdp_root_store_view(wrap->root, err);
 }
 
@@ -150,6 +187,8 @@ static fsdp_status put_all_back(fsdp_wrap *wrap, fsdp_error *err)
 
 static fsdp_status take_all_out(fsdp_wrap *wrap, const fsdp_wrap_flat *outer, fsdp_error *err)
 {
+    if (wrap->summon.with_grads)
+        FSDP_TRY(view_grads(wrap, err));
     for (size_t i = 0; i < wrap->flat_count; i++) {
         fsdp_wrap_flat *flat = &wrap->flats[i];
         if (flat->param && is_asked_for(flat, outer, !wrap->summon.only_unit))

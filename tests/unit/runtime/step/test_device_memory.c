@@ -15,7 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LAYERS = 4, ROWS = 7, COLUMNS = 6, STEPS = 3, SEEDS = 2, MOST_RANKS = 4 };
+enum { LAYERS = 4, ROWS = 7, COLUMNS = 6, ELEMENTS = ROWS * COLUMNS };
+enum { STEPS = 3, SEEDS = 2, MOST_RANKS = 4 };
 
 /* A way to train. */
 typedef struct training_way {
@@ -25,6 +26,9 @@ typedef struct training_way {
     int reshard_after_forward;
     bool accumulates; /* two microbatches per step */
     bool offloads;
+    bool is_wrapped, summons; /* by the FSDP1 face; its gradients are doubled between steps */
+    fsdp_wrap_strategy strategy;
+    fsdp_wrap_comm_hook hook;
 } training_way;
 
 /* Results of a training, on each rank. */
@@ -63,15 +67,15 @@ static fsdp_status add_gradient(toy *net, int layer, fsdp_error *err)
     fsdp_param *param = net->weight[layer];
     fsdp_stream *compute = net->root->context->streams[FSDP_STREAM_COMPUTE];
     const fsdp_device_kernels *kernels = compute->device->ops->kernels;
+    const fsdp_param_info info = fsdp_param_describe(param);
     const void *data = fsdp_param_data(param);
     void *grad = fsdp_param_grad(param);
-    size_t count = (size_t)fsdp_param_count(param);
     if (!data || !grad)
         return fsdp_param_error(param, err);
     fsdp_work_uses(compute, data);
     fsdp_work_uses(compute, grad);
-    kernels->add(compute, grad, param->grad_dtype, data, param->data_dtype, count);
-    kernels->multiply(compute, grad, param->grad_dtype, count,
+    kernels->add(compute, grad, info.grad_dtype, data, info.data_dtype, ELEMENTS);
+    kernels->multiply(compute, grad, info.grad_dtype, ELEMENTS,
                       1.5 + fsdp_world_rank(net->world) + layer);
     return FSDP_OK;
 }
@@ -83,12 +87,27 @@ static fsdp_status microbatch(toy *net, int i, int n, fsdp_error *err)
     return toy_backward(net, add_gradient, err);
 }
 
+static fsdp_status double_gradients(toy *net, fsdp_error *err)
+{
+    const fsdp_wrap_summon_opts opts = {.with_grads = true};
+    FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, NULL, &opts, err));
+    for (int i = 0; i < LAYERS; i++) {
+        float *grad = fsdp_param_grad(net->weight[i]);
+        if (!grad)
+            return fsdp_param_error(net->weight[i], err);
+        fsdp_tensor_multiply(grad, FSDP_F32, ELEMENTS, 2);
+    }
+    return fsdp_wrap_summon_end(net->wrap, err);
+}
+
 static fsdp_status step(toy *net, const training_way *way, double *norm_out, fsdp_error *err)
 {
     const fsdp_clip_opts clip = {.max_norm = 3};
     int n = way->accumulates ? 2 : 1;
     for (int i = 0; i < n; i++)
         FSDP_TRY(microbatch(net, i, n, err));
+    if (way->summons)
+        FSDP_TRY(double_gradients(net, err));
     FSDP_TRY(fsdp_root_clip_grad_norm(net->root, &clip, norm_out, err));
     return fsdp_optim_step(net->optim, err);
 }
@@ -142,6 +161,23 @@ static fsdp_status save_in_background(toy *net, const training *job, const char 
 
 /* --- a training ------------------------------------------------------------------------------- */
 
+static fsdp_status wrap(toy *net, const training_way *way, fsdp_error *err)
+{
+    const fsdp_wrap_opts opts = {
+        .mesh = net->mesh,
+        .policy.kind = FSDP_POLICY_ALWAYS,
+        .unit = {.strategy = way->strategy, .offload_params = way->offloads},
+        .use_orig_params = true};
+    FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
+    net->root = fsdp_wrap_root(net->wrap);
+    for (int i = 0; i < LAYERS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "L%d", i);
+        net->unit[i] = fsdp_wrap_unit(net->wrap, name);
+    }
+    return way->hook ? fsdp_wrap_register_comm_hook(net->wrap, way->hook, NULL, err) : FSDP_OK;
+}
+
 static fsdp_status make(toy *net, const training_way *way, fsdp_error *err)
 {
     const int64_t shape[] = {ROWS, COLUMNS};
@@ -150,7 +186,7 @@ static fsdp_status make(toy *net, const training_way *way, fsdp_error *err)
     net->opts.reshard_after_forward = way->reshard_after_forward;
     net->opts.offload = way->offloads;
     FSDP_TRY(toy_add_weights(net, LAYERS, 2, shape, err));
-    FSDP_TRY(toy_wrap(net, err));
+    FSDP_TRY(way->is_wrapped ? wrap(net, way, err) : toy_wrap(net, err));
     FSDP_TRY(fsdp_root_init_uniform(net->root, 5, err));
     return toy_add_adamw(net, &adamw, err);
 }
@@ -313,7 +349,7 @@ Test(device_memory, a_save_behind_a_failed_collective_is_not_published)
 
 /* --- shards that are copied late ------------------------------------------------------------------ */
 
-typedef float layer_values[LAYERS][ROWS * COLUMNS];
+typedef float layer_values[LAYERS][ELEMENTS];
 
 static fsdp_status keep_gathered(toy *net, int layer, fsdp_error *err)
 {
@@ -431,4 +467,53 @@ Test(device_memory, offloaded_bf16_parameters_with_replicas_train_as_on_the_host
                                  .param_dtype = FSDP_BF16,
                                  .accumulates = true,
                                  .offloads = true});
+}
+
+Test(device_memory, hooks_and_summoned_gradients_are_as_on_the_host)
+{
+    expect_equal(&(training_way){.mesh_shape = {2},
+                                 .mesh_ndim = 1,
+                                 .is_wrapped = true,
+                                 .summons = true,
+                                 .hook = fsdp_wrap_bf16_compress_hook});
+    expect_equal(&(training_way){.mesh_shape = {3},
+                                 .mesh_ndim = 1,
+                                 .is_wrapped = true,
+                                 .summons = true,
+                                 .strategy = FSDP_WRAP_NO_SHARD,
+                                 .hook = fsdp_wrap_fp16_compress_hook});
+    expect_equal(&(training_way){.mesh_shape = {2},
+                                 .mesh_ndim = 1,
+                                 .offloads = true,
+                                 .is_wrapped = true,
+                                 .summons = true,
+                                 .hook = fsdp_wrap_bf16_compress_hook});
+}
+
+static fsdp_status hook_of_the_host(void *context, void *data, fsdp_dtype dtype, int64_t count,
+                                    fsdp_error *err)
+{
+    (void)context;
+    fsdp_tensor_multiply(data, dtype, (size_t)count, 2);
+    (void)err;
+    return FSDP_OK;
+}
+
+static fsdp_status refuse_hook(toy *net, fsdp_error *err)
+{
+    const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1};
+    FSDP_TRY(make(net, &way, err));
+    fsdp_unit_set_all_reduce_hook(net->unit[0], hook_of_the_host, NULL);
+    EXPECT_REFUSAL(microbatch(net, 0, 1, why), "a custom reduce-scatter gets the stream");
+    return FSDP_OK;
+}
+
+Test(device_memory, an_all_reduce_hook_is_refused_by_name)
+{
+    const fake_cudart_plan plan = {.seed = 0};
+    fsdp_error err = {0};
+    fake_cudart_begin(&plan);
+    const toy_case what = {
+        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = refuse_hook};
+    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
 }
