@@ -108,8 +108,8 @@ static fsdp_status open_named(const fsdp_cuda_library *which, const char *path, 
     *library_out = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *why = *library_out ? NULL : dlerror();
     return *library_out ? FSDP_OK
-                        : fsdp_fail(err, FSDP_ERR_USAGE, "%s is '%s': %s", which->variable, path,
-                                    why ? why : "it cannot be loaded");
+                        : fsdp_fail(err, FSDP_ERR_USAGE, "%s is '%s': %s; correct it, or unset it",
+                                    which->variable, path, why ? why : "it cannot be loaded");
 }
 
 fsdp_status fsdp_cuda_library_open(const fsdp_cuda_library *which, void **library_out,

@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,23 @@
 static char directory[] = "/tmp/fsdp-library-XXXXXX";
 static fsdp_error err;
 static void *library;
+static char opened[300]; /* below `directory` */
+
+/* The linker puts it in place of dlopen: folders of the system are folders of the test here. */
+void *__real_dlopen(const char *path, int flags);
+void *__wrap_dlopen(const char *path, int flags);
+void *__wrap_dlopen(const char *path, int flags)
+{
+    char moved[300];
+    const size_t length = strlen(directory);
+    bool is_of_system = strncmp(path, "/usr/", 5) == 0;
+    snprintf(moved, sizeof moved, "%s%s", is_of_system ? directory : "", path);
+    void *found = __real_dlopen(moved, flags);
+    if (found)
+        snprintf(opened, sizeof opened, "%s",
+                 strncmp(moved, directory, length) == 0 ? moved + length + 1 : moved);
+    return found;
+}
 
 static fsdp_status open_it(void)
 {
@@ -55,7 +73,8 @@ static void make_folders(const char *path)
     char part[200];
     for (const char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
         snprintf(part, sizeof part, "%.*s", (int)(slash - path), path);
-        cr_assert_eq(fsdp_io_mkdir(NULL, part, &err), FSDP_OK, "%s", err.text);
+        if (access(part, F_OK) != 0)
+            cr_assert_eq(fsdp_io_mkdir(NULL, part, &err), FSDP_OK, "%s", err.text);
     }
 }
 
@@ -105,6 +124,49 @@ Test(cuda_library, is_found_in_a_virtual_environment_of_a_new_python)
     expect_found("venv/lib/python3.19/site-packages/" PACKAGE "/" FILE_NAME);
 }
 
+Test(cuda_library, is_found_in_packages_of_the_system)
+{
+    expect_found("usr/lib/python3/dist-packages/" PACKAGE "/" FILE_NAME);
+}
+
+/* From the last to the first: each comes before those that are there already. */
+Test(cuda_library, places_have_an_order)
+{
+    static const char *const places[] = {
+        "cuda/lib64/" FILE_NAME,
+        "path/lib64/" FILE_NAME,
+        "usr/local/cuda/lib64/" FILE_NAME,
+        "usr/local/cuda/lib/" FILE_NAME,
+        "venv/lib/python3.12/site-packages/" PACKAGE "/" FILE_NAME,
+        "venv/lib/python3.9/site-packages/" PACKAGE "/" FILE_NAME,
+        "python/" PACKAGE "/" FILE_NAME,
+        "home/.local/lib/python3.11/site-packages/" PACKAGE "/" FILE_NAME,
+        "usr/local/lib/python3.11/dist-packages/" PACKAGE "/" FILE_NAME,
+        "usr/local/lib/python3.11/site-packages/" PACKAGE "/" FILE_NAME,
+        "usr/lib/python3/dist-packages/" PACKAGE "/" FILE_NAME,
+        "usr/lib/python3.10/dist-packages/" PACKAGE "/" FILE_NAME,
+    };
+    const size_t n = sizeof places / sizeof *places;
+    for (size_t i = n; i-- > 0;) {
+        make_library(places[i]);
+        cr_assert_eq(open_it(), FSDP_OK, "%s", err.text);
+        cr_expect_str_eq(opened, places[i]);
+    }
+}
+
+/* There are two names and two packages. */
+Test(cuda_library, the_best_name_and_the_first_package_count)
+{
+    const char *first = "python/nvidia/other/lib/" FILE_NAME;
+    make_library("python/" PACKAGE "/libfsdp-of-a-test.so.2");
+    make_library(first);
+    cr_assert_eq(open_it(), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(opened, first);
+    make_library("python/nvidia/other/lib/libfsdp-of-a-test.so.2");
+    cr_assert_eq(open_it(), FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(opened, "python/nvidia/other/lib/libfsdp-of-a-test.so.2");
+}
+
 Test(cuda_library, is_found_on_pythonpath)
 {
     expect_found("python/" PACKAGE "/" FILE_NAME);
@@ -131,6 +193,7 @@ Test(cuda_library, the_variable_is_the_only_place)
     setenv("FSDP_TEST_LIB", "/missing/file", 1);
     cr_expect_eq(open_it(), FSDP_ERR_USAGE);
     cr_expect(strstr(err.text, "FSDP_TEST_LIB is '/missing/file': "), "%s", err.text);
+    cr_expect(strstr(err.text, "; correct it, or unset it"), "%s", err.text);
     setenv("FSDP_TEST_LIB", "cuda/lib64/" FILE_NAME, 1);
     cr_expect_eq(open_it(), FSDP_OK, "%s", err.text);
 }
