@@ -38,7 +38,7 @@ typedef enum fsdp_collective_kind {
 typedef enum fsdp_reduce_op {
     FSDP_REDUCE_SUM = 0,
     FSDP_REDUCE_AVG,           /* sum / size; floating types */
-    FSDP_REDUCE_MAX,           /* NaN wins */
+    FSDP_REDUCE_MAX,           /* NaN wins. Over NCCL a stream has none of floating types, and needs none */
     FSDP_REDUCE_PREMUL_SUM     /* sum of factor * x; floating types */
 } fsdp_reduce_op;
 
@@ -116,6 +116,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_wait(fsdp_comm_handle **handle, fsdp
 /*
  * Memory that the other ranks can read directly, page-aligned, not zeroed. Any buffer works in a collective;
  * these are faster. Local. NULL when there is none left (a plain buffer does then) or the back end has none.
+ * With FSDP_COMM_DEVICE_MEMORY it is a GPU's, for calls in streams, and the host cannot touch it.
  */
 FSDP_API void *fsdp_comm_alloc(fsdp_comm *comm, size_t size);
 /* Frees memory of fsdp_comm_alloc, through any communicator of the same rank and world. Accepts NULL. */

@@ -7,9 +7,9 @@
  *
  *   --np N               fork N ranks of this host
  *   --threads N          ranks are threads of this process
- *   --comm NAME          self, threads, shm, mpi, tcp or nccl: what moves the tensors (default: shm on one
- *                        host; on several what connected the ranks: MPI under mpirun, else TCP; nccl
- *                        between processes on device cuda). One rank
+ *   --comm NAME          auto, self, threads, shm, mpi, tcp or nccl: what moves the tensors (default auto:
+ *                        on device cuda nccl, but between threads that share a GPU; else shm on one host, on
+ *                        several what connected the ranks: MPI under mpirun, else TCP). One rank
  *                        without a launcher is `self` also where threads, shm or tcp is asked for
  *   --device NAME        cpu; cpu-async: a worker thread per stream; cuda: for each rank the GPU with the
  *                        rank's number on this host; or cuda:N (docs/gpu.md)

@@ -60,7 +60,7 @@ static const struct argp_option options[] = {
     {"against", KEY_AGAINST, "NAME", 0, "collectives: openmpi or gloo; step, train: torch", 0},
     {"np", KEY_NP, "N", 0, "ranks are N processes", 1},
     {"threads", KEY_THREADS, "N", 0, "ranks are N threads", 1},
-    {"comm", KEY_COMM, "NAME", 0, "self, threads, shm, mpi, tcp or nccl", 1},
+    {"comm", KEY_COMM, "NAME", 0, "auto (default), self, threads, shm, mpi, tcp or nccl", 1},
     {"device", KEY_DEVICE, "NAME", 0, "cpu, cpu-async, cuda or cuda:N", 1},
     {"trace", KEY_TRACE, "FILE", 0, "write events to FILE; %r is the rank", 1},
     {"check", KEY_CHECK, NULL, 0, "check who owns which buffer", 1},

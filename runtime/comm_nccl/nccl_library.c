@@ -13,7 +13,7 @@
 
 #define ADVICE                                                                            \
     "install NCCL (Debian: libnccl2, pip: nvidia-nccl-cu12 or nvidia-nccl-cu13), or set " \
-    "FSDP_NCCL_LIB to the file"
+    "FSDP_NCCL_LIB to the file; threads that share a GPU need none (--threads N --device cuda:0)"
 
 static fsdp_status find_library(void **library_out, fsdp_error *err)
 {

@@ -10,6 +10,7 @@
  *   launch_processes.c   --np: ranks as forked processes, and their supervisor
  *   launch_threads.c     --threads
  *   launch_connect.c     connects ranks that another launcher started
+ *   launch_gpus.c        decides what moves the memory of ranks' GPUs
  *   launch_world.c       creates a rank's world around its control plane, and runs the program's body
  */
 #ifndef FSDP_LAUNCH_INTERNAL_H
@@ -100,6 +101,11 @@ typedef struct fsdp_launch_job {
 /* Creates the world of one rank, runs body and ends the world. Takes ctl and transport (NULL: chosen here,
  * collective). Returns the exit code; reports errors on standard error. */
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport);
+
+/* Collective: whether collectives of the ranks' device go over NCCL, which processes need, and threads that
+ * have several GPUs. FSDP_ERR_USAGE: --comm threads cannot do that. */
+fsdp_status fsdp_launch_decide_nccl(const fsdp_launch_options *options, const fsdp_world_parts *parts,
+                                    bool *uses_nccl_out, fsdp_error *err);
 
 /* Raises the limit of open files for the connections between that many ranks; who: the option that asks for
  * them, such as "--np". FSDP_ERR_LIMIT: the hard limit is too low; the soft limit is raised up to it. */

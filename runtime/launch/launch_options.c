@@ -57,13 +57,13 @@ static fsdp_status set_comm(fsdp_launch_options *options, const char *name, cons
                             fsdp_error *err)
 {
     options->comm_name = name;
-    for (int i = FSDP_COMM_SELF; i <= FSDP_COMM_NCCL; i++)
+    for (int i = FSDP_COMM_AUTO; i <= FSDP_COMM_NCCL; i++)
         if (strcmp(text, fsdp_comm_choice_name((fsdp_comm_choice)i)) == 0) {
             options->comm = (fsdp_comm_choice)i;
             return FSDP_OK;
         }
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s '%s': there are self, threads, shm, mpi, tcp and nccl", name, text);
+                     "%s '%s': there are auto, self, threads, shm, mpi, tcp and nccl", name, text);
 }
 
 static fsdp_status set_device(fsdp_launch_options *options, const char *name, const char *text,

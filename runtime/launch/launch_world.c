@@ -112,14 +112,6 @@ static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world
     return fsdp_transport_shm(parts->ctl, options->deadline_ms, &parts->transport, err);
 }
 
-/* Memory of GPUs: other transports between processes cannot move it. Threads can, by copies. */
-static bool wants_nccl(const fsdp_launch_options *options, const fsdp_world_parts *parts)
-{
-    bool is_fitting =
-        options->comm == FSDP_COMM_AUTO && options->threads == 0 && parts->device->ops->native;
-    return fsdp_ctl_size(parts->ctl) > 1 && (options->comm == FSDP_COMM_NCCL || is_fitting);
-}
-
 /* Collective: around the transport of host memory. */
 static fsdp_status open_nccl(const fsdp_launch_options *options, fsdp_world_parts *parts,
                              fsdp_error *err)
@@ -128,8 +120,9 @@ static fsdp_status open_nccl(const fsdp_launch_options *options, fsdp_world_part
                                  .inner = parts->transport,
                                  .device = parts->device,
                                  .check = options->check};
-    return wants_nccl(options, parts) ? fsdp_transport_nccl(&spec, &parts->transport, err)
-                                      : FSDP_OK;
+    bool uses_nccl;
+    FSDP_TRY(fsdp_launch_decide_nccl(options, parts, &uses_nccl, err));
+    return uses_nccl ? fsdp_transport_nccl(&spec, &parts->transport, err) : FSDP_OK;
 }
 
 /* A build for debugging asserts always what --check looks for in streams. */

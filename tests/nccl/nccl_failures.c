@@ -298,7 +298,7 @@ static void shares_a_gpu(void)
         .last_error = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"});
     expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = never_called},
                FSDP_ERR_USAGE, -1,
-               "start them as threads of one process (--threads N --comm threads)");
+               "threads that share one (--threads N --device cuda:0)");
 }
 
 static void hangs_at_the_start(void)

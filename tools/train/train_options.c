@@ -69,7 +69,7 @@ static const struct argp_option own_options[OWN_OPTIONS] = {
     {"decode", KEY_DECODE, NULL, 0, "tokenize: ids in, text out", 2},
     {"np", KEY_NP, "N", 0, "ranks are N processes", 3},
     {"threads", KEY_THREADS, "N", 0, "ranks are N threads", 3},
-    {"comm", KEY_COMM, "NAME", 0, "self, threads, shm, mpi, tcp or nccl", 3},
+    {"comm", KEY_COMM, "NAME", 0, "auto (default), self, threads, shm, mpi, tcp or nccl", 3},
     {"device", KEY_DEVICE, "NAME", 0, "cpu, cpu-async, cuda or cuda:N", 3},
     {"deadline", KEY_DEADLINE, "SECONDS", 0, "longest wait for another rank (default 30)", 3},
     {"trace", KEY_TRACE, "FILE", 0, "an event per line; %r is the rank", 3},

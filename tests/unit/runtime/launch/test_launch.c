@@ -107,12 +107,14 @@ Test(options, come_from_the_environment_and_the_command_line_wins)
                                   "FSDP_DEADLINE", "7", "FSDP_TRACE", "", "FSDP_VERBOSE", "1");
     cr_assert_eq(READ(variables, "--deadline=1"), FSDP_OK);
     cr_assert_eq(options.np, 3);
+    cr_assert_eq(options.comm, FSDP_COMM_SHM);
     cr_assert_str_eq(options.np_name, "FSDP_NP");
     cr_assert(options.check && options.is_verbose && !options.is_quiet);
     cr_assert_null(options.trace);
     cr_assert_eq(options.deadline_ms, 1000);
     fsdp_launch_options_release(&options);
-    cr_assert_eq(READ(variables, "--threads", "2"), FSDP_OK);
+    cr_assert_eq(READ(variables, "--threads", "2", "--comm", "auto"), FSDP_OK);
+    cr_assert_eq(options.comm, FSDP_COMM_AUTO);
     cr_assert_eq(options.np, 0);
     cr_assert_eq(options.threads, 2);
     fsdp_launch_options_release(&options);
@@ -129,7 +131,8 @@ Test(options, that_make_no_sense_are_named)
         {"--np", "1025", "--np '1025'"},
         {"--np", "4x", "--np '4x'"},
         {"--threads", "99999999999999999999", "--threads '9999"},
-        {"--comm=gloo", NULL, "--comm 'gloo': there are self, threads, shm, mpi, tcp and nccl"},
+        {"--comm=gloo", NULL,
+         "--comm 'gloo': there are auto, self, threads, shm, mpi, tcp and nccl"},
         {"--deadline", "0", "--deadline '0'"},
         {"--deadline", "nan", "--deadline 'nan'"},
         {"--deadline", "inf", "--deadline 'inf'"},
