@@ -35,6 +35,8 @@ struct CUstream_st {
     int queries;
     work *first, *last;
     pthread_t thread;
+    pthread_cond_t wanted; /* there is work, somebody waits for it, or the stream ends */
+    pthread_cond_t worked; /* `done` is more */
 };
 
 struct CUevent_st {
@@ -43,10 +45,11 @@ struct CUevent_st {
     uint64_t recorded, reached; /* how often */
     cudaStream_t stream;        /* of the last record, which is piece `ticket` of it */
     uint64_t ticket;
+    pthread_cond_t fired; /* `reached` is more */
 };
 
+/* A change wakes only those who wait for it: there are dozens of streams. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static cudaStream_t streams;
 static cudaEvent_t events;
 static uint64_t created, works;
@@ -87,21 +90,21 @@ static void need(cudaStream_t stream, uint64_t ticket)
     if (!stream || ticket <= stream->needed)
         return;
     stream->needed = ticket;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->wanted);
 }
 
 static void await_ticket(cudaStream_t stream, uint64_t ticket)
 {
     need(stream, ticket);
     while (stream->done < ticket)
-        pthread_cond_wait(&changed, &lock);
+        pthread_cond_wait(&stream->worked, &lock);
 }
 
 static void await_event(cudaEvent_t event, uint64_t generation)
 {
     while (event->reached < generation) {
         need(event->stream, event->ticket);
-        pthread_cond_wait(&changed, &lock);
+        pthread_cond_wait(&event->fired, &lock);
     }
 }
 
@@ -123,7 +126,7 @@ static void be_lazy(cudaStream_t stream)
     until.tv_sec += until.tv_nsec / 1000000000L;
     until.tv_nsec %= 1000000000L;
     while (stream->habit == LAZY && stream->needed <= stream->done && !stream->is_ending)
-        if (pthread_cond_timedwait(&changed, &lock, &until) == ETIMEDOUT)
+        if (pthread_cond_timedwait(&stream->wanted, &lock, &until) == ETIMEDOUT)
             return;
 }
 
@@ -162,8 +165,10 @@ static void do_piece(cudaStream_t stream, work *piece)
     if (piece->drop)
         piece->drop(piece->closure);
     pthread_mutex_lock(&lock);
-    if (piece->recorded && piece->generation > piece->recorded->reached)
+    if (piece->recorded && piece->generation > piece->recorded->reached) {
         piece->recorded->reached = piece->generation;
+        pthread_cond_broadcast(&piece->recorded->fired);
+    }
 }
 
 static void *work_of(void *context)
@@ -173,7 +178,7 @@ static void *work_of(void *context)
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!stream->first && !stream->is_ending)
-            pthread_cond_wait(&changed, &lock);
+            pthread_cond_wait(&stream->wanted, &lock);
         if (!stream->first)
             break;
         be_lazy(stream);
@@ -181,7 +186,7 @@ static void *work_of(void *context)
         do_piece(stream, piece);
         free(piece);
         stream->done++;
-        pthread_cond_broadcast(&changed);
+        pthread_cond_broadcast(&stream->worked);
     }
     pthread_mutex_unlock(&lock);
     return NULL;
@@ -194,6 +199,8 @@ cudaError_t fake_stream_create(cudaStream_t *stream_out, int priority)
     cudaStream_t stream = calloc(1, sizeof *stream);
     if (!stream)
         abort();
+    pthread_cond_init(&stream->wanted, NULL);
+    pthread_cond_init(&stream->worked, NULL);
     pthread_mutex_lock(&lock);
     uint64_t state = fake_plan()->seed * 1000003 + created++ * 16 + (uint64_t)-priority;
     stream->random = fake_random(&state);
@@ -215,7 +222,7 @@ void fake_stream_destroy(cudaStream_t stream)
     pthread_mutex_lock(&lock);
     stream->is_live = false;
     stream->is_ending = true;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->wanted);
     pthread_mutex_unlock(&lock);
     pthread_join(stream->thread, NULL);
 }
@@ -233,7 +240,7 @@ static uint64_t put(cudaStream_t stream, const work *piece)
     else
         stream->first = copy;
     stream->last = copy;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->wanted);
     return ++stream->issued;
 }
 
@@ -280,6 +287,7 @@ cudaError_t fake_event_create(cudaEvent_t *event_out)
     cudaEvent_t event = calloc(1, sizeof *event);
     if (!event)
         abort();
+    pthread_cond_init(&event->fired, NULL);
     pthread_mutex_lock(&lock);
     event->is_live = true;
     event->next = events;
@@ -350,10 +358,13 @@ void fake_streams_forget(void)
 {
     for (cudaStream_t one = streams, *at = &streams; one; one = *at) {
         *at = one->next;
+        pthread_cond_destroy(&one->wanted);
+        pthread_cond_destroy(&one->worked);
         free(one);
     }
     for (cudaEvent_t one = events, *at = &events; one; one = *at) {
         *at = one->next;
+        pthread_cond_destroy(&one->fired);
         free(one);
     }
     created = works = 0;
