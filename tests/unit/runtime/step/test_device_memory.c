@@ -305,6 +305,91 @@ Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
     cr_assert_null(misuse, "%s", misuse);
 }
 
+static void take_long(void *closure)
+{
+    (void)closure;
+    usleep(100000);
+}
+
+static fsdp_status make_late(fsdp_stream *stream, fsdp_error *err)
+{
+    return fake_cudart_enqueue(stream->device->ops->native(stream), take_long, NULL, drop_nothing)
+               ? fsdp_fail(err, FSDP_ERR_INTERNAL, "the delay was not taken")
+               : FSDP_OK;
+}
+
+/* Changes the state around a save of it, with one of the streams late; what was saved is `saved_out`. */
+typedef fsdp_status (*save_while)(toy *net, fsdp_async_saver *saver, fsdp_hash *saved_out,
+                                  fsdp_error *err);
+
+static fsdp_status save_behind_a_step(toy *net, fsdp_async_saver *saver, fsdp_hash *saved_out,
+                                      fsdp_error *err)
+{
+    FSDP_TRY(microbatch(net, 0, 1, err));
+    FSDP_TRY(make_late(net->root->context->streams[FSDP_STREAM_COMPUTE], err));
+    FSDP_TRY(fsdp_optim_step(net->optim, err));
+    FSDP_TRY(fsdp_async_save(saver, "late", NULL, err));
+    FSDP_TRY(hash_state(net, saved_out, err));
+    return fsdp_async_save_wait(saver, NULL, err);
+}
+
+static fsdp_status save_before_other_values(toy *net, fsdp_async_saver *saver, fsdp_hash *saved_out,
+                                            fsdp_error *err)
+{
+    FSDP_TRY(hash_state(net, saved_out, err));
+    FSDP_TRY(make_late(net->root->staged.stream, err));
+    FSDP_TRY(fsdp_async_save(saver, "late", NULL, err));
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 77, err));
+    return fsdp_async_save_wait(saver, NULL, err);
+}
+
+static fsdp_status save_and_load(toy *net, fsdp_error *err)
+{
+    const save_while *save = net->user;
+    const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1};
+    fsdp_async_saver *saver = NULL;
+    fsdp_hash saved = {0}, loaded = {0};
+    FSDP_TRY(make(net, &way, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    fsdp_status status = fsdp_async_save(saver, "first", NULL, err);
+    if (status == FSDP_OK)
+        status = fsdp_async_save_wait(saver, NULL, err);
+    if (status == FSDP_OK)
+        status = (*save)(net, saver, &saved, err);
+    if (status == FSDP_OK)
+        status = load(net, "late", &loaded, err);
+    fsdp_async_saver_free(saver);
+    if (status == FSDP_OK && memcmp(&saved, &loaded, sizeof saved) != 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the save has other values");
+    return status;
+}
+
+static void expect_save(save_while save)
+{
+    const fake_cudart_plan plan = {.seed = 0};
+    const toy_case what = {.mesh_ndim = 1,
+                           .mesh_shape = {1},
+                           .mesh_names = {"dp"},
+                           .body = save_and_load,
+                           .user = &save};
+    fsdp_error err = {0};
+    cr_assert_eq(chdir(dir), 0);
+    fake_cudart_begin(&plan);
+    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
+    const char *misuse = fake_cudart_end();
+    cr_assert_null(misuse, "%s", misuse);
+}
+
+Test(device_memory, the_copy_of_a_save_waits_for_the_step_before)
+{
+    expect_save(save_behind_a_step);
+}
+
+Test(device_memory, other_values_wait_for_the_copy_of_a_save)
+{
+    expect_save(save_before_other_values);
+}
+
 /* A communicator fails before the copy is made: its data is undefined. */
 static fsdp_status fail_behind_a_save(toy *net, fsdp_error *err)
 {
