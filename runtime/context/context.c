@@ -91,10 +91,8 @@ fsdp_status fsdp_context_check(const fsdp_context *context, fsdp_error *err)
 
 void fsdp_context_give_gather(fsdp_context *context, fsdp_used_block *gather)
 {
-    fsdp_stream *out = context->streams[FSDP_STREAM_ALL_GATHER];
     if (!gather->block)
         return;
-    out->device->ops->wait(out, gather->event);
     fsdp_memory_give(&context->memory, gather->block, gather->event);
     *gather = (fsdp_used_block){0};
 }
@@ -121,10 +119,8 @@ fsdp_status fsdp_context_size_inputs(fsdp_context *context, int most, fsdp_error
 
 void fsdp_context_limit_inputs(fsdp_context *context, int most)
 {
-    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     while (context->input_count > most) {
         const fsdp_used_block oldest = context->inputs[0];
-        compute->device->ops->wait(compute, oldest.event);
         fsdp_memory_give(&context->memory, oldest.block, oldest.event);
         context->input_count--;
         memmove(context->inputs, context->inputs + 1,

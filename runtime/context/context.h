@@ -68,8 +68,8 @@ fsdp_status fsdp_context_check_comms(const fsdp_context *context, fsdp_error *er
 /* The first error of any stream. */
 fsdp_status fsdp_context_check(const fsdp_context *context, fsdp_error *err);
 
-/* Gives a flat buffer back once the stream of gathers has waited for its last use: the next gather may take
- * the block. */
+/* Gives a flat buffer back. The stream of copy-ins waits for its last use, and the stream of gathers follows
+ * each copy-in: the next gather may take the block. */
 void fsdp_context_give_gather(fsdp_context *context, fsdp_used_block *gather);
 /* Gives back the deferred gather. */
 void fsdp_context_flush_gather(fsdp_context *context);

@@ -179,14 +179,10 @@ static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stre
     fsdp_trace_collective(group, side->ordered, &call, stream->name);
 }
 
-/* The side streams wait for the reshard: a gather of slices reads what it kept. */
-static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
+/* A gather of slices reads what the reshard kept. */
+static void follow_reshard(fsdp_group *group, fsdp_stream *in)
 {
-    const fsdp_device_ops *ops = in->device->ops;
-    if (!group->resharded.stream)
-        return;
-    ops->wait(in, group->resharded);
-    ops->wait(out, group->resharded);
+    in->device->ops->wait(in, group->resharded);
     group->resharded = (fsdp_event){0};
 }
 
@@ -227,7 +223,7 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
         .allocator = fsdp_group_allocator(group, group->settings->custom_gather, side.ordered),
         .size = bytes * (size_t)side.parts,
         .owner = group->name};
-    follow_reshard(group, in, out);
+    follow_reshard(group, in);
     FSDP_TRY(fsdp_memory_take(&context->memory, &request, &group->gather.block, err));
     context->gather_count++;
     unsigned char *mine = (unsigned char *)group->gather.block->data + (size_t)side.rank * bytes;
@@ -500,8 +496,7 @@ fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
         group->settings->reshard_after_forward == FSDP_RESHARD_NEVER)
         return FSDP_OK;
     if (group->state == FSDP_IS_SHARDED_AGAIN && !slices) {
-        compute->device->ops->wait(compute, group->gather.event); /* which may read the slices */
-        give_again_shard(group, compute->device->ops->record(compute));
+        give_again_shard(group, group->gather.event); /* which may read the slices */
         group->state = FSDP_IS_SHARDED;
     }
     if (group->state != FSDP_IS_UNSHARDED)

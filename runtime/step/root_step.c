@@ -5,7 +5,8 @@
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* Gathers wait for the event after the optimizer's step, or for all that the compute stream has so far. */
+/* Gathers wait for the event after the optimizer's step, or for all that the compute stream has so far:
+ * copy-ins do, which each gather follows. */
 static void begin_streams(fsdp_root *root)
 {
     fsdp_context *context = root->context;
@@ -15,7 +16,6 @@ static void begin_streams(fsdp_root *root)
                            : ops->record(context->streams[FSDP_STREAM_COMPUTE]);
     root->has_post_optim_event = false;
     ops->wait(context->streams[FSDP_STREAM_COPY_IN], event);
-    ops->wait(context->streams[FSDP_STREAM_ALL_GATHER], event);
 }
 
 fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsdp_error *err)
