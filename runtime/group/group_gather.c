@@ -246,6 +246,7 @@ static void make_if_late(fsdp_group *group, bool is_async)
         return;
     const fsdp_collective call = call_of(group, &side);
     fsdp_stream *compute = group->context->streams[FSDP_STREAM_COMPUTE];
+    compute->device->ops->wait(compute, group->gather.event); /* of the copy-in */
     fsdp_work_collective(compute, side.ordered, &call, NULL);
     group->gather.event = compute->device->ops->record(compute);
     group->gather.is_late = false;

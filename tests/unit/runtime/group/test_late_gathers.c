@@ -103,6 +103,21 @@ static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)
     return fsdp_root_end_forward(net->root, err);
 }
 
+/* The copy-in of the second one is not ordered by the wait for the first. */
+static fsdp_status gather_the_second_by_hand(toy *net, fsdp_error *err)
+{
+    fsdp_unshard_handle *handle;
+    FSDP_TRY(fsdp_unit_set_prefetch(net->unit[0], FSDP_HOOK_PRE_FORWARD, &net->unit[1], 2, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
+    FSDP_TRY(fsdp_unit_unshard(net->unit[2], true, &handle, err));
+    FSDP_TRY(fsdp_unshard_wait(handle, err));
+    for (int i = 1; i < LAYERS; i++)
+        FSDP_TRY(toy_forward_layer(net, i, expect_weight, err));
+    return fsdp_root_end_forward(net->root, err);
+}
+
 /* --- gathers before the optimizer's step --------------------------------------------------------- */
 
 static fsdp_status train(toy *net, bool gathers_again, fsdp_error *err)
@@ -179,6 +194,11 @@ Test(late_gathers, slices_are_given_back_behind_a_gather_that_a_reset_drops)
 Test(late_gathers, a_gather_by_hand_is_made_at_once_also_behind_one_ahead)
 {
     expect_on_devices(wait_at_other_times);
+}
+
+Test(late_gathers, a_gather_by_hand_follows_the_copy_in_of_the_one_ahead)
+{
+    expect_on_devices(gather_the_second_by_hand);
 }
 
 Test(late_gathers, what_was_gathered_before_the_optimizers_step_is_gathered_anew)
