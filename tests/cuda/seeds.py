@@ -3,8 +3,8 @@
 
 usage: seeds.py PROGRAM...
 
-Each program runs with one seed, or with 1,000 when FSDP_TEST_SAMPLE is 1. What does not depend on the order of
-streams runs with the first one only (expect_toy.h).
+Each program runs with one seed, or with 1,000 when FSDP_TEST_SAMPLE is 1. Tests on
+device cpu run with the first one only (expect_toy.h).
 """
 
 import concurrent.futures

@@ -447,20 +447,13 @@ static fsdp_status keep_gathered(toy *net, int layer, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void take_long(void *closure)
-{
-    (void)closure;
-    usleep(50000);
-}
-
 /* The stream that copies the shards begins late, and the host gives them other values at once. */
 static fsdp_status change_behind_a_forward(toy *net, layer_values *seen, fsdp_error *err)
 {
     fsdp_stream *copy_in = net->root->context->streams[FSDP_STREAM_COPY_IN];
     const fsdp_device_ops *ops = copy_in->device->ops;
     net->user = seen;
-    if (fake_cudart_enqueue(ops->native(copy_in), take_long, NULL, drop_nothing))
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the delay was not taken");
+    FSDP_TRY(make_late(copy_in, err));
     FSDP_TRY(fsdp_root_set_evaluating(net->root, true, err));
     FSDP_TRY(toy_forward(net, keep_gathered, err));
     FSDP_TRY(fsdp_root_set_evaluating(net->root, false, err));
