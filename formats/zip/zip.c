@@ -481,10 +481,11 @@ static fsdp_status read_local(fsdp_zip *zip, central *item, fsdp_error *err)
                             err);
     FSDP_TRY(look(zip, place, whole, err));
     header = seen(zip, place);
-    bool other_code = (fsdp_load_u16(header + 6) ^ item->flags) & FLAG_UTF8 &&
-                      !fsdp_zip_name_is_ascii(item->entry.name, name_size);
-    if (name_size != item->entry.name_size || other_code ||
+    if (name_size != item->entry.name_size ||
         memcmp(header + LOCAL_BYTES, item->entry.name, name_size) != 0)
+        return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two names", err);
+    if ((fsdp_load_u16(header + 6) ^ item->flags) & FLAG_UTF8 &&
+        !fsdp_zip_name_is_ascii(item->entry.name, name_size))
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two names", err);
     if (fsdp_load_u16(header + 8) != item->method)
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two packing methods", err);

@@ -1,0 +1,31 @@
+/*
+ * Waves: tensors of a state dict that share memory in turns. A state of a GPU which is larger than the host's
+ * memory for its copy is saved so: a wave is the tensors of a range of entries, and has the memory of
+ * an earlier one. A save enters the waves in order and reads only the tensors of the last one.
+ *
+ * The room that copies a state fills in the struct; saves (statedict/save) enter.
+ */
+#ifndef FSDP_WAVES_H
+#define FSDP_WAVES_H
+
+#include <fsdp/status.h>
+#include <stddef.h>
+
+typedef struct fsdp_waves {
+    void *context;
+    /* Waits until the tensors of this wave can be read. The save reads no earlier wave any more. The save's
+     * thread calls it. */
+    fsdp_status (*enter)(void *context, size_t number, fsdp_error *err);
+    const size_t *first;       /* entry of each wave, ascending from 0 */
+    size_t count;
+    size_t entered;            /* waves 0 to entered - 1 */
+} fsdp_waves;
+
+/* The wave of an entry; waves NULL: all are in one. */
+size_t fsdp_waves_find(const fsdp_waves *waves, size_t entry);
+/* Enters all waves up to that of the entry. Accepts NULL. */
+fsdp_status fsdp_waves_reach(fsdp_waves *waves, size_t entry, fsdp_error *err);
+/* Enters the rest: their memory is given to nobody who waits for it. Accepts NULL. */
+fsdp_status fsdp_waves_finish(fsdp_waves *waves, fsdp_error *err);
+
+#endif
