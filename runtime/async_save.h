@@ -30,7 +30,7 @@ extern "C" {
 
 typedef struct fsdp_async_saver fsdp_async_saver;
 
-/* All zero: the default. Equal on all ranks, but for keep_priority. */
+/* All zero: the default. Equal on all ranks, but for keep_priority and pool_bytes. */
 typedef struct fsdp_async_opts {
     int deadline_ms;           /* of the saves' control plane; 0: the world's */
     bool allow_equal;          /* a save of another step whose model has the values of the save before it is
@@ -38,6 +38,11 @@ typedef struct fsdp_async_opts {
                                 * another copy of the model. The report's is_stale tells it in both cases.
                                 * Saves without step are not compared */
     bool keep_priority;        /* otherwise the threads of saves are nicer (19) than the program's */
+    int64_t pool_bytes;        /* of a GPU's state at most so much is in the host's memory at once; 0: all.
+                                * The state comes in waves, and the next optimizer step waits until the last
+                                * wave is on its way and the others are written. The pool is larger where it
+                                * must hold the largest tensor twice, and what is copied at once: memory of
+                                * the host, and buffers */
 } fsdp_async_opts;
 
 /* The outcome of the last save that was started. */

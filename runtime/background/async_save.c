@@ -1,10 +1,12 @@
 /*
- * Saves in the background: one thread per saver, one save in flight. See async_save.h, and
- * snapshot.h for the room. Step 2 of a shard's way (docs/flow_save.md).
+ * The room runtime/background saves a root while training goes on: one thread per saver, one save
+ * in flight. See async_save.h. It uses the state dicts of runtime/state, the copies of
+ * runtime/staging and the saves of statedict/save; programs call it, no room below does. Step 2 of
+ * a shard's way (docs/flow_save.md).
  *
  * The program's thread makes the copy and hands a job over; the saver's thread runs it. A job
  * belongs to the program's thread while is_busy is false, and to the saver's while it is true; so
- * does the control plane. The root is touched by the program's thread only.
+ * do the control plane and the copy's waves. The root is touched by the program's thread only.
  */
 #include <fsdp/async_save.h>
 
@@ -18,8 +20,8 @@
 #include "base/core/mem.h"
 #include "base/data/flow.h"
 #include "kernels/kernels.h"
-#include "runtime/background/snapshot.h"
 #include "runtime/launch/world_internal.h"
+#include "runtime/staging/snapshot.h"
 #include "runtime/state/state_internal.h"
 #include "runtime/step/step_internal.h"
 #include "statedict/ctl/ctl_backend.h"
@@ -44,7 +46,6 @@ typedef struct async_job {
     int64_t step;
     const char *model_prefix, *optim_prefix;
     size_t extra_first; /* entries from here on are the caller's */
-    fsdp_event copied;  /* the copy is complete */
     fsdp_error outcome;
     bool is_returned; /* the outcome, to the program */
 } async_job;
@@ -56,6 +57,7 @@ struct fsdp_async_saver {
     fsdp_async_opts opts;
     fsdp_ctl *ctl;
     fsdp_snapshot snapshot;
+    fsdp_root_copies copies;
     unsigned char *all_equal; /* room for one of each rank */
     async_job job;            /* the last one */
     fsdp_async_report report;
@@ -96,18 +98,17 @@ static bool is_of_model(const async_job *job, size_t i)
 }
 
 /* The hash of this rank's part of the model; *any_out: the state has a model at all. */
-static fsdp_hash hash_model(const async_job *job, int rank, bool *any_out)
+static fsdp_hash hash_model(const fsdp_async_saver *saver, bool *any_out)
 {
-    const fsdp_kernels *kernels = fsdp_kernels_get();
+    const async_job *job = &saver->job;
     fsdp_hash both[2] = {0};
     *any_out = false;
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         if (!is_of_model(job, i))
             continue;
         *any_out = true;
-        both[1] = kernels->hash(entry->data, (size_t)fsdp_entry_local_bytes(entry, rank));
-        both[0] = kernels->hash(both, sizeof both);
+        both[1] = fsdp_snapshot_hash(&saver->snapshot, i);
+        both[0] = fsdp_kernels_get()->hash(both, sizeof both);
     }
     return both[0];
 }
@@ -139,13 +140,13 @@ static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, f
     bool has_model = false, is_stale = true;
     fsdp_error failure = {0};
     const fsdp_context *context = saver->root->context;
-    fsdp_status copied = context->device->ops->sync(job->copied, &failure);
+    fsdp_status copied = fsdp_waves_reach(fsdp_snapshot_waves(&saver->snapshot), 0, &failure);
     if (copied == FSDP_OK)
         copied = fsdp_context_check_comms(context, &failure);
     failure.status = copied;
     unsigned char mine = MODEL_IS_MISSING;
     if (copied == FSDP_OK) {
-        *digest_out = hash_model(job, saver->world->rank, &has_model);
+        *digest_out = hash_model(saver, &has_model);
         bool is_equal = memcmp(digest_out, &saver->saved_digest, sizeof *digest_out) == 0;
         mine = is_equal ? MODEL_EQUALS : MODEL_DIFFERS;
     }
@@ -174,7 +175,8 @@ static fsdp_status run_job(fsdp_async_saver *saver, fsdp_error *err)
     fsdp_flow("runtime/background/async_save.c", "save in the background: rank %d",
               saver->world->rank);
     FSDP_TRY(check_stale(saver, &digest, err));
-    const fsdp_save_call call = {job->sd, saver->ctl, job->dir, &job->save, FSDP_OK};
+    const fsdp_save_call call = {job->sd,    saver->ctl, job->dir,
+                                 &job->save, FSDP_OK,    fsdp_snapshot_waves(&saver->snapshot)};
     FSDP_TRY(job->into_run ? fsdp_run_save_begun(&call, job->step, err)
                            : fsdp_save_begun(&call, err));
     saver->has_saved = true;
@@ -204,6 +206,7 @@ static void *work(void *context)
         pthread_mutex_unlock(&saver->lock);
         double begin = now_ms();
         saver->job.outcome.status = run_job(saver, &saver->job.outcome);
+        fsdp_snapshot_end(&saver->snapshot);
         saver->report.write_ms = now_ms() - begin;
         pthread_mutex_lock(&saver->lock);
         saver->is_busy = false;
@@ -287,6 +290,16 @@ static fsdp_status keep_options(async_job *job, const char *dir, const fsdp_root
     return FSDP_OK;
 }
 
+/* Which tensors the stale check compares. */
+static bool *list_model(async_job *job)
+{
+    size_t count = fsdp_sd_count(job->sd);
+    bool *is_listed = fsdp_arena_alloc(&job->arena, count + 1, sizeof *is_listed);
+    for (size_t i = 0; is_listed && i < count; i++)
+        is_listed[i] = is_of_model(job, i);
+    return is_listed;
+}
+
 static fsdp_status make_job(fsdp_async_saver *saver, const char *dir,
                             const fsdp_root_save_opts *opts, fsdp_error *err)
 {
@@ -297,14 +310,16 @@ static fsdp_status make_job(fsdp_async_saver *saver, const char *dir,
         return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_async_save: 'dir' is NULL");
     FSDP_TRY(keep_options(job, dir, given, err));
     fsdp_root *root = saver->root;
-    fsdp_event now = fsdp_stream_now(root->context->streams[FSDP_STREAM_COMPUTE]);
-    FSDP_TRY(fsdp_root_saved_state(root, given, true, &job->sd, err));
+    FSDP_TRY(fsdp_root_saved_state(root, given, &job->sd, err));
     job->extra_first = fsdp_sd_count(job->sd) - (given->extra ? fsdp_sd_count(given->extra) : 0);
     saver->report.bytes = fsdp_snapshot_bytes(job->sd, saver->world->rank);
-    FSDP_TRY(
-        fsdp_snapshot_take(&saver->snapshot, job->sd, saver->world->rank, now, &job->copied, err));
-    root->staged = job->copied;
-    return FSDP_OK;
+    const fsdp_snapshot_take take = {.sd = job->sd,
+                                     .rank = saver->world->rank,
+                                     .is_hashed = list_model(job),
+                                     .changes = root->context->streams[FSDP_STREAM_COMPUTE]};
+    if (!take.is_hashed)
+        return fsdp_fail_memory(err, "the list of a model's tensors");
+    return fsdp_snapshot_begin(&saver->snapshot, &take, err);
 }
 
 /* The failure of the last save, once. */
@@ -338,6 +353,7 @@ fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
     mine.status = make_job(saver, dir, opts, &mine);
     fsdp_status status = fsdp_ctl_agree(saver->ctl, mine.status, &mine);
     if (status != FSDP_OK) {
+        fsdp_snapshot_end(&saver->snapshot);
         release_job(&saver->job);
         if (err)
             *err = mine;
@@ -402,7 +418,7 @@ static void end_saver(fsdp_world_child *child)
     release_job(&saver->job);
     fsdp_ctl_free(saver->ctl);
     if (saver->root)
-        saver->root->staged = (fsdp_event){0};
+        fsdp_root_remove_copies(saver->root, &saver->copies);
     fsdp_snapshot_release(&saver->snapshot);
     fsdp_free(saver->all_equal);
     fsdp_root_free(saver->root);
@@ -417,15 +433,24 @@ void fsdp_async_saver_free(fsdp_async_saver *saver)
     end_saver(&saver->child);
 }
 
+static fsdp_event last_copy(void *context)
+{
+    fsdp_async_saver *saver = context;
+    return fsdp_snapshot_last(&saver->snapshot);
+}
+
 static fsdp_status prepare_saver(fsdp_async_saver *saver, fsdp_error *err)
 {
     fsdp_sd *sd = NULL;
+    if (saver->opts.pool_bytes < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_async_opts: pool_bytes is %lld, and negative",
+                         (long long)saver->opts.pool_bytes);
     saver->all_equal = fsdp_alloc((size_t)saver->world->size, sizeof *saver->all_equal);
     if (!saver->all_equal)
         return fsdp_fail_memory(err, "a saver");
     FSDP_TRY(fsdp_state_get_unviewed(saver->root, NULL, &sd, err));
-    fsdp_status status =
-        fsdp_snapshot_open(&saver->snapshot, &saver->root->view, sd, saver->world->rank, err);
+    const fsdp_snapshot_opts opts = {.view = &saver->root->view, .most = saver->opts.pool_bytes};
+    fsdp_status status = fsdp_snapshot_open(&saver->snapshot, &opts, sd, saver->world->rank, err);
     fsdp_sd_free(sd);
     return status;
 }
@@ -489,6 +514,8 @@ fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts
     (void)fsdp_ctl_begin_public(saver->ctl, "fsdp_async_save"); /* all that it is for */
     if (saver->opts.deadline_ms > 0)
         fsdp_ctl_set_deadline(saver->ctl, saver->opts.deadline_ms);
+    saver->copies = (fsdp_root_copies){.context = saver, .last = last_copy};
+    fsdp_root_add_copies(root, &saver->copies);
     fsdp_world_adopt(root->world, &saver->child);
     *saver_out = saver;
     return FSDP_OK;

@@ -26,15 +26,15 @@ static fsdp_viewed_block *find(const fsdp_host_view *view, const void *data)
     return block && (uintptr_t)data - (uintptr_t)block->data < block->size ? block : NULL;
 }
 
-fsdp_status fsdp_host_view_add(fsdp_host_view *view, void *data, size_t size, fsdp_error *err)
+fsdp_status fsdp_host_view_add(fsdp_host_view *view, fsdp_viewed_block block, fsdp_error *err)
 {
-    if (view->device->ops->is_host || size == 0)
+    if (view->device->ops->is_host || block.size == 0)
         return FSDP_OK;
     if (!fsdp_grow(&view->blocks, &view->room, view->count + 1, sizeof *view->blocks))
         return fsdp_fail_memory(err, "the list of a device's blocks");
-    size_t at = blocks_before(view, data);
+    size_t at = blocks_before(view, block.data);
     memmove(view->blocks + at + 1, view->blocks + at, (view->count - at) * sizeof *view->blocks);
-    view->blocks[at] = (fsdp_viewed_block){.data = data, .size = size};
+    view->blocks[at] = block;
     view->count++;
     return FSDP_OK;
 }
@@ -64,9 +64,9 @@ void fsdp_host_view_release(fsdp_host_view *view)
     *view = (fsdp_host_view){.device = view->device};
 }
 
-bool fsdp_host_view_holds(const fsdp_host_view *view, const void *data)
+const fsdp_viewed_block *fsdp_host_view_find(const fsdp_host_view *view, const void *data)
 {
-    return find(view, data) != NULL;
+    return find(view, data);
 }
 
 void *fsdp_host_view_at(const fsdp_host_view *view, const void *data)

@@ -14,6 +14,7 @@ typedef struct fsdp_viewed_block {
     unsigned char *data;       /* of the device */
     unsigned char *copy;       /* NULL: not loaded yet */
     size_t size;
+    bool is_buffers;           /* of a model, whose forward may change them */
 } fsdp_viewed_block;
 
 /* Zero-initialise, but for the device. */
@@ -23,12 +24,13 @@ typedef struct fsdp_host_view {
     size_t count, room;
 } fsdp_host_view;
 
-fsdp_status fsdp_host_view_add(fsdp_host_view *view, void *data, size_t size, fsdp_error *err);
+/* block: its copy is NULL. */
+fsdp_status fsdp_host_view_add(fsdp_host_view *view, fsdp_viewed_block block, fsdp_error *err);
 void fsdp_host_view_remove(fsdp_host_view *view, const void *data);    /* any address in it; or of no block */
 void fsdp_host_view_release(fsdp_host_view *view);
 
-/* True for an address in a block: memory of a device that the host cannot read. */
-bool fsdp_host_view_holds(const fsdp_host_view *view, const void *data);
+/* The block that an address lies in, memory of a device that the host cannot read; else NULL. */
+const fsdp_viewed_block *fsdp_host_view_find(const fsdp_host_view *view, const void *data);
 /* The host's address of a byte in a block; other addresses, and NULL, stay as they are. */
 void *fsdp_host_view_at(const fsdp_host_view *view, const void *data);
 

@@ -53,7 +53,10 @@ static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t s
     optim->bytes += bytes;
     fsdp_memory_count(&root->context->memory, FSDP_MEMORY_OPTIM, bytes);
     fsdp_group_kernels(param->group)->fill(compute, data, 0, (size_t)bytes);
-    return is_offloaded ? FSDP_OK : fsdp_host_view_add(&root->view, data, (size_t)bytes, err);
+    if (is_offloaded)
+        return FSDP_OK;
+    return fsdp_host_view_add(&root->view, (fsdp_viewed_block){.data = data, .size = (size_t)bytes},
+                              err);
 }
 
 static void deallocate(const fsdp_optim *optim, const fsdp_param *param, void *data, size_t size)
@@ -524,7 +527,7 @@ static fsdp_status step_all(fsdp_optim *optim, fsdp_stream *compute, fsdp_error 
 {
     const fsdp_device_kernels *kernels = compute->device->ops->kernels;
     FSDP_TRY(await_copies(optim, compute, err));
-    compute->device->ops->wait(compute, optim->root->staged);
+    fsdp_root_wait_copied(optim->root, compute);
     size_t end = step_by(optim, kernels, compute, 0);
     if (kernels != &fsdp_device_host_kernels)
         step_by(optim, &fsdp_device_host_kernels, compute, end);

@@ -5,6 +5,7 @@
  */
 #include "runtime/state/state_internal.h"
 
+#include "runtime/staging/snapshot.h"
 #include "statedict/save/load_internal.h"
 #include "statedict/save/save_call.h"
 #include "statedict/ctl/ctl_backend.h"
@@ -12,6 +13,9 @@
 #include <fsdp/run.h>
 
 #include "base/core/given.h"
+
+/* A save takes so much staging memory for the copy of a GPU's state. */
+enum { POOL_BYTES = 256 << 20 };
 
 /* Refuses the options that move state between ranks in memory; checkpoints do not use them. */
 static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err)
@@ -46,16 +50,30 @@ static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
 }
 
 fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts,
-                                  bool is_unviewed, fsdp_sd **sd_out, fsdp_error *err)
+                                  fsdp_sd **sd_out, fsdp_error *err)
 {
     FSDP_TRY(check_state_opts(&opts->state, err));
     if (opts->save.kind == FSDP_LOCAL)
         FSDP_TRY(check_local(root, err));
     if (opts->state.part != FSDP_STATE_OPTIM)
         FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
-    FSDP_TRY(is_unviewed ? fsdp_state_get_unviewed(root, &opts->state, sd_out, err)
-                         : fsdp_root_get_state(root, &opts->state, sd_out, err));
+    FSDP_TRY(fsdp_state_get_unviewed(root, &opts->state, sd_out, err));
     return fsdp_state_save_extra(opts->extra, *sd_out, err);
+}
+
+/* Makes the state dict and, of memory that the host cannot read, the copy that a save writes. */
+static fsdp_status copy_state(fsdp_root *root, const fsdp_root_save_opts *given, fsdp_sd **sd_out,
+                              fsdp_snapshot *snapshot, fsdp_error *err)
+{
+    const fsdp_snapshot_opts opts = {.view = &root->view, .most = POOL_BYTES, .is_still = true};
+    FSDP_TRY(fsdp_root_saved_state(root, given, sd_out, err));
+    FSDP_TRY(fsdp_snapshot_open(snapshot, &opts, *sd_out, root->world->rank, err));
+    const fsdp_snapshot_take take = {.sd = *sd_out,
+                                     .rank = root->world->rank,
+                                     .changes = root->context->streams[FSDP_STREAM_COMPUTE]};
+    FSDP_TRY(fsdp_snapshot_begin(snapshot, &take, err));
+    FSDP_TRY(fsdp_waves_reach(fsdp_snapshot_waves(snapshot), 0, err));
+    return fsdp_context_check_comms(root->context, err);
 }
 
 fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_save_opts *opts,
@@ -67,15 +85,17 @@ fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_sav
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     int64_t step = given->save.step ? *given->save.step : FSDP_NO_STEP;
     fsdp_sd *sd = NULL;
+    fsdp_snapshot snapshot = {0};
     fsdp_world_trace(root->world, "save", -1);
     fsdp_status mine = FSDP_GIVEN(err, dir);
     if (mine == FSDP_OK)
-        mine = fsdp_root_saved_state(root, given, false, &sd, err);
-    const fsdp_save_call call = {sd, ctl, dir, &given->save, mine};
+        mine = copy_state(root, given, &sd, &snapshot, err);
+    const fsdp_save_call call = {sd, ctl, dir, &given->save, mine, fsdp_snapshot_waves(&snapshot)};
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_save");
     fsdp_status status =
         given->into_run ? fsdp_run_save_begun(&call, step, err) : fsdp_save_begun(&call, err);
     fsdp_ctl_end_public(ctl, outer);
+    fsdp_snapshot_release(&snapshot);
     fsdp_sd_free(sd);
     return status;
 }

@@ -80,10 +80,10 @@ bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t si
 
 /* Reshards everything and waits for it; fails inside forward and backward. Local. */
 fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
-/* Local. The live dict that a save stores: the root's, and the caller's extra entries. is_unviewed: see
- * fsdp_state_scope. */
-fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts, bool is_unviewed,
-                                  fsdp_sd **sd_out, fsdp_error *err);
+/* Local. The live dict that a save stores: the root's, the device's memory as it is, and the caller's extra
+ * entries. */
+fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,
+                                  fsdp_error *err);
 /* fsdp_root_get_state of live memory, the device's as it is. */
 fsdp_status fsdp_state_get_unviewed(fsdp_root *root, const fsdp_state_opts *opts, fsdp_sd **sd_out,
                                     fsdp_error *err);

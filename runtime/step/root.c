@@ -147,8 +147,11 @@ static fsdp_status connect(fsdp_root *root, fsdp_error *err)
 
 static fsdp_status add_to_view(fsdp_root *root, const fsdp_block *block, fsdp_error *err)
 {
-    bool is_hosts = !block || block->is_staging;
-    return is_hosts ? FSDP_OK : fsdp_host_view_add(&root->view, block->data, block->room, err);
+    if (!block || block->is_staging)
+        return FSDP_OK;
+    const fsdp_viewed_block viewed = {
+        .data = block->data, .size = block->room, .is_buffers = block == root->buffers};
+    return fsdp_host_view_add(&root->view, viewed, err);
 }
 
 static fsdp_status allocate(fsdp_root *root, fsdp_error *err)
@@ -286,6 +289,29 @@ void fsdp_root_free(fsdp_root *root)
     fsdp_free(root);
 }
 
+/* --- saves in the background --------------------------------------------------------------------- */
+
+void fsdp_root_add_copies(fsdp_root *root, fsdp_root_copies *copies)
+{
+    copies->next = root->copies;
+    root->copies = copies;
+}
+
+void fsdp_root_remove_copies(fsdp_root *root, const fsdp_root_copies *copies)
+{
+    fsdp_root_copies **at = &root->copies;
+    while (*at && *at != copies)
+        at = &(*at)->next;
+    if (*at)
+        *at = copies->next;
+}
+
+void fsdp_root_wait_copied(const fsdp_root *root, fsdp_stream *stream)
+{
+    for (const fsdp_root_copies *at = root->copies; at; at = at->next)
+        stream->device->ops->wait(stream, at->last(at->context));
+}
+
 /* --- the host's view ---------------------------------------------------------------------------- */
 
 fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err)
@@ -298,7 +324,7 @@ fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err)
 fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err)
 {
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    compute->device->ops->wait(compute, root->staged);
+    fsdp_root_wait_copied(root, compute);
     return fsdp_host_view_store(&root->view, compute, err);
 }
 

@@ -72,6 +72,14 @@ struct fsdp_finalize_handle {
     bool was_reset;                    /* its end of backward was dropped */
 };
 
+/* Copies of a root's state that a stream makes while the program goes on. */
+typedef struct fsdp_root_copies {
+    void *context;
+    /* The event behind the last one; waits on the host until that is given to its stream. */
+    fsdp_event (*last)(void *context);
+    struct fsdp_root_copies *next;
+} fsdp_root_copies;
+
 struct fsdp_root {
     int holders;                       /* optimizers and savers, which free it, too; the last one ends it */
     void (*end_owner)(void *owner);    /* called when the root has ended; or NULL */
@@ -87,7 +95,7 @@ struct fsdp_root {
     fsdp_unit *unit;
     fsdp_block *buffers;
     fsdp_host_view view;               /* of shards, buffers and optimizers' state */
-    fsdp_event staged;                 /* a save has copied them: they are changed behind it */
+    fsdp_root_copies *copies;          /* of them, a list: each saver's */
     int64_t step;
     uint64_t backwards;                /* that have ended: newer ones bring other gradients */
     bool is_in_forward, is_in_backward;
@@ -123,6 +131,12 @@ fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsd
 fsdp_status fsdp_root_check_values(const fsdp_root *root, const fsdp_unit *unit, const char *call,
                                    fsdp_error *err);
 void fsdp_root_note_values(const fsdp_root *root);     /* all have them */
+
+/* The copies are the caller's, until they leave the root. */
+void fsdp_root_add_copies(fsdp_root *root, fsdp_root_copies *copies);
+void fsdp_root_remove_copies(fsdp_root *root, const fsdp_root_copies *copies);
+/* The stream waits for copies of the root's state, before it changes what they copy. */
+void fsdp_root_wait_copied(const fsdp_root *root, fsdp_stream *stream);
 
 /* The host's view of shards, buffers and optimizers' state (host_view.h), in the order of the compute stream.
  * fsdp_root_view: the host's address, between a load and a store. */

@@ -105,7 +105,8 @@ static fsdp_status view_grads(fsdp_wrap *wrap, fsdp_error *err)
         if (!param || !param->shard_grad || param->group->settings->offloads)
             continue;
         size_t bytes = (size_t)param->rows * fsdp_dtype_size(param->dtype);
-        FSDP_TRY(fsdp_host_view_add(view, param->shard_grad, bytes, err));
+        const fsdp_viewed_block grad = {.data = param->shard_grad, .size = bytes};
+        FSDP_TRY(fsdp_host_view_add(view, grad, err));
     }
     return fsdp_host_view_load(view, context->streams[FSDP_STREAM_COMPUTE], err);
 }
@@ -162,7 +163,7 @@ static fsdp_status store_grads(fsdp_wrap *wrap, fsdp_error *err)
     fsdp_host_view *view = &wrap->summoned_grads;
     for (size_t i = 0; i < wrap->flat_count; i++) {
         const fsdp_param *param = wrap->flats[i].param;
-        if (param && fsdp_host_view_holds(view, param->shard_grad))
+        if (param && fsdp_host_view_find(view, param->shard_grad))
             compute->device->ops->kernels->copy(compute, param->shard_grad, grad_of(wrap, param),
                                                 (size_t)param->rows *
                                                     fsdp_dtype_size(param->dtype));

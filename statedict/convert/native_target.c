@@ -148,7 +148,7 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
                                                plan->link_count, plan->boxes, plan->box_count},
                           &files->writers[file], err);
     fsdp_free(path);
-    return st == FSDP_OK ? fsdp_put_plan(files->writers[file], plan, NULL, err) : st;
+    return st == FSDP_OK ? fsdp_put_plan(files->writers[file], plan, NULL, NULL, err) : st;
 }
 
 fsdp_status fsdp_native_create(convert_job *job, fsdp_error *err)

@@ -26,6 +26,7 @@ typedef struct gather_job {
     const fsdp_sd *sd;
     fsdp_ctl *ctl;
     int *owners;
+    fsdp_waves *waves;
     int64_t slab_bytes, since_round;
     char *slab, *message;
     fsdp_slab_visit visit;
@@ -111,10 +112,12 @@ static fsdp_status gather_all(gather_job *job, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         job->entry = fsdp_sd_at(job->sd, i);
-        if (job->entry->kind == FSDP_ENTRY_TENSOR)
-            FSDP_TRY(gather_tensor(job, job->owners[i], err));
+        if (job->entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        FSDP_TRY(fsdp_waves_reach(job->waves, i, err));
+        FSDP_TRY(gather_tensor(job, job->owners[i], err));
     }
-    return FSDP_OK;
+    return fsdp_waves_finish(job->waves, err);
 }
 
 static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
@@ -135,8 +138,12 @@ static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
 fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how,
                               fsdp_status mine, fsdp_error *err)
 {
-    gather_job job = {
-        .sd = sd, .ctl = ctl, .visit = how->visit, .context = how->context, .err = err};
+    gather_job job = {.sd = sd,
+                      .ctl = ctl,
+                      .waves = how->waves,
+                      .visit = how->visit,
+                      .context = how->context,
+                      .err = err};
     if (mine == FSDP_OK)
         mine = prepare(&job, how->memory, err);
     fsdp_status st = how->is_described ? fsdp_ctl_agree(ctl, mine, err)

@@ -132,11 +132,15 @@ static void tidy_run(run_job *job)
     notify_untidy(job, "tidying the run", retain_others(job, &err), &err);
 }
 
-static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_status mine, fsdp_error *err)
+static fsdp_status run_save(run_job *job, const fsdp_save_call *begun, fsdp_error *err)
 {
+    fsdp_status mine = begun->mine;
     if (mine == FSDP_OK)
         mine = prepare_run(job, err);
-    const fsdp_save_call call = {sd, job->ctl, job->path, &job->opts, mine};
+    fsdp_save_call call = *begun;
+    call.dir = job->path;
+    call.opts = &job->opts;
+    call.mine = mine;
     FSDP_TRY(fsdp_save_leased(&call, &job->lease, err));
     if (fsdp_ctl_rank(job->ctl) == 0)
         tidy_run(job);
@@ -152,7 +156,7 @@ fsdp_status fsdp_run_save_begun(const fsdp_save_call *call, int64_t step, fsdp_e
     job.opts.step = &job.step;
     job.thread = fsdp_thread_number();
     job.opts.overwrite = false;
-    fsdp_status st = run_save(&job, call->sd, call->mine, err);
+    fsdp_status st = run_save(&job, call, err);
     fsdp_lease_release(job.lease);
     fsdp_free(job.path);
     return st;
@@ -164,7 +168,8 @@ fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int
     FSDP_NEED(err, sd, ctl);
     fsdp_status mine = FSDP_GIVEN(err, run);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_run_save");
-    fsdp_status st = fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, mine}, step, err);
+    fsdp_status st =
+        fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, mine, NULL}, step, err);
     fsdp_ctl_end_public(ctl, outer);
     return st;
 }

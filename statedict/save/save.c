@@ -32,6 +32,7 @@ typedef struct save_job {
     const fsdp_sd *sd;
     fsdp_ctl *ctl;
     const fsdp_save_opts *opts;
+    fsdp_waves *waves; /* of sd, or NULL */
     fsdp_io *io;
     int rank, world;
     uint8_t run[16];
@@ -346,7 +347,7 @@ static fsdp_status write_rank_file(save_job *job, fsdp_error *err)
 {
     FSDP_TRY(create_file(job, job->rank, job->world, 0, err));
     fsdp_flow("statedict/save/save.c", "put %zu boxes", job->plan.box_count);
-    FSDP_TRY(fsdp_put_plan(job->writer, &job->plan, &job->meter, err));
+    FSDP_TRY(fsdp_put_plan(job->writer, &job->plan, job->waves, &job->meter, err));
     return finish_file(job, err);
 }
 
@@ -404,7 +405,7 @@ static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
     fsdp_status st = job->rank == 0 ? FSDP_OK : join_file(job, err);
     fsdp_flow("statedict/save/save.c", "put %zu boxes", job->plan.box_count);
     if (st == FSDP_OK)
-        st = fsdp_put_plan(job->writer, &job->plan, &job->meter, err);
+        st = fsdp_put_plan(job->writer, &job->plan, job->waves, &job->meter, err);
     fsdp_text segment = {0};
     st = collect_segments(job, st, &segment, err);
     fsdp_text_release(&segment);
@@ -436,10 +437,13 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);
         if (st == FSDP_OK)
-            st = fsdp_put_plan(job->writer, &job->plan, NULL, err);
+            st = fsdp_put_plan(job->writer, &job->plan, NULL, NULL, err);
     }
-    fsdp_gather how = {
-        .memory = job->memory, .is_described = true, .visit = put_slab, .context = job};
+    fsdp_gather how = {.memory = job->memory,
+                       .is_described = true,
+                       .waves = job->waves,
+                       .visit = put_slab,
+                       .context = job};
     FSDP_TRY(fsdp_gather_slabs(job->sd, job->ctl, &how, st, err));
     return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
 }
@@ -575,6 +579,7 @@ fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out,
     static const fsdp_save_opts defaults = {0};
     save_job job = {.sd = call->sd,
                     .ctl = call->ctl,
+                    .waves = call->waves,
                     .opts = call->opts ? call->opts : &defaults,
                     .rank = fsdp_ctl_rank(call->ctl),
                     .world = fsdp_ctl_size(call->ctl)};
@@ -604,7 +609,7 @@ fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
     FSDP_NEED(err, sd, ctl);
     fsdp_status mine = FSDP_GIVEN(err, dir);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_save");
-    fsdp_status st = fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, mine}, err);
+    fsdp_status st = fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, mine, NULL}, err);
     fsdp_ctl_end_public(ctl, outer);
     return st;
 }

@@ -2,6 +2,7 @@
 #ifndef FSDP_SAVE_CALL_H
 #define FSDP_SAVE_CALL_H
 
+#include "statedict/sd/waves.h"
 #include <fsdp/checkpoint.h>
 
 /* A save that begins with the outcome of this rank so far, so that preparing takes no round of its own. */
@@ -11,6 +12,7 @@ typedef struct fsdp_save_call {
     const char *dir;           /* NULL after a failure */
     const fsdp_save_opts *opts;
     fsdp_status mine;          /* no rank writes unless all pass FSDP_OK */
+    fsdp_waves *waves;         /* of sd; NULL: all its tensors have memory of their own */
 } fsdp_save_call;
 
 /* Collective. fsdp_sd_save and, with a step, fsdp_run_save. */

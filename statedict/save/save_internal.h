@@ -42,6 +42,7 @@ fsdp_status fsdp_agree_path(fsdp_ctl *ctl, const char *path, fsdp_status mine, f
 typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */
     bool is_described;         /* the ranks have compared their state dicts already */
+    fsdp_waves *waves;         /* of sd, as in fsdp_save_call */
     fsdp_slab_visit visit;     /* on rank 0 */
     void *context;
 } fsdp_gather;

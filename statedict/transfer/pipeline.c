@@ -40,24 +40,38 @@ static int64_t planned_bytes(const fsdp_save_plan *plan, size_t i)
     return plan->data[i] ? fsdp_box_count(&whole) * (int64_t)size : 0;
 }
 
-fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
-                          fsdp_error *err)
+/* The end of the group of boxes from `first` on: all are of one wave. */
+static size_t group_end(const fsdp_save_plan *plan, const fsdp_waves *waves, size_t first,
+                        int64_t *bytes_out)
+{
+    size_t wave = fsdp_waves_find(waves, plan->boxes[first].tensor), end = first;
+    *bytes_out = 0;
+    do
+        *bytes_out += planned_bytes(plan, end++);
+    while (end < plan->box_count && *bytes_out < GROUP_BYTES &&
+           fsdp_waves_find(waves, plan->boxes[end].tensor) == wave);
+    return end;
+}
+
+fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_waves *waves,
+                          fsdp_meter *meter, fsdp_error *err)
 {
     fsdp_shard_piece *pieces = fsdp_alloc(plan->box_count, sizeof *pieces);
     if (!pieces)
         return fsdp_fail_memory(err, "a list of boxes");
     fsdp_status st = FSDP_OK;
     for (size_t first = 0, end; first < plan->box_count && st == FSDP_OK; first = end) {
-        int64_t bytes = 0;
-        for (end = first; end < plan->box_count && (end == first || bytes < GROUP_BYTES); end++)
-            bytes += planned_bytes(plan, end);
-        st = put_group(writer, plan, first, end, pieces, err);
+        int64_t bytes;
+        end = group_end(plan, waves, first, &bytes);
         const fsdp_shard_dataset *dataset = &plan->datasets[plan->boxes[first].dataset];
+        st = fsdp_waves_reach(waves, plan->boxes[first].tensor, err);
+        if (st == FSDP_OK)
+            st = put_group(writer, plan, first, end, pieces, err);
         if (st == FSDP_OK)
             st = fsdp_meter_add(meter, bytes, dataset->name, dataset->name_size, err);
     }
     fsdp_free(pieces);
-    return st;
+    return st == FSDP_OK ? fsdp_waves_finish(waves, err) : st;
 }
 
 /* --- get -------------------------------------------------------------------------------------- */

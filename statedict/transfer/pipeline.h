@@ -9,6 +9,7 @@
 #include "formats/shard.h"
 #include "formats/source.h"
 #include "statedict/sd/meter.h"
+#include "statedict/sd/waves.h"
 #include "statedict/transfer/box_plan.h"
 #include <fsdp/checkpoint.h>
 #include <stdatomic.h>
@@ -16,9 +17,9 @@
 /* --- put --- */
 
 /* Writes the boxes of a plan that have data: all boxes of a state dict with memory, only the large values of
- * a description. */
-fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
-                          fsdp_error *err);
+ * a description. waves: of the state dict, or NULL. */
+fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_waves *waves,
+                          fsdp_meter *meter, fsdp_error *err);
 
 /* --- get --- */
 

@@ -53,6 +53,7 @@ THIRD_PARTY = {
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
     r"runtime/(launch/launch_threads|background/async_save|comm_shared/shm_pool)\.c|"
+    r"runtime/staging/snapshot\.h|"
     r"runtime/device/(device_(async|cuda)|pinned_pool)\.[ch]|"
     r"runtime/bootstrap/mpi_process\.c|"
     r"runtime/comm_nccl/(comm_nccl\.h|nccl_library\.c)|"

@@ -11,8 +11,8 @@ ROOMS = {
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "expect",
                   "save", "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "comm_nccl", "launch",
-                "param", "context", "group", "step", "optim", "state", "background", "wrap", "tokens", "mlp",
-                "transformer"],
+                "param", "context", "group", "step", "optim", "staging", "state", "background", "wrap",
+                "tokens", "mlp", "transformer"],
     "tools": ["cli", "ls", "convert", "train", "bench", "bench_checkpoint", "bench_train", "plot", "."],
 }
 

@@ -45,6 +45,7 @@ typedef struct training_case {
     bool evaluates, halves; /* a forward before each step; the host halves offloaded gradients */
     unsigned offloaded;     /* layers, as bits */
     accumulation accumulates;
+    int64_t pool_bytes; /* of the save */
     unit_tuning tuning;
 } training_case;
 
@@ -340,7 +341,8 @@ static fsdp_status run_net(net *self, outcome *out, fsdp_error *err)
     fsdp_async_saver *saver = NULL;
     FSDP_TRY(make(self, out->what, err));
     if (out->what->saves)
-        FSDP_TRY(fsdp_async_saver_create(self->toy.root, NULL, &saver, err));
+        FSDP_TRY(fsdp_async_saver_create(
+            self->toy.root, &(fsdp_async_opts){.pool_bytes = out->what->pool_bytes}, &saver, err));
     fsdp_status status = run_steps(self, saver, out, err);
     fsdp_async_saver_free(saver);
     return status;
@@ -382,7 +384,8 @@ static training_case case_of(int i)
                           .is_narrow = i % 5 == 1,
                           .clips = i % 3 == 1,
                           .uses_sgd = i % 7 == 2,
-                          .saves = i % 7 == 3,
+                          .saves = i % 4 != 1,
+                          .pool_bytes = i % 8 < 4 ? 0 : 1 + 64 * i,
                           .evaluates = i % 5 == 3 || i % 16 == 4,
                           .halves = i % 3 == 0,
                           .offloaded = offloaded[i / 4 % 3],

@@ -234,7 +234,7 @@ static const struct step {
     int level;
     const char *mirror;
 } steps[] = {
-    {"runtime/background/snapshot.c", 1, NULL},
+    {"runtime/staging/snapshot.c", 1, NULL},
     {"runtime/background/async_save.c", 2, NULL},
     {"statedict/save/save.c", 3, "statedict/save/load.c"},
     {"statedict/save/load.c", 3, "statedict/save/save.c"},

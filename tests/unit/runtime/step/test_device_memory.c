@@ -24,7 +24,8 @@ typedef struct training_way {
     int mesh_ndim;
     fsdp_dtype param_dtype; /* NONE: f32 */
     int reshard_after_forward;
-    bool accumulates; /* two microbatches per step */
+    bool accumulates;   /* two microbatches per step */
+    int64_t pool_bytes; /* of saves in the background */
     bool offloads;
     bool is_wrapped, summons; /* by the FSDP1 face; its gradients are doubled between steps */
     fsdp_wrap_strategy strategy;
@@ -149,7 +150,8 @@ static fsdp_status save_in_background(toy *net, const training *job, const char 
 {
     fsdp_async_saver *saver = NULL;
     double norm;
-    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    const fsdp_async_opts opts = {.pool_bytes = job->way->pool_bytes};
+    FSDP_TRY(fsdp_async_saver_create(net->root, &opts, &saver, err));
     fsdp_status status = fsdp_async_save(saver, path, NULL, err);
     for (int i = 0; i < 2 && status == FSDP_OK; i++)
         status = step(net, job->way, &norm, err);
@@ -253,13 +255,27 @@ static void drop_nothing(void *closure)
     (void)closure;
 }
 
-/* The stream of copies does nothing until the optimizer's step was given to the compute stream. */
-static fsdp_status save_late(toy *net, fsdp_async_saver *saver, const char *path, fsdp_error *err)
+/* The stream of copies, which had work before. */
+static fsdp_stream *staging_of(const toy *net)
 {
-    fsdp_stream *staging = net->root->staged.stream;
+    return net->root->copies->last(net->root->copies->context).stream;
+}
+
+/* The stream of copies does nothing until the gate is open. */
+static fsdp_status close_gate(toy *net, fsdp_error *err)
+{
+    fsdp_stream *staging = staging_of(net);
+    atomic_store(&is_gate_open, false);
     if (fake_cudart_enqueue(staging->device->ops->native(staging), wait_at_gate, NULL,
                             drop_nothing))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "the gate was not taken");
+    return FSDP_OK;
+}
+
+/* The stream of copies does nothing until the optimizer's step was given to the compute stream. */
+static fsdp_status save_late(toy *net, fsdp_async_saver *saver, const char *path, fsdp_error *err)
+{
+    FSDP_TRY(close_gate(net, err));
     FSDP_TRY(fsdp_async_save(saver, path, NULL, err));
     FSDP_TRY(fsdp_optim_step(net->optim, err));
     usleep(20000); /* a step that does not wait would be done now */
@@ -292,14 +308,57 @@ static fsdp_status save_twice(toy *net, fsdp_error *err)
     return status;
 }
 
-Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
+/* As a forward does that keeps statistics, right behind the call. */
+static void count_in_buffer(toy *net, fsdp_param *buffer)
+{
+    fsdp_stream *compute = net->root->context->streams[FSDP_STREAM_COMPUTE];
+    compute->device->ops->kernels->fill(compute, fsdp_param_shard(buffer, NULL), 0x11, 16);
+}
+
+static fsdp_status save_buffer(toy *net, fsdp_error *err)
+{
+    const int64_t shape[] = {16};
+    fsdp_async_saver *saver = NULL;
+    fsdp_param *buffer = NULL;
+    fsdp_sd *saved = NULL;
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){
+            .name = "count", .dtype = FSDP_U8, .ndim = 1, .shape = shape, .is_buffer = true},
+        &buffer, err));
+    FSDP_TRY(make(net, &(training_way){.mesh_shape = {1}, .mesh_ndim = 1}, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    fsdp_status status = fsdp_async_save(saver, "first", NULL, err);
+    if (status == FSDP_OK)
+        status = fsdp_async_save_wait(saver, NULL, err);
+    if (status == FSDP_OK)
+        status = close_gate(net, err);
+    if (status == FSDP_OK)
+        status = fsdp_async_save(saver, "second", NULL, err);
+    count_in_buffer(net, buffer);
+    usleep(20000); /* a change that does not wait would be done now */
+    atomic_store(&is_gate_open, true);
+    if (status == FSDP_OK)
+        status = fsdp_async_save_wait(saver, NULL, err);
+    fsdp_async_saver_free(saver);
+    if (status == FSDP_OK)
+        status = fsdp_load_full("second", NULL, &saved, err);
+    int64_t at = status == FSDP_OK ? fsdp_sd_find(saved, FSDP_NAME("model.count")) : -1;
+    if (status == FSDP_OK &&
+        (at < 0 || *(unsigned char *)fsdp_sd_at(saved, (size_t)at)->data == 0x11))
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "the save has a later value of the buffer");
+    fsdp_sd_free(saved);
+    return status;
+}
+
+static void run_one_rank(fsdp_status (*body)(toy *net, fsdp_error *err), void *user)
 {
     const fake_cudart_plan plan = {.seed = 0};
     fsdp_error err = {0};
     cr_assert_eq(chdir(dir), 0);
     fake_cudart_begin(&plan);
     const toy_case what = {
-        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = save_twice};
+        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = body, .user = user};
     cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
     const char *misuse = fake_cudart_end();
     cr_assert_null(misuse, "%s", misuse);
@@ -337,7 +396,7 @@ static fsdp_status save_before_other_values(toy *net, fsdp_async_saver *saver, f
                                             fsdp_error *err)
 {
     FSDP_TRY(hash_state(net, saved_out, err));
-    FSDP_TRY(make_late(net->root->staged.stream, err));
+    FSDP_TRY(make_late(staging_of(net), err));
     FSDP_TRY(fsdp_async_save(saver, "late", NULL, err));
     FSDP_TRY(fsdp_root_init_uniform(net->root, 77, err));
     return fsdp_async_save_wait(saver, NULL, err);
@@ -364,30 +423,24 @@ static fsdp_status save_and_load(toy *net, fsdp_error *err)
     return status;
 }
 
-static void expect_save(save_while save)
-{
-    const fake_cudart_plan plan = {.seed = 0};
-    const toy_case what = {.mesh_ndim = 1,
-                           .mesh_shape = {1},
-                           .mesh_names = {"dp"},
-                           .body = save_and_load,
-                           .user = &save};
-    fsdp_error err = {0};
-    cr_assert_eq(chdir(dir), 0);
-    fake_cudart_begin(&plan);
-    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
-    const char *misuse = fake_cudart_end();
-    cr_assert_null(misuse, "%s", misuse);
-}
-
 Test(device_memory, the_copy_of_a_save_waits_for_the_step_before)
 {
-    expect_save(save_behind_a_step);
+    run_one_rank(save_and_load, &(save_while){save_behind_a_step});
 }
 
 Test(device_memory, other_values_wait_for_the_copy_of_a_save)
 {
-    expect_save(save_before_other_values);
+    run_one_rank(save_and_load, &(save_while){save_before_other_values});
+}
+
+Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
+{
+    run_one_rank(save_twice, NULL);
+}
+
+Test(device_memory, a_change_of_a_buffer_waits_for_its_copy)
+{
+    run_one_rank(save_buffer, NULL);
 }
 
 /* A communicator fails before the copy is made: its data is undefined. */
@@ -403,10 +456,8 @@ static fsdp_status fail_behind_a_save(toy *net, fsdp_error *err)
     fsdp_status status = fsdp_async_save(saver, "first", NULL, err);
     if (status == FSDP_OK)
         status = fsdp_async_save_wait(saver, NULL, err);
-    fsdp_stream *staging = net->root->staged.stream;
     if (status == FSDP_OK)
-        status = (fsdp_status)fake_cudart_enqueue(staging->device->ops->native(staging),
-                                                  wait_at_gate, NULL, drop_nothing);
+        status = close_gate(net, err);
     if (status == FSDP_OK)
         status = fsdp_async_save(saver, "second", NULL, err);
     fsdp_comm_abort(comm, &why);
@@ -516,6 +567,13 @@ Test(device_memory, one_rank_trains_as_on_the_host)
 Test(device_memory, two_ranks_train_as_on_the_host)
 {
     expect_equal(&(training_way){.mesh_shape = {2}, .mesh_ndim = 1});
+}
+
+/* A pool for two tensors at a time. */
+Test(device_memory, a_save_in_waves_has_the_state_before_the_steps_behind_it)
+{
+    expect_equal(&(training_way){.mesh_shape = {2}, .mesh_ndim = 1, .pool_bytes = 1});
+    expect_equal(&(training_way){.mesh_shape = {1}, .mesh_ndim = 1, .pool_bytes = 1000});
 }
 
 Test(device_memory, bf16_parameters_train_as_on_the_host)
