@@ -124,6 +124,11 @@ def check_refusals():
     for arguments in [["--quack"], ["--bytes", "much"], ["--seed", "-1"], ["more"], ["--build"]]:
         run = Run(*arguments)
         expect(run.exit in (2, 3) and run.errors and not run.output, f"{run.text}: exit code {run.exit}")
+    for name in ["nosuch", "kernel/nosuch"]:
+        run = Run("--only", name)
+        expect(run.exit == 2 and not run.output, f"{run.text}: exit code {run.exit}: {run.output}")
+        expect(f"'{name}'" in run.errors and "\nkernel/fold\n" in run.errors and "\nnccl/\n" in run.errors,
+               f"{run.text}: {run.errors}")
 
 
 def main():

@@ -83,13 +83,15 @@ static bool check_at(int i, gpu_check *out)
 }
 
 /* The name of a check is the beginning of those of its rows, and either may be the longer one. */
-static bool is_wanted(const gpu_options *options, const gpu_check *check)
+static bool is_named(const char *only, const gpu_check *check)
 {
-    const char *only = options->only;
-    if (!only || check->body == gpu_check_copies)
-        return true;
     size_t a = strlen(only), b = strlen(check->name);
     return strncmp(only, check->name, a < b ? a : b) == 0;
+}
+
+static bool is_wanted(const gpu_options *options, const gpu_check *check)
+{
+    return !options->only || check->body == gpu_check_copies || is_named(options->only, check);
 }
 
 static void run_checks(gpu_results *results, int64_t began_ms)
@@ -135,12 +137,22 @@ static uint64_t read_number(const char *option, const char *text, bool is_size)
     return value;
 }
 
-static void list_checks(void)
+static void list_checks(FILE *to)
 {
     gpu_check check;
     for (int i = 0; check_at(i, &check); i++)
-        printf("%s\n", check.name);
-    exit(0);
+        fprintf(to, "%s\n", check.name);
+}
+
+static void refuse_unnamed(const char *only)
+{
+    gpu_check check;
+    for (int i = 0; check_at(i, &check); i++)
+        if (is_named(only, &check))
+            return;
+    fprintf(stderr, "error: no row's name begins with '%s' (--only); the checks are:\n", only);
+    list_checks(stderr);
+    exit(FSDP_ERR_USAGE);
 }
 
 enum {
@@ -165,7 +177,7 @@ static void take_option(gpu_options *options, int key)
     case KEY_DEVICE: options->device = optarg; return;
     case KEY_SEED: options->seed = read_number("--seed", optarg, false); return;
     case KEY_BYTES: options->bytes = (size_t)read_number("--bytes", optarg, true); return;
-    case KEY_LIST: list_checks(); return;
+    case KEY_LIST: list_checks(stdout); exit(0);
     case KEY_HELP: fputs(usage, stdout); exit(0);
     default: fprintf(stderr, "gpu-check --help lists the options\n"); exit(FSDP_ERR_USAGE);
     }
@@ -190,6 +202,8 @@ static void read_options(gpu_options *options, int argc, char **argv)
         take_option(options, key);
     if (optind < argc)
         refuse("argument", argv[optind]);
+    if (options->only)
+        refuse_unnamed(options->only);
     if (options->bytes == 0)
         options->bytes = options->quick ? (size_t)1 << 28 : (size_t)1 << 30;
     if (options->bytes < LEAST_BYTES)
