@@ -343,7 +343,8 @@ void fsdp_optim_free(fsdp_optim *optim)
         return;
     fsdp_stream *compute = optim->root->context->streams[FSDP_STREAM_COMPUTE];
     unlink_from_root(optim);
-    (void)!compute->device->ops->sync(fsdp_stream_now(compute), NULL); /* it fills the state */
+    fsdp_root_wait_copied(optim->root, compute);
+    (void)!compute->device->ops->sync(fsdp_stream_now(compute), NULL); /* work on the state */
     for (size_t i = 0; i < optim->count; i++) {
         fsdp_optim_state *state = &optim->states[i];
         for (int m = 0; m < FSDP_MOMENTS; m++)

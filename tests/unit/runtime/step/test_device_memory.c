@@ -6,6 +6,7 @@
  */
 #include "base/io/io.h"
 #include "tests/cuda/fake_cudart.h"
+#include "tests/support/disk/io_fault.h"
 #include "tests/unit/runtime/expect_toy.h"
 #include <fsdp/async_save.h>
 
@@ -351,6 +352,56 @@ static fsdp_status save_buffer(toy *net, fsdp_error *err)
     return status;
 }
 
+static int be_slow(void *user, fsdp_io_call call, const char *path)
+{
+    (void)user;
+    (void)call;
+    (void)path;
+    usleep(10000);
+    return 0;
+}
+
+/* The optimizer is freed while most waves are not given to the stream: the disk is slow. */
+static fsdp_status save_without_optimizer(toy *net, fsdp_async_saver *saver,
+                                          const fsdp_root_save_opts *opts, fsdp_error *err)
+{
+    fsdp_hash before, loaded;
+    FSDP_TRY(hash_state(net, &before, err));
+    FSDP_TRY(fsdp_async_save(saver, "waves", opts, err));
+    fsdp_optim_free(net->optim);
+    net->optim = NULL;
+    FSDP_TRY(fsdp_async_save_wait(saver, NULL, err));
+    FSDP_TRY(toy_add_adamw(net, NULL, err));
+    FSDP_TRY(load(net, "waves", &loaded, err));
+    if (memcmp(&before, &loaded, sizeof before) != 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the save has other values");
+    return FSDP_OK;
+}
+
+static fsdp_status free_optimizer(toy *net, fsdp_error *err)
+{
+    const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1};
+    const fsdp_fault_plan slow = {.calls = 1 << FSDP_CALL_PWRITE,
+                                  .at = 1,
+                                  .forever = true,
+                                  .action = FSDP_FAULT_CALL,
+                                  .call = be_slow};
+    fsdp_async_saver *saver = NULL;
+    fsdp_io *disk = NULL;
+    double norm;
+    FSDP_TRY(make(net, &way, err));
+    FSDP_TRY(step(net, &way, &norm, err));
+    FSDP_TRY(fsdp_io_fault_create(NULL, &slow, &disk, err));
+    fsdp_status status =
+        fsdp_async_saver_create(net->root, &(fsdp_async_opts){.pool_bytes = 1}, &saver, err);
+    const fsdp_root_save_opts opts = {.save.access.disk = (void *)disk};
+    if (status == FSDP_OK)
+        status = save_without_optimizer(net, saver, &opts, err);
+    fsdp_async_saver_free(saver);
+    fsdp_io_fault_free(disk);
+    return status;
+}
+
 static void run_one_rank(fsdp_status (*body)(toy *net, fsdp_error *err), void *user)
 {
     const fake_cudart_plan plan = {.seed = 0};
@@ -436,6 +487,11 @@ Test(device_memory, other_values_wait_for_the_copy_of_a_save)
 Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
 {
     run_one_rank(save_twice, NULL);
+}
+
+Test(device_memory, an_optimizer_that_is_freed_waits_for_the_waves_of_a_save)
+{
+    run_one_rank(free_optimizer, NULL);
 }
 
 Test(device_memory, a_change_of_a_buffer_waits_for_its_copy)
