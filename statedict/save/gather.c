@@ -3,7 +3,7 @@
  * boxes of the ranks that own them. Messages go through the bounded window of the control plane, so
  * memory is one slab on rank 0 and one piece of it on each other rank.
  *
- * Rank 0 receives every message even after a local failure, so that no rank waits for it in vain.
+ * After a local failure rank 0 receives, and other ranks send, every message, so that no rank waits in vain.
  */
 #include "base/data/box_internal.h"
 #include "statedict/ctl/ctl_backend.h"
@@ -31,7 +31,7 @@ typedef struct gather_job {
     char *slab, *message;
     fsdp_slab_visit visit;
     void *context;
-    fsdp_status failed; /* rank 0: its first local failure */
+    fsdp_status failed; /* the first local failure: of a visit, or of a wave */
     fsdp_error *err;
     /* at hand */
     const fsdp_entry *entry;
@@ -108,16 +108,23 @@ static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* After a failure the messages have undefined contents, which nobody reads. */
+static void enter_waves(gather_job *job, size_t entry)
+{
+    if (job->failed == FSDP_OK)
+        job->failed = fsdp_waves_reach(job->waves, entry, job->err);
+}
+
 static fsdp_status gather_all(gather_job *job, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         job->entry = fsdp_sd_at(job->sd, i);
         if (job->entry->kind != FSDP_ENTRY_TENSOR)
             continue;
-        FSDP_TRY(fsdp_waves_reach(job->waves, i, err));
+        enter_waves(job, i);
         FSDP_TRY(gather_tensor(job, job->owners[i], err));
     }
-    return fsdp_waves_finish(job->waves, err);
+    return job->failed == FSDP_OK ? fsdp_waves_finish(job->waves, err) : FSDP_OK;
 }
 
 static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)

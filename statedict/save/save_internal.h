@@ -49,7 +49,8 @@ typedef struct fsdp_gather {
 
 /*
  * Collective. fsdp_sd_gather; `mine` is the outcome of this rank so far, and no data moves unless all ranks
- * pass FSDP_OK. A failure of visit is returned on rank 0 alone, which passes it to the next round.
+ * pass FSDP_OK. A failure of visit or of waves is returned on this rank alone, which passes it to the next
+ * round.
  */
 fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how, fsdp_status mine,
                               fsdp_error *err);

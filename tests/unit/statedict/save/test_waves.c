@@ -81,13 +81,14 @@ typedef struct job {
     char path[80];
     fsdp_save_opts save;
     size_t fails_at;
+    int fails_on; /* a rank */
 } job;
 
 static fsdp_status save_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     job *what = user;
     waved self;
-    build(&self, what->fails_at);
+    build(&self, fsdp_ctl_rank(ctl) == what->fails_on ? what->fails_at : WAVES);
     const fsdp_save_call call = {self.sd, ctl, what->path, &what->save, FSDP_OK, &self.waves};
     fsdp_status status = fsdp_save_begun(&call, err);
     if (status == FSDP_OK && self.waves.entered != WAVES)
@@ -149,13 +150,18 @@ Test(waves, every_kind_of_save_stores_each_tensor_in_its_wave)
     }
 }
 
-Test(waves, a_wave_that_does_not_come_fails_the_save_and_leaves_nothing)
+Test(waves, a_wave_that_does_not_come_on_one_rank_fails_the_save_and_leaves_nothing)
 {
-    const fsdp_save_opts ways[] = {{.kind = FSDP_SHARDED}, {.kind = FSDP_FULL, .compress = true}};
-    for (size_t wave = 0; wave < WAVES; wave++) {
+    const fsdp_save_opts ways[] = {{.kind = FSDP_SHARDED},
+                                   {.kind = FSDP_FULL},
+                                   {.kind = FSDP_FULL, .rank0_writes = true},
+                                   {.kind = FSDP_FULL, .compress = true}};
+    for (size_t i = 0; i < WAVES * RANKS * sizeof ways / sizeof *ways; i++) {
         fsdp_error err = {0};
-        job what = {.save = ways[wave % 2], .fails_at = wave};
-        cr_assert_eq(save(&what, "failed", &err), FSDP_ERR_IO, "wave %zu: %s", wave, err.text);
+        job what = {.save = ways[i / RANKS / WAVES],
+                    .fails_at = i / RANKS % WAVES,
+                    .fails_on = (int)(i % RANKS)};
+        cr_assert_eq(save(&what, "failed", &err), FSDP_ERR_IO, "failure %zu: %s", i, err.text);
         cr_assert(strstr(err.text, "does not come"), "%s", err.text);
         cr_assert_neq(access(what.path, F_OK), 0);
     }
