@@ -85,15 +85,27 @@ static fsdp_status make_copy(const fsdp_host_view *view, fsdp_viewed_block *bloc
                        : fsdp_fail_memory(err, "the host's copy of parameters and optimizers");
 }
 
-fsdp_status fsdp_host_view_load(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err)
+static fsdp_status load(fsdp_host_view *view, bool loads_all, fsdp_stream *stream, fsdp_error *err)
 {
     const fsdp_device_ops *ops = view->device->ops;
     for (size_t i = 0; i < view->count; i++) {
         fsdp_viewed_block *block = &view->blocks[i];
+        if (!loads_all && !block->is_buffers)
+            continue;
         FSDP_TRY(make_copy(view, block, err));
         ops->kernels->copy(stream, block->copy, block->data, block->size);
     }
     return ops->is_host ? FSDP_OK : ops->sync(ops->record(stream), err);
+}
+
+fsdp_status fsdp_host_view_load(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err)
+{
+    return load(view, true, stream, err);
+}
+
+fsdp_status fsdp_host_view_load_buffers(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err)
+{
+    return load(view, false, stream, err);
 }
 
 fsdp_status fsdp_host_view_store(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err)

@@ -34,9 +34,10 @@ const fsdp_viewed_block *fsdp_host_view_find(const fsdp_host_view *view, const v
 /* The host's address of a byte in a block; other addresses, and NULL, stay as they are. */
 void *fsdp_host_view_at(const fsdp_host_view *view, const void *data);
 
-/* Both give the stream copies of all blocks, and the host waits. A load waits without blocks, too: work of
- * the stream may use shards in the host's memory (fsdp_unit_opts.offload). */
+/* The next three give the stream copies of all blocks, or of buffers alone, and the host waits. A load waits
+ * without blocks, too: work of the stream may use shards in the host's memory (fsdp_unit_opts.offload). */
 fsdp_status fsdp_host_view_load(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
+fsdp_status fsdp_host_view_load_buffers(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
 fsdp_status fsdp_host_view_store(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
 
 #endif

@@ -109,14 +109,14 @@ static fsdp_status add_model(state_build *build, bool buffers, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Casts parameters that are stored in another dtype to their declared one. */
+/* Casts buffers that are stored in another dtype to their declared one. */
 static fsdp_status fill_cast(state_build *build, fsdp_error *err)
 {
     const fsdp_state_scope *scope = build->scope;
     const fsdp_state_naming naming = {.prefix = scope->opts.model_prefix, .more = ""};
     FSDP_TRY(fsdp_sd_allocate(build->sd, scope->root->world->rank, err));
     if (scope->is_unviewed)
-        FSDP_TRY(fsdp_root_load_view(scope->root, err));
+        FSDP_TRY(fsdp_root_load_buffers(scope->root, err));
     for (size_t i = 0; i < scope->count; i++) {
         const fsdp_param *param = scope->params[i].param;
         if (!fsdp_state_has(scope, &scope->params[i]) || !fsdp_state_is_cast(param))

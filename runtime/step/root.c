@@ -321,6 +321,13 @@ fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err)
     return fsdp_context_check_comms(root->context, err);
 }
 
+fsdp_status fsdp_root_load_buffers(fsdp_root *root, fsdp_error *err)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    FSDP_TRY(fsdp_host_view_load_buffers(&root->view, compute, err));
+    return fsdp_context_check_comms(root->context, err);
+}
+
 fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err)
 {
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];

@@ -141,6 +141,7 @@ void fsdp_root_wait_copied(const fsdp_root *root, fsdp_stream *stream);
 /* The host's view of shards, buffers and optimizers' state (host_view.h), in the order of the compute stream.
  * fsdp_root_view: the host's address, between a load and a store. */
 fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err);
+fsdp_status fsdp_root_load_buffers(fsdp_root *root, fsdp_error *err);  /* of the view, these alone */
 fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err);
 static inline void *fsdp_root_view(const fsdp_root *root, const void *data)
 {

@@ -28,6 +28,7 @@ typedef struct training_way {
     bool accumulates;   /* two microbatches per step */
     int64_t pool_bytes; /* of saves in the background */
     bool offloads;
+    fsdp_dtype buffer_dtype;
     bool is_wrapped, summons; /* by the FSDP1 face; its gradients are doubled between steps */
     fsdp_wrap_strategy strategy;
     fsdp_wrap_comm_hook hook;
@@ -170,6 +171,7 @@ static fsdp_status wrap(toy *net, const training_way *way, fsdp_error *err)
         .mesh = net->mesh,
         .policy.kind = FSDP_POLICY_ALWAYS,
         .unit = {.strategy = way->strategy, .offload_params = way->offloads},
+        .buffer_dtype = way->buffer_dtype,
         .use_orig_params = true};
     FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
     net->root = fsdp_wrap_root(net->wrap);
@@ -402,6 +404,38 @@ static fsdp_status free_optimizer(toy *net, fsdp_error *err)
     return status;
 }
 
+/* A save of buffers in another dtype brings these to the host, and no other block of its view. */
+static fsdp_status save_cast_buffer(toy *net, fsdp_error *err)
+{
+    const training_way way = {
+        .mesh_shape = {1}, .mesh_ndim = 1, .is_wrapped = true, .buffer_dtype = FSDP_BF16};
+    const int64_t shape[] = {16};
+    fsdp_param *buffer = NULL;
+    fsdp_sd *saved = NULL;
+    fsdp_hash hash;
+    FSDP_TRY(fsdp_model_add(
+        net->model,
+        &(fsdp_param_spec){
+            .name = "mean", .dtype = FSDP_F32, .ndim = 1, .shape = shape, .is_buffer = true},
+        &buffer, err));
+    FSDP_TRY(make(net, &way, err));
+    FSDP_TRY(hash_state(net, &hash, err)); /* loads the view */
+    const fsdp_host_view *view = &net->root->view;
+    for (size_t i = 0; i < view->count; i++)
+        memset(view->blocks[i].copy, 0x3f, view->blocks[i].size);
+    FSDP_TRY(fsdp_root_save(net->root, "cast", NULL, err));
+    for (size_t i = 0; i < view->count; i++)
+        if ((view->blocks[i].copy[0] == 0x3f) == view->blocks[i].is_buffers)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "block %zu: %s", i,
+                             view->blocks[i].is_buffers ? "not loaded" : "loaded");
+    FSDP_TRY(fsdp_load_full("cast", NULL, &saved, err));
+    int64_t at = fsdp_sd_find(saved, FSDP_NAME("model.mean"));
+    const fsdp_entry *mean = at >= 0 ? fsdp_sd_at(saved, (size_t)at) : NULL;
+    bool is_cast = mean && mean->dtype == FSDP_F32;
+    fsdp_sd_free(saved);
+    return is_cast ? FSDP_OK : fsdp_fail(err, FSDP_ERR_INTERNAL, "the buffer is not cast");
+}
+
 static void run_one_rank(fsdp_status (*body)(toy *net, fsdp_error *err), void *user)
 {
     const fake_cudart_plan plan = {.seed = 0};
@@ -497,6 +531,11 @@ Test(device_memory, an_optimizer_that_is_freed_waits_for_the_waves_of_a_save)
 Test(device_memory, a_change_of_a_buffer_waits_for_its_copy)
 {
     run_one_rank(save_buffer, NULL);
+}
+
+Test(device_memory, a_save_of_cast_buffers_brings_only_these_to_the_host)
+{
+    run_one_rank(save_cast_buffer, NULL);
 }
 
 /* A communicator fails before the copy is made: its data is undefined. */
