@@ -46,6 +46,8 @@ typedef struct async_job {
     int64_t step;
     const char *model_prefix, *optim_prefix;
     size_t extra_first; /* entries from here on are the caller's */
+    fsdp_comm **comms;  /* of the world at the call: the program may add others meanwhile */
+    size_t comm_count;
     fsdp_error outcome;
     bool is_returned; /* the outcome, to the program */
 } async_job;
@@ -139,10 +141,9 @@ static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, f
     async_job *job = &saver->job;
     bool has_model = false, is_stale = true;
     fsdp_error failure = {0};
-    const fsdp_context *context = saver->root->context;
     fsdp_status copied = fsdp_waves_reach(fsdp_snapshot_waves(&saver->snapshot), 0, &failure);
-    if (copied == FSDP_OK)
-        copied = fsdp_context_check_comms(context, &failure);
+    for (size_t i = 0; i < job->comm_count && copied == FSDP_OK; i++)
+        copied = fsdp_comm_failure(job->comms[i], &failure);
     failure.status = copied;
     unsigned char mine = MODEL_IS_MISSING;
     if (copied == FSDP_OK) {
@@ -300,6 +301,21 @@ static bool *list_model(async_job *job)
     return is_listed;
 }
 
+/* Communicators whose failures leave undefined data in the memory of the device. */
+static fsdp_status list_comms(async_job *job, const fsdp_context *context, fsdp_error *err)
+{
+    const fsdp_world *world = context->world;
+    if (!context->device->ops->issue) /* calls of the host have returned their failures */
+        return FSDP_OK;
+    job->comms = fsdp_arena_alloc(&job->arena, world->comm_count + 1, sizeof(fsdp_comm *));
+    if (!job->comms)
+        return fsdp_fail_memory(err, "the communicators of a save");
+    for (size_t i = 0; i < world->comm_count; i++)
+        if (world->comms[i]->comm)
+            job->comms[job->comm_count++] = world->comms[i]->comm;
+    return FSDP_OK;
+}
+
 static fsdp_status make_job(fsdp_async_saver *saver, const char *dir,
                             const fsdp_root_save_opts *opts, fsdp_error *err)
 {
@@ -308,8 +324,9 @@ static fsdp_status make_job(fsdp_async_saver *saver, const char *dir,
     const fsdp_root_save_opts *given = opts ? opts : &none;
     if (!dir)
         return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_async_save: 'dir' is NULL");
-    FSDP_TRY(keep_options(job, dir, given, err));
     fsdp_root *root = saver->root;
+    FSDP_TRY(keep_options(job, dir, given, err));
+    FSDP_TRY(list_comms(job, root->context, err));
     FSDP_TRY(fsdp_root_saved_state(root, given, &job->sd, err));
     job->extra_first = fsdp_sd_count(job->sd) - (given->extra ? fsdp_sd_count(given->extra) : 0);
     saver->report.bytes = fsdp_snapshot_bytes(job->sd, saver->world->rank);
@@ -443,8 +460,11 @@ static fsdp_status prepare_saver(fsdp_async_saver *saver, fsdp_error *err)
 {
     fsdp_sd *sd = NULL;
     if (saver->opts.pool_bytes < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_async_opts: pool_bytes is %lld, and negative",
-                         (long long)saver->opts.pool_bytes);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "fsdp_async_opts: pool_bytes is %lld; give the bytes of the pool, or 0 for the "
+            "whole state",
+            (long long)saver->opts.pool_bytes);
     saver->all_equal = fsdp_alloc((size_t)saver->world->size, sizeof *saver->all_equal);
     if (!saver->all_equal)
         return fsdp_fail_memory(err, "a saver");

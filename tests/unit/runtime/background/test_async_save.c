@@ -305,6 +305,21 @@ static fsdp_status refuse_null(toy *net, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status refuse_pool(toy *net, fsdp_error *err)
+{
+    const fsdp_async_opts opts = {.pool_bytes = -1};
+    fsdp_async_saver *saver = NULL;
+    EXPECT_REFUSAL(fsdp_async_saver_create(net->root, &opts, &saver, why),
+                   "pool_bytes is -1; give");
+    EXPECT(!saver);
+    return FSDP_OK;
+}
+
+Test(async_save, a_negative_pool_is_refused)
+{
+    run_on(NULL, refuse_pool, "cpu");
+}
+
 Test(async_save, null_is_refused)
 {
     run_on(NULL, refuse_null, "cpu");
