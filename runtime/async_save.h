@@ -1,6 +1,7 @@
 /*
  * Saving while training goes on. A saver copies the state of a root into memory that it keeps, and a thread
- * of its own writes the copy: the training stops for one copy of this rank's shards.
+ * of its own writes the copy: the training stops for one copy of this rank's shards. On a GPU a stream makes
+ * the copy, and the training stops only before it changes the state.
  *
  *   FSDP_TRY(fsdp_async_saver_create(root, NULL, &saver, err));             after the optimizers
  *   ...
@@ -39,10 +40,10 @@ typedef struct fsdp_async_opts {
                                 * Saves without step are not compared */
     bool keep_priority;        /* otherwise the threads of saves are nicer (19) than the program's */
     int64_t pool_bytes;        /* of a GPU's state at most so much is in the host's memory at once; 0: all.
-                                * The state comes in waves, and the next optimizer step waits until the last
-                                * wave is on its way and the others are written. The pool is larger where it
-                                * must hold the largest tensor twice, and what is copied at once: memory of
-                                * the host, and buffers */
+                                * The state comes in waves, and the next call that changes or frees it (an
+                                * optimizer's step) waits until the last wave is on its way and the others
+                                * are written. The pool is larger where it must hold the largest tensor
+                                * twice, and what is copied at once: memory of the host, and buffers */
 } fsdp_async_opts;
 
 /* The outcome of the last save that was started. */
@@ -73,7 +74,7 @@ FSDP_API void fsdp_async_saver_free(fsdp_async_saver *saver);
  * Collective, between steps. fsdp_root_save of a copy. opts are those of fsdp_root_save and are copied; what
  * watch and access point to lives until the save has ended; save.threads 0 is 1 here. Waits for the save
  * before and, if that failed, returns its failure and saves nothing: call again. Otherwise it returns when
- * the copy is made on all ranks, or the failure that prevents the save.
+ * the copy is made, or a GPU's stream has it to make, on all ranks; or the failure that prevents the save.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
                                                   const fsdp_root_save_opts *opts, fsdp_error *err);

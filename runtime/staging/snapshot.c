@@ -286,7 +286,7 @@ static unsigned char *place_in_wave(fsdp_snapshot *snapshot, size_t i, int64_t b
     return place;
 }
 
-/* Buffers are copied by the stream, too: what changes them next waits. */
+/* Buffers are copied by the stream, too: the stream `changes` waits for their copies. */
 static void copy_at_once(fsdp_snapshot *snapshot, const fsdp_snapshot_take *take, void *to,
                          const fsdp_entry *entry)
 {

@@ -13,8 +13,8 @@
 
 typedef struct fsdp_waves {
     void *context;
-    /* Waits until the tensors of this wave can be read. The save reads no earlier wave any more. The save's
-     * thread calls it. */
+    /* Waits until the tensors of this wave can be read. The save has read all earlier waves. The save's
+     * thread calls it; after a failure the same wave may be entered again. */
     fsdp_status (*enter)(void *context, size_t number, fsdp_error *err);
     const size_t *first;       /* entry of each wave, ascending from 0 */
     size_t count;
@@ -25,7 +25,8 @@ typedef struct fsdp_waves {
 size_t fsdp_waves_find(const fsdp_waves *waves, size_t entry);
 /* Enters all waves up to that of the entry. Accepts NULL. */
 fsdp_status fsdp_waves_reach(fsdp_waves *waves, size_t entry, fsdp_error *err);
-/* Enters the rest: their memory is given to nobody who waits for it. Accepts NULL. */
+/* Enters the rest, of which this rank writes nothing: a wait for the last wave need not last until the save
+ * ends. Accepts NULL. */
 fsdp_status fsdp_waves_finish(fsdp_waves *waves, fsdp_error *err);
 
 #endif
