@@ -311,6 +311,45 @@ static fsdp_status save_twice(toy *net, fsdp_error *err)
     return status;
 }
 
+/* A second saver has copied the state while the copy of the first one is late. */
+static fsdp_status save_beside(toy *net, fsdp_async_saver *saver, fsdp_error *err)
+{
+    fsdp_async_saver *second = NULL;
+    FSDP_TRY(fsdp_async_save(saver, "first", NULL, err));
+    FSDP_TRY(microbatch(net, 0, 1, err));
+    FSDP_TRY(close_gate(net, err));
+    FSDP_TRY(fsdp_async_save(saver, "late", NULL, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &second, err));
+    fsdp_status status = fsdp_async_save(second, "beside", NULL, err);
+    if (status == FSDP_OK)
+        status = fsdp_async_save_wait(second, NULL, err);
+    if (status == FSDP_OK)
+        status = fsdp_optim_step(net->optim, err);
+    usleep(20000); /* a step that does not wait would be done now */
+    atomic_store(&is_gate_open, true);
+    fsdp_async_saver_free(second);
+    return status == FSDP_OK ? fsdp_async_save_wait(saver, NULL, err) : status;
+}
+
+static fsdp_status save_by_two(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_hash before, late = {0}, beside = {0};
+    FSDP_TRY(make(net, &(training_way){.mesh_shape = {1}, .mesh_ndim = 1}, err));
+    FSDP_TRY(hash_state(net, &before, err));
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    fsdp_status status = save_beside(net, saver, err);
+    if (status == FSDP_OK)
+        status = load(net, "late", &late, err);
+    if (status == FSDP_OK)
+        status = load(net, "beside", &beside, err);
+    fsdp_async_saver_free(saver);
+    if (status == FSDP_OK && (memcmp(&before, &late, sizeof before) != 0 ||
+                              memcmp(&before, &beside, sizeof before) != 0))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a save has values of the step behind it");
+    return status;
+}
+
 /* As a forward does that keeps statistics, right behind the call. */
 static void count_in_buffer(toy *net, fsdp_param *buffer)
 {
@@ -521,6 +560,11 @@ Test(device_memory, other_values_wait_for_the_copy_of_a_save)
 Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
 {
     run_one_rank(save_twice, NULL);
+}
+
+Test(device_memory, an_optimizer_waits_for_the_copies_of_two_savers)
+{
+    run_one_rank(save_by_two, NULL);
 }
 
 Test(device_memory, an_optimizer_that_is_freed_waits_for_the_waves_of_a_save)
