@@ -10,6 +10,7 @@
 #include "tests/unit/runtime/expect_toy.h"
 #include <fsdp/async_save.h>
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -475,6 +476,53 @@ static fsdp_status save_cast_buffer(toy *net, fsdp_error *err)
     return is_cast ? FSDP_OK : fsdp_fail(err, FSDP_ERR_INTERNAL, "the buffer is not cast");
 }
 
+/* The first save fails between two waves, and a step waits for it; the second one stores what it left. */
+static fsdp_status save_on_full_disk(toy *net, fsdp_async_saver *saver, fsdp_io *full,
+                                     fsdp_error *err)
+{
+    const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1};
+    const fsdp_root_save_opts opts = {.save.access.disk = (void *)full};
+    fsdp_error why = {0};
+    fsdp_hash before, loaded;
+    double norm;
+    FSDP_TRY(fsdp_async_save(saver, "full", &opts, err));
+    FSDP_TRY(step(net, &way, &norm, err));
+    if (fsdp_async_save_wait(saver, NULL, &why) != FSDP_ERR_NO_SPACE)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "it ended so: %.200s", why.text);
+    FSDP_TRY(hash_state(net, &before, err));
+    FSDP_TRY(fsdp_async_save(saver, "next", NULL, err));
+    FSDP_TRY(fsdp_async_save_wait(saver, NULL, err));
+    FSDP_TRY(load(net, "next", &loaded, err));
+    if (memcmp(&before, &loaded, sizeof before) != 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the save has other values");
+    return FSDP_OK;
+}
+
+/* The saver is freed behind its root. */
+static fsdp_status fail_between_waves(toy *net, fsdp_error *err)
+{
+    const fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PWRITE,
+                                  .at = 3,
+                                  .forever = true,
+                                  .action = FSDP_FAULT_ERRNO,
+                                  .errnum = ENOSPC};
+    fsdp_async_saver *saver = NULL;
+    fsdp_io *full = NULL;
+    FSDP_TRY(make(net, &(training_way){.mesh_shape = {1}, .mesh_ndim = 1}, err));
+    FSDP_TRY(fsdp_io_fault_create(NULL, &plan, &full, err));
+    fsdp_status status =
+        fsdp_async_saver_create(net->root, &(fsdp_async_opts){.pool_bytes = 1}, &saver, err);
+    if (status == FSDP_OK)
+        status = save_on_full_disk(net, saver, full, err);
+    fsdp_optim_free(net->optim);
+    fsdp_root_free(net->root);
+    net->optim = NULL;
+    net->root = NULL;
+    fsdp_async_saver_free(saver);
+    fsdp_io_fault_free(full);
+    return status;
+}
+
 static void run_one_rank(fsdp_status (*body)(toy *net, fsdp_error *err), void *user)
 {
     const fake_cudart_plan plan = {.seed = 0};
@@ -570,6 +618,11 @@ Test(device_memory, an_optimizer_waits_for_the_copies_of_two_savers)
 Test(device_memory, an_optimizer_that_is_freed_waits_for_the_waves_of_a_save)
 {
     run_one_rank(free_optimizer, NULL);
+}
+
+Test(device_memory, a_save_that_fails_between_waves_lets_the_step_go_on)
+{
+    run_one_rank(fail_between_waves, NULL);
 }
 
 Test(device_memory, a_change_of_a_buffer_waits_for_its_copy)
