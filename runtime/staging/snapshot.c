@@ -64,8 +64,7 @@ static fsdp_status plan_pool(const fsdp_snapshot *snapshot, const fsdp_sd *sd, i
     bool is_one_wave = snapshot->opts.most == 0 || moved <= 2 * half;
     *plan_out = (fsdp_snapshot_plan){.at_once = at_once,
                                      .half = is_one_wave ? moved : half,
-                                     .room = is_one_wave ? all : at_once + 2 * half,
-                                     .is_one_wave = is_one_wave};
+                                     .room = is_one_wave ? all : at_once + 2 * half};
     return FSDP_OK;
 }
 

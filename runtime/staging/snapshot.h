@@ -24,7 +24,6 @@
 typedef struct fsdp_snapshot_plan {
     int64_t at_once, half;
     int64_t room;
-    bool is_one_wave;
 } fsdp_snapshot_plan;
 
 /* A tensor that is copied in waves. */
