@@ -214,7 +214,7 @@ typedef struct fsdp_wrap_summon_opts {
  * Collective, between steps. Gathers parameters in the dtype they are stored in, until fsdp_wrap_summon_end:
  * fsdp_param_data has them. unit NULL: the root. Then, each rank's own run of what was changed goes back, and
  * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
- * parameters follow.
+ * parameters follow. Until then no optimizer is made or steps.
  *
  * Refused as in PyTorch, FSDP_ERR_USAGE: rank0_only without discard_changes; with_grads without
  * use_orig_params or with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.

@@ -264,10 +264,20 @@ static fsdp_status set_masters(fsdp_optim *optim, fsdp_error *err)
     return fsdp_root_store_view(optim->root, err);
 }
 
+/* The end of a summoning would write back parameters of before. */
+static fsdp_status refuse_summoned(const fsdp_root *root, const char *what, fsdp_error *err)
+{
+    if (!root->is_summoned)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "full parameters are summoned: call fsdp_wrap_summon_end before %s", what);
+}
+
 static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_optim_group *groups,
                           size_t n, fsdp_optim **optim_out, fsdp_error *err)
 {
     FSDP_TRY(check_groups(groups, n, err));
+    FSDP_TRY(refuse_summoned(root, "making an optimizer", err));
     fsdp_optim *optim = fsdp_alloc(1, sizeof *optim);
     if (!optim)
         return fsdp_fail_memory(err, "an optimizer");
@@ -535,7 +545,7 @@ static fsdp_status step_all(fsdp_optim *optim, fsdp_stream *compute, fsdp_error 
     return FSDP_OK;
 }
 
-/* Reshards first: gathered parameters have values from before the step, and the next forward
+/* Reshards behind it: gathered parameters have values from before the step, and the next forward
  * must gather anew. */
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
@@ -559,6 +569,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the optimizer's step came inside a step: end_backward comes before it");
+    FSDP_TRY(refuse_summoned(root, "the optimizer's step", err));
     FSDP_TRY(fsdp_root_check_reduced(root, "the optimizer's step", err));
     fsdp_world_trace(root->world, "optim_step", -1);
     fsdp_status status = step(optim, err);

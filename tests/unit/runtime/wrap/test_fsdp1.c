@@ -244,6 +244,7 @@ static fsdp_status refuse_summons(toy *net, const net_setup *setup, fsdp_error *
     fsdp_wrap_summon_opts rank0 = {.rank0_only = true}, offload = {.offload_to_cpu = true},
                           grads = {.with_grads = true},
                           both = {.with_grads = true, .offload_to_cpu = true};
+    fsdp_optim *optim = NULL, *late = NULL;
     FSDP_TRY(refuse_summon(net, rank0, "discard_changes", err));
     if (setup->wrap.use_orig_params)
         FSDP_TRY(refuse_summon(net, both, "offload_to_cpu", err));
@@ -252,13 +253,18 @@ static fsdp_status refuse_summons(toy *net, const net_setup *setup, fsdp_error *
     if (setup->wrap.unit.strategy == FSDP_WRAP_NO_SHARD)
         FSDP_TRY(refuse_summon(net, offload, "NO_SHARD", err));
     EXPECT(fsdp_wrap_summon_end(net->wrap, &why) == FSDP_ERR_USAGE);
+    FSDP_TRY(fsdp_sgd_create(net->root, NULL, &optim, err));
     FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, NULL, NULL, err));
     EXPECT(fsdp_wrap_summon_full_params(net->wrap, NULL, NULL, &why) == FSDP_ERR_USAGE);
     EXPECT(fsdp_root_begin_forward(net->root, &why) == FSDP_ERR_USAGE);
     EXPECT(fsdp_unit_unshard(net->unit[0], false, NULL, &why) == FSDP_ERR_USAGE);
+    EXPECT(fsdp_sgd_create(net->root, NULL, &late, &why) == FSDP_ERR_USAGE);
+    EXPECT(fsdp_optim_step(optim, &why) == FSDP_ERR_USAGE && strstr(why.text, "summon_end"));
     FSDP_TRY(fsdp_wrap_summon_end(net->wrap, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    return refuse_summon(net, (fsdp_wrap_summon_opts){0}, "between steps", err);
+    FSDP_TRY(refuse_summon(net, (fsdp_wrap_summon_opts){0}, "between steps", err));
+    fsdp_optim_free(optim);
+    return FSDP_OK;
 }
 
 static fsdp_status refuse_summons_rank(world_rank *rank, fsdp_error *err)
