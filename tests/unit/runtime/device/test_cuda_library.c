@@ -83,7 +83,8 @@ static void make_library(const char *path)
 {
     Dl_info libc;
     make_folders(path);
-    cr_assert(dladdr((void *)fopen, &libc));
+    /* by its name: a program's own address of a function may lie in the program */
+    cr_assert(dladdr(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"), &libc));
     cr_assert_eq(symlink(libc.dli_fname, path), 0);
 }
 
