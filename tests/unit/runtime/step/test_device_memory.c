@@ -243,6 +243,19 @@ static void run(training *job, const char *device)
                  "%d ranks on %s: %s", ranks_of(job->way), device, err.text);
 }
 
+static void run_one_rank(fsdp_status (*body)(toy *net, fsdp_error *err), void *user)
+{
+    const fake_cudart_plan plan = {.seed = 0};
+    fsdp_error err = {0};
+    cr_assert_eq(chdir(dir), 0);
+    fake_cudart_begin(&plan);
+    const toy_case what = {
+        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = body, .user = user};
+    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
+    const char *misuse = fake_cudart_end();
+    cr_assert_null(misuse, "%s", misuse);
+}
+
 /* --- a copy that is late ------------------------------------------------------------------------ */
 
 static atomic_bool is_gate_open;
@@ -523,19 +536,6 @@ static fsdp_status fail_between_waves(toy *net, fsdp_error *err)
     return status;
 }
 
-static void run_one_rank(fsdp_status (*body)(toy *net, fsdp_error *err), void *user)
-{
-    const fake_cudart_plan plan = {.seed = 0};
-    fsdp_error err = {0};
-    cr_assert_eq(chdir(dir), 0);
-    fake_cudart_begin(&plan);
-    const toy_case what = {
-        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = body, .user = user};
-    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
-    const char *misuse = fake_cudart_end();
-    cr_assert_null(misuse, "%s", misuse);
-}
-
 static void take_long(void *closure)
 {
     (void)closure;
@@ -723,14 +723,7 @@ static fsdp_status set_behind_a_forward(toy *net, fsdp_error *err)
 
 Test(device_memory, the_host_sets_offloaded_shards_behind_the_copies_of_a_forward)
 {
-    const fake_cudart_plan plan = {.seed = 0};
-    fsdp_error err = {0};
-    fake_cudart_begin(&plan);
-    const toy_case what = {
-        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = set_behind_a_forward};
-    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
-    const char *misuse = fake_cudart_end();
-    cr_assert_null(misuse, "%s", misuse);
+    run_one_rank(set_behind_a_forward, NULL);
 }
 
 /* --- tests ------------------------------------------------------------------------------------ */
@@ -838,10 +831,5 @@ static fsdp_status refuse_hook(toy *net, fsdp_error *err)
 
 Test(device_memory, an_all_reduce_hook_is_refused_by_name)
 {
-    const fake_cudart_plan plan = {.seed = 0};
-    fsdp_error err = {0};
-    fake_cudart_begin(&plan);
-    const toy_case what = {
-        .mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}, .body = refuse_hook};
-    cr_assert_eq(toy_run_on("cuda", &what, &err), FSDP_OK, "%s", err.text);
+    run_one_rank(refuse_hook, NULL);
 }
