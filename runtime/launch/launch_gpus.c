@@ -39,6 +39,16 @@ static fsdp_status decide_threads(const fsdp_launch_options *options, const fsdp
                      options->comm_name, fsdp_ctl_size(parts->ctl), gpus);
 }
 
+/* Found out before a rank begins to work, and not by its first collective. */
+static fsdp_status refuse_host_transport(const fsdp_launch_options *options, fsdp_error *err)
+{
+    const char *comm = fsdp_comm_choice_name(options->comm);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s %s: it moves memory of the host only, and device '%s' needs --comm nccl, "
+                     "or ranks that are threads and share a GPU (--threads N --device cuda:0)",
+                     options->comm_name, comm, options->device);
+}
+
 fsdp_status fsdp_launch_decide_nccl(const fsdp_launch_options *options,
                                     const fsdp_world_parts *parts, bool *uses_nccl_out,
                                     fsdp_error *err)
@@ -49,6 +59,8 @@ fsdp_status fsdp_launch_decide_nccl(const fsdp_launch_options *options,
         return FSDP_OK;
     if (is_gpu && options->threads > 0)
         return decide_threads(options, parts, uses_nccl_out, err);
-    *uses_nccl_out = is_asked || (is_gpu && options->comm == FSDP_COMM_AUTO);
+    if (is_gpu && !is_asked && options->comm != FSDP_COMM_AUTO)
+        return refuse_host_transport(options, err);
+    *uses_nccl_out = is_asked || is_gpu;
     return FSDP_OK;
 }

@@ -103,7 +103,7 @@ typedef struct fsdp_launch_job {
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport);
 
 /* Collective: whether collectives of the ranks' device go over NCCL, which processes need, and threads that
- * have several GPUs. FSDP_ERR_USAGE: --comm threads cannot do that. */
+ * have several GPUs. FSDP_ERR_USAGE: the --comm that was asked for does not move memory of GPUs. */
 fsdp_status fsdp_launch_decide_nccl(const fsdp_launch_options *options, const fsdp_world_parts *parts,
                                     bool *uses_nccl_out, fsdp_error *err);
 
