@@ -39,12 +39,13 @@ static fsdp_status read_version(void *library, fsdp_nccl *nccl, fsdp_error *err)
     fsdp_nccl_result (*get_version)(int *) =
         (fsdp_nccl_result(*)(int *))dlsym(library, "ncclGetVersion");
     Dl_info where;
-    nccl->path = "libnccl.so.2";
+    const char *named = getenv("FSDP_NCCL_LIB");
+    nccl->path = named && named[0] ? named : "libnccl.so.2";
     if (get_version && dladdr((void *)get_version, &where))
         nccl->path = where.dli_fname;
     if (!get_version || get_version(&nccl->version) != FSDP_NCCL_SUCCESS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s is no NCCL: it does not tell its version",
-                         nccl->path);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s is no NCCL: it does not tell its version; " ADVICE, nccl->path);
     spell_version(nccl->version, nccl->version_text, sizeof nccl->version_text);
     if (nccl->version >= FSDP_NCCL_LEAST)
         return FSDP_OK;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { FIRST_PYTHON = 8, LAST_PYTHON = 19 };
 
@@ -23,15 +24,23 @@ static const char *variable(const char *name)
     return text && text[0] != '\0' ? text : NULL;
 }
 
-static void try_path(search *found, const char *path, const char *file)
+/* Whether the loader has a better reason than that no such file was found; `path` may be a mere name. */
+static bool is_there(const char *path, const char *why)
 {
     char absent[128];
+    if (strchr(path, '/'))
+        return access(path, F_OK) == 0;
+    snprintf(absent, sizeof absent, "%s: cannot open shared object file", path);
+    return !strstr(why, absent);
+}
+
+static void try_path(search *found, const char *path)
+{
     if (found->library)
         return;
     found->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *why = found->library ? NULL : dlerror();
-    snprintf(absent, sizeof absent, "%s: cannot open shared object file", file);
-    if (why && !strstr(why, absent) && !found->broken[0])
+    if (why && !found->broken[0] && is_there(path, why))
         snprintf(found->broken, sizeof found->broken, "%s", why);
 }
 
@@ -42,7 +51,7 @@ static void try_folder(search *found, const char *folder, size_t length, const c
     for (const char *const *file = found->which->files; *file && length > 0; file++)
         if (snprintf(path, sizeof path, "%.*s/%s/%s", (int)length, folder, below, *file) <
             (int)sizeof path)
-            try_path(found, path, *file);
+            try_path(found, path);
 }
 
 static void try_cuda(search *found)
@@ -120,7 +129,7 @@ fsdp_status fsdp_cuda_library_open(const fsdp_cuda_library *which, void **librar
     if (named)
         return open_named(which, named, library_out, err);
     for (const char *const *file = which->files; *file; file++)
-        try_path(&found, *file, *file);
+        try_path(&found, *file);
     try_cuda(&found);
     try_python(&found);
     *library_out = found.library;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define FILE_NAME "libfsdp-of-a-test.so.1"
@@ -186,6 +187,21 @@ Test(cuda_library, a_broken_one_is_not_missing)
     cr_expect(strstr(err.text, broken), "%s", err.text);
     make_library(good);
     cr_expect_eq(open_it(), FSDP_OK, "%s", err.text);
+}
+
+/* Root may read every file, so the test is somebody else meanwhile. */
+Test(cuda_library, one_that_may_not_be_read_is_not_missing)
+{
+    const char *place = "cuda/lib/" FILE_NAME;
+    const bool is_root = geteuid() == 0;
+    make_broken(place);
+    cr_assert_eq(chmod(place, 0), 0);
+    cr_assert_eq(chmod(directory, 0755), 0);
+    cr_assert(!is_root || seteuid(65534) == 0);
+    cr_expect_eq(open_it(), FSDP_ERR_USAGE, "%s", err.text);
+    cr_assert(!is_root || seteuid(0) == 0);
+    cr_expect(strstr(err.text, place) && strstr(err.text, "Permission denied"), "%s", err.text);
+    cr_expect(strstr(err.text, "cannot be loaded"), "%s", err.text);
 }
 
 Test(cuda_library, the_variable_is_the_only_place)
