@@ -1,4 +1,4 @@
-"""Tools name the GPU and NCCL of a machine in --version, or what is missing, and --device cuda ends with that.
+"""Tools name the GPU and NCCL of a machine in --version, or what is missing; --device cuda ends with that.
 
 usage: accelerators.py BUILD FAKE_NCCL OLD_FAKE_NCCL
 """

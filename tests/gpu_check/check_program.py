@@ -124,6 +124,21 @@ def check_refusals():
     for arguments in [["--quack"], ["--bytes", "much"], ["--seed", "-1"], ["more"], ["--build"]]:
         run = Run(*arguments)
         expect(run.exit in (2, 3) and run.errors and not run.output, f"{run.text}: exit code {run.exit}")
+    run = Run("--json", "/missing/rows.json")
+    expect(run.exit == 3 and "'/missing/rows.json' (--json)" in run.errors and not run.output,
+           f"{run.text}: exit code {run.exit}: {run.output}{run.errors}")
+    run = Run("--bytes", "64k", "--only", "ceiling/device-copy", "--json", "/dev/full")
+    expect(run.exit == 7 and "'/dev/full' (--json): No space left" in run.errors and "3 passed" in run.output,
+           f"{run.text}: exit code {run.exit}: {run.output}{run.errors}")
+    for name in ["ceiling/nosuch", "training/2-ranks/nosuch", "reload/2-to-3", "collective/1-ranks/sum",
+                 "kernel/foldx", "scenarios/2-ranks/C99", "async-save/nosuch"]:
+        run = Run("--bytes", "64k", "--only", name)
+        expect(run.exit == 2 and f"no row's name begins with '{name}'" in run.errors,
+               f"{run.text}: exit code {run.exit}: {run.output}{run.errors}")
+    run = Run("--bytes", "64k", "--only", "training/2-ranks/adamw-b")
+    run.expect_end(0)
+    expect([name for name in run.rows if not name.startswith("ceiling/")] == ["training/2-ranks/adamw-bf16"],
+           f"{run.text}: {run.output}")
     for name in ["nosuch", "kernel/nosuch"]:
         run = Run("--only", name)
         expect(run.exit == 2 and not run.output, f"{run.text}: exit code {run.exit}: {run.output}")

@@ -82,6 +82,8 @@ typedef struct gpu_check {
 
 /* The next row; named as printf does. It has passed until something fails. */
 gpu_row *gpu_add_row(gpu_results *results, const char *format, ...) FSDP_PRINTF(2, 3);
+/* NULL: --only leaves the row out, and its work need not be done. */
+gpu_row *gpu_add_wanted_row(gpu_results *results, const char *format, ...) FSDP_PRINTF(2, 3);
 void gpu_fail_row(gpu_row *row, const char *format, ...) FSDP_PRINTF(2, 3);
 void gpu_skip_row(gpu_row *row, const char *format, ...) FSDP_PRINTF(2, 3);
 /* `moved` bytes or operations in the time of the row, beside a bound; the goal is that of the table. */
@@ -93,6 +95,8 @@ void gpu_print_heading(const gpu_results *results);
 void gpu_print_row(const gpu_row *row);
 /* "N passed, N failed, N skipped"; true without failures. */
 bool gpu_print_sum(const gpu_results *results);
+/* Whether the file can be written at all, before minutes of checks. */
+fsdp_status gpu_try_json(const char *path, fsdp_error *err);
 fsdp_status gpu_write_json(const gpu_results *results, const char *path, fsdp_error *err);
 
 /* --- processes: check_process.c --------------------------------------------------------------- */

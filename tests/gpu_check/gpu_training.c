@@ -175,7 +175,9 @@ fsdp_status gpu_check_training(gpu_results *results, int ranks, fsdp_error *err)
         train_job host = {.setup = &setups[i]}, device = host;
         if (setups[i].replicas > 0 && ranks % setups[i].replicas != 0)
             continue;
-        gpu_row *row = gpu_add_row(results, "training/%d-ranks/%s", ranks, setups[i].name);
+        gpu_row *row = gpu_add_wanted_row(results, "training/%d-ranks/%s", ranks, setups[i].name);
+        if (!row)
+            continue;
         fsdp_status status = run_job(&host, "cpu", ranks, err);
         if (status == FSDP_OK)
             status = run_job(&device, results->options.device, ranks, err);
@@ -196,7 +198,9 @@ fsdp_status gpu_check_reload(gpu_results *results, int ranks, fsdp_error *err)
     FSDP_TRY(run_job(&saved, results->options.device, ranks, err));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         train_job loaded = {.setup = &setups[0], .load = path};
-        gpu_row *row = gpu_add_row(results, "reload/%d-to-%d-ranks", ranks, others[i]);
+        gpu_row *row = gpu_add_wanted_row(results, "reload/%d-to-%d-ranks", ranks, others[i]);
+        if (!row)
+            continue;
         fsdp_status status = run_job(&loaded, results->options.device, others[i], err);
         if (status == FSDP_OK)
             status = expect_hash(&loaded, saved.hash[0], err);

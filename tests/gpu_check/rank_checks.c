@@ -188,8 +188,10 @@ static void check_collective(gpu_results *results, int ranks, fsdp_collective_ki
     collective_job job = {.results = results, .kind = kind, .name = name};
     gpu_ranks run = {
         .count = ranks, .device = results->options.device, .body = run_collective, .context = &job};
-    gpu_row *row = gpu_add_row(results, "collective/%d-ranks/%s", ranks, name);
+    gpu_row *row = gpu_add_wanted_row(results, "collective/%d-ranks/%s", ranks, name);
     fsdp_error err = {0};
+    if (!row)
+        return;
     row->size = bytes < most ? bytes : most;
     job.count = (int64_t)(row->size / sizeof(float) / ranks);
     fsdp_status status = gpu_ranks_run(&run, &err);
