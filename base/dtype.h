@@ -25,6 +25,8 @@ typedef enum fsdp_dtype {
     FSDP_U64, FSDP_U32, FSDP_U16, FSDP_U8,
     FSDP_BOOL,
     FSDP_C64, FSDP_C128, FSDP_COMPLEX32, FSDP_BCOMPLEX32,
+    FSDP_Q4_0, FSDP_Q4_1, FSDP_Q5_0, FSDP_Q5_1, FSDP_Q8_0, /* ggml's: an element is a block of 32 values, */
+    FSDP_Q2_K, FSDP_Q3_K, FSDP_Q4_K, FSDP_Q5_K, FSDP_Q6_K, /* or of 256; shapes count blocks */
     FSDP_DTYPE_COUNT
 } fsdp_dtype;
 
@@ -38,6 +40,7 @@ typedef enum fsdp_on_overflow {
 typedef struct fsdp_dtype_info {
     fsdp_dtype dtype;
     size_t size;               /* bytes of one element */
+    size_t values;             /* numbers that one element of a block type holds; 1 of all other types */
     bool is_float;             /* a real floating type that fsdp casts from and to */
     const char *name;          /* "f32", in manifests, listings and options */
     const char *torch;         /* "float32", as in torch.float32 */

@@ -1,6 +1,7 @@
 /* fsdp-diff: are two checkpoints the same state, and where not? Largest differences first. */
 #include "tools/ls/ls.h"
 #include "base/text.h"
+#include "base/values_shape.h"
 
 #include <fsdp/diff.h>
 
@@ -278,6 +279,14 @@ static void add_summary(fsdp_text *text, const fsdp_diff_summary *summary,
     fsdp_text_addf(text, ")\n");
 }
 
+/* A shape or a position in it; blocks count as the values that they hold. */
+static void add_numbers(fsdp_text *text, const fsdp_entry *tensor, const int64_t *elements)
+{
+    int64_t values[FSDP_MAX_DIMS];
+    fsdp_dtype_to_values(tensor->dtype, tensor->ndim, elements, values);
+    cli_add_shape(text, tensor->ndim, values);
+}
+
 static void add_entry(fsdp_text *text, const fsdp_entry *entry)
 {
     if (entry->kind == FSDP_ENTRY_VALUE)
@@ -287,14 +296,14 @@ static void add_entry(fsdp_text *text, const fsdp_entry *entry)
     else
         fsdp_text_addf(text, "%s ", fsdp_dtype_name(entry->dtype));
     if (entry->kind == FSDP_ENTRY_TENSOR)
-        cli_add_shape(text, entry->ndim, entry->shape);
+        add_numbers(text, entry, entry->shape);
 }
 
 static void add_data(fsdp_text *text, const fsdp_diff_item *item, const fsdp_entry *tensor)
 {
     fsdp_text_addf(text, "%" PRId64 " of %" PRId64 " elements, max abs %.3g at ", item->differing,
                    item->elements, item->max_abs);
-    cli_add_shape(text, tensor->ndim, item->at);
+    add_numbers(text, tensor, item->at);
     fsdp_text_addf(text, ": %s -> %s", item->from, item->to);
     if (item->bits > 0)
         fsdp_text_addf(text, " (%d of %zu bits differ%s)", item->bits,
@@ -384,7 +393,7 @@ static void add_difference(fsdp_text *text, const diff_options *opts, const fsdp
         add_entry(text, tensor_of(sides[1], item->b));
     } else {
         const fsdp_entry *tensor = tensor_of(sides[0], item->a);
-        cli_add_shape(text, tensor->ndim, tensor->shape);
+        add_numbers(text, tensor, tensor->shape);
         fsdp_text_addf(text, "  ");
         add_data(text, item, tensor);
     }
@@ -428,11 +437,11 @@ static void add_real(fsdp_text *text, double value)
         fsdp_text_addf(text, "{\"float\": \"inf\"}");
 }
 
-static void add_data_json(fsdp_text *text, const fsdp_diff_item *item, int ndim)
+static void add_data_json(fsdp_text *text, const fsdp_diff_item *item, const fsdp_entry *tensor)
 {
     fsdp_text_addf(text, ", \"elements\": %" PRId64 ", \"differing\": %" PRId64 ", \"at\": ",
                    item->elements, item->differing);
-    cli_add_shape(text, ndim, item->at);
+    add_numbers(text, tensor, item->at);
     fsdp_text_addf(text, ", \"a\": \"%s\", \"b\": \"%s\", \"max_abs\": ", item->from, item->to);
     add_real(text, item->max_abs);
     fsdp_text_addf(text, ", \"max_rel\": ");
@@ -466,7 +475,7 @@ static fsdp_status print_json(const diff_options *opts, const diff_list *list,
         if (item->state == FSDP_DIFF_DIFFERS)
             fsdp_text_addf(text, ", \"why\": \"%s\"", item->why ? item->why : "data");
         if (item->state == FSDP_DIFF_DIFFERS && !item->why)
-            add_data_json(text, item, tensor_of(sides[0], item->a)->ndim);
+            add_data_json(text, item, tensor_of(sides[0], item->a));
         else if (is_value(item))
             add_values_json(text, opts, item, sides);
         else if (item->nesting[0])

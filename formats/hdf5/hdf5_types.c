@@ -1,7 +1,8 @@
 /*
  * HDF5 types of dtypes. Other programs see numbers where HDF5 can describe the bits (bf16, f16
  * and e5m2 are IEEE-like); where it cannot, they see bytes and an attribute with the name of the
- * type.
+ * type. Blocks of quantized numbers are opaque types without a tag: libhdf5
+ * converts no tagged type into the one of h5py.
  */
 #include "formats/hdf5/hdf5_types.h"
 
@@ -77,6 +78,16 @@ static hid_t make_type(fsdp_h5_types *types, fsdp_dtype dtype)
     case FSDP_F4_E2M1FN_X2:
     case FSDP_F6_E2M3:
     case FSDP_F6_E3M2: return H5Tcopy(H5T_STD_U8LE);
+    case FSDP_Q4_0:
+    case FSDP_Q4_1:
+    case FSDP_Q5_0:
+    case FSDP_Q5_1:
+    case FSDP_Q8_0:
+    case FSDP_Q2_K:
+    case FSDP_Q3_K:
+    case FSDP_Q4_K:
+    case FSDP_Q5_K:
+    case FSDP_Q6_K: return H5Tcreate(H5T_OPAQUE, fsdp_dtype_size(dtype));
     case FSDP_DTYPE_NONE:
     case FSDP_DTYPE_COUNT: break;
     }
@@ -118,7 +129,7 @@ static bool needs_mark(fsdp_dtype dtype)
     case FSDP_F4_E2M1FN_X2:
     case FSDP_F6_E2M3:
     case FSDP_F6_E3M2: return true;
-    default: return false;
+    default: return fsdp_dtype_describe(dtype) && fsdp_dtype_describe(dtype)->values > 1;
     }
 }
 

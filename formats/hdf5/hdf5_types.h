@@ -10,7 +10,7 @@
 
 typedef struct fsdp_h5_type_bytes {
     size_t size;
-    bool marked;               /* u8 in HDF5; the attribute names the type */
+    bool marked;               /* u8 or opaque in HDF5; the attribute names the type */
     unsigned char bytes[256];  /* the body of a datatype message */
 } fsdp_h5_type_bytes;
 

@@ -1,6 +1,7 @@
 /*
  * Comparing the elements of two buffers: by bits, by value, within tolerances. A complex element is
- * two components of a real type; everything below is said of components.
+ * two components of a real type, and a quantized block is bytes; everything below is said of
+ * components.
  */
 #include "statedict/diff/diff_internal.h"
 
@@ -16,7 +17,10 @@ enum { BLOCK = 1024 };
 
 static fsdp_dtype component_of(fsdp_dtype dtype, int *per_element_out)
 {
-    *per_element_out = 2;
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    *per_element_out = info && info->values > 1 ? (int)info->size : 2;
+    if (info && info->values > 1)
+        return FSDP_U8;
     switch (dtype) {
     case FSDP_C128: return FSDP_F64;
     case FSDP_C64: return FSDP_F32;
@@ -216,7 +220,8 @@ void fsdp_diff_spell(fsdp_dtype dtype, const uint8_t bytes[8], char out[FSDP_DIF
 
 int fsdp_diff_bits(const fsdp_diff_rule *rule, const fsdp_diff_found *found)
 {
-    if (rule->a != rule->b)
+    const fsdp_dtype_info *info = fsdp_dtype_describe(rule->a);
+    if (rule->a != rule->b || (info && info->values > 1))
         return 0;
     return __builtin_popcountll(read_bits(found->from, 8) ^ read_bits(found->to, 8));
 }

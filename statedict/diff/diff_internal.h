@@ -29,7 +29,7 @@ void fsdp_diff_merge(fsdp_diff_found *into, const fsdp_diff_found *found);
 
 /* The element as text that reads back as the same number. */
 void fsdp_diff_spell(fsdp_dtype dtype, const uint8_t bytes[8], char out[FSDP_DIFF_ELEMENT]);
-/* Bits that differ between the elements, 0 when the dtypes do. */
+/* Bits that differ between the elements, 0 when the dtypes do, and for blocks. */
 int fsdp_diff_bits(const fsdp_diff_rule *rule, const fsdp_diff_found *found);
 
 #endif

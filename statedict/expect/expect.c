@@ -1,6 +1,7 @@
 /* The tensors that a model has, compared with a state dict: see expect.h. */
 #include "statedict/expect/expect.h"
 
+#include "base/values_shape.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/sd/layout_internal.h"
 #include <fsdp/checkpoint.h>
@@ -157,8 +158,7 @@ static fsdp_status visit_sd(const fsdp_expect_sd *from, expect_visit visit, void
                                   .dtype = tensor->dtype,
                                   .is_optional = from->may_lack_head &&
                                                  is_head_name(entry->name, entry->name_size)};
-        for (int d = 0; d < tensor->ndim; d++)
-            expected.shape[d] = tensor->shape[d];
+        fsdp_dtype_to_values(tensor->dtype, tensor->ndim, tensor->shape, expected.shape);
         FSDP_TRY(visit(context, &expected, err));
     }
     return visit_names(from, visit, context, err);
@@ -282,20 +282,28 @@ static fsdp_status count_found(void *context, const fsdp_expected *expected, fsd
     return FSDP_OK;
 }
 
-/* Floating dtypes are one kind and all others a second one; a cast within a kind is no fault. */
+static bool counts_as_float(const fsdp_dtype_info *info)
+{
+    return info->is_float || info->values > 1;
+}
+
+/* Floating dtypes, also quantized, are one kind and all others a second one; a cast within a kind is
+ * no fault. */
 static bool is_other_kind(fsdp_dtype a, fsdp_dtype b)
 {
     const fsdp_dtype_info *one = fsdp_dtype_describe(a), *other = fsdp_dtype_describe(b);
-    return one && other && one->is_float != other->is_float;
+    return one && other && counts_as_float(one) != counts_as_float(other);
 }
 
 static bool has_shape(const fsdp_entry *tensor, const fsdp_expected *expected)
 {
     if (expected->ndim < 0)
         return true;
+    int64_t shape[FSDP_MAX_DIMS];
+    fsdp_dtype_to_values(tensor->dtype, tensor->ndim, tensor->shape, shape);
     return tensor->ndim == expected->ndim &&
-           (tensor->ndim == 0 || memcmp(tensor->shape, expected->shape,
-                                        (size_t)tensor->ndim * sizeof *tensor->shape) == 0);
+           (tensor->ndim == 0 ||
+            memcmp(shape, expected->shape, (size_t)tensor->ndim * sizeof *tensor->shape) == 0);
 }
 
 static fsdp_status compare_one(void *context, const fsdp_expected *expected, fsdp_error *err)

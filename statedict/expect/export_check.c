@@ -22,7 +22,7 @@ static void note_shape(export_job *job, const fsdp_expected *expected, const fsd
         return;
     snprintf(job->shape, sizeof job->shape, "'%s' is %s, and there %s",
              fsdp_printable(expected->name, expected->name_size, name, sizeof name),
-             fsdp_shape_text(entry->ndim, entry->shape, own, sizeof own),
+             fsdp_tensor_shape_text(entry, own, sizeof own),
              fsdp_shape_text(expected->ndim, expected->shape, other, sizeof other));
 }
 

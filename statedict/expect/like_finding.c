@@ -50,7 +50,7 @@ fsdp_status fsdp_like_take_fault(void *context, fsdp_expect_fault fault,
     else
         fsdp_like_emit(job->like, FSDP_FINDING_SHAPE, expected->name, expected->name_size,
                        "is %s %s, and '%s' has %s %s", fsdp_dtype_name(entry->dtype),
-                       fsdp_shape_text(entry->ndim, entry->shape, own, sizeof own), wanted,
+                       fsdp_tensor_shape_text(entry, own, sizeof own), wanted,
                        expected->dtype == FSDP_DTYPE_NONE ? "the shape"
                                                           : fsdp_dtype_name(expected->dtype),
                        other);

@@ -53,8 +53,8 @@ static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted,
         memcmp(wanted->shape, stored->shape, (size_t)wanted->ndim * sizeof(int64_t)) != 0) {
         char here[200], there[200];
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has shape %s here and %s in '%s'", name,
-                         fsdp_shape_text(wanted->ndim, wanted->shape, here, sizeof here),
-                         fsdp_shape_text(stored->ndim, stored->shape, there, sizeof there),
+                         fsdp_tensor_shape_text(wanted, here, sizeof here),
+                         fsdp_tensor_shape_text(stored, there, sizeof there),
                          job->checkpoint->path);
     }
     if (wanted->dtype == stored->dtype)

@@ -1,6 +1,8 @@
 /* Lists of names for messages: see names.h. */
 #include "statedict/sd/names.h"
 
+#include "base/values_shape.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,4 +71,11 @@ const char *fsdp_shape_text(int ndim, const int64_t *shape, char *out, size_t ro
     if (used < room)
         snprintf(out + used, room - used, "]");
     return out;
+}
+
+const char *fsdp_tensor_shape_text(const fsdp_entry *tensor, char *out, size_t room)
+{
+    int64_t values[FSDP_MAX_DIMS];
+    fsdp_dtype_to_values(tensor->dtype, tensor->ndim, tensor->shape, values);
+    return fsdp_shape_text(tensor->ndim, values, out, room);
 }

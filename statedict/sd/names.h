@@ -5,6 +5,7 @@
 #include "base/core/mem.h"
 #include <fsdp/status.h>
 #include "base/text.h"
+#include <fsdp/sd.h>
 
 /* Printable names. Zero-initialise. */
 typedef struct fsdp_name_list {
@@ -21,5 +22,7 @@ bool fsdp_names_append(const fsdp_name_list *names, const char *what, fsdp_text 
 
 /* "[3, 4]" */
 const char *fsdp_shape_text(int ndim, const int64_t *shape, char *out, size_t room);
+/* A tensor's shape: blocks count as the values that they hold. */
+const char *fsdp_tensor_shape_text(const fsdp_entry *tensor, char *out, size_t room);
 
 #endif

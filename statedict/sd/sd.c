@@ -214,10 +214,11 @@ static fsdp_status copy_layout(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layo
 
 static fsdp_status check_tensor(const fsdp_tensor *tensor, fsdp_error *err)
 {
-    size_t size = fsdp_dtype_size(tensor->dtype);
-    if (size == 0)
+    const fsdp_dtype_info *info = fsdp_dtype_describe(tensor->dtype);
+    if (!info)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unknown dtype %d", (int)tensor->dtype);
-    FSDP_TRY(fsdp_shape_check(tensor->ndim, tensor->shape, size, err));
+    size_t most = info->values > info->size ? info->values : info->size; /* both are counted */
+    FSDP_TRY(fsdp_shape_check(tensor->ndim, tensor->shape, most, err));
     return fsdp_layout_check(&tensor->layout, tensor->ndim, tensor->shape, err);
 }
 

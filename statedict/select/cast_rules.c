@@ -113,11 +113,13 @@ void fsdp_cast_rules_free(fsdp_cast_rules *rules)
 
 /* --- deciding --------------------------------------------------------------------------------- */
 
-/* A packed float: --dtype applies to it, although casts do not support it, so the rule must
- * fail. */
+/* A packed or quantized float: --dtype applies to it, although casts do not support it, so the
+ * rule must fail. */
 static bool is_packed_float(fsdp_dtype dtype)
 {
-    return dtype == FSDP_F4_E2M1FN_X2 || dtype == FSDP_F6_E2M3 || dtype == FSDP_F6_E3M2;
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    return (info && info->values > 1) || dtype == FSDP_F4_E2M1FN_X2 || dtype == FSDP_F6_E2M3 ||
+           dtype == FSDP_F6_E3M2;
 }
 
 fsdp_dtype fsdp_cast_rules_decide(const fsdp_cast_rules *rules, const char *name, size_t name_size,

@@ -21,7 +21,7 @@ MAY_INCLUDE = {
 # All that a folder may see of another one, where that is less than everything.
 ONLY = {("statedict", "formats"): {"formats/frameworks.h", "formats/shard.h", "formats/source.h",
                                     "formats/target.h"},
-        ("tools", "base"): {"base/text.h", "base/data/json.h"},
+        ("tools", "base"): {"base/text.h", "base/values_shape.h", "base/data/json.h"},
         ("tools", "kernels"): {"kernels/digest.h"},
         ("tools", "runtime"): {"runtime/comm_nccl/nccl_library.h",
                                "runtime/mlp/mlp.h", "runtime/tokens/token_data.h",

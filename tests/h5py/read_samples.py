@@ -56,11 +56,23 @@ def read_types(path):
         for name in ["c64", "c128"]:
             check_equal(f[name][()], FLOATS - 1j * FLOATS, name)
         read_marked(f)
+        read_blocks(f)
         check(f["scalar"].shape == () and f["scalar"][()] == 1.5, "scalar")
         check(f["empty"].shape == (0, 5) and f["empty"][()].size == 0, "empty")
         check(bytes(f["%index"][()]) == b"index", "%index")
         read_names(f)
         check(all(f[name].chunks is None for name in f), "types.h5 is contiguous")
+
+
+BLOCKS = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q2_k": 84, "q3_k": 110, "q4_k": 144,
+          "q5_k": 176, "q6_k": 210}
+
+
+def read_blocks(f):
+    for name, size in BLOCKS.items():
+        check(f[name].dtype == np.dtype(f"V{size}"), f"{name} is {f[name].dtype}")
+        check(f[name].attrs["dtype"].decode() == name, f"{name}: attribute dtype")
+        check([bytes(x)[0] for x in f[name][()].ravel()] == list(range(10)), f"values of {name}")
 
 
 def read_marked(f):

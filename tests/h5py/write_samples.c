@@ -51,7 +51,7 @@ static size_t fill_values(fsdp_dtype dtype, unsigned char *data)
             if (fsdp_dtype_describe(part)->is_float)
                 fsdp_kernels_get()->cast(to, part, &real, FSDP_F32, 1, FSDP_OVERFLOW_INF);
             else
-                memcpy(to, &whole, size);
+                memcpy(to, &whole, size < sizeof whole ? size : sizeof whole);
         }
     }
     return size * VALUES;
@@ -84,7 +84,7 @@ static void write_types(const char *dir)
           &err);
     check(fsdp_h5_close(file, &size, &err), &err);
     for (size_t i = 0; i < n; i++) {
-        unsigned char data[VALUES * 16] = {0};
+        unsigned char data[VALUES * 256] = {0};
         float scalar = 1.5f;
         size_t bytes = i < FSDP_DTYPE_COUNT - 1 ? fill_values(sets[i].dtype, data) : 1;
         data[0] = bytes == 1 ? (unsigned char)i : data[0];

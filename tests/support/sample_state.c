@@ -32,12 +32,19 @@ static uint64_t key_of(const char *name, size_t size, uint64_t seed)
     return key;
 }
 
+enum { LARGEST_ELEMENT = 256 };
+
 static void element_bytes(uint64_t key, int64_t position, fsdp_dtype dtype, unsigned char *bytes)
 {
     uint64_t random[2] = {mix(key + 2 * (uint64_t)position), mix(key + 2 * (uint64_t)position + 1)};
     if (dtype == FSDP_BOOL)
         random[0] &= 1;
-    memcpy(bytes, random, fsdp_dtype_size(dtype));
+    size_t size = fsdp_dtype_size(dtype);
+    for (size_t at = 0; at < size; at += sizeof random) {
+        size_t n = size - at < sizeof random ? size - at : sizeof random;
+        memcpy(bytes + at, random, n);
+        random[0] = mix(random[0] + at);
+    }
 }
 
 /* Writes the elements of a box, or counts the bytes that differ from them. */
@@ -48,7 +55,7 @@ static int64_t visit_box(const fsdp_entry *entry, const fsdp_box *box, uint64_t 
     int64_t differing = 0, count = fsdp_box_count(box), at[FSDP_MAX_DIMS];
     memcpy(at, box->lo, sizeof at);
     for (int64_t i = 0; i < count; i++, data += size) {
-        unsigned char bytes[16];
+        unsigned char bytes[LARGEST_ELEMENT];
         element_bytes(key, fsdp_box_position(entry->ndim, entry->shape, at), entry->dtype, bytes);
         if (fill)
             memcpy(data, bytes, size);

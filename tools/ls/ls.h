@@ -50,8 +50,12 @@ fsdp_status ls_select(ls_listing *listing, fsdp_error *err);
 /* The tensor that an entry is or names; NULL for a value. */
 const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
 
-/* The logical shape: packed six-bit types count elements here, bytes in the checkpoint. */
+/* The logical shape: packed six-bit types and blocks count values here, and bytes and blocks in the
+ * checkpoint. */
 void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS]);
+
+/* A box of a tensor, in values as ls_shape counts blocks. */
+fsdp_box ls_box(const fsdp_entry *tensor, const fsdp_box *box);
 
 /* The layout of entry `number` in words: "shard dim 0 (288 per rank)", "replicated", ... */
 void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);

@@ -77,8 +77,9 @@ fsdp_status ls_print_long(ls_listing *listing, fsdp_text *text)
 /* --- shards ----------------------------------------------------------------------------------- */
 
 /* "[0:288, 0:768]" */
-static void add_box(fsdp_text *text, const fsdp_box *box)
+static void add_box(fsdp_text *text, const fsdp_entry *tensor, const fsdp_box *stored)
 {
+    const fsdp_box shown = ls_box(tensor, stored), *box = &shown;
     fsdp_text_add(text, "[", 1);
     for (int d = 0; d < box->ndim; d++)
         fsdp_text_addf(text, "%s%" PRId64 ":%" PRId64, d > 0 ? ", " : "", box->lo[d],
@@ -118,7 +119,7 @@ static void add_ranks(fsdp_text *text, const fsdp_entry *tensor, int first, int 
         fsdp_box box;
         fsdp_layout_box_at(&tensor->layout, tensor->ndim, tensor->shape, first, i, &box);
         fsdp_text_add(text, " ", 1);
-        add_box(text, &box);
+        add_box(text, tensor, &box);
     }
     fsdp_text_add(text, "\n", 1);
 }
@@ -138,7 +139,7 @@ static void add_places(fsdp_text *text, const ls_listing *listing, size_t number
         fsdp_text_addf(text, "  ");
         cli_add_message(text, file.name);
         fsdp_text_addf(text, "  %10s  ", cli_bytes(size, bytes));
-        add_box(text, &box);
+        add_box(text, tensor, &box);
         fsdp_text_add(text, "\n", 1);
     }
 }

@@ -119,6 +119,7 @@ static void add_boxes(fsdp_text *text, const ls_listing *listing, const fsdp_ent
         for (size_t i = 0; i < boxes; i++) {
             fsdp_box box;
             fsdp_layout_box_at(&tensor->layout, tensor->ndim, tensor->shape, rank, i, &box);
+            box = ls_box(tensor, &box);
             fsdp_text_addf(text, "%s{\"rank\": %d, \"offset\": ", is_first ? "" : ", ", rank);
             add_numbers(text, box.ndim, box.lo);
             fsdp_text_addf(text, ", \"shape\": ");
@@ -140,6 +141,7 @@ static void add_places(fsdp_text *text, const ls_listing *listing, size_t number
          i++) {
         fsdp_checkpoint_file file;
         fsdp_checkpoint_file_at(listing->checkpoint, in, &file);
+        box = ls_box(fsdp_sd_at(listing->sd, number), &box);
         fsdp_text_addf(text, "%s{\"file\": ", i > 0 ? ", " : "");
         fsdp_text_add_json_shown(text, file.name, strlen(file.name));
         fsdp_text_addf(text, ", \"offset\": ");

@@ -277,7 +277,8 @@ typedef struct group {
 static void count_tensor(group *into, const fsdp_entry *tensor)
 {
     into->tensors++;
-    into->elements += fsdp_shape_count(tensor->ndim, tensor->shape);
+    into->elements += fsdp_shape_count(tensor->ndim, tensor->shape) *
+                      (int64_t)fsdp_dtype_describe(tensor->dtype)->values;
     into->bytes += fsdp_entry_bytes(tensor);
     for (int i = 0; i < into->dtype_count; i++)
         if (into->dtypes[i] == tensor->dtype)

@@ -1,6 +1,7 @@
 /* Values as listings spell them (docs/man/fsdp-ls.1.scd): JSON. fsdp-diff shows values in the same way. */
 #include "tools/ls/ls.h"
 #include "base/text.h"
+#include "base/values_shape.h"
 
 #include "kernels/digest.h"
 
@@ -11,10 +12,17 @@
 void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS])
 {
     bool six_bits = tensor->dtype == FSDP_F6_E2M3 || tensor->dtype == FSDP_F6_E3M2;
-    for (int d = 0; d < tensor->ndim; d++)
-        shape_out[d] = tensor->shape[d];
+    fsdp_dtype_to_values(tensor->dtype, tensor->ndim, tensor->shape, shape_out);
     if (six_bits && tensor->ndim > 0)
         shape_out[tensor->ndim - 1] = shape_out[tensor->ndim - 1] / 3 * 4;
+}
+
+fsdp_box ls_box(const fsdp_entry *tensor, const fsdp_box *box)
+{
+    fsdp_box shown = *box;
+    fsdp_dtype_to_values(tensor->dtype, box->ndim, box->lo, shown.lo);
+    fsdp_dtype_to_values(tensor->dtype, box->ndim, box->len, shown.len);
+    return shown;
 }
 
 static void add_hex_digest(fsdp_text *text, const void *data, size_t size)

@@ -1,5 +1,5 @@
 /* The table of element types: every name leads back to its type, sizes and names are those known. */
-#include <fsdp/dtype.h>
+#include "base/values_shape.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -56,7 +56,9 @@ Test(dtype, stored_numbers_sizes_and_names_stay)
         {"i64", 8},        {"i32", 4},          {"i16", 2},         {"i8", 1},
         {"u64", 8},        {"u32", 4},          {"u16", 2},         {"u8", 1},
         {"bool", 1},       {"c64", 8},          {"c128", 16},       {"complex32", 4},
-        {"bcomplex32", 4},
+        {"bcomplex32", 4}, {"q4_0", 18},        {"q4_1", 20},       {"q5_0", 22},
+        {"q5_1", 24},      {"q8_0", 34},        {"q2_k", 84},       {"q3_k", 110},
+        {"q4_k", 144},     {"q5_k", 176},       {"q6_k", 210},
     };
     size_t count = sizeof stored / sizeof *stored;
     cr_assert_geq(FSDP_DTYPE_COUNT - 1, (int)count);
@@ -64,6 +66,30 @@ Test(dtype, stored_numbers_sizes_and_names_stay)
         cr_assert_str_eq(fsdp_dtype_name((fsdp_dtype)(i + 1)), stored[i].name);
         cr_assert_eq(fsdp_dtype_size((fsdp_dtype)(i + 1)), stored[i].size, "%s", stored[i].name);
     }
+}
+
+Test(dtype, only_blocks_hold_several_values)
+{
+    for (int i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe((fsdp_dtype)i);
+        bool is_k = i >= FSDP_Q2_K && i <= FSDP_Q6_K, is_block = i >= FSDP_Q4_0 && i <= FSDP_Q8_0;
+        cr_assert_eq(info->values, is_k ? 256 : is_block ? 32 : 1, "%s", info->name);
+    }
+}
+
+Test(dtype, shapes_of_blocks_are_shown_in_values)
+{
+    const int64_t shape[] = {3, 5}, far[] = {2, INT64_MAX / 16};
+    int64_t shown[2];
+    fsdp_dtype_to_values(FSDP_F32, 2, shape, shown);
+    cr_assert_arr_eq(shown, shape, sizeof shape);
+    fsdp_dtype_to_values(FSDP_Q8_0, 2, shape, shown);
+    cr_assert(shown[0] == 3 && shown[1] == 160);
+    fsdp_dtype_to_values(FSDP_Q4_K, 2, shape, shown);
+    cr_assert(shown[0] == 3 && shown[1] == 1280);
+    fsdp_dtype_to_values(FSDP_Q4_K, 2, far, shown);
+    cr_assert(shown[0] == 2 && shown[1] == INT64_MAX, "too many for 64 bits");
+    fsdp_dtype_to_values(FSDP_Q8_0, 0, NULL, shown);
 }
 
 static bool is_same(const char *a, const char *b)

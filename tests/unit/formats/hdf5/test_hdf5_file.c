@@ -90,7 +90,8 @@ Test(hdf5_file, bytes_written_at_the_offset_are_the_dataset_of_every_dtype)
                              &err));
     cr_assert_eq(index_offset, -1);
     ASSERT_OK(fsdp_h5_close(file, &size, &err));
-    unsigned char data[COUNT * 16], back[COUNT * 16];
+    enum { LARGEST = 256 };
+    unsigned char data[COUNT * LARGEST], back[COUNT * LARGEST];
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < SETS; i++) {
             size_t bytes = COUNT * fsdp_dtype_size(sets[i].dtype);

@@ -301,9 +301,10 @@ static void round_trip(int number)
 {
     int64_t shape[4];
     int ndim = 1 + (int)below(4);
-    for (int d = 0; d < ndim; d++)
-        shape[d] = 1 + below(ndim == 1 ? 9000 : 24);
     fsdp_dtype dtype = (fsdp_dtype)(1 + below(FSDP_DTYPE_COUNT - 1));
+    bool is_block = fsdp_dtype_describe(dtype)->values > 1;
+    for (int d = 0; d < ndim; d++)
+        shape[d] = 1 + below(ndim == 1 ? 9000 : is_block ? 9 : 24);
     fsdp_shard_dataset dataset = {
         .name = "t", .name_size = 1, .dtype = dtype, .ndim = ndim, .shape = shape};
     fsdp_box whole = fsdp_box_whole(ndim, shape);

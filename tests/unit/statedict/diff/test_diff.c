@@ -107,6 +107,22 @@ Test(diff, a_complex_element_counts_once)
     cr_assert_eq(found.at, 0);
 }
 
+Test(diff, a_quantized_block_counts_once)
+{
+    uint8_t a[3 * 34] = {0}, b[3 * 34] = {0};
+    char text[FSDP_DIFF_ELEMENT];
+    for (size_t i = 34; i < 68; i++)
+        b[i] = (uint8_t)i;
+    fsdp_diff_found found = compare(FSDP_Q8_0, a, FSDP_Q8_0, b, 3, 0, 0, 0);
+    fsdp_diff_rule rule = {FSDP_Q8_0, FSDP_Q8_0, 0, 0, 0};
+    cr_assert_eq(found.differing, 1);
+    cr_assert_eq(found.at, 1);
+    cr_assert_eq(fsdp_diff_bits(&rule, &found), 0);
+    fsdp_diff_spell(FSDP_Q8_0, found.to, text);
+    cr_assert_str_eq(text, "67", "the byte that differs most");
+    cr_assert_eq(compare(FSDP_Q8_0, a, FSDP_Q8_0, a, 3, 0, 0, 0).differing, 0);
+}
+
 Test(diff, large_integers_are_told_apart)
 {
     const int64_t a[] = {INT64_MAX, 0, INT64_MIN}, b[] = {INT64_MAX - 1, 0, INT64_MIN};
