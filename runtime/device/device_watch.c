@@ -10,6 +10,7 @@
 #include "base/core/mem.h"
 #include "runtime/device/device.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* Queues are much shorter than POINTS, so that the work before an overwritten point is done. */
@@ -45,7 +46,8 @@ typedef struct watched_device {
     uint64_t tickets[MOST_STREAMS]; /* of freed streams */
     watched_block *blocks;
     size_t count, room;
-    fsdp_error error; /* the first */
+    fsdp_error error;        /* the first; the program's thread alone writes it, before ... */
+    _Atomic bool has_failed; /* ... this, since the thread of a save reads it, too */
 } watched_device;
 
 static watched_device *device_of(const fsdp_stream *stream)
@@ -277,11 +279,21 @@ static bool is_reached(fsdp_event event)
     return !point || of(event.stream)->inner->device->ops->is_reached(point->event);
 }
 
-static fsdp_status own_error(const watched_device *device, fsdp_error *err)
+static fsdp_status own_error(watched_device *device, fsdp_error *err)
 {
-    if (device->error.status != FSDP_OK && err)
+    if (!atomic_load(&device->has_failed))
+        return FSDP_OK;
+    if (err)
         *err = device->error;
     return device->error.status;
+}
+
+static void keep_error(watched_device *device, const fsdp_error *found)
+{
+    if (atomic_load(&device->has_failed))
+        return;
+    device->error = *found;
+    atomic_store(&device->has_failed, true);
 }
 
 static fsdp_status check(fsdp_stream *head, fsdp_error *err)
@@ -320,7 +332,9 @@ static void own(fsdp_stream *head, const void *data, size_t size)
     watched_block *block = find_block(device, data);
     if (!block) {
         if (!fsdp_grow(&device->blocks, &device->room, device->count + 1, sizeof *device->blocks)) {
-            (void)fsdp_fail_memory(&device->error, "the records of --check");
+            fsdp_error missing = {0};
+            (void)fsdp_fail_memory(&missing, "the records of --check");
+            keep_error(device, &missing);
             return;
         }
         block = &device->blocks[device->count++];
@@ -338,11 +352,13 @@ static void use(fsdp_stream *head, const void *data)
         return;
     block->used[stream->index] = stream->reached[stream->index] + 1;
     const watched_stream *owner = block->owner;
-    if (owner != stream && stream->reached[owner->index] < block->since &&
-        device->error.status == FSDP_OK)
-        (void)fsdp_fail(&device->error, FSDP_ERR_INTERNAL,
-                        "stream %s uses %zu bytes of stream %s without waiting for their last use",
-                        stream->head.name, block->size, owner->head.name);
+    if (owner == stream || stream->reached[owner->index] >= block->since)
+        return;
+    fsdp_error early = {0};
+    (void)fsdp_fail(&early, FSDP_ERR_INTERNAL,
+                    "stream %s uses %zu bytes of stream %s without waiting for their last use",
+                    stream->head.name, block->size, owner->head.name);
+    keep_error(device, &early);
 }
 
 static void disown(fsdp_stream *head, const void *data)
@@ -352,12 +368,15 @@ static void disown(fsdp_stream *head, const void *data)
     if (!block)
         return;
     const watched_stream *owner = block->owner;
-    for (int i = 0; i < MOST_STREAMS; i++)
-        if (device->streams[i] && block->used[i] > owner->reached[i] &&
-            device->error.status == FSDP_OK)
-            (void)fsdp_fail(&device->error, FSDP_ERR_INTERNAL,
-                            "%zu bytes of stream %s are freed while stream %s may use them",
-                            block->size, owner->head.name, device->streams[i]->head.name);
+    for (int i = 0; i < MOST_STREAMS; i++) {
+        fsdp_error early = {0};
+        if (!device->streams[i] || block->used[i] <= owner->reached[i])
+            continue;
+        (void)fsdp_fail(&early, FSDP_ERR_INTERNAL,
+                        "%zu bytes of stream %s are freed while stream %s may use them",
+                        block->size, owner->head.name, device->streams[i]->head.name);
+        keep_error(device, &early);
+    }
     *block = device->blocks[--device->count];
 }
 
