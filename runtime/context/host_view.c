@@ -77,23 +77,32 @@ void *fsdp_host_view_at(const fsdp_host_view *view, const void *data)
     return block->copy + ((uintptr_t)data - (uintptr_t)block->data);
 }
 
-static fsdp_status make_copy(const fsdp_host_view *view, fsdp_viewed_block *block, fsdp_error *err)
+static bool is_loaded(const fsdp_viewed_block *block, bool loads_all)
 {
-    if (!block->copy)
-        block->copy = view->device->ops->alloc_staging(view->device, block->size);
-    return block->copy ? FSDP_OK
-                       : fsdp_fail_memory(err, "the host's copy of parameters and optimizers");
+    return loads_all || block->is_buffers;
+}
+
+/* Before the first copy, so that memory to which a stream writes is not given back for want of more. */
+static fsdp_status reserve_copies(const fsdp_host_view *view, bool loads_all, fsdp_error *err)
+{
+    for (size_t i = 0; i < view->count; i++) {
+        fsdp_viewed_block *block = &view->blocks[i];
+        if (is_loaded(block, loads_all) && !block->copy)
+            block->copy = view->device->ops->alloc_staging(view->device, block->size);
+        if (is_loaded(block, loads_all) && !block->copy)
+            return fsdp_fail_memory(err, "the host's copy of parameters and optimizers");
+    }
+    return FSDP_OK;
 }
 
 static fsdp_status load(fsdp_host_view *view, bool loads_all, fsdp_stream *stream, fsdp_error *err)
 {
     const fsdp_device_ops *ops = view->device->ops;
+    FSDP_TRY(reserve_copies(view, loads_all, err));
     for (size_t i = 0; i < view->count; i++) {
-        fsdp_viewed_block *block = &view->blocks[i];
-        if (!loads_all && !block->is_buffers)
-            continue;
-        FSDP_TRY(make_copy(view, block, err));
-        ops->kernels->copy(stream, block->copy, block->data, block->size);
+        const fsdp_viewed_block *block = &view->blocks[i];
+        if (is_loaded(block, loads_all))
+            ops->kernels->copy(stream, block->copy, block->data, block->size);
     }
     return ops->is_host ? FSDP_OK : ops->sync(ops->record(stream), err);
 }
