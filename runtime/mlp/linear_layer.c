@@ -2,6 +2,8 @@
 #include "runtime/mlp/linear_layer.h"
 
 #include "base/core/mem.h"
+#include "runtime/launch/world_internal.h"
+#include "runtime/param/param.h"
 
 /* --- parameters in f32 ------------------------------------------------------------------------ */
 
@@ -25,11 +27,24 @@ static fsdp_status take(fsdp_f32_params *params, int64_t count, float **room_out
     return *room_out ? FSDP_OK : fsdp_fail_memory(err, "parameters in f32");
 }
 
+/* kernels/nn is the host's: it would read and write addresses that are those of a GPU. */
+static fsdp_status expect_host(const fsdp_model *model, fsdp_error *err)
+{
+    const fsdp_device_ops *device = model->world->parts.device->ops;
+    if (device->is_host)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "device '%s': this model computes on the host, which does not reach the "
+                     "memory of a GPU; use --device cpu or cpu-async",
+                     device->name);
+}
+
 fsdp_status fsdp_f32_params_init(fsdp_f32_params *params, fsdp_nn *nn, const fsdp_model *model,
                                  bool casts_grads, fsdp_error *err)
 {
     int64_t most = 0, most_of_bias = 0;
     *params = (fsdp_f32_params){.nn = nn};
+    FSDP_TRY(expect_host(model, err));
     for (size_t i = 0; i < fsdp_model_count(model); i++) {
         const fsdp_param *param = fsdp_model_at(model, i);
         int64_t count = is_cast(param) ? count_of(param) : 0;

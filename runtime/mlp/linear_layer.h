@@ -17,7 +17,8 @@ typedef struct fsdp_f32_params {
     int64_t count;             /* elements of all */
 } fsdp_f32_params;
 
-/* Local, once the root is made. casts_grads: gradients have the dtype of gathered parameters. */
+/* Local, once the root is made. casts_grads: gradients have the dtype of gathered parameters. FSDP_ERR_USAGE
+ * on a device whose memory the host does not reach. */
 FSDP_CHECKED fsdp_status fsdp_f32_params_init(fsdp_f32_params *params, fsdp_nn *nn, const fsdp_model *model,
                                               bool casts_grads, fsdp_error *err);
 void fsdp_f32_params_release(fsdp_f32_params *params);

@@ -2,8 +2,8 @@
  * A multilayer perceptron that is trained in shards: layers y = relu(x W^T + b), the last one without relu;
  * the loss is the mean of (y - t)^2 over this rank's rows and results. fsdp-bench step and tests train it.
  * In: a model, a plan, units, rows; out: parameters and the gradients of a microbatch. The room calls the
- * public headers of the runtime and kernels/nn.h; tools and tests call this header, other models
- * linear_layer.h.
+ * public headers of the runtime and kernels/nn.h, and asks a world where its memory lies; tools and tests
+ * call this header, other models linear_layer.h.
  *
  *   linear_layer.c   parameters in f32; one linear layer, forward and backward
  *   mlp.c            a plan -> parameters, arrays; a microbatch
