@@ -51,8 +51,8 @@ typedef struct nccl_factor {
     double factor;
 } nccl_factor;
 
-/* The source of a failure; told: the others know it. A remote one is NCCL's notice that another rank
- * is gone, whose own reason counts if it comes soon. */
+/* The source of a failure; told: the others know it. A remote one is NCCL's notice that another rank is gone,
+ * without its number: another failure that comes soon replaces it, and only then the group has failed. */
 typedef enum nccl_origin {
     FSDP_NCCL_NO_FAILURE = 0, FSDP_NCCL_TOLD, FSDP_NCCL_REMOTE, FSDP_NCCL_OWN
 } nccl_origin;

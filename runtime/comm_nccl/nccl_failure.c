@@ -39,7 +39,8 @@ fsdp_status fsdp_nccl_fail(const nccl_transport *transport, fsdp_nccl_result res
 void fsdp_nccl_group_fail(nccl_group *group, const fsdp_error *why, nccl_origin origin)
 {
     pthread_mutex_lock(&group->lock);
-    if (group->origin == FSDP_NCCL_NO_FAILURE) {
+    bool is_better = group->origin == FSDP_NCCL_REMOTE && origin != FSDP_NCCL_REMOTE;
+    if (group->origin == FSDP_NCCL_NO_FAILURE || is_better) {
         group->failure = *why;
         group->origin = origin;
     }
@@ -50,7 +51,7 @@ void fsdp_nccl_group_fail(nccl_group *group, const fsdp_error *why, nccl_origin 
 bool fsdp_nccl_group_has_failed(nccl_group *group, fsdp_error *err_out)
 {
     pthread_mutex_lock(&group->lock);
-    bool has_failed = group->origin != FSDP_NCCL_NO_FAILURE;
+    bool has_failed = group->origin != FSDP_NCCL_NO_FAILURE && group->origin != FSDP_NCCL_REMOTE;
     if (has_failed && err_out)
         *err_out = group->failure;
     pthread_mutex_unlock(&group->lock);
@@ -92,9 +93,21 @@ fsdp_nccl_result fsdp_nccl_poll(nccl_group *group)
     return result != FSDP_NCCL_SUCCESS ? result : state;
 }
 
+/* NCCL's notice that another rank is gone becomes the group's failure when the watch knows no better one. */
+static fsdp_nccl_result await_reason(nccl_group *group, fsdp_nccl_result result)
+{
+    fsdp_error why = {0};
+    if (result != FSDP_NCCL_REMOTE_ERROR)
+        return result;
+    (void)fsdp_nccl_fail(group->transport, result, &why);
+    fsdp_nccl_group_fail(group, &why, FSDP_NCCL_REMOTE);
+    return FSDP_NCCL_IN_PROGRESS;
+}
+
 fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_error *err)
 {
     fsdp_error why = {0};
+    result = await_reason(group, result);
     for (unsigned naps = 0; result == FSDP_NCCL_IN_PROGRESS; naps++) {
         if (fsdp_nccl_group_has_failed(group, &why)) {
             if (err)
@@ -106,6 +119,7 @@ fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_err
         if (group->handle)
             result = fsdp_nccl_poll(group);
         pthread_mutex_unlock(&group->calling);
+        result = await_reason(group, result);
     }
     return result == FSDP_NCCL_SUCCESS ? FSDP_OK : fsdp_nccl_fail(group->transport, result, err);
 }

@@ -227,16 +227,18 @@ void fsdp_nccl_judge(nccl_transport *transport)
 
 void fsdp_nccl_judge_alone(nccl_transport *transport, const nccl_beat *mine)
 {
+    const nccl_progress late = progress_of(transport, mine->group, mine->number);
+    if (late.done > mine->number) /* it has ended meanwhile */
+        return;
     pthread_mutex_lock(&transport->lock);
     nccl_group *group = fsdp_nccl_find_group(transport, mine->group);
     if (group) {
         int left = -1;
         for (int i = 0; i < group->comm->size && left < 0; i++)
             left = transport->has_left[group->comm->ranks[i]] ? group->comm->ranks[i] : -1;
-        const fsdp_comm_header header = group->pending[mine->number % FSDP_NCCL_PENDING].header;
         const fsdp_error why =
-            left >= 0 ? describe_missing(transport, left, &header)
-                      : describe_unfinished(transport, transport->base.rank, &header, false);
+            left >= 0 ? describe_missing(transport, left, &late.header)
+                      : describe_unfinished(transport, transport->base.rank, &late.header, false);
         fsdp_nccl_group_fail(group, &why, FSDP_NCCL_OWN);
     }
     pthread_mutex_unlock(&transport->lock);

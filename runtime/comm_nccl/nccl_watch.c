@@ -220,11 +220,22 @@ static void exchange_beats(nccl_transport *transport, const nccl_beat *mine)
 
 /* --- the end of NCCL's communicators -------------------------------------------------------------- */
 
+/* By trying, since ThreadSanitizer does not know pthread_mutex_clocklock. */
+static bool take_right_to_call(nccl_group *group)
+{
+    int64_t until_ms = fsdp_now_ms() + ABORT_WAIT_MS;
+    for (unsigned naps = 0; pthread_mutex_trylock(&group->calling) != 0; naps++) {
+        if (fsdp_now_ms() >= until_ms)
+            return false;
+        fsdp_nccl_nap(naps);
+    }
+    return true;
+}
+
 /* A thread that NCCL does not let go of would hold the right to call for good: abort ends its call, too. */
 static void abort_group(nccl_group *group)
 {
-    struct timespec until = fsdp_timespec(fsdp_now_ms() + ABORT_WAIT_MS);
-    bool is_mine = pthread_mutex_clocklock(&group->calling, CLOCK_MONOTONIC, &until) == 0;
+    bool is_mine = take_right_to_call(group);
     fsdp_nccl_comm handle = group->handle;
     group->handle = NULL;
     if (handle)
@@ -239,17 +250,17 @@ static void end_failed_groups(nccl_transport *transport)
     bool is_whole = atomic_load(&transport->is_whole);
     pthread_mutex_lock(&transport->lock);
     for (nccl_group *group = transport->groups; group; group = group->next) {
-        fsdp_error why = {0};
-        if (!fsdp_nccl_group_has_failed(group, &why))
-            continue;
-        if (group->handle)
-            abort_group(group);
         pthread_mutex_lock(&group->lock);
-        bool is_unknown = group->origin != FSDP_NCCL_TOLD;
-        if (!is_whole)
+        const fsdp_error why = group->failure;
+        const bool is_untold = group->origin == FSDP_NCCL_OWN || group->origin == FSDP_NCCL_REMOTE;
+        if (is_untold && !is_whole)
             group->origin = FSDP_NCCL_TOLD;
         pthread_mutex_unlock(&group->lock);
-        if (is_unknown && !is_whole)
+        if (!fsdp_nccl_group_has_failed(group, NULL))
+            continue; /* also of a remote one: work that is aborted goes on with undefined data */
+        if (group->handle)
+            abort_group(group);
+        if (is_untold && !is_whole)
             fsdp_comm_abort(group->inner, &why);
     }
     pthread_mutex_unlock(&transport->lock);

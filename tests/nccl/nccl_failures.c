@@ -93,6 +93,29 @@ static void notices_a_lost_rank(void)
                FSDP_ERR_PEER, 0, "remote process exited");
 }
 
+/* Rank 1 dies a moment after NCCL of the other ranks has noticed that a rank is gone, without its number. */
+static fsdp_status die_slowly(nccl_rank *rank, fsdp_error *err)
+{
+    const fsdp_error why = {.status = FSDP_ERR_PEER, .rank = 1, .text = "rank 1 died"};
+    const struct timespec moment = {.tv_nsec = 300000000};
+    FSDP_TRY(give_call(rank, err));
+    if (rank->rank == 1) {
+        nanosleep(&moment, NULL);
+        fsdp_comm_abort(((nccl_transport *)rank->transport)->watches, &why);
+    }
+    return call_and_wait(rank, err);
+}
+
+static void names_a_lost_rank(void)
+{
+    for (int noticed_by = 0; noticed_by < RANKS; noticed_by += 2) {
+        plan((fake_nccl_plan){
+            .rank = noticed_by, .async_at = 1, .async_code = FSDP_NCCL_REMOTE_ERROR});
+        expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = die_slowly},
+                   FSDP_ERR_PEER, 1, "rank 1 died");
+    }
+}
+
 /* --- ranks fail ---------------------------------------------------------------------------------- */
 
 static fsdp_status stay_away(nccl_rank *rank, fsdp_error *err)
@@ -181,6 +204,29 @@ static void aborts(void)
 {
     plan((fake_nccl_plan){.rank = -1});
     expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = give_up},
+               FSDP_ERR_NO_SPACE, 2, "the disk is full");
+}
+
+/* The host waits for the stream, in which NCCL's work waits for a rank that gives up. */
+static fsdp_status wait_for_the_stream(nccl_rank *rank, fsdp_error *err)
+{
+    const fsdp_error why = {.status = FSDP_ERR_NO_SPACE, .text = "the disk is full"};
+    const fsdp_device_ops *ops = rank->device->ops;
+    const struct timespec moment = {.tv_nsec = 300000000};
+    if (rank->rank == 2) {
+        nanosleep(&moment, NULL); /* the others have given their work by now */
+        fsdp_comm_abort(rank->comm, &why);
+        return await_failure(rank, err);
+    }
+    FSDP_TRY(give_call(rank, err));
+    (void)!ops->sync(ops->record(rank->stream), NULL);
+    return await_failure(rank, err);
+}
+
+static void ends_work_that_waits(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = wait_for_the_stream},
                FSDP_ERR_NO_SPACE, 2, "the disk is full");
 }
 
@@ -365,10 +411,12 @@ static const test_case cases[] = {
     {"fails_at_a_call", fails_at_a_call},
     {"fails_later", fails_later},
     {"lost_rank", notices_a_lost_rank},
+    {"names_a_lost_rank", names_a_lost_rank},
     {"never_comes", never_comes},
     {"chain", finds_the_end_of_a_chain},
     {"another_call", makes_another_call},
     {"aborts", aborts},
+    {"ends_work_that_waits", ends_work_that_waits},
     {"leaves_with_a_failure", leaves_with_a_failure},
     {"leaves_early", leaves_early},
     {"dies", dies},
