@@ -42,6 +42,7 @@ typedef struct fsdp_framework_row {
                                 * that opens; with {r} a pattern of rank files; ".": the directory itself,
                                 * whose path with "/." is the model without the parts. NULL: nothing can be
                                 * opened */
+    const char *pointer;       /* in place of member: a file whose text is the name of the model */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
     const char *others;        /* what else lies beside the model and is left out; NULL: nothing */

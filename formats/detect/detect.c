@@ -24,7 +24,7 @@
 
 static const fsdp_foreign_format *const formats[] = {
     &fsdp_format_hdf5,  &fsdp_format_safetensors, &fsdp_format_torch, &fsdp_format_dcp,
-    &fsdp_format_ranks, &fsdp_format_npy,         &fsdp_format_npz,
+    &fsdp_format_ranks, &fsdp_format_deepspeed,   &fsdp_format_npy,   &fsdp_format_npz,
 };
 
 enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };
@@ -193,6 +193,7 @@ static const struct named_format {
     {"dcp", &fsdp_format_dcp, false, true},
     {"torch", &fsdp_format_torch, true, true},
     {"ranks", &fsdp_format_ranks, false, true},
+    {"deepspeed", &fsdp_format_deepspeed, false, true},
     {"safetensors", &fsdp_format_safetensors, true, true},
     {"hf", &fsdp_format_safetensors, false, true},
     {"hdf5", &fsdp_format_hdf5, true, false},

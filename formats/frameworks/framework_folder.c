@@ -82,6 +82,34 @@ bool fsdp_folder_is_alone(const char *path)
     return size > 2 && strcmp(path + size - 2, "/.") == 0;
 }
 
+/* The text, less the line ends and spaces behind it, is compared with the names that are there. */
+static const char *find_pointed(const fsdp_folder *folder, const char *text, size_t size)
+{
+    while (size > 0 && strchr(" \t\r\n", text[size - 1]))
+        size--;
+    for (size_t i = 0; i < folder->names.count; i++)
+        if (strlen(folder->names.items[i]) == size &&
+            memcmp(folder->names.items[i], text, size) == 0)
+            return folder->names.items[i];
+    return NULL;
+}
+
+const char *fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row)
+{
+    enum { MOST = 4096 };
+    char *path = fsdp_path_join(folder->path, row->pointer), *text = NULL;
+    size_t size;
+    const char *name = NULL;
+    fsdp_file_kind kind;
+    if (path && fsdp_folder_kind(folder, row->pointer, &kind, NULL) == FSDP_OK &&
+        kind == FSDP_FILE_REGULAR &&
+        fsdp_io_read_file(folder->io, path, MOST, &text, &size, NULL) == FSDP_OK)
+        name = find_pointed(folder, text, size);
+    fsdp_free(text);
+    fsdp_free(path);
+    return name;
+}
+
 const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder)
 {
     for (size_t r = 0; r < fsdp_framework_row_count; r++) {
@@ -89,7 +117,7 @@ const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder)
         bool is_it = true;
         for (int i = 0; i < FSDP_FRAMEWORK_MARKERS && is_it && row->markers[i]; i++)
             is_it = fsdp_folder_find(folder, row->markers[i]) != NULL;
-        if (is_it)
+        if (is_it && (!row->pointer || fsdp_folder_pointed(folder, row)))
             return row;
     }
     return NULL;

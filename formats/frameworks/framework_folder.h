@@ -42,7 +42,9 @@ const char *fsdp_folder_find(const fsdp_folder *folder, const char *list);
 bool fsdp_folder_is_model(const fsdp_framework_row *row);
 /* True for "DIR/.": the model of such a directory without its parts. */
 bool fsdp_folder_is_alone(const char *path);
-/* The first row whose markers are there, or NULL. */
+/* The name in the directory that the row's pointer has as its text; NULL: none. */
+const char *fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row);
+/* The first row whose markers are there, and the name that its pointer has; or NULL. */
 const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
 /* The list of names of steps that the directory has, or NULL. */
 const char *fsdp_folder_steps(const fsdp_folder *folder);

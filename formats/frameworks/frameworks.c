@@ -188,6 +188,10 @@ static fsdp_status find_member(fsdp_folder *folder, const fsdp_framework_row *ro
                                const char **name_out, fsdp_error *err)
 {
     *name_out = NULL;
+    if (row->pointer) {
+        *name_out = fsdp_folder_pointed(folder, row);
+        return FSDP_OK;
+    }
     if (fsdp_folder_is_model(row)) {
         *name_out = fsdp_folder_is_alone(folder->path) ? NULL : row->member;
         return FSDP_OK;

@@ -7,7 +7,9 @@
  *      class of torch, become opaque nodes;
  *   3. two harmless shapes that Python writes are accepted: getattr(ShardedTensor,
  *      "ProcessGroupState"), and functools.partial(getattr(C, "__new__"), C, ...)() with C as in 2;
- *   4. any other call refuses the file.
+ *   4. getattr(ZeroStageEnum, NAME) of DeepSpeed becomes ZeroStageEnum(NUMBER): Python 3.11.0 to 3.11.3
+ *      pickle a member of an enum by its name;
+ *   5. any other call refuses the file.
  */
 #include "formats/pickle/pickle_vm.h"
 #include "base/text.h"
@@ -88,6 +90,27 @@ static bool is_memory_format(const fsdp_pickle_node *name)
            memcmp(name->as.text, prefix, sizeof prefix - 1) == 0;
 }
 
+/* Pushes ZeroStageEnum(number) for the name of a member; *is_member_out false: it is none. */
+static fsdp_status push_zero_stage(pickle_vm *vm, fsdp_node of, fsdp_node name, bool *is_member_out)
+{
+    static const char *const members[] = {"disabled", "optimizer_states", "gradients", "weights"};
+    const fsdp_pickle_node *class_node = node_at(vm, of);
+    size_t number = 0, count = sizeof members / sizeof *members, from = vm->height;
+    *is_member_out = class_node->known == FSDP_KNOWN_FOREIGN &&
+                     strcmp(class_node->as.global->module, "deepspeed.runtime.zero.config") == 0 &&
+                     strcmp(class_node->as.global->name, "ZeroStageEnum") == 0;
+    while (number < count && !is_text(vm, name, members[number]))
+        number++;
+    *is_member_out &= number < count;
+    if (!*is_member_out)
+        return FSDP_OK;
+    FSDP_TRY(pickle_push_int(vm, (int64_t)number));
+    FSDP_TRY(pickle_push_items(vm, FSDP_NODE_TUPLE, from));
+    fsdp_node args = vm->stack[--vm->height];
+    const fsdp_pickle_node node = {.known = FSDP_KNOWN_FOREIGN, .flags = FSDP_NODE_OPAQUE};
+    return pickle_push_call(vm, node, of, args, 0);
+}
+
 /* Accepts getattr where the result is known to be a plain name. */
 static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node args)
 {
@@ -98,6 +121,12 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
     fsdp_pickle_node node = {.known = of->known};
     if (of->known == FSDP_KNOWN_MEMORY_FORMAT && is_memory_format(node_at(vm, name)))
         return pickle_push_call(vm, node, item_of(vm, args, 0), NODE_OF_EMPTY_TUPLE, 0);
+    bool is_member = false;
+    if (!vm->options->is_metadata)
+        FSDP_TRY(push_zero_stage(vm, item_of(vm, args, 0), name, &is_member));
+    if (is_member)
+        return FSDP_OK;
+    of = node_at(vm, item_of(vm, args, 0)); /* a push moves nodes */
     node.known = FSDP_KNOWN_GETATTR;
     if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState") &&
         !vm->options->is_metadata)

@@ -8,6 +8,7 @@ extern const fsdp_foreign_format fsdp_format_hdf5;          /* hdf5_read.c */
 extern const fsdp_foreign_format fsdp_format_safetensors;   /* safetensors_read.c */
 extern const fsdp_foreign_format fsdp_format_torch;         /* torch_read.c */
 extern const fsdp_foreign_format fsdp_format_ranks;         /* ranks_read.c */
+extern const fsdp_foreign_format fsdp_format_deepspeed;     /* deepspeed_read.c */
 extern const fsdp_foreign_format fsdp_format_dcp;           /* dcp_read.c */
 extern const fsdp_foreign_format fsdp_format_npy, fsdp_format_npz;   /* npz_read.c */
 

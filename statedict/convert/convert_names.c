@@ -40,6 +40,7 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
     bool is_model = job->limits && job->limits->for_loaders &&
                     (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
     job->known.paths = job->from->source != NULL;
+    job->known.only_tensors = strcmp(fsdp_checkpoint_describe(job->from)->format, "deepspeed") == 0;
     if (is_model && !job->known.paths)
         read_model_type(job);
     if (!is_model || select->keep_names || select->rename_count > 0)

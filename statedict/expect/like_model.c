@@ -61,7 +61,9 @@ fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_o
     FSDP_TRY(fsdp_checkpoint_resolve(from->path, &open, &opts->watch, &model->path, err));
     FSDP_TRY(fsdp_checkpoint_open(model->path, &open, &model->checkpoint, err));
     bool is_known = from->model_type && from->model_type[0];
+    const char *format = fsdp_checkpoint_describe(model->checkpoint)->format;
     const fsdp_names_known known = {.paths = model->checkpoint->source != NULL,
+                                    .only_tensors = strcmp(format, "deepspeed") == 0,
                                     .model_type = is_known ? from->model_type : NULL};
     FSDP_TRY(fsdp_parts_find(model->checkpoint->manifest.sd, known, NULL, &parts, err));
     fsdp_status st = fsdp_parts_add_rules(&parts, &rules, &count, err);

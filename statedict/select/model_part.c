@@ -169,6 +169,8 @@ fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry)
         return FSDP_PART_MODEL;
     if (fsdp_entry_is_optim(entry, parts->state_is_optim))
         return FSDP_PART_OPTIM;
+    if (entry->kind == FSDP_ENTRY_VALUE && parts->known.only_tensors)
+        return FSDP_PART_STATE;
     const char *label = fsdp_part_label_of(parts, entry, &size);
     if (is_ema(label, size))
         return FSDP_PART_WEIGHTS;

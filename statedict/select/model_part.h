@@ -22,6 +22,7 @@ typedef enum fsdp_part_kind {
 /* Knowledge about the names that the names do not show. */
 typedef struct fsdp_names_known {
     bool paths;                /* entries without a path are nested by default, as other programs nest them */
+    bool only_tensors;         /* the model has no values: those that are there are the trainer's */
     const char *model_type;    /* of the config.json beside the weights; NULL: none */
 } fsdp_names_known;
 

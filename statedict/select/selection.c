@@ -554,8 +554,8 @@ static fsdp_status check_model(const selecting *work, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "%s of the model without one element: the weights are in other files "
-                     "(DeepSpeed's ZeRO-3 keeps them in *_optim_states.pt; its zero_to_fp32.py "
-                     "writes them out); --only all converts what is here",
+                     "(DeepSpeed's ZeRO-3 keeps them in *_optim_states.pt: give the directory); "
+                     "--only all converts what is here",
                      tensors == 1 ? "this is a tensor" : "these are tensors");
 }
 

@@ -7,7 +7,7 @@ ROOMS = {
     "base": [".", "core", "data", "io"],
     "kernels": [".", "bytes", "cast", "train", "nn", "x86", "cuda"],
     "formats": [".", "zip", "source", "target", "pickle", "npy", "hdf5", "hdf5_child", "native",
-                "safetensors", "torch", "ranks", "dcp", "detect", "frameworks"],
+                "safetensors", "torch", "ranks", "deepspeed", "dcp", "detect", "frameworks"],
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "expect",
                   "save", "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "comm_nccl", "launch",

@@ -32,6 +32,8 @@ typedef struct ls_listing {
     size_t count;
     int64_t done, total;       /* bytes of tensors, for progress */
     bool names_tuples;         /* of values: {"tuple": [...]}, where listings have a list */
+    bool plain_dicts;          /* of values: {"lr": 0.1} for a dict with text keys, where listings have
+                                * {"dict": [["lr", 0.1]]} */
     fsdp_error failure;        /* of a tensor inside a value */
 } ls_listing;
 

@@ -58,10 +58,34 @@ static void add_list(ls_listing *listing, fsdp_text *text, const fsdp_value *val
     fsdp_text_addf(text, is_named ? "]}" : "]");
 }
 
+static bool has_text_keys(const fsdp_value *value)
+{
+    for (size_t i = 0; i + 1 < value->as.list.count; i += 2)
+        if (value->as.list.items[i].kind != FSDP_VALUE_STRING)
+            return false;
+    return true;
+}
+
+static void add_plain_dict(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
+{
+    fsdp_text_addf(text, "{");
+    for (size_t i = 0; i + 1 < value->as.list.count; i += 2) {
+        fsdp_text_addf(text, i > 0 ? ", " : "");
+        ls_add_value(listing, text, &value->as.list.items[i]);
+        fsdp_text_addf(text, ": ");
+        ls_add_value(listing, text, &value->as.list.items[i + 1]);
+    }
+    fsdp_text_addf(text, "}");
+}
+
 static void add_dict(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
     if (value->as.list.count == 0) {
         fsdp_text_add(text, "{}", 2);
+        return;
+    }
+    if (listing->plain_dicts && has_text_keys(value)) {
+        add_plain_dict(listing, text, value);
         return;
     }
     fsdp_text_addf(text, "{\"dict\": [");
@@ -92,7 +116,9 @@ static void add_bytes(fsdp_text *text, const fsdp_value *value)
 /* Shows a value that PyTorch stored as a blob by its contents. */
 static bool add_opened(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
-    ls_listing inner = {.options = listing->options, .names_tuples = listing->names_tuples};
+    ls_listing inner = {.options = listing->options,
+                        .names_tuples = listing->names_tuples,
+                        .plain_dicts = listing->plain_dicts};
     fsdp_error err = {0};
     if (fsdp_checkpoint_open_value(value, &inner.checkpoint, &err) != FSDP_OK)
         return false;

@@ -454,6 +454,23 @@ Test(pickle, getattr_of_sharded_tensor_is_a_class)
     cr_expect_eq(PARSE("c__builtin__\ngetattr\ncos\nX\nX\x06\0\0\0system\x86R."), FSDP_ERR_REFUSED);
 }
 
+Test(pickle, getattr_of_a_zero_stage_is_its_number)
+{
+#define STAGE_OF(module, name) \
+    "c__builtin__\ngetattr\nc" module "\nZeroStageEnum\nX\x09\0\0\0" name "\x86R."
+    cr_expect_eq(PARSE(STAGE_OF("deepspeed.runtime.zero.config", "gradients")), FSDP_OK, "%s",
+                 err.text);
+    const fsdp_pickle_node *call = fsdp_pickle_at(&pickle, pickle.root);
+    int64_t stage = 0;
+    cr_assert_eq(call->kind, FSDP_NODE_CALL);
+    cr_expect(fsdp_pickle_int(&pickle, fsdp_pickle_argument(&pickle, call, 0), &stage));
+    cr_expect_eq(stage, 2);
+    cr_expect_eq(PARSE(STAGE_OF("deepspeed.runtime.zero.config", "__class__")), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE(STAGE_OF("other.config", "gradients")), FSDP_ERR_REFUSED);
+    cr_expect_eq(PARSE_METADATA(STAGE_OF("deepspeed.runtime.zero.config", "gradients")),
+                 FSDP_ERR_REFUSED);
+}
+
 Test(pickle, items_and_states_go_only_to_what_takes_them)
 {
     cr_expect_eq(PARSE("ccollections\nOrderedDict\n)RK\1K\2s}b."), FSDP_OK, "%s", err.text);

@@ -1,0 +1,297 @@
+/*
+ * Model files: the shapes of the parameters in their flat order, frozen weights, buffers, tied names and the
+ * values that the engine and its program keep. See deepspeed.h.
+ */
+#include "formats/deepspeed/deepspeed.h"
+
+#include "base/data/box_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Members of a model file that are no values. */
+static const char *const not_values[] = {"module",
+                                         "buffer_names",
+                                         "optimizer",
+                                         "param_shapes",
+                                         "frozen_param_shapes",
+                                         "frozen_param_fragments",
+                                         "shared_params",
+                                         "sparse_tensor_module_names",
+                                         "ds_config",
+                                         NULL};
+
+/* --- shapes --------------------------------------------------------------------------------------- */
+
+static fsdp_status read_param(ds_set *set, const torch_archive *archive, fsdp_node name,
+                              fsdp_node shape, ds_param *param_out, fsdp_error *err)
+{
+    int64_t sizes[FSDP_MAX_DIMS];
+    int ndim;
+    size_t size;
+    const char *text = ds_text(archive, name, &size);
+    if (!text)
+        return ds_bad(archive, "the name of a parameter is no text", err);
+    FSDP_TRY(torch_read_sizes(archive, shape, "sizes", &ndim, sizes, err));
+    FSDP_TRY(torch_check_shape(archive, ndim, sizes, FSDP_F32, err));
+    fsdp_box whole = fsdp_box_whole(ndim, sizes);
+    *param_out = (ds_param){.name = fsdp_arena_strndup(&set->arena, text, size),
+                            .name_size = size,
+                            .ndim = ndim,
+                            .shape = fsdp_arena_alloc(&set->arena, (size_t)ndim, sizeof *sizes),
+                            .count = fsdp_box_count(&whole)};
+    if (!param_out->name || !param_out->shape)
+        return fsdp_fail_memory(err, "the parameters of a checkpoint");
+    if (ndim > 0)
+        memcpy(param_out->shape, sizes, (size_t)ndim * sizeof *sizes);
+    param_out->is_copy = fsdp_source_has(set->source, text, size);
+    return FSDP_OK;
+}
+
+/* Reads a dict of shapes. */
+static fsdp_status read_shapes(ds_set *set, const torch_archive *archive, fsdp_node dict,
+                               ds_param *params, size_t *count, fsdp_error *err)
+{
+    ds_members members = ds_members_of(archive, dict);
+    for (size_t i = 0; i < members.count; i += 2)
+        FSDP_TRY(read_param(set, archive, members.items[i], members.items[i + 1],
+                            &params[(*count)++], err));
+    return FSDP_OK;
+}
+
+static size_t count_shapes(const torch_archive *archive, ds_members groups)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < groups.count; i++)
+        count += ds_members_of(archive, groups.items[i]).count / 2;
+    return count;
+}
+
+/* Makes the groups; in stage 3 one of all parameters, because its sub-groups follow one another. */
+static fsdp_status read_groups(ds_set *set, const torch_archive *archive, ds_members groups,
+                               fsdp_error *err)
+{
+    size_t all = count_shapes(archive, groups), count = 0;
+    ds_param *params = fsdp_arena_alloc(&set->arena, all, sizeof *params);
+    set->group_count = set->is_split ? 1 : groups.count;
+    set->groups = fsdp_arena_alloc(&set->arena, set->group_count, sizeof *set->groups);
+    if (!params || !set->groups)
+        return fsdp_fail_memory(err, "the parameters of a checkpoint");
+    for (size_t g = 0; g < groups.count; g++) {
+        size_t first = count;
+        FSDP_TRY(read_shapes(set, archive, groups.items[g], params, &count, err));
+        if (!set->is_split)
+            FSDP_TRY(ds_group_begin(set, &set->groups[g], params + first, count - first, err));
+    }
+    return set->is_split ? ds_group_begin(set, set->groups, params, count, err) : FSDP_OK;
+}
+
+/* --- buffers ------------------------------------------------------------------------- */
+
+static fsdp_status note_buffers(ds_set *set, const torch_archive *archive, fsdp_node names,
+                                fsdp_error *err)
+{
+    ds_members items = ds_items_of(archive, names);
+    for (size_t i = 0; i < items.count; i++) {
+        size_t size;
+        const char *text = ds_text(archive, items.items[i], &size);
+        const char *name = text ? fsdp_arena_strndup(&set->arena, text, size) : NULL;
+        if (!text)
+            return ds_bad(archive, "the name of a buffer is no text", err);
+        if (!name || !fsdp_name_table_enter(&set->buffers, name, size, 0))
+            return fsdp_fail_memory(err, "buffers");
+    }
+    return FSDP_OK;
+}
+
+/* Adds a tensor when it is a buffer that was not found yet. */
+static fsdp_status add_buffer(ds_set *set, torch_archive *archive, const char *name, size_t size,
+                              fsdp_node node, fsdp_error *err)
+{
+    uint64_t *is_found = fsdp_name_table_find(&set->buffers, name, size);
+    torch_tensor tensor;
+    char shown[200];
+    if (!is_found || *is_found || torch_tensor_kind(archive, node) != TORCH_KIND_TENSOR)
+        return FSDP_OK;
+    *is_found = 1;
+    FSDP_TRY(ds_read_tensor(archive, node, fsdp_printable(name, size, shown, sizeof shown), &tensor,
+                            err));
+    return ds_add_buffer(set, archive, name, size, &tensor, err);
+}
+
+static fsdp_status add_buffers(ds_set *set, torch_archive *archive, fsdp_node module,
+                               const char *prefix, fsdp_error *err)
+{
+    ds_members members = ds_members_of(archive, module);
+    fsdp_text name = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < members.count && st == FSDP_OK; i += 2) {
+        size_t size;
+        const char *text = ds_text(archive, members.items[i], &size);
+        name.size = 0;
+        fsdp_text_addf(&name, "%s", prefix);
+        fsdp_text_add(&name, text ? text : "", text ? size : 0);
+        st = name.failed ? fsdp_fail_memory(err, "a name") : FSDP_OK;
+        if (st == FSDP_OK && text)
+            st = add_buffer(set, archive, name.data ? name.data : "", name.size,
+                            members.items[i + 1], err);
+    }
+    fsdp_text_release(&name);
+    return st;
+}
+
+/* --- frozen weights ------------------------------------------------------------------------------- */
+
+/* A frozen weight is stored whole, or in stage 3 as this rank's part: 1-D and padded. */
+static fsdp_status add_fragment(ds_set *set, torch_archive *archive, ds_param *param,
+                                fsdp_node node, fsdp_error *err)
+{
+    torch_tensor tensor;
+    char shown[200];
+    FSDP_TRY(ds_read_tensor(archive, node,
+                            fsdp_printable(param->name, param->name_size, shown, sizeof shown),
+                            &tensor, err));
+    if (!set->is_split)
+        return ds_add_model_tensor(set, archive, param->name, param->name_size, &tensor, err);
+    int64_t part = param->count / set->world + (param->count % set->world != 0), first;
+    if (tensor.ndim != 1 || tensor.shape[0] != part)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "%s: its part of '%s' has not the %" PRId64 " elements that %" PRId64
+                         " ranks make of its shape",
+                         archive->where, shown, part, set->world);
+    if (fsdp_mul_overflow(part, set->rank, &first) || first >= param->count)
+        return FSDP_OK;
+    int64_t left = param->count - first;
+    const ds_run run = {first, 0, left < part ? left : part};
+    return ds_place(set, param, DS_MASTER, &tensor, &run, err);
+}
+
+static fsdp_status add_fragments(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    ds_members fragments =
+        ds_members_of(archive, ds_member(archive, archive->pickle.root, "frozen_param_fragments"));
+    fsdp_name_table found = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < set->frozen_count && st == FSDP_OK; i++)
+        if (!fsdp_name_table_enter(&found, set->frozen[i].name, set->frozen[i].name_size, i))
+            st = fsdp_fail_memory(err, "frozen weights");
+    for (size_t i = 0; i < fragments.count && st == FSDP_OK; i += 2) {
+        size_t size;
+        const char *name = ds_text(archive, fragments.items[i], &size);
+        const uint64_t *number = name ? fsdp_name_table_find(&found, name, size) : NULL;
+        st = number ? add_fragment(set, archive, &set->frozen[*number], fragments.items[i + 1], err)
+                    : ds_bad(archive, "frozen_param_fragments and frozen_param_shapes differ", err);
+    }
+    fsdp_name_table_release(&found);
+    return st;
+}
+
+static fsdp_status read_fragments(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    return add_fragments(set, archive, err);
+}
+
+static fsdp_status read_frozen(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    fsdp_node shapes = ds_member(archive, archive->pickle.root, "frozen_param_shapes");
+    size_t count = ds_members_of(archive, shapes).count / 2;
+    set->frozen_count = 0;
+    set->frozen = fsdp_arena_alloc(&set->arena, count, sizeof *set->frozen);
+    if (!set->frozen)
+        return fsdp_fail_memory(err, "frozen weights");
+    FSDP_TRY(read_shapes(set, archive, shapes, set->frozen, &set->frozen_count, err));
+    return add_fragments(set, archive, err);
+}
+
+/* --- tied weights --------------------------------------------------------------------------------- */
+
+static fsdp_status read_tied(ds_set *set, const torch_archive *archive, fsdp_error *err)
+{
+    ds_members members =
+        ds_members_of(archive, ds_member(archive, archive->pickle.root, "shared_params"));
+    for (size_t i = 0; i < members.count; i += 2) {
+        ds_tied tied = {0};
+        tied.name = ds_text(archive, members.items[i], &tied.name_size);
+        tied.stored = ds_text(archive, members.items[i + 1], &tied.stored_size);
+        if (!tied.name || !tied.stored)
+            return ds_bad(archive, "shared_params is no dict of names", err);
+        FSDP_TRY(ds_note_tied(set, &tied, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- files ---------------------------------------------------------------------------------------- */
+
+static bool is_none(const torch_archive *archive, fsdp_node node)
+{
+    uint8_t kind = torch_node(archive, node)->kind;
+    return kind == FSDP_NODE_ABSENT || kind == FSDP_NODE_NONE;
+}
+
+static fsdp_status check_model(const torch_archive *archive, fsdp_error *err)
+{
+    fsdp_node root = archive->pickle.root;
+    if (ds_member(archive, root, "buffer_names") == 0 && ds_member(archive, root, "module") == 0)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: it is no model file of DeepSpeed",
+                         archive->where);
+    if (!is_none(archive, ds_member(archive, root, "ds_autoep_layers")))
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "%s: its experts are split by AutoEP, which is not read; gather them with "
+                         "DeepSpeed",
+                         archive->where);
+    return FSDP_OK;
+}
+
+static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    fsdp_node root = archive->pickle.root, shapes = ds_member(archive, root, "param_shapes");
+    FSDP_TRY(check_model(archive, err));
+    if (set->part == 0)
+        FSDP_TRY(ds_add_values(set, archive, root, "", not_values, err));
+    FSDP_TRY(note_buffers(set, archive, ds_member(archive, root, "buffer_names"), err));
+    ds_members groups =
+        torch_is_dict(archive, shapes) ? (ds_members){&shapes, 1} : ds_items_of(archive, shapes);
+    FSDP_TRY(read_groups(set, archive, groups, err));
+    FSDP_TRY(add_buffers(set, archive, ds_member(archive, root, "module"), "", err));
+    if (is_none(archive, shapes) && !is_none(archive, ds_member(archive, root, "module")))
+        return ds_read_plain(set, archive, err);
+    FSDP_TRY(read_frozen(set, archive, err));
+    return read_tied(set, archive, err);
+}
+
+/* The names in a layer's file are those below the layer's number. */
+static fsdp_status read_layer(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    char prefix[16];
+    snprintf(prefix, sizeof prefix, "%d.", set->layer);
+    return add_buffers(set, archive, archive->pickle.root, prefix, err);
+}
+
+fsdp_status ds_read_layer(ds_set *set, const ds_file *file, fsdp_error *err)
+{
+    set->layer = file->layer;
+    return ds_read_file(set, file->name, read_layer, err);
+}
+
+fsdp_status ds_read_models(ds_set *set, fsdp_error *err)
+{
+    size_t count;
+    const ds_file *files = ds_files_of(&set->files, DS_FILE_MODEL, set->part, &count);
+    if (!files)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': there is no model file of model-parallel rank %d", set->directory,
+                         set->part);
+    set->is_split = files[0].rank >= 0;
+    if (set->is_split) {
+        FSDP_TRY(ds_files_check_ranks(files, count, set->directory, err));
+        set->world = (int64_t)count;
+    }
+    set->rank = 0;
+    FSDP_TRY(ds_read_file(set, files[0].name, read_model, err));
+    for (size_t i = 1; i < count && set->frozen_count > 0; i++) {
+        set->rank = files[i].rank;
+        FSDP_TRY(ds_read_file(set, files[i].name, read_fragments, err));
+    }
+    return FSDP_OK;
+}

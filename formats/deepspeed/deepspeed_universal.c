@@ -1,0 +1,270 @@
+/*
+ * Universal checkpoints: zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt of every parameter,
+ * zero/optimizer_state.pt, and the model files of the run beside `zero`.
+ *
+ * ds_to_universal writes {"param": tensor, "cat_dim": ...} from stages 1 and 2, and from stage 3 a 1-D
+ * tensor, whose shape is in param_shapes. It also writes the frozen weights, buffers and tied names of the
+ * module, rounded; the model files have them as they are. See deepspeed.h.
+ */
+#include "formats/deepspeed/deepspeed.h"
+
+#include "base/data/box_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char folder[] = "zero", optim_file[] = "zero/optimizer_state.pt";
+static const char suffix[] = ".pt", master_name[] = "fp32", step_name[] = "step";
+
+bool ds_is_universal(const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(names[i], folder) == 0)
+            return true;
+    return false;
+}
+
+/* --- one file --------------------------------------------------------------------------------------- */
+
+/* A parameter of tensor parallelism has its whole shape only here: param_shapes has that of a rank. */
+static fsdp_status take_shape(ds_set *set, ds_param *param, const torch_tensor *tensor,
+                              fsdp_error *err)
+{
+    size_t bytes = (size_t)tensor->ndim * sizeof *tensor->shape;
+    if (set->kind == DS_MASTER) {
+        fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+        param->shape = fsdp_arena_alloc(&set->arena, (size_t)tensor->ndim, sizeof *tensor->shape);
+        if (!param->shape)
+            return fsdp_fail_memory(err, "a shape");
+        if (tensor->ndim > 0)
+            memcpy(param->shape, tensor->shape, bytes);
+        param->ndim = tensor->ndim;
+        param->count = fsdp_box_count(&whole);
+        return FSDP_OK;
+    }
+    bool fits = param->ndim == tensor->ndim &&
+                (tensor->ndim == 0 || memcmp(param->shape, tensor->shape, bytes) == 0);
+    return fits ? FSDP_OK
+                : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                            "'%s': %s of a parameter has another shape than its fp32.pt",
+                            set->directory, set->kinds[set->kind]);
+}
+
+static fsdp_status add_whole(ds_set *set, const torch_tensor *tensor, fsdp_error *err)
+{
+    static const int64_t origin[FSDP_MAX_DIMS];
+    fsdp_source_chunk chunk;
+    size_t number;
+    FSDP_TRY(take_shape(set, set->param, tensor, err));
+    FSDP_TRY(ds_param_tensor(set, set->param, set->kind, tensor->dtype, &number, err));
+    torch_tensor_chunk(tensor, origin, &chunk);
+    return fsdp_source_add_chunk(set->source, number, &chunk, err);
+}
+
+static fsdp_status read_state(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    torch_tensor tensor;
+    fsdp_node param = ds_member(archive, archive->pickle.root, "param");
+    FSDP_TRY(ds_read_tensor(archive, param != 0 ? param : archive->pickle.root, "a parameter",
+                            &tensor, err));
+    if (param != 0 || !set->param->shape)
+        return add_whole(set, &tensor, err);
+    if (tensor.ndim != 1 || tensor.shape[0] != set->param->count)
+        return ds_bad(archive, "it has not as many elements as the shape in param_shapes", err);
+    if (tensor.shape[0] == 0)
+        return add_whole(set, &tensor, err);
+    const ds_run all = {0, 0, tensor.shape[0]};
+    return ds_place(set, set->param, set->kind, &tensor, &all, err);
+}
+
+static fsdp_status read_step(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    return ds_read_step(archive, archive->pickle.root, &set->step, err);
+}
+
+/* --- one parameter ---------------------------------------------------------------------------------- */
+
+static bool is_torch_file(void *context, const char *name)
+{
+    size_t size = strlen(name), end = sizeof suffix - 1;
+    (void)context;
+    return size > end && strcmp(name + size - end, suffix) == 0;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    const char *const *x = a, *const *y = b;
+    return strcmp(*x, *y);
+}
+
+/* Lists a folder below the directory in a fixed order. */
+static fsdp_status list(const ds_set *set, const char *below,
+                        bool (*wanted)(void *context, const char *name), fsdp_io_names *names_out,
+                        fsdp_error *err)
+{
+    char *path = fsdp_path_join(set->directory, below);
+    if (!path)
+        return fsdp_fail_memory(err, below);
+    fsdp_status st = fsdp_io_list_names(set->io, path, wanted, NULL, names_out, err);
+    if (st == FSDP_OK && names_out->count > 0)
+        qsort(names_out->items, names_out->count, sizeof *names_out->items, compare_names);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status read_named(ds_set *set, const char *below, const char *name, ds_reader *read,
+                              fsdp_error *err)
+{
+    fsdp_text path = {0};
+    fsdp_text_addf(&path, "%s/%s%s", below, name, suffix);
+    fsdp_status st =
+        path.failed ? fsdp_fail_memory(err, name) : ds_read_file(set, path.data, read, err);
+    fsdp_text_release(&path);
+    return st;
+}
+
+/* Reads the master first, because it has the shape. */
+static fsdp_status read_files(ds_set *set, const char *below, const fsdp_io_names *names,
+                              bool *has_step_out, fsdp_error *err)
+{
+    *has_step_out = false;
+    set->kind = DS_MASTER;
+    FSDP_TRY(read_named(set, below, master_name, read_state, err));
+    for (size_t i = 0; i < names->count; i++) {
+        char *name = names->items[i];
+        size_t size = strlen(name) - (sizeof suffix - 1);
+        name[size] = '\0';
+        *has_step_out |= strcmp(name, step_name) == 0;
+        if (strcmp(name, step_name) == 0 || strcmp(name, master_name) == 0)
+            continue;
+        FSDP_TRY(ds_kind(set, name, size, &set->kind, err));
+        FSDP_TRY(read_named(set, below, name, read_state, err));
+    }
+    return FSDP_OK;
+}
+
+/* Reads the folder of a parameter; step_out (may be NULL) gets its step where it has one. */
+static fsdp_status read_param(ds_set *set, ds_param *param, fsdp_value *step_out, fsdp_error *err)
+{
+    fsdp_text below = {0};
+    fsdp_io_names names = {0};
+    bool has_step = false;
+    fsdp_text_addf(&below, "%s/", folder);
+    fsdp_text_add(&below, param->name, param->name_size);
+    if (below.failed || memchr(param->name, '\0', param->name_size)) {
+        fsdp_text_release(&below);
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the name of a parameter names no folder",
+                         set->directory);
+    }
+    set->param = param;
+    fsdp_status st = list(set, below.data, is_torch_file, &names, err);
+    if (st == FSDP_OK)
+        st = read_files(set, below.data, &names, &has_step, err);
+    if (st == FSDP_OK && has_step && step_out && step_out->kind == FSDP_VALUE_NULL) {
+        st = read_named(set, below.data, step_name, read_step, err);
+        *step_out = set->step;
+        set->step = (fsdp_value){0};
+    }
+    fsdp_io_names_release(&names);
+    fsdp_text_release(&below);
+    return st;
+}
+
+/* --- all parameters --------------------------------------------------------------------------------- */
+
+static fsdp_status read_group(ds_set *set, ds_lane *lane, fsdp_value *step, fsdp_error *err)
+{
+    for (size_t i = 0; i < lane->count; i++)
+        if (!lane->params[i].is_copy)
+            FSDP_TRY(read_param(set, &lane->params[i], step, err));
+    return FSDP_OK;
+}
+
+/* Reads the parameters of param_shapes, and one step per group. */
+static fsdp_status read_groups(ds_set *set, fsdp_error *err)
+{
+    fsdp_value steps = {0};
+    size_t with_step = 0;
+    FSDP_TRY(fsdp_value_set_items(&steps, FSDP_VALUE_LIST, set->group_count, err));
+    fsdp_status st = FSDP_OK;
+    for (size_t g = 0; g < set->group_count && st == FSDP_OK; g++) {
+        st = read_group(set, set->groups[g].lanes, &steps.as.list.items[g], err);
+        with_step += steps.as.list.items[g].kind != FSDP_VALUE_NULL;
+    }
+    if (st == FSDP_OK && with_step == set->group_count && with_step > 0 && set->part == 0)
+        st = ds_add_step_list(set, &steps, err);
+    fsdp_value_release(&steps);
+    return st;
+}
+
+/* True for a folder whose contents the model files have, or that is another name of a tied weight. */
+static bool is_known(const ds_set *set, const fsdp_name_table *tied, const char *name)
+{
+    size_t size = strlen(name);
+    return fsdp_source_has(set->source, name, size) || fsdp_name_table_find(tied, name, size) ||
+           fsdp_name_table_find(&set->buffers, name, size);
+}
+
+static fsdp_status read_folder(ds_set *set, const char *name, fsdp_error *err)
+{
+    ds_param param = {.name = fsdp_arena_strndup(&set->arena, name, strlen(name)),
+                      .name_size = strlen(name)};
+    return param.name ? read_param(set, &param, NULL, err) : fsdp_fail_memory(err, "a name");
+}
+
+/* Reads the folders that no model file mentions: the model files may be of another run's shape. */
+static fsdp_status read_others(ds_set *set, fsdp_error *err)
+{
+    fsdp_io_names names = {0};
+    fsdp_name_table tied = {0};
+    fsdp_status st = list(set, folder, NULL, &names, err);
+    for (size_t i = 0; i < set->tied_count && st == FSDP_OK; i++)
+        if (!fsdp_name_table_enter(&tied, set->tied[i].name, set->tied[i].name_size, i))
+            st = fsdp_fail_memory(err, "tied weights");
+    for (size_t i = 0; i < names.count && st == FSDP_OK; i++)
+        if (!is_torch_file(NULL, names.items[i]) && !is_known(set, &tied, names.items[i]))
+            st = read_folder(set, names.items[i], err);
+    fsdp_name_table_release(&tied);
+    fsdp_io_names_release(&names);
+    return st;
+}
+
+/* --- the optimizer ---------------------------------------------------------------------------------- */
+
+/* From stage 3 it has the states of one rank, too, of which only the steps are of all ranks. */
+static fsdp_status read_optim(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    fsdp_node root = archive->pickle.root;
+    ds_members states =
+        ds_members_of(archive, ds_member(archive, ds_base_state(archive, root), "state"));
+    fsdp_node *nodes = fsdp_alloc(states.count / 2, sizeof *nodes);
+    if (!nodes)
+        return fsdp_fail_memory(err, "the states of an optimizer");
+    for (size_t i = 0; i < states.count; i += 2)
+        nodes[i / 2] = states.items[i + 1];
+    fsdp_status st = ds_add_optim_values(set, archive, root, err);
+    if (st == FSDP_OK)
+        st = ds_add_steps(set, archive, nodes, states.count / 2, err);
+    fsdp_free(nodes);
+    return st;
+}
+
+static bool has_optim(const ds_set *set)
+{
+    char *path = fsdp_path_join(set->directory, optim_file);
+    bool has = path && fsdp_io_exists(set->io, path);
+    fsdp_free(path);
+    return has;
+}
+
+fsdp_status ds_read_universal(ds_set *set, fsdp_error *err)
+{
+    size_t count;
+    for (set->part = 0; ds_files_of(&set->files, DS_FILE_MODEL, set->part, &count); set->part++) {
+        FSDP_TRY(ds_read_models(set, err));
+        FSDP_TRY(read_groups(set, err));
+    }
+    FSDP_TRY(read_others(set, err));
+    set->part = set->rank = 0;
+    return has_optim(set) ? ds_read_file(set, optim_file, read_optim, err) : FSDP_OK;
+}

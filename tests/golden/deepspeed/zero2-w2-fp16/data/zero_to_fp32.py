@@ -1,0 +1,1 @@
+# zero_to_fp32.py of DeepSpeed: left out here

@@ -1,0 +1,1 @@
+# zero_to_torch.py of DeepSpeed: left out here
