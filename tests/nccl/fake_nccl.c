@@ -79,14 +79,21 @@ struct ncclComm {
     clique *clique; /* NULL: its split is not complete */
     int rank, polls, splits, calls, references;
     uint64_t batches;
-    int registered;
     bool is_aborted, is_finalized;
     fsdp_nccl_result error;
     factor factors[MOST_FACTORS];
     atomic_int callers;
 };
 
+/* A block of memory that a communicator knows. */
+typedef struct registered {
+    struct registered *next;
+    const struct ncclComm *comm;
+    void *data;
+} registered;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static registered *known;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static clique *cliques;
 static uint64_t ids_made;
@@ -238,8 +245,11 @@ static void reduce(const meeting *met, int size, const call *how, void **inputs,
                            .divide = how->op == FSDP_NCCL_AVG ? size : 1};
     for (int i = 0; i < size; i++)
         parts[i] = (unsigned char *)inputs[i] + from * fsdp_dtype_size(dtype);
-    if (how->op >= FIRST_OP)
-        fold.multiply = met->batches[0]->comm->factors[how->op - FIRST_OP].value;
+    if (how->op >= FIRST_OP) {
+        const factor *by = &met->batches[0]->comm->factors[how->op - FIRST_OP];
+        misuses += !by->is_alive || by->dtype != how->dtype;
+        fold.multiply = by->value;
+    }
     fsdp_tensor_fold(out, parts, size, dtype, how->count, fold);
 }
 
@@ -664,13 +674,29 @@ static void end_splits(struct ncclComm *comm)
     }
 }
 
+/* With the lock: forgets the registrations of a communicator, or that of one block. */
+static void forget(const struct ncclComm *comm, const void *data)
+{
+    for (registered **at = &known; *at;) {
+        registered *one = *at;
+        if (one->comm != comm || (data && one->data != data)) {
+            at = &one->next;
+            continue;
+        }
+        *at = one->next;
+        free(one);
+        alive--;
+    }
+}
+
 /* NCCL frees the operations and registrations of a communicator with it. */
 static void end_comm(struct ncclComm *comm)
 {
     pthread_mutex_lock(&lock);
     comm->is_aborted = true;
     end_splits(comm);
-    alive -= 1 + comm->registered;
+    alive--;
+    forget(comm, NULL);
     for (int i = 0; i < MOST_FACTORS; i++)
         alive -= comm->factors[i].is_alive;
     pthread_cond_broadcast(&changed);
@@ -768,6 +794,10 @@ EXPORT fsdp_nccl_result ncclMemAlloc(void **data, size_t size)
 
 EXPORT fsdp_nccl_result ncclMemFree(void *data)
 {
+    pthread_mutex_lock(&lock);
+    for (const registered *one = known; one; one = one->next)
+        misuses += one->data == data;
+    pthread_mutex_unlock(&lock);
     if (fake_nccl.dealloc)
         fake_nccl.dealloc(data);
     else
@@ -783,17 +813,23 @@ EXPORT fsdp_nccl_result ncclCommRegister(fsdp_nccl_comm comm, void *data, size_t
     enter(comm);
     alive++;
     registrations++;
-    comm->registered++;
+    registered *one = malloc(sizeof *one);
+    if (!one)
+        abort();
+    pthread_mutex_lock(&lock);
+    *one = (registered){known, comm, data};
+    known = one;
+    pthread_mutex_unlock(&lock);
     *handle = data;
     return leave(comm, FSDP_NCCL_SUCCESS);
 }
 
 EXPORT fsdp_nccl_result ncclCommDeregister(fsdp_nccl_comm comm, void *handle)
 {
-    (void)handle;
     enter(comm);
-    comm->registered--;
-    alive--;
+    pthread_mutex_lock(&lock);
+    forget(comm, handle);
+    pthread_mutex_unlock(&lock);
     return leave(comm, FSDP_NCCL_SUCCESS);
 }
 

@@ -4,12 +4,17 @@
  */
 #include "tests/nccl/nccl_ranks.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+
+#include "runtime/comm_nccl/comm_nccl.h"
 
 #include "tests/support/rounds/comm_rounds.h"
 
-enum { DEADLINE_MS = 60000, FACTORS = 20 };
+enum { DEADLINE_MS = 60000, FACTORS = 160 };
 
 static const fsdp_dtype dtypes[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F64, FSDP_I64,
                                     FSDP_I32, FSDP_I8,   FSDP_U64, FSDP_U32, FSDP_U8};
@@ -63,8 +68,11 @@ static fsdp_status run_factors(nccl_rank *rank, fsdp_error *err)
                      .buffers = COMM_PRIVATE,
                      .stream = rank->stream};
     for (int i = 0; i < FACTORS; i++) {
-        one.factor = 1.0 / (1 << (i % (FACTORS / 2)));
-        FSDP_TRY(run_comm_case(rank->comm, &one, err));
+        one.factor = 1.0 / (1 + i % (FACTORS / 2));
+        for (int wide = 0; wide < 2; wide++) {
+            one.dtype = wide ? FSDP_F64 : FSDP_F32;
+            FSDP_TRY(run_comm_case(rank->comm, &one, err));
+        }
     }
     return FSDP_OK;
 }
@@ -90,6 +98,68 @@ static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
 }
 
 /* Host memory goes another way, and so do its errors and its NaN. */
+static fsdp_status meet(const nccl_rank *rank, fsdp_error *err)
+{
+    double one = 1, all = 0;
+    const fsdp_collective call = {
+        .kind = FSDP_ALL_REDUCE, .dtype = FSDP_F64, .in = &one, .out = &all, .count = 1};
+    return fsdp_comm_run(rank->comm, &call, err);
+}
+
+/* A group that is made later knows the blocks that are there. */
+static fsdp_status run_groups_with_memory(nccl_rank *rank, fsdp_error *err)
+{
+    float *data = fsdp_comm_alloc(rank->comm, 8 * sizeof *data);
+    FSDP_TRY(meet(rank, err)); /* all have theirs ... */
+    int before = fake_nccl_of()->registrations();
+    FSDP_TRY(meet(rank, err)); /* ... and know how many registrations there are */
+    FSDP_TRY(run_groups(rank, err));
+    expect(!data || fake_nccl_of()->registrations() > before, "a new group registers memory",
+           "none");
+    fsdp_comm_dealloc(rank->comm, data);
+    return FSDP_OK;
+}
+
+/* --- calls that are not done ---------------------------------------------------------------------- */
+
+typedef struct next_call {
+    nccl_group *group;
+    uint64_t number;
+    atomic_bool is_given;
+} next_call;
+
+static void *give_next(void *context)
+{
+    next_call *call = context;
+    fsdp_error err = {0};
+    const fsdp_comm_header header = {0};
+    expect(fsdp_nccl_begin(call->group, &header, &call->number, &err) == FSDP_OK, "a call",
+           err.text);
+    atomic_store(&call->is_given, true);
+    return NULL;
+}
+
+/* The places of all calls are taken: the next one waits for the oldest. */
+static fsdp_status run_ahead(nccl_rank *rank, fsdp_error *err)
+{
+    next_call call = {.group = rank->comm->backend};
+    const struct timespec moment = {.tv_nsec = 50000000};
+    pthread_t thread;
+    FSDP_TRY(rank->device->ops->sync(rank->device->ops->record(rank->stream), err));
+    for (int i = 0; i < FSDP_NCCL_PENDING; i++)
+        give_next(&call);
+    const uint64_t last = call.number;
+    atomic_store(&call.is_given, false);
+    expect(pthread_create(&thread, NULL, give_next, &call) == 0, "a thread", "none");
+    nanosleep(&moment, NULL);
+    expect(!atomic_load(&call.is_given), "a call waits for the oldest", "it is given");
+    for (uint64_t i = 1; i <= FSDP_NCCL_PENDING; i++)
+        atomic_store(&call.group->flags[(last + i) % FSDP_NCCL_PENDING], 1);
+    pthread_join(thread, NULL);
+    atomic_store(&call.group->flags[call.number % FSDP_NCCL_PENDING], 1);
+    return FSDP_OK;
+}
+
 static fsdp_status run_host_calls(nccl_rank *rank, fsdp_error *err)
 {
     double norm = rank->rank, largest = -1;
@@ -132,7 +202,8 @@ static fsdp_status run_all(nccl_rank *rank, fsdp_error *err)
         FSDP_TRY(run_dtype(rank->comm, dtypes[i], rank->stream, err));
     FSDP_TRY(run_factors(rank, err));
     FSDP_TRY(run_memory(rank, err));
-    FSDP_TRY(run_groups(rank, err));
+    FSDP_TRY(run_groups_with_memory(rank, err));
+    FSDP_TRY(run_ahead(rank, err));
     return run_host_calls(rank, err);
 }
 

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,14 +45,37 @@ static void launch(void *stream, void (*work)(void *), void *argument)
     head->device->ops->submit(head, run_work, &given, sizeof given);
 }
 
-fake_nccl_control *fake_nccl_of(void)
+static fake_nccl_control *opened;
+
+static void open_fake(void)
 {
     const char *path = getenv("FSDP_NCCL_LIB");
     void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
-    fake_nccl_control *fake = library ? dlsym(library, "fake_nccl") : NULL;
-    expect(fake, "FSDP_NCCL_LIB is the fake", path ? path : "nothing");
-    fake->launch = launch;
-    return fake;
+    opened = library ? dlsym(library, "fake_nccl") : NULL;
+    expect(opened, "FSDP_NCCL_LIB is the fake", path ? path : "nothing");
+    opened->launch = launch;
+}
+
+fake_nccl_control *fake_nccl_of(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, open_fake);
+    return opened;
+}
+
+static fsdp_status set_flag(void *args, fsdp_error *err)
+{
+    _Atomic unsigned char *const *flag = args;
+    (void)err;
+    atomic_store(*flag, 1);
+    return FSDP_OK;
+}
+
+/* The transport fills its flags only, which a GPU sets as one byte, too. */
+static void fill_flag(fsdp_stream *stream, void *to, int byte, size_t size)
+{
+    expect(byte == 1 && size == 1, "a flag is set", "another fill");
+    stream->device->ops->submit(stream, set_flag, &to, sizeof to);
 }
 
 static void *native_of(fsdp_stream *stream)
@@ -66,6 +90,7 @@ static int choose_gpu(fsdp_device *device)
 }
 
 static fsdp_device_ops ops;
+static fsdp_device_kernels kernels;
 static pthread_once_t ops_made = PTHREAD_ONCE_INIT;
 
 static void make_ops(void)
@@ -74,6 +99,9 @@ static void make_ops(void)
     fsdp_error err = {0};
     expect(fsdp_device_cpu_async(&device, &err) == FSDP_OK, "a device", err.text);
     ops = *device->ops;
+    kernels = *ops.kernels;
+    kernels.fill = fill_flag;
+    ops.kernels = &kernels;
     ops.native = native_of;
     ops.choose_gpu = choose_gpu;
     ops.close(device);

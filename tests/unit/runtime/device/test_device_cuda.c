@@ -198,6 +198,37 @@ Test(device_cuda, events_are_bounded_and_old_ones_are_reached)
     }
 }
 
+/* The place of an event is recorded again once the host has waited for it. */
+Test(device_cuda, an_event_without_a_place_is_reached)
+{
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        pair self;
+        begin(&self, seed);
+        self.ops->kernels->fill(self.one, self.staging, 5, SIZE);
+        fsdp_event old = self.ops->record(self.one);
+        for (int i = 0; i < 256; i++)
+            (void)self.ops->record(self.one);
+        cr_expect(self.ops->is_reached(old));
+        cr_expect(are(self.staging, 5), "seed %d", (int)seed);
+        close_pair(&self);
+    }
+}
+
+/* Memory of a stream that has failed is given back behind this. */
+Test(device_cuda, a_failed_sync_waits_for_the_work_before_it)
+{
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        pair self;
+        const fake_cudart_plan plan = {
+            .seed = seed, .fail_call = "cudaEventRecord", .fail_at = 1, .fail_code = OUT_OF_MEMORY};
+        cr_assert_eq(open_pair(&self, &plan, NULL), FSDP_OK);
+        self.ops->kernels->fill(self.one, self.staging, 5, SIZE);
+        cr_expect_eq(wait_for_host(&self, self.one), FSDP_ERR_LIMIT);
+        cr_expect(are(self.staging, 5), "seed %d", (int)seed);
+        close_pair(&self);
+    }
+}
+
 Test(device_cuda, who_asks_often_enough_sees_an_event_reached)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
