@@ -1,0 +1,113 @@
+/* Blocks of quantized numbers. tests/peers/gguf_blocks.py compares random ones with gguf-py. */
+#include "kernels/kernels.h"
+#include "kernels/quants.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const fsdp_dtype types[] = {FSDP_Q4_0, FSDP_Q4_1, FSDP_Q5_0, FSDP_Q5_1, FSDP_Q8_0,
+                                   FSDP_Q2_K, FSDP_Q3_K, FSDP_Q4_K, FSDP_Q5_K, FSDP_Q6_K};
+
+Test(kernels_quants, the_limits_hold_for_every_type)
+{
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe(types[i]);
+        cr_assert_leq(info->size, FSDP_BLOCK_BYTES);
+        cr_assert_leq(info->values, FSDP_BLOCK_VALUES);
+    }
+}
+
+Test(kernels_quants, a_block_of_each_small_type_has_its_numbers)
+{
+    uint8_t block[FSDP_BLOCK_BYTES] = {0x00, 0x38}; /* 0.5 */
+    float out[FSDP_BLOCK_VALUES];
+    block[2] = 0x80;
+    fsdp_blocks_to_f32(FSDP_Q8_0, block, 1, out);
+    cr_assert(out[0] == -64 && out[1] == 0);
+    block[2] = 0x3F;
+    fsdp_blocks_to_f32(FSDP_Q4_0, block, 1, out);
+    cr_assert(out[0] == 3.5F && out[16] == -2.5F && out[1] == -4);
+}
+
+Test(kernels_quants, several_blocks_follow_each_other)
+{
+    enum { COUNT = 3 };
+    uint8_t blocks[COUNT * FSDP_BLOCK_BYTES];
+    float all[COUNT * FSDP_BLOCK_VALUES], one[FSDP_BLOCK_VALUES];
+    for (size_t i = 0; i < sizeof blocks; i++)
+        blocks[i] = (uint8_t)(i * 37 % 59);
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe(types[t]);
+        fsdp_blocks_to_f32(types[t], blocks, COUNT, all);
+        for (size_t i = 0; i < COUNT; i++) {
+            fsdp_blocks_to_f32(types[t], blocks + i * info->size, 1, one);
+            cr_assert_arr_eq(one, all + i * info->values, info->values * sizeof *one, "%s",
+                             info->name);
+        }
+    }
+}
+
+/* Every code of the scale is the number that the cast of f16 says, times the integer 1. */
+Test(kernels_quants, scales_are_f16)
+{
+    for (unsigned code = 0; code < 65536; code++) {
+        uint8_t block[34] = {(uint8_t)code, (uint8_t)(code >> 8), 1};
+        float out[32], expected;
+        fsdp_blocks_to_f32(FSDP_Q8_0, block, 1, out);
+        fsdp_kernels_get()->cast(&expected, FSDP_F32, block, FSDP_F16, 1, FSDP_OVERFLOW_INF);
+        cr_assert(isnan(expected) ? isnan(out[0]) : memcmp(out, &expected, sizeof expected) == 0,
+                  "%04x", code);
+    }
+}
+
+Test(kernels_quants, encoded_scales_are_rounded_as_f16)
+{
+    srand(7);
+    for (int i = 0; i < 200000; i++) {
+        float values[32] = {0};
+        uint8_t block[34], expected[2];
+        uint32_t bits = (uint32_t)rand() * 2654435761U & 0x7FFFFFFF;
+        memcpy(values, &bits, sizeof bits);
+        if (!isfinite(values[0]))
+            continue;
+        float scale = values[0] / 127;
+        size_t overflows = fsdp_blocks_from_f32(FSDP_Q8_0, values, 1, block);
+        size_t misfits = fsdp_kernels_get()->cast(expected, FSDP_F16, &scale, FSDP_F32, 1,
+                                                  FSDP_OVERFLOW_INF);
+        cr_assert_arr_eq(block, expected, 2, "%08x", bits);
+        cr_assert_eq(overflows, misfits, "%08x", bits);
+    }
+}
+
+Test(kernels_quants, values_come_back_within_half_a_step)
+{
+    static float values[32 * 64], back[32 * 64];
+    static uint8_t blocks[34 * 64];
+    srand(11);
+    for (size_t i = 0; i < 32 * 64; i++)
+        values[i] = (float)(rand() % 20001 - 10000) / 997;
+    cr_assert_eq(fsdp_blocks_from_f32(FSDP_Q8_0, values, 64, blocks), 0);
+    fsdp_blocks_to_f32(FSDP_Q8_0, blocks, 64, back);
+    for (size_t i = 0; i < 32 * 64; i++)
+        cr_assert_lt(fabsf(values[i] - back[i]), 10.1F / 127 * 0.6F);
+    cr_assert_eq(fsdp_blocks_from_f32(FSDP_Q4_0, values, 64, blocks), 0);
+    fsdp_blocks_to_f32(FSDP_Q4_0, blocks, 64, back);
+    for (size_t i = 0; i < 32 * 64; i++)
+        cr_assert_lt(fabsf(values[i] - back[i]), 10.1F / 8 * 1.1F);
+}
+
+Test(kernels_quants, odd_values_do_no_harm)
+{
+    const float odd[] = {NAN, INFINITY, -INFINITY, 1e-44F, 3e38F};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        float values[32] = {1, -1};
+        uint8_t block[34];
+        values[5] = odd[i];
+        cr_assert_eq(fsdp_blocks_from_f32(FSDP_Q8_0, values, 1, block), odd[i] == 3e38F);
+        cr_assert_eq(fsdp_blocks_from_f32(FSDP_Q4_0, values, 1, block), odd[i] == 3e38F);
+    }
+    cr_assert_not(fsdp_blocks_can_encode(FSDP_Q4_K));
+    cr_assert_eq(fsdp_blocks_from_f32(FSDP_F32, odd, 1, NULL), 0);
+}
