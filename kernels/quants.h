@@ -1,6 +1,7 @@
 /*
- * ggml's block types (fsdp_dtype_info.values > 1) as f32 and back, in plain C, bit for bit as ggml's reference
- * code and gguf-py compute them. Callers: layers that turn quantized tensors into floats and floats into them.
+ * ggml's block types (fsdp_dtype_info.values > 1) as f32 and back, in plain C, bit for bit as ggml's
+ * reference code and gguf-py compute them. Callers: layers that compare quantized tensors, and turn them into
+ * floats and floats into them.
  */
 #ifndef FSDP_QUANTS_H
 #define FSDP_QUANTS_H

@@ -37,7 +37,8 @@ static void to_f16(float value, uint8_t *to)
         code = 0x7E00 | (rest >> 13 & 0x3FF);
     } else if (rest >= 0x477FF000) { /* rounds to 2^16 or more */
         code = 0x7C00;
-    } else if (rest < 0x38800000) { /* subnormal: counts of 2^-24; adding 0.5 rounds at that digit */
+    } else if (rest <
+               0x38800000) { /* subnormal: counts of 2^-24; adding 0.5 rounds at that digit */
         float magnitude;
         memcpy(&magnitude, &rest, sizeof magnitude);
         magnitude += 0.5F;
@@ -244,8 +245,8 @@ static float encode_q4_0(const float *values, uint8_t *block)
 {
     float most = values[0];
     for (int i = 1; i < SMALL; i++)
-        most = fabsf(values[i]) > fabsf(most) || (isnan(values[i]) && !isnan(most)) ? values[i]
-                                                                                   : most;
+        most =
+            fabsf(values[i]) > fabsf(most) || (isnan(values[i]) && !isnan(most)) ? values[i] : most;
     float scale = most / -8, inverse = inverse_of(scale);
     uint8_t numbers[SMALL];
     for (int i = 0; i < SMALL; i++) {
@@ -271,8 +272,7 @@ size_t fsdp_blocks_from_f32(fsdp_dtype dtype, const float *values, size_t count,
     if (!fsdp_blocks_can_encode(dtype))
         return 0;
     for (size_t i = 0; i < count; i++, block += info->size, values += SMALL) {
-        float scale =
-            dtype == FSDP_Q8_0 ? encode_q8_0(values, block) : encode_q4_0(values, block);
+        float scale = dtype == FSDP_Q8_0 ? encode_q8_0(values, block) : encode_q4_0(values, block);
         overflows += isfinite(scale) && isinf(from_f16(block));
     }
     return overflows;

@@ -1,11 +1,12 @@
 /*
  * Comparing the elements of two buffers: by bits, by value, within tolerances. A complex element is
- * two components of a real type, and a quantized block is bytes; everything below is said of
- * components.
+ * two components of a real type, and a quantized block is its numbers as f32; everything below is
+ * said of components.
  */
 #include "statedict/diff/diff_internal.h"
 
 #include "kernels/kernels.h"
+#include "kernels/quants.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -18,9 +19,9 @@ enum { BLOCK = 1024 };
 static fsdp_dtype component_of(fsdp_dtype dtype, int *per_element_out)
 {
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
-    *per_element_out = info && info->values > 1 ? (int)info->size : 2;
+    *per_element_out = info && info->values > 1 ? (int)info->values : 2;
     if (info && info->values > 1)
-        return FSDP_U8;
+        return FSDP_F32;
     switch (dtype) {
     case FSDP_C128: return FSDP_F64;
     case FSDP_C64: return FSDP_F32;
@@ -124,6 +125,7 @@ void fsdp_diff_merge(fsdp_diff_found *into, const fsdp_diff_found *found)
 /* The rule of comparison: `rule` is of the components; complex elements have two. */
 typedef struct component_rule {
     fsdp_diff_rule rule;
+    fsdp_dtype dtype; /* of the elements of a */
     int per_element;
 } component_rule;
 
@@ -155,13 +157,39 @@ static void compare_block(const component_rule *parts, const uint8_t *a, const u
     }
 }
 
+/* Blocks of one type. Without tolerances a block differs if its bits do, whatever its numbers. */
+static void compare_blocks(const component_rule *parts, const uint8_t *a, const uint8_t *b,
+                           int64_t first, int64_t count, fsdp_diff_found *found)
+{
+    float from[FSDP_BLOCK_VALUES], to[FSDP_BLOCK_VALUES];
+    size_t size = fsdp_dtype_size(parts->dtype), values = (size_t)parts->per_element;
+    const fsdp_diff_rule *rule = &parts->rule;
+    bool is_exact = rule->atol <= 0 && rule->rtol <= 0 && rule->ulp <= 0;
+    for (int64_t i = 0; i < count; i++, a += size, b += size) {
+        if (memcmp(a, b, size) == 0)
+            continue;
+        fsdp_diff_found one = {.differing = 0};
+        fsdp_blocks_to_f32(parts->dtype, a, 1, from);
+        fsdp_blocks_to_f32(parts->dtype, b, 1, to);
+        compare_block(parts, (const uint8_t *)from, (const uint8_t *)to,
+                      (first + i) * (int64_t)values, values, &one);
+        if (one.differing == 0 && is_exact)
+            one = (fsdp_diff_found){.differing = 1, .at = first + i};
+        fsdp_diff_merge(found, &one);
+    }
+}
+
 void fsdp_diff_data(const fsdp_diff_rule *rule, const void *a, const void *b, int64_t first,
                     int64_t count, fsdp_diff_found *found)
 {
     const uint8_t *from = a, *to = b;
-    component_rule parts = {.rule = *rule};
+    component_rule parts = {.rule = *rule, .dtype = rule->a};
     parts.rule.a = component_of(rule->a, &parts.per_element);
     parts.rule.b = component_of(rule->b, &parts.per_element);
+    if (rule->a == rule->b && parts.per_element > 2) {
+        compare_blocks(&parts, a, b, first, count, found);
+        return;
+    }
     bool same_type = parts.rule.a == parts.rule.b;
     size_t size_a = fsdp_dtype_size(parts.rule.a), size_b = fsdp_dtype_size(parts.rule.b);
     int64_t total = count * parts.per_element;

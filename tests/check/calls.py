@@ -22,6 +22,8 @@ REGISTRIES = {
 LISTED = {
     "fsdp_mem_fail_after": "any allocation can fail",
     "fsdp_flow_watch": "the flow pages are compared with traces",
+    "fsdp_blocks_from_f32": "quantizes what is written for llama.cpp, compared with gguf-py",
+    "fsdp_blocks_can_encode": "says which types that one takes",
     "fsdp_trace_set_listener": "sees events as --trace writes them",
     "fsdp_kernels_all": "all variants of a kernel give equal bytes",
     "fsdp_token_data_tokens": "the place where data is cut into training and validation",

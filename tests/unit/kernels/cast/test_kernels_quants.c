@@ -74,8 +74,8 @@ Test(kernels_quants, encoded_scales_are_rounded_as_f16)
             continue;
         float scale = values[0] / 127;
         size_t overflows = fsdp_blocks_from_f32(FSDP_Q8_0, values, 1, block);
-        size_t misfits = fsdp_kernels_get()->cast(expected, FSDP_F16, &scale, FSDP_F32, 1,
-                                                  FSDP_OVERFLOW_INF);
+        size_t misfits =
+            fsdp_kernels_get()->cast(expected, FSDP_F16, &scale, FSDP_F32, 1, FSDP_OVERFLOW_INF);
         cr_assert_arr_eq(block, expected, 2, "%08x", bits);
         cr_assert_eq(overflows, misfits, "%08x", bits);
     }

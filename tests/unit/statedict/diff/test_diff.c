@@ -107,20 +107,31 @@ Test(diff, a_complex_element_counts_once)
     cr_assert_eq(found.at, 0);
 }
 
-Test(diff, a_quantized_block_counts_once)
+Test(diff, a_quantized_block_counts_once_and_shows_its_numbers)
 {
     uint8_t a[3 * 34] = {0}, b[3 * 34] = {0};
     char text[FSDP_DIFF_ELEMENT];
     for (size_t i = 34; i < 68; i++)
-        b[i] = (uint8_t)i;
+        a[i] = b[i] = 0x3C; /* a scale of 1.06, 32 times 60 */
+    b[40] = 62;
+    b[41] = 61;
     fsdp_diff_found found = compare(FSDP_Q8_0, a, FSDP_Q8_0, b, 3, 0, 0, 0);
     fsdp_diff_rule rule = {FSDP_Q8_0, FSDP_Q8_0, 0, 0, 0};
     cr_assert_eq(found.differing, 1);
     cr_assert_eq(found.at, 1);
+    cr_assert_eq(found.max_abs, 2 * 1.05859375);
     cr_assert_eq(fsdp_diff_bits(&rule, &found), 0);
     fsdp_diff_spell(FSDP_Q8_0, found.to, text);
-    cr_assert_str_eq(text, "67", "the byte that differs most");
+    cr_assert_str_eq(text, "65.63281");
+    cr_assert_eq(compare(FSDP_Q8_0, a, FSDP_Q8_0, b, 3, 2.2, 0, 0).differing, 0);
     cr_assert_eq(compare(FSDP_Q8_0, a, FSDP_Q8_0, a, 3, 0, 0, 0).differing, 0);
+}
+
+Test(diff, blocks_of_other_bits_differ_although_their_numbers_do_not)
+{
+    const uint8_t a[34] = {0}, b[34] = {0, 0, 5}; /* the scale is 0 */
+    cr_assert_eq(compare(FSDP_Q8_0, a, FSDP_Q8_0, b, 1, 0, 0, 0).differing, 1);
+    cr_assert_eq(compare(FSDP_Q8_0, a, FSDP_Q8_0, b, 1, 1e-9, 0, 0).differing, 0);
 }
 
 Test(diff, large_integers_are_told_apart)
