@@ -87,6 +87,11 @@ typedef struct fsdp_convert_opts {
     bool skip_verify;          /* neither compares the source's checksums nor reads the result back */
     bool overwrite;            /* replaces what is at the target */
     fsdp_select_opts select;
+    const char *map;           /* names of another framework: a built-in map, or the path of a map file
+                                * (docs/maps.md), in the direction that fits the source; "none": no map. NULL:
+                                * hf: a built-in map that takes every tensor of the source, if there is one */
+    const char *const *sizes;  /* "NAME=NUMBER": sizes that the map needs, before those that are found */
+    size_t size_count;
     fsdp_cast_report *cast;    /* filled in by a conversion that succeeds; may be NULL */
     const char *copy_from;     /* hf: a directory whose config.json, tokenizer, licences and the like are
                                 * copied beside the weights, config.json edited to be true of them */
@@ -140,6 +145,8 @@ typedef struct fsdp_convert_plan {
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */
     int64_t left_out;          /* entries that select.only or select.part leaves out */
+    char map[64];              /* the map in effect, "" if none; map_from and map_to: its two sides */
+    char map_from[32], map_to[32];
     const char *parts;         /* "model 29 · ema 29 left out · optimizer left out"; NULL: all are taken */
     const char *other_part;    /* of them, weights that select.part would take ("ema"); NULL: none */
     const char *const *renames;        /* the rules in effect: of select, or those that strip */

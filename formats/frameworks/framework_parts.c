@@ -105,7 +105,8 @@ static fsdp_status open_whole(const fsdp_folder *folder, const char *member,
                               char *const parts[FSDP_FRAMEWORK_PARTS], const fsdp_source_opts *opts,
                               fsdp_source **source_out, fsdp_error *err)
 {
-    static const fsdp_framework_part model = {NULL, "model", "model"};
+    const char *key = folder->row->is_one ? "" : "model";
+    const fsdp_framework_part model = {NULL, key, folder->row->is_one ? NULL : key};
     fsdp_source_part opened[FSDP_FRAMEWORK_PARTS + 1] = {
         {.key = model.key, .own_key = model.own_key}};
     size_t count = 1;

@@ -221,6 +221,7 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a directory of %s: %s", folder->path,
                          row->made_by, row->say);
     folder->row = row;
+    folder->whole = folder->whole || (row && row->is_one);
     if (row)
         return find_member(folder, row, name_out, err);
     if (!fsdp_folder_may_look(folder))

@@ -25,6 +25,7 @@ typedef struct fsdp_reading {
     int threads;               /* that may read at once */
     int64_t apart;             /* bytes that they may be apart together */
     int64_t spooled;           /* bytes that are put into spools */
+    int64_t per_thread;        /* bytes of buffers that each thread needs for derived tensors (derive/) */
 } fsdp_reading;
 
 struct fsdp_read_request;
@@ -36,8 +37,8 @@ typedef fsdp_status (*fsdp_file_visit)(void *context, int number, const char *pa
 typedef fsdp_status (*fsdp_number_visit)(void *context, int number, fsdp_error *err);
 
 /*
- * The functions that read an opened checkpoint: native (checkpoint.c, get.c) or another program's
- * (foreign.c). Every other file calls the functions below, which call these. Entries are tensors.
+ * The functions that read an opened checkpoint: native (checkpoint.c, get.c), another program's
+ * (foreign.c), or one of derived tensors (derive/derived_checkpoint.c). Every other file calls the functions below, which call these. Entries are tensors.
  */
 typedef struct fsdp_checkpoint_ops {
     void (*close)(fsdp_checkpoint *checkpoint);
@@ -80,6 +81,7 @@ struct fsdp_checkpoint {
     fsdp_shard_reader **readers;   /* native, per file; NULL until needed */
     fsdp_checkpoint_info info;
     struct fsdp_source *source;    /* another program's (foreign.c) */
+    struct fsdp_derivation *derived;   /* its tensors are computed from another checkpoint's (derive/) */
     size_t *source_tensor;     /* per entry: its tensor there */
     fsdp_filter *may_lack;     /* during the opening: names that may be incomplete; NULL: none */
     bool *is_missing;          /* per entry: incomplete (incomplete.h); NULL: all are whole */

@@ -157,6 +157,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
+    FSDP_TRY(fsdp_convert_derive(job, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
     FSDP_TRY(fsdp_convert_fit_names(job, err));
@@ -210,6 +211,9 @@ static void divide_memory(convert_job *job)
     int64_t memory = budget(job), apart = reading.apart;
     job->threads = fsdp_block_readers_within(job->opts.threads, memory / 4, encoded);
     limit_threads(job, reading.threads);
+    if (reading.per_thread > 0)
+        limit_threads(job, memory / 2 / reading.per_thread);
+    memory -= reading.per_thread * job->threads;
     if (room.per_thread > 0)
         limit_threads(job, memory / 4 / room.per_thread);
     if (!job->target->is_ordered)
@@ -234,7 +238,8 @@ static void divide_memory(convert_job *job)
 static int64_t peak_memory(const convert_job *job)
 {
     convert_room room = job->target->room(job);
-    int64_t worker = job->slab_bytes + fsdp_block_reader_bytes(job->from->info.compressed);
+    int64_t worker = job->slab_bytes + fsdp_block_reader_bytes(job->from->info.compressed) +
+                     fsdp_checkpoint_reading(job->from).per_thread;
     int64_t chunks =
         job->opts.compress && !job->limits ? job->chunk_bytes * encoder_chunks(job) : 0;
     return fixed_room(job, &room) + worker * job->workers + chunks +

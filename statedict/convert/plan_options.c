@@ -41,7 +41,7 @@ enum { WORLD_MOST = 1 << 20, LEVEL_MOST = 22, CHUNK_MOST = 4 << 20 };
 
 #define OPTION(spelled, what, member) \
     .name = spelled, .kind = OPTION_##what, .at = offsetof(fsdp_convert_opts, member)
-#define COUNT(member) .count_at = offsetof(fsdp_convert_opts, select.member)
+#define COUNT(member) .count_at = offsetof(fsdp_convert_opts, member)
 static const plan_option options[] = {
     {OPTION("format", STRING, format)},
     {OPTION("kind", WORD, kind), .words = kinds},
@@ -59,11 +59,13 @@ static const plan_option options[] = {
     {OPTION("keep_names", FLAG, select.keep_names), .is_optional = true},
     {OPTION("include", TEXT, select.include)},
     {OPTION("exclude", TEXT, select.exclude)},
-    {OPTION("drop", LIST, select.drops), COUNT(drop_count)},
-    {OPTION("rename", LIST, select.renames), COUNT(rename_count)},
+    {OPTION("drop", LIST, select.drops), COUNT(select.drop_count)},
+    {OPTION("rename", LIST, select.renames), COUNT(select.rename_count)},
     {OPTION("dtype", STRING, select.dtype), .is_optional = true},
-    {OPTION("dtype_for", LIST, select.dtype_rules), COUNT(dtype_rule_count), .is_optional = true},
+    {OPTION("dtype_for", LIST, select.dtype_rules), COUNT(select.dtype_rule_count), .is_optional = true},
     {OPTION("on_overflow", WORD, select.on_overflow), .words = policies, .is_optional = true},
+    {OPTION("map", STRING, map), .is_optional = true},
+    {OPTION("sizes", LIST, sizes), COUNT(size_count), .is_optional = true},
     {OPTION("from_format", STRING, open.format), .is_optional = true},
     {OPTION("allow_missing", STRING, open.allow_missing), .is_optional = true},
     {OPTION("variant", STRING, open.variant), .is_optional = true},

@@ -9,7 +9,7 @@ ROOMS = {
     "formats": [".", "zip", "source", "target", "pickle", "npy", "hdf5", "hdf5_child", "native",
                 "safetensors", "torch", "ranks", "deepspeed", "dcp", "detect", "frameworks"],
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "expect",
-                  "save", "convert", "diff"],
+                  "derive", "map", "save", "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "comm_nccl", "launch",
                 "param", "context", "group", "step", "optim", "staging", "state", "background", "wrap",
                 "tokens", "mlp", "transformer"],

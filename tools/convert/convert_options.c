@@ -37,6 +37,8 @@ enum {
     KEY_OPAQUE,
     KEY_OPTIM,
     KEY_RENAME,
+    KEY_MAP,
+    KEY_SIZE,
     KEY_DTYPE,
     KEY_DTYPE_FOR,
     KEY_ON_OVERFLOW,
@@ -63,6 +65,8 @@ static const struct argp_option options[] = {
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
+    {"map", KEY_MAP, "MAP", 0, "names of another framework: a built-in map, a file, or none", 0},
+    {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
     {"dtype", KEY_DTYPE, "T", 0, "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ...", 0},
     {"dtype-for", KEY_DTYPE_FOR, "RE=T", 0, "cast names that match; the first rule wins", 0},
     {"on-overflow", KEY_ON_OVERFLOW, "HOW", 0, "overflow of a cast: fail (default), clamp or inf",
@@ -414,6 +418,16 @@ static bool parse_sha256(const char *arg)
     return cli_parse_word("--digest", arg, digests) == 0;
 }
 
+/* "heads=32" */
+static const char *parse_size(const char *arg)
+{
+    const char *sign = strchr(arg, '=');
+    if (!sign || sign == arg)
+        cli_usage_error("--size '%s' is not NAME=NUMBER, such as heads=32", arg);
+    (void)cli_parse_integer("--size", sign + 1, 1, INT64_MAX);
+    return arg;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     convert_options *opts = state->input;
@@ -426,10 +440,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->drops = calloc((size_t)state->argc + 1, sizeof *opts->drops);
         opts->renames = calloc((size_t)state->argc + 1, sizeof *opts->renames);
         opts->dtype_rules = calloc((size_t)state->argc + 1, sizeof *opts->dtype_rules);
+        opts->sizes = calloc((size_t)state->argc + 1, sizeof *opts->sizes);
         convert->select.drops = opts->drops;
+        convert->sizes = opts->sizes;
         convert->select.renames = opts->renames;
         convert->select.dtype_rules = opts->dtype_rules;
-        return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
+        return opts->drops && opts->renames && opts->dtype_rules && opts->sizes ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
     case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
     case KEY_PART: convert->select.part = arg; return 0;
@@ -451,6 +467,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OPTIM: convert->optim_form = parse_form(arg); return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
+    case KEY_MAP: convert->map = arg; return 0;
+    case KEY_SIZE: opts->sizes[convert->size_count++] = parse_size(arg); return 0;
     case KEY_DTYPE: convert->select.dtype = arg; return 0;
     case KEY_DTYPE_FOR: opts->dtype_rules[convert->select.dtype_rule_count++] = arg; return 0;
     case KEY_ON_OVERFLOW:
@@ -520,4 +538,5 @@ void convert_options_release(convert_options *opts)
     free(opts->drops);
     free(opts->renames);
     free(opts->dtype_rules);
+    free(opts->sizes);
 }

@@ -74,6 +74,9 @@ static bool is_model(const convert_options *opts)
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
+    if (plan->map[0])
+        fsdp_text_addf(text, "  names of %s become those of %s (--map %s)\n", plan->map_from,
+                       plan->map_to, plan->map);
     if (plan->renamed > 0 && plan->strips)
         convert_add_stripped(text, plan);
     else if (plan->renamed > 0)

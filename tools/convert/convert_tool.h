@@ -17,7 +17,7 @@ typedef struct convert_options {
     bool kind_given, dim_given, plan, verbose;
     bool digest;               /* prints those of the files that were written */
     bool write_digests;        /* into TO.xxh3 */
-    const char **drops, **renames, **dtype_rules; /* as many as there are arguments at most */
+    const char **drops, **renames, **dtype_rules, **sizes; /* as many as there are arguments at most */
     fsdp_cast_report cast;     /* what casting did to values */
     const char *from, *to;
     int argc;

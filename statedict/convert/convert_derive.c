@@ -1,0 +1,172 @@
+/*
+ * Puts derived tensors in the place of the source's: the names of another framework, by a map that the user
+ * names or that fits source and target. See convert_job.h.
+ */
+#include "statedict/convert/convert_job.h"
+
+#include "formats/frameworks.h"
+#include "statedict/map/map.h"
+#include "statedict/select/expression.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { CONFIG_MOST = 16 << 20 };
+
+/* --- what a map is applied with ----------------------------------------------------------------- */
+
+typedef struct map_choice {
+    convert_job *job;
+    char *config_text;
+    fsdp_model_kind kind; /* of config.json */
+    fsdp_map_call call;
+    bool state_is_optim;
+} map_choice;
+
+/* The config.json of the model, if there is one that can be read. */
+static fsdp_status read_config(map_choice *choice, fsdp_error *err)
+{
+    const convert_job *job = choice->job;
+    char *dir = NULL;
+    const char *named = job->opts.copy_from;
+    if (!named)
+        FSDP_TRY(fsdp_framework_config(job->io, job->from->path, &dir, err));
+    char *path = named || dir ? fsdp_path_join(named ? named : dir, "config.json") : NULL;
+    if (path && fsdp_io_exists(job->io, path))
+        (void)fsdp_io_read_file(job->io, path, CONFIG_MOST, &choice->config_text,
+                                &choice->call.config_size,
+                                NULL); /* without it sizes are not known */
+    if (choice->config_text)
+        (void)fsdp_model_kind_read(choice->config_text, choice->call.config_size, path,
+                                   &choice->kind, NULL);
+    choice->call.config = choice->config_text;
+    fsdp_free(path);
+    fsdp_free(dir);
+    return FSDP_OK;
+}
+
+static bool is_dropped(const fsdp_select_opts *select, const fsdp_entry *entry)
+{
+    regex_t expression;
+    bool matches = false;
+    for (size_t i = 0; i < select->drop_count && !matches; i++) {
+        if (fsdp_expression_compile(select->drops[i], REG_NOSUB, &expression, NULL) != FSDP_OK)
+            continue; /* the selection says what is wrong */
+        matches = fsdp_expression_matches(&expression, entry->name, entry->name_size);
+        regfree(&expression);
+    }
+    return matches;
+}
+
+/* A tensor may stay outside of the map if the selection leaves it out afterwards. */
+static bool may_stay(void *context, const fsdp_entry *entry)
+{
+    const map_choice *choice = context;
+    const convert_job *job = choice->job;
+    const fsdp_select_opts *select = &job->opts.select;
+    bool model_only = select->only == FSDP_ONLY_MODEL ||
+                      (select->only == FSDP_ONLY_DEFAULT && job->limits && job->limits->model_only);
+    return (model_only && fsdp_entry_is_optim(entry, choice->state_is_optim)) ||
+           is_dropped(select, entry);
+}
+
+/* --- the choice --------------------------------------------------------------------------------- */
+
+static bool fits(const map_choice *choice, const fsdp_map *map, bool from_right)
+{
+    fsdp_map_match match =
+        fsdp_map_compare(map, from_right, choice->job->from->manifest.sd, &choice->call);
+    return match.taken > 0 && match.left_over == 0;
+}
+
+static bool leads_to(const fsdp_map *map, bool from_right, const char *layout)
+{
+    return strcmp(fsdp_map_layout(map, !from_right), layout) == 0;
+}
+
+/* A built-in map that takes every tensor of the source to the layout of the target. Names that are
+ * the target's already need none. */
+static fsdp_status find_map(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
+                            fsdp_error *err)
+{
+    const char *layout = choice->job->opts.format ? choice->job->opts.format : "", *name;
+    for (size_t i = 0; fsdp_map_builtin_at(i, &name); i++) {
+        fsdp_map *map = NULL;
+        FSDP_TRY(fsdp_map_builtin(name, &map, err));
+        for (int right = 0; right < 2; right++) {
+            bool is_for = !choice->kind.type[0] || fsdp_map_is_for(map, choice->kind.type);
+            if (!leads_to(map, right, layout) || !is_for || fits(choice, map, !right) ||
+                !fits(choice, map, right))
+                continue;
+            *map_out = map;
+            *from_right_out = right;
+            return FSDP_OK;
+        }
+        fsdp_map_free(map);
+    }
+    return FSDP_OK;
+}
+
+/* The map that the user names: a built-in one, or a file. */
+static fsdp_status open_named(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
+                              fsdp_error *err)
+{
+    const convert_job *job = choice->job;
+    const char *name = job->opts.map;
+    fsdp_status st = fsdp_map_builtin(name, map_out, err);
+    if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(job->io, name)))
+        st = fsdp_map_open(job->io, name, map_out, err);
+    FSDP_TRY(st);
+    const fsdp_sd *sd = job->from->manifest.sd;
+    fsdp_map_match left = fsdp_map_compare(*map_out, false, sd, &choice->call);
+    fsdp_map_match right = fsdp_map_compare(*map_out, true, sd, &choice->call);
+    *from_right_out = right.taken > left.taken;
+    if (left.taken + right.taken > 0)
+        return FSDP_OK;
+    fsdp_map_free(*map_out);
+    *map_out = NULL;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' is one of the map '%s'", job->from->path,
+                     name);
+}
+
+static fsdp_status choose(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
+                          fsdp_error *err)
+{
+    const convert_job *job = choice->job;
+    bool is_model = job->limits && job->limits->for_loaders && !job->opts.select.keep_names &&
+                    job->opts.select.only != FSDP_ONLY_OPTIM;
+    if (job->opts.map && strcmp(job->opts.map, "none") != 0)
+        return open_named(choice, map_out, from_right_out, err);
+    return !job->opts.map && is_model ? find_map(choice, map_out, from_right_out, err) : FSDP_OK;
+}
+
+/* --- deriving ----------------------------------------------------------------------------------- */
+
+static void note_map(fsdp_convert_plan *plan, const fsdp_map *map, bool from_right)
+{
+    snprintf(plan->map, sizeof plan->map, "%s", fsdp_map_name(map));
+    snprintf(plan->map_from, sizeof plan->map_from, "%s", fsdp_map_layout(map, from_right));
+    snprintf(plan->map_to, sizeof plan->map_to, "%s", fsdp_map_layout(map, !from_right));
+}
+
+fsdp_status fsdp_convert_derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_map *map = NULL;
+    bool from_right = false;
+    map_choice choice = {.job = job};
+    choice.state_is_optim = fsdp_sd_state_is_optim(job->from->manifest.sd);
+    choice.call = (fsdp_map_call){.given = job->opts.sizes,
+                                  .given_count = job->opts.size_count,
+                                  .may_stay = may_stay,
+                                  .context = &choice};
+    fsdp_status st = read_config(&choice, err);
+    if (st == FSDP_OK)
+        st = choose(&choice, &map, &from_right, err);
+    if (st == FSDP_OK && map) {
+        note_map(plan, map, from_right);
+        st = fsdp_map_apply(map, from_right, &choice.call, &job->from, err);
+    }
+    fsdp_map_free(map);
+    fsdp_free(choice.config_text);
+    return st;
+}

@@ -1,0 +1,435 @@
+/* The checkpoint of derived tensors: see derived_checkpoint.h. */
+#include "statedict/derive/derived_checkpoint.h"
+
+#include "base/data/name_path.h"
+#include "statedict/checkpoint/incomplete.h"
+#include "statedict/sd/layout_internal.h"
+
+#include <stdint.h>
+#include <string.h>
+
+enum { BASES = 2 };
+
+struct fsdp_derivation {
+    fsdp_checkpoint *bases[BASES]; /* the base, and a second one */
+    fsdp_arena arena;
+    fsdp_sd *sd;
+    fsdp_mesh *mesh;
+    const fsdp_derived **tensors; /* per entry; NULL: not a tensor */
+    size_t room;
+};
+
+/* --- making it -------------------------------------------------------------------------------------- */
+
+void fsdp_derivation_cancel(fsdp_derivation *derivation)
+{
+    if (!derivation)
+        return;
+    for (int i = BASES - 1; i >= 0; i--)
+        fsdp_checkpoint_close(derivation->bases[i]);
+    fsdp_mesh_free(derivation->mesh);
+    fsdp_sd_free(derivation->sd);
+    fsdp_free(derivation->tensors);
+    fsdp_arena_release(&derivation->arena);
+    fsdp_free(derivation);
+}
+
+fsdp_status fsdp_derivation_begin(fsdp_checkpoint *base, fsdp_derivation **derivation_out,
+                                  fsdp_error *err)
+{
+    fsdp_derivation *derivation = fsdp_alloc(1, sizeof *derivation);
+    if (!derivation) {
+        fsdp_checkpoint_close(base);
+        return fsdp_fail_memory(err, "derived tensors");
+    }
+    derivation->bases[0] = base;
+    fsdp_status st = fsdp_sd_create(&derivation->sd, err);
+    if (st == FSDP_OK)
+        st = fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &derivation->mesh,
+                              err);
+    if (st != FSDP_OK) {
+        fsdp_derivation_cancel(derivation);
+        return st;
+    }
+    *derivation_out = derivation;
+    return FSDP_OK;
+}
+
+fsdp_checkpoint *fsdp_derivation_base(const fsdp_derivation *derivation)
+{
+    return derivation->bases[0];
+}
+
+fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation)
+{
+    return &derivation->arena;
+}
+
+void fsdp_derivation_close_too(fsdp_derivation *derivation, fsdp_checkpoint *second)
+{
+    derivation->bases[1] = second;
+}
+
+/* Keeps `tensors` as long as the state dict. A new name is not nested. */
+static fsdp_status note(fsdp_derivation *derivation, const fsdp_derived *tensor, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(derivation->sd);
+    const fsdp_entry *entry = fsdp_sd_at(derivation->sd, count - 1);
+    const int32_t flat = (int32_t)entry->name_size;
+    if (!fsdp_path_is_default(entry->name, entry->name_size, &flat, 1))
+        FSDP_TRY(fsdp_sd_set_path(derivation->sd, count - 1, &flat, 1, err));
+    if (!fsdp_grow(&derivation->tensors, &derivation->room, count, sizeof *derivation->tensors))
+        return fsdp_fail_memory(err, "derived tensors");
+    derivation->tensors[count - 1] = tensor;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_derivation_add(fsdp_derivation *derivation, fsdp_derived_name name,
+                                const fsdp_derived *tensor, fsdp_error *err)
+{
+    const fsdp_placement whole = {.kind = FSDP_REPLICATE};
+    fsdp_tensor added = {.dtype = tensor->dtype,
+                         .ndim = tensor->ndim,
+                         .shape = tensor->shape,
+                         .layout = {.mesh = derivation->mesh, .placement = {whole}}};
+    FSDP_TRY(fsdp_sd_add_tensor(derivation->sd, name.text, name.size, &added, err));
+    return note(derivation, tensor, err);
+}
+
+fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_name name,
+                                      const fsdp_value *value, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_sd_add_value(derivation->sd, name.text, name.size, value, err));
+    return note(derivation, NULL, err);
+}
+
+fsdp_status fsdp_derivation_add_alias(fsdp_derivation *derivation, fsdp_derived_name name,
+                                      fsdp_derived_name target, fsdp_error *err)
+{
+    FSDP_TRY(
+        fsdp_sd_add_alias(derivation->sd, name.text, name.size, target.text, target.size, err));
+    return note(derivation, NULL, err);
+}
+
+/* The name of a tensor that is not kept becomes its only one. */
+static fsdp_status keep_alias(fsdp_derivation *derivation, size_t number, fsdp_error *err)
+{
+    fsdp_checkpoint *base = derivation->bases[0];
+    const fsdp_entry *entry = fsdp_sd_at(base->manifest.sd, number);
+    const fsdp_entry *target = fsdp_sd_at(base->manifest.sd, entry->target);
+    const fsdp_derived_name name = {entry->name, entry->name_size};
+    const fsdp_derived *stored = NULL;
+    if (fsdp_sd_find(derivation->sd, target->name, target->name_size) >= 0)
+        return fsdp_derivation_add_alias(derivation, name,
+                                         (fsdp_derived_name){target->name, target->name_size}, err);
+    FSDP_TRY(fsdp_derive_stored(&derivation->arena, base, number, &stored, err));
+    return fsdp_derivation_add(derivation, name, stored, err);
+}
+
+fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t number, fsdp_error *err)
+{
+    fsdp_checkpoint *base = derivation->bases[0];
+    const fsdp_entry *entry = fsdp_sd_at(base->manifest.sd, number);
+    const fsdp_derived_name name = {entry->name, entry->name_size};
+    const fsdp_derived *stored = NULL;
+    if (entry->kind == FSDP_ENTRY_TENSOR) {
+        FSDP_TRY(fsdp_derive_stored(&derivation->arena, base, number, &stored, err));
+        FSDP_TRY(fsdp_derivation_add(derivation, name, stored, err));
+    } else if (entry->kind == FSDP_ENTRY_VALUE) {
+        FSDP_TRY(fsdp_derivation_add_value(derivation, name, &entry->value, err));
+    } else {
+        FSDP_TRY(keep_alias(derivation, number, err));
+    }
+    size_t last = fsdp_sd_count(derivation->sd) - 1;
+    return entry->path ? fsdp_sd_set_path(derivation->sd, last, entry->path, entry->path_count, err)
+                       : FSDP_OK;
+}
+
+/* --- reading it ------------------------------------------------------------------------------------- */
+
+static const fsdp_derived *derived_at(const fsdp_checkpoint *checkpoint, size_t entry)
+{
+    return checkpoint->derived->tensors[entry];
+}
+
+static fsdp_checkpoint *base_of(const fsdp_checkpoint *checkpoint)
+{
+    return checkpoint->derived->bases[0];
+}
+
+static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
+                       fsdp_error *err)
+{
+    const fsdp_derived *tensor = derived_at(checkpoint, request->entry);
+    fsdp_derived_reader reader = {.block_reader = request->block_reader};
+    fsdp_arena arena = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < request->count && st == FSDP_OK; i++) {
+        const fsdp_read_target *target = &request->targets[i];
+        const fsdp_derived *cast = tensor;
+        if (!fsdp_work_counter_take(request->counter))
+            continue;
+        st = fsdp_derive_cast(&arena, tensor, target->dtype, &cast, err);
+        if (st == FSDP_OK)
+            st = fsdp_derived_read(cast, &reader, &target->box, target->data, err);
+    }
+    if (st != FSDP_OK) {
+        const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, request->entry);
+        char name[200];
+        fsdp_error_prefix(err, "'%s'",
+                          fsdp_printable(entry->name, entry->name_size, name, sizeof name));
+    }
+    fsdp_arena_release(&arena);
+    fsdp_derived_reader_release(&reader);
+    return st;
+}
+
+static void close_derived(fsdp_checkpoint *checkpoint)
+{
+    checkpoint->derived->sd = NULL; /* the manifest's */
+    fsdp_derivation_cancel(checkpoint->derived);
+}
+
+static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)
+{
+    fsdp_checkpoint_file_at(base_of(checkpoint), number, file_out);
+}
+
+/* Files of a second checkpoint have no number. */
+typedef struct second_files {
+    fsdp_file_visit visit;
+    void *context;
+} second_files;
+
+static fsdp_status visit_second(void *context, int number, const char *path,
+                                const fsdp_file_info *info, fsdp_error *err)
+{
+    const second_files *files = context;
+    (void)number;
+    return files->visit(files->context, -1, path, info, err);
+}
+
+static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
+                             void *context, fsdp_error *err)
+{
+    const fsdp_checkpoint *second = checkpoint->derived->bases[1];
+    second_files files = {visit, context};
+    FSDP_TRY(fsdp_checkpoint_each_file(base_of(checkpoint), visit, context, err));
+    return second ? fsdp_checkpoint_each_file(second, visit_second, &files, err) : FSDP_OK;
+}
+
+/* Calls visit for each stored tensor that the node reads. */
+typedef fsdp_status (*stored_visit)(void *context, const fsdp_derived *stored, fsdp_error *err);
+
+static fsdp_status each_stored(const fsdp_derived *tensor, stored_visit visit, void *context,
+                               fsdp_error *err)
+{
+    if (tensor->checkpoint)
+        return visit(context, tensor, err);
+    for (size_t i = 0; i < tensor->part_count;
+         i++) /* the depth is bounded by the levels and maps */
+        FSDP_TRY(each_stored(tensor->parts[i], visit, context, err));
+    return FSDP_OK;
+}
+
+typedef struct locate_call {
+    const fsdp_checkpoint *base;
+    fsdp_number_visit visit;
+    void *context;
+} locate_call;
+
+static fsdp_status locate_stored(void *context, const fsdp_derived *stored, fsdp_error *err)
+{
+    const locate_call *call = context;
+    fsdp_box whole = fsdp_box_whole(stored->ndim, stored->shape);
+    return stored->checkpoint == call->base
+               ? fsdp_checkpoint_locate(stored->checkpoint, stored->entry, &whole, call->visit,
+                                        call->context, err)
+               : FSDP_OK;
+}
+
+static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
+                          fsdp_number_visit visit, void *context, fsdp_error *err)
+{
+    locate_call call = {base_of(checkpoint), visit, context};
+    (void)box; /* its elements may come from anywhere in the stored tensors */
+    return each_stored(derived_at(checkpoint, entry), locate_stored, &call, err);
+}
+
+static fsdp_status require_stored(void *context, const fsdp_derived *stored, fsdp_error *err)
+{
+    (void)context;
+    return fsdp_checkpoint_require(stored->checkpoint, stored->entry, err);
+}
+
+static fsdp_status require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
+{
+    return each_stored(derived_at(checkpoint, entry), require_stored, NULL, err);
+}
+
+static fsdp_status announce_stored(void *context, const fsdp_derived *stored, fsdp_error *err)
+{
+    return fsdp_checkpoint_announce(stored->checkpoint, stored->entry, *(bool *)context, err);
+}
+
+/* Only a stored tensor is sure to be read forwards. */
+static fsdp_status announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
+                            fsdp_error *err)
+{
+    const fsdp_derived *tensor = derived_at(checkpoint, entry);
+    bool jumps = repeated || !tensor->checkpoint;
+    return each_stored(tensor, announce_stored, &jumps, err);
+}
+
+static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out)
+{
+    return fsdp_checkpoint_missing_at(base_of(checkpoint), number, size_out);
+}
+
+static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
+                                fsdp_slab_visit visit, void *context, fsdp_error *err)
+{
+    return fsdp_checkpoint_stream_inner(base_of(checkpoint), tensor, memory, visit, context, err);
+}
+
+static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch,
+                         fsdp_error *err)
+{
+    return fsdp_checkpoint_check(base_of(checkpoint), threads, watch, err);
+}
+
+static int64_t check_bytes(const fsdp_checkpoint *checkpoint)
+{
+    return fsdp_checkpoint_check_bytes(base_of(checkpoint));
+}
+
+static int64_t checked_bytes(const fsdp_checkpoint *checkpoint)
+{
+    const fsdp_checkpoint *base = base_of(checkpoint);
+    return base->ops->checked_bytes ? base->ops->checked_bytes(base) : 0;
+}
+
+static const char *extra(const fsdp_checkpoint *checkpoint, const char *member)
+{
+    return fsdp_checkpoint_extra(base_of(checkpoint), member);
+}
+
+static fsdp_status set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                              fsdp_error *err)
+{
+    fsdp_checkpoint *second = checkpoint->derived->bases[1];
+    FSDP_TRY(fsdp_checkpoint_set_memory(base_of(checkpoint), memory, to, err));
+    return second ? fsdp_checkpoint_set_memory(second, memory, to, err) : FSDP_OK;
+}
+
+static fsdp_reading reading(const fsdp_checkpoint *checkpoint)
+{
+    fsdp_reading reading = fsdp_checkpoint_reading(base_of(checkpoint));
+    int levels = 0;
+    for (size_t i = 0; i < fsdp_sd_count(checkpoint->manifest.sd); i++)
+        if (derived_at(checkpoint, i) && derived_at(checkpoint, i)->levels > levels)
+            levels = derived_at(checkpoint, i)->levels;
+    reading.per_thread += (int64_t)levels * FSDP_DERIVED_PIECE;
+    return reading;
+}
+
+/* Only stored tensors have a place to compare. */
+static bool has_place(const fsdp_checkpoint *checkpoint, size_t entry)
+{
+    const fsdp_derived *tensor = derived_at(checkpoint, entry);
+    const fsdp_checkpoint *from = tensor ? tensor->checkpoint : NULL;
+    return from && from->ops->has_place && from->ops->has_place(from, tensor->entry);
+}
+
+static int compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_t second)
+{
+    const fsdp_derived *a = derived_at(checkpoint, first), *b = derived_at(checkpoint, second);
+    if (a->checkpoint != b->checkpoint)
+        return (uintptr_t)a->checkpoint < (uintptr_t)b->checkpoint ? -1 : 1;
+    return a->checkpoint->ops->compare_places(a->checkpoint, a->entry, b->entry);
+}
+
+static const fsdp_checkpoint_ops derived_ops = {.close = close_derived,
+                                                .get = get,
+                                                .file_at = file_at,
+                                                .each_file = each_file,
+                                                .locate = locate,
+                                                .missing_at = missing_at,
+                                                .require = require,
+                                                .stream_inner = stream_inner,
+                                                .check = check,
+                                                .check_bytes = check_bytes,
+                                                .checked_bytes = checked_bytes,
+                                                .extra = extra,
+                                                .set_memory = set_memory,
+                                                .announce = announce,
+                                                .reading = reading,
+                                                .has_place = has_place,
+                                                .compare_places = compare_places};
+
+/* --- finishing -------------------------------------------------------------------------------------- */
+
+static fsdp_status mark_stored(void *context, const fsdp_derived *stored, fsdp_error *err)
+{
+    const fsdp_checkpoint *from = stored->checkpoint;
+    (void)err;
+    *(bool *)context = *(bool *)context || (from->is_missing && from->is_missing[stored->entry]);
+    return FSDP_OK;
+}
+
+/* A tensor is missing when one that it is made of is. */
+static fsdp_status mark_missing(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_checkpoint *base = base_of(checkpoint);
+    size_t count = base->missing_count;
+    for (size_t i = 0; count > 0 && i < fsdp_sd_count(checkpoint->manifest.sd); i++) {
+        bool is_missing = false;
+        if (derived_at(checkpoint, i))
+            FSDP_TRY(each_stored(derived_at(checkpoint, i), mark_stored, &is_missing, err));
+        if (is_missing)
+            FSDP_TRY(fsdp_incomplete_mark(checkpoint, i, err));
+    }
+    checkpoint->missing_count = count;
+    return FSDP_OK;
+}
+
+/* The checkpoint is the base in all but its tensors. */
+static void take_after(fsdp_checkpoint *checkpoint, const fsdp_checkpoint *base)
+{
+    checkpoint->io = base->io;
+    checkpoint->is_one_file = base->is_one_file;
+    checkpoint->source = base->source;
+    checkpoint->manifest.step = base->manifest.step;
+    checkpoint->manifest.kind = FSDP_FULL;
+    memcpy(checkpoint->manifest.run, base->manifest.run, sizeof base->manifest.run);
+    checkpoint->manifest.world = base->manifest.world;
+    checkpoint->info = base->info;
+    checkpoint->info.path = checkpoint->path;
+    checkpoint->info.tensor_bytes = fsdp_sd_tensor_bytes(checkpoint->manifest.sd);
+}
+
+fsdp_status fsdp_derivation_finish(fsdp_derivation *derivation, fsdp_checkpoint **checkpoint_out,
+                                   fsdp_error *err)
+{
+    const fsdp_checkpoint *base = derivation->bases[0];
+    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
+    char *path = fsdp_strndup(base->path, strlen(base->path));
+    if (!checkpoint || !path) {
+        fsdp_free(checkpoint);
+        fsdp_free(path);
+        fsdp_derivation_cancel(derivation);
+        return fsdp_fail_memory(err, "a checkpoint");
+    }
+    checkpoint->ops = &derived_ops;
+    checkpoint->derived = derivation;
+    checkpoint->manifest.sd = derivation->sd;
+    checkpoint->path = path;
+    take_after(checkpoint, base);
+    fsdp_status st = mark_missing(checkpoint, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}

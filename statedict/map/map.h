@@ -1,0 +1,72 @@
+/*
+ * Room map: the same model under the names of two frameworks. A map is a text of rules; each rule says how
+ * tensors on its left become tensors on its right, and holds in both directions. docs/maps.md describes the
+ * language.
+ *
+ * In: a map (a file, or a built-in one by name) and an opened checkpoint. Out: the checkpoint under the names
+ * of the other side, whose tensors are computed while they are read (derive/).
+ *
+ *   map_file.c     text -> rules                       map_pattern.c  names with {variables}
+ *   map_size.c     sizes: expressions over numbers of the checkpoint and of config.json
+ *   map_apply.c    names -> bindings of the variables, rule by rule; map_bindings.c has their lists
+ *   map_steps.c    the steps of a rule -> derived tensors
+ *   map_builtin.c  built-in maps, whose texts are in builtin/
+ *
+ * Local; one thread. Caller: convert.
+ */
+#ifndef FSDP_MAP_H
+#define FSDP_MAP_H
+
+#include "statedict/derive/derived_checkpoint.h"
+
+enum { MAP_VARIABLES = 6, MAP_NAMES = 16, MAP_STEPS = 16, MAP_PIECES = 16, MAP_SIZES = 64 };
+
+typedef struct fsdp_map fsdp_map;
+
+/* --- map_file.c --- */
+
+/* Reads a map. FSDP_ERR_USAGE names the line that is wrong. */
+fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp_map **map_out,
+                           fsdp_error *err);
+/* Reads a map file of at most 1 MiB. */
+fsdp_status fsdp_map_open(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err);
+void fsdp_map_free(fsdp_map *map);     /* accepts NULL */
+const char *fsdp_map_name(const fsdp_map *map);
+/* The layout of a side, and whether the map is for the type of a model of transformers. */
+const char *fsdp_map_layout(const fsdp_map *map, bool right);
+bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
+
+/* --- map_apply.c --- */
+
+/* What a map is applied with, besides the checkpoint. Zero-initialise. */
+typedef struct fsdp_map_call {
+    const char *config;        /* the text of config.json, for sizes; NULL: none */
+    size_t config_size;
+    const char *const *given;  /* "NAME=NUMBER", sizes of the user, which come first */
+    size_t given_count;
+    /* True when a tensor that no rule takes may stay as it is. NULL: never. */
+    bool (*may_stay)(void *context, const fsdp_entry *entry);
+    void *context;
+} fsdp_map_call;
+
+/* The tensors that a side of the map takes, and those it does not. */
+typedef struct fsdp_map_match {
+    size_t taken, left_over;
+} fsdp_map_match;
+fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
+                                const fsdp_map_call *call);
+
+/*
+ * Replaces the checkpoint by one under the names of the other side; it is closed and NULL after a failure.
+ * FSDP_ERR_USAGE names a tensor that no rule takes, one that a rule lacks, or a size that is not known.
+ */
+fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_call *call,
+                           fsdp_checkpoint **checkpoint, fsdp_error *err);
+
+/* --- map_builtin.c --- */
+
+/* The text of built-in map i and its name; NULL behind the last. */
+const char *fsdp_map_builtin_at(size_t i, const char **name_out);
+fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *err);
+
+#endif

@@ -1,0 +1,279 @@
+/*
+ * Applies a map to a checkpoint: finds the bindings of each rule's variables among the names, follows them
+ * through the rule's steps, and makes a derived tensor for each name of the other side. See map.h.
+ */
+#include "statedict/map/map_run.h"
+
+#include <inttypes.h>
+
+/* --- bindings of a rule ------------------------------------------------------------------------------- */
+
+/* A stacked variable counts from 0 without gaps. */
+static fsdp_status merge_numbers(map_run *run, int number, fsdp_error *err)
+{
+    const map_step *step = &run->steps[number];
+    const binding_list *before = &run->bindings[number];
+    binding_list *after = &run->bindings[number + 1];
+    for (size_t i = 0; i < before->count; i++) {
+        map_binding one = before->items[i], previous = one;
+        if (previous.values[step->variable]-- > 0 && !map_bindings_have(before, &previous))
+            return fsdp_fail(err, FSDP_ERR_USAGE, "number %" PRId64 " of {%s} is missing",
+                             previous.values[step->variable],
+                             run->rule->variables.names[step->variable]);
+        one.values[step->variable] = -1;
+        FSDP_TRY(map_bindings_add(after, &one, err));
+    }
+    map_bindings_sort(after);
+    return FSDP_OK;
+}
+
+enum { PARTS_MOST = 1 << 20 };
+
+static fsdp_status spread_numbers(map_run *run, int number, fsdp_error *err)
+{
+    const binding_list *before = &run->bindings[number];
+    int64_t count = 0;
+    for (size_t i = 0; i < before->count; i++) {
+        map_binding one = before->items[i];
+        FSDP_TRY(map_count_parts(run, number, &one, &count, err));
+        if (count > PARTS_MOST - (int64_t)run->bindings[number + 1].count)
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "a rule makes more than %d tensors", PARTS_MOST);
+        for (int64_t k = 0; k < count; k++) {
+            one.values[run->steps[number].variable] = k;
+            FSDP_TRY(map_bindings_add(&run->bindings[number + 1], &one, err));
+        }
+    }
+    map_bindings_sort(&run->bindings[number + 1]);
+    return FSDP_OK;
+}
+
+static fsdp_status copy_bindings(map_run *run, int number, fsdp_error *err)
+{
+    for (size_t i = 0; i < run->bindings[number].count; i++)
+        FSDP_TRY(
+            map_bindings_add(&run->bindings[number + 1], &run->bindings[number].items[i], err));
+    return FSDP_OK;
+}
+
+/* Bindings and the length of the list behind step `number`. */
+static fsdp_status follow_step(map_run *run, int number, fsdp_error *err)
+{
+    const map_step *step = &run->steps[number];
+    map_verb verb = step->verb;
+    run->lists[number + 1] = verb == MAP_CONCAT  ? 1
+                             : verb != MAP_SPLIT ? run->lists[number]
+                             : step->size_count  ? step->size_count
+                                                 : run->to_count;
+    if (verb == MAP_STACK || verb == MAP_GATHER)
+        return merge_numbers(run, number, err);
+    if (verb == MAP_UNSTACK || verb == MAP_SCATTER)
+        return spread_numbers(run, number, err);
+    return copy_bindings(run, number, err);
+}
+
+/* Names of tensors that match the first pattern of the rule. */
+static fsdp_status find_bindings(map_run *run, fsdp_error *err)
+{
+    map_binding binding;
+    for (size_t i = 0; i < fsdp_sd_count(run->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
+        if (entry->kind != FSDP_ENTRY_VALUE && !run->is_taken[i] &&
+            map_pattern_matches(&run->from[0], entry->name, entry->name_size, &binding))
+            FSDP_TRY(map_bindings_add(&run->bindings[0], &binding, err));
+    }
+    map_bindings_sort(&run->bindings[0]);
+    return FSDP_OK;
+}
+
+/* --- a rule ------------------------------------------------------------------------------------------- */
+
+static void choose_rule(map_run *run, const map_rule *rule, bool from_right)
+{
+    int count = rule->step_count;
+    run->rule = rule;
+    run->from = from_right ? rule->right : rule->left;
+    run->to = from_right ? rule->left : rule->right;
+    run->from_count = from_right ? rule->right_count : rule->left_count;
+    run->to_count = from_right ? rule->left_count : rule->right_count;
+    for (int i = 0; i < count; i++)
+        run->steps[i] = from_right ? map_step_inverse(&rule->steps[count - 1 - i]) : rule->steps[i];
+    run->lists[0] = run->from_count;
+    for (int i = 0; i <= MAP_STEPS; i++)
+        run->bindings[i].count = 0;
+}
+
+static fsdp_status add_tensor(map_run *run, int number, const map_binding *binding, fsdp_error *err)
+{
+    const fsdp_derived *tensor = NULL;
+    fsdp_text name = {0};
+    FSDP_TRY(map_make(run, run->rule->step_count, number, binding, &tensor, err));
+    map_pattern_render(&run->to[number], binding, &name);
+    fsdp_status st =
+        name.failed ? fsdp_fail_memory(err, "a name")
+                    : fsdp_derivation_add(run->derivation,
+                                          (fsdp_derived_name){name.data, name.size}, tensor, err);
+    fsdp_text_release(&name);
+    return st;
+}
+
+static void leave_out(map_run *run)
+{
+    map_binding binding;
+    for (size_t i = 0; i < fsdp_sd_count(run->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
+        for (int k = 0; k < run->from_count && !run->is_taken[i]; k++)
+            run->is_taken[i] =
+                map_pattern_matches(&run->from[k], entry->name, entry->name_size, &binding);
+    }
+}
+
+static fsdp_status apply_rule(map_run *run, fsdp_error *err)
+{
+    int steps = run->rule->step_count;
+    if (run->to_count == 0) {
+        leave_out(run);
+        return FSDP_OK;
+    }
+    FSDP_TRY(find_bindings(run, err));
+    if (run->bindings[0].count == 0)
+        return FSDP_OK;
+    for (int i = 0; i < steps; i++)
+        FSDP_TRY(follow_step(run, i, err));
+    if (run->lists[steps] != run->to_count)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the steps make %d tensors, and the other side has %d names",
+                         run->lists[steps], run->to_count);
+    for (size_t i = 0; i < run->bindings[steps].count; i++)
+        for (int k = 0; k < run->to_count; k++)
+            FSDP_TRY(add_tensor(run, k, &run->bindings[steps].items[i], err));
+    return FSDP_OK;
+}
+
+/* --- the whole ---------------------------------------------------------------------------------------- */
+
+static bool holds(const map_rule *rule, bool from_right)
+{
+    return (rule->directions & (from_right ? MAP_TO_LEFT : MAP_TO_RIGHT)) != 0;
+}
+
+static bool takes(const fsdp_map *map, bool from_right, const fsdp_entry *entry)
+{
+    map_binding binding;
+    for (size_t i = 0; i < map->rule_count; i++) {
+        const map_rule *rule = map->rules[i];
+        const map_pattern *from = from_right ? rule->right : rule->left;
+        int count = from_right ? rule->right_count : rule->left_count;
+        for (int k = 0; holds(rule, from_right) && k < count; k++)
+            if (map_pattern_matches(&from[k], entry->name, entry->name_size, &binding))
+                return true;
+    }
+    return false;
+}
+
+static bool may_stay(const fsdp_map_call *call, const fsdp_entry *entry)
+{
+    return call->may_stay && call->may_stay(call->context, entry);
+}
+
+fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
+                                const fsdp_map_call *call)
+{
+    fsdp_map_match match = {0};
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_VALUE)
+            continue;
+        bool taken = takes(map, from_right, entry);
+        match.taken += taken;
+        match.left_over += !taken && !may_stay(call, entry);
+    }
+    return match;
+}
+
+/* Values stay; so do tensors that no rule takes and that may. */
+static fsdp_status keep_others(map_run *run, const fsdp_map_call *call, fsdp_error *err)
+{
+    enum { SHOWN = 3 };
+    fsdp_text names = {0};
+    size_t count = 0;
+    char shown[200];
+    for (size_t i = 0; i < fsdp_sd_count(run->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
+        if (run->is_taken[i])
+            continue;
+        if (entry->kind == FSDP_ENTRY_VALUE || may_stay(call, entry)) {
+            FSDP_TRY(fsdp_derivation_keep(run->derivation, i, err));
+        } else if (count++ < SHOWN) {
+            fsdp_text_addf(&names, "%s'%s'", count > 1 ? ", " : "",
+                           fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+        }
+    }
+    if (count > 0)
+        (void)fsdp_fail(err, FSDP_ERR_USAGE,
+                        "no rule of the map '%s' takes %.*s%s; --drop REGEX leaves "
+                        "out what is not needed",
+                        run->map->name, (int)names.size, names.data ? names.data : "",
+                        count > SHOWN ? " and more" : "");
+    fsdp_text_release(&names);
+    return count > 0 ? FSDP_ERR_USAGE : FSDP_OK;
+}
+
+static fsdp_status apply_rules(map_run *run, bool from_right, fsdp_error *err)
+{
+    for (size_t i = 0; i < run->map->rule_count; i++) {
+        const map_rule *rule = run->map->rules[i];
+        if (!holds(rule, from_right))
+            continue;
+        choose_rule(run, rule, from_right);
+        fsdp_status st = apply_rule(run, err);
+        if (st != FSDP_OK) {
+            fsdp_error_prefix(err, "%s, line %d, '%s'", run->map->path, rule->line,
+                              run->from[0].text);
+            return st;
+        }
+    }
+    return FSDP_OK;
+}
+
+static void release(map_run *run)
+{
+    for (int i = 0; i <= MAP_STEPS; i++)
+        fsdp_free(run->bindings[i].items);
+    fsdp_free(run->is_taken);
+    fsdp_free(run);
+}
+
+static fsdp_status derive(map_run *run, bool from_right, const fsdp_map_call *call, fsdp_error *err)
+{
+    run->is_taken = fsdp_alloc(fsdp_sd_count(run->sd), sizeof *run->is_taken);
+    if (!run->is_taken)
+        return fsdp_fail_memory(err, "a map");
+    FSDP_TRY(apply_rules(run, from_right, err));
+    return keep_others(run, call, err);
+}
+
+fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_call *call,
+                           fsdp_checkpoint **checkpoint, fsdp_error *err)
+{
+    fsdp_checkpoint *base = *checkpoint;
+    map_run *run = fsdp_alloc(1, sizeof *run);
+    *checkpoint = NULL;
+    if (!run) {
+        fsdp_checkpoint_close(base);
+        return fsdp_fail_memory(err, "a map");
+    }
+    run->map = map;
+    run->sd = base->manifest.sd;
+    run->sizes = (map_sizes){map->sizes, map->size_count, call, base->manifest.sd};
+    fsdp_status st = fsdp_derivation_begin(base, &run->derivation, err);
+    if (st == FSDP_OK) {
+        run->arena = fsdp_derivation_arena(run->derivation);
+        st = derive(run, from_right, call, err);
+        if (st == FSDP_OK)
+            st = fsdp_derivation_finish(run->derivation, checkpoint, err);
+        else
+            fsdp_derivation_cancel(run->derivation);
+    }
+    release(run);
+    return st;
+}

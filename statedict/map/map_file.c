@@ -1,0 +1,519 @@
+/*
+ * Reads the text of a map. A line is a setting ("size heads = num_attention_heads"), the left side of a rule,
+ * or, indented, a step of the rule or "= RIGHT". See map.h and docs/maps.md.
+ */
+#include "statedict/map/map_rules.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORDS_MOST = 40, FILE_MOST = 1 << 20, RULES_MOST = 4096 };
+
+typedef struct map_reader {
+    fsdp_map *map;
+    const char *at, *end;
+    int line;
+    map_rule *rule;          /* that is being read; NULL: none */
+    char *words[WORDS_MOST]; /* of the line */
+    int count;
+    bool is_indented;
+} map_reader;
+
+static fsdp_status refuse(const map_reader *reader, const char *why, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s, line %d: %s", reader->map->path, reader->line, why);
+}
+
+static fsdp_status no_memory(fsdp_error *err)
+{
+    return fsdp_fail_memory(err, "a map");
+}
+
+/* --- lines ---------------------------------------------------------------------------------------- */
+
+/* A comment begins with a '#' that no word has before it. */
+static void cut_comment(char *line)
+{
+    line[strcspn(line, "\r")] = '\0';
+    for (char *at = line; *at; at++)
+        if (*at == '#' && (at == line || at[-1] == ' ' || at[-1] == '\t'))
+            *at = '\0';
+}
+
+/* Cuts the next line into words. False at the end of the text. */
+static bool next_line(map_reader *reader, fsdp_status *status_out, fsdp_error *err)
+{
+    *status_out = FSDP_OK;
+    if (reader->at == reader->end)
+        return false;
+    const char *stop = memchr(reader->at, '\n', (size_t)(reader->end - reader->at));
+    stop = stop ? stop : reader->end;
+    char *line = fsdp_arena_strndup(&reader->map->arena, reader->at, (size_t)(stop - reader->at));
+    reader->at = stop < reader->end ? stop + 1 : stop;
+    reader->line++;
+    reader->count = 0;
+    if (!line) {
+        *status_out = no_memory(err);
+        return false;
+    }
+    cut_comment(line);
+    reader->is_indented = *line == ' ' || *line == '\t';
+    for (char *word, *rest = line; (word = strtok_r(NULL, " \t", &rest)) != NULL;) {
+        if (reader->count == WORDS_MOST) {
+            *status_out = refuse(reader, "there are too many words", err);
+            return false;
+        }
+        reader->words[reader->count++] = word;
+    }
+    return true;
+}
+
+/* --- settings ------------------------------------------------------------------------------------- */
+
+/* The words from `first` on, with spaces between them. */
+static const char *join_words(const map_reader *reader, int first)
+{
+    fsdp_text text = {0};
+    for (int i = first; i < reader->count; i++)
+        fsdp_text_addf(&text, "%s%s", i > first ? " " : "", reader->words[i]);
+    const char *joined = text.failed ? NULL
+                                     : fsdp_arena_strndup(&reader->map->arena,
+                                                          text.data ? text.data : "", text.size);
+    fsdp_text_release(&text);
+    return joined;
+}
+
+static fsdp_status read_size(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    if (reader->count < 4 || strcmp(reader->words[2], "=") != 0)
+        return refuse(reader, "a size is: size NAME = SOURCE | SOURCE ...", err);
+    if (map->size_count == MAP_SIZES)
+        return refuse(reader, "there are too many sizes", err);
+    map_size size = {reader->words[1], join_words(reader, 3), reader->line};
+    if (!size.sources)
+        return no_memory(err);
+    map->sizes[map->size_count++] = size;
+    return FSDP_OK;
+}
+
+static fsdp_status read_frame(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    bool is_frame = reader->count == 4 && strcmp(reader->words[2], "=") == 0 &&
+                    strchr(reader->words[1], '*') && strchr(reader->words[3], '*');
+    if (!is_frame)
+        return refuse(reader, "a frame is: frame LEFT*NAME = RIGHT*NAME", err);
+    if (map->frame_count == MAP_NAMES || map->rule_count > 0)
+        return refuse(reader, "frames come before the rules, and are at most 16", err);
+    map->frames[map->frame_count][0] = reader->words[1];
+    map->frames[map->frame_count++][1] = reader->words[3];
+    return FSDP_OK;
+}
+
+static fsdp_status read_unstacked(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    if (reader->count != 4 || strcmp(reader->words[2], "=") != 0)
+        return refuse(reader, "names of single rows are: unstacked PREFIX = PREFIX{variable}.",
+                      err);
+    if (map->unstacked_count == MAP_NAMES || map->rule_count > 0)
+        return refuse(reader, "unstacked names come before the rules, and are at most 16", err);
+    map->unstacked[map->unstacked_count][0] = reader->words[1];
+    map->unstacked[map->unstacked_count++][1] = reader->words[3];
+    return FSDP_OK;
+}
+
+/* "left LAYOUT", "right LAYOUT for TYPE TYPE" */
+static fsdp_status read_side(map_reader *reader, bool right, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    bool has_types = reader->count > 3 && strcmp(reader->words[2], "for") == 0;
+    if (reader->count != 2 && !has_types)
+        return refuse(reader, "a side is: left LAYOUT, or right LAYOUT for MODEL_TYPE ...", err);
+    map->layouts[right] = reader->words[1];
+    if (has_types)
+        map->types = join_words(reader, 3);
+    return has_types && !map->types ? no_memory(err) : FSDP_OK;
+}
+
+static fsdp_status add_rule(map_reader *reader, fsdp_error *err);
+static fsdp_status add_names(map_reader *reader, int first, map_pattern *names, int *count,
+                             fsdp_error *err);
+
+/* "drop left NAME ..." */
+static fsdp_status read_drop(map_reader *reader, fsdp_error *err)
+{
+    bool right = reader->count > 2 && strcmp(reader->words[1], "right") == 0;
+    if (reader->count < 3 || (!right && strcmp(reader->words[1], "left") != 0))
+        return refuse(reader, "names are left out by: drop left NAME ..., or drop right NAME ...",
+                      err);
+    FSDP_TRY(add_rule(reader, err));
+    map_rule *rule = reader->rule;
+    rule->directions = right ? MAP_TO_LEFT : MAP_TO_RIGHT;
+    FSDP_TRY(add_names(reader, 2, right ? rule->right : rule->left,
+                       right ? &rule->right_count : &rule->left_count, err));
+    reader->rule = NULL;
+    return FSDP_OK;
+}
+
+/* --- rules ---------------------------------------------------------------------------------------- */
+
+static fsdp_status add_rule(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    if (map->rule_count == RULES_MOST)
+        return refuse(reader, "there are too many rules", err);
+    map_rule *rule = fsdp_arena_alloc(&map->arena, 1, sizeof *rule);
+    if (!rule || !fsdp_grow(&map->rules, &map->rule_room, map->rule_count + 1, sizeof(void *)))
+        return no_memory(err);
+    rule->line = reader->line;
+    rule->directions = MAP_TO_LEFT | MAP_TO_RIGHT;
+    map->rules[map->rule_count++] = reader->rule = rule;
+    return FSDP_OK;
+}
+
+static fsdp_status add_names(map_reader *reader, int first, map_pattern *names, int *count,
+                             fsdp_error *err)
+{
+    for (int i = first; i < reader->count; i++) {
+        if (*count == MAP_NAMES)
+            return refuse(reader, "a side of a rule has at most 16 names", err);
+        const char *wrong = map_pattern_read(&reader->map->arena, reader->words[i],
+                                             &reader->rule->variables, &names[(*count)++]);
+        if (wrong)
+            return refuse(reader, wrong, err);
+    }
+    return FSDP_OK;
+}
+
+/* "=" both ways, ">" only to the right, "<" only to the left. */
+static int directions_of(const char *sign)
+{
+    if (sign[0] == '\0' || sign[1] != '\0')
+        return 0;
+    return *sign == '='   ? MAP_TO_LEFT | MAP_TO_RIGHT
+           : *sign == '>' ? MAP_TO_RIGHT
+           : *sign == '<' ? MAP_TO_LEFT
+                          : 0;
+}
+
+static fsdp_status read_right(map_reader *reader, int sign, fsdp_error *err)
+{
+    map_rule *rule = reader->rule;
+    rule->directions = directions_of(reader->words[sign]);
+    if (sign + 1 == reader->count)
+        return refuse(reader, "a rule has a name on its right side", err);
+    FSDP_TRY(add_names(reader, sign + 1, rule->right, &rule->right_count, err));
+    reader->rule = NULL;
+    return FSDP_OK;
+}
+
+/* The left side, and on the same line perhaps the right one. */
+static fsdp_status read_left(map_reader *reader, fsdp_error *err)
+{
+    int sign = 0, count = reader->count;
+    if (reader->rule)
+        return refuse(reader, "the rule before has no right side", err);
+    while (sign < count && directions_of(reader->words[sign]) == 0)
+        sign++;
+    if (sign == 0)
+        return refuse(reader, "a rule has a name on its left side", err);
+    FSDP_TRY(add_rule(reader, err));
+    reader->count = sign;
+    FSDP_TRY(add_names(reader, 0, reader->rule->left, &reader->rule->left_count, err));
+    reader->count = count;
+    return sign < count ? read_right(reader, sign, err) : FSDP_OK;
+}
+
+/* --- steps ---------------------------------------------------------------------------------------- */
+
+/* The arguments of a verb: d a dim, v a variable, s a size, S sizes (at least one), t sizes or none,
+ * o an order of dims, f a factor, : a colon between sizes. */
+static const struct {
+    const char *name, *arguments;
+    map_verb verb;
+} verbs[] = {{"stack", "dv", MAP_STACK},
+             {"unstack", "dv", MAP_UNSTACK},
+             {"gather", "dvs", MAP_GATHER},
+             {"scatter", "dvs", MAP_SCATTER},
+             {"concat", "dt", MAP_CONCAT},
+             {"split", "dt", MAP_SPLIT},
+             {"flatten", "dS", MAP_FLATTEN},
+             {"unflatten", "dS", MAP_UNFLATTEN},
+             {"pad", "dss", MAP_PAD},
+             {"unpad", "dss", MAP_UNPAD},
+             {"transpose", "dd", MAP_TRANSPOSE},
+             {"permute", "o", MAP_PERMUTE},
+             {"reshape", ":", MAP_RESHAPE},
+             {"scale", "f", MAP_SCALE}};
+
+static bool read_dim(const char *word, int *dim_out)
+{
+    char *end;
+    long dim = strtol(word, &end, 10);
+    *dim_out = (int)dim;
+    return *word >= '0' && *word <= '9' && *end == '\0' && dim < FSDP_MAX_DIMS;
+}
+
+static bool read_number(const char *word, double *factor_out)
+{
+    char *end;
+    *factor_out = strtod(word, &end);
+    return end != word && *end == '\0' && *factor_out != 0;
+}
+
+static bool read_sizes(map_reader *reader, int first, int least, map_step *step)
+{
+    step->split_at = -1;
+    for (int i = first; i < reader->count; i++) {
+        bool is_colon = strcmp(reader->words[i], ":") == 0;
+        if (is_colon && step->split_at >= 0)
+            return false;
+        if (is_colon)
+            step->split_at = step->size_count;
+        else if (step->size_count < MAP_NAMES)
+            step->sizes[step->size_count++] = reader->words[i];
+        else
+            return false;
+    }
+    return step->size_count >= least;
+}
+
+static bool read_argument(map_reader *reader, char kind, int *at, map_step *step)
+{
+    const char *word = *at < reader->count ? reader->words[*at] : "";
+    size_t size = strlen(word);
+    switch (kind) {
+    case 'd':
+        (*at)++;
+        return read_dim(word, step->order_count++ == 0 ? &step->dim : &step->order[0]);
+    case 's':
+        step->sizes[step->size_count++] = word;
+        (*at)++;
+        return *word != '\0';
+    case 'f': (*at)++; return read_number(word, &step->factor);
+    case 'v':
+        (*at)++;
+        if (size < 3 || word[0] != '{' || word[size - 1] != '}')
+            return false;
+        step->variable =
+            map_variable(&reader->map->arena, &reader->rule->variables, word + 1, size - 2);
+        return step->variable >= 0;
+    case 'o':
+        for (; *at < reader->count && step->order_count < MAP_NAMES; (*at)++)
+            if (!read_dim(reader->words[*at], &step->order[step->order_count++]))
+                return false;
+        return step->order_count > 0;
+    default: {
+        bool is_read = read_sizes(reader, *at, kind == 't' ? 0 : 1, step);
+        *at = reader->count;
+        return is_read && (kind == ':') == (step->split_at > 0);
+    }
+    }
+}
+
+static fsdp_status read_step(map_reader *reader, fsdp_error *err)
+{
+    map_rule *rule = reader->rule;
+    size_t number = 0, most = sizeof verbs / sizeof *verbs;
+    int at = 1;
+    while (number < most && strcmp(verbs[number].name, reader->words[0]) != 0)
+        number++;
+    if (number == most)
+        return refuse(reader, "there is no such step; see docs/maps.md", err);
+    if (rule->step_count == MAP_STEPS)
+        return refuse(reader, "a rule has at most 16 steps", err);
+    map_step *step = &rule->steps[rule->step_count++];
+    *step = (map_step){.verb = verbs[number].verb, .split_at = -1};
+    for (const char *kind = verbs[number].arguments; *kind; kind++)
+        if (!read_argument(reader, *kind, &at, step))
+            return refuse(reader, "the step has other arguments; see docs/maps.md", err);
+    return at == reader->count ? FSDP_OK : refuse(reader, "the step has too many arguments", err);
+}
+
+/* --- the whole ------------------------------------------------------------------------------------ */
+
+static fsdp_status read_line(map_reader *reader, fsdp_error *err)
+{
+    const char *first = reader->words[0];
+    if (reader->is_indented) {
+        if (!reader->rule)
+            return refuse(reader, "an indented line belongs to a rule, and there is none", err);
+        return directions_of(first) ? read_right(reader, 0, err) : read_step(reader, err);
+    }
+    bool is_setting = reader->count > 1 && directions_of(reader->words[1]) == 0;
+    if (is_setting && strcmp(first, "size") == 0)
+        return read_size(reader, err);
+    if (is_setting && strcmp(first, "frame") == 0)
+        return read_frame(reader, err);
+    if (is_setting && strcmp(first, "unstacked") == 0)
+        return read_unstacked(reader, err);
+    if (is_setting && (strcmp(first, "left") == 0 || strcmp(first, "right") == 0))
+        return read_side(reader, first[0] == 'r', err);
+    if (is_setting && strcmp(first, "drop") == 0)
+        return read_drop(reader, err);
+    return read_left(reader, err);
+}
+
+/* "optimizer.state.{m:exp_avg}.*" around a name */
+static fsdp_status frame_names(fsdp_map *map, map_rule *rule, const char *frame, bool right,
+                               fsdp_error *err)
+{
+    map_pattern *names = right ? rule->right : rule->left;
+    int count = right ? rule->right_count : rule->left_count;
+    const char *star = strchr(frame, '*');
+    for (int i = 0; i < count; i++) {
+        fsdp_text text = {0};
+        fsdp_text_addf(&text, "%.*s%s%s", (int)(star - frame), frame, names[i].text, star + 1);
+        const char *wrong =
+            text.failed ? "there is no memory for it"
+                        : map_pattern_read(&map->arena, text.data, &rule->variables, &names[i]);
+        fsdp_text_release(&text);
+        if (wrong)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "%s, line %d: %s", map->path, rule->line, wrong);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status copy_rule(fsdp_map *map, const map_rule *rule, map_rule **copy_out,
+                             fsdp_error *err)
+{
+    *copy_out = fsdp_arena_alloc(&map->arena, 1, sizeof **copy_out);
+    if (!*copy_out || !fsdp_grow(&map->rules, &map->rule_room, map->rule_count + 1, sizeof(void *)))
+        return no_memory(err);
+    **copy_out = *rule;
+    map->rules[map->rule_count++] = *copy_out;
+    return FSDP_OK;
+}
+
+/* Repeats every rule in every frame. */
+static fsdp_status add_frames(fsdp_map *map, fsdp_error *err)
+{
+    size_t plain = map->rule_count;
+    map_rule *copy;
+    for (size_t f = 0; f < map->frame_count; f++) {
+        for (size_t i = 0; i < plain; i++) {
+            FSDP_TRY(copy_rule(map, map->rules[i], &copy, err));
+            FSDP_TRY(frame_names(map, copy, map->frames[f][0], false, err));
+            FSDP_TRY(frame_names(map, copy, map->frames[f][1], true, err));
+        }
+    }
+    return FSDP_OK;
+}
+
+/* The rule for a tensor per row, where its first step takes the rows out of one tensor. */
+static fsdp_status add_unstacked_rule(fsdp_map *map, const map_rule *rule,
+                                      const char *const names[2], fsdp_error *err)
+{
+    size_t size = strlen(names[0]);
+    map_rule *copy;
+    if (rule->step_count == 0 || rule->steps[0].verb != MAP_UNSTACK || rule->left_count != 1 ||
+        strncmp(rule->left[0].text, names[0], size) != 0)
+        return FSDP_OK;
+    FSDP_TRY(copy_rule(map, rule, &copy, err));
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "%s%s", names[1], rule->left[0].text + size);
+    const char *wrong =
+        text.failed ? "there is no memory for it"
+                    : map_pattern_read(&map->arena, text.data, &copy->variables, &copy->left[0]);
+    fsdp_text_release(&text);
+    if (wrong)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s, line %d: %s", map->path, rule->line, wrong);
+    memmove(copy->steps, copy->steps + 1, (size_t)--copy->step_count * sizeof *copy->steps);
+    copy->directions &= MAP_TO_RIGHT;
+    return FSDP_OK;
+}
+
+static fsdp_status add_unstacked(fsdp_map *map, fsdp_error *err)
+{
+    size_t plain = map->rule_count;
+    for (size_t u = 0; u < map->unstacked_count; u++)
+        for (size_t i = 0; i < plain; i++)
+            FSDP_TRY(add_unstacked_rule(map, map->rules[i], map->unstacked[u], err));
+    return FSDP_OK;
+}
+
+static fsdp_status read_map(map_reader *reader, fsdp_error *err)
+{
+    fsdp_status st;
+    while (next_line(reader, &st, err))
+        if (reader->count > 0)
+            FSDP_TRY(read_line(reader, err));
+    FSDP_TRY(st);
+    if (reader->rule)
+        return refuse(reader, "the last rule has no right side", err);
+    if (reader->map->rule_count == 0)
+        return refuse(reader, "a map has at least one rule", err);
+    FSDP_TRY(add_unstacked(reader->map, err));
+    return add_frames(reader->map, err);
+}
+
+/* "llama" of "maps/llama.map" */
+static const char *name_of(fsdp_map *map)
+{
+    const char *slash = strrchr(map->path, '/'), *name = slash ? slash + 1 : map->path;
+    const char *dot = strrchr(name, '.');
+    return fsdp_arena_strndup(&map->arena, name,
+                              dot && dot > name ? (size_t)(dot - name) : strlen(name));
+}
+
+fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp_map **map_out,
+                           fsdp_error *err)
+{
+    fsdp_map *map = fsdp_alloc(1, sizeof *map);
+    if (!map)
+        return no_memory(err);
+    map_reader reader = {.map = map, .at = text, .end = text + size};
+    map->path = fsdp_arena_strndup(&map->arena, path, strlen(path));
+    map->name = map->path ? name_of(map) : NULL;
+    fsdp_status st = !map->name ? no_memory(err)
+                     : memchr(text, '\0', size)
+                         ? fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no text", path)
+                         : read_map(&reader, err);
+    if (st != FSDP_OK) {
+        fsdp_map_free(map);
+        return st;
+    }
+    *map_out = map;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_map_open(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FSDP_TRY(fsdp_io_read_file(io, path, FILE_MOST, &text, &size, err));
+    fsdp_status st = fsdp_map_parse(text, size, path, map_out, err);
+    fsdp_free(text);
+    return st;
+}
+
+void fsdp_map_free(fsdp_map *map)
+{
+    if (!map)
+        return;
+    fsdp_free(map->rules);
+    fsdp_arena_release(&map->arena);
+    fsdp_free(map);
+}
+
+const char *fsdp_map_name(const fsdp_map *map)
+{
+    return map->name;
+}
+
+const char *fsdp_map_layout(const fsdp_map *map, bool right)
+{
+    return map->layouts[right] ? map->layouts[right] : "";
+}
+
+bool fsdp_map_is_for(const fsdp_map *map, const char *model_type)
+{
+    size_t size = strlen(model_type);
+    for (const char *type = map->types; type;
+         type = strchr(type, ' ') ? strchr(type, ' ') + 1 : NULL)
+        if (strncmp(type, model_type, size) == 0 && (type[size] == ' ' || type[size] == '\0'))
+            return true;
+    return false;
+}

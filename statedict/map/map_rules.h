@@ -1,0 +1,116 @@
+/* The rules of a map, as map_file.c reads them and map_apply.c applies them. See map.h. */
+#ifndef FSDP_MAP_RULES_H
+#define FSDP_MAP_RULES_H
+
+#include "statedict/map/map.h"
+
+/* --- names: map_pattern.c -------------------------------------------------------------------------- */
+
+/* A piece of a pattern: a text, and then a variable. */
+typedef struct map_piece {
+    const char *text;
+    size_t text_size;
+    int variable;              /* -1: none follows */
+    const char *words;         /* "weight|bias": the values of the variable; NULL: a number */
+} map_piece;
+
+typedef struct map_pattern {
+    const char *text;          /* as written, for messages */
+    map_piece pieces[MAP_PIECES];
+    int count;
+} map_pattern;
+
+/* The variables of a rule: a number, or the index of a word. -1: not set. */
+typedef struct map_binding {
+    int64_t values[MAP_VARIABLES];
+} map_binding;
+
+typedef struct map_variables {
+    const char *names[MAP_VARIABLES];
+    int count;
+} map_variables;
+
+/* Reads a pattern, and adds its variables. NULL, or the reason why it is wrong. */
+const char *map_pattern_read(fsdp_arena *arena, const char *text, map_variables *variables,
+                             map_pattern *pattern_out);
+/* The number of a variable, which is added if it is new; -1: too many. */
+int map_variable(fsdp_arena *arena, map_variables *variables, const char *name, size_t size);
+bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t size,
+                         map_binding *binding_out);
+/* The name with the values of the binding. */
+void map_pattern_render(const map_pattern *pattern, const map_binding *binding, fsdp_text *out);
+
+/* --- sizes: map_size.c ------------------------------------------------------------------------------ */
+
+/* "size NAME = SOURCE | SOURCE ...": the first that is known */
+typedef struct map_size {
+    const char *name, *sources;
+    int line;
+} map_size;
+
+/* Numbers while a map is applied. */
+typedef struct map_sizes {
+    const map_size *sizes;
+    size_t count;
+    const fsdp_map_call *call;
+    const fsdp_sd *sd;         /* whose values are numbers, too */
+} map_sizes;
+
+/* Computes an expression: + - * / % ( ) over numbers, sizes, and up(A,B), which is A rounded up to a multiple
+ * of B. FSDP_ERR_USAGE names what is not known. */
+fsdp_status map_sizes_compute(const map_sizes *sizes, const char *expression, int64_t *value_out,
+                              fsdp_error *err);
+
+/* --- rules ------------------------------------------------------------------------------------------ */
+
+typedef enum map_verb {
+    MAP_STACK, MAP_UNSTACK,    /* dim, variable: tensors of a number each become rows of a new dim */
+    MAP_GATHER, MAP_SCATTER,   /* dim, variable, parts: they lie one behind the other in the dim */
+    MAP_CONCAT, MAP_SPLIT,     /* dim, sizes, or none: equal ones: the tensors of the list */
+    MAP_FLATTEN, MAP_UNFLATTEN,        /* dim, sizes; "_" is what the others leave */
+    MAP_PAD, MAP_UNPAD,        /* dim, size, size with padding */
+    MAP_TRANSPOSE,             /* dim, dim */
+    MAP_PERMUTE,               /* the dim of each dim */
+    MAP_RESHAPE,               /* sizes : sizes */
+    MAP_SCALE
+} map_verb;
+
+typedef struct map_step {
+    map_verb verb;
+    int dim;
+    int variable;
+    const char *sizes[MAP_NAMES];      /* expressions */
+    int size_count, split_at;  /* of a reshape: where the sizes of its other side begin */
+    int order[MAP_NAMES];
+    int order_count;
+    double factor;
+} map_step;
+
+enum { MAP_TO_RIGHT = 1, MAP_TO_LEFT = 2 };
+
+typedef struct map_rule {
+    int line;
+    int directions;
+    map_variables variables;
+    map_pattern left[MAP_NAMES], right[MAP_NAMES];
+    int left_count, right_count;       /* one side may be empty: such names are left out */
+    map_step steps[MAP_STEPS];         /* from left to right */
+    int step_count;
+} map_rule;
+
+struct fsdp_map {
+    fsdp_arena arena;
+    const char *path, *name;
+    const char *layouts[2];    /* of the left and of the right side */
+    const char *types;         /* " llama mistral " */
+    map_rule **rules;
+    size_t rule_count, rule_room;
+    map_size sizes[MAP_SIZES];
+    size_t size_count;
+    const char *frames[MAP_NAMES][2];  /* texts around a '*', left and right */
+    size_t frame_count;
+    const char *unstacked[MAP_NAMES][2];       /* beginnings of stacked names, and of those of one row */
+    size_t unstacked_count;
+};
+
+#endif

@@ -1,0 +1,266 @@
+/*
+ * Sizes of a map: expressions over numbers, which the user gives, the checkpoint holds as values, or
+ * config.json has as members. See map.h.
+ */
+#include "statedict/map/map_rules.h"
+
+#include "base/data/json.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEPTH_MOST = 16 };
+
+/* An expression that is being read. */
+typedef struct size_reader {
+    const map_sizes *sizes;
+    const char *at;
+    int depth;
+} size_reader;
+
+static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error *err);
+
+/* --- names ---------------------------------------------------------------------------------------- */
+
+static bool given_number(const fsdp_map_call *call, const char *name, size_t size,
+                         int64_t *value_out)
+{
+    for (size_t i = 0; i < call->given_count; i++) {
+        const char *given = call->given[i];
+        if (strncmp(given, name, size) == 0 && given[size] == '=') {
+            *value_out = strtoll(given + size + 1, NULL, 10);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool stored_number(const fsdp_sd *sd, const char *name, size_t size, int64_t *value_out)
+{
+    int64_t entry = fsdp_sd_find(sd, name, size);
+    const fsdp_entry *found = entry >= 0 ? fsdp_sd_at(sd, (size_t)entry) : NULL;
+    if (!found || found->kind != FSDP_ENTRY_VALUE || found->value.kind != FSDP_VALUE_I64)
+        return false;
+    *value_out = found->value.as.i64;
+    return true;
+}
+
+/* A whole number, or true as 1, of an object of config.json. Other members are none of ours. */
+static fsdp_status config_member(fsdp_json *json, const char *name, size_t size, bool *found,
+                                 int64_t *value_out, fsdp_error *err)
+{
+    const char *key;
+    size_t key_size;
+    bool more, flag;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_key(json, &key, &key_size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        bool is_it = key_size == size && memcmp(key, name, size) == 0;
+        bool is_text = key_size == 11 && memcmp(key, "text_config", 11) == 0;
+        fsdp_json_kind kind = fsdp_json_peek(json);
+        if (is_it && kind == FSDP_JSON_NUMBER) {
+            fsdp_json whole = *json;
+            *found = fsdp_json_i64(&whole, value_out, NULL) == FSDP_OK;
+            FSDP_TRY(fsdp_json_skip(json, err));
+        } else if (is_it && kind == FSDP_JSON_BOOL) {
+            FSDP_TRY(fsdp_json_bool(json, &flag, err));
+            *value_out = flag;
+            *found = true;
+        } else if (is_text && kind == FSDP_JSON_OBJECT && json->depth < 2) {
+            bool in_text = false;
+            int64_t value;
+            FSDP_TRY(config_member(json, name, size, &in_text, &value, err));
+            if (in_text && !*found) {
+                *found = true;
+                *value_out = value;
+            }
+        } else {
+            FSDP_TRY(fsdp_json_skip(json, err));
+        }
+    }
+}
+
+static bool config_number(const fsdp_map_call *call, const char *name, size_t size,
+                          int64_t *value_out)
+{
+    fsdp_json json;
+    bool found = false;
+    if (!call->config)
+        return false;
+    fsdp_json_init(&json, call->config, call->config_size, "config.json");
+    bool is_read =
+        config_member(&json, name, size, &found, value_out, NULL) == FSDP_OK; /* else no number */
+    fsdp_json_release(&json);
+    return is_read && found;
+}
+
+static const map_size *find_size(const map_sizes *sizes, const char *name, size_t size)
+{
+    for (size_t i = 0; i < sizes->count; i++)
+        if (strlen(sizes->sizes[i].name) == size && memcmp(sizes->sizes[i].name, name, size) == 0)
+            return &sizes->sizes[i];
+    return NULL;
+}
+
+/* The first of the sources that is known. */
+static fsdp_status compute_size(size_reader *reader, const map_size *size, int64_t *value_out,
+                                fsdp_error *err)
+{
+    size_reader inner = {.sizes = reader->sizes, .at = size->sources, .depth = reader->depth + 1};
+    if (inner.depth > DEPTH_MOST)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "size '%s' refers to itself", size->name);
+    for (const char *source = size->sources; source;) {
+        inner.at = source;
+        if (read_sum(&inner, value_out, NULL) == FSDP_OK && (*inner.at == '\0' || *inner.at == '|'))
+            return FSDP_OK;
+        source = strchr(source, '|');
+        source = source ? source + 1 : NULL;
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "the size '%s' is not known: neither the checkpoint nor a config.json has %s; "
+                     "--size %s=NUMBER gives it",
+                     size->name, size->sources, size->name);
+}
+
+static fsdp_status compute_name(size_reader *reader, const char *name, size_t size,
+                                int64_t *value_out, fsdp_error *err)
+{
+    const map_sizes *sizes = reader->sizes;
+    if (given_number(sizes->call, name, size, value_out))
+        return FSDP_OK;
+    const map_size *known = find_size(sizes, name, size);
+    if (known)
+        return compute_size(reader, known, value_out, err);
+    if (stored_number(sizes->sd, name, size, value_out) ||
+        config_number(sizes->call, name, size, value_out))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "the number '%.*s' is not known; --size %.*s=NUMBER gives it", (int)size, name,
+                     (int)size, name);
+}
+
+/* --- expressions ---------------------------------------------------------------------------------- */
+
+static fsdp_status refuse(const size_reader *reader, const char *why, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s at '%.40s'", why, reader->at);
+}
+
+static void skip_spaces(size_reader *reader)
+{
+    while (*reader->at == ' ')
+        reader->at++;
+}
+
+static bool take(size_reader *reader, char wanted)
+{
+    skip_spaces(reader);
+    bool is_there = *reader->at == wanted;
+    reader->at += is_there;
+    return is_there;
+}
+
+/* up(A,B) */
+static fsdp_status read_round_up(size_reader *reader, int64_t *value_out, fsdp_error *err)
+{
+    int64_t value, unit, sum;
+    FSDP_TRY(read_sum(reader, &value, err));
+    if (!take(reader, ','))
+        return refuse(reader, "a ',' is missing", err);
+    FSDP_TRY(read_sum(reader, &unit, err));
+    if (!take(reader, ')'))
+        return refuse(reader, "a ')' is missing", err);
+    if (unit <= 0 || value < 0 || fsdp_add_overflow(value, unit - 1, &sum))
+        return refuse(reader, "a number cannot be rounded up", err);
+    *value_out = sum / unit * unit;
+    return FSDP_OK;
+}
+
+static fsdp_status read_atom(size_reader *reader, int64_t *value_out, fsdp_error *err)
+{
+    skip_spaces(reader);
+    const char *start = reader->at;
+    if (isdigit((unsigned char)*start)) {
+        size_t digits = strspn(start, "0123456789");
+        if (digits > 18)
+            return refuse(reader, "the number is too large", err);
+        *value_out = strtoll(start, NULL, 10);
+        reader->at += digits;
+        return FSDP_OK;
+    }
+    if (take(reader, '(')) {
+        if (++reader->depth > DEPTH_MOST)
+            return refuse(reader, "there are too many parentheses", err);
+        FSDP_TRY(read_sum(reader, value_out, err));
+        reader->depth--;
+        return take(reader, ')') ? FSDP_OK : refuse(reader, "a ')' is missing", err);
+    }
+    size_t size = strspn(start, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.");
+    if (size == 0)
+        return refuse(reader, "a number is missing", err);
+    reader->at += size;
+    if (size == 2 && memcmp(start, "up", 2) == 0 && take(reader, '('))
+        return read_round_up(reader, value_out, err);
+    return compute_name(reader, start, size, value_out, err);
+}
+
+static fsdp_status divide(const size_reader *reader, char sign, int64_t *value, int64_t by,
+                          fsdp_error *err)
+{
+    if (by <= 0 || *value < 0)
+        return refuse(reader, "a division by a number that is not positive", err);
+    *value = sign == '/' ? *value / by : *value % by;
+    return FSDP_OK;
+}
+
+static fsdp_status read_product(size_reader *reader, int64_t *value_out, fsdp_error *err)
+{
+    int64_t right;
+    FSDP_TRY(read_atom(reader, value_out, err));
+    for (;;) {
+        skip_spaces(reader);
+        char sign = *reader->at;
+        if (sign != '*' && sign != '/' && sign != '%')
+            return FSDP_OK;
+        reader->at++;
+        FSDP_TRY(read_atom(reader, &right, err));
+        if (sign != '*')
+            FSDP_TRY(divide(reader, sign, value_out, right, err));
+        else if (fsdp_mul_overflow(*value_out, right, value_out))
+            return refuse(reader, "a product is too large", err);
+    }
+}
+
+static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error *err)
+{
+    int64_t right;
+    FSDP_TRY(read_product(reader, value_out, err));
+    for (;;) {
+        skip_spaces(reader);
+        char sign = *reader->at;
+        if (sign != '+' && sign != '-')
+            return FSDP_OK;
+        reader->at++;
+        FSDP_TRY(read_product(reader, &right, err));
+        if (fsdp_add_overflow(*value_out, sign == '+' ? right : -right, value_out))
+            return refuse(reader, "a sum is too large", err);
+    }
+}
+
+fsdp_status map_sizes_compute(const map_sizes *sizes, const char *expression, int64_t *value_out,
+                              fsdp_error *err)
+{
+    size_reader reader = {.sizes = sizes, .at = expression};
+    FSDP_TRY(read_sum(&reader, value_out, err));
+    skip_spaces(&reader);
+    if (*reader.at != '\0')
+        return refuse(&reader, "the expression does not end", err);
+    if (*value_out < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %" PRId64 ", which is no size", expression,
+                         *value_out);
+    return FSDP_OK;
+}

@@ -1,0 +1,11 @@
+# Writes the texts of maps as a C array: cmake -DOUT=... -DMAPS=a.map;b.map -P texts.cmake
+set(rows "")
+foreach(map IN LISTS MAPS)
+    get_filename_component(name ${map} NAME_WE)
+    file(READ ${map} text)
+    string(REPLACE "\\" "\\\\" text "${text}")
+    string(REPLACE "\"" "\\\"" text "${text}")
+    string(REPLACE "\n" "\\n\"\n     \"" text "${text}")
+    string(APPEND rows "    {\"${name}\",\n     \"${text}\"},\n")
+endforeach()
+file(WRITE ${OUT} "static const struct { const char *name, *text; } map_texts[] = {\n${rows}};\n")
