@@ -38,7 +38,8 @@ typedef fsdp_status (*fsdp_number_visit)(void *context, int number, fsdp_error *
 
 /*
  * The functions that read an opened checkpoint: native (checkpoint.c, get.c), another program's
- * (foreign.c), or one of derived tensors (derive/derived_checkpoint.c). Every other file calls the functions below, which call these. Entries are tensors.
+ * (foreign.c), or one of derived tensors (derive/derived_checkpoint.c). Every other file calls the functions
+ * below, which call these. Entries are tensors.
  */
 typedef struct fsdp_checkpoint_ops {
     void (*close)(fsdp_checkpoint *checkpoint);

@@ -151,9 +151,6 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
 bool fsdp_convert_has_data(const convert_job *job, size_t entry);
 fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
 
-/* convert_derive.c: replaces the source by one of derived tensors, where a map is named or needed. */
-fsdp_status fsdp_convert_derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err);
-
 /* convert_names.c: sets opts.select.renames for a target that holds a model, unless names are to be kept. */
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err);
 /* Compares a model with the config.json that is copied beside it (export_check.h), once its description was

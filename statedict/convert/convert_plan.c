@@ -11,11 +11,13 @@
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/convert/plan_notes.h"
+#include "statedict/map/map.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
 #include "statedict/commit/space.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { CHUNK_LEAST = 64 << 10, BUFFERS_LEAST = 8 << 20 };
@@ -148,6 +150,18 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
                      chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
 }
 
+/* The source under the names of another framework, if a map is named or needed. */
+static fsdp_status rename_by_map(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    const fsdp_map_request request = {job->io, &job->opts, job->limits};
+    fsdp_map_sides sides = {0};
+    FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
+    snprintf(plan->map, sizeof plan->map, "%s", sides.name);
+    snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);
+    snprintf(plan->map_to, sizeof plan->map_to, "%s", sides.to);
+    return FSDP_OK;
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -157,7 +171,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
-    FSDP_TRY(fsdp_convert_derive(job, plan, err));
+    FSDP_TRY(rename_by_map(job, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
     FSDP_TRY(fsdp_convert_fit_names(job, err));

@@ -9,8 +9,8 @@
  *   derived_number.c      casts, factors, and blocks of quantized values
  *   derived_checkpoint.c  the checkpoint of derived tensors (derived_checkpoint.h)
  *
- * A derived tensor is a node: a stored tensor, or an operation on the nodes that are its parts. A box of it is
- * read by reading boxes of its parts, so that no tensor is in memory as a whole: an operation that needs
+ * A derived tensor is a node: a stored tensor, or an operation on the nodes that are its parts. A box of it
+ * is read by reading boxes of its parts, so that no tensor is in memory as a whole: an operation that needs
  * memory works on pieces of at most FSDP_DERIVED_PIECE bytes, in one buffer per level of the tree.
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a reader of

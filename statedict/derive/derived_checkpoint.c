@@ -65,11 +65,6 @@ fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation)
     return &derivation->arena;
 }
 
-void fsdp_derivation_close_too(fsdp_derivation *derivation, fsdp_checkpoint *second)
-{
-    derivation->bases[1] = second;
-}
-
 /* Keeps `tensors` as long as the state dict. A new name is not nested. */
 static fsdp_status note(fsdp_derivation *derivation, const fsdp_derived *tensor, fsdp_error *err)
 {
@@ -96,15 +91,15 @@ fsdp_status fsdp_derivation_add(fsdp_derivation *derivation, fsdp_derived_name n
     return note(derivation, tensor, err);
 }
 
-fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_name name,
-                                      const fsdp_value *value, fsdp_error *err)
+static fsdp_status add_value(fsdp_derivation *derivation, fsdp_derived_name name,
+                             const fsdp_value *value, fsdp_error *err)
 {
     FSDP_TRY(fsdp_sd_add_value(derivation->sd, name.text, name.size, value, err));
     return note(derivation, NULL, err);
 }
 
-fsdp_status fsdp_derivation_add_alias(fsdp_derivation *derivation, fsdp_derived_name name,
-                                      fsdp_derived_name target, fsdp_error *err)
+static fsdp_status add_alias(fsdp_derivation *derivation, fsdp_derived_name name,
+                             fsdp_derived_name target, fsdp_error *err)
 {
     FSDP_TRY(
         fsdp_sd_add_alias(derivation->sd, name.text, name.size, target.text, target.size, err));
@@ -120,8 +115,8 @@ static fsdp_status keep_alias(fsdp_derivation *derivation, size_t number, fsdp_e
     const fsdp_derived_name name = {entry->name, entry->name_size};
     const fsdp_derived *stored = NULL;
     if (fsdp_sd_find(derivation->sd, target->name, target->name_size) >= 0)
-        return fsdp_derivation_add_alias(derivation, name,
-                                         (fsdp_derived_name){target->name, target->name_size}, err);
+        return add_alias(derivation, name, (fsdp_derived_name){target->name, target->name_size},
+                         err);
     FSDP_TRY(fsdp_derive_stored(&derivation->arena, base, number, &stored, err));
     return fsdp_derivation_add(derivation, name, stored, err);
 }
@@ -136,7 +131,7 @@ fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t number, fsd
         FSDP_TRY(fsdp_derive_stored(&derivation->arena, base, number, &stored, err));
         FSDP_TRY(fsdp_derivation_add(derivation, name, stored, err));
     } else if (entry->kind == FSDP_ENTRY_VALUE) {
-        FSDP_TRY(fsdp_derivation_add_value(derivation, name, &entry->value, err));
+        FSDP_TRY(add_value(derivation, name, &entry->value, err));
     } else {
         FSDP_TRY(keep_alias(derivation, number, err));
     }

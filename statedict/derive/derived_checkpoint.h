@@ -2,7 +2,7 @@
  * A checkpoint whose tensors are derived from those of another one: the caller lists its entries, and the
  * result is an opened checkpoint for every reader.
  *
- *   begin (takes the checkpoint)  ->  add tensors, values and aliases, in order  ->  finish, or cancel
+ *   begin (takes the checkpoint)  ->  add tensors, keep entries, in order  ->  finish, or cancel
  */
 #ifndef FSDP_DERIVED_CHECKPOINT_H
 #define FSDP_DERIVED_CHECKPOINT_H
@@ -16,8 +16,6 @@ fsdp_status fsdp_derivation_begin(fsdp_checkpoint *base, fsdp_derivation **deriv
 fsdp_checkpoint *fsdp_derivation_base(const fsdp_derivation *derivation);
 /* The arena for nodes. */
 fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation);
-/* Takes over a second checkpoint from which tensors come. */
-void fsdp_derivation_close_too(fsdp_derivation *derivation, fsdp_checkpoint *second);
 
 /* An entry name as bytes. */
 typedef struct fsdp_derived_name {
@@ -28,10 +26,6 @@ typedef struct fsdp_derived_name {
 /* FSDP_ERR_USAGE when the name is there already. */
 fsdp_status fsdp_derivation_add(fsdp_derivation *derivation, fsdp_derived_name name,
                                 const fsdp_derived *tensor, fsdp_error *err);
-fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_name name,
-                                      const fsdp_value *value, fsdp_error *err);
-fsdp_status fsdp_derivation_add_alias(fsdp_derivation *derivation, fsdp_derived_name name,
-                                      fsdp_derived_name target, fsdp_error *err);
 /* Adds an entry of the base as it is, under its own name and nesting. */
 fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t entry, fsdp_error *err);
 

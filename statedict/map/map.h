@@ -10,6 +10,7 @@
  *   map_size.c     sizes: expressions over numbers of the checkpoint and of config.json
  *   map_apply.c    names -> bindings of the variables, rule by rule; map_bindings.c has their lists
  *   map_steps.c    the steps of a rule -> derived tensors
+ *   map_choice.c   the map of a conversion
  *   map_builtin.c  built-in maps, whose texts are in builtin/
  *
  * Local; one thread. Caller: convert.
@@ -17,7 +18,9 @@
 #ifndef FSDP_MAP_H
 #define FSDP_MAP_H
 
+#include "formats/target.h"
 #include "statedict/derive/derived_checkpoint.h"
+#include <fsdp/convert.h>
 
 enum { MAP_VARIABLES = 6, MAP_NAMES = 16, MAP_STEPS = 16, MAP_PIECES = 16, MAP_SIZES = 64 };
 
@@ -38,7 +41,7 @@ bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
 
 /* --- map_apply.c --- */
 
-/* What a map is applied with, besides the checkpoint. Zero-initialise. */
+/* A map is applied with these, besides the checkpoint. Zero-initialise. */
 typedef struct fsdp_map_call {
     const char *config;        /* the text of config.json, for sizes; NULL: none */
     size_t config_size;
@@ -68,5 +71,22 @@ fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_
 /* The text of built-in map i and its name; NULL behind the last. */
 const char *fsdp_map_builtin_at(size_t i, const char **name_out);
 fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *err);
+
+/* --- map_choice.c --- */
+
+typedef struct fsdp_map_request {
+    fsdp_io *io;
+    const fsdp_convert_opts *opts;     /* map, sizes, copy_from, select */
+    const fsdp_limits *limits; /* of the target; NULL: native */
+} fsdp_map_request;
+
+/* The map in effect and its sides, "" without one. */
+typedef struct fsdp_map_sides {
+    char name[64], from[32], to[32];
+} fsdp_map_sides;
+
+/* Replaces the checkpoint, as fsdp_map_apply does, if the user names a map or the target needs one. */
+fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
+                            fsdp_map_sides *sides_out, fsdp_error *err);
 
 #endif

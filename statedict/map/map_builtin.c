@@ -1,7 +1,7 @@
 /* The built-in maps: the texts of builtin/, which CMake puts into map_texts.h. See map.h. */
 #include "statedict/map/map.h"
 
-#include "map_texts.h"
+#include "statedict/map/map_texts.h"
 
 #include <string.h>
 

@@ -33,7 +33,7 @@ fsdp_status map_bindings_add(binding_list *list, const map_binding *binding, fsd
 /* Sorts, and keeps one of equal ones. */
 void map_bindings_sort(binding_list *list);
 bool map_bindings_have(const binding_list *list, const map_binding *binding);
-/* How many numbers a variable has, from 0 on, in the bindings that are equal but for it. */
+/* Counts the numbers of a variable, from 0 on, in the bindings that are equal but for it. */
 int64_t map_bindings_count(const binding_list *list, const map_binding *binding, int variable);
 
 /* --- map_steps.c --- */

@@ -1,11 +1,8 @@
-/*
- * Puts derived tensors in the place of the source's: the names of another framework, by a map that the user
- * names or that fits source and target. See convert_job.h.
- */
-#include "statedict/convert/convert_job.h"
+/* The map of a conversion: the one that the user names, or one that fits source and target. See map.h. */
+#include "statedict/map/map.h"
 
 #include "formats/frameworks.h"
-#include "statedict/map/map.h"
+#include "statedict/expect/config_members.h"
 #include "statedict/select/expression.h"
 
 #include <stdio.h>
@@ -16,7 +13,8 @@ enum { CONFIG_MOST = 16 << 20 };
 /* --- what a map is applied with ----------------------------------------------------------------- */
 
 typedef struct map_choice {
-    convert_job *job;
+    const fsdp_map_request *request;
+    const fsdp_checkpoint *from;
     char *config_text;
     fsdp_model_kind kind; /* of config.json */
     fsdp_map_call call;
@@ -26,14 +24,14 @@ typedef struct map_choice {
 /* The config.json of the model, if there is one that can be read. */
 static fsdp_status read_config(map_choice *choice, fsdp_error *err)
 {
-    const convert_job *job = choice->job;
+    fsdp_io *io = choice->request->io;
     char *dir = NULL;
-    const char *named = job->opts.copy_from;
+    const char *named = choice->request->opts->copy_from;
     if (!named)
-        FSDP_TRY(fsdp_framework_config(job->io, job->from->path, &dir, err));
+        FSDP_TRY(fsdp_framework_config(io, choice->from->path, &dir, err));
     char *path = named || dir ? fsdp_path_join(named ? named : dir, "config.json") : NULL;
-    if (path && fsdp_io_exists(job->io, path))
-        (void)fsdp_io_read_file(job->io, path, CONFIG_MOST, &choice->config_text,
+    if (path && fsdp_io_exists(io, path))
+        (void)fsdp_io_read_file(io, path, CONFIG_MOST, &choice->config_text,
                                 &choice->call.config_size,
                                 NULL); /* without it sizes are not known */
     if (choice->config_text)
@@ -62,10 +60,10 @@ static bool is_dropped(const fsdp_select_opts *select, const fsdp_entry *entry)
 static bool may_stay(void *context, const fsdp_entry *entry)
 {
     const map_choice *choice = context;
-    const convert_job *job = choice->job;
-    const fsdp_select_opts *select = &job->opts.select;
+    const fsdp_select_opts *select = &choice->request->opts->select;
+    const fsdp_limits *limits = choice->request->limits;
     bool model_only = select->only == FSDP_ONLY_MODEL ||
-                      (select->only == FSDP_ONLY_DEFAULT && job->limits && job->limits->model_only);
+                      (select->only == FSDP_ONLY_DEFAULT && limits && limits->model_only);
     return (model_only && fsdp_entry_is_optim(entry, choice->state_is_optim)) ||
            is_dropped(select, entry);
 }
@@ -75,7 +73,7 @@ static bool may_stay(void *context, const fsdp_entry *entry)
 static bool fits(const map_choice *choice, const fsdp_map *map, bool from_right)
 {
     fsdp_map_match match =
-        fsdp_map_compare(map, from_right, choice->job->from->manifest.sd, &choice->call);
+        fsdp_map_compare(map, from_right, choice->from->manifest.sd, &choice->call);
     return match.taken > 0 && match.left_over == 0;
 }
 
@@ -89,7 +87,7 @@ static bool leads_to(const fsdp_map *map, bool from_right, const char *layout)
 static fsdp_status find_map(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
                             fsdp_error *err)
 {
-    const char *layout = choice->job->opts.format ? choice->job->opts.format : "", *name;
+    const char *layout = choice->request->limits->format, *name;
     for (size_t i = 0; fsdp_map_builtin_at(i, &name); i++) {
         fsdp_map *map = NULL;
         FSDP_TRY(fsdp_map_builtin(name, &map, err));
@@ -111,13 +109,13 @@ static fsdp_status find_map(const map_choice *choice, fsdp_map **map_out, bool *
 static fsdp_status open_named(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
                               fsdp_error *err)
 {
-    const convert_job *job = choice->job;
-    const char *name = job->opts.map;
+    fsdp_io *io = choice->request->io;
+    const char *name = choice->request->opts->map;
     fsdp_status st = fsdp_map_builtin(name, map_out, err);
-    if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(job->io, name)))
-        st = fsdp_map_open(job->io, name, map_out, err);
+    if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(io, name)))
+        st = fsdp_map_open(io, name, map_out, err);
     FSDP_TRY(st);
-    const fsdp_sd *sd = job->from->manifest.sd;
+    const fsdp_sd *sd = choice->from->manifest.sd;
     fsdp_map_match left = fsdp_map_compare(*map_out, false, sd, &choice->call);
     fsdp_map_match right = fsdp_map_compare(*map_out, true, sd, &choice->call);
     *from_right_out = right.taken > left.taken;
@@ -125,46 +123,51 @@ static fsdp_status open_named(const map_choice *choice, fsdp_map **map_out, bool
         return FSDP_OK;
     fsdp_map_free(*map_out);
     *map_out = NULL;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' is one of the map '%s'", job->from->path,
-                     name);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' is one of the map '%s'",
+                     choice->from->path, name);
 }
 
 static fsdp_status choose(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
                           fsdp_error *err)
 {
-    const convert_job *job = choice->job;
-    bool is_model = job->limits && job->limits->for_loaders && !job->opts.select.keep_names &&
-                    job->opts.select.only != FSDP_ONLY_OPTIM;
-    if (job->opts.map && strcmp(job->opts.map, "none") != 0)
+    const fsdp_convert_opts *opts = choice->request->opts;
+    const fsdp_limits *limits = choice->request->limits;
+    bool is_model = limits && limits->for_loaders && !opts->select.keep_names &&
+                    opts->select.only != FSDP_ONLY_OPTIM;
+    if (opts->map && strcmp(opts->map, "none") != 0)
         return open_named(choice, map_out, from_right_out, err);
-    return !job->opts.map && is_model ? find_map(choice, map_out, from_right_out, err) : FSDP_OK;
+    return !opts->map && is_model ? find_map(choice, map_out, from_right_out, err) : FSDP_OK;
 }
 
-/* --- deriving ----------------------------------------------------------------------------------- */
+/* --- renaming ------------------------------------------------------------------------------------- */
 
-static void note_map(fsdp_convert_plan *plan, const fsdp_map *map, bool from_right)
+static fsdp_map_sides sides_of(const fsdp_map *map, bool from_right)
 {
-    snprintf(plan->map, sizeof plan->map, "%s", fsdp_map_name(map));
-    snprintf(plan->map_from, sizeof plan->map_from, "%s", fsdp_map_layout(map, from_right));
-    snprintf(plan->map_to, sizeof plan->map_to, "%s", fsdp_map_layout(map, !from_right));
+    fsdp_map_sides sides = {0};
+    snprintf(sides.name, sizeof sides.name, "%s", fsdp_map_name(map));
+    snprintf(sides.from, sizeof sides.from, "%s", fsdp_map_layout(map, from_right));
+    snprintf(sides.to, sizeof sides.to, "%s", fsdp_map_layout(map, !from_right));
+    return sides;
 }
 
-fsdp_status fsdp_convert_derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
+                            fsdp_map_sides *sides_out, fsdp_error *err)
 {
     fsdp_map *map = NULL;
     bool from_right = false;
-    map_choice choice = {.job = job};
-    choice.state_is_optim = fsdp_sd_state_is_optim(job->from->manifest.sd);
-    choice.call = (fsdp_map_call){.given = job->opts.sizes,
-                                  .given_count = job->opts.size_count,
+    map_choice choice = {.request = request, .from = *checkpoint};
+    choice.state_is_optim = fsdp_sd_state_is_optim(choice.from->manifest.sd);
+    choice.call = (fsdp_map_call){.given = request->opts->sizes,
+                                  .given_count = request->opts->size_count,
                                   .may_stay = may_stay,
                                   .context = &choice};
+    *sides_out = (fsdp_map_sides){0};
     fsdp_status st = read_config(&choice, err);
     if (st == FSDP_OK)
         st = choose(&choice, &map, &from_right, err);
     if (st == FSDP_OK && map) {
-        note_map(plan, map, from_right);
-        st = fsdp_map_apply(map, from_right, &choice.call, &job->from, err);
+        *sides_out = sides_of(map, from_right);
+        st = fsdp_map_apply(map, from_right, &choice.call, checkpoint, err);
     }
     fsdp_map_free(map);
     fsdp_free(choice.config_text);
