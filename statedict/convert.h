@@ -89,7 +89,8 @@ typedef struct fsdp_convert_opts {
     fsdp_select_opts select;
     const char *map;           /* names of another framework: a built-in map, or the path of a map file
                                 * (docs/maps.md), in the direction that fits the source; "none": no map. NULL:
-                                * hf: a built-in map that takes every tensor of the source, if there is one */
+                                * hf: a built-in map that takes every tensor of the source and is for the
+                                * model_type of the config.json, if there is one */
     const char *const *sizes;  /* "NAME=NUMBER": sizes that the map needs, before those that are found */
     size_t size_count;
     fsdp_cast_report *cast;    /* filled in by a conversion that succeeds; may be NULL */
@@ -145,8 +146,10 @@ typedef struct fsdp_convert_plan {
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */
     int64_t left_out;          /* entries that select.only or select.part leaves out */
-    char map[64];              /* the map in effect, "" if none; map_from and map_to: its two sides */
+    char map[64];              /* a map that takes the source to the target, "" if there is none; map_from and
+                                * map_to: its two sides */
     char map_from[32], map_to[32];
+    bool is_mapped;            /* false: it is not used, since no config.json says that it is for the model */
     const char *parts;         /* "model 29 · ema 29 left out · optimizer left out"; NULL: all are taken */
     const char *other_part;    /* of them, weights that select.part would take ("ema"); NULL: none */
     const char *const *renames;        /* the rules in effect: of select, or those that strip */

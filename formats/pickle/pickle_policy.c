@@ -82,12 +82,16 @@ static bool is_text(const pickle_vm *vm, fsdp_node node, const char *text)
     return fsdp_pickle_is_text(&pickle, node, text);
 }
 
-/* A member of the enum, not a method of its class. */
-static bool is_memory_format(const fsdp_pickle_node *name)
+/* A member of an enum that PyTorch stores in metadata, not a method of its class: capitals and '_'. */
+static bool is_enum_member(const fsdp_pickle_node *of, const fsdp_pickle_node *name)
 {
-    static const char prefix[] = "TORCH_";
-    return name->kind == FSDP_NODE_STR && name->count >= sizeof prefix - 1 &&
-           memcmp(name->as.text, prefix, sizeof prefix - 1) == 0;
+    bool is_enum = of->known == FSDP_KNOWN_MEMORY_FORMAT || of->known == FSDP_KNOWN_PLAN_ITEM;
+    if (!is_enum || name->kind != FSDP_NODE_STR || name->count == 0 || name->as.text[0] == '_')
+        return false;
+    for (size_t i = 0; i < name->count; i++)
+        if (name->as.text[i] != '_' && (name->as.text[i] < 'A' || name->as.text[i] > 'Z'))
+            return false;
+    return true;
 }
 
 /* Pushes ZeroStageEnum(number) for the name of a member; *is_member_out false: it is none. */
@@ -119,7 +123,7 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
     if (node_at(vm, args)->count != 2 || of->kind != FSDP_NODE_GLOBAL)
         return refuse_call(vm, callable);
     fsdp_pickle_node node = {.known = of->known};
-    if (of->known == FSDP_KNOWN_MEMORY_FORMAT && is_memory_format(node_at(vm, name)))
+    if (is_enum_member(of, node_at(vm, name)))
         return pickle_push_call(vm, node, item_of(vm, args, 0), NODE_OF_EMPTY_TUPLE, 0);
     bool is_member = false;
     if (!vm->options->is_metadata)

@@ -156,6 +156,7 @@ static fsdp_status rename_by_map(convert_job *job, fsdp_convert_plan *plan, fsdp
     const fsdp_map_request request = {job->io, &job->opts, job->limits};
     fsdp_map_sides sides = {0};
     FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
+    plan->is_mapped = sides.is_used;
     snprintf(plan->map, sizeof plan->map, "%s", sides.name);
     snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);
     snprintf(plan->map_to, sizeof plan->map_to, "%s", sides.to);

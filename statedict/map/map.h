@@ -80,12 +80,14 @@ typedef struct fsdp_map_request {
     const fsdp_limits *limits; /* of the target; NULL: native */
 } fsdp_map_request;
 
-/* The map in effect and its sides, "" without one. */
+/* A map and its sides, "" without one. */
 typedef struct fsdp_map_sides {
     char name[64], from[32], to[32];
+    bool is_used;              /* false: its names fit, and no config.json says that the model does */
 } fsdp_map_sides;
 
-/* Replaces the checkpoint, as fsdp_map_apply does, if the user names a map or the target needs one. */
+/* Replaces the checkpoint, as fsdp_map_apply does, if the user names a map, or if a built-in one takes it to
+ * the layout of the target and is for the model_type of config.json. */
 fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
                             fsdp_map_sides *sides_out, fsdp_error *err);
 

@@ -167,7 +167,9 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
         st = choose(&choice, &map, &from_right, err);
     if (st == FSDP_OK && map) {
         *sides_out = sides_of(map, from_right);
-        st = fsdp_map_apply(map, from_right, &choice.call, checkpoint, err);
+        sides_out->is_used = request->opts->map || choice.kind.type[0];
+        if (sides_out->is_used)
+            st = fsdp_map_apply(map, from_right, &choice.call, checkpoint, err);
     }
     fsdp_map_free(map);
     fsdp_free(choice.config_text);

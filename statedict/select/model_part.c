@@ -119,13 +119,25 @@ static bool is_state(const fsdp_entry *entry, const char *text, size_t size)
                                         "step",     "steps",     "global_step", "epoch",
                                         "iter",     "iteration", "iter_num",    "loss",
                                         "val_loss", "args",      "config",      "lr",
-                                        "extra",    "seed",      "model_args",  "extra_state"};
+                                        "extra",    "seed",      "model_args",  "extra_state",
+                                        "common"};
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
         if (begins(text, size, starts[i]))
             return true;
     bool is_scalar = entry->ndim == 0 && text + size == entry->name + entry->name_size;
     bool is_plain = entry->kind == FSDP_ENTRY_VALUE || is_scalar || is_word(text, size, "train");
     return is_plain && is_list_word(text, size, words, sizeof words / sizeof *words);
+}
+
+/* Megatron keeps objects beside the weights: "decoder.layers.mlp._extra_state/shard_0_2". */
+static bool is_sharded_object(const fsdp_entry *entry)
+{
+    static const char mark[] = "/shard_";
+    const char *found = entry->kind == FSDP_ENTRY_VALUE
+                            ? memmem(entry->name, entry->name_size, mark, sizeof mark - 1)
+                            : NULL;
+    size_t digits = found ? strspn(found + sizeof mark - 1, "0123456789._") : 0;
+    return digits > 0 && found + sizeof mark - 1 + digits == entry->name + entry->name_size;
 }
 
 /* The bytes of the keys above the model that stand above the entry, too: "model." of "model.ema.w" where the
@@ -174,7 +186,7 @@ fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry)
     const char *label = fsdp_part_label_of(parts, entry, &size);
     if (is_ema(label, size))
         return FSDP_PART_WEIGHTS;
-    if (is_state(entry, label, size))
+    if (is_state(entry, label, size) || is_sharded_object(entry))
         return FSDP_PART_STATE;
     if (parts->root_size == 0)
         return FSDP_PART_MODEL;

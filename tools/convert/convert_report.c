@@ -70,13 +70,25 @@ static bool is_model(const convert_options *opts)
     return strcmp(opts->convert.format, "hf") == 0;
 }
 
+static void add_map(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    if (plan->is_mapped)
+        fsdp_text_addf(text, "  names of %s become those of %s (--map %s)\n", plan->map_from,
+                       plan->map_to, plan->map);
+    else
+        fsdp_text_addf(
+            text,
+            "  names of %s stay: --copy-from a directory with the model's config.json, or "
+            "--map %s, makes those of %s\n",
+            plan->map_from, plan->map, plan->map_to);
+}
+
 /* Lines for entries that are renamed, cast, dropped or left out. */
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
     if (plan->map[0])
-        fsdp_text_addf(text, "  names of %s become those of %s (--map %s)\n", plan->map_from,
-                       plan->map_to, plan->map);
+        add_map(text, plan);
     if (plan->renamed > 0 && plan->strips)
         convert_add_stripped(text, plan);
     else if (plan->renamed > 0)
