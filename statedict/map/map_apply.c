@@ -170,9 +170,9 @@ static bool takes(const fsdp_map *map, bool from_right, const fsdp_entry *entry)
     return false;
 }
 
-static bool may_stay(const fsdp_map_call *call, const fsdp_entry *entry)
+static bool may_stay(const fsdp_map *map, const fsdp_map_call *call, const fsdp_entry *entry)
 {
-    return call->may_stay && call->may_stay(call->context, entry);
+    return map->keeps_others || (call->may_stay && call->may_stay(call->context, entry));
 }
 
 fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
@@ -185,7 +185,7 @@ fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp
             continue;
         bool taken = takes(map, from_right, entry);
         match.taken += taken;
-        match.left_over += !taken && !may_stay(call, entry);
+        match.left_over += !taken && !may_stay(map, call, entry);
     }
     return match;
 }
@@ -201,7 +201,7 @@ static fsdp_status keep_others(map_run *run, const fsdp_map_call *call, fsdp_err
         const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
         if (run->is_taken[i])
             continue;
-        if (entry->kind == FSDP_ENTRY_VALUE || may_stay(call, entry)) {
+        if (entry->kind == FSDP_ENTRY_VALUE || may_stay(run->map, call, entry)) {
             FSDP_TRY(fsdp_derivation_keep(run->derivation, i, err));
         } else if (count++ < SHOWN) {
             fsdp_text_addf(&names, "%s'%s'", count > 1 ? ", " : "",

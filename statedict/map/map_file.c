@@ -14,6 +14,7 @@ typedef struct map_reader {
     const char *at, *end;
     int line;
     map_rule *rule;          /* that is being read; NULL: none */
+    bool has_right;          /* it is complete but for further names of its right side */
     char *words[WORDS_MOST]; /* of the line */
     int count;
     bool is_indented;
@@ -124,6 +125,14 @@ static fsdp_status read_unstacked(map_reader *reader, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status read_keep(map_reader *reader, fsdp_error *err)
+{
+    if (reader->count != 2 || strcmp(reader->words[1], "others") != 0)
+        return refuse(reader, "tensors that no rule takes stay by: keep others", err);
+    reader->map->keeps_others = true;
+    return FSDP_OK;
+}
+
 /* "left LAYOUT", "right LAYOUT for TYPE TYPE" */
 static fsdp_status read_side(map_reader *reader, bool right, fsdp_error *err)
 {
@@ -170,6 +179,7 @@ static fsdp_status add_rule(map_reader *reader, fsdp_error *err)
     rule->line = reader->line;
     rule->directions = MAP_TO_LEFT | MAP_TO_RIGHT;
     map->rules[map->rule_count++] = reader->rule = rule;
+    reader->has_right = false;
     return FSDP_OK;
 }
 
@@ -205,15 +215,26 @@ static fsdp_status read_right(map_reader *reader, int sign, fsdp_error *err)
     if (sign + 1 == reader->count)
         return refuse(reader, "a rule has a name on its right side", err);
     FSDP_TRY(add_names(reader, sign + 1, rule->right, &rule->right_count, err));
-    reader->rule = NULL;
+    reader->has_right = true;
     return FSDP_OK;
+}
+
+/* "+ NAME": one more name of the side that was read last. */
+static fsdp_status read_more_names(map_reader *reader, fsdp_error *err)
+{
+    map_rule *rule = reader->rule;
+    if (reader->has_right)
+        return add_names(reader, 1, rule->right, &rule->right_count, err);
+    if (rule->step_count > 0)
+        return refuse(reader, "names of the left side come before the steps", err);
+    return add_names(reader, 1, rule->left, &rule->left_count, err);
 }
 
 /* The left side, and on the same line perhaps the right one. */
 static fsdp_status read_left(map_reader *reader, fsdp_error *err)
 {
     int sign = 0, count = reader->count;
-    if (reader->rule)
+    if (reader->rule && !reader->has_right)
         return refuse(reader, "the rule before has no right side", err);
     while (sign < count && directions_of(reader->words[sign]) == 0)
         sign++;
@@ -340,6 +361,10 @@ static fsdp_status read_line(map_reader *reader, fsdp_error *err)
     if (reader->is_indented) {
         if (!reader->rule)
             return refuse(reader, "an indented line belongs to a rule, and there is none", err);
+        if (strcmp(first, "+") == 0)
+            return read_more_names(reader, err);
+        if (reader->has_right)
+            return refuse(reader, "a rule ends with its right side", err);
         return directions_of(first) ? read_right(reader, 0, err) : read_step(reader, err);
     }
     bool is_setting = reader->count > 1 && directions_of(reader->words[1]) == 0;
@@ -347,6 +372,8 @@ static fsdp_status read_line(map_reader *reader, fsdp_error *err)
         return read_size(reader, err);
     if (is_setting && strcmp(first, "frame") == 0)
         return read_frame(reader, err);
+    if (is_setting && strcmp(first, "keep") == 0)
+        return read_keep(reader, err);
     if (is_setting && strcmp(first, "unstacked") == 0)
         return read_unstacked(reader, err);
     if (is_setting && (strcmp(first, "left") == 0 || strcmp(first, "right") == 0))
@@ -441,7 +468,7 @@ static fsdp_status read_map(map_reader *reader, fsdp_error *err)
         if (reader->count > 0)
             FSDP_TRY(read_line(reader, err));
     FSDP_TRY(st);
-    if (reader->rule)
+    if (reader->rule && !reader->has_right)
         return refuse(reader, "the last rule has no right side", err);
     if (reader->map->rule_count == 0)
         return refuse(reader, "a map has at least one rule", err);

@@ -103,6 +103,7 @@ struct fsdp_map {
     const char *path, *name;
     const char *layouts[2];    /* of the left and of the right side */
     const char *types;         /* " llama mistral " */
+    bool keeps_others;         /* tensors that no rule takes stay as they are */
     map_rule **rules;
     size_t rule_count, rule_room;
     map_size sizes[MAP_SIZES];
