@@ -87,6 +87,7 @@ typedef struct fsdp_convert_opts {
     bool skip_verify;          /* neither compares the source's checksums nor reads the result back */
     bool overwrite;            /* replaces what is at the target */
     fsdp_select_opts select;
+    const char *adapter;       /* the directory of an adapter of PEFT (LoRA, DoRA) that is merged in; NULL: none */
     const char *map;           /* names of another framework: a built-in map, or the path of a map file
                                 * (docs/maps.md), in the direction that fits the source; "none": no map. NULL:
                                 * hf: a built-in map that takes every tensor of the source and is for the
@@ -146,6 +147,7 @@ typedef struct fsdp_convert_plan {
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */
     int64_t left_out;          /* entries that select.only or select.part leaves out */
+    int64_t merged, replaced;  /* tensors that the adapter changes, or brings along whole */
     char map[64];              /* a map that takes the source to the target, "" if there is none; map_from and
                                 * map_to: its two sides */
     char map_from[32], map_to[32];

@@ -11,6 +11,7 @@
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/convert/plan_notes.h"
+#include "statedict/derive/adapter.h"
 #include "statedict/map/map.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
@@ -163,6 +164,18 @@ static fsdp_status rename_by_map(convert_job *job, fsdp_convert_plan *plan, fsdp
     return FSDP_OK;
 }
 
+static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_adapter_report report = {0};
+    if (!job->opts.adapter)
+        return FSDP_OK;
+    fsdp_status st =
+        fsdp_adapter_merge(job->opts.adapter, &job->opts.open.access, &job->from, &report, err);
+    plan->merged = report.merged;
+    plan->replaced = report.replaced;
+    return st;
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -172,6 +185,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
+    FSDP_TRY(merge_adapter(job, plan, err));
     FSDP_TRY(rename_by_map(job, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));

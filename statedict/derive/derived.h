@@ -6,12 +6,16 @@
  *
  *   derived.c             stored tensors; makes nodes, and reads boxes of them
  *   derived_shape.c       slices, joins, other shapes, other orders of dims, zeros
- *   derived_number.c      casts, factors, and blocks of quantized values
+ *   derived_number.c      casts and factors
+ *   derived_product.c     sums with products of thin matrices, rows of given lengths (adapters)
+ *   derived_scaled.c      quantized weights and their scales
  *   derived_checkpoint.c  the checkpoint of derived tensors (derived_checkpoint.h)
  *
  * A derived tensor is a node: a stored tensor, or an operation on the nodes that are its parts. A box of it
  * is read by reading boxes of its parts, so that no tensor is in memory as a whole: an operation that needs
  * memory works on pieces of at most FSDP_DERIVED_PIECE bytes, in one buffer per level of the tree.
+ *
+ *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a reader of
  * its own. Callers: map and convert.

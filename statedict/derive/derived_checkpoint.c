@@ -65,6 +65,11 @@ fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation)
     return &derivation->arena;
 }
 
+void fsdp_derivation_close_too(fsdp_derivation *derivation, fsdp_checkpoint *second)
+{
+    derivation->bases[1] = second;
+}
+
 /* Keeps `tensors` as long as the state dict. A new name is not nested. */
 static fsdp_status note(fsdp_derivation *derivation, const fsdp_derived *tensor, fsdp_error *err)
 {

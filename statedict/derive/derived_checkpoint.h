@@ -17,6 +17,9 @@ fsdp_checkpoint *fsdp_derivation_base(const fsdp_derivation *derivation);
 /* The arena for nodes. */
 fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation);
 
+/* Takes over a second checkpoint from which tensors come. */
+void fsdp_derivation_close_too(fsdp_derivation *derivation, fsdp_checkpoint *second);
+
 /* An entry name as bytes. */
 typedef struct fsdp_derived_name {
     const char *text;

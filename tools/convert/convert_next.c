@@ -446,7 +446,8 @@ static bool add_spelled(fsdp_text *text, const convert_options *opts,
 void convert_add_next(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
 {
-    bool is_done = !can_compare(opts) || plan->is_mapped; /* mapped tensors have no counterpart */
+    /* tensors of a map or an adapter have no counterpart */
+    bool is_done = !can_compare(opts) || plan->is_mapped || opts->convert.adapter;
     for (next_spelling spelling = AS_IT_IS; spelling < SPELLINGS && !is_done; spelling++)
         is_done = add_spelled(text, opts, info, plan, spelling);
 }

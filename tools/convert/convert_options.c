@@ -37,6 +37,7 @@ enum {
     KEY_OPAQUE,
     KEY_OPTIM,
     KEY_RENAME,
+    KEY_ADAPTER,
     KEY_MAP,
     KEY_SIZE,
     KEY_DTYPE,
@@ -65,6 +66,7 @@ static const struct argp_option options[] = {
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
+    {"adapter", KEY_ADAPTER, "DIR", 0, "merge the adapter of PEFT (LoRA, DoRA) in DIR", 0},
     {"map", KEY_MAP, "MAP", 0, "names of another framework: a built-in map, a file, or none", 0},
     {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
     {"dtype", KEY_DTYPE, "T", 0, "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ...", 0},
@@ -467,6 +469,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OPTIM: convert->optim_form = parse_form(arg); return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
+    case KEY_ADAPTER: convert->adapter = arg; return 0;
     case KEY_MAP: convert->map = arg; return 0;
     case KEY_SIZE: opts->sizes[convert->size_count++] = parse_size(arg); return 0;
     case KEY_DTYPE: convert->select.dtype = arg; return 0;

@@ -87,6 +87,9 @@ static void add_map(fsdp_text *text, const fsdp_convert_plan *plan)
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
+    if (plan->merged + plan->replaced > 0)
+        fsdp_text_addf(text, "  merge the adapter into %s, %" PRId64 " replaced\n",
+                       cli_plural(plan->merged, "tensor", number), plan->replaced);
     if (plan->map[0])
         add_map(text, plan);
     if (plan->renamed > 0 && plan->strips)

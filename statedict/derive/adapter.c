@@ -1,0 +1,234 @@
+/* Merges an adapter into a model: see adapter.h. */
+#include "statedict/derive/adapter.h"
+
+#include "statedict/derive/adapter_config.h"
+#include "statedict/derive/derived_checkpoint.h"
+#include "statedict/derive/derived_product.h"
+#include "statedict/sd/layout_internal.h"
+
+#include <string.h>
+
+typedef struct adapter_merge {
+    fsdp_adapter_config config;
+    fsdp_checkpoint *adapter;
+    fsdp_derivation *derivation;
+    const fsdp_sd *base;
+    bool *is_used; /* per entry of the adapter */
+    fsdp_adapter_report report;
+} adapter_merge;
+
+/* --- names ---------------------------------------------------------------------------------------- */
+
+/* The adapter's entry of a module, with an end; -1: none. PEFT's models wrap the model twice. */
+static int64_t find(const adapter_merge *merge, const char *module, size_t size, const char *end)
+{
+    static const char *const prefixes[] = {"base_model.model.", ""};
+    int64_t entry = -1;
+    for (int i = 0; i < 2 && entry < 0; i++) {
+        fsdp_text name = {0};
+        fsdp_text_addf(&name, "%s%.*s%s", prefixes[i], (int)size, module, end);
+        if (!name.failed)
+            entry = fsdp_sd_find(merge->adapter->manifest.sd, name.data, name.size);
+        fsdp_text_release(&name);
+    }
+    return entry;
+}
+
+/* The node of one of an adapter's tensors of a module; *out stays NULL when there is none. */
+static fsdp_status find_part(adapter_merge *merge, const char *module, size_t size,
+                             const char *const *ends, const fsdp_derived **out, fsdp_error *err)
+{
+    for (; *ends && !*out; ends++) {
+        int64_t entry = find(merge, module, size, *ends);
+        if (entry < 0)
+            continue;
+        FSDP_TRY(fsdp_derive_stored(fsdp_derivation_arena(merge->derivation), merge->adapter,
+                                    (size_t)entry, out, err));
+        merge->is_used[entry] = true;
+    }
+    return FSDP_OK;
+}
+
+/* --- one weight ------------------------------------------------------------------------------------- */
+
+static const int swapped[2] = {1, 0};
+
+typedef struct module_parts {
+    const fsdp_derived *a, *b, *magnitudes;
+    bool is_embedding;
+} module_parts;
+
+static fsdp_status find_parts(adapter_merge *merge, const char *module, size_t size,
+                              module_parts *parts, fsdp_error *err)
+{
+    static const char *const a[] = {".lora_A.weight", ".lora_A.default.weight", NULL};
+    static const char *const b[] = {".lora_B.weight", ".lora_B.default.weight", NULL};
+    static const char *const embedding_a[] = {".lora_embedding_A", ".lora_embedding_A.default",
+                                              NULL};
+    static const char *const embedding_b[] = {".lora_embedding_B", ".lora_embedding_B.default",
+                                              NULL};
+    static const char *const lengths[] = {".lora_magnitude_vector", ".lora_magnitude_vector.weight",
+                                          ".lora_magnitude_vector.default.weight",
+                                          ".lora_magnitude_vector.default", NULL};
+    *parts = (module_parts){0};
+    FSDP_TRY(find_part(merge, module, size, a, &parts->a, err));
+    FSDP_TRY(find_part(merge, module, size, b, &parts->b, err));
+    if (!parts->a && !parts->b) {
+        FSDP_TRY(find_part(merge, module, size, embedding_a, &parts->a, err));
+        FSDP_TRY(find_part(merge, module, size, embedding_b, &parts->b, err));
+        parts->is_embedding = parts->a != NULL;
+    }
+    FSDP_TRY(find_part(merge, module, size, lengths, &parts->magnitudes, err));
+    if (!parts->a == !parts->b)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has one matrix of the pair for '%.*s', not both",
+                     merge->adapter->path, (int)size, module);
+}
+
+/* [out, in] of a weight that is stored as [in, out], and back. */
+static fsdp_status merge_pair(adapter_merge *merge, const fsdp_derived *weight, bool is_transposed,
+                              const fsdp_low_rank *pair, const fsdp_derived **out, fsdp_error *err)
+{
+    fsdp_arena *arena = fsdp_derivation_arena(merge->derivation);
+    if (is_transposed && weight->ndim == 2)
+        FSDP_TRY(fsdp_derive_permute(arena, weight, swapped, &weight, err));
+    FSDP_TRY(fsdp_derive_low_rank(arena, weight, pair, out, err));
+    return is_transposed ? fsdp_derive_permute(arena, *out, swapped, out, err) : FSDP_OK;
+}
+
+/* DoRA: the sum's rows get the trained lengths. They are computed in f32. */
+static fsdp_status merge_lengths(adapter_merge *merge, const fsdp_derived *weight,
+                                 const module_parts *parts, const fsdp_low_rank *pair,
+                                 const fsdp_derived **out, fsdp_error *err)
+{
+    fsdp_arena *arena = fsdp_derivation_arena(merge->derivation);
+    fsdp_dtype dtype = weight->dtype;
+    bool is_transposed = merge->config.is_transposed;
+    if (is_transposed && weight->ndim == 2)
+        FSDP_TRY(fsdp_derive_permute(arena, weight, swapped, &weight, err));
+    FSDP_TRY(fsdp_derive_cast(arena, weight, FSDP_F32, &weight, err));
+    FSDP_TRY(fsdp_derive_low_rank(arena, weight, pair, out, err));
+    FSDP_TRY(fsdp_derive_row_lengths(arena, *out, parts->magnitudes, out, err));
+    FSDP_TRY(fsdp_derive_cast(arena, *out, dtype, out, err));
+    return is_transposed ? fsdp_derive_permute(arena, *out, swapped, out, err) : FSDP_OK;
+}
+
+static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight,
+                                fsdp_derived_name module, const module_parts *parts,
+                                const fsdp_derived **out, fsdp_error *err)
+{
+    const fsdp_low_rank pair = {
+        parts->b, parts->a,
+        fsdp_adapter_factor(&merge->config, module.text, module.size, parts->a->shape[0])};
+    if (parts->a->ndim != 2 || parts->b->ndim != 2)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%.*s' has an adapter of a convolution, which cannot be merged here: "
+                         "PEFT's merge_and_unload does",
+                         (int)module.size, module.text);
+    merge->report.merged++;
+    if (!parts->magnitudes)
+        return merge_pair(merge, weight, parts->is_embedding || merge->config.is_transposed, &pair,
+                          out, err);
+    if (parts->is_embedding)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%.*s' is an embedding with DoRA, which cannot be merged here",
+                         (int)module.size, module.text);
+    return merge_lengths(merge, weight, parts, &pair, out, err);
+}
+
+/* --- all of them -------------------------------------------------------------------------------------- */
+
+/* A tensor of the model: with a product, replaced by the adapter's, or as it is. */
+static fsdp_status add_tensor(adapter_merge *merge, size_t number, fsdp_error *err)
+{
+    static const char suffix[] = ".weight";
+    const fsdp_entry *entry = fsdp_sd_at(merge->base, number);
+    fsdp_arena *arena = fsdp_derivation_arena(merge->derivation);
+    const fsdp_derived_name name = {entry->name, entry->name_size};
+    const fsdp_derived *tensor = NULL;
+    static const char *const whole[] = {"", NULL};
+    bool is_weight =
+        name.size > sizeof suffix - 1 &&
+        memcmp(name.text + name.size - (sizeof suffix - 1), suffix, sizeof suffix - 1) == 0;
+    module_parts parts = {0};
+    const fsdp_derived_name module = {name.text,
+                                      is_weight ? name.size - (sizeof suffix - 1) : name.size};
+    FSDP_TRY(find_part(merge, name.text, name.size, whole, &tensor, err));
+    if (!tensor && is_weight)
+        FSDP_TRY(find_parts(merge, module.text, module.size, &parts, err));
+    if (tensor) {
+        merge->report.replaced++;
+        return fsdp_derivation_add(merge->derivation, name, tensor, err);
+    }
+    if (!parts.a)
+        return fsdp_derivation_keep(merge->derivation, number, err);
+    FSDP_TRY(
+        fsdp_derive_stored(arena, fsdp_derivation_base(merge->derivation), number, &tensor, err));
+    fsdp_status st = merge_module(merge, tensor, module, &parts, &tensor, err);
+    if (st != FSDP_OK) {
+        fsdp_error_prefix(err, "'%.*s'", (int)name.size, name.text);
+        return st;
+    }
+    return fsdp_derivation_add(merge->derivation, name, tensor, err);
+}
+
+/* A second name of a merged tensor becomes a tensor of its own only if the adapter has one for it. */
+static fsdp_status add_entries(adapter_merge *merge, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(merge->base); i++) {
+        bool is_tensor = fsdp_sd_at(merge->base, i)->kind == FSDP_ENTRY_TENSOR;
+        FSDP_TRY(is_tensor ? add_tensor(merge, i, err)
+                           : fsdp_derivation_keep(merge->derivation, i, err));
+    }
+    return FSDP_OK;
+}
+
+/* A tensor of the adapter that no tensor of the model took. */
+static fsdp_status check_all_used(const adapter_merge *merge, fsdp_error *err)
+{
+    const fsdp_sd *sd = merge->adapter->manifest.sd;
+    char shown[200];
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind != FSDP_ENTRY_TENSOR || merge->is_used[i])
+            continue;
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' of the adapter belongs to no tensor of '%s': is it of this model?",
+                         fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
+                         fsdp_derivation_base(merge->derivation)->path);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status open_adapter(adapter_merge *merge, const char *dir, const fsdp_access *access,
+                                fsdp_error *err)
+{
+    fsdp_io *io = fsdp_access_io(access);
+    FSDP_TRY(fsdp_adapter_config_read(io, dir, &merge->config, err));
+    FSDP_TRY(fsdp_checkpoint_open_as(io, dir, NULL, &merge->adapter, err));
+    fsdp_derivation_close_too(merge->derivation, merge->adapter);
+    merge->is_used = fsdp_alloc(fsdp_sd_count(merge->adapter->manifest.sd), sizeof *merge->is_used);
+    return merge->is_used ? FSDP_OK : fsdp_fail_memory(err, "an adapter");
+}
+
+fsdp_status fsdp_adapter_merge(const char *dir, const fsdp_access *access,
+                               fsdp_checkpoint **checkpoint, fsdp_adapter_report *report_out,
+                               fsdp_error *err)
+{
+    adapter_merge merge = {.base = (*checkpoint)->manifest.sd};
+    fsdp_checkpoint *base = *checkpoint;
+    *checkpoint = NULL;
+    FSDP_TRY(fsdp_derivation_begin(base, &merge.derivation, err));
+    fsdp_status st = open_adapter(&merge, dir, access, err);
+    if (st == FSDP_OK)
+        st = add_entries(&merge, err);
+    if (st == FSDP_OK)
+        st = check_all_used(&merge, err);
+    *report_out = merge.report;
+    fsdp_free(merge.is_used);
+    fsdp_adapter_config_release(&merge.config);
+    if (st == FSDP_OK)
+        return fsdp_derivation_finish(merge.derivation, checkpoint, err);
+    fsdp_derivation_cancel(merge.derivation);
+    return st;
+}

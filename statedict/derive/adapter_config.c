@@ -1,0 +1,128 @@
+/* Reads adapter_config.json: see adapter_config.h. */
+#include "statedict/derive/adapter_config.h"
+
+#include "base/data/json.h"
+#include "base/text.h"
+#include "statedict/select/expression.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { CONFIG_MOST = 4 << 20 };
+
+static fsdp_status read_flag(fsdp_json *json, bool *flag_out, fsdp_error *err)
+{
+    return fsdp_json_peek(json) == FSDP_JSON_BOOL ? fsdp_json_bool(json, flag_out, err)
+                                                  : fsdp_json_skip(json, err);
+}
+
+/* PEFT matches a key at the end of a module's name, as a whole element. */
+static fsdp_status add_pattern(fsdp_json *json, fsdp_adapter_config *config, const char *key,
+                               size_t size, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_alpha_pattern pattern = {.alpha = 0};
+    fsdp_text_addf(&text, "^(.*\\.)?(%.*s)$", (int)size, key);
+    fsdp_status st = text.failed
+                         ? fsdp_fail_memory(err, "a pattern")
+                         : fsdp_expression_compile(text.data, REG_NOSUB, &pattern.expression, err);
+    fsdp_text_release(&text);
+    FSDP_TRY(st);
+    st = fsdp_json_f64(json, &pattern.alpha, err);
+    if (st == FSDP_OK && !fsdp_grow(&config->patterns, &config->pattern_room,
+                                    config->pattern_count + 1, sizeof pattern))
+        st = fsdp_fail_memory(err, "a pattern");
+    if (st == FSDP_OK)
+        config->patterns[config->pattern_count++] = pattern;
+    else
+        regfree(&pattern.expression);
+    return st;
+}
+
+static fsdp_status read_patterns(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
+{
+    const char *key;
+    size_t size;
+    bool more;
+    if (fsdp_json_peek(json) != FSDP_JSON_OBJECT)
+        return fsdp_json_skip(json, err);
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        FSDP_TRY(add_pattern(json, config, key, size, err));
+    }
+}
+
+static fsdp_status read_type(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
+{
+    const char *type;
+    size_t size;
+    FSDP_TRY(fsdp_json_string(json, &type, &size, err));
+    config->is_lora = size == 4 && memcmp(type, "LORA", 4) == 0;
+    return FSDP_OK;
+}
+
+static fsdp_status read_members(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
+{
+    static const char *const names[] = {"peft_type", "lora_alpha", "alpha_pattern", "use_rslora",
+                                        "fan_in_fan_out"};
+    fsdp_json_members members = {.names = names, .count = 5};
+    int which;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        switch (which) {
+        case 0: FSDP_TRY(read_type(json, config, err)); break;
+        case 1: FSDP_TRY(fsdp_json_f64(json, &config->alpha, err)); break;
+        case 2: FSDP_TRY(read_patterns(json, config, err)); break;
+        case 3: FSDP_TRY(read_flag(json, &config->divides_by_root, err)); break;
+        case 4: FSDP_TRY(read_flag(json, &config->is_transposed, err)); break;
+        default: return fsdp_json_finish(json, err);
+        }
+    }
+}
+
+fsdp_status fsdp_adapter_config_read(fsdp_io *io, const char *dir, fsdp_adapter_config *config,
+                                     fsdp_error *err)
+{
+    char *text = NULL, *path = fsdp_path_join(dir, "adapter_config.json");
+    size_t size = 0;
+    fsdp_json json;
+    *config = (fsdp_adapter_config){.alpha = 8}; /* PEFT's default */
+    fsdp_status st = path ? fsdp_io_read_file(io, path, CONFIG_MOST, &text, &size, err)
+                          : fsdp_fail_memory(err, "a path");
+    if (st == FSDP_OK) {
+        fsdp_json_init(&json, text, size, path);
+        st = read_members(&json, config, err);
+        fsdp_json_release(&json);
+    }
+    if (st == FSDP_OK && !config->is_lora)
+        st = fsdp_fail(err, FSDP_ERR_USAGE,
+                       "'%s' is of an adapter that is no LoRA: PEFT's merge_and_unload merges it",
+                       path);
+    fsdp_free(text);
+    fsdp_free(path);
+    return st;
+}
+
+void fsdp_adapter_config_release(fsdp_adapter_config *config)
+{
+    for (size_t i = 0; i < config->pattern_count; i++)
+        regfree(&config->patterns[i].expression);
+    fsdp_free(config->patterns);
+    *config = (fsdp_adapter_config){0};
+}
+
+double fsdp_adapter_factor(const fsdp_adapter_config *config, const char *module, size_t size,
+                           int64_t rank)
+{
+    double alpha = config->alpha;
+    for (size_t i = 0; i < config->pattern_count; i++)
+        if (fsdp_expression_matches(&config->patterns[i].expression, module, size)) {
+            alpha = config->patterns[i].alpha;
+            break;
+        }
+    return alpha / (config->divides_by_root ? sqrt((double)rank) : (double)rank);
+}

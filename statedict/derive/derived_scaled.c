@@ -1,0 +1,213 @@
+/* Quantized weights as f32: see derived_scaled.h. */
+#include "statedict/derive/derived_scaled.h"
+
+#include "kernels/kernels.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+enum { PIECE_FLOATS = FSDP_DERIVED_PIECE / 4 };
+
+/* --- scales of blocks --------------------------------------------------------------------------------- */
+
+/* The scales that a box of the weight needs. */
+static fsdp_box scales_of(const fsdp_box *box, const int64_t *blocks)
+{
+    fsdp_box scales = {.ndim = box->ndim};
+    for (int d = 0; d < box->ndim; d++) {
+        scales.lo[d] = box->lo[d] / blocks[d];
+        scales.len[d] = (box->lo[d] + box->len[d] - 1) / blocks[d] - scales.lo[d] + 1;
+    }
+    return scales;
+}
+
+/* Multiplies the rows of a piece; the last dim of both is walked inside. */
+static void multiply(const fsdp_box *piece, const int64_t *blocks, const fsdp_box *scale_box,
+                     const float *scales, float *values)
+{
+    int last = piece->ndim - 1;
+    int64_t at[FSDP_MAX_DIMS] = {0}, rows = 1;
+    for (int d = 0; d < last; d++)
+        rows *= piece->len[d];
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t first = 0;
+        for (int d = 0; d < last; d++)
+            first =
+                first * scale_box->len[d] + (piece->lo[d] + at[d]) / blocks[d] - scale_box->lo[d];
+        const float *of_row = scales + first * scale_box->len[last];
+        for (int64_t j = 0; j < piece->len[last]; j++)
+            values[j] *= of_row[(piece->lo[last] + j) / blocks[last] - scale_box->lo[last]];
+        values += piece->len[last];
+        for (int d = last - 1; d >= 0 && ++at[d] == piece->len[d]; d--)
+            at[d] = 0;
+    }
+}
+
+static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+                                     const fsdp_box *box, void *data, fsdp_error *err)
+{
+    const int64_t *blocks = tensor->more;
+    fsdp_derived_pieces pieces = {.box = box, .most = PIECE_FLOATS};
+    fsdp_box piece;
+    float *to = data;
+    void *scales;
+    FSDP_TRY(fsdp_derived_take(reader, &scales, err));
+    fsdp_status st = FSDP_OK;
+    while (st == FSDP_OK && fsdp_derived_next(&pieces, &piece)) {
+        fsdp_box scale_box = scales_of(&piece, blocks);
+        st = fsdp_derived_read(tensor->parts[0], reader, &piece, to, err);
+        if (st == FSDP_OK)
+            st = fsdp_derived_read(tensor->parts[1], reader, &scale_box, scales, err);
+        if (st == FSDP_OK)
+            multiply(&piece, blocks, &scale_box, scales, to);
+        to += fsdp_box_count(&piece);
+    }
+    fsdp_derived_give(reader);
+    return st;
+}
+
+static const fsdp_derived_ops block_scaled_ops = {read_block_scaled, 1};
+
+static bool fits(const fsdp_derived *weight, const fsdp_derived *scales, const int64_t *blocks)
+{
+    if (weight->ndim != scales->ndim || weight->ndim == 0)
+        return false;
+    for (int d = 0; d < weight->ndim; d++)
+        if (blocks[d] <= 0 || (weight->shape[d] + blocks[d] - 1) / blocks[d] != scales->shape[d])
+            return false;
+    return true;
+}
+
+fsdp_status fsdp_derive_block_scaled(fsdp_arena *arena, const fsdp_derived *weight,
+                                     const fsdp_derived *scales, const int64_t *blocks,
+                                     const fsdp_derived **out, fsdp_error *err)
+{
+    const fsdp_derived *parts[2];
+    fsdp_derived *made = NULL;
+    char w[128], s[128];
+    if (!fits(weight, scales, blocks))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "scales of %s do not fit a weight of %s",
+                         fsdp_derived_text(scales, s, sizeof s),
+                         fsdp_derived_text(weight, w, sizeof w));
+    int64_t *kept = fsdp_arena_alloc(arena, (size_t)weight->ndim, sizeof *kept);
+    if (!kept)
+        return fsdp_fail_memory(err, "scales");
+    memcpy(kept, blocks, (size_t)weight->ndim * sizeof *kept);
+    FSDP_TRY(fsdp_derive_cast(arena, weight, FSDP_F32, &parts[0], err));
+    FSDP_TRY(fsdp_derive_cast(arena, scales, FSDP_F32, &parts[1], err));
+    fsdp_derived like = {.ops = &block_scaled_ops,
+                         .dtype = FSDP_F32,
+                         .ndim = weight->ndim,
+                         .shape = weight->shape,
+                         .parts = parts,
+                         .part_count = 2,
+                         .more = kept};
+    FSDP_TRY(fsdp_derived_make(arena, &like, &made, err));
+    *out = made;
+    return FSDP_OK;
+}
+
+/* --- MXFP4 ---------------------------------------------------------------------------------------------- */
+
+enum { GROUP = 32, GROUP_BYTES = 16, BIAS = 127 };
+
+static const float four_bits[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
+                                    -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+
+/* Numbers [first, first + count) of a row whose groups begin at `bytes`. */
+static void unpack_row(const uint8_t *bytes, const uint8_t *exponents, int64_t first, int64_t count,
+                       float *to)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = first + i;
+        uint8_t pair = bytes[at / 2];
+        int half = at % 2 == 0 ? pair & 15 : pair >> 4;
+        to[i] = ldexpf(four_bits[half], exponents[at / GROUP] - BIAS);
+    }
+}
+
+/* The groups that a piece needs: of the exponents, and with one dim more of the bytes. */
+static void groups_of(const fsdp_box *piece, fsdp_box *exponents_out, fsdp_box *bytes_out)
+{
+    int last = piece->ndim - 1;
+    *exponents_out = *piece;
+    exponents_out->lo[last] = piece->lo[last] / GROUP;
+    exponents_out->len[last] =
+        (piece->lo[last] + piece->len[last] - 1) / GROUP - exponents_out->lo[last] + 1;
+    *bytes_out = *exponents_out;
+    bytes_out->ndim++;
+    bytes_out->lo[last + 1] = 0;
+    bytes_out->len[last + 1] = GROUP_BYTES;
+}
+
+static void unpack(const fsdp_box *piece, const fsdp_box *groups, const uint8_t *bytes,
+                   const uint8_t *exponents, float *to)
+{
+    int last = piece->ndim - 1;
+    int64_t width = groups->len[last], rows = fsdp_box_count(groups) / width;
+    int64_t first = piece->lo[last] - groups->lo[last] * GROUP;
+    for (int64_t row = 0; row < rows; row++)
+        unpack_row(bytes + row * width * GROUP_BYTES, exponents + row * width, first,
+                   piece->len[last], to + row * piece->len[last]);
+}
+
+/* Elements of a piece whose groups fit in half a buffer; rows may begin and end within a group. */
+static int64_t piece_of(const fsdp_box *box)
+{
+    int64_t width = box->len[box->ndim - 1], groups = width / GROUP + 2;
+    int64_t rows = FSDP_DERIVED_PIECE / 2 / GROUP_BYTES / groups;
+    return rows == 0 || width * rows > PIECE_FLOATS ? PIECE_FLOATS : width * rows;
+}
+
+static fsdp_status read_mxfp4(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+                              const fsdp_box *box, void *data, fsdp_error *err)
+{
+    fsdp_derived_pieces pieces = {.box = box, .most = piece_of(box)};
+    fsdp_box piece, groups, bytes_box;
+    float *to = data;
+    void *buffer;
+    FSDP_TRY(fsdp_derived_take(reader, &buffer, err));
+    uint8_t *bytes = buffer, *exponents = bytes + FSDP_DERIVED_PIECE / 2;
+    fsdp_status st = FSDP_OK;
+    while (st == FSDP_OK && fsdp_derived_next(&pieces, &piece)) {
+        groups_of(&piece, &groups, &bytes_box);
+        st = fsdp_derived_read(tensor->parts[0], reader, &bytes_box, bytes, err);
+        if (st == FSDP_OK)
+            st = fsdp_derived_read(tensor->parts[1], reader, &groups, exponents, err);
+        if (st == FSDP_OK)
+            unpack(&piece, &groups, bytes, exponents, to);
+        to += fsdp_box_count(&piece);
+    }
+    fsdp_derived_give(reader);
+    return st;
+}
+
+static const fsdp_derived_ops mxfp4_ops = {read_mxfp4, 1};
+
+fsdp_status fsdp_derive_mxfp4(fsdp_arena *arena, const fsdp_derived *weight,
+                              const fsdp_derived *exponents, const fsdp_derived **out,
+                              fsdp_error *err)
+{
+    int ndim = exponents->ndim;
+    int64_t shape[FSDP_MAX_DIMS];
+    fsdp_derived *made = NULL;
+    char w[128], e[128];
+    bool fit = ndim > 0 && weight->ndim == ndim + 1 && weight->dtype == FSDP_U8 &&
+               exponents->dtype == FSDP_U8 && weight->shape[ndim] == GROUP_BYTES &&
+               memcmp(weight->shape, exponents->shape, (size_t)ndim * sizeof *shape) == 0;
+    if (!fit || fsdp_mul_overflow(exponents->shape[ndim - 1], GROUP, &shape[ndim - 1]))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s and %s are no MXFP4 blocks and their scales",
+                         fsdp_derived_text(weight, w, sizeof w),
+                         fsdp_derived_text(exponents, e, sizeof e));
+    memcpy(shape, exponents->shape, (size_t)(ndim - 1) * sizeof *shape);
+    fsdp_derived like = {.ops = &mxfp4_ops,
+                         .dtype = FSDP_F32,
+                         .ndim = ndim,
+                         .shape = shape,
+                         .parts = (const fsdp_derived *const[]){weight, exponents},
+                         .part_count = 2};
+    FSDP_TRY(fsdp_derived_make(arena, &like, &made, err));
+    *out = made;
+    return FSDP_OK;
+}
