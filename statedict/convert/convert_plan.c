@@ -12,6 +12,7 @@
 #include "statedict/sd/layout_internal.h"
 #include "statedict/convert/plan_notes.h"
 #include "statedict/derive/adapter.h"
+#include "statedict/derive/dequant.h"
 #include "statedict/map/map.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
@@ -151,18 +152,7 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
                      chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
 }
 
-/* The source under the names of another framework, if a map is named or needed. */
-static fsdp_status rename_by_map(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
-{
-    const fsdp_map_request request = {job->io, &job->opts, job->limits};
-    fsdp_map_sides sides = {0};
-    FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
-    plan->is_mapped = sides.is_used;
-    snprintf(plan->map, sizeof plan->map, "%s", sides.name);
-    snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);
-    snprintf(plan->map_to, sizeof plan->map_to, "%s", sides.to);
-    return FSDP_OK;
-}
+/* --- derived tensors ---------------------------------------------------------------------------- */
 
 static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
@@ -176,6 +166,54 @@ static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp
     return st;
 }
 
+static fsdp_status dequantize(convert_job *job, const char *config, size_t size,
+                              fsdp_convert_plan *plan, fsdp_error *err)
+{
+    const char *dtype = job->opts.dequant;
+    fsdp_dequant_opts opts = {.config = config, .config_size = size};
+    fsdp_dequant_report report = {0};
+    if (!dtype)
+        return FSDP_OK;
+    opts.dtype = fsdp_dtype_from_typed(dtype, strlen(dtype));
+    if (opts.dtype != FSDP_F32 && opts.dtype != FSDP_BF16 && opts.dtype != FSDP_F16)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "weights are dequantized to f32, bf16 or f16, not to '%s'", dtype);
+    fsdp_status st = fsdp_dequantize(&opts, &job->from, &report, err);
+    plan->dequantized = report.weights;
+    plan->scales = report.scales;
+    return st;
+}
+
+/* The source under the names of another framework, if a map is named or needed. */
+static fsdp_status rename_by_map(convert_job *job, const char *config, size_t size,
+                                 fsdp_convert_plan *plan, fsdp_error *err)
+{
+    const fsdp_map_request request = {job->io, &job->opts, config, size, job->limits};
+    fsdp_map_sides sides = {0};
+    FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
+    plan->is_mapped = sides.is_used;
+    snprintf(plan->map, sizeof plan->map, "%s", sides.name);
+    snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);
+    snprintf(plan->map_to, sizeof plan->map_to, "%s", sides.to);
+    return FSDP_OK;
+}
+
+/* Puts tensors that are computed from the source's in their place. */
+static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    size_t size = 0;
+    char *config = fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &size);
+    fsdp_status st = merge_adapter(job, plan, err);
+    if (st == FSDP_OK)
+        st = dequantize(job, config, size, plan, err);
+    if (st == FSDP_OK)
+        st = rename_by_map(job, config, size, plan, err);
+    fsdp_free(config);
+    return st;
+}
+
+/* --- select ----------------------------------------------------------------------------------- */
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -185,8 +223,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
-    FSDP_TRY(merge_adapter(job, plan, err));
-    FSDP_TRY(rename_by_map(job, plan, err));
+    FSDP_TRY(derive(job, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
     FSDP_TRY(fsdp_convert_fit_names(job, err));

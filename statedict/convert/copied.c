@@ -423,14 +423,15 @@ static const char *common_dtype(const fsdp_target_entry *entries, const bool *is
 }
 
 static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const char *dtype,
-                        bool with_code, fsdp_error *err)
+                        const fsdp_convert_opts *opts, fsdp_error *err)
 {
     char *text = NULL;
     fsdp_edited_config edited = {0};
     size_t size;
     fsdp_config_edits edits = {.dtype = strcmp(file->name, "config.json") == 0 ? dtype : NULL,
-                               .no_code = !with_code};
-    if (!is_config(file->name) || (!edits.dtype && !edits.no_code))
+                               .no_code = !opts->copy_code,
+                               .no_quantization = opts->dequant != NULL};
+    if (!is_config(file->name) || (!edits.dtype && !edits.no_code && !edits.no_quantization))
         return FSDP_OK;
     fsdp_status st = read_whole(copies, file, &text, &size, err);
     if (st == FSDP_OK)
@@ -464,7 +465,7 @@ fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
     FSDP_TRY(check_tied(copies, opts, embedding, head, beside->ties, err));
     const char *dtype = common_dtype(beside->entries, beside->is_model, beside->count);
     for (size_t i = 0; i < copies->count; i++)
-        FSDP_TRY(edit(copies, &copies->files[i], dtype, opts->copy_code, err));
+        FSDP_TRY(edit(copies, &copies->files[i], dtype, opts, err));
     return FSDP_OK;
 }
 

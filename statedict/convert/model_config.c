@@ -164,6 +164,12 @@ static const char *start_of_key(const char *at, const char *end)
     return at;
 }
 
+static bool is_removed(const fsdp_config_edits *edits, const char *key, size_t size)
+{
+    return edits && ((edits->no_code && is_key(key, size, "auto_map")) ||
+                     (edits->no_quantization && is_key(key, size, "quantization_config")));
+}
+
 static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error *err)
 {
     fsdp_json *json = &walk->json;
@@ -176,10 +182,10 @@ static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error
         FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
         if (!more)
             return FSDP_OK;
-        bool is_code = walk->edits && walk->edits->no_code && is_key(key, size, "auto_map");
-        FSDP_TRY(is_code ? walk_value(walk, ELSEWHERE, err)
-                         : walk_member(walk, place, key, size, &seen, err));
-        if (is_code)
+        bool goes = is_removed(walk->edits, key, size);
+        FSDP_TRY(goes ? walk_value(walk, ELSEWHERE, err)
+                      : walk_member(walk, place, key, size, &seen, err));
+        if (goes)
             FSDP_TRY(cut_member(walk, start_of_key(before, json->end), kept_end, err));
         else
             kept_end = json->at;

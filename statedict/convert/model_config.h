@@ -22,6 +22,7 @@ typedef struct fsdp_config_edits {
     const char *dtype;         /* the new "dtype" and "torch_dtype", where they are strings, also in members
                                 * NAME_config (not quantization_config); NULL: unchanged */
     bool no_code;              /* remove every "auto_map" */
+    bool no_quantization;      /* remove every "quantization_config" */
 } fsdp_config_edits;
 
 typedef struct fsdp_edited_config {

@@ -66,6 +66,7 @@ static const plan_option options[] = {
      .is_optional = true},
     {OPTION("on_overflow", WORD, select.on_overflow), .words = policies, .is_optional = true},
     {OPTION("adapter", PATH, adapter), .is_optional = true},
+    {OPTION("dequant", STRING, dequant), .is_optional = true},
     {OPTION("map", STRING, map), .is_optional = true},
     {OPTION("sizes", LIST, sizes), COUNT(size_count), .is_optional = true},
     {OPTION("from_format", STRING, open.format), .is_optional = true},

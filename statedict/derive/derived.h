@@ -16,6 +16,7 @@
  * memory works on pieces of at most FSDP_DERIVED_PIECE bytes, in one buffer per level of the tree.
  *
  *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings
+ *   dequant.c             quantized weights of a model as plain ones
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a reader of
  * its own. Callers: map and convert.

@@ -97,21 +97,27 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
     return st;
 }
 
-void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)
+char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out)
 {
     char *beside = NULL, *text = NULL;
-    size_t size;
-    *kind = (fsdp_model_kind){0};
     if (!dir && fsdp_framework_config(io, path, &beside, NULL) == FSDP_OK)
         dir = beside;
     char *config = dir ? fsdp_path_join(dir, "config.json") : NULL;
-    if (config &&
-        fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, &size, NULL) == FSDP_OK &&
-        fsdp_model_kind_read(text, size, config, kind, NULL) != FSDP_OK)
-        *kind = (fsdp_model_kind){0};
-    fsdp_free(text);
+    if (config)
+        (void)fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, size_out, NULL);
     fsdp_free(config);
     fsdp_free(beside);
+    return text;
+}
+
+void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)
+{
+    size_t size;
+    char *text = fsdp_config_find(io, dir, path, &size);
+    *kind = (fsdp_model_kind){0};
+    if (text && fsdp_model_kind_read(text, size, "config.json", kind, NULL) != FSDP_OK)
+        *kind = (fsdp_model_kind){0};
+    fsdp_free(text);
 }
 
 /* --- numbers ------------------------------------------------------------------------------------ */

@@ -76,7 +76,9 @@ fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *e
 
 typedef struct fsdp_map_request {
     fsdp_io *io;
-    const fsdp_convert_opts *opts;     /* map, sizes, copy_from, select */
+    const fsdp_convert_opts *opts;     /* map, sizes, select */
+    const char *config;        /* the text of the model's config.json; NULL: none */
+    size_t config_size;
     const fsdp_limits *limits; /* of the target; NULL: native */
 } fsdp_map_request;
 

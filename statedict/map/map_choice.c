@@ -1,47 +1,21 @@
 /* The map of a conversion: the one that the user names, or one that fits source and target. See map.h. */
 #include "statedict/map/map.h"
 
-#include "formats/frameworks.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/select/expression.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { CONFIG_MOST = 16 << 20 };
-
 /* --- what a map is applied with ----------------------------------------------------------------- */
 
 typedef struct map_choice {
     const fsdp_map_request *request;
     const fsdp_checkpoint *from;
-    char *config_text;
     fsdp_model_kind kind; /* of config.json */
     fsdp_map_call call;
     bool state_is_optim;
 } map_choice;
-
-/* The config.json of the model, if there is one that can be read. */
-static fsdp_status read_config(map_choice *choice, fsdp_error *err)
-{
-    fsdp_io *io = choice->request->io;
-    char *dir = NULL;
-    const char *named = choice->request->opts->copy_from;
-    if (!named)
-        FSDP_TRY(fsdp_framework_config(io, choice->from->path, &dir, err));
-    char *path = named || dir ? fsdp_path_join(named ? named : dir, "config.json") : NULL;
-    if (path && fsdp_io_exists(io, path))
-        (void)fsdp_io_read_file(io, path, CONFIG_MOST, &choice->config_text,
-                                &choice->call.config_size,
-                                NULL); /* without it sizes are not known */
-    if (choice->config_text)
-        (void)fsdp_model_kind_read(choice->config_text, choice->call.config_size, path,
-                                   &choice->kind, NULL);
-    choice->call.config = choice->config_text;
-    fsdp_free(path);
-    fsdp_free(dir);
-    return FSDP_OK;
-}
 
 static bool is_dropped(const fsdp_select_opts *select, const fsdp_entry *entry)
 {
@@ -157,14 +131,17 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
     bool from_right = false;
     map_choice choice = {.request = request, .from = *checkpoint};
     choice.state_is_optim = fsdp_sd_state_is_optim(choice.from->manifest.sd);
-    choice.call = (fsdp_map_call){.given = request->opts->sizes,
+    choice.call = (fsdp_map_call){.config = request->config,
+                                  .config_size = request->config_size,
+                                  .given = request->opts->sizes,
                                   .given_count = request->opts->size_count,
                                   .may_stay = may_stay,
                                   .context = &choice};
     *sides_out = (fsdp_map_sides){0};
-    fsdp_status st = read_config(&choice, err);
-    if (st == FSDP_OK)
-        st = choose(&choice, &map, &from_right, err);
+    if (request->config && fsdp_model_kind_read(request->config, request->config_size,
+                                                "config.json", &choice.kind, NULL) != FSDP_OK)
+        choice.kind = (fsdp_model_kind){0};
+    fsdp_status st = choose(&choice, &map, &from_right, err);
     if (st == FSDP_OK && map) {
         *sides_out = sides_of(map, from_right);
         sides_out->is_used = request->opts->map || choice.kind.type[0];
@@ -172,6 +149,5 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
             st = fsdp_map_apply(map, from_right, &choice.call, checkpoint, err);
     }
     fsdp_map_free(map);
-    fsdp_free(choice.config_text);
     return st;
 }

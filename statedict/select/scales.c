@@ -24,14 +24,11 @@ static const struct {
     {"qdata", "scale", "", "", true},    {"_data", "_scale", "", "", true},
 };
 
-/* Parts of a tensor that bitsandbytes quantized to integers; its kernels read them as f32. */
+/* Parts of a tensor that bitsandbytes or GPTQ quantized to integers; kernels read them in their dtype. */
 static const struct {
     const char *own, *part;
-} parts[] = {{"", ".absmax"},
-             {"", ".quant_map"},
-             {"", ".nested_absmax"},
-             {"", ".nested_quant_map"},
-             {"weight", "SCB"}};
+} parts[] = {{"", ".absmax"},           {"", ".quant_map"}, {"", ".nested_absmax"},
+             {"", ".nested_quant_map"}, {"weight", "SCB"},  {"qweight", "scales"}}; /* GPTQ, AWQ */
 
 enum { SPELLINGS = sizeof spellings / sizeof *spellings, PARTS = sizeof parts / sizeof *parts };
 
@@ -118,7 +115,7 @@ static int64_t find_whole(scale_search *search, size_t i)
         int64_t whole = find_named(search);
         fsdp_dtype dtype =
             whole >= 0 ? tensor_at(search->sd, (size_t)whole)->dtype : FSDP_DTYPE_NONE;
-        if (dtype == FSDP_U8 || dtype == FSDP_I8)
+        if (dtype == FSDP_U8 || dtype == FSDP_I8 || dtype == FSDP_I32)
             return whole;
     }
     return -1;

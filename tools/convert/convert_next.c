@@ -447,7 +447,8 @@ void convert_add_next(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
 {
     /* tensors of a map or an adapter have no counterpart */
-    bool is_done = !can_compare(opts) || plan->is_mapped || opts->convert.adapter;
+    bool is_done =
+        !can_compare(opts) || plan->is_mapped || opts->convert.adapter || opts->convert.dequant;
     for (next_spelling spelling = AS_IT_IS; spelling < SPELLINGS && !is_done; spelling++)
         is_done = add_spelled(text, opts, info, plan, spelling);
 }

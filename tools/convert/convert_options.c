@@ -38,6 +38,7 @@ enum {
     KEY_OPTIM,
     KEY_RENAME,
     KEY_ADAPTER,
+    KEY_DEQUANT,
     KEY_MAP,
     KEY_SIZE,
     KEY_DTYPE,
@@ -67,6 +68,7 @@ static const struct argp_option options[] = {
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
     {"adapter", KEY_ADAPTER, "DIR", 0, "merge the adapter of PEFT (LoRA, DoRA) in DIR", 0},
+    {"dequant", KEY_DEQUANT, "T", 0, "quantized weights as plain ones: bf16, f32 or f16", 0},
     {"map", KEY_MAP, "MAP", 0, "names of another framework: a built-in map, a file, or none", 0},
     {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
     {"dtype", KEY_DTYPE, "T", 0, "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ...", 0},
@@ -112,6 +114,7 @@ static const char *const opaques[] = {"refuse", "copy", NULL};
 static const char *const forms[] = {"nested", "flat", NULL}; /* from FSDP_OPTIM_FORM_NESTED on */
 static const char *const modes[] = {"auto", "pread", "direct", NULL};
 static const char *const digests[] = {"sha256", NULL};
+static const char *const quanta[] = {"bf16", "f32", "f16", NULL};
 static const char *const policies[] = {"fail", "clamp", "inf", NULL};
 enum { MOST_DTYPES = 16 };
 static const char *dtypes[MOST_DTYPES + 1] = {"keep"};
@@ -125,6 +128,7 @@ static const cli_words words[] = {{"to", formats},
                                   {"io", modes},
                                   {"digest", digests},
                                   {"dtype", dtypes},
+                                  {"dequant", quanta},
                                   {"on-overflow", policies},
                                   {0}};
 
@@ -430,6 +434,17 @@ static const char *parse_size(const char *arg)
     return arg;
 }
 
+/* Lists with room for as many items as there are arguments. */
+static error_t make_lists(convert_options *opts, size_t room)
+{
+    fsdp_convert_opts *convert = &opts->convert;
+    convert->select.drops = opts->drops = calloc(room, sizeof *opts->drops);
+    convert->select.renames = opts->renames = calloc(room, sizeof *opts->renames);
+    convert->select.dtype_rules = opts->dtype_rules = calloc(room, sizeof *opts->dtype_rules);
+    convert->sizes = opts->sizes = calloc(room, sizeof *opts->sizes);
+    return opts->drops && opts->renames && opts->dtype_rules && opts->sizes ? 0 : ENOMEM;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     convert_options *opts = state->input;
@@ -439,15 +454,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
-        opts->drops = calloc((size_t)state->argc + 1, sizeof *opts->drops);
-        opts->renames = calloc((size_t)state->argc + 1, sizeof *opts->renames);
-        opts->dtype_rules = calloc((size_t)state->argc + 1, sizeof *opts->dtype_rules);
-        opts->sizes = calloc((size_t)state->argc + 1, sizeof *opts->sizes);
-        convert->select.drops = opts->drops;
-        convert->sizes = opts->sizes;
-        convert->select.renames = opts->renames;
-        convert->select.dtype_rules = opts->dtype_rules;
-        return opts->drops && opts->renames && opts->dtype_rules && opts->sizes ? 0 : ENOMEM;
+        return make_lists(opts, (size_t)state->argc + 1);
     case KEY_TO: convert->format = parse_format(arg); return 0;
     case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
     case KEY_PART: convert->select.part = arg; return 0;
@@ -470,6 +477,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
     case KEY_ADAPTER: convert->adapter = arg; return 0;
+    case KEY_DEQUANT: convert->dequant = quanta[cli_parse_word("--dequant", arg, quanta)]; return 0;
     case KEY_MAP: convert->map = arg; return 0;
     case KEY_SIZE: opts->sizes[convert->size_count++] = parse_size(arg); return 0;
     case KEY_DTYPE: convert->select.dtype = arg; return 0;

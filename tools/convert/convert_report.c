@@ -90,6 +90,10 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     if (plan->merged + plan->replaced > 0)
         fsdp_text_addf(text, "  merge the adapter into %s, %" PRId64 " replaced\n",
                        cli_plural(plan->merged, "tensor", number), plan->replaced);
+    if (plan->dequantized > 0)
+        fsdp_text_addf(text, "  dequantize %s to %s, without %" PRId64 " scales\n",
+                       cli_plural(plan->dequantized, "weight", number), opts->convert.dequant,
+                       plan->scales);
     if (plan->map[0])
         add_map(text, plan);
     if (plan->renamed > 0 && plan->strips)

@@ -1,0 +1,28 @@
+/* Quantized weights of a model as plain floating ones. */
+#ifndef FSDP_DEQUANT_H
+#define FSDP_DEQUANT_H
+
+#include "statedict/checkpoint/checkpoint_internal.h"
+
+typedef struct fsdp_dequant_report {
+    int64_t weights;           /* that were dequantized */
+    int64_t scales;            /* and tensors that belong to them, which the result does not have */
+} fsdp_dequant_report;
+
+typedef struct fsdp_dequant_opts {
+    fsdp_dtype dtype;          /* of the result: a floating type */
+    const char *config;        /* the text of config.json, whose quantization_config may have the size of
+                                * blocks; NULL: none */
+    size_t config_size;
+} fsdp_dequant_opts;
+
+/*
+ * Replaces the checkpoint by one with these weights dequantized: fp8 with scales of blocks, rows or tensors
+ * (NAME_scale_inv, NAME_scale), and MXFP4 (NAME_blocks and NAME_scales, whose last two dims
+ * transformers exchanges). The checkpoint is closed and NULL after a failure. FSDP_ERR_USAGE when there is no
+ * such weight, or one whose scales are missing or have another shape.
+ */
+fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **checkpoint,
+                            fsdp_dequant_report *report_out, fsdp_error *err);
+
+#endif
