@@ -327,6 +327,8 @@ typedef struct fsdp_source_opts {
     /* True when the entry of this name may be incomplete because one of its files is missing. NULL: never. */
     bool (*may_lack)(void *context, const char *name, size_t size);
     void *context;
+    bool as_stored;            /* deepspeed: without the entries that PyTorch has per parameter and DeepSpeed
+                                * per group */
     const char *void_as;       /* npy, npz: dtypes of elements that are bytes without a type, one per size:
                                 * "bf16,f8_e4m3fn"; NULL: none */
 } fsdp_source_opts;

@@ -12,6 +12,7 @@
  *         -> deepspeed_experts.c   expert groups: the global names of experts that a rank numbers from 0
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
  *         -> deepspeed_universal.c universal checkpoints: one folder per parameter
+ *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
  *   deepspeed.c holds files, tensors of the model and kinds of moments for all of them, deepspeed_values.c
  *   reads members of dicts and values.
  *
@@ -108,6 +109,13 @@ typedef struct ds_widened {
     size_t tensor, stored;
 } ds_widened;
 
+/* A parameter of the optimizer, and the number of its state: of its group, sub-group or itself. */
+typedef struct ds_owner {
+    const char *name;
+    size_t name_size, slot, order;
+    bool has_state;
+} ds_owner;
+
 typedef struct ds_set {
     fsdp_io *io;
     fsdp_source *source;
@@ -134,6 +142,12 @@ typedef struct ds_set {
     size_t tied_count, tied_room;
     ds_widened *widened;
     size_t widened_count, widened_room;
+    bool is_as_stored;         /* nothing is derived: the rest is not used */
+    size_t *ends;              /* stage 3: of each sub-group, behind its last parameter */
+    ds_owner *owners;
+    size_t owner_count, owner_room;
+    fsdp_value steps;          /* a list by the number of a state, null without one */
+    fsdp_value param_groups;
 } ds_set;
 
 /* --- deepspeed.c ---------------------------------------------------------------------------------- */
@@ -217,6 +231,14 @@ fsdp_status ds_place(ds_set *set, ds_param *param, int kind, const torch_tensor 
 fsdp_status ds_split(ds_set *set, ds_lane *lane, int kind, const torch_tensor *flat, fsdp_error *err);
 /* Checks that all parameters got all of their elements. Stage 3: after each rank; else after the last. */
 fsdp_status ds_split_end(ds_set *set, fsdp_error *err);
+
+/* --- deepspeed_resume.c -------------------------------------------------------------------------------- */
+
+/* Notes the parameter of a state, or those of all groups of the part. */
+fsdp_status ds_note_owner(ds_set *set, size_t slot, const ds_param *param, fsdp_error *err);
+fsdp_status ds_note_owners(ds_set *set, fsdp_error *err);
+/* Adds optim.state.NAME.step and optim.param_groups.N.KEY with names of parameters. */
+fsdp_status ds_add_resume(ds_set *set, fsdp_error *err);
 
 /* --- deepspeed_experts.c -------------------------------------------------------------------------------- */
 

@@ -76,11 +76,13 @@ static fsdp_status read_groups(ds_set *set, const torch_archive *archive, ds_mem
     ds_param *params = fsdp_arena_alloc(&set->arena, all, sizeof *params);
     set->group_count = set->is_split ? 1 : groups.count;
     set->groups = fsdp_arena_alloc(&set->arena, set->group_count, sizeof *set->groups);
-    if (!params || !set->groups)
+    set->ends = fsdp_arena_alloc(&set->arena, groups.count, sizeof *set->ends);
+    if (!params || !set->groups || !set->ends)
         return fsdp_fail_memory(err, "the parameters of a checkpoint");
     for (size_t g = 0; g < groups.count; g++) {
         size_t first = count;
         FSDP_TRY(read_shapes(set, archive, groups.items[g], params, &count, err));
+        set->ends[g] = count;
         if (!set->is_split)
             FSDP_TRY(ds_group_begin(set, &set->groups[g], params + first, count - first, err));
     }

@@ -72,9 +72,14 @@ static fsdp_status check_count(const ds_set *set, const torch_archive *archive, 
 {
     if (highest == 0 || highest == set->world)
         return FSDP_OK;
-    return fsdp_fail(err, highest > set->world ? FSDP_ERR_DAMAGED : FSDP_ERR_REFUSED,
-                     "%s: it is of one of %" PRId64 " ranks (partition_count), and there are files "
-                     "of %" PRId64 " ranks",
+    if (highest > set->world)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "%s: partition_count says %" PRId64 " ranks: the file of rank %" PRId64
+                         " is missing (..._rank_%" PRId64 "_mp_rank_%02d_optim_states.pt)",
+                         archive->where, highest, set->world, set->world, set->part);
+    return fsdp_fail(err, FSDP_ERR_REFUSED,
+                     "%s: partition_count says %" PRId64 " ranks, and there are files of %" PRId64
+                     ": those of another run may lie among them",
                      archive->where, highest, set->world);
 }
 

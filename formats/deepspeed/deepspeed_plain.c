@@ -32,6 +32,7 @@ typedef struct plain_weight {
 /* A parameter of the optimizer. */
 typedef struct plain_slot {
     fsdp_node state;
+    size_t number;      /* of the state */
     torch_tensor shape; /* its master, or its first moment; ndim -1: it has none */
 } plain_slot;
 
@@ -197,6 +198,7 @@ static fsdp_status read_group(plain *at, fsdp_node node, plain_group *group, siz
         fsdp_node master = at->form == FORM_FLAT   ? node
                            : at->form == FORM_EACH ? params.items[i]
                                                    : 0;
+        slot->number = *slots;
         slot->state = at->states[(*slots)++];
         FSDP_TRY(read_slot(at, master, slot, err));
     }
@@ -368,7 +370,8 @@ static fsdp_status add_flat(plain *at, fsdp_error *err)
                                  &at->groups[g].slots->shape, err));
         params += count;
     }
-    return ds_split_end(set, err);
+    FSDP_TRY(ds_split_end(set, err));
+    return ds_note_owners(set, err);
 }
 
 /* Adds the moments of a parameter, which have its shape. */
@@ -422,6 +425,8 @@ static fsdp_status add_weights(plain *at, bool is_sure, fsdp_error *err)
             ds_add_model_tensor(at->set, at->archive, param.name, param.name_size, &tensor, err));
         if (slot)
             FSDP_TRY(add_moments(at, &param, slot->state, err));
+        if (slot)
+            FSDP_TRY(ds_note_owner(at->set, slot->number, &param, err));
     }
     return FSDP_OK;
 }

@@ -145,18 +145,22 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
         set->rank = files[i].rank;
         FSDP_TRY(ds_read_file(set, files[i].name, ds_read_optim, err));
     }
-    return set->is_split ? FSDP_OK : ds_split_end(set, err);
+    if (!set->is_split)
+        FSDP_TRY(ds_split_end(set, err));
+    return ds_note_owners(set, err);
 }
 
 /* A part is one stage of a pipeline. Parts of tensor parallelism have pieces of the same parameters. */
 static fsdp_status check_parts(const ds_set *set, int *parts_out, fsdp_error *err)
 {
     size_t count, layers;
-    const ds_file *models = ds_files_of(&set->files, DS_FILE_MODEL, -1, &count);
     const ds_file *layer = ds_files_of(&set->files, DS_FILE_LAYER, -1, &layers);
     int parts = 0;
-    for (size_t i = 0; i < count; i++)
-        parts = models[i].part >= parts ? models[i].part + 1 : parts;
+    for (size_t i = 0; i < set->files.count; i++) {
+        const ds_file *file = &set->files.items[i];
+        bool is_of_part = file->kind == DS_FILE_MODEL || file->kind == DS_FILE_OPTIM;
+        parts = is_of_part && file->part >= parts ? file->part + 1 : parts;
+    }
     *parts_out = parts;
     bool is_tensor_parallel = parts > 1 && layers == 0;
     for (size_t i = 0; i < layers; i++)
@@ -205,6 +209,8 @@ static fsdp_status read_set(const fsdp_probe *probe, ds_set *set, fsdp_error *er
         st = ds_is_universal(probe->names, probe->name_count) ? ds_read_universal(set, err)
                                                               : read_parts(set, err);
     if (st == FSDP_OK)
+        st = ds_add_resume(set, err);
+    if (st == FSDP_OK)
         st = ds_add_tied(set, err);
     state->widened = set->widened;
     state->widened_count = set->widened_count;
@@ -221,7 +227,11 @@ static fsdp_status read_set(const fsdp_probe *probe, ds_set *set, fsdp_error *er
 static fsdp_status open_deepspeed(const fsdp_probe *probe, fsdp_source **source_out,
                                   fsdp_error *err)
 {
-    ds_set set = {.io = probe->io, .directory = probe->path, .kinds = {""}, .kind_count = 1};
+    ds_set set = {.io = probe->io,
+                  .directory = probe->path,
+                  .kinds = {""},
+                  .kind_count = 1,
+                  .is_as_stored = probe->opts && probe->opts->as_stored};
     fsdp_status st = read_set(probe, &set, err);
     *source_out = set.source;
     ds_files_release(&set.files);
@@ -229,7 +239,10 @@ static fsdp_status open_deepspeed(const fsdp_probe *probe, fsdp_source **source_
     fsdp_name_table_release(&set.buffers);
     fsdp_free(set.tied);
     fsdp_free(set.widened);
+    fsdp_free(set.owners);
     fsdp_value_release(&set.step);
+    fsdp_value_release(&set.steps);
+    fsdp_value_release(&set.param_groups);
     fsdp_arena_release(&set.arena);
     return st;
 }

@@ -184,15 +184,14 @@ static fsdp_status read_group(ds_set *set, ds_lane *lane, fsdp_value *step, fsdp
 static fsdp_status read_groups(ds_set *set, fsdp_error *err)
 {
     fsdp_value steps = {0};
-    size_t with_step = 0;
     FSDP_TRY(fsdp_value_set_items(&steps, FSDP_VALUE_LIST, set->group_count, err));
     fsdp_status st = FSDP_OK;
-    for (size_t g = 0; g < set->group_count && st == FSDP_OK; g++) {
+    for (size_t g = 0; g < set->group_count && st == FSDP_OK; g++)
         st = read_group(set, set->groups[g].lanes, &steps.as.list.items[g], err);
-        with_step += steps.as.list.items[g].kind != FSDP_VALUE_NULL;
-    }
-    if (st == FSDP_OK && with_step == set->group_count && with_step > 0 && set->part == 0)
+    if (st == FSDP_OK && set->part == 0)
         st = ds_add_step_list(set, &steps, err);
+    if (st == FSDP_OK)
+        st = ds_note_owners(set, err);
     fsdp_value_release(&steps);
     return st;
 }

@@ -1,6 +1,7 @@
 /* Members of dicts, and values of a checkpoint: see deepspeed.h. */
 #include "formats/deepspeed/deepspeed.h"
 
+#include "base/data/value_internal.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -107,13 +108,46 @@ static fsdp_status add_value(ds_set *set, const char *name, size_t size, fsdp_va
     return st;
 }
 
+/* The attributes of an object that are plain data: those of a loss scaler, whose class another program does
+ * not have. */
+static fsdp_status read_attributes(torch_archive *archive, fsdp_node node, fsdp_value *value_out,
+                                   fsdp_error *err)
+{
+    size_t kept = 0;
+    FSDP_TRY(torch_value_read(archive, torch_node(archive, node)->as.call->state, value_out, err));
+    fsdp_value *items = value_out->as.list.items;
+    for (size_t i = 0; i + 1 < value_out->as.list.count; i += 2) {
+        if (fsdp_value_is_opaque(&items[i + 1])) {
+            fsdp_value_release(&items[i]);
+            fsdp_value_release(&items[i + 1]);
+            continue;
+        }
+        fsdp_value key = items[i], item = items[i + 1];
+        items[i] = items[i + 1] = (fsdp_value){0};
+        items[kept++] = key;
+        items[kept++] = item;
+    }
+    value_out->as.list.count = kept;
+    return FSDP_OK;
+}
+
+static bool has_attributes(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *call = torch_node(archive, node);
+    return call->kind == FSDP_NODE_CALL && call->flags & FSDP_NODE_OPAQUE &&
+           torch_node(archive, call->as.call->state)->kind == FSDP_NODE_DICT;
+}
+
 static fsdp_status read_and_add(ds_set *set, torch_archive *archive, fsdp_node node,
                                 const char *name, size_t size, fsdp_error *err)
 {
     fsdp_value value;
     fsdp_node number = enum_number(archive, node);
-    FSDP_TRY(torch_value_read(archive, number != 0 ? number : node, &value, err));
-    fsdp_status st = add_value(set, name, size, &value, err);
+    fsdp_status st = set->is_as_stored || number != 0 || !has_attributes(archive, node)
+                         ? torch_value_read(archive, number != 0 ? number : node, &value, err)
+                         : read_attributes(archive, node, &value, err);
+    if (st == FSDP_OK)
+        st = add_value(set, name, size, &value, err);
     fsdp_value_release(&value);
     return st;
 }
@@ -192,36 +226,45 @@ fsdp_status ds_read_step(torch_archive *archive, fsdp_node node, fsdp_value *val
                : torch_value_read(archive, node, value_out, err);
 }
 
+/* Adds the steps that are there, and keeps all of them by the numbers of their states. */
 fsdp_status ds_add_step_list(ds_set *set, fsdp_value *steps, fsdp_error *err)
 {
     static const char name[] = "optimizer_state.step";
-    return add_value(set, name, sizeof name - 1, steps, err);
-}
-
-static fsdp_status add_steps(ds_set *set, torch_archive *archive, const fsdp_node *states,
-                             size_t count, size_t with_step, fsdp_error *err)
-{
-    fsdp_value steps = {0};
-    fsdp_status st = fsdp_value_set_items(&steps, FSDP_VALUE_LIST, with_step, err);
-    size_t at = 0;
-    for (size_t i = 0; i < count && st == FSDP_OK; i++) {
-        fsdp_node step = ds_member(archive, states[i], "step");
-        if (step != 0)
-            st = ds_read_step(archive, step, &steps.as.list.items[at++], err);
-    }
+    fsdp_value listed = {0};
+    size_t count = 0, at = 0;
+    for (size_t i = 0; i < steps->as.list.count; i++)
+        count += steps->as.list.items[i].kind != FSDP_VALUE_NULL;
+    if (count == 0)
+        return FSDP_OK;
+    fsdp_status st = fsdp_value_set_items(&listed, FSDP_VALUE_LIST, count, err);
+    for (size_t i = 0; i < steps->as.list.count && st == FSDP_OK; i++)
+        if (steps->as.list.items[i].kind != FSDP_VALUE_NULL)
+            st = fsdp_value_copy(&steps->as.list.items[i], &listed.as.list.items[at++], err);
     if (st == FSDP_OK)
-        st = ds_add_step_list(set, &steps, err);
-    fsdp_value_release(&steps);
+        st = add_value(set, name, sizeof name - 1, &listed, err);
+    fsdp_value_release(&listed);
+    if (st == FSDP_OK) {
+        fsdp_value_release(&set->steps);
+        set->steps = *steps;
+        *steps = (fsdp_value){0};
+    }
     return st;
 }
 
 fsdp_status ds_add_steps(ds_set *set, torch_archive *archive, const fsdp_node *states, size_t count,
                          fsdp_error *err)
 {
-    size_t with_step = 0;
-    for (size_t i = 0; i < count; i++)
-        with_step += ds_member(archive, states[i], "step") != 0;
-    return with_step > 0 ? add_steps(set, archive, states, count, with_step, err) : FSDP_OK;
+    fsdp_value steps = {0};
+    fsdp_status st = fsdp_value_set_items(&steps, FSDP_VALUE_LIST, count, err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++) {
+        fsdp_node step = ds_member(archive, states[i], "step");
+        if (step != 0)
+            st = ds_read_step(archive, step, &steps.as.list.items[i], err);
+    }
+    if (st == FSDP_OK)
+        st = ds_add_step_list(set, &steps, err);
+    fsdp_value_release(&steps);
+    return st;
 }
 
 /* --- an optimizer's settings ---------------------------------------------------------------------- */
@@ -240,5 +283,9 @@ fsdp_status ds_add_optim_values(ds_set *set, torch_archive *archive, fsdp_node o
     fsdp_node groups = ds_member(archive, optim, "param_groups");
     if (groups == 0)
         groups = ds_member(archive, ds_base_state(archive, optim), "param_groups");
-    return groups != 0 ? read_and_add(set, archive, groups, name, sizeof name - 1, err) : FSDP_OK;
+    if (groups == 0)
+        return FSDP_OK;
+    if (!set->is_as_stored)
+        FSDP_TRY(torch_value_read(archive, groups, &set->param_groups, err));
+    return read_and_add(set, archive, groups, name, sizeof name - 1, err);
 }

@@ -546,6 +546,7 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
                                const fsdp_open_opts *given, fsdp_error *err)
 {
     fsdp_source_opts opts = {.format = given ? given->format : NULL,
+                             .as_stored = given && given->as_stored,
                              .variant = given ? given->variant : NULL,
                              .may_lack = checkpoint->may_lack ? may_lack : NULL,
                              .context = checkpoint->may_lack,

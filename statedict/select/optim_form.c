@@ -181,6 +181,14 @@ static fsdp_status take_group(forming *work, form_groups *groups, size_t number,
     return add_group(groups, group, err);
 }
 
+/* DeepSpeed's own list, which numbers its parameters; its reader derives one with names (optim.). */
+static bool is_of_deepspeed(const fsdp_entry *entry, const group_name *parts)
+{
+    static const char prefix[] = "optimizer_state.";
+    return parts->prefix_size == sizeof prefix - 1 && parts->what_size == 0 &&
+           memcmp(entry->name, prefix, parts->prefix_size) == 0;
+}
+
 /* Groups that cannot get another form stay as they are, unless the caller wants one. */
 static fsdp_status leave(forming *work, const fsdp_entry *entry, const char *why, fsdp_error *err)
 {
@@ -287,7 +295,7 @@ static fsdp_status read_groups(forming *work, fsdp_error *err)
     group_name parts;
     for (size_t i = 0; i < fsdp_sd_count(work->from) && !work->leaves; i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->from, i);
-        if (split_name(entry->name, entry->name_size, &parts))
+        if (split_name(entry->name, entry->name_size, &parts) && !is_of_deepspeed(entry, &parts))
             FSDP_TRY(read_entry(work, i, &parts, err));
     }
     return FSDP_OK;

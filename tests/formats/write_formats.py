@@ -44,15 +44,6 @@ def one_by_one(values):
     return [name for name, value in values.items() if FORMAT == "torch" and has_dict(value)]
 
 
-def with_dicts(value):
-    """A value of DeepSpeed's settings, whose dicts are JSON objects in its listing only."""
-    if isinstance(value, list):
-        return [with_dicts(item) for item in value]
-    if not isinstance(value, dict) or not value or "opaque" in value:
-        return value
-    return {"dict": [[key, with_dicts(item)] for key, item in value.items()]}
-
-
 def without_dropped(listed):
     if HOLDS_ALL:
         return {"tensors": every_name(listed), "values": listed["values"]}
@@ -65,8 +56,6 @@ def problems(source, target):
     before = listing(source)
     if before is None:
         return None  # a file that is refused
-    if before["format"] == "deepspeed":
-        before["values"] = {name: with_dicts(value) for name, value in before["values"].items()}
     expected = without_dropped(before)
     if not expected["tensors"] and not expected["values"]:
         return None

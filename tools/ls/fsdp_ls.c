@@ -138,7 +138,7 @@ static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_t
 {
     const ls_options *opts = listing->options;
     listing->watch = cli_watch(&opts->common);
-    const fsdp_open_opts open = {.whole = true};
+    const fsdp_open_opts open = {.whole = true, .as_stored = true};
     FSDP_TRY(cli_open_checkpoint(path, &open, &listing->watch, &listing->checkpoint, err));
     listing->info = fsdp_checkpoint_describe(listing->checkpoint);
     listing->sd = fsdp_checkpoint_sd(listing->checkpoint);

@@ -1,0 +1,192 @@
+/*
+ * State as PyTorch names it, so that a run goes on in FSDP2: DeepSpeed keeps a step and numbers of parameters
+ * per group, PyTorch optim.state.NAME.step and names. Listings have only what is stored. See deepspeed.h.
+ */
+#include "formats/deepspeed/deepspeed.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+fsdp_status ds_note_owner(ds_set *set, size_t slot, const ds_param *param, fsdp_error *err)
+{
+    ds_owner owner = {.slot = slot, .order = set->owner_count, .name_size = param->name_size};
+    if (set->is_as_stored || param->is_copy)
+        return FSDP_OK;
+    for (size_t kind = DS_MASTER + 1; kind < set->kind_count; kind++)
+        owner.has_state |= param->tensors[kind] != 0;
+    owner.name = fsdp_arena_strndup(&set->arena, param->name, param->name_size);
+    if (!owner.name ||
+        !fsdp_grow(&set->owners, &set->owner_room, set->owner_count + 1, sizeof *set->owners))
+        return fsdp_fail_memory(err, "the parameters of an optimizer");
+    set->owners[set->owner_count++] = owner;
+    return FSDP_OK;
+}
+
+/* In stage 3 the one lane has the parameters of all sub-groups. */
+fsdp_status ds_note_owners(ds_set *set, fsdp_error *err)
+{
+    for (size_t g = 0; g < set->group_count; g++)
+        for (size_t i = 0; i < set->groups[g].lane_count; i++) {
+            const ds_lane *lane = &set->groups[g].lanes[i];
+            size_t slot = g;
+            for (size_t p = 0; p < lane->count; p++) {
+                while (set->is_split && set->ends[slot] <= p)
+                    slot++;
+                FSDP_TRY(ds_note_owner(set, slot, &lane->params[p], err));
+            }
+        }
+    return FSDP_OK;
+}
+
+/* --- steps ---------------------------------------------------------------------------------------- */
+
+static fsdp_status add_step(ds_set *set, const ds_owner *owner, float step, fsdp_error *err)
+{
+    static const int64_t none[1];
+    const fsdp_source_shape shape = {FSDP_F32, 0, none};
+    const fsdp_source_chunk chunk = {
+        .lo = none, .len = none, .file = -1, .origin = 0, .stream = FSDP_NO_STREAM};
+    const int32_t path[] = {5, 5, (int32_t)owner->name_size, 4};
+    fsdp_text name = {0};
+    size_t tensor;
+    fsdp_text_addf(&name, "optim.state.");
+    fsdp_text_add(&name, owner->name, owner->name_size);
+    fsdp_text_addf(&name, ".step");
+    char *data = fsdp_alloc(1, sizeof step);
+    fsdp_status st = name.failed || !data ? fsdp_fail_memory(err, "a step") : FSDP_OK;
+    fsdp_source_nest(set->source, path, 4);
+    if (st == FSDP_OK)
+        st = fsdp_source_add_tensor(set->source, name.data, name.size, &shape, &tensor, err);
+    fsdp_source_nest(set->source, NULL, 0);
+    fsdp_text_release(&name);
+    if (st != FSDP_OK) {
+        fsdp_free(data);
+        return st;
+    }
+    memcpy(data, &step, sizeof step);
+    FSDP_TRY(torch_memory_keep(set->memory, tensor, data, err));
+    return fsdp_source_add_chunk(set->source, tensor, &chunk, err);
+}
+
+static fsdp_status add_steps(ds_set *set, fsdp_error *err)
+{
+    for (size_t i = 0; i < set->owner_count; i++) {
+        const ds_owner *owner = &set->owners[i];
+        if (!owner->has_state || owner->slot >= set->steps.as.list.count)
+            continue;
+        const fsdp_value *step = &set->steps.as.list.items[owner->slot];
+        if (step->kind == FSDP_VALUE_F64)
+            FSDP_TRY(add_step(set, owner, (float)step->as.f64, err));
+        else if (step->kind == FSDP_VALUE_I64)
+            FSDP_TRY(add_step(set, owner, (float)step->as.i64, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- groups --------------------------------------------------------------------------------------- */
+
+static int compare_owners(const void *a, const void *b)
+{
+    const ds_owner *x = a, *y = b;
+    return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot)
+                              : (x->order > y->order) - (x->order < y->order);
+}
+
+/* The first owner with this slot or a higher one. */
+static size_t first_owner(const ds_set *set, size_t slot)
+{
+    size_t low = 0, high = set->owner_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (set->owners[middle].slot < slot)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Slots that a group lists; false: the member is no list of numbers, and stays. */
+static bool count_names(const ds_set *set, const fsdp_value *numbers, size_t *count_out)
+{
+    *count_out = 0;
+    if (numbers->kind != FSDP_VALUE_LIST)
+        return false;
+    for (size_t i = 0; i < numbers->as.list.count; i++) {
+        const fsdp_value *number = &numbers->as.list.items[i];
+        if (number->kind != FSDP_VALUE_I64 || number->as.i64 < 0)
+            return false;
+        size_t slot = (size_t)number->as.i64;
+        *count_out += first_owner(set, slot + 1) - first_owner(set, slot);
+        if (*count_out > set->owner_count)
+            return false; /* a number is there twice */
+    }
+    return true;
+}
+
+/* Replaces numbers by the names of their parameters. */
+static fsdp_status name_params(const ds_set *set, fsdp_value *params, fsdp_error *err)
+{
+    fsdp_value names = {0};
+    size_t count, at = 0;
+    if (!count_names(set, params, &count))
+        return FSDP_OK;
+    fsdp_status st = fsdp_value_set_items(&names, FSDP_VALUE_LIST, count, err);
+    for (size_t i = 0; i < params->as.list.count && st == FSDP_OK; i++) {
+        size_t slot = (size_t)params->as.list.items[i].as.i64, end = first_owner(set, slot + 1);
+        for (size_t o = first_owner(set, slot); o < end && st == FSDP_OK; o++)
+            st = fsdp_value_set_bytes(&names.as.list.items[at++], FSDP_VALUE_STRING,
+                                      set->owners[o].name, set->owners[o].name_size, err);
+    }
+    if (st != FSDP_OK) {
+        fsdp_value_release(&names);
+        return st;
+    }
+    fsdp_value_release(params);
+    *params = names;
+    return FSDP_OK;
+}
+
+/* Adds a member of a group as optim.param_groups.NUMBER.KEY, as PyTorch's state dicts are flattened. */
+static fsdp_status add_member(ds_set *set, size_t number, const fsdp_value *key, fsdp_value *value,
+                              fsdp_error *err)
+{
+    fsdp_text name = {0};
+    fsdp_text_addf(&name, "optim.param_groups.%zu", number);
+    const int32_t digits = (int32_t)name.size - 5 - 12 - 2;
+    const int32_t path[] = {5, 12, -digits, (int32_t)key->as.bytes.size};
+    fsdp_text_add(&name, ".", 1);
+    fsdp_text_add(&name, key->as.bytes.data, key->as.bytes.size);
+    fsdp_source_nest(set->source, path, 4);
+    fsdp_status st =
+        name.failed ? fsdp_fail_memory(err, "a name")
+                    : fsdp_source_add_value(set->source, name.data, name.size, value, NULL, err);
+    fsdp_source_nest(set->source, NULL, 0);
+    fsdp_text_release(&name);
+    return st;
+}
+
+static fsdp_status add_group(ds_set *set, size_t number, fsdp_value *group, fsdp_error *err)
+{
+    for (size_t i = 0; group->kind == FSDP_VALUE_DICT && i + 1 < group->as.list.count; i += 2) {
+        const fsdp_value *key = &group->as.list.items[i];
+        if (key->kind != FSDP_VALUE_STRING)
+            continue;
+        if (key->as.bytes.size == 6 && memcmp(key->as.bytes.data, "params", 6) == 0)
+            FSDP_TRY(name_params(set, &group->as.list.items[i + 1], err));
+        FSDP_TRY(add_member(set, number, key, &group->as.list.items[i + 1], err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status ds_add_resume(ds_set *set, fsdp_error *err)
+{
+    fsdp_value *groups = &set->param_groups;
+    if (set->owner_count == 0)
+        return FSDP_OK;
+    qsort(set->owners, set->owner_count, sizeof *set->owners, compare_owners);
+    FSDP_TRY(add_steps(set, err));
+    for (size_t i = 0; groups->kind == FSDP_VALUE_LIST && i < groups->as.list.count; i++)
+        FSDP_TRY(add_group(set, i, &groups->as.list.items[i], err));
+    return FSDP_OK;
+}

@@ -1,0 +1,306 @@
+"""DeepSpeed's checkpoints: conversions from which a run goes on, forms that no fixture has, and refusals.
+
+usage: deepspeed.py BIN GOLDEN
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+import deepspeed_files as made
+from tools import check, listing, problems, run
+
+GOLDEN = Path(sys.argv[2]) / "deepspeed"
+FEWER = "FSDP_TEST_FEWER" in os.environ
+DAMAGED, REFUSED, LIMIT, NOT_KNOWN = 4, 5, 9, 3
+TARGETS = {"dcp": ["--to", "dcp", "--world-size", "3"], "fsdp": ["--world-size", "2"]}
+
+
+def same(tensors, expected):
+    """The names whose tensors differ."""
+    kept = ("dtype", "shape", "sha256")
+    return [name for name, tensor in expected.items()
+            if {key: tensors.get(name, {}).get(key) for key in kept} != {key: tensor[key] for key in kept}]
+
+
+def digest(kind, *numbers):
+    return hashlib.sha256(struct.pack(f"<{len(numbers)}{kind}", *numbers)).hexdigest()
+
+
+# --- conversions ------------------------------------------------------------------------------------
+
+
+def names_of_groups(values):
+    """The parameters of all optim.param_groups.N.params."""
+    return [name for key, value in values.items() if re.fullmatch(r"optim\.param_groups\.\d+\.params", key)
+            for name in value]
+
+
+def check_state(where, told, expected):
+    """The state that PyTorch asks for: a step per parameter, names in groups."""
+    moments = [name for name in expected["tensors"] if name.endswith(".exp_avg")]
+    step = float(expected["values"]["optimizer_state.step"][0])
+    for name in moments:
+        found = told["tensors"].get(name.removesuffix("exp_avg") + "step", {})
+        check(found.get("sha256") == digest("f", step), f"{where}: {name} has another step")
+    if "optimizer_state.param_groups" not in expected["values"]:
+        return
+    named = names_of_groups(told["values"])
+    trained = [name.removeprefix("optim.state.").removesuffix(".exp_avg") for name in moments]
+    # a pipeline's groups are those of all stages, and experts are in the group of their rank
+    check(sorted(named) == sorted(trained), f"{where}: the groups name {named}")
+    rate = told["values"]["optim.param_groups.0.lr"]
+    check(rate == expected["values"]["optimizer_state.param_groups"][0]["lr"], f"{where}: lr is {rate}")
+
+
+def check_target(case, expected, target, folder):
+    copy = folder / f"copy.{target}"
+    where = f"{case.name} -> {target}"
+    ran = run("fsdp-convert", case / "data", copy, *TARGETS[target])
+    check(ran.returncode == 0, f"{where}: {ran.stderr}")
+    told = listing(copy)
+    check(not (differ := same(told["tensors"], expected["tensors"])), f"{where}: {differ} differ")
+    check_state(where, told, expected)
+    ran = run("fsdp-diff", case / "data", copy)
+    check(ran.returncode == 0, f"{where}: {ran.stdout}{ran.stderr}")
+
+
+def check_model(case, expected, folder):
+    """For Hugging Face: the model alone, as zero_to_fp32 has it."""
+    ran = run("fsdp-convert", case / "data", folder / "hf")
+    check(ran.returncode == 0, f"{case.name} -> hf: {ran.stderr}")
+    told = listing(folder / "hf")
+    model = {name: tensor for name, tensor in expected["tensors"].items() if not name.startswith("optim.")}
+    tensors = told["tensors"] | {name: told["tensors"][of] for name, of in told["aliases"].items()}
+    check(set(tensors) == set(model), f"{case.name} -> hf: {set(tensors) ^ set(model)}")
+    check(not (differ := same(tensors, model)), f"{case.name} -> hf: {differ} differ")
+
+
+def check_back(case, expected, folder):
+    """DCP, a native checkpoint of it, and from that a torch.save file."""
+    steps = [("dcp", "again.fsdp", []), ("again.fsdp", "again.pt", [])]
+    run("fsdp-convert", case / "data", folder / "dcp", "--to", "dcp")
+    for source, copy, options in steps:
+        ran = run("fsdp-convert", folder / source, folder / copy, *options)
+        check(ran.returncode == 0, f"{case.name}: {source} -> {copy}: {ran.stderr}")
+        differ = same(listing(folder / copy)["tensors"], expected["tensors"])
+        check(not differ, f"{case.name}: {source} -> {copy}: {differ} differ")
+
+
+def check_golden():
+    cases = sorted(path.parent for path in GOLDEN.glob("*/expected.json"))
+    check(len(cases) > 20, "there are no cases")
+    for case in cases[:: 5 if FEWER else 1]:
+        expected = json.loads((case / "expected.json").read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            for target in TARGETS:
+                check_target(case, expected, target, Path(folder))
+            check_model(case, expected, Path(folder))
+            check_back(case, expected, Path(folder))
+
+
+# --- paths ------------------------------------------------------------------------------------------
+
+
+def steps_of(path):
+    told = listing(path)
+    return told and told["values"]["global_steps"]
+
+
+def check_paths(folder):
+    shutil.copytree(GOLDEN / "two-tags" / "data", folder / "run")
+    check(steps_of(folder / "run") == 2, "latest is not followed")
+    check(steps_of(folder / "run" / "global_step3") == 3, "a tag is not read")
+    trainer = folder / "trainer" / "checkpoint-3"
+    shutil.copytree(folder / "run" / "global_step3", trainer / "global_step3")
+    (trainer / "latest").write_text("global_step3\n")
+    (trainer / "trainer_state.json").write_text("{}")
+    check(steps_of(folder / "trainer") == 3, "a Trainer's run is not read")
+    (trainer / "latest").unlink()
+    check(steps_of(trainer) == 3, "the only tag is not found")
+    (folder / "run" / "latest").write_text("../trainer/checkpoint-3/global_step3")
+    shutil.rmtree(folder / "run" / "step_a")
+    check(steps_of(folder / "run") == 3, "latest leads out of its directory, or hides the tag")
+
+
+# --- forms ------------------------------------------------------------------------------------------
+
+
+def check_form(folder, what, files, kinds):
+    """The numbers that deepspeed_files.py writes come out under their names."""
+    tensors = listing(made.write(folder / what, files))["tensors"]
+    for name, shape in made.SHAPES.items():
+        for kind, prefix in enumerate(kinds):
+            spelled = f"optim.state.{name}.{prefix}" if prefix else name
+            found = tensors.get(spelled, {})
+            check(found.get("sha256") == digest("f", *made.numbers_of(name, kind)), f"{what}: {spelled}")
+            check(found.get("shape") == list(shape), f"{what}: {spelled} has shape {found.get('shape')}")
+    check(tensors["tied"]["sha256"] == tensors["w"]["sha256"], f"{what}: a tied name")
+    return tensors
+
+
+def check_forms(folder):
+    for stage in (1, 2, 3):
+        tensors = check_form(folder, f"zero{stage}", made.files(stage), ("", "exp_avg", "exp_avg_sq"))
+        frozen = digest("e", *made.numbers_of("frozen"))
+        check(tensors["frozen"]["sha256"] == frozen, f"stage {stage}: a frozen weight")
+        check(tensors["half"]["sha256"] == digest("f", 0.5, 1.5), f"stage {stage}: a buffer of f16")
+        check(tensors["double"]["sha256"] == digest("f", 0.25), f"stage {stage}: a buffer of f64")
+        check(tensors["count"]["dtype"] == "i64", f"stage {stage}: a buffer of integers")
+    for form in ("torch", "each", "flat"):
+        check_form(folder, form, made.plain_files(form), ("", "exp_avg"))
+    for stage in (1, 3):
+        tensors = check_form(folder, f"universal{stage}", made.universal_files(stage), ("", "exp_avg"))
+        check("other" in tensors, "a folder that no model file mentions")
+
+
+def check_unsure(folder):
+    """Two weights of one shape, of which one is frozen: moments keep their numbers."""
+    files = made.plain_files("torch")
+    told = files[made.model_name(0, 0)]
+    told["module"]["like_b"] = made.tensor([0.0] * 4)
+    names = listing(made.write(folder / "unsure", files))["tensors"]
+    check("optim.state.1.exp_avg" in names and "optim.state.b.exp_avg" not in names, "a guess was made")
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+def changed(stage, rank, change):
+    """The files of a tag, with a change to the optimizer's dict of a rank."""
+    files = made.files(stage)
+    change(files[made.optim_name(rank)]["optimizer_state_dict"])
+    return files
+
+
+def with_model(stage, **members):
+    files = made.files(stage)
+    files[made.model_name(0, stage)] |= members
+    return files
+
+
+def without(stage, name):
+    files = made.files(stage)
+    del files[name]
+    return files
+
+
+def counting(stage, count):
+    def change(optim):
+        optim["partition_count"] = count
+
+    return changed(stage, 0, change)
+
+
+def other_shapes(**shapes):
+    return with_model(2, param_shapes=[made.OrderedDict(made.SHAPES) | shapes])
+
+
+def with_gaps(gaps):
+    return changed(2, 0, lambda optim: optim.update(param_alignment_paddings=gaps))
+
+
+def with_states(states):
+    return changed(2, 0, lambda optim: optim["base_optimizer_state"]["state"].update(states))
+
+
+def mastering(master, stage=2):
+    key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+
+    def change(optim):
+        optim[key] = master
+
+    return changed(stage, 1, change)
+
+
+def universal(stage, name, thing):
+    files = made.universal_files(stage)
+    files[name] = thing
+    return {name: thing for name, thing in files.items() if thing is not None}
+
+
+class Shell:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/deepspeed-was-run",)
+
+
+def wrong_rounding():
+    files = made.plain_files("flat")
+    files[made.model_name(0, 0)]["module"]["w"] = made.tensor([9.0] * 15, (3, 5), "e")
+    return files
+
+
+def refusals():
+    """(what, files, status, words of the message)"""
+    rank = made.optim_name
+    yield "a rank is missing", without(2, rank(1)), DAMAGED, "rank_1_mp_rank_00_optim_states.pt"
+    yield "the first rank is missing", without(2, rank(0)), DAMAGED, "rank 0 is missing"
+    yield "all ranks are missing", {made.model_name(0, 2): made.model(0, 2)}, DAMAGED, "no optimizer file"
+    yield "no model file", without(2, made.model_name(0, 2)), DAMAGED, "no model file"
+    yield "a model file is missing", without(3, made.model_name(1, 3)), DAMAGED, "ranks"
+    yield "a rank is there twice", made.files(2) | {"bf16_" + rank(1): made.optim(1, 2)}, DAMAGED, "same rank"
+    yield "another stage's ranks", made.files(2) | {rank(2): made.optim(1, 2)}, REFUSED, "partition_count"
+    yield "more ranks are counted", counting(2, [3]), DAMAGED, "partition_count"
+    yield "no ranks are counted", counting(2, [0]), DAMAGED, "partition_count"
+    yield "ranks are no number", counting(3, "2"), DAMAGED, "partition_count"
+    yield "half of the ranks, no experts", counting(2, [1]), REFUSED, "partition_count"
+    yield "a longer parameter", other_shapes(w=(3, 50)), DAMAGED, "end in parameter 'w'"
+    yield "a shorter parameter", other_shapes(w=(1, 1)), DAMAGED, "more than the parameters"
+    yield "a shape that overflows", other_shapes(w=(1 << 40, 1 << 40)), DAMAGED, "mp_rank_00"
+    yield "a negative shape", other_shapes(w=(-3, 5)), DAMAGED, "sizes"
+    yield "a shape of words", other_shapes(w="3x5"), DAMAGED, "sizes"
+    yield "shapes that are none", with_model(2, param_shapes=[5]), DAMAGED, "param_shapes"
+    yield "another number of groups", with_model(2, param_shapes=[made.SHAPES, {}]), DAMAGED, "groups"
+    yield "a master that is no tensor", mastering([5]), DAMAGED, "master"
+    yield "a master that is not flat", mastering([made.tensor([0.0] * 10, (2, 5))]), DAMAGED, "flat"
+    yield "a short master", mastering([made.tensor([0.0] * 3)]), DAMAGED, "end in parameter"
+    yield "no master", mastering([]), DAMAGED, "state of no group"
+    yield "a master of another dtype", mastering([made.tensor([0.0] * 10, None, "e")]), DAMAGED, "dtype"
+    yield "a short master of stage 3", mastering([made.tensor([0.0] * 3)], 3), DAMAGED, "end in parameter"
+    yield "gaps of another group", with_gaps([[0]]), DAMAGED, "param_alignment_paddings"
+    yield "negative gaps", with_gaps([[-1] * 4]), DAMAGED, "param_alignment_paddings"
+    yield "large gaps", with_gaps([[1 << 62] * 4]), DAMAGED, "end in parameter"
+    yield "a state of no group", with_states({9: {}}), DAMAGED, "state"
+    many = {f"moment{i}": made.tensor([0.0] * 10) for i in range(9)}
+    yield "too many moments", with_states({0: many}), LIMIT, "moments"
+    short, unknown = {"frozen": made.tensor([1.0])}, {"x": made.tensor([1.0])}
+    yield "a short fragment", with_model(3, frozen_param_fragments=short), DAMAGED, "its part of 'frozen'"
+    yield "an unknown fragment", with_model(3, frozen_param_fragments=unknown), DAMAGED, "frozen_param_shapes"
+    yield "experts split by AutoEP", with_model(2, ds_autoep_layers=["moe"]), REFUSED, "AutoEP"
+    yield "tied names that are none", with_model(2, shared_params={"tied": 5}), DAMAGED, "shared_params"
+    yield "tensor parallelism", made.files(2) | {"mp_rank_01_model_states.pt": made.model(0, 2)}, REFUSED, \
+        "tensor parallelism"
+    yield "experts' own optimizer", made.files(2) | {"expp_rank_0_mp_rank_00_optim_states.pt": {}}, REFUSED, \
+        "experts"
+    yield "a call", with_model(2, note=Shell()), REFUSED, "nothing was run"
+    yield "masters of another model", wrong_rounding(), DAMAGED, "round"
+    yield "no master of a parameter", universal(1, "zero/w/fp32.pt", None), NOT_KNOWN, "zero/w"
+    yield "a moment of another shape", universal(1, "zero/w/exp_avg.pt", {"param": made.tensor([1.0])}), \
+        DAMAGED, "shape"
+    yield "a master of another size", universal(3, "zero/w/fp32.pt", made.tensor([1.0])), DAMAGED, "elements"
+
+
+def check_refusals(folder):
+    for number, (what, files, status, words) in enumerate(refusals()):
+        ran = run("fsdp-ls", "--json", made.write(folder / str(number), files))
+        check(ran.returncode == status and words in ran.stderr,
+              f"{what}: status {ran.returncode}, not {status} with {words!r}: {ran.stderr.strip()}")
+    check(not Path("/tmp/deepspeed-was-run").exists(), "a call was run")
+
+
+def main():
+    check_golden()
+    for check_one in (check_paths, check_forms, check_unsure, check_refusals):
+        with tempfile.TemporaryDirectory() as folder:
+            check_one(Path(folder))
+
+
+main()
+print("\n".join(problems) or "all as expected")
+sys.exit(1 if problems else 0)
