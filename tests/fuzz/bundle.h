@@ -8,7 +8,7 @@
 
 #include "tests/fuzz/memory_file.h"
 
-enum { BUNDLE_FILES = 6, BUNDLE_NAME = 64 };
+enum { BUNDLE_FILES = 8, BUNDLE_NAME = 64 };
 
 typedef struct bundle {
     memory_entry files[BUNDLE_FILES + 1];   /* room for one of the target's own */

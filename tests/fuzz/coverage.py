@@ -21,6 +21,12 @@ ROOT = HERE.parent.parent
 PARSERS = {
     "config": "statedict/expect/config_members statedict/expect/formula statedict/expect/expect",
     "dcp": "formats/dcp/dcp_metadata formats/dcp/dcp_read",
+    "deepspeed": "formats/deepspeed/deepspeed formats/deepspeed/deepspeed_experts "
+                 "formats/deepspeed/deepspeed_flat formats/deepspeed/deepspeed_model "
+                 "formats/deepspeed/deepspeed_names formats/deepspeed/deepspeed_optim "
+                 "formats/deepspeed/deepspeed_plain formats/deepspeed/deepspeed_read "
+                 "formats/deepspeed/deepspeed_resume formats/deepspeed/deepspeed_universal "
+                 "formats/deepspeed/deepspeed_values",
     "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
     "index": "formats/native/native_index formats/native/native_read",
     "layouts": "formats/frameworks/framework_config formats/frameworks/framework_folder "

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 4096, TENSORS_READ = 64, MOST_FILES = 8 };
+enum { PIECE = 4096, TENSORS_READ = 64, MOST_FILES = 10 };
 
 typedef struct memory_file {
     fsdp_file base;
@@ -66,26 +66,66 @@ static int close_memory(fsdp_file *file)
     return 0;
 }
 
+/* The rest of the name of a file below "fuzz/FOLDER"; NULL: it is not below. */
+static const char *below(const memory_file *file, const char *path)
+{
+    const char *name = file->entry->name;
+    if (!name || strncmp(path, "fuzz", 4) != 0 || (path[4] != '\0' && path[4] != '/'))
+        return NULL;
+    path += 4 + (path[4] == '/');
+    size_t size = strlen(path);
+    if (size == 0)
+        return name;
+    return strncmp(name, path, size) == 0 && name[size] == '/' ? name + size + 1 : NULL;
+}
+
+static bool is_below(const char *path)
+{
+    bool is_there = is_folder && strcmp(path, "fuzz") == 0;
+    for (size_t i = 0; i < file_count && is_folder && !is_there; i++)
+        is_there = below(&files[i], path) != NULL;
+    return is_there;
+}
+
 static int info_of_memory(fsdp_io *io, const char *path, fsdp_file_info *info_out)
 {
     (void)io;
     const memory_file *file = find_file(path);
-    if (!file && !(is_folder && strcmp(path, "fuzz") == 0))
+    if (!file && !is_below(path))
         return -ENOENT;
     *info_out = (fsdp_file_info){.kind = file ? FSDP_FILE_REGULAR : FSDP_FILE_DIRECTORY};
     info_out->size = file ? (int64_t)file->entry->size : 0;
     return 0;
 }
 
+/* The first element below the path of file `number`, unless a file before it has the same. */
+static size_t new_element(size_t number, const char *path, const char **name_out)
+{
+    const char *name = *name_out = below(&files[number], path);
+    size_t size = name ? strcspn(name, "/") : 0;
+    for (size_t i = 0; i < number && size > 0; i++) {
+        const char *other = below(&files[i], path);
+        if (other && strcspn(other, "/") == size && memcmp(other, name, size) == 0)
+            return 0;
+    }
+    return size;
+}
+
 static int list_memory(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
                        void *user)
 {
+    enum { LONGEST = 256 };
     (void)io;
-    (void)path;
-    int result = 0;
-    for (size_t i = 0; i < file_count && result == 0; i++)
-        if (files[i].entry->name && !strchr(files[i].entry->name, '/'))
-            result = visit(user, files[i].entry->name);
+    int result = is_below(path) ? 0 : -ENOENT;
+    for (size_t i = 0; i < file_count && result == 0; i++) {
+        const char *name;
+        char element[LONGEST] = "";
+        size_t size = new_element(i, path, &name);
+        if (size == 0 || size >= LONGEST)
+            continue;
+        memcpy(element, name, size);
+        result = visit(user, element);
+    }
     return result;
 }
 
