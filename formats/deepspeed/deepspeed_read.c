@@ -137,9 +137,12 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
                          set->directory, set->part);
     FSDP_TRY(ds_files_check_ranks(files, count, set->directory, err));
     if (set->is_split && set->world != (int64_t)count)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' has model files of %" PRId64 " ranks and optimizer files of %zu",
-                         set->directory, set->world, count);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' has model files of %" PRId64 " ranks and optimizer files of %zu: the "
+            "%s file of rank %" PRId64 " is missing",
+            set->directory, set->world, count, set->world > (int64_t)count ? "optimizer" : "model",
+            set->world > (int64_t)count ? (int64_t)count : set->world);
     set->world = (int64_t)count;
     for (size_t i = 0; i < count; i++) {
         set->rank = files[i].rank;

@@ -11,6 +11,7 @@ take dcp/fsdp2-adamw-w2 dcp
 take dcp/fsdp2-mixed-tied-frozen-w4 dcp-tied
 take rankfiles/fsdp2-uneven-w4 ranks
 take rankfiles/verl-fsdp2-w2 verl
+take deepspeed/zero3-w4-fp32 ds
 take hf/qwen2_sharded_bf16 hf
 cp "$golden/torchsave/training_full/data/training_full.pt" train.pt
 cp "$golden/torchsave/module_state_dict/data/module_state_dict.pt" model.pt

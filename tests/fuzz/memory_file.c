@@ -74,6 +74,8 @@ static const char *below(const memory_file *file, const char *path)
         return NULL;
     path += 4 + (path[4] == '/');
     size_t size = strlen(path);
+    while (size > 0 && path[size - 1] == '/')
+        size--;
     if (size == 0)
         return name;
     return strncmp(name, path, size) == 0 && name[size] == '/' ? name + size + 1 : NULL;
@@ -87,9 +89,23 @@ static bool is_below(const char *path)
     return is_there;
 }
 
-static int info_of_memory(fsdp_io *io, const char *path, fsdp_file_info *info_out)
+/* "fuzz/a/.." is "fuzz", as there are no links. */
+static void simplify(const char *path, char *out, size_t room)
 {
+    size_t size = strlen(path);
+    while (size > 3 && strncmp(path + size - 3, "/..", 3) == 0)
+        for (size -= 3; size > 0 && path[--size] != '/';)
+            continue;
+    size = size < room ? size : room - 1;
+    memcpy(out, path, size);
+    out[size] = '\0';
+}
+
+static int info_of_memory(fsdp_io *io, const char *typed, fsdp_file_info *info_out)
+{
+    char path[512];
     (void)io;
+    simplify(typed, path, sizeof path);
     const memory_file *file = find_file(path);
     if (!file && !is_below(path))
         return -ENOENT;

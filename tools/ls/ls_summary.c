@@ -96,7 +96,7 @@ typedef struct summary {
     size_t *first_alias;
     int name_width;
     bool state_is_optim;
-    bool is_model; /* the format is safetensors: tensors beside an optimizer's are a model's */
+    bool is_model; /* safetensors, deepspeed: tensors beside an optimizer's are a model's */
 } summary;
 
 static const fsdp_entry *selected(const summary *sum, size_t index)
@@ -479,7 +479,8 @@ static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *rows)
     link_aliases(sum);
     make_rows(sum, rows);
     sum->state_is_optim = fsdp_sd_state_is_optim(sum->listing->sd);
-    sum->is_model = strcmp(sum->listing->info->format, "safetensors") == 0;
+    const char *format = sum->listing->info->format;
+    sum->is_model = strcmp(format, "safetensors") == 0 || strcmp(format, "deepspeed") == 0;
     if (sum->names.failed) {
         text->failed = true;
         return FSDP_ERR_LIMIT;
