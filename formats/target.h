@@ -40,6 +40,7 @@ typedef struct fsdp_limits {
     bool shares;               /* tensors with several names are stored once */
     bool lists_tuples;         /* a tuple that holds a tensor becomes a list */
     bool names_groups;         /* hyper-parameters of optimizers are written as PyTorch asks for them */
+    bool f32_vectors;          /* floating tensors of fewer than two dims are f32 */
     bool (*holds_dtype)(fsdp_dtype dtype);
     /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);

@@ -9,7 +9,7 @@
 #include <fsdp/dtype.h>
 
 /* Values per block at most, and its bytes. */
-enum { FSDP_BLOCK_VALUES = 256, FSDP_BLOCK_BYTES = 210 };
+enum { FSDP_QUANT_VALUES = 256, FSDP_QUANT_BYTES = 210 };
 
 /* Decodes count blocks into count times fsdp_dtype_info.values numbers. dtype is any of the block types. */
 void fsdp_blocks_to_f32(fsdp_dtype dtype, const void *blocks, size_t count, float *out);

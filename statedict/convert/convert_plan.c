@@ -13,6 +13,7 @@
 #include "statedict/convert/plan_notes.h"
 #include "statedict/derive/adapter.h"
 #include "statedict/derive/dequant.h"
+#include "statedict/derive/target_types.h"
 #include "statedict/map/map.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
@@ -105,15 +106,25 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
     return job->target->declare(job, selection, err);
 }
 
+/* "q8_0" of --dtype, which is no cast of single elements. */
+static fsdp_dtype blocks_of(const char *dtype)
+{
+    fsdp_dtype named = dtype ? fsdp_dtype_from_typed(dtype, strlen(dtype)) : FSDP_DTYPE_NONE;
+    const fsdp_dtype_info *info = fsdp_dtype_describe(named);
+    return info && info->values > 1 ? named : FSDP_DTYPE_NONE;
+}
+
 static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_selection *selection = NULL;
     const fsdp_sd *from = job->from->manifest.sd;
     FSDP_TRY(choose_mesh(job, err));
+    fsdp_select_opts select = job->opts.select;
+    if (blocks_of(select.dtype))
+        select.dtype = NULL; /* fit_types has made them */
     const fsdp_select_from source = {
         .sd = from, .is_missing = job->from->is_missing, .known = job->known};
-    fsdp_status st =
-        fsdp_selection_create(&source, &job->opts.select, job->limits, &selection, err);
+    fsdp_status st = fsdp_selection_create(&source, &select, job->limits, &selection, err);
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
@@ -184,6 +195,22 @@ static fsdp_status dequantize(convert_job *job, const char *config, size_t size,
     return st;
 }
 
+/* Before the map blocks that the target cannot hold are decoded; behind it blocks are made. */
+static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_plan *plan,
+                             fsdp_error *err)
+{
+    const fsdp_target_types types = {job->limits, blocks};
+    fsdp_type_report report = {0};
+    if (blocks && job->limits && !job->limits->holds_dtype(blocks))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s", job->limits->format,
+                         job->opts.select.dtype);
+    FSDP_TRY(fsdp_derive_target_types(&types, &job->from, &report, err));
+    plan->decoded += report.decoded;
+    plan->encoded += report.encoded;
+    plan->widened += report.widened;
+    return FSDP_OK;
+}
+
 /* The source under the names of another framework, if a map is named or needed. */
 static fsdp_status rename_by_map(convert_job *job, const char *config, size_t size,
                                  fsdp_convert_plan *plan, fsdp_error *err)
@@ -207,7 +234,11 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
     if (st == FSDP_OK)
         st = dequantize(job, config, size, plan, err);
     if (st == FSDP_OK)
+        st = fit_types(job, FSDP_DTYPE_NONE, plan, err);
+    if (st == FSDP_OK)
         st = rename_by_map(job, config, size, plan, err);
+    if (st == FSDP_OK)
+        st = fit_types(job, blocks_of(job->opts.select.dtype), plan, err);
     fsdp_free(config);
     return st;
 }

@@ -177,6 +177,12 @@ static fsdp_status add_tensor(dequant_job *job, size_t number, fsdp_error *err)
         name.size -= sizeof blocks - 1;
         return add_weight(job, name, weight, err);
     }
+    if (fsdp_dtype_describe(entry->dtype)->values > 1) {
+        fsdp_arena *arena = fsdp_derivation_arena(job->derivation);
+        FSDP_TRY(fsdp_derive_stored(arena, job->base, number, &weight, err));
+        FSDP_TRY(fsdp_derive_values(arena, weight, &weight, err));
+        return add_weight(job, name, weight, err);
+    }
     if (ends(entry, ".qweight"))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "it is quantized by GPTQ or AWQ, which --dequant does not know");
@@ -258,9 +264,11 @@ fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **che
     for (size_t i = 0; i < fsdp_sd_count(job.sd) && st == FSDP_OK; i++)
         st = add_entry(&job, i, err);
     if (st == FSDP_OK && job.report.weights == 0)
-        st = fsdp_fail(err, FSDP_ERR_USAGE,
-                       "'%s' has no quantized weights: --dequant knows fp8 with scales, and MXFP4",
-                       job.base->path);
+        st =
+            fsdp_fail(err, FSDP_ERR_USAGE,
+                      "'%s' has no quantized weights that --dequant knows: fp8 with scales, MXFP4, "
+                      "blocks of GGUF",
+                      job.base->path);
     *report_out = job.report;
     if (st == FSDP_OK)
         return fsdp_derivation_finish(job.derivation, checkpoint, err);

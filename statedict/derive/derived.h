@@ -7,6 +7,7 @@
  *   derived.c             stored tensors; makes nodes, and reads boxes of them
  *   derived_shape.c       slices, joins, other shapes, other orders of dims, zeros
  *   derived_number.c      casts and factors
+ *   derived_quants.c      ggml's blocks of quantized values
  *   derived_product.c     sums with products of thin matrices, rows of given lengths (adapters)
  *   derived_scaled.c      quantized weights and their scales
  *   derived_checkpoint.c  the checkpoint of derived tensors (derived_checkpoint.h)
@@ -17,6 +18,7 @@
  *
  *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings
  *   dequant.c             quantized weights of a model as plain ones
+ *   target_types.c        blocks and vectors as the target needs them
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a reader of
  * its own. Callers: map and convert.
@@ -96,6 +98,15 @@ fsdp_status fsdp_derive_scale(fsdp_arena *arena, const fsdp_derived *part, doubl
 /* Another floating type. A value that does not fit in it is an error of the read. */
 fsdp_status fsdp_derive_cast(fsdp_arena *arena, const fsdp_derived *part, fsdp_dtype dtype,
                              const fsdp_derived **out, fsdp_error *err);
+
+/* The numbers of ggml's blocks, in f32: the last dim is as many times longer as a block has values. */
+fsdp_status fsdp_derive_values(fsdp_arena *arena, const fsdp_derived *part, const fsdp_derived **out,
+                               fsdp_error *err);
+/* Blocks of the numbers of a floating tensor; its rows must be whole blocks. */
+fsdp_status fsdp_derive_blocks(fsdp_arena *arena, const fsdp_derived *part, fsdp_dtype dtype,
+                               const fsdp_derived **out, fsdp_error *err);
+/* True for a matrix (or more dims) whose rows can be blocks of a type that can be encoded. */
+bool fsdp_derived_fits_blocks(const fsdp_derived *part, fsdp_dtype dtype);
 
 /* --- for operations ------------------------------------------------------------------------------- */
 

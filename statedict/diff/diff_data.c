@@ -161,7 +161,7 @@ static void compare_block(const component_rule *parts, const uint8_t *a, const u
 static void compare_blocks(const component_rule *parts, const uint8_t *a, const uint8_t *b,
                            int64_t first, int64_t count, fsdp_diff_found *found)
 {
-    float from[FSDP_BLOCK_VALUES], to[FSDP_BLOCK_VALUES];
+    float from[FSDP_QUANT_VALUES], to[FSDP_QUANT_VALUES];
     size_t size = fsdp_dtype_size(parts->dtype), values = (size_t)parts->per_element;
     const fsdp_diff_rule *rule = &parts->rule;
     bool is_exact = rule->atol <= 0 && rule->rtol <= 0 && rule->ulp <= 0;

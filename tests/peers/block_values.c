@@ -6,8 +6,8 @@
 
 int main(int argc, char **argv)
 {
-    static char block[FSDP_BLOCK_BYTES];
-    static float values[FSDP_BLOCK_VALUES];
+    static char block[FSDP_QUANT_BYTES];
+    static float values[FSDP_QUANT_VALUES];
     const fsdp_dtype dtype =
         argc == 3 ? fsdp_dtype_from_name(argv[1], strlen(argv[1])) : FSDP_DTYPE_NONE;
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);

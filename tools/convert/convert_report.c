@@ -96,6 +96,14 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
                        plan->scales);
     if (plan->map[0])
         add_map(text, plan);
+    if (plan->decoded > 0)
+        fsdp_text_addf(text, "  decode %s to f32: %s holds no blocks\n",
+                       cli_plural(plan->decoded, "quantized tensor", number), opts->convert.format);
+    if (plan->encoded > 0)
+        fsdp_text_addf(text, "  encode %s as %s\n", cli_plural(plan->encoded, "tensor", number),
+                       opts->convert.select.dtype);
+    if (plan->widened > 0)
+        fsdp_text_addf(text, "  cast %s to f32\n", cli_plural(plan->widened, "vector", number));
     if (plan->renamed > 0 && plan->strips)
         convert_add_stripped(text, plan);
     else if (plan->renamed > 0)

@@ -14,15 +14,15 @@ Test(kernels_quants, the_limits_hold_for_every_type)
 {
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         const fsdp_dtype_info *info = fsdp_dtype_describe(types[i]);
-        cr_assert_leq(info->size, FSDP_BLOCK_BYTES);
-        cr_assert_leq(info->values, FSDP_BLOCK_VALUES);
+        cr_assert_leq(info->size, FSDP_QUANT_BYTES);
+        cr_assert_leq(info->values, FSDP_QUANT_VALUES);
     }
 }
 
 Test(kernels_quants, a_block_of_each_small_type_has_its_numbers)
 {
-    uint8_t block[FSDP_BLOCK_BYTES] = {0x00, 0x38}; /* 0.5 */
-    float out[FSDP_BLOCK_VALUES];
+    uint8_t block[FSDP_QUANT_BYTES] = {0x00, 0x38}; /* 0.5 */
+    float out[FSDP_QUANT_VALUES];
     block[2] = 0x80;
     fsdp_blocks_to_f32(FSDP_Q8_0, block, 1, out);
     cr_assert(out[0] == -64 && out[1] == 0);
@@ -34,8 +34,8 @@ Test(kernels_quants, a_block_of_each_small_type_has_its_numbers)
 Test(kernels_quants, several_blocks_follow_each_other)
 {
     enum { COUNT = 3 };
-    uint8_t blocks[COUNT * FSDP_BLOCK_BYTES];
-    float all[COUNT * FSDP_BLOCK_VALUES], one[FSDP_BLOCK_VALUES];
+    uint8_t blocks[COUNT * FSDP_QUANT_BYTES];
+    float all[COUNT * FSDP_QUANT_VALUES], one[FSDP_QUANT_VALUES];
     for (size_t i = 0; i < sizeof blocks; i++)
         blocks[i] = (uint8_t)(i * 37 % 59);
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
