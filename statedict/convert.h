@@ -87,9 +87,9 @@ typedef struct fsdp_convert_opts {
     bool skip_verify;          /* neither compares the source's checksums nor reads the result back */
     bool overwrite;            /* replaces what is at the target */
     fsdp_select_opts select;
-    const char *adapter;       /* the directory of an adapter of PEFT (LoRA, DoRA) that is merged in, or NULL */
+    const char *adapter;       /* the directory of an adapter of PEFT (LoRA, DoRA) that is merged in */
     const char *dequant;       /* "bf16", "f32" or "f16": quantized weights (fp8 with scales, MXFP4) become
-                                * plain ones; hf: the quantization_config leaves config.json. NULL: they stay */
+                                * plain ones; hf: quantization_config leaves config.json. NULL: they stay */
     const char *map;           /* names of another framework: a built-in map, or the path of a map file
                                 * (docs/maps.md), in the direction that fits the source; "none": no map. NULL:
                                 * hf: a built-in map that takes every tensor of the source and is for the
@@ -150,8 +150,8 @@ typedef struct fsdp_convert_plan {
     int64_t renamed;           /* names that change */
     int64_t left_out;          /* entries that select.only or select.part leaves out */
     int64_t merged, replaced;  /* tensors that the adapter changes, or brings along whole */
-    int64_t decoded, encoded, widened; /* tensors of ggml's blocks that become f32, tensors that become blocks, and
-                                        * vectors that become f32, because the target needs them so */
+    int64_t decoded, encoded, widened; /* tensors of ggml's blocks that become f32, tensors that become blocks,
+                                        * and vectors that become f32, because the target needs them so */
     int64_t dequantized, scales;       /* weights that are dequantized, and tensors that go with that */
     char map[64];              /* a map that takes the source to the target, "" if there is none; map_from and
                                 * map_to: its two sides */

@@ -18,9 +18,9 @@ typedef struct fsdp_dequant_opts {
 
 /*
  * Replaces the checkpoint by one with these weights dequantized: fp8 with scales of blocks, rows or tensors
- * (NAME_scale_inv, NAME_scale), and MXFP4 (NAME_blocks and NAME_scales, whose last two dims
- * transformers exchanges), ggml's blocks. The checkpoint is closed and NULL after a failure. FSDP_ERR_USAGE when there is no
- * such weight, or one whose scales are missing or have another shape.
+ * (NAME_scale_inv, NAME_scale), MXFP4 (NAME_blocks and NAME_scales, whose last two dims transformers
+ * exchanges), and ggml's blocks. The checkpoint is closed and NULL after a failure. FSDP_ERR_USAGE when there
+ * is no such weight, or one whose scales are missing or have another shape.
  */
 fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **checkpoint,
                             fsdp_dequant_report *report_out, fsdp_error *err);
