@@ -23,15 +23,16 @@ typedef struct adapter_merge {
 static int64_t find(const adapter_merge *merge, const char *module, size_t size, const char *end)
 {
     static const char *const prefixes[] = {"base_model.model.", ""};
+    const fsdp_sd *sd = merge->adapter->manifest.sd;
     int64_t entry = -1;
     for (int i = 0; i < 2 && entry < 0; i++) {
         fsdp_text name = {0};
         fsdp_text_addf(&name, "%s%.*s%s", prefixes[i], (int)size, module, end);
         if (!name.failed)
-            entry = fsdp_sd_find(merge->adapter->manifest.sd, name.data, name.size);
+            entry = fsdp_sd_find(sd, name.data, name.size);
         fsdp_text_release(&name);
     }
-    return entry;
+    return entry >= 0 && fsdp_sd_at(sd, (size_t)entry)->kind != FSDP_ENTRY_VALUE ? entry : -1;
 }
 
 /* The node of one of an adapter's tensors of a module; *out stays NULL when there is none. */
@@ -117,14 +118,14 @@ static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight
                                 fsdp_derived_name module, const module_parts *parts,
                                 const fsdp_derived **out, fsdp_error *err)
 {
-    const fsdp_low_rank pair = {
-        parts->b, parts->a,
-        fsdp_adapter_factor(&merge->config, module.text, module.size, parts->a->shape[0])};
     if (parts->a->ndim != 2 || parts->b->ndim != 2)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%.*s' has an adapter of a convolution, which cannot be merged here: "
                          "PEFT's merge_and_unload does",
                          (int)module.size, module.text);
+    const fsdp_low_rank pair = {
+        parts->b, parts->a,
+        fsdp_adapter_factor(&merge->config, module.text, module.size, parts->a->shape[0])};
     merge->report.merged++;
     if (!parts->magnitudes)
         return merge_pair(merge, weight, parts->is_embedding || merge->config.is_transposed, &pair,

@@ -95,7 +95,7 @@ static bool is_beside_weight(const dequant_job *job, const fsdp_entry *entry)
 static int64_t block_of(const dequant_job *job, int64_t rows, int64_t scales, int behind)
 {
     int64_t known = behind < 2 ? job->block[1 - behind] : 0;
-    if (known > 0 && (rows + known - 1) / known == scales)
+    if (known > 0 && known < INT32_MAX && (rows + known - 1) / known == scales)
         return known;
     if (scales > 1 && scales < rows && behind < 2 &&
         (rows + USUAL_BLOCK - 1) / USUAL_BLOCK == scales)

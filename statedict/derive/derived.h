@@ -29,7 +29,7 @@
 #include "base/core/mem.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 
-enum { FSDP_DERIVED_PIECE = 4 << 20, FSDP_DERIVED_LEVELS = 8 };
+enum { FSDP_DERIVED_PIECE = 4 << 20, FSDP_DERIVED_LEVELS = 12 };
 
 typedef struct fsdp_derived fsdp_derived;
 
