@@ -39,7 +39,6 @@ static const struct {
                 {".hdf5", "hdf5"},
                 {".npz", "npz"},
                 {".npy", "npy"},
-                {".gguf", "gguf"},
                 {".fsdp", "fsdp"},
                 {".dcp", "dcp"}};
 

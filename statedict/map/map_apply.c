@@ -16,6 +16,9 @@ static fsdp_status merge_numbers(map_run *run, int number, fsdp_error *err)
     binding_list *after = &run->bindings[number + 1];
     for (size_t i = 0; i < before->count; i++) {
         map_binding one = before->items[i], previous = one;
+        if (one.values[step->variable] < 0)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "no name has {%s}, whose tensors become one",
+                             run->rule->variables.names[step->variable]);
         if (previous.values[step->variable]-- > 0 && !map_bindings_have(before, &previous))
             return fsdp_fail(err, FSDP_ERR_USAGE, "number %" PRId64 " of {%s} is missing",
                              previous.values[step->variable],
@@ -107,11 +110,16 @@ static fsdp_status add_tensor(map_run *run, int number, const map_binding *bindi
     const fsdp_derived *tensor = NULL;
     fsdp_text name = {0};
     FSDP_TRY(map_make(run, run->rule->step_count, number, binding, &tensor, err));
-    map_pattern_render(&run->to[number], binding, &name);
-    fsdp_status st =
-        name.failed ? fsdp_fail_memory(err, "a name")
-                    : fsdp_derivation_add(run->derivation,
-                                          (fsdp_derived_name){name.data, name.size}, tensor, err);
+    bool is_known = map_pattern_render(&run->to[number], binding, &name);
+    fsdp_status st = FSDP_OK;
+    if (name.failed)
+        st = fsdp_fail_memory(err, "a name");
+    else if (!is_known)
+        st =
+            fsdp_fail(err, FSDP_ERR_USAGE, "a variable of '%s' has no value", run->to[number].text);
+    else
+        st = fsdp_derivation_add(run->derivation, (fsdp_derived_name){name.data, name.size}, tensor,
+                                 err);
     fsdp_text_release(&name);
     return st;
 }

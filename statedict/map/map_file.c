@@ -4,6 +4,7 @@
  */
 #include "statedict/map/map_rules.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,6 +155,8 @@ static fsdp_status add_names(map_reader *reader, int first, map_pattern *names, 
 static fsdp_status read_drop(map_reader *reader, fsdp_error *err)
 {
     bool right = reader->count > 2 && strcmp(reader->words[1], "right") == 0;
+    if (reader->rule && !reader->has_right)
+        return refuse(reader, "the rule before has no right side", err);
     if (reader->count < 3 || (!right && strcmp(reader->words[1], "left") != 0))
         return refuse(reader, "names are left out by: drop left NAME ..., or drop right NAME ...",
                       err);
@@ -281,7 +284,7 @@ static bool read_number(const char *word, double *factor_out)
 {
     char *end;
     *factor_out = strtod(word, &end);
-    return end != word && *end == '\0' && *factor_out != 0;
+    return end != word && *end == '\0' && isfinite(*factor_out) && isfinite(1 / *factor_out);
 }
 
 static bool read_sizes(map_reader *reader, int first, int least, map_step *step)
@@ -329,7 +332,7 @@ static bool read_argument(map_reader *reader, char kind, int *at, map_step *step
     default: {
         bool is_read = read_sizes(reader, *at, kind == 't' ? 0 : 1, step);
         *at = reader->count;
-        return is_read && (kind == ':') == (step->split_at > 0);
+        return is_read && (kind == ':' ? step->split_at > 0 : step->split_at < 0);
     }
     }
 }
@@ -406,6 +409,9 @@ static fsdp_status frame_names(fsdp_map *map, map_rule *rule, const char *frame,
 static fsdp_status copy_rule(fsdp_map *map, const map_rule *rule, map_rule **copy_out,
                              fsdp_error *err)
 {
+    if (map->rule_count == RULES_MOST)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has more than %d rules, with those of frames",
+                         map->path, RULES_MOST);
     *copy_out = fsdp_arena_alloc(&map->arena, 1, sizeof **copy_out);
     if (!*copy_out || !fsdp_grow(&map->rules, &map->rule_room, map->rule_count + 1, sizeof(void *)))
         return no_memory(err);

@@ -116,14 +116,19 @@ bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t si
     return size == 0;
 }
 
-static void render_word(const char *words, int64_t number, fsdp_text *out)
+static bool render_word(const char *words, int64_t number, fsdp_text *out)
 {
-    while (number-- > 0)
-        words += strcspn(words, "|") + 1;
+    for (; number > 0; number--) {
+        words += strcspn(words, "|");
+        if (!*words)
+            return false;
+        words++;
+    }
     fsdp_text_add(out, words, strcspn(words, "|"));
+    return true;
 }
 
-void map_pattern_render(const map_pattern *pattern, const map_binding *binding, fsdp_text *out)
+bool map_pattern_render(const map_pattern *pattern, const map_binding *binding, fsdp_text *out)
 {
     for (int i = 0; i < pattern->count; i++) {
         const map_piece *piece = &pattern->pieces[i];
@@ -131,9 +136,10 @@ void map_pattern_render(const map_pattern *pattern, const map_binding *binding, 
         if (piece->variable < 0)
             continue;
         int64_t value = binding->values[piece->variable];
-        if (piece->words)
-            render_word(piece->words, value, out);
-        else
+        if (value < 0 || (piece->words && !render_word(piece->words, value, out)))
+            return false;
+        if (!piece->words)
             fsdp_text_addf(out, "%" PRId64, value);
     }
+    return true;
 }

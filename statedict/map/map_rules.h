@@ -37,8 +37,8 @@ const char *map_pattern_read(fsdp_arena *arena, const char *text, map_variables 
 int map_variable(fsdp_arena *arena, map_variables *variables, const char *name, size_t size);
 bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t size,
                          map_binding *binding_out);
-/* The name with the values of the binding. */
-void map_pattern_render(const map_pattern *pattern, const map_binding *binding, fsdp_text *out);
+/* The name with the values of the binding. False when one has no value, or a number without a word. */
+bool map_pattern_render(const map_pattern *pattern, const map_binding *binding, fsdp_text *out);
 
 /* --- sizes: map_size.c ------------------------------------------------------------------------------ */
 

@@ -17,6 +17,7 @@ typedef struct map_run {
     fsdp_derivation *derivation;
     fsdp_arena *arena;
     bool *is_taken; /* per entry of the base */
+    int64_t made;   /* tensors of steps, which lists of lists would multiply without end */
 
     /* the rule that is applied */
     const map_rule *rule;

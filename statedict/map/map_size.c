@@ -11,13 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH_MOST = 16 };
+enum { DEPTH_MOST = 16, SIZES_MOST = 10000 };
 
 /* An expression that is being read. */
 typedef struct size_reader {
     const map_sizes *sizes;
     const char *at;
     int depth;
+    int *left; /* sizes that the expression may still need, with those of sizes */
 } size_reader;
 
 static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error *err);
@@ -110,11 +111,15 @@ static const map_size *find_size(const map_sizes *sizes, const char *name, size_
 static fsdp_status compute_size(size_reader *reader, const map_size *size, int64_t *value_out,
                                 fsdp_error *err)
 {
-    size_reader inner = {.sizes = reader->sizes, .at = size->sources, .depth = reader->depth + 1};
-    if (inner.depth > DEPTH_MOST)
+    size_reader inner = {.sizes = reader->sizes,
+                         .at = size->sources,
+                         .depth = reader->depth + 1,
+                         .left = reader->left};
+    if (inner.depth > DEPTH_MOST || --*reader->left < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "size '%s' refers to itself", size->name);
     for (const char *source = size->sources; source;) {
         inner.at = source;
+        inner.depth = reader->depth + 1;
         if (read_sum(&inner, value_out, NULL) == FSDP_OK && (*inner.at == '\0' || *inner.at == '|'))
             return FSDP_OK;
         source = strchr(source, '|');
@@ -168,6 +173,8 @@ static bool take(size_reader *reader, char wanted)
 static fsdp_status read_round_up(size_reader *reader, int64_t *value_out, fsdp_error *err)
 {
     int64_t value, unit, sum;
+    if (++reader->depth > DEPTH_MOST)
+        return refuse(reader, "there are too many parentheses", err);
     FSDP_TRY(read_sum(reader, &value, err));
     if (!take(reader, ','))
         return refuse(reader, "a ',' is missing", err);
@@ -177,6 +184,7 @@ static fsdp_status read_round_up(size_reader *reader, int64_t *value_out, fsdp_e
     if (unit <= 0 || value < 0 || fsdp_add_overflow(value, unit - 1, &sum))
         return refuse(reader, "a number cannot be rounded up", err);
     *value_out = sum / unit * unit;
+    reader->depth--;
     return FSDP_OK;
 }
 
@@ -246,7 +254,8 @@ static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error 
             return FSDP_OK;
         reader->at++;
         FSDP_TRY(read_product(reader, &right, err));
-        if (fsdp_add_overflow(*value_out, sign == '+' ? right : -right, value_out))
+        if (right == INT64_MIN ||
+            fsdp_add_overflow(*value_out, sign == '+' ? right : -right, value_out))
             return refuse(reader, "a sum is too large", err);
     }
 }
@@ -254,7 +263,8 @@ static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error 
 fsdp_status map_sizes_compute(const map_sizes *sizes, const char *expression, int64_t *value_out,
                               fsdp_error *err)
 {
-    size_reader reader = {.sizes = sizes, .at = expression};
+    int left = SIZES_MOST;
+    size_reader reader = {.sizes = sizes, .at = expression, .left = &left};
     FSDP_TRY(read_sum(&reader, value_out, err));
     skip_spaces(&reader);
     if (*reader.at != '\0')

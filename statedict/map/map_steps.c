@@ -55,12 +55,17 @@ static fsdp_status make_stored(map_run *run, int number, const map_binding *bind
                                const fsdp_derived **out, fsdp_error *err)
 {
     fsdp_text name = {0};
-    map_pattern_render(&run->from[number], binding, &name);
-    int64_t entry = name.failed ? -1 : fsdp_sd_find(run->sd, name.data ? name.data : "", name.size);
+    bool is_known = map_pattern_render(&run->from[number], binding, &name);
+    int64_t entry = name.failed || !is_known
+                        ? -1
+                        : fsdp_sd_find(run->sd, name.data ? name.data : "", name.size);
     bool is_there = entry >= 0 && fsdp_sd_at(run->sd, (size_t)entry)->kind != FSDP_ENTRY_VALUE;
     fsdp_status st = FSDP_OK;
     if (name.failed)
         st = fsdp_fail_memory(err, "a name");
+    else if (!is_known)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "a variable of '%s' has no value",
+                       run->from[number].text);
     else if (!is_there)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "the tensor '%.*s' is missing", (int)name.size,
                        name.data);
@@ -171,6 +176,7 @@ static fsdp_status make_split(map_run *run, int number, int list, const map_bind
     const map_step *step = &run->steps[number - 1];
     const fsdp_derived *part = NULL;
     int64_t sizes[MAP_NAMES], lo = 0, all = 0;
+    bool is_huge = false;
     char shape[128];
     FSDP_TRY(map_make(run, number - 1, 0, binding, &part, err));
     if (step->size_count == 0)
@@ -179,10 +185,10 @@ static fsdp_status make_split(map_run *run, int number, int list, const map_bind
     FSDP_TRY(check_dim(part, step->dim, err));
     FSDP_TRY(compute_sizes(run, step, 0, sizes, err));
     for (int i = 0; i < step->size_count; i++) {
-        lo += i < list ? sizes[i] : 0;
-        all += sizes[i];
+        lo = i == list ? all : lo;
+        is_huge = is_huge || fsdp_add_overflow(all, sizes[i], &all);
     }
-    if (all != part->shape[step->dim])
+    if (is_huge || all != part->shape[step->dim])
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "dim %d of %s does not have the %" PRId64 " rows of its parts", step->dim,
                          fsdp_derived_text(part, shape, sizeof shape), all);
@@ -259,7 +265,7 @@ static fsdp_status inner_sizes(map_run *run, const map_step *step, int64_t all, 
     int64_t product = 1;
     int open = -1;
     for (int i = 0; i < step->size_count; i++) {
-        if (strcmp(step->sizes[i], "_") == 0) {
+        if (open < 0 && strcmp(step->sizes[i], "_") == 0) {
             open = i;
             continue;
         }
@@ -318,11 +324,16 @@ static fsdp_status make_changed(map_run *run, const map_step *step, const fsdp_d
     }
 }
 
+enum { MADE_MOST = 1 << 21 };
+
 /* The depth is at most MAP_STEPS. */
 fsdp_status map_make(map_run *run, int number, int list, const map_binding *binding,
                      const fsdp_derived **out, fsdp_error *err)
 {
     const fsdp_derived *part = NULL;
+    if (run->made++ == MADE_MOST)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "the map makes more than %d tensors of steps",
+                         MADE_MOST);
     if (number == 0)
         return make_stored(run, list, binding, out, err);
     const map_step *step = &run->steps[number - 1];
