@@ -207,8 +207,8 @@ typedef struct fsdp_open_opts {
     const char *void_as;       /* npy, npz: dtypes of arrays whose elements are untyped bytes (|V2), one
                                   per size: "bf16,f8_e4m3fn"; NULL: such arrays are values */
     bool as_stored;            /* of DeepSpeed, only entries that it stores. Otherwise also those that PyTorch
-                                  has for each parameter: optim.state.NAME.step, and optim.param_groups.N.* with
-                                  the names of parameters */
+                                  has for each parameter: optim.state.NAME.step, and optim.param_groups.N.*
+                                  with the names of parameters */
     bool whole;                /* of a directory in which another program keeps a model, its optimizer and the
                                   rest side by side, all of them (model., optim., ...), not the model alone */
     fsdp_access access;

@@ -140,7 +140,7 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
         return fsdp_fail(
             err, FSDP_ERR_DAMAGED,
             "'%s' has model files of %" PRId64 " ranks and optimizer files of %zu: the "
-            "%s file of rank %" PRId64 " is missing",
+            "%s file of rank %" PRId64 " is missing, and with it a part of every tensor",
             set->directory, set->world, count, set->world > (int64_t)count ? "optimizer" : "model",
             set->world > (int64_t)count ? (int64_t)count : set->world);
     set->world = (int64_t)count;
