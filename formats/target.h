@@ -29,7 +29,7 @@
 /* Capabilities of a format. */
 typedef struct fsdp_limits {
     const char *format;        /* the name that --to takes: "hf", "safetensors", "dcp", "torch", "hdf5",
-                                * "npz" or "npy" */
+                                * "npz", "npy", "gguf" or "llmc" */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
     bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */

@@ -7,7 +7,7 @@
  *   detect.c         fsdp_source_open: the path is examined once, every format bids
  *                    on the facts found, and the highest bid opens it
  *   targets.c        fsdp_target_find: formats that can be written
- *   packed_target.c  safetensors, hf, npz and npy behind the interface of target.h
+ *   packed_target.c  safetensors, hf, npz, npy, gguf and llmc behind the interface of target.h
  *
  * The room has no header: its functions are declared in source.h and target.h. Caller:
  * statedict. It is the top of formats and may call all rooms. A new format is one more line in
@@ -25,6 +25,7 @@
 static const fsdp_foreign_format *const formats[] = {
     &fsdp_format_hdf5,  &fsdp_format_safetensors, &fsdp_format_torch, &fsdp_format_dcp,
     &fsdp_format_ranks, &fsdp_format_deepspeed,   &fsdp_format_npy,   &fsdp_format_npz,
+    &fsdp_format_gguf,  &fsdp_format_llmc,
 };
 
 enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };
@@ -199,6 +200,8 @@ static const struct named_format {
     {"hdf5", &fsdp_format_hdf5, true, false},
     {"npz", &fsdp_format_npz, true, false},
     {"npy", &fsdp_format_npy, true, false},
+    {"gguf", &fsdp_format_gguf, true, true},
+    {"llmc", &fsdp_format_llmc, true, false},
 };
 
 enum { NAMED = sizeof named / sizeof *named };

@@ -154,6 +154,16 @@ static bool safetensors_notes(const char *dropped, size_t dropped_size, const ch
     return fsdp_packed_notes_tie(&fsdp_packed_safetensors, dropped, dropped_size, kept, kept_size);
 }
 
+static bool gguf_holds(fsdp_dtype dtype)
+{
+    return fsdp_packed_holds_dtype(&fsdp_packed_gguf, dtype);
+}
+
+static bool llmc_holds(fsdp_dtype dtype)
+{
+    return fsdp_packed_holds_dtype(&fsdp_packed_llmc, dtype);
+}
+
 static bool npz_holds(fsdp_dtype dtype)
 {
     return fsdp_packed_holds_dtype(&fsdp_packed_npz, dtype);
@@ -174,6 +184,14 @@ const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                            .owns = hf_owns,
                                            .ops = &packed_ops,
                                            .packed = &fsdp_packed_hf};
+const fsdp_target_format fsdp_gguf_target = {
+    .limits = {.format = "gguf", .values = true, .model_only = true, .holds_dtype = gguf_holds},
+    .ops = &packed_ops,
+    .packed = &fsdp_packed_gguf};
+const fsdp_target_format fsdp_llmc_target = {
+    .limits = {.format = "llmc", .values = true, .model_only = true, .holds_dtype = llmc_holds},
+    .ops = &packed_ops,
+    .packed = &fsdp_packed_llmc};
 const fsdp_target_format fsdp_npz_target = {.limits = {.format = "npz", .holds_dtype = npz_holds},
                                             .ops = &packed_ops,
                                             .packed = &fsdp_packed_npz};

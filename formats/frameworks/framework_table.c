@@ -86,20 +86,12 @@ const fsdp_framework_row fsdp_framework_rows[] = {
     {.made_by = "Flax",
      .markers = {"flax_model.msgpack"},
      .say = "load it in transformers with from_pretrained(DIR, from_flax=True) and save it again"},
-    {.made_by = "llama.cpp (GGUF)",
-     .markers = {"*.gguf"},
-     .say = "GGUF is quantized for inference: load it in transformers with "
-            "from_pretrained(DIR, gguf_file=NAME)"},
 };
 const size_t fsdp_framework_row_count = sizeof fsdp_framework_rows / sizeof *fsdp_framework_rows;
 
 const fsdp_framework_file fsdp_framework_files[] = {
     {"git-lfs", "version https://git-lfs", 23, NULL,
      "it is a pointer to the weights and not the weights: 'git lfs pull' gets them"},
-    {"llama.cpp", "GGUF", 4, NULL,
-     "GGUF is quantized for inference: load it in transformers with from_pretrained(DIR, "
-     "gguf_file=NAME)"},
-    {"llm.c", "\xc6\xd7\x34\x01", 4, ".bin", "llm.c reads it; fsdp-train imports its models"},
     {"llm.c", "\x8f\xd8\x34\x01", 4, ".bin", "llm.c reads it: a state of its optimizer"},
     {"torch.export", "PK\3\4", 4, ".pt2",
      "it is a program: load it with torch.export.load and save its state_dict"},
@@ -118,8 +110,8 @@ const char fsdp_framework_no_model[] =
     "scaler*|dataloader*|sampler*|recipe_state*|lr_sched*|meta.pt|common.pt";
 
 const char fsdp_framework_weights[] =
-    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.npz|*.tar|*.keras";
-const char fsdp_framework_foreign_weights[] = "*.gguf|*.msgpack|*.tflite|*.onnx";
+    "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.npz|*.gguf|*.tar|*.keras";
+const char fsdp_framework_foreign_weights[] = "*.msgpack|*.tflite|*.onnx";
 
 const char *const fsdp_framework_configs[] = {"huggingface", "hf_model", ".", NULL};
 const char *const fsdp_framework_config_names[] = {"config.json", "adapter_config.json",

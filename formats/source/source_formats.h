@@ -10,6 +10,8 @@ extern const fsdp_foreign_format fsdp_format_torch;         /* torch_read.c */
 extern const fsdp_foreign_format fsdp_format_ranks;         /* ranks_read.c */
 extern const fsdp_foreign_format fsdp_format_deepspeed;     /* deepspeed_read.c */
 extern const fsdp_foreign_format fsdp_format_dcp;           /* dcp_read.c */
+extern const fsdp_foreign_format fsdp_format_gguf;          /* gguf_read.c */
+extern const fsdp_foreign_format fsdp_format_llmc;          /* llmc_read.c */
 extern const fsdp_foreign_format fsdp_format_npy, fsdp_format_npz;   /* npz_read.c */
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * Targets (target.h) in which every tensor is one run of bytes in one file: safetensors, Hugging Face
- * directories, NumPy's files.
+ * directories, NumPy's, GGUF and llm.c's files.
  *
  *   create  ->  add tensors and values, in order  ->  lay out: creates the files, gives every tensor its
  *   offset  ->  write elements, from any thread and in any order  ->  finish, or discard
@@ -18,6 +18,7 @@ typedef struct fsdp_packed_format fsdp_packed_format;
 extern const fsdp_packed_format fsdp_packed_safetensors;    /* one file */
 extern const fsdp_packed_format fsdp_packed_hf;             /* a directory of such files, with an index */
 extern const fsdp_packed_format fsdp_packed_npz, fsdp_packed_npy;
+extern const fsdp_packed_format fsdp_packed_gguf, fsdp_packed_llmc;
 
 typedef struct fsdp_packed_opts {
     fsdp_io *io;               /* NULL: the file system */

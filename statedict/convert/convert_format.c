@@ -39,6 +39,7 @@ static const struct {
                 {".hdf5", "hdf5"},
                 {".npz", "npz"},
                 {".npy", "npy"},
+                {".gguf", "gguf"},
                 {".fsdp", "fsdp"},
                 {".dcp", "dcp"}};
 

@@ -27,12 +27,14 @@ PARSERS = {
                  "formats/deepspeed/deepspeed_plain formats/deepspeed/deepspeed_read "
                  "formats/deepspeed/deepspeed_resume formats/deepspeed/deepspeed_universal "
                  "formats/deepspeed/deepspeed_values",
+    "gguf": "formats/gguf/gguf_input formats/gguf/gguf_read formats/gguf/gguf_type formats/gguf/gguf_value",
     "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
     "index": "formats/native/native_index formats/native/native_read",
     "layouts": "formats/frameworks/framework_config formats/frameworks/framework_folder "
                "formats/frameworks/framework_names formats/frameworks/framework_notes "
                "formats/frameworks/framework_parts formats/frameworks/frameworks "
                "formats/safetensors/safetensors_tree formats/safetensors/safetensors_slices",
+    "llmc": "formats/llmc/llmc_layout formats/llmc/llmc_read",
     "manifest": "statedict/manifest/manifest statedict/manifest/manifest_state_read "
                 "statedict/manifest/manifest_value statedict/manifest/manifest_path",
     "modules": "formats/frameworks/framework_modules",

@@ -1,5 +1,5 @@
-"""Formats that are recognised and named, not read: GGUF, llm.c, Orbax, Flax, TorchScript, torch.export,
-pointers of git-lfs.
+"""GGUF and llm.c, and formats that are recognised and named, not read: Orbax, Flax, TorchScript,
+torch.export, pointers of git-lfs.
 """
 
 import hashlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from layouts_common import case, expect, refused, seeded_net, versions, write_json
+from layouts_common import case, expect, path, refused, seeded_net, versions, write_json
 
 
 @case
@@ -24,25 +24,36 @@ def gguf(data):
     expect(
         "llama.cpp",
         "*.gguf",
-        [refused("model-f16.gguf", "GGUF", "from_pretrained"), refused("Llama-tiny", "GGUF")],
+        [path("model-f16.gguf", out="out --drop values"), path("Llama-tiny", out="out --drop values")],
+        tensors={"token_embd.weight": np.zeros((4, 8), np.float32)},
         made_with=versions("gguf"),
     )
 
 
 @case
 def llmc(data):
-    """gpt2_124M.bin: 256 integers, then the parameters."""
-    for name, numbers in (
-        ("gpt2_tiny.bin", (20240326, 3, 16, 32, 1, 2, 8, 128)),
-        ("state_00000010_00000.bin", (20240527, 1, 1, 0, 1)),
+    """gpt2_124M.bin: 256 integers, then the parameters: here tensor number i is full of i."""
+    length, layers, width, vocab = 16, 1, 8, 128
+    shapes = {
+        "wte": (vocab, width), "wpe": (length, width), "ln1w": (layers, width), "ln1b": (layers, width),
+        "qkvw": (layers, 3 * width, width), "qkvb": (layers, 3 * width), "attprojw": (layers, width, width),
+        "attprojb": (layers, width), "ln2w": (layers, width), "ln2b": (layers, width),
+        "fcw": (layers, 4 * width, width), "fcb": (layers, 4 * width), "fcprojw": (layers, width, 4 * width),
+        "fcprojb": (layers, width), "lnfw": (width,), "lnfb": (width,),
+    }
+    tensors = {name: np.full(shapes[name], number, np.float32) for number, name in enumerate(shapes)}
+    for name, numbers, data in (
+        ("gpt2_tiny.bin", (20240326, 3, length, 32, layers, 2, width, vocab), tensors.values()),
+        ("state_00000010_00000.bin", (20240527, 1, 1, 0, 1), [np.zeros(64, np.float32)]),
     ):
         header = np.zeros(256, np.int32)
         header[: len(numbers)] = numbers
-        Path(name).write_bytes(header.tobytes() + np.zeros(64, np.float32).tobytes())
+        Path(name).write_bytes(header.tobytes() + b"".join(one.tobytes() for one in data))
     expect(
         "llm.c",
         "gpt2_124M.bin, state_S_R.bin",
-        [refused("gpt2_tiny.bin", "llm.c"), refused("state_00000010_00000.bin", "llm.c")],
+        [path("gpt2_tiny.bin", out="out --drop values"), refused("state_00000010_00000.bin", "llm.c")],
+        tensors=tensors,
         source="karpathy/llm.c train_gpt2.py (write_model), train_gpt2.cu (save_state)",
         made_with=versions("numpy"),
     )

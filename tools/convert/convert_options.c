@@ -56,7 +56,7 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy", 0},
+    {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy, gguf, llmc", 0},
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
     {"variant", KEY_VARIANT, "NAME", 0, "of SRC the files model.NAME.safetensors", 0},
     {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},
@@ -226,9 +226,9 @@ static void refuse_slip(const char *to)
  * name. */
 static void refuse_suffix(const char *to)
 {
-    static const char *const others[] = {
-        ".gguf", ".ggml", ".onnx", ".tflite", ".pkl", ".keras", ".msgpack", ".mlmodel",
-        ".json", ".zip",  ".tar",  ".gz",     ".tgz", ".bz2",   ".xz",      ".zst"};
+    static const char *const others[] = {".ggml",    ".onnx",    ".tflite", ".pkl", ".keras",
+                                         ".msgpack", ".mlmodel", ".json",   ".zip", ".tar",
+                                         ".gz",      ".tgz",     ".bz2",    ".xz",  ".zst"};
     const char *suffix = strrchr(to, '.');
     for (size_t i = 0; suffix && i < sizeof others / sizeof *others; i++)
         if (strcasecmp(suffix, others[i]) == 0)
