@@ -21,6 +21,8 @@ REGISTRIES = {
 # Functions that only tests call, or only their own file, each with its reason.
 LISTED = {
     "fsdp_mem_fail_after": "any allocation can fail",
+    "fsdp_gguf_values": "the key-value pairs of a model of Hugging Face, for --to gguf",
+    "fsdp_named_values_release": "releases those",
     "fsdp_flow_watch": "the flow pages are compared with traces",
     "fsdp_blocks_from_f32": "quantizes what is written for llama.cpp, compared with gguf-py",
     "fsdp_blocks_can_encode": "says which types that one takes",

@@ -1,0 +1,187 @@
+/* config.json and the tokenizer's files as key-value pairs of GGUF. */
+#include "statedict/expect/gguf_values.h"
+
+#include "base/core/mem.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char directory[64];
+static fsdp_named_values values;
+static fsdp_error err;
+
+static void begin(void)
+{
+    strcpy(directory, "/tmp/fsdp-gguf-XXXXXX");
+    cr_assert(mkdtemp(directory));
+}
+
+static void end(void)
+{
+    fsdp_named_values_release(&values);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, directory, &err), FSDP_OK);
+}
+
+TestSuite(gguf_values, .init = begin, .fini = end);
+
+static void put(const char *name, const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    cr_assert_eq(fsdp_io_replace_file(fsdp_io_posix(), path, text, strlen(text), &err), FSDP_OK);
+}
+
+static fsdp_status read_all(void)
+{
+    return fsdp_gguf_values(fsdp_io_posix(), directory, &values, &err);
+}
+
+static const fsdp_value *find(const char *name)
+{
+    for (size_t i = 0; i < values.count; i++)
+        if (strcmp(values.items[i].name, name) == 0)
+            return &values.items[i].value;
+    return NULL;
+}
+
+static int64_t number(const char *name)
+{
+    const fsdp_value *value = find(name);
+    return value && value->kind == FSDP_VALUE_I64 ? value->as.i64 : -1;
+}
+
+static const char *text_of(const fsdp_value *value)
+{
+    return value && value->kind == FSDP_VALUE_STRING ? value->as.bytes.data : "";
+}
+
+static const fsdp_value *item(const char *name, size_t i)
+{
+    const fsdp_value *value = find(name);
+    cr_assert(value && value->kind == FSDP_VALUE_LIST && i < value->as.list.count, "%s %zu", name,
+              i);
+    return &value->as.list.items[i];
+}
+
+static const char llama[] =
+    "{\"model_type\": \"llama\", \"num_hidden_layers\": 2, \"hidden_size\": 64, "
+    "\"intermediate_size\": 96, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+    "\"max_position_embeddings\": 128, \"vocab_size\": 7, \"rms_norm_eps\": 1e-05, "
+    "\"rope_parameters\": {\"rope_theta\": 500000.0, \"rope_type\": \"linear\", \"factor\": 4}, "
+    "\"bos_token_id\": 0, \"eos_token_id\": [1, 2], \"architectures\": [\"LlamaForCausalLM\"]}";
+
+Test(gguf_values, a_config_gives_the_numbers_of_the_architecture)
+{
+    put("config.json", llama);
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_str_eq(text_of(find("general.architecture")), "llama");
+    cr_assert_eq(number("llama.block_count"), 2);
+    cr_assert_eq(number("llama.embedding_length"), 64);
+    cr_assert_eq(number("llama.feed_forward_length"), 96);
+    cr_assert_eq(number("llama.attention.head_count_kv"), 2);
+    cr_assert_eq(number("llama.rope.dimension_count"), 16);
+    cr_assert_eq(number("llama.vocab_size"), 7);
+    cr_assert_eq(find("llama.rope.freq_base")->as.f64, 500000);
+    cr_assert_eq(find("llama.attention.layer_norm_rms_epsilon")->as.f64, (double)1e-5F);
+    cr_assert_str_eq(text_of(find("llama.rope.scaling.type")), "linear");
+    cr_assert_null(find("tokenizer.ggml.model"), "there is no tokenizer");
+    cr_assert_null(find("llama.expert_count"));
+}
+
+Test(gguf_values, gpt2_has_other_names_and_no_inner_size)
+{
+    put("config.json", "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 2, "
+                       "\"n_positions\": 16, \"n_inner\": null, \"layer_norm_epsilon\": 1e-5}");
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_eq(number("gpt2.feed_forward_length"), 32);
+    cr_assert_eq(number("gpt2.context_length"), 16);
+    cr_assert_null(find("gpt2.rope.dimension_count"));
+}
+
+Test(gguf_values, a_tokenizer_of_bytes_gives_tokens_types_and_merges)
+{
+    put("config.json", llama);
+    put("tokenizer.json",
+        "{\"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
+        "{\"id\": 4, \"content\": \"<tool>\", \"special\": false}], \"model\": {\"type\": \"BPE\", "
+        "\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [\"a b\", [\"ab\", \"a\"]]}}");
+    put("tokenizer_config.json", "{\"bos_token\": {\"content\": \"<s>\"}, \"add_bos_token\": true, "
+                                 "\"pad_token\": \"b\", \"chat_template\": \"{{ x }}\"}");
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_str_eq(text_of(find("tokenizer.ggml.model")), "gpt2");
+    cr_assert_str_eq(text_of(find("tokenizer.ggml.pre")), "llama-bpe");
+    const char *const tokens[] = {"a", "b", "ab", "<s>", "<tool>", "[PAD5]", "[PAD6]"};
+    const int64_t types[] = {1, 1, 1, 3, 4, 5, 5};
+    for (size_t i = 0; i < 7; i++) {
+        cr_assert_str_eq(text_of(item("tokenizer.ggml.tokens", i)), tokens[i]);
+        cr_assert_eq(item("tokenizer.ggml.token_type", i)->as.i64, types[i], "%zu", i);
+    }
+    cr_assert_eq(find("tokenizer.ggml.tokens")->as.list.count, 7);
+    cr_assert_str_eq(text_of(item("tokenizer.ggml.merges", 1)), "ab a");
+    cr_assert_eq(number("tokenizer.ggml.bos_token_id"), 3, "tokenizer_config.json comes first");
+    cr_assert_eq(number("tokenizer.ggml.eos_token_id"), 1, "the first of config.json");
+    cr_assert_eq(number("tokenizer.ggml.padding_token_id"), 1);
+    cr_assert(find("tokenizer.ggml.add_bos_token")->as.boolean);
+    cr_assert_str_eq(text_of(find("tokenizer.chat_template")), "{{ x }}");
+    cr_assert_null(find("tokenizer.ggml.scores"));
+}
+
+Test(gguf_values, byte_fallback_and_unigrams_are_sentencepiece)
+{
+    put("config.json", llama);
+    put("tokenizer.json", "{\"model\": {\"type\": \"Unigram\", \"vocab\": [[\"<unk>\", 0], "
+                          "[\"<0x0A>\", 0.0], [\"\xE2\x96\x81"
+                          "a\", -2.5]]}}");
+    put("tokenizer_config.json", "{\"unk_token\": \"<unk>\"}");
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_str_eq(text_of(find("tokenizer.ggml.model")), "llama");
+    cr_assert_eq(item("tokenizer.ggml.scores", 2)->as.f64, -2.5);
+    const int64_t types[] = {2, 6, 1};
+    for (size_t i = 0; i < 3; i++)
+        cr_assert_eq(item("tokenizer.ggml.token_type", i)->as.i64, types[i], "%zu", i);
+}
+
+Test(gguf_values, what_makes_no_sense_is_refused)
+{
+    static const struct {
+        const char *config, *tokenizer;
+        fsdp_status status;
+    } cases[] = {
+        {"{\"model_type\": \"bert\"}", NULL, FSDP_ERR_USAGE},
+        {"{\"model_type\": \"llama\"}", NULL, FSDP_ERR_USAGE},
+        {"{\"model_type\": \"gpt2\", \"n_layer\": 1e99, \"n_embd\": 8, \"n_head\": 2, "
+         "\"n_positions\": 16}",
+         NULL, FSDP_ERR_USAGE},
+        {"[]", NULL, FSDP_ERR_DAMAGED},
+        {llama, "{\"model\": {\"vocab\": {\"a\": -1}}}", FSDP_ERR_DAMAGED},
+        {llama, "{\"model\": {\"vocab\": {\"a\": 99999999999}}}", FSDP_ERR_DAMAGED},
+        {llama, "{\"model\": {\"vocab\": 3}}", FSDP_ERR_DAMAGED},
+        {llama, "{\"model\": {\"vocab\": [[\"a\", 1, 2]]}}", FSDP_ERR_DAMAGED},
+        {llama, "{\"added_tokens\": [{\"id\": 1}]}", FSDP_ERR_DAMAGED},
+    };
+    cr_assert_neq(read_all(), FSDP_OK, "no config.json");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        put("config.json", cases[i].config);
+        put("tokenizer.json", cases[i].tokenizer ? cases[i].tokenizer : "{}");
+        fsdp_named_values_release(&values);
+        cr_assert_eq(read_all(), cases[i].status, "case %zu: %s", i, err.text);
+    }
+}
+
+/* Every allocation fails once. */
+Test(gguf_values, memory_that_is_not_there_is_an_error)
+{
+    fsdp_status st = FSDP_ERR_LIMIT;
+    put("config.json", llama);
+    put("tokenizer.json", "{\"model\": {\"vocab\": {\"a\": 0, \"b\": 1}, \"merges\": [\"a b\"]}}");
+    for (int64_t n = 0; st != FSDP_OK && n < 1000; n++) {
+        fsdp_named_values_release(&values);
+        fsdp_mem_fail_after(n, false);
+        st = read_all();
+        fsdp_mem_fail_after(-1, false);
+        cr_assert(st == FSDP_OK || st == FSDP_ERR_LIMIT, "%d: %s", (int)st, err.text);
+    }
+    cr_assert_eq(st, FSDP_OK);
+}
