@@ -10,33 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- lists of pairs --------------------------------------------------------------------------- */
-
-void fsdp_named_values_release(fsdp_named_values *values)
-{
-    for (size_t i = 0; i < values->count; i++) {
-        fsdp_free(values->items[i].name);
-        fsdp_value_release(&values->items[i].value);
-    }
-    fsdp_free(values->items);
-    *values = (fsdp_named_values){0};
-}
-
-fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, fsdp_value *value,
-                                  fsdp_error *err)
-{
-    char *copy = fsdp_strndup(name, strlen(name));
-    if (!copy ||
-        !fsdp_grow(&values->items, &values->capacity, values->count + 1, sizeof *values->items)) {
-        fsdp_free(copy);
-        fsdp_value_release(value);
-        return fsdp_fail_memory(err, "key-value pairs");
-    }
-    values->items[values->count++] = (fsdp_named_value){copy, *value};
-    *value = (fsdp_value){.kind = FSDP_VALUE_NULL};
-    return FSDP_OK;
-}
-
 /* --- members of config.json ------------------------------------------------------------------- */
 
 /* A member and the one that means the same in GPT-2. */
@@ -310,8 +283,8 @@ static fsdp_status add_pairs(const model_config *config, const char *architectur
     return add_rope(config, architecture, out, err);
 }
 
-static fsdp_status make_values(fsdp_io *io, const char *directory, model_config *config,
-                               fsdp_named_values *out, fsdp_error *err)
+static fsdp_status make_values(const char *directory, model_config *config, fsdp_named_values *out,
+                               fsdp_gguf_tokens *tokens_out, fsdp_error *err)
 {
     size_t i = 0, count = sizeof models / sizeof *models;
     while (i < count && strcmp(models[i].type, config->type) != 0)
@@ -323,16 +296,16 @@ static fsdp_status make_values(fsdp_io *io, const char *directory, model_config 
                          config->path, config->type);
     FSDP_TRY(complete(config, err));
     FSDP_TRY(add_pairs(config, models[i].architecture, directory, out, err));
-    fsdp_gguf_tokens tokens = {.pre = models[i].pre,
-                               .vocab_size =
-                                   config->has[VOCAB] ? (int64_t)config->numbers[VOCAB] : -1,
-                               .bos = config->has[BOS] ? (int64_t)config->numbers[BOS] : -1,
-                               .eos = config->has[EOS] ? (int64_t)config->numbers[EOS] : -1};
-    return fsdp_gguf_tokenizer(io, directory, &tokens, out, err);
+    *tokens_out =
+        (fsdp_gguf_tokens){.pre = models[i].pre,
+                           .vocab_size = config->has[VOCAB] ? (int64_t)config->numbers[VOCAB] : -1,
+                           .bos = config->has[BOS] ? (int64_t)config->numbers[BOS] : -1,
+                           .eos = config->has[EOS] ? (int64_t)config->numbers[EOS] : -1};
+    return FSDP_OK;
 }
 
-fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_values *out,
-                             fsdp_error *err)
+fsdp_status fsdp_gguf_config(fsdp_io *io, const char *directory, fsdp_named_values *out,
+                             fsdp_gguf_tokens *tokens_out, fsdp_error *err)
 {
     char *path = fsdp_path_join(directory, "config.json"), *text = NULL;
     size_t size = 0;
@@ -347,7 +320,7 @@ fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_valu
         fsdp_json_release(&json);
     }
     if (st == FSDP_OK)
-        st = make_values(io, directory, &config, out, err);
+        st = make_values(directory, &config, out, tokens_out, err);
     fsdp_free(text);
     fsdp_free(path);
     return st;

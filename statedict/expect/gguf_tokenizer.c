@@ -454,33 +454,32 @@ static fsdp_status add_vocab(vocab *all, const fsdp_gguf_tokens *tokens, fsdp_na
 
 /* --- the files -------------------------------------------------------------------------------- */
 
-/* *text_out is NULL when there is no such file. */
-static fsdp_status read_file(fsdp_io *io, const char *directory, const char *name, size_t most,
-                             char **path_out, char **text_out, size_t *size_out, fsdp_error *err)
+static fsdp_status read_json(const char *text, size_t size, bool is_config, vocab *all,
+                             fsdp_named_values *out, fsdp_error *err)
 {
-    *text_out = NULL;
-    *path_out = fsdp_path_join(directory, name);
-    if (!*path_out)
-        return fsdp_fail_memory(err, name);
-    if (!fsdp_io_exists(io, *path_out))
-        return FSDP_OK;
-    return fsdp_io_read_file(io, *path_out, most, text_out, size_out, err);
+    fsdp_json json;
+    fsdp_json_init(&json, text, size, all->path);
+    fsdp_status st =
+        is_config ? read_config(&json, all, out, err) : read_tokenizer(&json, all, err);
+    fsdp_json_release(&json);
+    return st;
 }
 
+/* A file that is not there holds nothing. */
 static fsdp_status take_file(fsdp_io *io, const char *directory, bool is_config, vocab *all,
                              fsdp_named_values *out, fsdp_error *err)
 {
-    char *path, *text;
-    size_t size = 0;
-    fsdp_status st =
-        read_file(io, directory, is_config ? "tokenizer_config.json" : "tokenizer.json",
-                  is_config ? LARGEST_CONFIG : LARGEST_FILE, &path, &text, &size, err);
+    char *text = NULL;
+    char *path = fsdp_path_join(directory, is_config ? "tokenizer_config.json" : "tokenizer.json");
+    size_t size = 0, most = is_config ? LARGEST_CONFIG : LARGEST_FILE;
+    fsdp_status st = FSDP_OK;
+    if (!path)
+        return fsdp_fail_memory(err, directory);
     all->path = path;
-    if (st == FSDP_OK && text) {
-        fsdp_json json;
-        fsdp_json_init(&json, text, size, path);
-        st = is_config ? read_config(&json, all, out, err) : read_tokenizer(&json, all, err);
-        fsdp_json_release(&json);
+    if (fsdp_io_exists(io, path)) {
+        st = fsdp_io_read_file(io, path, most, &text, &size, err);
+        if (st == FSDP_OK)
+            st = read_json(text, size, is_config, all, out, err);
     }
     fsdp_free(text);
     all->path = directory;

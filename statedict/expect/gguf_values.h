@@ -1,7 +1,9 @@
 /*
- * A model of Hugging Face as the key-value pairs of a GGUF file, as llama.cpp's convert_hf_to_gguf.py writes them:
- * general.*, the numbers of the architecture, and the tokenizer.
+ * A model of Hugging Face as the key-value pairs of a GGUF file, as llama.cpp's convert_hf_to_gguf.py writes
+ * them: general.*, the numbers of the architecture, and the tokenizer.
  *
+ *   gguf_values.c      all of them
+ *   gguf_pairs.c       lists of pairs
  *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ...
  *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> tokenizer.ggml.*
  */
@@ -28,17 +30,19 @@ fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, f
                                   fsdp_error *err);
 
 /* Reads the files of the directory. FSDP_ERR_USAGE: config.json is not there, or of a model that llama.cpp's
- * names are not known for; a tokenizer that is not there gives no pairs. The caller releases out, also after a
- * failure. */
+ * names are not known for; a tokenizer that is not there gives no pairs. The caller releases out, also
+ * after a failure. */
 fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_values *out, fsdp_error *err);
 
-/* --- gguf_tokenizer.c --- */
+/* --- gguf_config.c, gguf_tokenizer.c --- */
 
-/* Numbers of config.json that the tokenizer's files may lack; -1: none. */
+/* Members of config.json that the tokenizer's files may lack; -1: none. */
 typedef struct fsdp_gguf_tokens {
     const char *pre;           /* the name of its pattern of words in llama.cpp */
     int64_t vocab_size, bos, eos;
 } fsdp_gguf_tokens;
+fsdp_status fsdp_gguf_config(fsdp_io *io, const char *directory, fsdp_named_values *out,
+                             fsdp_gguf_tokens *tokens_out, fsdp_error *err);
 fsdp_status fsdp_gguf_tokenizer(fsdp_io *io, const char *directory, const fsdp_gguf_tokens *tokens,
                                 fsdp_named_values *out, fsdp_error *err);
 

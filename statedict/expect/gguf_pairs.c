@@ -1,0 +1,30 @@
+/* Lists of named values: see gguf_values.h. */
+#include "base/core/mem.h"
+#include "statedict/expect/gguf_values.h"
+
+#include <string.h>
+
+void fsdp_named_values_release(fsdp_named_values *values)
+{
+    for (size_t i = 0; i < values->count; i++) {
+        fsdp_free(values->items[i].name);
+        fsdp_value_release(&values->items[i].value);
+    }
+    fsdp_free(values->items);
+    *values = (fsdp_named_values){0};
+}
+
+fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, fsdp_value *value,
+                                  fsdp_error *err)
+{
+    char *copy = fsdp_strndup(name, strlen(name));
+    if (!copy ||
+        !fsdp_grow(&values->items, &values->capacity, values->count + 1, sizeof *values->items)) {
+        fsdp_free(copy);
+        fsdp_value_release(value);
+        return fsdp_fail_memory(err, "key-value pairs");
+    }
+    values->items[values->count++] = (fsdp_named_value){copy, *value};
+    *value = (fsdp_value){.kind = FSDP_VALUE_NULL};
+    return FSDP_OK;
+}

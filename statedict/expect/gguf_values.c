@@ -1,0 +1,10 @@
+/* All key-value pairs of a model: see gguf_values.h. */
+#include "statedict/expect/gguf_values.h"
+
+fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_values *out,
+                             fsdp_error *err)
+{
+    fsdp_gguf_tokens tokens = {.pre = "default"};
+    FSDP_TRY(fsdp_gguf_config(io, directory, out, &tokens, err));
+    return fsdp_gguf_tokenizer(io, directory, &tokens, out, err);
+}
