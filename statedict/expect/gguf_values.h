@@ -6,12 +6,14 @@
  *   gguf_pairs.c       lists of pairs
  *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ...
  *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> tokenizer.ggml.*
+ *   gguf_model.c       the way back: key-value pairs -> config.json
  */
 #ifndef FSDP_GGUF_VALUES_H
 #define FSDP_GGUF_VALUES_H
 
 #include "base/io/io.h"
-#include <fsdp/value.h>
+#include "base/text.h"
+#include <fsdp/sd.h>
 
 typedef struct fsdp_named_value {
     char *name;
@@ -33,6 +35,10 @@ fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, f
  * names are not known for; a tokenizer that is not there gives no pairs. The caller releases out, also
  * after a failure. */
 fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_values *out, fsdp_error *err);
+
+/* Appends the text of config.json that the pairs of a GGUF file ask for; sd has its names. FSDP_ERR_USAGE: the
+ * architecture is not known, or a number is not there. */
+fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error *err);
 
 /* --- gguf_config.c, gguf_tokenizer.c --- */
 

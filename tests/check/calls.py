@@ -21,6 +21,7 @@ REGISTRIES = {
 # Functions that only tests call, or only their own file, each with its reason.
 LISTED = {
     "fsdp_mem_fail_after": "any allocation can fail",
+    "fsdp_gguf_config_text": "config.json of a GGUF file that becomes a model of Hugging Face",
     "fsdp_gguf_values": "the key-value pairs of a model of Hugging Face, for --to gguf",
     "fsdp_named_values_release": "releases those",
     "fsdp_flow_watch": "the flow pages are compared with traces",

@@ -170,6 +170,55 @@ Test(gguf_values, what_makes_no_sense_is_refused)
     }
 }
 
+/* --- the way back --- */
+
+static void add_value(fsdp_sd *sd, const char *name, const fsdp_value *value)
+{
+    cr_assert_eq(fsdp_sd_add_value(sd, name, strlen(name), value, &err), FSDP_OK, "%s", err.text);
+}
+
+Test(gguf_values, a_config_comes_back_out_of_its_pairs)
+{
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    put("config.json", llama);
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++)
+        add_value(sd, values.items[i].name, &values.items[i].value);
+    cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_OK, "%s", err.text);
+    put("config.json", text.data);
+    fsdp_named_values before = values;
+    values = (fsdp_named_values){0};
+    cr_assert_eq(read_all(), FSDP_OK, "%s: %s", err.text, text.data);
+    for (size_t i = 0; i < before.count; i++) {
+        const fsdp_value *after = find(before.items[i].name);
+        bool is_vocab = strcmp(before.items[i].name, "llama.vocab_size") == 0; /* of a tensor */
+        cr_assert(is_vocab || (after && fsdp_value_equal(after, &before.items[i].value)),
+                  "%s in %s", before.items[i].name, text.data);
+    }
+    cr_assert_not_null(strstr(text.data, "\"rms_norm_eps\": 1e-05"), "%s", text.data);
+    cr_assert_not_null(strstr(text.data, "\"tie_word_embeddings\": true"));
+    fsdp_named_values_release(&before);
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
+}
+
+Test(gguf_values, a_config_of_another_architecture_is_refused)
+{
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    fsdp_value value = {.kind = FSDP_VALUE_NULL};
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE, "no architecture");
+    cr_assert_eq(fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, "gpt2", 4, &err), FSDP_OK);
+    add_value(sd, "general.architecture", &value);
+    cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE, "no numbers");
+    fsdp_value_release(&value);
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
+}
+
 /* Every allocation fails once. */
 Test(gguf_values, memory_that_is_not_there_is_an_error)
 {
