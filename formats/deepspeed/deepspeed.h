@@ -146,6 +146,7 @@ typedef struct ds_set {
     size_t *ends;              /* stage 3: of each sub-group, behind its last parameter */
     ds_owner *owners;
     size_t owner_count, owner_room;
+    size_t named_bytes;        /* of the names in groups */
     fsdp_value steps;          /* a list by the number of a state, null without one */
     fsdp_value param_groups;
 } ds_set;

@@ -10,6 +10,7 @@
 
 /* "moe.deepspeed_moe.experts.deepspeed_experts." "3" ".0.weight" */
 static const char word[] = "deepspeed_experts.";
+enum { MOST_BYTES = 1 << 30 };
 
 typedef struct expert_name {
     size_t stem, digits; /* bytes before the number, and of it */
@@ -90,9 +91,23 @@ static fsdp_status make_lanes(ds_set *set, ds_group *group, size_t lanes,
     return FSDP_OK;
 }
 
+/* Every rank multiplies the parameters that the pickle lists once. */
+static fsdp_status check_size(const ds_set *set, const ds_lane *lane, size_t lanes, fsdp_error *err)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < lane->count; i++)
+        bytes += lane->params[i].name_size + sizeof *lane->params;
+    return lanes <= MOST_BYTES / (bytes > 0 ? bytes : 1)
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_LIMIT,
+                           "'%s': %zu ranks of %zu parameters of experts each are too many",
+                           set->directory, lanes, lane->count);
+}
+
 fsdp_status ds_experts_begin(ds_set *set, ds_group *group, size_t lanes, fsdp_error *err)
 {
     fsdp_name_table counts = {0};
+    FSDP_TRY(check_size(set, group->lanes, lanes, err));
     fsdp_status st = count_experts(set, group->lanes, &counts, err);
     if (st == FSDP_OK)
         st = make_lanes(set, group, lanes, &counts, err);

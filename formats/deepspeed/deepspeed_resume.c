@@ -124,8 +124,19 @@ static bool count_names(const ds_set *set, const fsdp_value *numbers, size_t *co
     return true;
 }
 
+/* Groups may share a list of numbers, which costs a pickle little, and long names each time. */
+static fsdp_status count_bytes(ds_set *set, const ds_owner *owner, fsdp_error *err)
+{
+    set->named_bytes += owner->name_size + sizeof(fsdp_value);
+    return set->named_bytes <= FSDP_SOURCE_NAMES
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_LIMIT,
+                           "'%s': the groups of its optimizer have over %d MiB of names",
+                           set->directory, FSDP_SOURCE_NAMES >> 20);
+}
+
 /* Replaces numbers by the names of their parameters. */
-static fsdp_status name_params(const ds_set *set, fsdp_value *params, fsdp_error *err)
+static fsdp_status name_params(ds_set *set, fsdp_value *params, fsdp_error *err)
 {
     fsdp_value names = {0};
     size_t count, at = 0;
@@ -134,9 +145,12 @@ static fsdp_status name_params(const ds_set *set, fsdp_value *params, fsdp_error
     fsdp_status st = fsdp_value_set_items(&names, FSDP_VALUE_LIST, count, err);
     for (size_t i = 0; i < params->as.list.count && st == FSDP_OK; i++) {
         size_t slot = (size_t)params->as.list.items[i].as.i64, end = first_owner(set, slot + 1);
-        for (size_t o = first_owner(set, slot); o < end && st == FSDP_OK; o++)
-            st = fsdp_value_set_bytes(&names.as.list.items[at++], FSDP_VALUE_STRING,
-                                      set->owners[o].name, set->owners[o].name_size, err);
+        for (size_t o = first_owner(set, slot); o < end && st == FSDP_OK; o++) {
+            st = count_bytes(set, &set->owners[o], err);
+            if (st == FSDP_OK)
+                st = fsdp_value_set_bytes(&names.as.list.items[at++], FSDP_VALUE_STRING,
+                                          set->owners[o].name, set->owners[o].name_size, err);
+        }
     }
     if (st != FSDP_OK) {
         fsdp_value_release(&names);

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 import struct
 import sys
@@ -225,6 +226,27 @@ def universal(stage, name, thing):
     return {name: thing for name, thing in files.items() if thing is not None}
 
 
+def experts(count, ranks):
+    """One group of experts, of which every rank has its own."""
+    word = "deepspeed_experts.0." + "x" * 2000
+    shapes = made.OrderedDict((f"{word}.{i}", (0,)) for i in range(count))
+    told = {"partition_count": [ranks, 1], "zero_stage": 2, "base_optimizer_state": [{}, {}],
+            "single_partition_of_fp32_groups": [made.tensor([]), made.tensor([])]}
+    model = {"module": {}, "buffer_names": [], "optimizer": None, "param_shapes": [{}, shapes]}
+    return {made.model_name(0, 2): model} | {made.optim_name(r): {"optimizer_state_dict": told}
+                                             for r in range(ranks)}
+
+
+def long_names():
+    """A long name in many groups, which share its number."""
+    files = with_model(2, param_shapes=[made.OrderedDict(made.SHAPES) | {"n" * 60000: (0,)}])
+    told = files[made.optim_name(0)]["optimizer_state_dict"]
+    del told["param_alignment_paddings"]
+    optim = told["base_optimizer_state"]
+    optim["param_groups"] = [{"params": optim["param_groups"][0]["params"]}] * 5000
+    return files
+
+
 class Shell:
     def __reduce__(self):
         return os.system, ("touch /tmp/deepspeed-was-run",)
@@ -286,6 +308,17 @@ def refusals():
     yield "a master of another size", universal(3, "zero/w/fp32.pt", made.tensor([1.0])), DAMAGED, "elements"
 
 
+def check_limits(folder):
+    """Small files that would take much memory."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    more = {} if FEWER else {"preexec_fn": limit}  # sanitizers need the address space
+    for what, files in ("experts", experts(4000, 200)), ("names", long_names()):
+        ran = run("fsdp-convert", made.write(folder / what, files), folder / f"{what}.fsdp", **more)
+        check(ran.returncode == LIMIT, f"{what}: status {ran.returncode}: {ran.stderr.strip()[:300]}")
+
+
 def check_refusals(folder):
     for number, (what, files, status, words) in enumerate(refusals()):
         ran = run("fsdp-ls", "--json", made.write(folder / str(number), files))
@@ -296,7 +329,7 @@ def check_refusals(folder):
 
 def main():
     check_golden()
-    for check_one in (check_paths, check_forms, check_unsure, check_refusals):
+    for check_one in (check_paths, check_forms, check_unsure, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 
