@@ -4,6 +4,7 @@
  *
  *   framework_folder.c  lists a directory, finds names and rows, recognises files of other programs
  *   framework_notes.c   notes and errors of the resolution
+ *   framework_shards.c  the files of tensor and pipeline ranks, opened as one source
  *   framework_parts.c   the parts beside a model, opened with it as one source
  */
 #ifndef FSDP_FRAMEWORK_FOLDER_H
@@ -73,5 +74,11 @@ void fsdp_folder_parts_release(char *parts[FSDP_FRAMEWORK_PARTS]);
 /* True in *is_whole_out: the directory is a row with parts, which are opened together. */
 fsdp_status fsdp_folder_open(const fsdp_folder *folder, const char *member, const fsdp_source_opts *opts,
                              bool *is_whole_out, fsdp_source **source_out, fsdp_error *err);
+
+/* --- framework_shards.c -------------------------------------------------------------------------- */
+
+/* One source of the files of all ranks of a row with shards. */
+fsdp_status fsdp_folder_open_shards(const fsdp_folder *folder, const fsdp_source_opts *opts,
+                                    fsdp_source **source_out, fsdp_error *err);
 
 #endif

@@ -82,7 +82,7 @@ const fsdp_framework_row fsdp_framework_rows[] = {
      .is_one = true},
     {.made_by = "Megatron-LM",
      .markers = {"mp_rank_#|mp_rank_#_#|mp_rank_#_#_#"},
-     .say = "Megatron's tools/checkpoint/convert.py writes the model out"},
+     .shards = "model_optim_rng.pt"},
     {.made_by = "Flax",
      .markers = {"flax_model.msgpack"},
      .say = "load it in transformers with from_pretrained(DIR, from_flax=True) and save it again"},

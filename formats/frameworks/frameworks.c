@@ -222,6 +222,8 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
                          row->made_by, row->say);
     folder->row = row;
     folder->whole = folder->whole || (row && row->is_one);
+    if (row && row->shards)
+        return FSDP_OK;
     if (row)
         return find_member(folder, row, name_out, err);
     if (!fsdp_folder_may_look(folder))
@@ -328,6 +330,9 @@ static fsdp_status open_folder(fsdp_folder *folder, const fsdp_source_opts *opts
     const char *name;
     FSDP_TRY(fsdp_folder_look(folder, err));
     folder->row = fsdp_folder_row(folder);
+    *is_whole_out = folder->row && folder->row->shards;
+    if (*is_whole_out)
+        return fsdp_folder_open_shards(folder, opts, source_out, err);
     if (!folder->row || !folder->row->member || !folder->row->parts[0].names)
         return FSDP_OK;
     FSDP_TRY(find_member(folder, folder->row, &name, err));

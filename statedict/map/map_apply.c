@@ -58,6 +58,35 @@ static fsdp_status copy_bindings(map_run *run, int number, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* Tensors for which the first one stands are taken, too. */
+static fsdp_status take_all(map_run *run, int number, fsdp_error *err)
+{
+    const fsdp_derived *ignored;
+    for (size_t i = 0; i < run->bindings[number].count; i++)
+        for (int list = 0; list < run->lists[number]; list++)
+            FSDP_TRY(map_make(run, number, list, &run->bindings[number].items[i], &ignored, err));
+    return FSDP_OK;
+}
+
+/* Pairs of variables become one number: they are sorted by the first and then by the second, since the first
+ * comes first in the name. */
+static fsdp_status number_pairs(map_run *run, int number, fsdp_error *err)
+{
+    const map_step *step = &run->steps[number];
+    const binding_list *before = &run->bindings[number];
+    for (size_t i = 0; i < before->count; i++) {
+        map_binding one = before->items[i];
+        int64_t count = 0;
+        for (size_t k = 0; k < i; k++)
+            count += map_bindings_are_beside(&before->items[k], &one, step);
+        one.values[step->pair[0]] = one.values[step->pair[1]] = -1;
+        one.values[step->variable] = count;
+        FSDP_TRY(map_bindings_add(&run->bindings[number + 1], &one, err));
+    }
+    map_bindings_sort(&run->bindings[number + 1]);
+    return FSDP_OK;
+}
+
 /* Bindings and the length of the list behind step `number`. */
 static fsdp_status follow_step(map_run *run, int number, fsdp_error *err)
 {
@@ -67,8 +96,12 @@ static fsdp_status follow_step(map_run *run, int number, fsdp_error *err)
                              : verb != MAP_SPLIT ? run->lists[number]
                              : step->size_count  ? step->size_count
                                                  : run->to_count;
-    if (verb == MAP_STACK || verb == MAP_GATHER)
+    if (verb == MAP_FIRST)
+        FSDP_TRY(take_all(run, number, err));
+    if (verb == MAP_STACK || verb == MAP_GATHER || verb == MAP_FIRST)
         return merge_numbers(run, number, err);
+    if (verb == MAP_NUMBER)
+        return number_pairs(run, number, err);
     if (verb == MAP_UNSTACK || verb == MAP_SCATTER)
         return spread_numbers(run, number, err);
     return copy_bindings(run, number, err);

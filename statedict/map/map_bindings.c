@@ -45,3 +45,22 @@ int64_t map_bindings_count(const binding_list *list, const map_binding *binding,
         ;
     return next.values[variable];
 }
+
+bool map_bindings_are_beside(const map_binding *a, const map_binding *b, const map_step *step)
+{
+    for (int i = 0; i < MAP_VARIABLES; i++)
+        if (i != step->variable && i != step->pair[0] && i != step->pair[1] &&
+            a->values[i] != b->values[i])
+            return false;
+    return true;
+}
+
+const map_binding *map_bindings_numbered(const binding_list *before, const map_step *step,
+                                         const map_binding *after)
+{
+    int64_t left = after->values[step->variable];
+    for (size_t i = 0; i < before->count; i++)
+        if (map_bindings_are_beside(&before->items[i], after, step) && left-- == 0)
+            return &before->items[i];
+    return NULL;
+}

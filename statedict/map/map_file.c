@@ -211,12 +211,27 @@ static int directions_of(const char *sign)
                           : 0;
 }
 
+static bool is_one_way(const map_rule *rule)
+{
+    for (int i = 0; i < rule->step_count; i++) {
+        const map_step *step = &rule->steps[i];
+        if (step->verb == MAP_FIRST || step->verb == MAP_NUMBER ||
+            (step->verb == MAP_GATHER && step->size_count == 0))
+            return true;
+    }
+    return false;
+}
+
 static fsdp_status read_right(map_reader *reader, int sign, fsdp_error *err)
 {
     map_rule *rule = reader->rule;
     rule->directions = directions_of(reader->words[sign]);
     if (sign + 1 == reader->count)
         return refuse(reader, "a rule has a name on its right side", err);
+    if ((rule->directions & MAP_TO_LEFT) && is_one_way(rule))
+        return refuse(reader,
+                      "'first', 'number' and a 'gather' without a number have no way back: write >",
+                      err);
     FSDP_TRY(add_names(reader, sign + 1, rule->right, &rule->right_count, err));
     reader->has_right = true;
     return FSDP_OK;
@@ -252,14 +267,14 @@ static fsdp_status read_left(map_reader *reader, fsdp_error *err)
 
 /* --- steps ---------------------------------------------------------------------------------------- */
 
-/* The arguments of a verb: d a dim, v a variable, s a size, S sizes (at least one), t sizes or none,
+/* The arguments of a verb: d a dim, v a variable, a and b two others, s a size, S sizes (at least one), t sizes or none,
  * o an order of dims, f a factor, : a colon between sizes. */
 static const struct {
     const char *name, *arguments;
     map_verb verb;
 } verbs[] = {{"stack", "dv", MAP_STACK},
              {"unstack", "dv", MAP_UNSTACK},
-             {"gather", "dvs", MAP_GATHER},
+             {"gather", "dvt", MAP_GATHER},
              {"scatter", "dvs", MAP_SCATTER},
              {"concat", "dt", MAP_CONCAT},
              {"split", "dt", MAP_SPLIT},
@@ -270,7 +285,9 @@ static const struct {
              {"transpose", "dd", MAP_TRANSPOSE},
              {"permute", "o", MAP_PERMUTE},
              {"reshape", ":", MAP_RESHAPE},
-             {"scale", "f", MAP_SCALE}};
+             {"scale", "f", MAP_SCALE},
+             {"first", "v", MAP_FIRST},
+             {"number", "vab", MAP_NUMBER}};
 
 static bool read_dim(const char *word, int *dim_out)
 {
@@ -304,10 +321,19 @@ static bool read_sizes(map_reader *reader, int first, int least, map_step *step)
     return step->size_count >= least;
 }
 
+/* "{name}" */
+static bool read_variable(map_reader *reader, const char *word, int *variable_out)
+{
+    size_t size = strlen(word);
+    if (size < 3 || word[0] != '{' || word[size - 1] != '}')
+        return false;
+    *variable_out = map_variable(&reader->map->arena, &reader->rule->variables, word + 1, size - 2);
+    return *variable_out >= 0;
+}
+
 static bool read_argument(map_reader *reader, char kind, int *at, map_step *step)
 {
     const char *word = *at < reader->count ? reader->words[*at] : "";
-    size_t size = strlen(word);
     switch (kind) {
     case 'd':
         (*at)++;
@@ -317,13 +343,9 @@ static bool read_argument(map_reader *reader, char kind, int *at, map_step *step
         (*at)++;
         return *word != '\0';
     case 'f': (*at)++; return read_number(word, &step->factor);
-    case 'v':
-        (*at)++;
-        if (size < 3 || word[0] != '{' || word[size - 1] != '}')
-            return false;
-        step->variable =
-            map_variable(&reader->map->arena, &reader->rule->variables, word + 1, size - 2);
-        return step->variable >= 0;
+    case 'v': (*at)++; return read_variable(reader, word, &step->variable);
+    case 'a': (*at)++; return read_variable(reader, word, &step->pair[0]);
+    case 'b': (*at)++; return read_variable(reader, word, &step->pair[1]);
     case 'o':
         for (; *at < reader->count && step->order_count < MAP_NAMES; (*at)++)
             if (!read_dim(reader->words[*at], &step->order[step->order_count++]))

@@ -75,6 +75,13 @@ static size_t match_number(const char *name, size_t size, int64_t *value_out)
     return digits > 1 && name[0] == '0' ? 0 : digits;
 }
 
+/* "{rest:*}" is all that follows. */
+static size_t match_rest(size_t size, int64_t *value_out)
+{
+    *value_out = 0;
+    return size;
+}
+
 /* The longest word that the name begins with. */
 static size_t match_word(const char *words, const char *name, size_t size, int64_t *value_out)
 {
@@ -104,8 +111,9 @@ bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t si
         size -= piece->text_size;
         if (piece->variable < 0)
             continue;
-        size_t taken = piece->words ? match_word(piece->words, name, size, &value)
-                                    : match_number(name, size, &value);
+        size_t taken = piece->words && strcmp(piece->words, "*") == 0 ? match_rest(size, &value)
+                       : piece->words ? match_word(piece->words, name, size, &value)
+                                      : match_number(name, size, &value);
         int64_t *bound = &binding_out->values[piece->variable];
         if (taken == 0 || (*bound >= 0 && *bound != value))
             return false;

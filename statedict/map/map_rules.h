@@ -72,13 +72,16 @@ typedef enum map_verb {
     MAP_TRANSPOSE,             /* dim, dim */
     MAP_PERMUTE,               /* the dim of each dim */
     MAP_RESHAPE,               /* sizes : sizes */
-    MAP_SCALE
+    MAP_SCALE,
+    MAP_FIRST,                 /* variable: the tensor of number 0 stands for all; only to the right */
+    MAP_NUMBER                 /* variable, two others: it counts their pairs in order; only to the right */
 } map_verb;
 
 typedef struct map_step {
     map_verb verb;
     int dim;
     int variable;
+    int pair[2];               /* of a number: the variables that it replaces */
     const char *sizes[MAP_NAMES];      /* expressions */
     int size_count, split_at;  /* of a reshape: where the sizes of its other side begin */
     int order[MAP_NAMES];

@@ -37,6 +37,12 @@ bool map_bindings_have(const binding_list *list, const map_binding *binding);
 /* Counts the numbers of a variable, from 0 on, in the bindings that are equal but for it. */
 int64_t map_bindings_count(const binding_list *list, const map_binding *binding, int variable);
 
+/* Are they equal but for the variables of a step that numbers pairs? */
+bool map_bindings_are_beside(const map_binding *a, const map_binding *b, const map_step *step);
+/* The binding whose pair has the number that `after` gives its variable; NULL: none. */
+const map_binding *map_bindings_numbered(const binding_list *before, const map_step *step,
+                                         const map_binding *after);
+
 /* --- map_steps.c --- */
 
 /* The step that undoes it. */

@@ -45,6 +45,8 @@ map_step map_step_inverse(const map_step *step)
     case MAP_PERMUTE: invert_order(&inverse); break;
     case MAP_RESHAPE: invert_reshape(&inverse); break;
     case MAP_SCALE: inverse.factor = 1 / step->factor; break;
+    case MAP_FIRST:
+    case MAP_NUMBER: break; /* rules with them are for the way to the right only */
     }
     return inverse;
 }
@@ -214,6 +216,26 @@ static fsdp_status make_part(map_run *run, int number, int list, const map_bindi
     return replace_dims(run, part, &(dims_change){.dim = step->dim, .old_count = 1}, out, err);
 }
 
+/* --- steps that choose a tensor ------------------------------------------------------------------------ */
+
+static fsdp_status make_first(map_run *run, int number, int list, const map_binding *binding,
+                              const fsdp_derived **out, fsdp_error *err)
+{
+    map_binding first = *binding;
+    first.values[run->steps[number - 1].variable] = 0;
+    return map_make(run, number - 1, list, &first, out, err);
+}
+
+/* The tensor whose pair of variables has this number in their order. */
+static fsdp_status make_numbered(map_run *run, int number, int list, const map_binding *binding,
+                                 const fsdp_derived **out, fsdp_error *err)
+{
+    const map_step *step = &run->steps[number - 1];
+    const map_binding *found = map_bindings_numbered(&run->bindings[number - 1], step, binding);
+    return found ? map_make(run, number - 1, list, found, out, err)
+                 : fsdp_fail(err, FSDP_ERR_INTERNAL, "a number of a map is lost");
+}
+
 /* --- steps that change a tensor ------------------------------------------------------------------------ */
 
 static fsdp_status make_padded(map_run *run, const map_step *step, const fsdp_derived *part,
@@ -344,6 +366,8 @@ fsdp_status map_make(map_run *run, int number, int list, const map_binding *bind
     case MAP_UNSTACK:
     case MAP_SCATTER: return make_part(run, number, list, binding, out, err);
     case MAP_SPLIT: return make_split(run, number, list, binding, out, err);
+    case MAP_FIRST: return make_first(run, number, list, binding, out, err);
+    case MAP_NUMBER: return make_numbered(run, number, list, binding, out, err);
     default:
         FSDP_TRY(map_make(run, number - 1, list, binding, &part, err));
         return make_changed(run, step, part, out, err);

@@ -140,6 +140,17 @@ static bool is_sharded_object(const fsdp_entry *entry)
     return digits > 0 && found + sizeof mark - 1 + digits == entry->name + entry->name_size;
 }
 
+/* A value of one of Megatron's ranks, whose files are read as one: "tp0.pp1.iteration". */
+static bool is_of_rank(const fsdp_entry *entry)
+{
+    static const char digits[] = "0123456789";
+    const char *at = entry->name;
+    if (entry->kind != FSDP_ENTRY_VALUE || strncmp(at, "tp", 2) != 0)
+        return false;
+    at += 2 + strspn(at + 2, digits);
+    return strncmp(at, ".pp", 3) == 0 && at[3 + strspn(at + 3, digits)] == '.';
+}
+
 /* The bytes of the keys above the model that stand above the entry, too: "model." of "model.ema.w" where the
  * root is "model.model.". */
 static size_t shared_keys(const fsdp_parts *parts, const fsdp_entry *entry)
@@ -186,7 +197,7 @@ fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry)
     const char *label = fsdp_part_label_of(parts, entry, &size);
     if (is_ema(label, size))
         return FSDP_PART_WEIGHTS;
-    if (is_state(entry, label, size) || is_sharded_object(entry))
+    if (is_state(entry, label, size) || is_sharded_object(entry) || is_of_rank(entry))
         return FSDP_PART_STATE;
     if (parts->root_size == 0)
         return FSDP_PART_MODEL;
