@@ -45,8 +45,8 @@ typedef struct fsdp_framework_row {
     const char *pointer;       /* in place of member: a file whose text is the name of the model */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
-    const char *shards;        /* in place of member: the file in each folder of the first marker, which has the
-                                * numbers of a tensor and a pipeline rank in its name */
+    const char *shards;        /* in place of member: the file in each folder of the first marker, whose name
+                                * has the numbers of a tensor and a pipeline rank */
     bool is_one;               /* the parts are always read with the model, whose names stay as they are */
     const char *others;        /* what else lies beside the model and is left out; NULL: nothing */
     const char *say;           /* recognised only: what to do with it */

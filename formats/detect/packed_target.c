@@ -184,10 +184,13 @@ const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                            .owns = hf_owns,
                                            .ops = &packed_ops,
                                            .packed = &fsdp_packed_hf};
-const fsdp_target_format fsdp_gguf_target = {
-    .limits = {.format = "gguf", .values = true, .model_only = true, .holds_dtype = gguf_holds},
-    .ops = &packed_ops,
-    .packed = &fsdp_packed_gguf};
+const fsdp_target_format fsdp_gguf_target = {.limits = {.format = "gguf",
+                                                        .values = true,
+                                                        .model_only = true,
+                                                        .f32_vectors = true,
+                                                        .holds_dtype = gguf_holds},
+                                             .ops = &packed_ops,
+                                             .packed = &fsdp_packed_gguf};
 const fsdp_target_format fsdp_llmc_target = {
     .limits = {.format = "llmc", .values = true, .model_only = true, .holds_dtype = llmc_holds},
     .ops = &packed_ops,

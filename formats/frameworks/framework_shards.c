@@ -1,6 +1,6 @@
 /*
- * A directory with a folder for each rank of tensor and pipeline parallelism (Megatron's mp_rank_TT_PPP) as one
- * source: the names of a rank's file begin with "tpT.ppP.", by which a map joins the parts. See
+ * A directory with a folder for each rank of tensor and pipeline parallelism (Megatron's mp_rank_TT_PPP) as
+ * one source: the names of a rank's file begin with "tpT.ppP.", by which a map joins the parts. See
  * framework_folder.h.
  */
 #include "formats/frameworks/framework_folder.h"

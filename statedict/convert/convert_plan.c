@@ -114,6 +114,13 @@ static fsdp_dtype blocks_of(const char *dtype)
     return info && info->values > 1 ? named : FSDP_DTYPE_NONE;
 }
 
+/* The dtype that the model's matrices get; NONE: they keep theirs. */
+static fsdp_dtype main_dtype(const fsdp_select_opts *select)
+{
+    return select->dtype ? fsdp_dtype_from_typed(select->dtype, strlen(select->dtype))
+                         : FSDP_DTYPE_NONE;
+}
+
 static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_selection *selection = NULL;
@@ -218,6 +225,8 @@ static fsdp_status rename_by_map(convert_job *job, const char *config, size_t si
     const fsdp_map_request request = {job->io, &job->opts, config, size, job->limits};
     fsdp_map_sides sides = {0};
     FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
+    if (sides.needs_pairs)
+        FSDP_TRY(fsdp_map_add_gguf_pairs(&request, main_dtype(&job->opts.select), &job->from, err));
     plan->is_mapped = sides.is_used;
     snprintf(plan->map, sizeof plan->map, "%s", sides.name);
     snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);

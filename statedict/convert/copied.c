@@ -325,8 +325,7 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
         return is_hf && !opts->skip_copies ? copy_from_source(io, opts, places, copies, err)
                                            : FSDP_OK;
     if (!is_hf)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "files are copied beside format hf only, which is a directory");
+        return FSDP_OK; /* its config.json has the sizes of a map */
     int result = io->ops->info(io, dir, &info);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot open '%s'", dir);

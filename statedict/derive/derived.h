@@ -105,8 +105,6 @@ fsdp_status fsdp_derive_values(fsdp_arena *arena, const fsdp_derived *part, cons
 /* Blocks of the numbers of a floating tensor; its rows must be whole blocks. */
 fsdp_status fsdp_derive_blocks(fsdp_arena *arena, const fsdp_derived *part, fsdp_dtype dtype,
                                const fsdp_derived **out, fsdp_error *err);
-/* True for a matrix (or more dims) whose rows can be blocks of a type that can be encoded. */
-bool fsdp_derived_fits_blocks(const fsdp_derived *part, fsdp_dtype dtype);
 
 /* --- for operations ------------------------------------------------------------------------------- */
 

@@ -96,8 +96,8 @@ fsdp_status fsdp_derivation_add(fsdp_derivation *derivation, fsdp_derived_name n
     return note(derivation, tensor, err);
 }
 
-static fsdp_status add_value(fsdp_derivation *derivation, fsdp_derived_name name,
-                             const fsdp_value *value, fsdp_error *err)
+fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_name name,
+                                      const fsdp_value *value, fsdp_error *err)
 {
     FSDP_TRY(fsdp_sd_add_value(derivation->sd, name.text, name.size, value, err));
     return note(derivation, NULL, err);
@@ -136,7 +136,7 @@ fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t number, fsd
         FSDP_TRY(fsdp_derive_stored(&derivation->arena, base, number, &stored, err));
         FSDP_TRY(fsdp_derivation_add(derivation, name, stored, err));
     } else if (entry->kind == FSDP_ENTRY_VALUE) {
-        FSDP_TRY(add_value(derivation, name, &entry->value, err));
+        FSDP_TRY(fsdp_derivation_add_value(derivation, name, &entry->value, err));
     } else {
         FSDP_TRY(keep_alias(derivation, number, err));
     }

@@ -29,6 +29,8 @@ typedef struct fsdp_derived_name {
 /* FSDP_ERR_USAGE when the name is there already. */
 fsdp_status fsdp_derivation_add(fsdp_derivation *derivation, fsdp_derived_name name,
                                 const fsdp_derived *tensor, fsdp_error *err);
+fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_name name,
+                                      const fsdp_value *value, fsdp_error *err);
 /* Adds an entry of the base as it is, under its own name and nesting. */
 fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t entry, fsdp_error *err);
 

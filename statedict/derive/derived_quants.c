@@ -152,7 +152,7 @@ fsdp_status fsdp_derive_values(fsdp_arena *arena, const fsdp_derived *part,
     return make(arena, &like, last, out, err);
 }
 
-bool fsdp_derived_fits_blocks(const fsdp_derived *part, fsdp_dtype dtype)
+static bool fits_blocks(const fsdp_derived *part, fsdp_dtype dtype)
 {
     return fsdp_blocks_can_encode(dtype) && part->ndim > 1 &&
            part->shape[part->ndim - 1] % values_of(dtype) == 0;
@@ -162,7 +162,7 @@ fsdp_status fsdp_derive_blocks(fsdp_arena *arena, const fsdp_derived *part, fsdp
                                const fsdp_derived **out, fsdp_error *err)
 {
     char text[128];
-    if (!fsdp_derived_fits_blocks(part, dtype))
+    if (!fits_blocks(part, dtype))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be cut into blocks of %s",
                          fsdp_derived_text(part, text, sizeof text), fsdp_dtype_name(dtype));
     FSDP_TRY(fsdp_derive_cast(arena, part, FSDP_F32, &part, err));

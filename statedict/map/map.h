@@ -11,6 +11,7 @@
  *   map_apply.c    names -> bindings of the variables, rule by rule; map_bindings.c has their lists
  *   map_steps.c    the steps of a rule -> derived tensors
  *   map_choice.c   the map of a conversion
+ *   map_gguf.c     the key-value pairs of a GGUF file
  *   map_builtin.c  built-in maps, whose texts are in builtin/
  *
  * Local; one thread. Caller: convert.
@@ -85,6 +86,7 @@ typedef struct fsdp_map_request {
 /* A map and its sides, "" without one. */
 typedef struct fsdp_map_sides {
     char name[64], from[32], to[32];
+    bool needs_pairs;          /* it led to GGUF: fsdp_map_add_gguf_pairs is next */
     bool is_used;              /* false: its names fit, and no config.json says that the model does */
 } fsdp_map_sides;
 
@@ -92,5 +94,12 @@ typedef struct fsdp_map_sides {
  * the layout of the target and is for the model_type of config.json. */
 fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
                             fsdp_map_sides *sides_out, fsdp_error *err);
+
+/* --- map_gguf.c --- */
+
+/* Adds the pairs of general.*, of the model's numbers and of its tokenizer, from the directory of its config.json;
+ * dtype: of the blocks that will be made, or NONE. The checkpoint is replaced, or closed as above. */
+fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
+                                    fsdp_checkpoint **checkpoint, fsdp_error *err);
 
 #endif

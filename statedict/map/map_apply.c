@@ -5,6 +5,7 @@
 #include "statedict/map/map_run.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 /* --- bindings of a rule ------------------------------------------------------------------------------- */
 
@@ -231,6 +232,33 @@ fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp
     return match;
 }
 
+/* Values of the other layout mean nothing in one that has values of its own. */
+static bool has_own_values(const fsdp_map *map, bool right)
+{
+    for (size_t i = 0; i < map->number_count; i++)
+        if (map->numbers[i].is_right == right)
+            return true;
+    return strcmp(fsdp_map_layout(map, right), "gguf") == 0;
+}
+
+static fsdp_status add_values(map_run *run, bool right, fsdp_error *err)
+{
+    for (size_t i = 0; i < run->map->number_count; i++) {
+        const map_number *number = &run->map->numbers[i];
+        fsdp_value value = fsdp_value_i64(0);
+        if (number->is_right != right)
+            continue;
+        fsdp_status st = map_sizes_compute(&run->sizes, number->expression, &value.as.i64, err);
+        if (st != FSDP_OK) {
+            fsdp_error_prefix(err, "%s, line %d, '%s'", run->map->path, number->line, number->name);
+            return st;
+        }
+        FSDP_TRY(fsdp_derivation_add_value(
+            run->derivation, (fsdp_derived_name){number->name, strlen(number->name)}, &value, err));
+    }
+    return FSDP_OK;
+}
+
 /* Values stay; so do tensors that no rule takes and that may. */
 static fsdp_status keep_others(map_run *run, const fsdp_map_call *call, fsdp_error *err)
 {
@@ -238,9 +266,10 @@ static fsdp_status keep_others(map_run *run, const fsdp_map_call *call, fsdp_err
     fsdp_text names = {0};
     size_t count = 0;
     char shown[200];
+    bool drops_values = has_own_values(run->map, false) || has_own_values(run->map, true);
     for (size_t i = 0; i < fsdp_sd_count(run->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
-        if (run->is_taken[i])
+        if (run->is_taken[i] || (entry->kind == FSDP_ENTRY_VALUE && drops_values))
             continue;
         if (entry->kind == FSDP_ENTRY_VALUE || may_stay(run->map, call, entry)) {
             FSDP_TRY(fsdp_derivation_keep(run->derivation, i, err));
@@ -290,6 +319,7 @@ static fsdp_status derive(map_run *run, bool from_right, const fsdp_map_call *ca
     if (!run->is_taken)
         return fsdp_fail_memory(err, "a map");
     FSDP_TRY(apply_rules(run, from_right, err));
+    FSDP_TRY(add_values(run, !from_right, err));
     return keep_others(run, call, err);
 }
 

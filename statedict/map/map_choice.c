@@ -106,8 +106,7 @@ static fsdp_status choose(const map_choice *choice, fsdp_map **map_out, bool *fr
 {
     const fsdp_convert_opts *opts = choice->request->opts;
     const fsdp_limits *limits = choice->request->limits;
-    bool is_model = limits && limits->for_loaders && !opts->select.keep_names &&
-                    opts->select.only != FSDP_ONLY_OPTIM;
+    bool is_model = limits && !opts->select.keep_names && opts->select.only != FSDP_ONLY_OPTIM;
     if (opts->map && strcmp(opts->map, "none") != 0)
         return open_named(choice, map_out, from_right_out, err);
     return !opts->map && is_model ? find_map(choice, map_out, from_right_out, err) : FSDP_OK;
@@ -147,6 +146,7 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
         sides_out->is_used = request->opts->map || choice.kind.type[0];
         if (sides_out->is_used)
             st = fsdp_map_apply(map, from_right, &choice.call, checkpoint, err);
+        sides_out->needs_pairs = sides_out->is_used && strcmp(sides_out->to, "gguf") == 0;
     }
     fsdp_map_free(map);
     return st;

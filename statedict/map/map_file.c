@@ -126,6 +126,20 @@ static fsdp_status read_unstacked(map_reader *reader, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status read_value(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    bool right = reader->count == 5 && strcmp(reader->words[1], "right") == 0;
+    bool left = reader->count == 5 && strcmp(reader->words[1], "left") == 0;
+    if ((!left && !right) || strcmp(reader->words[3], "=") != 0)
+        return refuse(reader, "a value of a side is: value left NAME = SIZE", err);
+    if (map->number_count == MAP_SIZES)
+        return refuse(reader, "there are too many values", err);
+    map->numbers[map->number_count++] =
+        (map_number){reader->words[2], reader->words[4], right, reader->line};
+    return FSDP_OK;
+}
+
 static fsdp_status read_keep(map_reader *reader, fsdp_error *err)
 {
     if (reader->count != 2 || strcmp(reader->words[1], "others") != 0)
@@ -267,8 +281,8 @@ static fsdp_status read_left(map_reader *reader, fsdp_error *err)
 
 /* --- steps ---------------------------------------------------------------------------------------- */
 
-/* The arguments of a verb: d a dim, v a variable, a and b two others, s a size, S sizes (at least one), t sizes or none,
- * o an order of dims, f a factor, : a colon between sizes. */
+/* The arguments of a verb: d a dim, v a variable, a and b two others, s a size, S sizes (at least one), t sizes
+ * or none, o an order of dims, f a factor, : a colon between sizes. */
 static const struct {
     const char *name, *arguments;
     map_verb verb;
@@ -397,6 +411,8 @@ static fsdp_status read_line(map_reader *reader, fsdp_error *err)
         return read_size(reader, err);
     if (is_setting && strcmp(first, "frame") == 0)
         return read_frame(reader, err);
+    if (is_setting && strcmp(first, "value") == 0)
+        return read_value(reader, err);
     if (is_setting && strcmp(first, "keep") == 0)
         return read_keep(reader, err);
     if (is_setting && strcmp(first, "unstacked") == 0)

@@ -48,6 +48,13 @@ typedef struct map_size {
     int line;
 } map_size;
 
+/* "value left NAME = EXPRESSION": a whole number among the values of a side */
+typedef struct map_number {
+    const char *name, *expression;
+    bool is_right;
+    int line;
+} map_number;
+
 /* Numbers while a map is applied. */
 typedef struct map_sizes {
     const map_size *sizes;
@@ -106,6 +113,8 @@ struct fsdp_map {
     const char *path, *name;
     const char *layouts[2];    /* of the left and of the right side */
     const char *types;         /* " llama mistral " */
+    map_number numbers[MAP_SIZES];     /* values of a side */
+    size_t number_count;
     bool keeps_others;         /* tensors that no rule takes stay as they are */
     map_rule **rules;
     size_t rule_count, rule_room;

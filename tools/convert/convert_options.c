@@ -262,8 +262,11 @@ static void check_format(const convert_options *opts)
 {
     const fsdp_convert_opts *convert = &opts->convert;
     const char *format = convert->format;
-    if (convert->copy_from && strcmp(format, "hf") != 0)
-        cli_usage_error("--copy-from is for --to hf, not for %s", format);
+    bool takes_config = strcmp(format, "hf") == 0 || strcmp(format, "gguf") == 0 ||
+                        strcmp(format, "llmc") == 0 || convert->map;
+    if (convert->copy_from && !takes_config)
+        cli_usage_error("--copy-from is for --to hf, gguf and llmc, and with --map, not for %s",
+                        format);
     if (convert->optim_form && strcmp(format, "dcp") != 0)
         cli_usage_error("--optim is for --to dcp, not for %s", format);
     if (strcmp(format, "fsdp") == 0)

@@ -6,7 +6,7 @@
 #include "statedict/derive/derived_scaled.h"
 #include "tests/unit/statedict/derive/whole_pair.h"
 
-/* --- operations of random trees -------------------------------------------------------------------- */
+/* --- operations of random trees --------------------------------------------------------------- */
 
 static whole_pair sliced(fsdp_arena *arena, const whole_pair *old)
 {
@@ -143,7 +143,7 @@ static whole_pair cast(fsdp_arena *arena, const whole_pair *old)
     return cast_to(arena, old, dtypes[draw(3)]);
 }
 
-/* --- random trees ----------------------------------------------------------------------------------- */
+/* --- random trees ----------------------------------------------------------------------------- */
 
 typedef whole_pair (*operation)(fsdp_arena *arena, const whole_pair *old);
 
@@ -173,7 +173,7 @@ Test(derived, random_trees_are_what_the_whole_tensor_gives)
     }
 }
 
-/* --- more than a piece ------------------------------------------------------------------------------ */
+/* --- more than a piece ------------------------------------------------------------------------ */
 
 Test(derived, a_permute_of_several_pieces)
 {
@@ -229,7 +229,7 @@ Test(derived, a_narrow_box_of_another_shape)
     free(old.data);
 }
 
-/* --- what does not fit -------------------------------------------------------------------------------------- */
+/* --- what does not fit ------------------------------------------------------------------------ */
 
 static void refused(fsdp_status st, const fsdp_error *err, const char *words)
 {
@@ -315,7 +315,7 @@ Test(derived, too_many_steps_are_refused_when_they_are_made)
     free(t.data);
 }
 
-/* --- failing memory -------------------------------------------------------------------------------------------- */
+/* --- failing memory --------------------------------------------------------------------------- */
 
 /* Makes a node of several kinds and reads it. The base is closed with the derivation. */
 static fsdp_status whole_way(fsdp_checkpoint *base, fsdp_error *err)

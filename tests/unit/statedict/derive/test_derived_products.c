@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* --- products ------------------------------------------------------------------------------------------ */
+/* --- products --------------------------------------------------------------------------------- */
 
 /* b [rows, rank] and a [rank, columns] as nodes of their own checkpoint, with their numbers. */
 typedef struct factor_pairs {
@@ -104,7 +104,7 @@ Test(derived, a_product_of_several_tiles)
     check_product(3, 5, 300000, FSDP_F32);
 }
 
-/* --- rows of given lengths ----------------------------------------------------------------------------- */
+/* --- rows of given lengths -------------------------------------------------------------------- */
 
 static void check_row_lengths(int64_t rows, int64_t columns)
 {
@@ -134,7 +134,7 @@ Test(derived, rows_get_the_lengths_that_are_given)
     check_row_lengths(2, 1000000);
 }
 
-/* --- quantized weights ------------------------------------------------------------------------------------ */
+/* --- quantized weights ------------------------------------------------------------------------ */
 
 static int64_t cover(int64_t rows, int64_t block)
 {

@@ -1,0 +1,98 @@
+/* The key-value pairs of a GGUF file that is made of a model of Hugging Face: see map.h. */
+#include "statedict/map/map.h"
+
+#include "formats/frameworks.h"
+#include "statedict/expect/gguf_values.h"
+
+#include <string.h>
+
+/* llama.cpp's numbers for "mostly of this type". */
+static int64_t file_type_of(fsdp_dtype dtype)
+{
+    switch (dtype) {
+    case FSDP_F16: return 1;
+    case FSDP_Q4_0: return 2;
+    case FSDP_Q8_0: return 7;
+    case FSDP_BF16: return 32;
+    default: return 0;
+    }
+}
+
+/* The dtype of the largest tensor. */
+static fsdp_dtype main_dtype(const fsdp_sd *sd)
+{
+    fsdp_dtype dtype = FSDP_F32;
+    int64_t most = -1;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind != FSDP_ENTRY_TENSOR || fsdp_entry_bytes(entry) <= most)
+            continue;
+        most = fsdp_entry_bytes(entry);
+        dtype = entry->dtype;
+    }
+    return dtype;
+}
+
+static fsdp_status add_number(fsdp_derivation *derivation, const char *name, int64_t number,
+                              fsdp_error *err)
+{
+    const fsdp_value value = fsdp_value_i64(number);
+    return fsdp_derivation_add_value(derivation, (fsdp_derived_name){name, strlen(name)}, &value,
+                                     err);
+}
+
+static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_values *pairs,
+                             fsdp_dtype dtype, fsdp_error *err)
+{
+    const fsdp_sd *sd = fsdp_derivation_base(derivation)->manifest.sd;
+    dtype = dtype ? dtype : main_dtype(sd);
+    for (size_t i = 0; i < pairs->count; i++) {
+        const char *name = pairs->items[i].name;
+        FSDP_TRY(fsdp_derivation_add_value(derivation, (fsdp_derived_name){name, strlen(name)},
+                                           &pairs->items[i].value, err));
+    }
+    FSDP_TRY(add_number(derivation, "general.file_type", file_type_of(dtype), err));
+    if (fsdp_dtype_describe(dtype)->values > 1)
+        FSDP_TRY(add_number(derivation, "general.quantization_version", 2, err));
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        FSDP_TRY(fsdp_derivation_keep(derivation, i, err));
+    return FSDP_OK;
+}
+
+static fsdp_status read_pairs(const fsdp_map_request *request, const char *path,
+                              fsdp_named_values *pairs, fsdp_error *err)
+{
+    char *beside = NULL;
+    const char *dir = request->opts->copy_from;
+    if (!dir)
+        FSDP_TRY(fsdp_framework_config(request->io, path, &beside, err));
+    dir = dir ? dir : beside;
+    fsdp_status st =
+        dir ? fsdp_gguf_values(request->io, dir, pairs, err)
+            : fsdp_fail(err, FSDP_ERR_USAGE,
+                        "a GGUF file needs the config.json and the tokenizer of its model, and "
+                        "none lies beside '%s': --copy-from DIR names them",
+                        path);
+    fsdp_free(beside);
+    return st;
+}
+
+fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
+                                    fsdp_checkpoint **checkpoint, fsdp_error *err)
+{
+    fsdp_named_values pairs = {0};
+    fsdp_derivation *derivation = NULL;
+    fsdp_checkpoint *base = *checkpoint;
+    fsdp_status st = read_pairs(request, base->path, &pairs, err);
+    if (st == FSDP_OK) {
+        *checkpoint = NULL;
+        st = fsdp_derivation_begin(base, &derivation, err);
+    }
+    if (st == FSDP_OK)
+        st = add_pairs(derivation, &pairs, dtype, err);
+    fsdp_named_values_release(&pairs);
+    if (st == FSDP_OK)
+        return fsdp_derivation_finish(derivation, checkpoint, err);
+    fsdp_derivation_cancel(derivation);
+    return st;
+}
