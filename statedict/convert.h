@@ -152,7 +152,7 @@ typedef struct fsdp_convert_plan {
     int64_t left_out;          /* entries that select.only or select.part leaves out */
     int64_t merged, replaced;  /* tensors that the adapter changes, or brings along whole */
     int64_t decoded, encoded, widened; /* tensors of ggml's blocks that become f32, tensors that become
-                                        * blocks, and vectors that become f32, because the target needs them so */
+                                        * blocks, and vectors that become f32, as the target needs them */
     int64_t dequantized, scales;       /* weights that are dequantized, and tensors that go with that */
     char map[64];              /* a map that takes the source to the target, "" if there is none; map_from and
                                 * map_to: its two sides */

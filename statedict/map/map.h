@@ -97,8 +97,8 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
 
 /* --- map_gguf.c --- */
 
-/* Adds the pairs of general.*, of the model's numbers and of its tokenizer, from the directory of its config.json;
- * dtype: of the blocks that will be made, or NONE. The checkpoint is replaced, or closed as above. */
+/* Adds the pairs of general.*, of the model's numbers and of its tokenizer, from the directory of its
+ * config.json; dtype: that of the result's matrices, or NONE. The checkpoint is replaced, or closed as above. */
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
                                     fsdp_checkpoint **checkpoint, fsdp_error *err);
 

@@ -281,8 +281,8 @@ static fsdp_status read_left(map_reader *reader, fsdp_error *err)
 
 /* --- steps ---------------------------------------------------------------------------------------- */
 
-/* The arguments of a verb: d a dim, v a variable, a and b two others, s a size, S sizes (at least one), t sizes
- * or none, o an order of dims, f a factor, : a colon between sizes. */
+/* The arguments of a verb: d a dim, v a variable, a and b two others, s a size, S sizes (at least one),
+ * t sizes or none, o an order of dims, f a factor, : a colon between sizes. */
 static const struct {
     const char *name, *arguments;
     map_verb verb;
