@@ -101,7 +101,8 @@ fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source
                                 fsdp_source **source_out, fsdp_error *err);
 
 /* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern
- * of rank files): *dir_out, which the caller frees; NULL: none. */
+ * of rank files), its own or the one above that has a row's pointer: *dir_out, which the caller frees; NULL:
+ * none. */
 fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err);
 
 /* The folders ("2_Dense") that the text of fsdp_framework_module_list names, without the directory itself.
