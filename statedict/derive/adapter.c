@@ -139,6 +139,23 @@ static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight
 
 /* --- all of them -------------------------------------------------------------------------------------- */
 
+/* The adapter's own tensor for one of the model, which was trained whole or belongs to a module that the
+ * adapter wraps: a bias, or an embedding's weight. *out stays NULL when there is none. */
+static fsdp_status find_whole(adapter_merge *merge, fsdp_derived_name name,
+                              const fsdp_derived **out, fsdp_error *err)
+{
+    static const char *const whole[] = {"", NULL};
+    static const char *const ends[] = {".weight", ".bias"};
+    FSDP_TRY(find_part(merge, name.text, name.size, whole, out, err));
+    for (int i = 0; i < 2 && !*out; i++) {
+        size_t size = strlen(ends[i]);
+        const char *const wrapped[] = {i == 0 ? ".base_layer.weight" : ".base_layer.bias", NULL};
+        if (name.size > size && memcmp(name.text + name.size - size, ends[i], size) == 0)
+            FSDP_TRY(find_part(merge, name.text, name.size - size, wrapped, out, err));
+    }
+    return FSDP_OK;
+}
+
 /* A tensor of the model: with a product, replaced by the adapter's, or as it is. */
 static fsdp_status add_tensor(adapter_merge *merge, size_t number, fsdp_error *err)
 {
@@ -147,24 +164,22 @@ static fsdp_status add_tensor(adapter_merge *merge, size_t number, fsdp_error *e
     fsdp_arena *arena = fsdp_derivation_arena(merge->derivation);
     const fsdp_derived_name name = {entry->name, entry->name_size};
     const fsdp_derived *tensor = NULL;
-    static const char *const whole[] = {"", NULL};
     bool is_weight =
         name.size > sizeof suffix - 1 &&
         memcmp(name.text + name.size - (sizeof suffix - 1), suffix, sizeof suffix - 1) == 0;
     module_parts parts = {0};
     const fsdp_derived_name module = {name.text,
                                       is_weight ? name.size - (sizeof suffix - 1) : name.size};
-    FSDP_TRY(find_part(merge, name.text, name.size, whole, &tensor, err));
-    if (!tensor && is_weight)
+    FSDP_TRY(find_whole(merge, name, &tensor, err));
+    if (is_weight)
         FSDP_TRY(find_parts(merge, module.text, module.size, &parts, err));
-    if (tensor) {
-        merge->report.replaced++;
-        return fsdp_derivation_add(merge->derivation, name, tensor, err);
-    }
+    merge->report.replaced += tensor != NULL && !parts.a;
     if (!parts.a)
-        return fsdp_derivation_keep(merge->derivation, number, err);
-    FSDP_TRY(
-        fsdp_derive_stored(arena, fsdp_derivation_base(merge->derivation), number, &tensor, err));
+        return tensor ? fsdp_derivation_add(merge->derivation, name, tensor, err)
+                      : fsdp_derivation_keep(merge->derivation, number, err);
+    if (!tensor)
+        FSDP_TRY(fsdp_derive_stored(arena, fsdp_derivation_base(merge->derivation), number, &tensor,
+                                    err));
     fsdp_status st = merge_module(merge, tensor, module, &parts, &tensor, err);
     if (st != FSDP_OK) {
         fsdp_error_prefix(err, "'%.*s'", (int)name.size, name.text);

@@ -1,0 +1,182 @@
+"""fsdp-convert --adapter merges adapters that PEFT wrote as PEFT's own merge_and_unload does.
+
+usage: adapters.py FSDP_CONVERT [CASE...]
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+warnings.filterwarnings("ignore")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+CONVERT = sys.argv[1]
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def llama(dtype=torch.float32, tied=False, **more):
+    config = transformers.LlamaConfig(vocab_size=250, hidden_size=64, intermediate_size=96,
+                                      num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+                                      tie_word_embeddings=tied, **more)
+    return transformers.LlamaForCausalLM(config).to(dtype)
+
+
+def gpt2(dtype=torch.float32):
+    config = transformers.GPT2Config(vocab_size=99, n_embd=48, n_layer=2, n_head=4, n_positions=32)
+    return transformers.GPT2LMHeadModel(config).to(dtype)
+
+
+def convert(*arguments):
+    return subprocess.run([CONVERT, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def write(model, config):
+    """The base, and a trained adapter: its parameters are random, and those of the base did not change."""
+    model.save_pretrained("base")
+    trained = get_peft_model(model, config)
+    for name, parameter in trained.named_parameters():
+        if parameter.requires_grad:
+            whole = "lora_A" in name or "lora_B" in name or "embedding_" in name
+            noise = 0.05 * torch.randn_like(parameter)
+            parameter.data = noise if whole else parameter.data + noise
+    trained.save_pretrained("adapter")
+
+
+def merged(dtype):
+    base = transformers.AutoModelForCausalLM.from_pretrained("base", dtype=dtype)
+    return PeftModel.from_pretrained(base, "adapter").merge_and_unload()
+
+
+def check(model, dtype, **settings):
+    write(model, LoraConfig(**{"r": 4, "lora_alpha": 16, **settings}))
+    theirs = merged(dtype)
+    theirs.save_pretrained("theirs")
+    done = convert("base", "ours", "--to", "hf", "--adapter", "adapter", "--mem", "64M")
+    assert done.returncode == 0, done.stderr
+    ours, wanted, base = (load_file(f"{name}/model.safetensors") for name in ("ours", "theirs", "base"))
+    assert set(ours) == set(wanted), set(ours) ^ set(wanted)
+    changed = 0
+    for name, tensor in wanted.items():
+        assert ours[name].dtype == tensor.dtype == dtype, name
+        # bf16: PEFT rounds the product and the sum, fsdp-convert the sum alone
+        close = {"rtol": 0, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-9}
+        assert torch.allclose(ours[name].float(), tensor.float(), **close), name
+        changed += name in base and not torch.equal(base[name], ours[name])
+    assert changed > 0
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        "ours", dtype=dtype, output_loading_info=True)
+    assert not any(info.values()), info
+    tokens = torch.tensor([[1, 5, 9, 2, 30]])
+    with torch.no_grad():
+        first, second = loaded.eval()(tokens).logits, theirs.eval()(tokens).logits
+    assert torch.allclose(first.float(), second.float(), atol=1e-5 if dtype == torch.float32 else 5e-2)
+
+
+MODULES = ["q_proj", "v_proj", "down_proj"]
+
+
+@case
+def patterns_of_ranks_and_factors():
+    check(llama(), torch.float32, target_modules=MODULES, rank_pattern={"layers.1.self_attn.q_proj": 7},
+          alpha_pattern={"v_proj": 3, r"layers\.[02]\.mlp\.down_proj": 40, "down_proj": 5})
+
+
+@case
+def rank_stabilized():
+    check(llama(), torch.float32, target_modules="all-linear", use_rslora=True)
+
+
+@case
+def modules_that_were_trained_whole():
+    check(llama(), torch.float32, target_modules=MODULES, modules_to_save=["lm_head", "embed_tokens"])
+
+
+@case
+def an_embedding():
+    check(llama(), torch.float32, target_modules=["q_proj", "embed_tokens"])
+
+
+@case
+def an_embedding_that_is_tied():
+    check(llama(tied=True), torch.float32, target_modules=["q_proj", "embed_tokens"])
+
+
+@case
+def biases_of_all_modules():
+    check(llama(attention_bias=True), torch.float32, target_modules=MODULES, bias="all")
+
+
+@case
+def biases_of_its_modules():
+    check(llama(attention_bias=True), torch.float32, target_modules=MODULES, bias="lora_only")
+
+
+@case
+def dora():
+    check(llama(), torch.float32, target_modules=MODULES, use_dora=True)
+
+
+@case
+def bf16():
+    check(llama(torch.bfloat16), torch.bfloat16, target_modules=MODULES)
+
+
+@case
+def gpt2_whose_weights_are_transposed():
+    check(gpt2(), torch.float32, target_modules=["c_attn", "c_proj", "wte"], fan_in_fan_out=True)
+
+
+@case
+def dora_of_gpt2():
+    check(gpt2(), torch.float32, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, use_dora=True)
+
+
+@case
+def dora_of_gpt2_in_bf16():
+    check(gpt2(torch.bfloat16), torch.bfloat16, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True,
+          use_dora=True)
+    done = convert("base", "half", "--to", "hf", "--adapter", "adapter", "--dtype", "f32")
+    assert done.returncode == 0, done.stderr
+
+
+@case
+def adapters_that_do_not_fit():
+    write(llama(), LoraConfig(r=4, target_modules=MODULES))
+    tensors = load_file("adapter/adapter_model.safetensors")
+    start = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    for change, words in (
+            ({start + "A.weight": None}, "has one matrix of the pair"),
+            ({start + "A.weight": torch.zeros(())}, "adapter of a convolution"),
+            ({start + "A.weight": torch.zeros(4, 63)}, "does not fit a weight of [64, 64]"),
+            ({start + "A.weight": torch.zeros(0, 64), start + "B.weight": torch.zeros(64, 0)},
+             "does not fit"),
+            ({"base_model.model.other.lora_A.weight": torch.zeros(4, 64)}, "is it of this model?")):
+        changed = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
+        save_file(changed, "adapter/adapter_model.safetensors")
+        done = convert("base", "ours", "--to", "hf", "--adapter", "adapter")
+        assert done.returncode != 0 and words in done.stderr, (words, done.returncode, done.stderr)
+
+
+def main():
+    for name in sys.argv[2:] or CASES:
+        torch.manual_seed(7)
+        with tempfile.TemporaryDirectory() as directory:
+            os.chdir(directory)
+            CASES[name]()
+            os.chdir("/")
+        print(f"{name}: as PEFT")
+
+
+main()

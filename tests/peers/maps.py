@@ -1,0 +1,360 @@
+"""Models of transformers in the layouts of other frameworks, which this script writes by its own code, become
+models of transformers with the same bits and outputs, and go back with the same bits.
+
+usage: maps.py FSDP_CONVERT [CASE...]
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import torch
+import torch.distributed.checkpoint as dcp
+import transformers
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+warnings.filterwarnings("ignore")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+CONVERT = sys.argv[1]
+TOKENS = torch.tensor([[1, 5, 9, 2, 30, 7, 11, 3], [4, 4, 17, 21, 8, 0, 6, 2]])
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def convert(*arguments):
+    done = subprocess.run([CONVERT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def same(ours, theirs):
+    assert set(ours) == set(theirs), set(ours) ^ set(theirs)
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, (name, ours[name].shape)
+        assert torch.equal(ours[name], tensor), name
+
+
+def read_dcp(path):
+    state = {}
+    _load_state_dict(state, storage_reader=dcp.FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(),
+                     no_dist=True)
+    return state
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(TOKENS).logits
+
+
+def check_model(path, model):
+    """The model of a directory gives the outputs of the one that was saved, from the same tensors."""
+    loaded, info = type(model).from_pretrained(path, output_loading_info=True)
+    wrong = {key: names for key, names in info.items() if names}
+    assert not wrong, wrong
+    same(loaded.state_dict(), model.state_dict())
+    assert torch.allclose(logits(loaded), logits(model), rtol=0, atol=1e-5)
+
+
+def both_ways(model, foreign, name, write=torch.save, read=None, options=(), back=(), by_itself=True):
+    """foreign: the tensors in the layout of the map `name`, which `write` writes."""
+    model.save_pretrained("hf")
+    write(foreign, "foreign")
+    maps = [["--map", name]] + ([[]] if by_itself else [])
+    for number, chosen in enumerate(maps):
+        out = f"out{number}"
+        convert("foreign", out, "--to", "hf", "--copy-from", "hf", *chosen, *options)
+        check_model(out, model)
+    same(load_file("out0/model.safetensors"), load_file("hf/model.safetensors"))
+    convert("hf", "again", "--to", "dcp", "--map", name, *back)
+    same(read_dcp("again"), {key: value for key, value in foreign.items() if key not in read})
+
+
+# --- Megatron-Core ------------------------------------------------------------------------------------
+
+
+def padded(weight, rows=256):
+    return torch.cat([weight, torch.zeros(rows - len(weight), *weight.shape[1:], dtype=weight.dtype)])
+
+
+def interleaved(queries, keys, values, groups):
+    """Rows of queries beside the key and the value of their group."""
+    parts = [part.unflatten(0, (groups, -1)) for part in (queries, keys, values)]
+    return torch.cat(parts, dim=1).flatten(0, 1)
+
+
+def llama_layer(state, layer, config):
+    at = f"model.layers.{layer}."
+    attention = at + "self_attn."
+    kinds = ["weight", "bias"] if attention + "q_proj.bias" in state else ["weight"]
+    out = {
+        "self_attention.linear_qkv.layer_norm_weight": state[at + "input_layernorm.weight"],
+        "self_attention.linear_proj.weight": state[attention + "o_proj.weight"],
+    }
+    for kind in kinds:
+        out[f"self_attention.linear_qkv.{kind}"] = interleaved(
+            *(state[f"{attention}{which}_proj.{kind}"] for which in "qkv"), config.num_key_value_heads)
+    for which in "qk":
+        if f"{attention}{which}_norm.weight" in state:
+            out[f"self_attention.{which}_layernorm.weight"] = state[f"{attention}{which}_norm.weight"]
+    return out
+
+
+def llama_mlp(state, layer):
+    at = f"model.layers.{layer}."
+    return {
+        "mlp.linear_fc1.layer_norm_weight": state[at + "post_attention_layernorm.weight"],
+        "mlp.linear_fc1.weight": torch.cat([state[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")]),
+        "mlp.linear_fc2.weight": state[at + "mlp.down_proj.weight"],
+    }
+
+
+def mixtral_mlp(state, layer):
+    """The experts of transformers 5, which lie in one tensor."""
+    at = f"model.layers.{layer}."
+    return {
+        "pre_mlp_layernorm.weight": state[at + "post_attention_layernorm.weight"],
+        "mlp.router.weight": state[at + "mlp.gate.weight"],
+        "mlp.experts.experts.linear_fc1.weight": state[at + "mlp.experts.gate_up_proj"],
+        "mlp.experts.experts.linear_fc2.weight": state[at + "mlp.experts.down_proj"],
+    }
+
+
+def megatron(layers, others, stacked=True):
+    out = dict(others)
+    for name in layers[0]:
+        if stacked:
+            out["decoder.layers." + name] = torch.stack([layer[name] for layer in layers])
+        else:
+            out.update({f"decoder.layers.{i}.{name}": layer[name] for i, layer in enumerate(layers)})
+    return out
+
+
+def llama_outside(model):
+    state = model.state_dict()
+    out = {"embedding.word_embeddings.weight": padded(state["model.embed_tokens.weight"]),
+           "decoder.final_layernorm.weight": state["model.norm.weight"]}
+    if not model.config.tie_word_embeddings:
+        out["output_layer.weight"] = padded(state["lm_head.weight"])
+    return out
+
+
+def write_dcp(state, path):
+    dcp.save(dict(state), checkpoint_id=path)
+
+
+def check_llama(model, mlp=llama_mlp, name="megatron-llama", stacked=True):
+    state, config = model.state_dict(), model.config
+    layers = [{**llama_layer(state, i, config), **mlp(state, i)} for i in range(config.num_hidden_layers)]
+    foreign = megatron(layers, llama_outside(model))
+    both_ways(model, foreign, name, write_dcp, read=())
+    write_dcp(megatron(layers, llama_outside(model), stacked=False), "single")
+    convert("single", "from_single", "--copy-from", "hf", "--to", "hf")
+    check_model("from_single", model)
+
+
+def sizes(**more):
+    return dict(vocab_size=250, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+                num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=32, **more)
+
+
+@case
+def megatron_llama():
+    check_llama(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes(tie_word_embeddings=False))))
+
+
+@case
+def megatron_llama_tied():
+    check_llama(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes(tie_word_embeddings=True))))
+
+
+@case
+def megatron_llama_wide_heads():
+    config = transformers.LlamaConfig(**sizes(tie_word_embeddings=False, head_dim=24))
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():  # not the frequencies, which stay f32
+        parameter.data = parameter.data.bfloat16()
+    check_llama(model)
+
+
+@case
+def megatron_qwen2():
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes(tie_word_embeddings=False)))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    check_llama(model)
+
+
+@case
+def megatron_qwen3():
+    config = transformers.Qwen3Config(**sizes(head_dim=16, tie_word_embeddings=True))
+    model = transformers.Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter)
+    check_llama(model)
+
+
+@case
+def megatron_mixtral():
+    config = transformers.MixtralConfig(**sizes(num_local_experts=4, num_experts_per_tok=2))
+    check_llama(transformers.MixtralForCausalLM(config), mixtral_mlp, "megatron-mixtral")
+
+
+def gpt2():
+    config = transformers.GPT2Config(vocab_size=250, n_embd=48, n_layer=2, n_head=4, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@case
+def megatron_gpt2():
+    model = gpt2()
+    state, heads = model.state_dict(), model.config.n_head
+    kinds = ("weight", "bias")
+
+    def of_layer(i):
+        at, out = f"transformer.h.{i}.", {}
+        for kind in kinds:
+            qkv = state[f"{at}attn.c_attn.{kind}"]
+            rows = (qkv.T if kind == "weight" else qkv).chunk(3)
+            out[f"self_attention.linear_qkv.{kind}"] = interleaved(*rows, heads)
+            out[f"self_attention.linear_qkv.layer_norm_{kind}"] = state[f"{at}ln_1.{kind}"]
+            out[f"mlp.linear_fc1.layer_norm_{kind}"] = state[f"{at}ln_2.{kind}"]
+            for ours, theirs in (("self_attention.linear_proj", "attn.c_proj"),
+                                 ("mlp.linear_fc1", "mlp.c_fc"), ("mlp.linear_fc2", "mlp.c_proj")):
+                tensor = state[f"{at}{theirs}.{kind}"]
+                out[f"{ours}.{kind}"] = tensor.T.contiguous() if kind == "weight" else tensor
+        return out
+
+    others = {"embedding.word_embeddings.weight": padded(state["transformer.wte.weight"]),
+              "embedding.position_embeddings.weight": state["transformer.wpe.weight"]}
+    others.update({f"decoder.final_layernorm.{kind}": state[f"transformer.ln_f.{kind}"] for kind in kinds})
+    both_ways(model, megatron([of_layer(i) for i in range(2)], others), "megatron-gpt2", write_dcp, read=())
+
+
+# --- Meta and torchtitan, nanoGPT -----------------------------------------------------------------------
+
+NAMES_OF_META = {
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj"}
+
+
+def neighbours(weight, heads):
+    """Rows of a head in the order in which Meta rotates them: an element beside its partner."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def meta_state(model):
+    state, config = model.state_dict(), model.config
+    out = {"tok_embeddings.weight": state["model.embed_tokens.weight"],
+           "norm.weight": state["model.norm.weight"], "output.weight": state["lm_head.weight"]}
+    for i in range(config.num_hidden_layers):
+        at = f"model.layers.{i}."
+        for ours, theirs in NAMES_OF_META.items():
+            out[f"layers.{i}.{ours}.weight"] = state[f"{at}{theirs}.weight"]
+        for which, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
+            out[f"layers.{i}.attention.w{which}.weight"] = neighbours(
+                state[f"{at}self_attn.{which}_proj.weight"], heads)
+    return out
+
+
+def apart(weight, cos, sin):
+    """Rotates neighbouring rows of one head: (even + i odd) times (cos + i sin)."""
+    even, odd = weight[0::2], weight[1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], 1).flatten(0, 1)
+
+
+@case
+def the_order_of_meta_is_that_of_its_rotation():
+    """Meta's rotation of `neighbours` equals the rotation of transformers, in Meta's order."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    head = torch.randn(8, 1)
+    angle = 0.3 * torch.arange(1, 5, dtype=torch.float32)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    both = torch.cat([angle, angle])[None, None]
+    theirs, _ = apply_rotary_pos_emb(head.T[None, None], head.T[None, None], both.cos(), both.sin())
+    assert torch.allclose(apart(neighbours(head, 1), cos, sin), neighbours(theirs[0, 0].T, 1), atol=1e-6)
+
+
+@case
+def torchtitan_llama():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes(tie_word_embeddings=False)))
+    both_ways(model, meta_state(model), "meta-llama", write_dcp, read=())
+
+
+@case
+def meta_llama():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes(tie_word_embeddings=False)))
+    state = meta_state(model)
+    both_ways(model, {**state, "rope.freqs": torch.ones(4)}, "meta-llama", write_pth, read=("rope.freqs",))
+
+
+def write_pth(state, path):
+    os.mkdir(path)
+    torch.save(state, f"{path}/consolidated.00.pth")
+
+
+@case
+def nanogpt():
+    model = gpt2()
+    state = {name: tensor.T.contiguous() if name.endswith("weight") and (".c_" in name) else tensor
+             for name, tensor in model.state_dict().items()}
+    both_ways(model, state, "nanogpt", write_pt, read=("lm_head.weight",), by_itself=False)
+
+
+def write_pt(state, path):
+    torch.save({"model": state, "iter_num": 3}, path)
+
+
+# --- experts of transformers 4 and 5 -----------------------------------------------------------------------
+
+
+@case
+def experts_of_mixtral():
+    config = transformers.MixtralConfig(**sizes(num_local_experts=4, num_experts_per_tok=2))
+    model = transformers.MixtralForCausalLM(config)
+    packed = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    single = {}
+    for name, tensor in packed.items():
+        start = name.partition(".mlp.")[0] + ".block_sparse_moe."
+        if name.endswith("gate_up_proj"):
+            for i, expert in enumerate(tensor):
+                for which, part in zip((1, 3), expert.chunk(2)):
+                    single[f"{start}experts.{i}.w{which}.weight"] = part
+        elif name.endswith("experts.down_proj"):
+            single.update({f"{start}experts.{i}.w2.weight": expert for i, expert in enumerate(tensor)})
+        else:
+            single[name.replace(".mlp.gate.", ".block_sparse_moe.gate.")] = tensor
+    write_dcp(single, "single")
+    convert("single", "packed", "--to", "dcp", "--map", "mixtral-experts")
+    same(read_dcp("packed"), packed)
+    convert("packed", "again", "--to", "dcp", "--map", "mixtral-experts")
+    same(read_dcp("again"), single)
+
+
+def main():
+    chosen = sys.argv[2:] or CASES
+    for name in chosen:
+        torch.manual_seed(7)
+        with tempfile.TemporaryDirectory() as directory:
+            os.chdir(directory)
+            CASES[name]()
+            os.chdir("/")
+        print(f"{name}: equal")
+
+
+main()
