@@ -14,6 +14,7 @@
 #include "statedict/derive/adapter.h"
 #include "statedict/derive/dequant.h"
 #include "statedict/derive/target_types.h"
+#include "statedict/expect/gguf_values.h"
 #include "statedict/map/map.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
@@ -234,11 +235,28 @@ static fsdp_status rename_by_map(convert_job *job, const char *config, size_t si
     return FSDP_OK;
 }
 
+/* The config.json of the model. Hugging Face's loaders need one, and GGUF has what makes one. */
+static char *find_config(const convert_job *job, size_t *size_out, bool *is_made_out)
+{
+    char *found = fsdp_config_find(job->io, job->opts.copy_from, job->from->path, size_out);
+    bool is_gguf = strcmp(job->from->info.format, "gguf") == 0;
+    fsdp_text text = {0};
+    *is_made_out = !found && is_gguf && job->limits && job->limits->for_loaders &&
+                   fsdp_gguf_config_text(job->from->manifest.sd, &text, NULL) == FSDP_OK;
+    if (*is_made_out) {
+        found = fsdp_strndup(text.data, text.size);
+        *size_out = text.size;
+    }
+    fsdp_text_release(&text);
+    return found;
+}
+
 /* Puts tensors that are computed from the source's in their place. */
 static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     size_t size = 0;
-    char *config = fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &size);
+    bool is_made;
+    char *config = find_config(job, &size, &is_made);
     fsdp_status st = merge_adapter(job, plan, err);
     if (st == FSDP_OK)
         st = dequantize(job, config, size, plan, err);
@@ -246,6 +264,8 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
         st = fit_types(job, FSDP_DTYPE_NONE, plan, err);
     if (st == FSDP_OK)
         st = rename_by_map(job, config, size, plan, err);
+    if (st == FSDP_OK && config && is_made && plan->is_mapped)
+        st = fsdp_map_add_config(config, size, &job->from, err);
     if (st == FSDP_OK)
         st = fit_types(job, blocks_of(job->opts.select.dtype), plan, err);
     fsdp_free(config);
