@@ -36,8 +36,8 @@ fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, f
  * after a failure. */
 fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_values *out, fsdp_error *err);
 
-/* Appends the text of config.json that the pairs of a GGUF file ask for; sd has its names. FSDP_ERR_USAGE: the
- * architecture is not known, or a number is not there. */
+/* Appends the text of config.json that the pairs of a GGUF file ask for; sd has its names. FSDP_ERR_USAGE:
+ * the architecture is not known, or a number is not there. */
 fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error *err);
 
 /* --- gguf_config.c, gguf_tokenizer.c --- */

@@ -98,7 +98,8 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
 /* --- map_gguf.c --- */
 
 /* Adds the pairs of general.*, of the model's numbers and of its tokenizer, from the directory of its
- * config.json; dtype: that of the result's matrices, or NONE. The checkpoint is replaced, or closed as above. */
+ * config.json; dtype: that of the result's matrices, or NONE. The checkpoint is replaced, or closed as
+ * above. */
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
                                     fsdp_checkpoint **checkpoint, fsdp_error *err);
 /* Adds a text of config.json as the value by which a checkpoint carries one (copied.c). The checkpoint is
