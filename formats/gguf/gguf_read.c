@@ -132,8 +132,9 @@ static fsdp_status count_blocks(const gguf_model *model, gguf_tensor *tensor, co
         return fsdp_fail(err, FSDP_ERR_REFUSED,
                          "'%s': tensor '%s' is %s in a big-endian file, which is not supported",
                          model->in.path, shown, info->name);
-    int64_t values = (int64_t)info->values, *row = &tensor->shape[tensor->ndim - 1];
-    if (tensor->ndim == 0 || *row % values != 0)
+    int64_t values = (int64_t)info->values;
+    int64_t *row = tensor->ndim > 0 ? &tensor->shape[tensor->ndim - 1] : NULL;
+    if (!row || *row % values != 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s': tensor '%s' is %s, and its rows are no multiple of %" PRId64
                          " values",

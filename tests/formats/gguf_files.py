@@ -125,6 +125,8 @@ def refused(folder):
         "blocks in the other order": (gguf(PAIRS, [("w", "q8_0", (32,))], order=">"), "big-endian"),
         "a type without a dtype": (gguf([ARCHITECTURE], good).replace(
             struct.pack("<IQIQ", 1, 4, 0, 0), struct.pack("<IQIQ", 1, 4, 39, 0)), "MXFP4"),
+        "a block without dims": (gguf([ARCHITECTURE], [("w", "f32", ())]).replace(
+            struct.pack("<IIQ", 0, 0, 0), struct.pack("<IIQ", 0, 8, 0)), "multiple"),
         "a key twice": (gguf([ARCHITECTURE, ARCHITECTURE], good), "twice"),
         "a key that is a tensor": (gguf([ARCHITECTURE, ("w", U8, 1)], good), "twice"),
         "arrays in an array": (gguf([("a", ARRAY, (U32, []))], []).replace(
