@@ -185,11 +185,19 @@ static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp
     return st;
 }
 
-static fsdp_status dequantize(convert_job *job, const char *config, size_t size,
-                              fsdp_convert_plan *plan, fsdp_error *err)
+/* A config.json: its text and path, or made from other numbers. */
+typedef struct model_config {
+    char *text, *path;
+    size_t size;
+    bool is_made;
+} model_config;
+
+static fsdp_status dequantize(convert_job *job, const model_config *config, fsdp_convert_plan *plan,
+                              fsdp_error *err)
 {
     const char *dtype = job->opts.dequant;
-    fsdp_dequant_opts opts = {.config = config, .config_size = size};
+    fsdp_dequant_opts opts = {
+        .config = config->text, .config_size = config->size, .config_path = config->path};
     fsdp_dequant_report report = {0};
     if (!dtype)
         return FSDP_OK;
@@ -220,10 +228,15 @@ static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_p
 }
 
 /* The source under the names of another framework, if a map is named or needed. */
-static fsdp_status rename_by_map(convert_job *job, const char *config, size_t size,
+static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                                  fsdp_convert_plan *plan, fsdp_error *err)
 {
-    const fsdp_map_request request = {job->io, &job->opts, config, size, job->limits};
+    const fsdp_map_request request = {.io = job->io,
+                                      .opts = &job->opts,
+                                      .config = config->text,
+                                      .config_path = config->path,
+                                      .config_size = config->size,
+                                      .limits = job->limits};
     fsdp_map_sides sides = {0};
     FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
     if (sides.needs_pairs)
@@ -236,39 +249,40 @@ static fsdp_status rename_by_map(convert_job *job, const char *config, size_t si
 }
 
 /* The config.json of the model. Hugging Face's loaders need one, and GGUF has what makes one. */
-static char *find_config(const convert_job *job, size_t *size_out, bool *is_made_out)
+static model_config find_config(const convert_job *job)
 {
-    char *found = fsdp_config_find(job->io, job->opts.copy_from, job->from->path, size_out);
+    model_config config = {0};
+    config.text =
+        fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size, &config.path);
     bool is_gguf = strcmp(job->from->info.format, "gguf") == 0;
     fsdp_text text = {0};
-    *is_made_out = !found && is_gguf && job->limits && job->limits->for_loaders &&
-                   fsdp_gguf_config_text(job->from->manifest.sd, &text, NULL) == FSDP_OK;
-    if (*is_made_out) {
-        found = fsdp_strndup(text.data, text.size);
-        *size_out = text.size;
+    config.is_made = !config.text && is_gguf && job->limits && job->limits->for_loaders &&
+                     fsdp_gguf_config_text(job->from->manifest.sd, &text, NULL) == FSDP_OK;
+    if (config.is_made) {
+        config.text = fsdp_strndup(text.data, text.size);
+        config.size = text.size;
     }
     fsdp_text_release(&text);
-    return found;
+    return config;
 }
 
 /* Puts tensors that are computed from the source's in their place. */
 static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
-    size_t size = 0;
-    bool is_made;
-    char *config = find_config(job, &size, &is_made);
+    model_config config = find_config(job);
     fsdp_status st = merge_adapter(job, plan, err);
     if (st == FSDP_OK)
-        st = dequantize(job, config, size, plan, err);
+        st = dequantize(job, &config, plan, err);
     if (st == FSDP_OK)
         st = fit_types(job, FSDP_DTYPE_NONE, plan, err);
     if (st == FSDP_OK)
-        st = rename_by_map(job, config, size, plan, err);
-    if (st == FSDP_OK && config && is_made && plan->is_mapped)
-        st = fsdp_map_add_config(config, size, &job->from, err);
+        st = rename_by_map(job, &config, plan, err);
+    if (st == FSDP_OK && config.text && config.is_made && plan->is_mapped)
+        st = fsdp_map_add_config(config.text, config.size, &job->from, err);
     if (st == FSDP_OK)
         st = fit_types(job, blocks_of(job->opts.select.dtype), plan, err);
-    fsdp_free(config);
+    fsdp_free(config.path);
+    fsdp_free(config.text);
     return st;
 }
 

@@ -216,10 +216,20 @@ static fsdp_status check_all_used(const adapter_merge *merge, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status note_config(adapter_merge *merge, const char *dir, fsdp_error *err)
+{
+    char *path = fsdp_path_join(dir, "adapter_config.json");
+    fsdp_status st = path ? fsdp_derivation_note_file(merge->derivation, path, err)
+                          : fsdp_fail_memory(err, "a path");
+    fsdp_free(path);
+    return st;
+}
+
 static fsdp_status open_adapter(adapter_merge *merge, const char *dir, const fsdp_access *access,
                                 fsdp_error *err)
 {
     fsdp_io *io = fsdp_access_io(access);
+    FSDP_TRY(note_config(merge, dir, err));
     FSDP_TRY(fsdp_adapter_config_read(io, dir, &merge->config, err));
     FSDP_TRY(fsdp_checkpoint_open_as(io, dir, NULL, &merge->adapter, err));
     fsdp_derivation_close_too(merge->derivation, merge->adapter);

@@ -260,7 +260,7 @@ fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **che
     if (opts->config)
         read_config(&job);
     FSDP_TRY(fsdp_derivation_begin(job.base, &job.derivation, err));
-    fsdp_status st = FSDP_OK;
+    fsdp_status st = fsdp_derivation_note_file(job.derivation, opts->config_path, err);
     for (size_t i = 0; i < fsdp_sd_count(job.sd) && st == FSDP_OK; i++)
         st = add_entry(&job, i, err);
     if (st == FSDP_OK && job.report.weights == 0)

@@ -13,6 +13,7 @@ typedef struct fsdp_dequant_opts {
     fsdp_dtype dtype;          /* of the result: a floating type */
     const char *config;        /* the text of config.json, whose quantization_config may have the size of
                                 * blocks; NULL: none */
+    const char *config_path;
     size_t config_size;
 } fsdp_dequant_opts;
 

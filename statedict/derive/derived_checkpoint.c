@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { BASES = 2 };
+enum { BASES = 2, NOTED = 4 };
 
 struct fsdp_derivation {
     fsdp_checkpoint *bases[BASES]; /* the base, and a second one */
@@ -17,6 +17,8 @@ struct fsdp_derivation {
     fsdp_mesh *mesh;
     const fsdp_derived **tensors; /* per entry; NULL: not a tensor */
     size_t room;
+    const char *noted[NOTED]; /* files besides those of the bases */
+    int noted_count;
 };
 
 /* --- making it -------------------------------------------------------------------------------------- */
@@ -68,6 +70,20 @@ fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation)
 void fsdp_derivation_close_too(fsdp_derivation *derivation, fsdp_checkpoint *second)
 {
     derivation->bases[1] = second;
+}
+
+fsdp_status fsdp_derivation_note_file(fsdp_derivation *derivation, const char *path,
+                                      fsdp_error *err)
+{
+    if (!path)
+        return FSDP_OK;
+    const char *copy = derivation->noted_count < NOTED
+                           ? fsdp_arena_strndup(&derivation->arena, path, strlen(path))
+                           : NULL;
+    if (!copy)
+        return fsdp_fail_memory(err, "a list of files");
+    derivation->noted[derivation->noted_count++] = copy;
+    return FSDP_OK;
 }
 
 /* Keeps `tensors` as long as the state dict. A new name is not nested. */
@@ -209,12 +225,23 @@ static fsdp_status visit_second(void *context, int number, const char *path,
     return files->visit(files->context, -1, path, info, err);
 }
 
+static fsdp_status visit_noted(const fsdp_checkpoint *checkpoint, const char *path,
+                               fsdp_file_visit visit, void *context, fsdp_error *err)
+{
+    fsdp_file_info info;
+    int result = checkpoint->io->ops->info(checkpoint->io, path, &info);
+    return result == 0 ? visit(context, -1, path, &info, err)
+                       : fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+}
+
 static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
                              void *context, fsdp_error *err)
 {
     const fsdp_checkpoint *second = checkpoint->derived->bases[1];
     second_files files = {visit, context};
     FSDP_TRY(fsdp_checkpoint_each_file(base_of(checkpoint), visit, context, err));
+    for (int i = 0; i < checkpoint->derived->noted_count; i++)
+        FSDP_TRY(visit_noted(checkpoint, checkpoint->derived->noted[i], visit, context, err));
     return second ? fsdp_checkpoint_each_file(second, visit_second, &files, err) : FSDP_OK;
 }
 

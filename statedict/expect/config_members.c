@@ -97,7 +97,8 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
     return st;
 }
 
-char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out)
+char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out,
+                       char **path_out)
 {
     char *beside = NULL, *text = NULL;
     if (!dir && fsdp_framework_config(io, path, &beside, NULL) == FSDP_OK)
@@ -105,7 +106,9 @@ char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *s
     char *config = dir ? fsdp_path_join(dir, "config.json") : NULL;
     if (config)
         (void)fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, size_out, NULL);
-    fsdp_free(config);
+    *path_out = text ? config : NULL;
+    if (!text)
+        fsdp_free(config);
     fsdp_free(beside);
     return text;
 }
@@ -113,10 +116,11 @@ char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *s
 void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)
 {
     size_t size;
-    char *text = fsdp_config_find(io, dir, path, &size);
+    char *found, *text = fsdp_config_find(io, dir, path, &size, &found);
     *kind = (fsdp_model_kind){0};
     if (text && fsdp_model_kind_read(text, size, "config.json", kind, NULL) != FSDP_OK)
         *kind = (fsdp_model_kind){0};
+    fsdp_free(found);
     fsdp_free(text);
 }
 

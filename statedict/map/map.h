@@ -44,7 +44,8 @@ bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
 
 /* A map is applied with these, besides the checkpoint. Zero-initialise. */
 typedef struct fsdp_map_call {
-    const char *config;        /* the text of config.json, for sizes; NULL: none */
+    const char *config;        /* the text of config.json, for sizes, and its path; NULL: none */
+    const char *config_path;
     size_t config_size;
     const char *const *given;  /* "NAME=NUMBER", sizes of the user, which come first */
     size_t given_count;
@@ -78,7 +79,8 @@ fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *e
 typedef struct fsdp_map_request {
     fsdp_io *io;
     const fsdp_convert_opts *opts;     /* map, sizes, select */
-    const char *config;        /* the text of the model's config.json; NULL: none */
+    const char *config;        /* the text of the model's config.json, and its path; NULL: none */
+    const char *config_path;
     size_t config_size;
     const fsdp_limits *limits; /* of the target; NULL: native */
 } fsdp_map_request;

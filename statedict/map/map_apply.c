@@ -313,8 +313,17 @@ static void release(map_run *run)
     fsdp_free(run);
 }
 
+/* The files that decide about the result, besides the checkpoint's own. */
+static fsdp_status note_files(map_run *run, const fsdp_map_call *call, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_derivation_note_file(run->derivation, call->config_path, err));
+    return fsdp_derivation_note_file(run->derivation, run->map->is_file ? run->map->path : NULL,
+                                     err);
+}
+
 static fsdp_status derive(map_run *run, bool from_right, const fsdp_map_call *call, fsdp_error *err)
 {
+    FSDP_TRY(note_files(run, call, err));
     run->is_taken = fsdp_alloc(fsdp_sd_count(run->sd), sizeof *run->is_taken);
     if (!run->is_taken)
         return fsdp_fail_memory(err, "a map");

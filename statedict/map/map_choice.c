@@ -131,6 +131,7 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
     map_choice choice = {.request = request, .from = *checkpoint};
     choice.state_is_optim = fsdp_sd_state_is_optim(choice.from->manifest.sd);
     choice.call = (fsdp_map_call){.config = request->config,
+                                  .config_path = request->config_path,
                                   .config_size = request->config_size,
                                   .given = request->opts->sizes,
                                   .given_count = request->opts->size_count,

@@ -557,6 +557,8 @@ fsdp_status fsdp_map_open(fsdp_io *io, const char *path, fsdp_map **map_out, fsd
     FSDP_TRY(fsdp_io_read_file(io, path, FILE_MOST, &text, &size, err));
     fsdp_status st = fsdp_map_parse(text, size, path, map_out, err);
     fsdp_free(text);
+    if (st == FSDP_OK)
+        (*map_out)->is_file = true;
     return st;
 }
 

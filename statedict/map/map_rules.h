@@ -111,6 +111,7 @@ typedef struct map_rule {
 struct fsdp_map {
     fsdp_arena arena;
     const char *path, *name;
+    bool is_file;              /* the path is one */
     const char *layouts[2];    /* of the left and of the right side */
     const char *types;         /* " llama mistral " */
     map_number numbers[MAP_SIZES];     /* values of a side */
