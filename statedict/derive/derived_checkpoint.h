@@ -20,7 +20,8 @@ fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation);
 /* Takes over a second checkpoint from which tensors come. */
 void fsdp_derivation_close_too(fsdp_derivation *derivation, fsdp_checkpoint *second);
 
-/* Adds a file that decides about the tensors, to those that the checkpoint reads; it is copied. NULL: none. */
+/* Adds a file that decides about the tensors to those that the checkpoint reads; the path is copied. NULL:
+ * none. */
 fsdp_status fsdp_derivation_note_file(fsdp_derivation *derivation, const char *path, fsdp_error *err);
 
 /* An entry name as bytes. */
