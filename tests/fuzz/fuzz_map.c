@@ -1,0 +1,77 @@
+/*
+ * Fuzz target: maps of names. The text is read as a map and applied in both directions to a small safetensors
+ * file; what comes out is read as a whole.
+ */
+#include "base/core/mem.h"
+#include "statedict/map/map.h"
+#include "tests/fuzz/memory_file.h"
+
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { BYTES_MOST = 1 << 20 };
+
+static const char model[] = "\xB0\0\0\0\0\0\0\0"
+                            "{\"a.0\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
+                            "\"a.1\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[24,48]},"
+                            "\"b\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[48,64]}}"
+                            "   "
+                            "................................................................";
+
+static const char config[] = "{\"n\":2,\"text_config\":{\"m\":3}}";
+
+static void require(bool truth)
+{
+    if (!truth)
+        abort();
+}
+
+static void read_tensor(fsdp_checkpoint *checkpoint, size_t number, const fsdp_entry *entry)
+{
+    const fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+    int64_t bytes = fsdp_box_count(&whole) * (int64_t)fsdp_dtype_size(entry->dtype);
+    fsdp_error err = {0};
+    char *out = bytes <= BYTES_MOST ? malloc((size_t)bytes + 1) : NULL;
+    if (out) {
+        fsdp_status st =
+            fsdp_checkpoint_read(checkpoint, number, &whole, out, FSDP_CHECK_BLOCKS, &err);
+        require(st == FSDP_OK || err.text[0]);
+    }
+    free(out);
+}
+
+static void apply(const fsdp_map *map, bool from_right)
+{
+    const memory_entry files[] = {{"model.safetensors", (const uint8_t *)model, sizeof model - 1}};
+    static const char *const given[] = {"k=1"};
+    const fsdp_map_call call = {
+        .config = config, .config_size = sizeof config - 1, .given = given, .given_count = 1};
+    fsdp_checkpoint *checkpoint = NULL;
+    fsdp_error err = {0};
+    fsdp_status st = fsdp_checkpoint_open_as(memory_folder(files, 1), "fuzz/model.safetensors",
+                                             NULL, &checkpoint, &err);
+    require(st == FSDP_OK);
+    st = fsdp_map_apply(map, from_right, &call, &checkpoint, &err);
+    require(st == FSDP_OK ? checkpoint != NULL : !checkpoint && err.status == st && err.text[0]);
+    for (size_t i = 0; checkpoint && i < fsdp_sd_count(fsdp_checkpoint_sd(checkpoint)); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(fsdp_checkpoint_sd(checkpoint), i);
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            read_tensor(checkpoint, i, entry);
+    }
+    fsdp_checkpoint_close(checkpoint);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    fsdp_map *map = NULL;
+    fsdp_error err = {0};
+    fsdp_status st = fsdp_map_parse(size > 0 ? (const char *)data : "", size, "m", &map, &err);
+    require(st == FSDP_OK ? map != NULL : !map && err.status == st && err.text[0]);
+    if (map) {
+        apply(map, false);
+        apply(map, true);
+    }
+    fsdp_map_free(map);
+    return 0;
+}
