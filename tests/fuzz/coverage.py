@@ -37,6 +37,8 @@ PARSERS = {
     "llmc": "formats/llmc/llmc_layout formats/llmc/llmc_read",
     "manifest": "statedict/manifest/manifest statedict/manifest/manifest_state_read "
                 "statedict/manifest/manifest_value statedict/manifest/manifest_path",
+    "map": "statedict/map/map_apply statedict/map/map_bindings statedict/map/map_file "
+           "statedict/map/map_pattern statedict/map/map_size statedict/map/map_steps",
     "modules": "formats/frameworks/framework_modules",
     "npz": "formats/npy/npz_read formats/npy/npy_header",
     "plan": "statedict/convert/plan_read",
