@@ -248,29 +248,36 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
     return FSDP_OK;
 }
 
-/* The config.json of the model. Hugging Face's loaders need one, and GGUF has what makes one. */
-static model_config find_config(const convert_job *job)
+/* Hugging Face's loaders need a config.json, and GGUF has what makes one, but for the numbers behind
+ * Llama 3.1's scaling of rotary frequencies. */
+static fsdp_status make_config(const convert_job *job, model_config *config, fsdp_error *err)
 {
-    model_config config = {0};
-    config.text =
-        fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size, &config.path);
-    bool is_gguf = strcmp(job->from->info.format, "gguf") == 0;
+    static const char scaling[] = "rope_freqs.weight";
+    const fsdp_sd *sd = job->from->manifest.sd;
     fsdp_text text = {0};
-    config.is_made = !config.text && is_gguf && job->limits && job->limits->for_loaders &&
-                     fsdp_gguf_config_text(job->from->manifest.sd, &text, NULL) == FSDP_OK;
-    if (config.is_made) {
-        config.text = fsdp_strndup(text.data, text.size);
-        config.size = text.size;
-    }
+    if (strcmp(job->from->info.format, "gguf") != 0 || !job->limits || !job->limits->for_loaders)
+        return FSDP_OK;
+    if (fsdp_sd_find(sd, scaling, sizeof scaling - 1) >= 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has scaled rotary frequencies ('%s'), of which config.json needs "
+                         "the original numbers: --copy-from DIR names the model's",
+                         job->from->path, scaling);
+    config->is_made = fsdp_gguf_config_text(sd, &text, NULL) == FSDP_OK;
+    config->text = config->is_made ? fsdp_strndup(text.data, text.size) : NULL;
+    config->size = text.size;
     fsdp_text_release(&text);
-    return config;
+    return FSDP_OK;
 }
 
 /* Puts tensors that are computed from the source's in their place. */
 static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
-    model_config config = find_config(job);
-    fsdp_status st = merge_adapter(job, plan, err);
+    model_config config = {0};
+    config.text =
+        fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size, &config.path);
+    fsdp_status st = config.text ? FSDP_OK : make_config(job, &config, err);
+    if (st == FSDP_OK)
+        st = merge_adapter(job, plan, err);
     if (st == FSDP_OK)
         st = dequantize(job, &config, plan, err);
     if (st == FSDP_OK)

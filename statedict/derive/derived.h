@@ -92,6 +92,9 @@ fsdp_status fsdp_derive_join(fsdp_arena *arena, const fsdp_derived *const *parts
                              const fsdp_derived **out, fsdp_error *err);
 fsdp_status fsdp_derive_zeros(fsdp_arena *arena, fsdp_dtype dtype, int ndim, const int64_t *shape,
                               const fsdp_derived **out, fsdp_error *err);
+/* Elements in memory, which are copied. */
+fsdp_status fsdp_derive_constant(fsdp_arena *arena, fsdp_dtype dtype, int64_t count, const void *data,
+                                 const fsdp_derived **out, fsdp_error *err);
 /* Each element times the factor, computed in f32 (f64 for that type) and rounded once. */
 fsdp_status fsdp_derive_scale(fsdp_arena *arena, const fsdp_derived *part, double factor,
                               const fsdp_derived **out, fsdp_error *err);

@@ -398,3 +398,34 @@ fsdp_status fsdp_derive_zeros(fsdp_arena *arena, fsdp_dtype dtype, int ndim, con
     *out = made;
     return FSDP_OK;
 }
+
+/* --- constants ------------------------------------------------------------------------------------ */
+
+static fsdp_status read_constant(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+                                 const fsdp_box *box, void *data, fsdp_error *err)
+{
+    size_t size = fsdp_dtype_size(tensor->dtype);
+    (void)reader;
+    (void)err;
+    memcpy(data, (const char *)tensor->more + (size_t)box->lo[0] * size,
+           (size_t)box->len[0] * size);
+    return FSDP_OK;
+}
+
+static const fsdp_derived_ops constant_ops = {read_constant, 0};
+
+fsdp_status fsdp_derive_constant(fsdp_arena *arena, fsdp_dtype dtype, int64_t count,
+                                 const void *data, const fsdp_derived **out, fsdp_error *err)
+{
+    size_t size = fsdp_dtype_size(dtype);
+    void *copy = fsdp_arena_alloc(arena, (size_t)count, size);
+    fsdp_derived *made = NULL;
+    if (!copy)
+        return fsdp_fail_memory(err, "a derived tensor");
+    memcpy(copy, data, (size_t)count * size);
+    fsdp_derived like = {
+        .ops = &constant_ops, .dtype = dtype, .ndim = 1, .shape = &count, .more = copy};
+    FSDP_TRY(fsdp_derived_make(arena, &like, &made, err));
+    *out = made;
+    return FSDP_OK;
+}

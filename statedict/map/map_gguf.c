@@ -3,6 +3,7 @@
 
 #include "formats/frameworks.h"
 #include "statedict/expect/gguf_values.h"
+#include "statedict/expect/rope_factors.h"
 
 #include <string.h>
 
@@ -59,6 +60,23 @@ static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_value
     return FSDP_OK;
 }
 
+/* llama.cpp reads the scaling of rotary frequencies from a tensor. */
+static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_map_request *request,
+                            fsdp_error *err)
+{
+    static const char name[] = "rope_freqs.weight";
+    float factors[FSDP_ROPE_MOST];
+    int count = 0;
+    const fsdp_derived *tensor = NULL;
+    if (request->config)
+        FSDP_TRY(fsdp_rope_factors(request->config, request->config_size, factors, &count, err));
+    if (count == 0)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_derive_constant(fsdp_derivation_arena(derivation), FSDP_F32, count, factors,
+                                  &tensor, err));
+    return fsdp_derivation_add(derivation, (fsdp_derived_name){name, sizeof name - 1}, tensor, err);
+}
+
 static fsdp_status read_pairs(const fsdp_map_request *request, const char *path,
                               fsdp_named_values *pairs, fsdp_error *err)
 {
@@ -90,6 +108,8 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     }
     if (st == FSDP_OK)
         st = add_pairs(derivation, &pairs, dtype, err);
+    if (st == FSDP_OK)
+        st = add_rope(derivation, request, err);
     fsdp_named_values_release(&pairs);
     if (st == FSDP_OK)
         return fsdp_derivation_finish(derivation, checkpoint, err);
