@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Checkpoints of Megatron: torch_dist of Megatron-Core, and the files of tensor and pipeline ranks.
+
+usage: megatron.py BIN GOLDEN
+
+Of tests/golden/megatron the tensors are listed as expected, and kept by conversions; damage is named. The files
+of ranks are written here, for two tensor and two pipeline ranks, and joined into a Llama for transformers.
+"""
+
+import hashlib
+import json
+import shutil
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+import deepspeed_files as made
+from tools import check, listing, problems, run
+
+GOLDEN = Path(sys.argv[2]) / "megatron"
+TARGETS = {"dcp": ["--to", "dcp", "--world-size", "3"], "fsdp": ["--world-size", "2"]}
+LAYERS, HIDDEN, HEADS, GROUPS, WIDTH, INNER, VOCAB, PADDED = 3, 8, 4, 2, 2, 6, 10, 12
+STAGES = [[0, 1], [2]]
+RANKS = 2
+
+
+def same(told, expected):
+    kept = ("dtype", "shape", "sha256")
+    return [name for name, tensor in expected.items()
+            if {key: told.get(name, {}).get(key) for key in kept} != {key: tensor[key] for key in kept}]
+
+
+def check_case(case, folder):
+    expected = json.loads((case / "expected.json").read_text())["tensors"]
+    check(not (differ := same(listing(case / "data")["tensors"], expected)), f"{case.name}: {differ}")
+    for target, options in TARGETS.items():
+        ran = run("fsdp-convert", case / "data", folder / target, "--opaque", "copy", *options)
+        check(ran.returncode == 0, f"{case.name} -> {target}: {ran.stderr}")
+        check(not (differ := same(listing(folder / target)["tensors"], expected)), f"{target}: {differ}")
+        ran = run("fsdp-diff", case / "data", folder / target)
+        check(ran.returncode == 0, f"{case.name} -> {target}: {ran.stdout}{ran.stderr}")
+    ran = run("fsdp-convert", case / "data", folder / "hf")
+    check(ran.returncode == 0, f"{case.name} -> hf: {ran.stderr}")
+    told = listing(folder / "hf")["tensors"]
+    check(told and not same(told, {name: expected[name] for name in told if name in expected}),
+          f"{case.name} -> hf: other tensors")
+
+
+def check_damage(case, folder):
+    cut, lost = folder / "cut", folder / "lost"
+    shutil.copytree(case / "data", cut)
+    shutil.copytree(case / "data", lost)
+    common = cut / "common.pt"
+    common.write_bytes(common.read_bytes()[:700])
+    ran = run("fsdp-ls", cut)
+    check(ran.returncode == 4 and "common.pt" in ran.stderr, f"a torn common.pt: {ran.stderr}")
+    missing = sorted(lost.glob("*.distcp"))[0]
+    missing.unlink()
+    ran = run("fsdp-ls", lost)
+    check(ran.returncode in (3, 4) and missing.name in ran.stderr, f"a missing file: {ran.stderr}")
+
+
+# --- files of ranks -----------------------------------------------------------------------------------
+
+
+def numbers(rows, columns, start):
+    return [[float(start + row * columns + column) for column in range(columns)] for row in range(rows)]
+
+
+def model():
+    """Rows of every weight, under transformers' names."""
+    weights, start = {}, 1
+
+    def add(name, rows, columns):
+        nonlocal start
+        weights[name] = numbers(rows, columns, start)
+        start += rows * columns
+
+    add("model.embed_tokens.weight", VOCAB, HIDDEN)
+    add("lm_head.weight", VOCAB, HIDDEN)
+    add("model.norm.weight", 1, HIDDEN)
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        add(at + "input_layernorm.weight", 1, HIDDEN)
+        add(at + "post_attention_layernorm.weight", 1, HIDDEN)
+        add(at + "self_attn.q_proj.weight", HEADS * WIDTH, HIDDEN)
+        add(at + "self_attn.k_proj.weight", GROUPS * WIDTH, HIDDEN)
+        add(at + "self_attn.v_proj.weight", GROUPS * WIDTH, HIDDEN)
+        add(at + "self_attn.o_proj.weight", HIDDEN, HEADS * WIDTH)
+        add(at + "mlp.gate_proj.weight", INNER, HIDDEN)
+        add(at + "mlp.up_proj.weight", INNER, HIDDEN)
+        add(at + "mlp.down_proj.weight", HIDDEN, INNER)
+    return weights
+
+
+def rows_of(rows, rank):
+    part = len(rows) // RANKS
+    return rows[rank * part : (rank + 1) * part]
+
+
+def columns_of(rows, rank):
+    part = len(rows[0]) // RANKS
+    return [row[rank * part : (rank + 1) * part] for row in rows]
+
+
+def groups_of(weights, at):
+    """Each group: its queries, its key, its value."""
+    queries = HEADS // GROUPS * WIDTH
+    rows = []
+    for group in range(GROUPS):
+        rows += weights[at + "q_proj.weight"][group * queries : (group + 1) * queries]
+        rows += weights[at + "k_proj.weight"][group * WIDTH : (group + 1) * WIDTH]
+        rows += weights[at + "v_proj.weight"][group * WIDTH : (group + 1) * WIDTH]
+    return rows
+
+
+def layer_of(weights, layer, local, rank):
+    at, to = f"model.layers.{layer}.", f"decoder.layers.{local}."
+    return {
+        to + "self_attention.linear_qkv.layer_norm_weight": weights[at + "input_layernorm.weight"],
+        to + "self_attention.linear_qkv.weight": rows_of(groups_of(weights, at + "self_attn."), rank),
+        to + "self_attention.linear_proj.weight": columns_of(weights[at + "self_attn.o_proj.weight"], rank),
+        to + "mlp.linear_fc1.layer_norm_weight": weights[at + "post_attention_layernorm.weight"],
+        to + "mlp.linear_fc1.weight": rows_of(weights[at + "mlp.gate_proj.weight"], rank)
+        + rows_of(weights[at + "mlp.up_proj.weight"], rank),
+        to + "mlp.linear_fc2.weight": columns_of(weights[at + "mlp.down_proj.weight"], rank),
+    }
+
+
+def part_of(weights, rank, stage):
+    padding = [[0.0] * HIDDEN] * (PADDED - VOCAB)
+    part = {}
+    if stage == 0:
+        part["embedding.word_embeddings.weight"] = rows_of(
+            weights["model.embed_tokens.weight"] + padding, rank)
+    else:
+        part["output_layer.weight"] = rows_of(weights["lm_head.weight"] + padding, rank)
+        part["decoder.final_layernorm.weight"] = weights["model.norm.weight"]
+    for local, layer in enumerate(STAGES[stage]):
+        part |= layer_of(weights, layer, local, rank)
+    return part
+
+
+def as_tensor(name, rows):
+    shape = (len(rows[0]),) if "norm" in name else (len(rows), len(rows[0]))
+    return made.tensor([number for row in rows for number in row], shape)
+
+
+def write_ranks(run_folder, weights):
+    for rank in range(RANKS):
+        for stage in range(len(STAGES)):
+            part = {name: as_tensor(name, rows) for name, rows in part_of(weights, rank, stage).items()}
+            made.save(run_folder / f"iter_0000005/mp_rank_{rank:02d}_{stage:03d}/model_optim_rng.pt",
+                      {"checkpoint_version": 3.0, "iteration": 5, "model": part,
+                       "optimizer": {"param_groups": [{"lr": 0.1}]}})
+
+
+def check_ranks(folder):
+    weights, legacy, like = model(), folder / "run", folder / "like"
+    write_ranks(legacy, weights)
+    like.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
+              "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
+              "intermediate_size": INNER, "vocab_size": VOCAB, "tie_word_embeddings": False}
+    (like / "config.json").write_text(json.dumps(config))
+    ran = run("fsdp-convert", legacy, folder / "llama", "--copy-from", like)
+    check(ran.returncode == 0, f"files of ranks: {ran.stderr}")
+    told = listing(folder / "llama")["tensors"] if ran.returncode == 0 else {}
+    check(set(told) == set(weights), f"files of ranks: {set(told) ^ set(weights)}")
+    for name, rows in weights.items():
+        packed = b"".join(struct.pack(f"<{len(row)}f", *row) for row in rows)
+        found = told.get(name, {}).get("sha256")
+        check(found == hashlib.sha256(packed).hexdigest(), f"files of ranks: {name} is another tensor")
+    shutil.rmtree(legacy / "iter_0000005/mp_rank_01_000")
+    ran = run("fsdp-convert", legacy, folder / "less", "--copy-from", like)
+    check(ran.returncode == 2 and not (folder / "less").exists(), f"a rank is missing: {ran.stderr}")
+
+
+def main():
+    cases = sorted(path.parent for path in GOLDEN.glob("*/expected.json"))
+    check(len(cases) == 3, "there are other cases")
+    for case in cases:
+        for checked in (check_case, check_damage):
+            with tempfile.TemporaryDirectory() as folder:
+                checked(case, Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        check_ranks(Path(folder))
+    print("\n".join(problems))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
