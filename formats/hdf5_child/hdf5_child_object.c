@@ -314,14 +314,14 @@ static fsdp_status check_storage(hid_t creation, fsdp_error *err)
 
 /* --- datasets --------------------------------------------------------------------------------- */
 
-/* The dtype that an attribute names for a type outside HDF5: bytes in native files, 16 bits in
- * Keras files. */
+/* The dtype that an attribute names for a type outside HDF5: bytes or opaque blocks in native files,
+ * opaque 16 bits in Keras files. */
 static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_type_info *info)
 {
     enum { LONGEST = 32 };
-    bool is_short =
-        info->kind == FSDP_H5_OTHER && H5Tget_class(type) == H5T_OPAQUE && H5Tget_size(type) == 2;
-    if (info->dtype != FSDP_U8 && !is_short)
+    bool is_opaque = info->kind == FSDP_H5_OTHER && H5Tget_class(type) == H5T_OPAQUE;
+    size_t size = H5Tget_size(type);
+    if (info->dtype != FSDP_U8 && !is_opaque)
         return FSDP_DTYPE_NONE;
     if (H5Aexists(dataset, "dtype") <= 0)
         return FSDP_DTYPE_NONE;
@@ -340,10 +340,12 @@ static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_type_inf
     H5Sclose(space);
     H5Tclose(stored);
     H5Aclose(attribute);
-    if (is_short)
+    if (is_opaque && size == 2)
         return strcmp(text, "bfloat16") == 0 ? FSDP_BF16 : FSDP_DTYPE_NONE;
     fsdp_dtype dtype = fsdp_dtype_from_name(text, strlen(text));
-    return fsdp_dtype_size(dtype) == 1 ? dtype : FSDP_DTYPE_NONE;
+    const fsdp_dtype_info *known = fsdp_dtype_describe(dtype);
+    bool is_right = known && known->size == size && (known->values > 1) == is_opaque;
+    return is_right ? dtype : FSDP_DTYPE_NONE;
 }
 
 /* The offset of plain bytes in the file, -1 when libhdf5 must read them. */

@@ -53,10 +53,24 @@ typedef struct save_job {
 
 /* --- the beginning ---------------------------------------------------------------------------- */
 
+/* A compressed dataset has the chunks of one box. */
+static bool has_parts(const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR &&
+            fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, 0) > 1)
+            return true;
+    }
+    return false;
+}
+
 static bool rank0_writes_all(const save_job *job)
 {
-    return job->opts->kind == FSDP_FULL && (job->opts->compress || job->opts->rank0_writes) &&
-           job->world > 1;
+    if (job->opts->kind != FSDP_FULL)
+        return false;
+    return job->world > 1 ? job->opts->compress || job->opts->rank0_writes
+                          : job->opts->compress && has_parts(job->sd);
 }
 
 static bool all_write_one(const save_job *job)
