@@ -1,6 +1,6 @@
 /*
- * Llama 3.1's scaling of rotary frequencies, as the tensor that llama.cpp reads: a divisor for each frequency of a
- * head.
+ * Llama 3.1's scaling of rotary frequencies, as the tensor that llama.cpp reads: a divisor for each frequency
+ * of a head.
  */
 #ifndef FSDP_ROPE_FACTORS_H
 #define FSDP_ROPE_FACTORS_H

@@ -3,8 +3,8 @@
 
 usage: megatron.py BIN GOLDEN
 
-Of tests/golden/megatron the tensors are listed as expected, and kept by conversions; damage is named. The files
-of ranks are written here, for two tensor and two pipeline ranks, and joined into a Llama for transformers.
+Of tests/golden/megatron the tensors are listed as expected, and kept by conversions; damage is named. The
+files of ranks are written here, for two tensor and two pipeline ranks, and joined into a Llama.
 """
 
 import hashlib
