@@ -22,6 +22,17 @@ static fsdp_box scales_of(const fsdp_box *box, const int64_t *blocks)
     return scales;
 }
 
+/* A row's scales, one for each block; `skip` values of the first block lie before the row. */
+static void multiply_row(float *values, int64_t count, const float *scales, int64_t block,
+                         int64_t skip)
+{
+    for (int64_t at = 0; at < count; scales++, skip = 0) {
+        int64_t end = block - skip < count - at ? at + block - skip : count;
+        for (; at < end; at++)
+            values[at] *= *scales;
+    }
+}
+
 /* Multiplies the rows of a piece; the last dim of both is walked inside. */
 static void multiply(const fsdp_box *piece, const int64_t *blocks, const fsdp_box *scale_box,
                      const float *scales, float *values)
@@ -36,8 +47,8 @@ static void multiply(const fsdp_box *piece, const int64_t *blocks, const fsdp_bo
             first =
                 first * scale_box->len[d] + (piece->lo[d] + at[d]) / blocks[d] - scale_box->lo[d];
         const float *of_row = scales + first * scale_box->len[last];
-        for (int64_t j = 0; j < piece->len[last]; j++)
-            values[j] *= of_row[(piece->lo[last] + j) / blocks[last] - scale_box->lo[last]];
+        multiply_row(values, piece->len[last], of_row, blocks[last],
+                     piece->lo[last] - scale_box->lo[last] * blocks[last]);
         values += piece->len[last];
         for (int d = last - 1; d >= 0 && ++at[d] == piece->len[d]; d--)
             at[d] = 0;
