@@ -227,16 +227,35 @@ static int to_int(float value, int most)
     return value >= (float)-most && value <= (float)most ? (int)value : 0;
 }
 
+/* The nearest integer, halves away from zero as roundf has them, and 0 outside the range: selects
+ * and a conversion, where roundf is a call per value. */
+static int round_to_byte(float value)
+{
+    float held = fabsf(value) < 127.5F ? value : 0;
+    int whole = (int)held;
+    float rest = held - (float)whole;
+    return whole + (rest >= 0.5F) - (rest <= -0.5F);
+}
+
+/* The largest magnitude; a NaN is larger than all, as its bits are. */
+static float largest_magnitude(const float *values)
+{
+    uint32_t bits[SMALL], most_bits = 0;
+    float most;
+    memcpy(bits, values, sizeof bits);
+    for (int i = 0; i < SMALL; i++) {
+        uint32_t magnitude = bits[i] & 0x7FFFFFFF;
+        most_bits = magnitude > most_bits ? magnitude : most_bits;
+    }
+    memcpy(&most, &most_bits, sizeof most);
+    return most;
+}
+
 static float encode_q8_0(const float *values, uint8_t *block)
 {
-    float most = 0;
-    for (int i = 0; i < SMALL; i++) {
-        float magnitude = fabsf(values[i]);
-        most = magnitude > most || isnan(magnitude) ? magnitude : most;
-    }
-    float scale = most / 127, inverse = inverse_of(scale);
+    float scale = largest_magnitude(values) / 127, inverse = inverse_of(scale);
     for (int i = 0; i < SMALL; i++)
-        block[2 + i] = (uint8_t)to_int(roundf(values[i] * inverse), 127);
+        block[2 + i] = (uint8_t)round_to_byte(values[i] * inverse);
     to_f16(scale, block);
     return scale;
 }
