@@ -227,14 +227,20 @@ static int to_int(float value, int most)
     return value >= (float)-most && value <= (float)most ? (int)value : 0;
 }
 
-/* The nearest integer, halves away from zero as roundf has them, and 0 outside the range: selects
- * and a conversion, where roundf is a call per value. */
-static int round_to_byte(float value)
+/* The nearest integer, halves away from zero as roundf has them, and 0 outside the range. Selects
+ * are of bits and half is the float below it, so that the loop over a block becomes vectors. */
+static inline uint8_t round_to_byte(float value)
 {
-    float held = fabsf(value) < 127.5F ? value : 0;
-    int whole = (int)held;
-    float rest = held - (float)whole;
-    return whole + (rest >= 0.5F) - (rest <= -0.5F);
+    const uint32_t bits_of_127_5 = 0x42FF0000;
+    const float below_half = 0x1.FFFFFEp-2F;
+    uint32_t bits, rest;
+    float magnitude;
+    memcpy(&bits, &value, sizeof bits);
+    rest = bits & 0x7FFFFFFF;
+    rest &= 0U - (rest < bits_of_127_5);
+    memcpy(&magnitude, &rest, sizeof magnitude);
+    uint32_t whole = (uint32_t)(int)(magnitude + below_half), minus = 0U - (bits >> 31);
+    return (uint8_t)((whole ^ minus) - minus);
 }
 
 /* The largest magnitude; a NaN is larger than all, as its bits are. */
@@ -254,8 +260,10 @@ static float largest_magnitude(const float *values)
 static float encode_q8_0(const float *values, uint8_t *block)
 {
     float scale = largest_magnitude(values) / 127, inverse = inverse_of(scale);
+    uint8_t numbers[SMALL];
     for (int i = 0; i < SMALL; i++)
-        block[2 + i] = (uint8_t)round_to_byte(values[i] * inverse);
+        numbers[i] = round_to_byte(values[i] * inverse);
+    memcpy(block + 2, numbers, sizeof numbers);
     to_f16(scale, block);
     return scale;
 }
