@@ -13,14 +13,15 @@ typedef struct adapter_merge {
     fsdp_checkpoint *adapter;
     fsdp_derivation *derivation;
     const fsdp_sd *base;
-    bool *is_used; /* per entry of the adapter */
+    bool *is_used;     /* per entry of the adapter */
+    bool lacks_memory; /* a name could not be made, so what find() said does not count */
     fsdp_adapter_report report;
 } adapter_merge;
 
 /* --- names ---------------------------------------------------------------------------------------- */
 
 /* The adapter's entry of a module, with an end; -1: none. PEFT's models wrap the model twice. */
-static int64_t find(const adapter_merge *merge, const char *module, size_t size, const char *end)
+static int64_t find(adapter_merge *merge, const char *module, size_t size, const char *end)
 {
     static const char *const prefixes[] = {"base_model.model.", ""};
     const fsdp_sd *sd = merge->adapter->manifest.sd;
@@ -28,6 +29,7 @@ static int64_t find(const adapter_merge *merge, const char *module, size_t size,
     for (int i = 0; i < 2 && entry < 0; i++) {
         fsdp_text name = {0};
         fsdp_text_addf(&name, "%s%.*s%s", prefixes[i], (int)size, module, end);
+        merge->lacks_memory = merge->lacks_memory || name.failed;
         if (!name.failed)
             entry = fsdp_sd_find(sd, name.data, name.size);
         fsdp_text_release(&name);
@@ -47,7 +49,7 @@ static fsdp_status find_part(adapter_merge *merge, const char *module, size_t si
                                     (size_t)entry, out, err));
         merge->is_used[entry] = true;
     }
-    return FSDP_OK;
+    return merge->lacks_memory ? fsdp_fail_memory(err, "a name") : FSDP_OK;
 }
 
 /* --- one weight ------------------------------------------------------------------------------------- */

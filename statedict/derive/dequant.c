@@ -16,7 +16,8 @@ typedef struct dequant_job {
     fsdp_derivation *derivation;
     fsdp_checkpoint *base;
     const fsdp_sd *sd;
-    int64_t block[2]; /* rows and columns, of config.json; 0: not known */
+    int64_t block[2];  /* rows and columns, of config.json; 0: not known */
+    bool lacks_memory; /* a name could not be made, so what sibling() said does not count */
     fsdp_dequant_report report;
 } dequant_job;
 
@@ -30,12 +31,12 @@ static bool ends(const fsdp_entry *entry, const char *end)
 }
 
 /* The entry whose name is this one's with another end; -1: none. */
-static int64_t sibling(const dequant_job *job, const fsdp_entry *entry, const char *cut,
-                       const char *end)
+static int64_t sibling(dequant_job *job, const fsdp_entry *entry, const char *cut, const char *end)
 {
     fsdp_text name = {0};
     fsdp_text_add(&name, entry->name, entry->name_size - strlen(cut));
     fsdp_text_addf(&name, "%s", end);
+    job->lacks_memory = job->lacks_memory || name.failed;
     int64_t found = name.failed ? -1 : fsdp_sd_find(job->sd, name.data, name.size);
     fsdp_text_release(&name);
     return found >= 0 && fsdp_sd_at(job->sd, (size_t)found)->kind != FSDP_ENTRY_VALUE ? found : -1;
@@ -49,7 +50,7 @@ static bool is_f8(fsdp_dtype dtype)
 
 /* The scales of a weight of 8 bits, as transformers and DeepSeek, compressed-tensors, and
  * DeepSeek's own files name them; -1: none. */
-static int64_t scales_of(const dequant_job *job, const fsdp_entry *weight)
+static int64_t scales_of(dequant_job *job, const fsdp_entry *weight)
 {
     int64_t found = sibling(job, weight, "", "_scale_inv");
     if (found < 0)
@@ -60,7 +61,7 @@ static int64_t scales_of(const dequant_job *job, const fsdp_entry *weight)
 }
 
 /* Scales of activations and of the cache, which only a quantized model uses. */
-static bool is_of_activations(const dequant_job *job, const fsdp_entry *entry)
+static bool is_of_activations(dequant_job *job, const fsdp_entry *entry)
 {
     static const char *const names[] = {".input_scale", ".output_scale", ".q_scale", ".k_scale",
                                         ".v_scale"};
@@ -74,7 +75,7 @@ static bool is_of_activations(const dequant_job *job, const fsdp_entry *entry)
 }
 
 /* True when the entry belongs to a quantized weight and goes with it. */
-static bool is_beside_weight(const dequant_job *job, const fsdp_entry *entry)
+static bool is_beside_weight(dequant_job *job, const fsdp_entry *entry)
 {
     static const char *const scale_ends[][2] = {
         {"_scale_inv", ""}, {"_scale", ""}, {".scale", ".weight"}};
@@ -91,14 +92,18 @@ static bool is_beside_weight(const dequant_job *job, const fsdp_entry *entry)
 
 /* --- fp8 ---------------------------------------------------------------------------------------- */
 
+static int64_t rows_over(int64_t rows, int64_t block)
+{
+    return rows / block + (rows % block != 0);
+}
+
 /* Rows of the weight for a row of the scales; 0: they do not fit. Dim `behind` counts from the end. */
 static int64_t block_of(const dequant_job *job, int64_t rows, int64_t scales, int behind)
 {
     int64_t known = behind < 2 ? job->block[1 - behind] : 0;
-    if (known > 0 && known < INT32_MAX && (rows + known - 1) / known == scales)
+    if (known > 0 && known < INT32_MAX && rows_over(rows, known) == scales)
         return known;
-    if (scales > 1 && scales < rows && behind < 2 &&
-        (rows + USUAL_BLOCK - 1) / USUAL_BLOCK == scales)
+    if (scales > 1 && scales < rows && behind < 2 && rows_over(rows, USUAL_BLOCK) == scales)
         return USUAL_BLOCK;
     return scales > 0 && rows % scales == 0 ? rows / scales : 0;
 }
@@ -203,6 +208,8 @@ static fsdp_status add_entry(dequant_job *job, size_t number, fsdp_error *err)
         return fsdp_derivation_keep(job->derivation, number, err);
     fsdp_status st = add_tensor(job, number, err);
     char shown[200];
+    if (job->lacks_memory)
+        return fsdp_fail_memory(err, "a name");
     if (st == FSDP_ERR_USAGE)
         fsdp_error_prefix(err, "'%s'",
                           fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));

@@ -84,9 +84,11 @@ static bool fits(const fsdp_derived *weight, const fsdp_derived *scales, const i
 {
     if (weight->ndim != scales->ndim || weight->ndim == 0)
         return false;
-    for (int d = 0; d < weight->ndim; d++)
-        if (blocks[d] <= 0 || (weight->shape[d] + blocks[d] - 1) / blocks[d] != scales->shape[d])
+    for (int d = 0; d < weight->ndim; d++) {
+        int64_t rows = weight->shape[d], block = blocks[d];
+        if (block <= 0 || rows / block + (rows % block != 0) != scales->shape[d])
             return false;
+    }
     return true;
 }
 
