@@ -42,6 +42,8 @@ typedef struct fsdp_framework_row {
                                 * that opens; with {r} a pattern of rank files; ".": the directory itself,
                                 * whose path with "/." is the model without the parts. NULL: nothing can be
                                 * opened */
+    const char *checked;       /* a pattern of rank files that must open: the member may be one of them
+                                * without the others; NULL: none */
     const char *pointer;       /* in place of member: a file whose text is the name of the model */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];

@@ -48,12 +48,14 @@ const fsdp_framework_row fsdp_framework_rows[] = {
      .parts = {{"recipe_state/recipe_state.pt", "", NULL}},
      .others = "recipe_state"},
     {.made_by = "Meta's Llama in several files",
-     .markers = {"consolidated.01.pth", "params.json"},
-     .say = "its files are cut for tensor parallelism and 'consolidated.01.pth' is one of them: "
-            "transformers' convert_llama_weights_to_hf.py joins them"},
+     .markers = {"consolidated.*1.pth|consolidated.*2.pth|consolidated.*3.pth|consolidated.*4.pth|"
+                 "consolidated.*5.pth|consolidated.*6.pth|consolidated.*7.pth|consolidated.*8.pth|"
+                 "consolidated.*9.pth"},
+     .member = "consolidated.{r}.pth"},
     {.made_by = "Meta's Llama",
      .markers = {"consolidated.00.pth", "params.json"},
-     .member = "consolidated.00.pth"},
+     .member = "consolidated.00.pth",
+     .checked = "consolidated.{r}.pth"},
     {.made_by = "Trainer of transformers",
      .markers = {"trainer_state.json", "optimizer.pt", "*.safetensors|pytorch_model*.bin"},
      .member = ".",

@@ -207,6 +207,21 @@ static fsdp_status find_member(fsdp_folder *folder, const fsdp_framework_row *ro
     return FSDP_OK;
 }
 
+/* Opens the rank files of which the member may be one. */
+static fsdp_status check_member(const fsdp_folder *folder, const fsdp_framework_row *row,
+                                fsdp_error *err)
+{
+    fsdp_source *source = NULL;
+    char *path = fsdp_path_join(folder->path, row->checked);
+    fsdp_status st = !path ? fsdp_fail_memory(err, "a path")
+                     : !fsdp_folder_may_look(folder)
+                         ? fsdp_folder_fail_looks(folder->path, err)
+                         : fsdp_source_open(folder->io, path, NULL, &source, err);
+    fsdp_source_close(source);
+    fsdp_free(path);
+    return st;
+}
+
 /* The name to go down to; NULL: the directory itself is the checkpoint, or no rule applies to it. */
 static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_error *err)
 {
@@ -224,6 +239,8 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
     folder->whole = folder->whole || (row && row->is_one);
     if (row && row->shards)
         return FSDP_OK;
+    if (row && row->checked)
+        FSDP_TRY(check_member(folder, row, err));
     if (row)
         return find_member(folder, row, name_out, err);
     if (!fsdp_folder_may_look(folder))

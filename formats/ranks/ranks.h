@@ -11,6 +11,7 @@
  *         -> ranks_place.c   boxes of placements
  *         -> ranks_dist.c    DTensor, ShardedTensor: boxes of the whole
  *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank (ranks_compare.c)
+ *         -> ranks_parts.c   Meta's parts of tensor parallelism, joined by rules and params.json
  *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters
  *         -> ranks_merge.c   drops replicas, checks for missing ranks, fills the source
  *   ranks.c holds entries, boxes and meshes for all of them.
@@ -159,6 +160,12 @@ typedef struct rank_member {
     size_t mesh;
 } rank_member;
 
+/* The numbers of params.json by which Meta's parts are joined. */
+typedef struct rank_parts {
+    int64_t count;             /* of files; 0: the files are no such parts */
+    int64_t dim, queries, keys, width; /* of the model, rows of all queries, of all keys, of a head */
+} rank_parts;
+
 typedef struct rank_files {
     fsdp_source *source;
     torch_memory *memory;
@@ -169,6 +176,7 @@ typedef struct rank_files {
     int64_t world;             /* number of ranks that wrote, as far as known */
     int64_t work;              /* steps so far, which a hostile file could multiply */
     int64_t bytes, compared;   /* bytes of files so far; bytes of compared tensors */
+    rank_parts parts;
     bool is_placed;            /* the current rank is known to be one of all (ShardedTensor) */
 
     rank_entry *entries;       /* entries[0] is not used */
@@ -212,6 +220,15 @@ fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tens
 fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value *value, fsdp_error *err);
 fsdp_status rank_files_object(void *context, const torch_item *found, bool *taken_out, fsdp_error *err);
 void rank_items_release(rank_entry *entry);
+
+/* --- ranks_parts.c --- */
+
+/* True for the pattern of Meta's files. */
+bool rank_parts_are(const char *pattern);
+/* Reads params.json beside the files, and checks that no file before the last is missing. */
+fsdp_status rank_parts_read(const fsdp_probe *probe, const char *directory, rank_files *set, fsdp_error *err);
+/* In place of rank_files_tensor: the place of a part in its tensor. */
+fsdp_status rank_files_part(void *context, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
 
 /* --- ranks_compare.c --- */
 

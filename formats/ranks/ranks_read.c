@@ -192,7 +192,8 @@ static fsdp_status create(const fsdp_probe *probe, rank_files *set, fsdp_error *
 static fsdp_status walk_file(rank_files *set, int file, fsdp_error *err)
 {
     const torch_visitor visitor = {.context = set,
-                                   .tensor = rank_files_tensor,
+                                   .tensor =
+                                       set->parts.count > 0 ? rank_files_part : rank_files_tensor,
                                    .distributed = rank_files_distributed,
                                    .object = rank_files_object,
                                    .value = rank_files_value};
@@ -256,7 +257,8 @@ static fsdp_status read_set(const fsdp_probe *probe, const char *directory, rank
                             fsdp_error *err)
 {
     FSDP_TRY(create(probe, set, err));
-    fsdp_status st = FSDP_OK;
+    fsdp_status st =
+        rank_parts_are(set->group->pattern) ? rank_parts_read(probe, directory, set, err) : FSDP_OK;
     for (size_t i = 0; i < set->group->count && st == FSDP_OK; i++)
         st = read_file(set, directory, &set->group->files[i], probe->is_directory, err);
     if (st == FSDP_OK)

@@ -154,7 +154,10 @@ def meta_two(data):
     expect(
         "Meta's Llama, several files",
         META,
-        [refused("Llama-tiny", "consolidated.01.pth", "convert_llama_weights_to_hf")],
+        ["Llama-tiny", "'Llama-tiny/consolidated.{r}.pth'"],
+        tensors=held,
+        files=beside("Llama-tiny", ["params.json", "tokenizer.model"]),
+        loader="torch",
         **common,
     )
 

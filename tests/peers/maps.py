@@ -4,6 +4,7 @@ models of transformers with the same bits and outputs, and go back with the same
 usage: maps.py FSDP_CONVERT [CASE...]
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -306,6 +307,83 @@ def meta_llama():
 def write_pth(state, path):
     os.mkdir(path)
     torch.save(state, f"{path}/consolidated.00.pth")
+
+
+def meta_parts(state, files, by_words):
+    """The state of each of Meta's files: fairscale's parallel layers. With fewer heads of keys than files,
+    neighbouring files have the same ones."""
+    rows = ["wq", "w1", "w3", "output"] + ["tok_embeddings"] * by_words
+    columns = ["wo", "w2"] + ["tok_embeddings"] * (not by_words)
+    parts = [{} for _ in range(files)]
+    for name, tensor in state.items():
+        layer = name.split(".")[-2]
+        for i, part in enumerate(parts):
+            if layer in ("wk", "wv"):
+                heads = tensor.unflatten(0, (-1, 8))
+                copies = max(files // len(heads), 1)
+                part[name] = heads.chunk(files // copies)[i // copies].flatten(0, 1).clone()
+            elif layer in rows + columns:
+                part[name] = tensor.chunk(files, int(layer in columns))[i].clone()
+            else:
+                part[name] = tensor
+        assert layer not in rows or sum(len(part[name]) for part in parts) == len(tensor)
+    return parts
+
+
+def write_meta_parts(parts, path, config):
+    os.mkdir(path)
+    for i, part in enumerate(parts):
+        torch.save(part, f"{path}/consolidated.{i:02d}.pth")
+    params = {"dim": config.hidden_size, "n_layers": config.num_hidden_layers, "vocab_size": -1,
+              "n_heads": config.num_attention_heads, "norm_eps": config.rms_norm_eps}
+    if config.num_key_value_heads != config.num_attention_heads:
+        params["n_kv_heads"] = config.num_key_value_heads
+    with open(f"{path}/params.json", "w") as file:
+        json.dump(params, file)
+
+
+@case
+def meta_llama_in_parts():
+    """Llama 1 and 2 cut embeddings by columns, Llama 3 by words; with and without groups of queries."""
+    for files, groups, by_words in ((2, 8, False), (4, 8, True), (2, 2, True), (4, 2, False), (4, 1, True)):
+        config = transformers.LlamaConfig(**{**sizes(tie_word_embeddings=False), "vocab_size": 256,
+                                             "num_key_value_heads": groups})
+        model = transformers.LlamaForCausalLM(config)
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                torch.nn.init.normal_(parameter)
+        state = {**meta_state(model), "rope.freqs": torch.ones(4)}
+        at = f"{files}_{groups}"
+        model.save_pretrained(f"hf_{at}")
+        write_meta_parts(meta_parts(state, files, by_words), at, config)
+        convert(at, f"out_{at}", "--to", "hf", "--copy-from", f"hf_{at}")
+        check_model(f"out_{at}", model)
+        convert(at, f"whole_{at}.pt")
+        same(torch.load(f"whole_{at}.pt"), state)
+
+
+def refused(path, *words):
+    command = [CONVERT, path, "refused", "--to", "hf"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and not os.path.exists("refused"), (path, done.stdout)
+    assert all(word in done.stderr for word in words), (words, done.stderr)
+
+
+@case
+def meta_llama_lacks_a_part():
+    config = transformers.LlamaConfig(**{**sizes(tie_word_embeddings=False), "vocab_size": 256})
+    parts = meta_parts(meta_state(transformers.LlamaForCausalLM(config)), 4, True)
+    write_meta_parts(parts, "parts", config)
+    for i in range(4):
+        name = f"parts/consolidated.{i:02d}.pth"
+        os.rename(name, "away")
+        refused("parts", f"'consolidated.{i:02d}.pth' is missing")
+        os.rename("away", name)
+    parts[3]["norm.weight"] = parts[3]["norm.weight"] + 1
+    write_meta_parts(parts, "differ", config)
+    refused("differ", "'norm.weight' differs between 'consolidated.00.pth' and 'consolidated.03.pth'")
+    write_meta_parts(parts[:1], "single", config)
+    refused("single", "'consolidated.01.pth' is missing")
 
 
 @case
