@@ -169,13 +169,16 @@ static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *
     return FSDP_OK;
 }
 
-/* Opens the source a second time, because reading packed bytes here would change how the conversion reads. */
+/* Opens the source a second time, because reading packed bytes here would change how the conversion reads.
+ * Derived tensors are only in the checkpoint that is open. */
 static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool *equal_out,
                              fsdp_error *err)
 {
     const fsdp_convert_opts *opts = search->rules->opts;
-    comparison work = {.a = a, .b = b};
-    FSDP_TRY(fsdp_convert_open(search->from->path, opts, &work.checkpoint, err));
+    bool is_derived = search->from->derived != NULL;
+    comparison work = {.checkpoint = search->from, .a = a, .b = b};
+    if (!is_derived)
+        FSDP_TRY(fsdp_convert_open(search->from->path, opts, &work.checkpoint, err));
     work.data = fsdp_alloc_pages(2 * COMPARED_BYTES);
     fsdp_status st = work.data ? FSDP_OK : fsdp_fail_memory(err, "tied weights");
     if (st == FSDP_OK)
@@ -184,7 +187,8 @@ static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool 
         st = compare_bytes(&work, equal_out, err);
     fsdp_block_reader_release(&work.block_reader);
     fsdp_free(work.data);
-    fsdp_checkpoint_close(work.checkpoint);
+    if (!is_derived)
+        fsdp_checkpoint_close(work.checkpoint);
     return st;
 }
 
