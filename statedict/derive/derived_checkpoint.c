@@ -161,6 +161,22 @@ fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t number, fsd
                        : FSDP_OK;
 }
 
+fsdp_status fsdp_derivation_keep_as(fsdp_derivation *derivation, size_t number,
+                                    fsdp_derived_name name, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(derivation->bases[0]->manifest.sd, number);
+    const fsdp_path old = {entry->name, entry->name_size, entry->path, entry->path_count};
+    int32_t *path = fsdp_alloc(entry->path_count + 1, sizeof *path);
+    if (!path)
+        return fsdp_fail_memory(err, "derived tensors");
+    fsdp_status st = fsdp_derivation_add_value(derivation, name, &entry->value, err);
+    size_t count = entry->path ? fsdp_path_rename(&old, name.text, name.size, path) : 0;
+    if (st == FSDP_OK && count > 0)
+        st = fsdp_sd_set_path(derivation->sd, fsdp_sd_count(derivation->sd) - 1, path, count, err);
+    fsdp_free(path);
+    return st;
+}
+
 /* --- reading it ------------------------------------------------------------------------------------- */
 
 static const fsdp_derived *derived_at(const fsdp_checkpoint *checkpoint, size_t entry)

@@ -37,6 +37,9 @@ fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_
                                       const fsdp_value *value, fsdp_error *err);
 /* Adds an entry of the base as it is, under its own name and nesting. */
 fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t entry, fsdp_error *err);
+/* Adds a value of the base under another name, which is nested as the old one is where they are alike. */
+fsdp_status fsdp_derivation_keep_as(fsdp_derivation *derivation, size_t entry, fsdp_derived_name name,
+                                    fsdp_error *err);
 
 /* Frees the derivation in any case. */
 fsdp_status fsdp_derivation_finish(fsdp_derivation *derivation, fsdp_checkpoint **checkpoint_out,

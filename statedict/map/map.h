@@ -23,7 +23,7 @@
 #include "statedict/derive/derived_checkpoint.h"
 #include <fsdp/convert.h>
 
-enum { MAP_VARIABLES = 6, MAP_NAMES = 16, MAP_STEPS = 16, MAP_PIECES = 16, MAP_SIZES = 64 };
+enum { MAP_VARIABLES = 10, MAP_NAMES = 16, MAP_STEPS = 16, MAP_PIECES = 16, MAP_SIZES = 64 };
 
 typedef struct fsdp_map fsdp_map;
 
@@ -36,7 +36,8 @@ fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp
 fsdp_status fsdp_map_open(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err);
 void fsdp_map_free(fsdp_map *map);     /* accepts NULL */
 const char *fsdp_map_name(const fsdp_map *map);
-/* The layout of a side, and whether the map is for the type of a model of transformers. */
+/* The layout of a side, and whether the map is for the type of a model of transformers; one without types is
+ * for all. */
 const char *fsdp_map_layout(const fsdp_map *map, bool right);
 bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
 

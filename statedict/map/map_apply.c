@@ -9,7 +9,7 @@
 
 /* --- bindings of a rule ------------------------------------------------------------------------------- */
 
-/* A stacked variable counts from 0 without gaps. */
+/* A stacked variable counts from 0 without gaps; that of a first tensor may have any numbers. */
 static fsdp_status merge_numbers(map_run *run, int number, fsdp_error *err)
 {
     const map_step *step = &run->steps[number];
@@ -20,7 +20,8 @@ static fsdp_status merge_numbers(map_run *run, int number, fsdp_error *err)
         if (one.values[step->variable] < 0)
             return fsdp_fail(err, FSDP_ERR_USAGE, "no name has {%s}, whose tensors become one",
                              run->rule->variables.names[step->variable]);
-        if (previous.values[step->variable]-- > 0 && !map_bindings_have(before, &previous))
+        if (step->verb != MAP_FIRST && previous.values[step->variable]-- > 0 &&
+            !map_bindings_have(before, &previous))
             return fsdp_fail(err, FSDP_ERR_USAGE, "number %" PRId64 " of {%s} is missing",
                              previous.values[step->variable],
                              run->rule->variables.names[step->variable]);
@@ -69,19 +70,74 @@ static fsdp_status take_all(map_run *run, int number, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Pairs of variables become one number: they are sorted by the first and then by the second, since the first
- * comes first in the name. */
-static fsdp_status number_pairs(map_run *run, int number, fsdp_error *err)
+/* --- numbers of several variables ------------------------------------------------------------------- */
+
+/* The variables of a line "numbered" that a step counts, by their names there. False: it lacks one. */
+static bool find_counted(const map_run *run, const map_step *step, const map_numbered *numbered,
+                         int found[MAP_COUNTED])
+{
+    for (int i = 0; i < step->counted_count; i++) {
+        const char *name = run->rule->variables.names[step->counted[i]];
+        found[i] = -1;
+        for (int k = 0; k < numbered->variables.count; k++)
+            if (strcmp(numbered->variables.names[k], name) == 0)
+                found[i] = k;
+        if (found[i] < 0)
+            return false;
+    }
+    return true;
+}
+
+/* The line by which a step counts; NULL: it counts the names of its rule. */
+static const map_numbered *find_numbered(const map_run *run, const map_step *step,
+                                         int found[MAP_COUNTED])
+{
+    for (size_t i = 0; i < run->map->numbered_count; i++)
+        if (find_counted(run, step, &run->map->numbered[i], found))
+            return &run->map->numbered[i];
+    return NULL;
+}
+
+static fsdp_status count_all(map_run *run, int number, const map_numbered *numbered,
+                             const int found[MAP_COUNTED], fsdp_error *err)
+{
+    const map_step *step = &run->steps[number];
+    map_binding there, here = {0};
+    for (size_t i = 0; i < fsdp_sd_count(run->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
+        if (entry->kind == FSDP_ENTRY_VALUE ||
+            !map_pattern_matches(&numbered->name, entry->name, entry->name_size, &there))
+            continue;
+        for (int k = 0; k < step->counted_count; k++)
+            here.values[step->counted[k]] = there.values[found[k]];
+        map_binding key = map_counted_key(step, &here, true);
+        FSDP_TRY(map_bindings_add(&run->counted[number], &key, err));
+    }
+    return FSDP_OK;
+}
+
+/* The values of several variables become one number. */
+static fsdp_status number_values(map_run *run, int number, fsdp_error *err)
 {
     const map_step *step = &run->steps[number];
     const binding_list *before = &run->bindings[number];
+    binding_list *counted = &run->counted[number];
+    int found[MAP_COUNTED];
+    const map_numbered *numbered = find_numbered(run, step, found);
+    bool all = run->counts_all[number] = numbered != NULL;
+    counted->count = 0;
+    if (numbered)
+        FSDP_TRY(count_all(run, number, numbered, found, err));
     for (size_t i = 0; i < before->count; i++) {
-        map_binding one = before->items[i];
-        int64_t count = 0;
-        for (size_t k = 0; k < i; k++)
-            count += map_bindings_are_beside(&before->items[k], &one, step);
-        one.values[step->pair[0]] = one.values[step->pair[1]] = -1;
-        one.values[step->variable] = count;
+        map_binding key = map_counted_key(step, &before->items[i], all);
+        FSDP_TRY(map_bindings_add(counted, &key, err));
+    }
+    map_bindings_sort(counted);
+    for (size_t i = 0; i < before->count; i++) {
+        map_binding one = before->items[i], key = map_counted_key(step, &one, all);
+        for (int k = 0; k < step->counted_count; k++)
+            one.values[step->counted[k]] = -1;
+        one.values[step->variable] = map_counted_number(counted, step, &key);
         FSDP_TRY(map_bindings_add(&run->bindings[number + 1], &one, err));
     }
     map_bindings_sort(&run->bindings[number + 1]);
@@ -102,7 +158,7 @@ static fsdp_status follow_step(map_run *run, int number, fsdp_error *err)
     if (verb == MAP_STACK || verb == MAP_GATHER || verb == MAP_FIRST)
         return merge_numbers(run, number, err);
     if (verb == MAP_NUMBER)
-        return number_pairs(run, number, err);
+        return number_values(run, number, err);
     if (verb == MAP_UNSTACK || verb == MAP_SCATTER)
         return spread_numbers(run, number, err);
     return copy_bindings(run, number, err);
@@ -259,8 +315,44 @@ static fsdp_status add_values(map_run *run, bool right, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* "values LEFT* = RIGHT*": the beginning of a value's name, and the one that replaces it. NULL: none. */
+static const char *find_beginning(const map_run *run, const fsdp_entry *entry, bool from_right,
+                                  const char **other_out)
+{
+    for (size_t i = 0; i < run->map->value_count; i++) {
+        const char *from = run->map->values[i][from_right];
+        size_t size = strlen(from);
+        *other_out = run->map->values[i][!from_right];
+        if (entry->name_size >= size && memcmp(entry->name, from, size) == 0)
+            return from;
+    }
+    return NULL;
+}
+
+/* A value stays, or gets the name of the other side, where the map has lines for values. */
+static fsdp_status keep_value(map_run *run, size_t number, bool from_right, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(run->sd, number);
+    const char *other, *from = find_beginning(run, entry, from_right, &other);
+    fsdp_text name = {0};
+    if (run->map->value_count == 0)
+        return fsdp_derivation_keep(run->derivation, number, err);
+    if (!from)
+        return FSDP_OK;
+    size_t size = strlen(from);
+    fsdp_text_addf(&name, "%s", other);
+    fsdp_text_add(&name, entry->name + size, entry->name_size - size);
+    fsdp_status st = name.failed
+                         ? fsdp_fail_memory(err, "a name")
+                         : fsdp_derivation_keep_as(run->derivation, number,
+                                                   (fsdp_derived_name){name.data, name.size}, err);
+    fsdp_text_release(&name);
+    return st;
+}
+
 /* Values stay; so do tensors that no rule takes and that may. */
-static fsdp_status keep_others(map_run *run, const fsdp_map_call *call, fsdp_error *err)
+static fsdp_status keep_others(map_run *run, bool from_right, const fsdp_map_call *call,
+                               fsdp_error *err)
 {
     enum { SHOWN = 3 };
     fsdp_text names = {0};
@@ -271,7 +363,9 @@ static fsdp_status keep_others(map_run *run, const fsdp_map_call *call, fsdp_err
         const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
         if (run->is_taken[i] || (entry->kind == FSDP_ENTRY_VALUE && drops_values))
             continue;
-        if (entry->kind == FSDP_ENTRY_VALUE || may_stay(run->map, call, entry)) {
+        if (entry->kind == FSDP_ENTRY_VALUE) {
+            FSDP_TRY(keep_value(run, i, from_right, err));
+        } else if (may_stay(run->map, call, entry)) {
             FSDP_TRY(fsdp_derivation_keep(run->derivation, i, err));
         } else if (count++ < SHOWN) {
             fsdp_text_addf(&names, "%s'%s'", count > 1 ? ", " : "",
@@ -309,6 +403,8 @@ static void release(map_run *run)
 {
     for (int i = 0; i <= MAP_STEPS; i++)
         fsdp_free(run->bindings[i].items);
+    for (int i = 0; i < MAP_STEPS; i++)
+        fsdp_free(run->counted[i].items);
     fsdp_free(run->is_taken);
     fsdp_free(run);
 }
@@ -329,7 +425,7 @@ static fsdp_status derive(map_run *run, bool from_right, const fsdp_map_call *ca
         return fsdp_fail_memory(err, "a map");
     FSDP_TRY(apply_rules(run, from_right, err));
     FSDP_TRY(add_values(run, !from_right, err));
-    return keep_others(run, call, err);
+    return keep_others(run, from_right, call, err);
 }
 
 fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_call *call,

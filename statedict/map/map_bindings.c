@@ -2,6 +2,7 @@
 #include "statedict/map/map_run.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int compare_bindings(const void *a, const void *b)
 {
@@ -46,21 +47,80 @@ int64_t map_bindings_count(const binding_list *list, const map_binding *binding,
     return next.values[variable];
 }
 
-bool map_bindings_are_beside(const map_binding *a, const map_binding *b, const map_step *step)
+const map_binding *map_bindings_first(const binding_list *list, const map_binding *binding,
+                                      int variable)
 {
-    for (int i = 0; i < MAP_VARIABLES; i++)
-        if (i != step->variable && i != step->pair[0] && i != step->pair[1] &&
-            a->values[i] != b->values[i])
-            return false;
-    return true;
+    enum { TRIED = 64 };
+    const map_binding *lowest = NULL;
+    map_binding one = *binding;
+    for (one.values[variable] = 0; one.values[variable] < TRIED; one.values[variable]++)
+        if (map_bindings_have(list, &one))
+            return bsearch(&one, list->items, list->count, sizeof *list->items, compare_bindings);
+    for (size_t i = 0; i < list->count; i++) {
+        one.values[variable] = list->items[i].values[variable];
+        if (compare_bindings(&one, &list->items[i]) == 0 &&
+            (!lowest || one.values[variable] < lowest->values[variable]))
+            lowest = &list->items[i];
+    }
+    return lowest;
 }
 
-const map_binding *map_bindings_numbered(const binding_list *before, const map_step *step,
-                                         const map_binding *after)
+/* --- numbers of several variables together ---------------------------------------------------------- */
+
+static bool is_counted(const map_step *step, int variable)
 {
-    int64_t left = after->values[step->variable];
-    for (size_t i = 0; i < before->count; i++)
-        if (map_bindings_are_beside(&before->items[i], after, step) && left-- == 0)
-            return &before->items[i];
-    return NULL;
+    for (int i = 0; i < step->counted_count; i++)
+        if (step->counted[i] == variable)
+            return true;
+    return false;
+}
+
+map_binding map_counted_key(const map_step *step, const map_binding *binding, bool counts_all)
+{
+    map_binding key;
+    int at = 0;
+    for (int i = 0; i < MAP_VARIABLES; i++)
+        if (!is_counted(step, i))
+            key.values[at++] = i == step->variable || counts_all ? -1 : binding->values[i];
+    for (int i = 0; i < step->counted_count; i++)
+        key.values[at++] = binding->values[step->counted[i]];
+    return key;
+}
+
+/* The first of the sorted keys that is not less. */
+static size_t lower_bound(const binding_list *keys, const map_binding *key)
+{
+    size_t low = 0, high = keys->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (compare_bindings(&keys->items[middle], key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The place of number 0 beside the key. */
+static size_t first_place(const binding_list *keys, const map_step *step, map_binding key)
+{
+    for (int i = MAP_VARIABLES - step->counted_count; i < MAP_VARIABLES; i++)
+        key.values[i] = -1;
+    return lower_bound(keys, &key);
+}
+
+int64_t map_counted_number(const binding_list *keys, const map_step *step, const map_binding *key)
+{
+    return (int64_t)(lower_bound(keys, key) - first_place(keys, step, *key));
+}
+
+bool map_counted_find(const binding_list *keys, const map_step *step, int64_t number,
+                      map_binding *key)
+{
+    size_t place = first_place(keys, step, *key) + (size_t)number;
+    size_t apart = (size_t)(MAP_VARIABLES - step->counted_count) * sizeof *key->values;
+    if (place >= keys->count || memcmp(keys->items[place].values, key->values, apart) != 0)
+        return false;
+    *key = keys->items[place];
+    return true;
 }

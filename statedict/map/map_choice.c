@@ -56,22 +56,32 @@ static bool leads_to(const fsdp_map *map, bool from_right, const char *layout)
     return strcmp(fsdp_map_layout(map, !from_right), layout) == 0;
 }
 
+/* The maps that take the source to the target, one behind the other. */
+typedef struct map_way {
+    fsdp_map *first; /* to the right, which joins the files of ranks; NULL: none is needed */
+    fsdp_map *map;
+    bool from_right;
+} map_way;
+
+static bool may_be_for(const map_choice *choice, const fsdp_map *map)
+{
+    return !choice->kind.type[0] || fsdp_map_is_for(map, choice->kind.type);
+}
+
 /* A built-in map that takes every tensor of the source to the layout of the target. Names that are
  * the target's already need none. */
-static fsdp_status find_map(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
-                            fsdp_error *err)
+static fsdp_status find_map(const map_choice *choice, map_way *way, fsdp_error *err)
 {
     const char *layout = choice->request->limits->format, *name;
     for (size_t i = 0; fsdp_map_builtin_at(i, &name); i++) {
         fsdp_map *map = NULL;
         FSDP_TRY(fsdp_map_builtin(name, &map, err));
         for (int right = 0; right < 2; right++) {
-            bool is_for = !choice->kind.type[0] || fsdp_map_is_for(map, choice->kind.type);
-            if (!leads_to(map, right, layout) || !is_for || fits(choice, map, !right) ||
-                !fits(choice, map, right))
+            if (!leads_to(map, right, layout) || !may_be_for(choice, map) ||
+                fits(choice, map, !right) || !fits(choice, map, right))
                 continue;
-            *map_out = map;
-            *from_right_out = right;
+            way->map = map;
+            way->from_right = right;
             return FSDP_OK;
         }
         fsdp_map_free(map);
@@ -79,55 +89,120 @@ static fsdp_status find_map(const map_choice *choice, fsdp_map **map_out, bool *
     return FSDP_OK;
 }
 
-/* The map that the user names: a built-in one, or a file. */
-static fsdp_status open_named(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
-                              fsdp_error *err)
+/* The map behind the first one: that of the user, or a built-in one to the layout of the target. */
+static fsdp_status find_second(const map_choice *choice, const fsdp_map *first, map_way *way,
+                               fsdp_error *err)
+{
+    const char *joined = fsdp_map_layout(first, true), *name;
+    if (way->map) {
+        way->from_right = strcmp(fsdp_map_layout(way->map, true), joined) == 0;
+        return FSDP_OK;
+    }
+    for (size_t i = 0; fsdp_map_builtin_at(i, &name); i++) {
+        fsdp_map *map = NULL;
+        FSDP_TRY(fsdp_map_builtin(name, &map, err));
+        for (int right = 0; right < 2; right++) {
+            if (!leads_to(map, right, choice->request->limits->format) ||
+                strcmp(fsdp_map_layout(map, right), joined) != 0 || !may_be_for(choice, map))
+                continue;
+            way->map = map;
+            way->from_right = right;
+            return FSDP_OK;
+        }
+        fsdp_map_free(map);
+    }
+    return FSDP_OK;
+}
+
+/* A built-in map that takes every tensor of the source to a layout from which another one goes on. */
+static fsdp_status find_first(const map_choice *choice, map_way *way, fsdp_error *err)
+{
+    const char *name;
+    for (size_t i = 0; fsdp_map_builtin_at(i, &name) && !way->first; i++) {
+        fsdp_map *map = NULL, *named = way->map;
+        FSDP_TRY(fsdp_map_builtin(name, &map, err));
+        const char *joined = fsdp_map_layout(map, true);
+        bool leads = !named || strcmp(fsdp_map_layout(named, false), joined) == 0 ||
+                     strcmp(fsdp_map_layout(named, true), joined) == 0;
+        bool goes_on = leads && may_be_for(choice, map) && fits(choice, map, false);
+        fsdp_status st = goes_on ? find_second(choice, map, way, err) : FSDP_OK;
+        if (st == FSDP_OK && goes_on && way->map)
+            way->first = map;
+        else
+            fsdp_map_free(map);
+        FSDP_TRY(st);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status open_named(const map_choice *choice, fsdp_map **map_out, fsdp_error *err)
 {
     fsdp_io *io = choice->request->io;
     const char *name = choice->request->opts->map;
     fsdp_status st = fsdp_map_builtin(name, map_out, err);
     if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(io, name)))
         st = fsdp_map_open(io, name, map_out, err);
-    FSDP_TRY(st);
-    const fsdp_sd *sd = choice->from->manifest.sd;
-    fsdp_map_match left = fsdp_map_compare(*map_out, false, sd, &choice->call);
-    fsdp_map_match right = fsdp_map_compare(*map_out, true, sd, &choice->call);
-    *from_right_out = right.taken > left.taken;
-    if (left.taken + right.taken > 0)
-        return FSDP_OK;
-    fsdp_map_free(*map_out);
-    *map_out = NULL;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' is one of the map '%s'",
-                     choice->from->path, name);
+    return st;
 }
 
-static fsdp_status choose(const map_choice *choice, fsdp_map **map_out, bool *from_right_out,
-                          fsdp_error *err)
+/* The map that the user names: a built-in one, or a file. */
+static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error *err)
+{
+    FSDP_TRY(open_named(choice, &way->map, err));
+    const fsdp_sd *sd = choice->from->manifest.sd;
+    fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
+    fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
+    way->from_right = right.taken > left.taken;
+    if (left.taken + right.taken > 0)
+        return FSDP_OK;
+    FSDP_TRY(find_first(choice, way, err));
+    if (way->first)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' is one of the map '%s'",
+                     choice->from->path, choice->request->opts->map);
+}
+
+static fsdp_status choose(const map_choice *choice, map_way *way, fsdp_error *err)
 {
     const fsdp_convert_opts *opts = choice->request->opts;
     const fsdp_limits *limits = choice->request->limits;
     bool is_model = limits && !opts->select.keep_names && opts->select.only != FSDP_ONLY_OPTIM;
     if (opts->map && strcmp(opts->map, "none") != 0)
-        return open_named(choice, map_out, from_right_out, err);
-    return !opts->map && is_model ? find_map(choice, map_out, from_right_out, err) : FSDP_OK;
+        return find_named(choice, way, err);
+    if (opts->map || !is_model)
+        return FSDP_OK;
+    FSDP_TRY(find_map(choice, way, err));
+    return way->map ? FSDP_OK : find_first(choice, way, err);
 }
 
 /* --- renaming ------------------------------------------------------------------------------------- */
 
-static fsdp_map_sides sides_of(const fsdp_map *map, bool from_right)
+static fsdp_map_sides sides_of(const map_choice *choice, const map_way *way)
 {
     fsdp_map_sides sides = {0};
-    snprintf(sides.name, sizeof sides.name, "%s", fsdp_map_name(map));
-    snprintf(sides.from, sizeof sides.from, "%s", fsdp_map_layout(map, from_right));
-    snprintf(sides.to, sizeof sides.to, "%s", fsdp_map_layout(map, !from_right));
+    const char *from = way->first ? fsdp_map_layout(way->first, false)
+                                  : fsdp_map_layout(way->map, way->from_right);
+    snprintf(sides.name, sizeof sides.name, "%s", fsdp_map_name(way->map));
+    snprintf(sides.from, sizeof sides.from, "%s", from);
+    snprintf(sides.to, sizeof sides.to, "%s", fsdp_map_layout(way->map, !way->from_right));
+    sides.is_used =
+        choice->request->opts->map || choice->kind.type[0] || fsdp_map_is_for(way->map, "");
+    sides.needs_pairs = sides.is_used && strcmp(sides.to, "gguf") == 0;
     return sides;
+}
+
+static fsdp_status apply(const map_choice *choice, const map_way *way, fsdp_checkpoint **checkpoint,
+                         fsdp_error *err)
+{
+    if (way->first)
+        FSDP_TRY(fsdp_map_apply(way->first, false, &choice->call, checkpoint, err));
+    return fsdp_map_apply(way->map, way->from_right, &choice->call, checkpoint, err);
 }
 
 fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
                             fsdp_map_sides *sides_out, fsdp_error *err)
 {
-    fsdp_map *map = NULL;
-    bool from_right = false;
+    map_way way = {0};
     map_choice choice = {.request = request, .from = *checkpoint};
     choice.state_is_optim = fsdp_sd_state_is_optim(choice.from->manifest.sd);
     choice.call = (fsdp_map_call){.config = request->config,
@@ -141,14 +216,13 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
     if (request->config && fsdp_model_kind_read(request->config, request->config_size,
                                                 "config.json", &choice.kind, NULL) != FSDP_OK)
         choice.kind = (fsdp_model_kind){0};
-    fsdp_status st = choose(&choice, &map, &from_right, err);
-    if (st == FSDP_OK && map) {
-        *sides_out = sides_of(map, from_right);
-        sides_out->is_used = request->opts->map || choice.kind.type[0];
+    fsdp_status st = choose(&choice, &way, err);
+    if (st == FSDP_OK && way.map) {
+        *sides_out = sides_of(&choice, &way);
         if (sides_out->is_used)
-            st = fsdp_map_apply(map, from_right, &choice.call, checkpoint, err);
-        sides_out->needs_pairs = sides_out->is_used && strcmp(sides_out->to, "gguf") == 0;
+            st = apply(&choice, &way, checkpoint, err);
     }
-    fsdp_map_free(map);
+    fsdp_map_free(way.first);
+    fsdp_map_free(way.map);
     return st;
 }

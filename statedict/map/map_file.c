@@ -140,6 +140,55 @@ static fsdp_status read_value(map_reader *reader, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* "words NAME = WORD|WORD" */
+static fsdp_status read_words(map_reader *reader, fsdp_error *err)
+{
+    map_words *words = &reader->map->words;
+    if (reader->count != 4 || strcmp(reader->words[2], "=") != 0)
+        return refuse(reader, "words of a variable are: words NAME = WORD|WORD", err);
+    if (words->count == MAP_NAMES)
+        return refuse(reader, "there are at most 16 lines for words", err);
+    words->names[words->count] = reader->words[1];
+    words->words[words->count++] = reader->words[3];
+    return FSDP_OK;
+}
+
+/* "values LEFT* = RIGHT*" */
+static fsdp_status read_values(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    const char *left = reader->count == 4 ? reader->words[1] : "", *right = reader->words[3];
+    size_t sizes[2] = {strlen(left), *left ? strlen(right) : 0};
+    if (!*left || strcmp(reader->words[2], "=") != 0 || strcspn(left, "*") + 1 != sizes[0] ||
+        strcspn(right, "*") + 1 != sizes[1])
+        return refuse(reader, "names of values are: values LEFT* = RIGHT*", err);
+    if (map->value_count == MAP_NAMES)
+        return refuse(reader, "there are at most 16 lines for values", err);
+    for (int side = 0; side < 2; side++) {
+        const char *text = fsdp_arena_strndup(&map->arena, side ? right : left, sizes[side] - 1);
+        if (!text)
+            return no_memory(err);
+        map->values[map->value_count][side] = text;
+    }
+    map->value_count++;
+    return FSDP_OK;
+}
+
+/* "numbered NAME" */
+static fsdp_status read_numbered(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    if (reader->count != 2)
+        return refuse(reader, "names that numbers count are: numbered NAME", err);
+    if (map->numbered_count == MAP_NAMES)
+        return refuse(reader, "there are at most 16 lines for names that numbers count", err);
+    map_numbered *numbered = &map->numbered[map->numbered_count++];
+    numbered->variables.known = &map->words;
+    const char *wrong =
+        map_pattern_read(&map->arena, reader->words[1], &numbered->variables, &numbered->name);
+    return wrong ? refuse(reader, wrong, err) : FSDP_OK;
+}
+
 static fsdp_status read_keep(map_reader *reader, fsdp_error *err)
 {
     if (reader->count != 2 || strcmp(reader->words[1], "others") != 0)
@@ -194,6 +243,7 @@ static fsdp_status add_rule(map_reader *reader, fsdp_error *err)
     if (!rule || !fsdp_grow(&map->rules, &map->rule_room, map->rule_count + 1, sizeof(void *)))
         return no_memory(err);
     rule->line = reader->line;
+    rule->variables.known = &map->words;
     rule->directions = MAP_TO_LEFT | MAP_TO_RIGHT;
     map->rules[map->rule_count++] = reader->rule = rule;
     reader->has_right = false;
@@ -281,7 +331,7 @@ static fsdp_status read_left(map_reader *reader, fsdp_error *err)
 
 /* --- steps ---------------------------------------------------------------------------------------- */
 
-/* The arguments of a verb: d a dim, v a variable, a and b two others, s a size, S sizes (at least one),
+/* The arguments of a verb: d a dim, v a variable, V others (at least two), s a size, S sizes (at least one),
  * t sizes or none, o an order of dims, f a factor, : a colon between sizes. */
 static const struct {
     const char *name, *arguments;
@@ -301,7 +351,7 @@ static const struct {
              {"reshape", ":", MAP_RESHAPE},
              {"scale", "f", MAP_SCALE},
              {"first", "v", MAP_FIRST},
-             {"number", "vab", MAP_NUMBER}};
+             {"number", "vV", MAP_NUMBER}};
 
 static bool read_dim(const char *word, int *dim_out)
 {
@@ -358,8 +408,11 @@ static bool read_argument(map_reader *reader, char kind, int *at, map_step *step
         return *word != '\0';
     case 'f': (*at)++; return read_number(word, &step->factor);
     case 'v': (*at)++; return read_variable(reader, word, &step->variable);
-    case 'a': (*at)++; return read_variable(reader, word, &step->pair[0]);
-    case 'b': (*at)++; return read_variable(reader, word, &step->pair[1]);
+    case 'V':
+        for (; *at < reader->count && step->counted_count < MAP_COUNTED; (*at)++)
+            if (!read_variable(reader, reader->words[*at], &step->counted[step->counted_count++]))
+                return false;
+        return step->counted_count > 1;
     case 'o':
         for (; *at < reader->count && step->order_count < MAP_NAMES; (*at)++)
             if (!read_dim(reader->words[*at], &step->order[step->order_count++]))
@@ -413,6 +466,12 @@ static fsdp_status read_line(map_reader *reader, fsdp_error *err)
         return read_frame(reader, err);
     if (is_setting && strcmp(first, "value") == 0)
         return read_value(reader, err);
+    if (is_setting && strcmp(first, "words") == 0)
+        return read_words(reader, err);
+    if (is_setting && strcmp(first, "values") == 0)
+        return read_values(reader, err);
+    if (is_setting && strcmp(first, "numbered") == 0)
+        return read_numbered(reader, err);
     if (is_setting && strcmp(first, "keep") == 0)
         return read_keep(reader, err);
     if (is_setting && strcmp(first, "unstacked") == 0)
@@ -584,6 +643,8 @@ const char *fsdp_map_layout(const fsdp_map *map, bool right)
 bool fsdp_map_is_for(const fsdp_map *map, const char *model_type)
 {
     size_t size = strlen(model_type);
+    if (!map->types)
+        return true;
     for (const char *type = map->types; type;
          type = strchr(type, ' ') ? strchr(type, ' ') + 1 : NULL)
         if (strncmp(type, model_type, size) == 0 && (type[size] == ' ' || type[size] == '\0'))

@@ -21,6 +21,16 @@ int map_variable(fsdp_arena *arena, map_variables *variables, const char *name, 
     return variables->names[variables->count] ? variables->count++ : -1;
 }
 
+/* The words that the map gives to a variable; NULL: it is a number. */
+static const char *find_words(const map_variables *variables, int variable)
+{
+    const map_words *known = variables->known;
+    for (int i = 0; known && i < known->count; i++)
+        if (strcmp(known->names[i], variables->names[variable]) == 0)
+            return known->words[i];
+    return NULL;
+}
+
 /* Reads "{name}" or "{name:word|word}" at `text`; *end_out is behind it. */
 static const char *read_variable(fsdp_arena *arena, const char *text, map_variables *variables,
                                  map_piece *piece, const char **end_out)
@@ -35,6 +45,7 @@ static const char *read_variable(fsdp_arena *arena, const char *text, map_variab
     piece->variable = map_variable(arena, variables, text + 1, (size_t)(end - text - 1));
     if (piece->variable < 0)
         return "too many variables";
+    piece->words = find_words(variables, piece->variable);
     if (colon) {
         piece->words = fsdp_arena_strndup(arena, colon + 1, (size_t)(close - colon - 1));
         if (!piece->words || !*piece->words)
@@ -75,11 +86,12 @@ static size_t match_number(const char *name, size_t size, int64_t *value_out)
     return digits > 1 && name[0] == '0' ? 0 : digits;
 }
 
-/* "{rest:*}" is all that follows. */
-static size_t match_rest(size_t size, int64_t *value_out)
+/* "{rest:*}" is all that follows, up to the text at the end of the name. */
+static size_t match_rest(const map_pattern *pattern, int piece, size_t size, int64_t *value_out)
 {
+    size_t end = piece + 2 == pattern->count ? pattern->pieces[piece + 1].text_size : 0;
     *value_out = 0;
-    return size;
+    return size > end ? size - end : 0;
 }
 
 /* The longest word that the name begins with. */
@@ -111,7 +123,8 @@ bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t si
         size -= piece->text_size;
         if (piece->variable < 0)
             continue;
-        size_t taken = piece->words && strcmp(piece->words, "*") == 0 ? match_rest(size, &value)
+        size_t taken = piece->words && strcmp(piece->words, "*") == 0
+                           ? match_rest(pattern, i, size, &value)
                        : piece->words ? match_word(piece->words, name, size, &value)
                                       : match_number(name, size, &value);
         int64_t *bound = &binding_out->values[piece->variable];

@@ -25,9 +25,16 @@ typedef struct map_binding {
     int64_t values[MAP_VARIABLES];
 } map_binding;
 
+/* "words NAME = WORD|WORD": what a variable of this name stands for */
+typedef struct map_words {
+    const char *names[MAP_NAMES], *words[MAP_NAMES];
+    int count;
+} map_words;
+
 typedef struct map_variables {
     const char *names[MAP_VARIABLES];
     int count;
+    const map_words *known;    /* of the map; NULL: none */
 } map_variables;
 
 /* Reads a pattern, and adds its variables. NULL, or the reason why it is wrong. */
@@ -63,12 +70,15 @@ typedef struct map_sizes {
     const fsdp_sd *sd;         /* whose values are numbers, too */
 } map_sizes;
 
-/* Computes an expression: + - * / % ( ) over numbers, sizes, and up(A,B), which is A rounded up to a multiple
- * of B. FSDP_ERR_USAGE names what is not known. */
+/* Computes an expression: + - * / % ( ) over numbers, sizes, up(A,B), which is A rounded up to a multiple
+ * of B, and dim(NAME,D), which is a dim of a tensor of the checkpoint. FSDP_ERR_USAGE names what is not
+ * known. */
 fsdp_status map_sizes_compute(const map_sizes *sizes, const char *expression, int64_t *value_out,
                               fsdp_error *err);
 
 /* --- rules ------------------------------------------------------------------------------------------ */
+
+enum { MAP_COUNTED = 4 };
 
 typedef enum map_verb {
     MAP_STACK, MAP_UNSTACK,    /* dim, variable: tensors of a number each become rows of a new dim */
@@ -80,15 +90,16 @@ typedef enum map_verb {
     MAP_PERMUTE,               /* the dim of each dim */
     MAP_RESHAPE,               /* sizes : sizes */
     MAP_SCALE,
-    MAP_FIRST,                 /* variable: the tensor of number 0 stands for all; only to the right */
-    MAP_NUMBER                 /* variable, two others: it counts their pairs in order; only to the right */
+    MAP_FIRST,                 /* variable: its lowest number stands for all; only to the right */
+    MAP_NUMBER                 /* variable, others: it counts their values together; only to the right */
 } map_verb;
 
 typedef struct map_step {
     map_verb verb;
     int dim;
     int variable;
-    int pair[2];               /* of a number: the variables that it replaces */
+    int counted[MAP_COUNTED];  /* of a number: the variables that it counts together */
+    int counted_count;
     const char *sizes[MAP_NAMES];      /* expressions */
     int size_count, split_at;  /* of a reshape: where the sizes of its other side begin */
     int order[MAP_NAMES];
@@ -97,6 +108,12 @@ typedef struct map_step {
 } map_step;
 
 enum { MAP_TO_RIGHT = 1, MAP_TO_LEFT = 2 };
+
+/* "numbered NAME": a number counts the names of this form, and not only those of its rule. */
+typedef struct map_numbered {
+    map_pattern name;
+    map_variables variables;
+} map_numbered;
 
 typedef struct map_rule {
     int line;
@@ -116,6 +133,11 @@ struct fsdp_map {
     const char *types;         /* " llama mistral " */
     map_number numbers[MAP_SIZES];     /* values of a side */
     size_t number_count;
+    map_words words;
+    const char *values[MAP_NAMES][2];  /* texts before the '*' of values' names, left and right */
+    size_t value_count;
+    map_numbered numbered[MAP_NAMES];
+    size_t numbered_count;
     bool keeps_others;         /* tensors that no rule takes stay as they are */
     map_rule **rules;
     size_t rule_count, rule_room;

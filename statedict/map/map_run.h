@@ -26,6 +26,8 @@ typedef struct map_run {
     map_step steps[MAP_STEPS]; /* in the order of this direction */
     int lists[MAP_STEPS + 1];  /* tensors in the list before each step, and behind the last */
     binding_list bindings[MAP_STEPS + 1]; /* likewise */
+    binding_list counted[MAP_STEPS]; /* of a step that numbers: the keys that it counts */
+    bool counts_all[MAP_STEPS];      /* they are those of a line "numbered" */
 } map_run;
 
 /* --- map_bindings.c --- */
@@ -34,14 +36,18 @@ fsdp_status map_bindings_add(binding_list *list, const map_binding *binding, fsd
 /* Sorts, and keeps one of equal ones. */
 void map_bindings_sort(binding_list *list);
 bool map_bindings_have(const binding_list *list, const map_binding *binding);
+/* The first of the bindings that are equal but for a variable; NULL: none. */
+const map_binding *map_bindings_first(const binding_list *list, const map_binding *binding, int variable);
 /* Counts the numbers of a variable, from 0 on, in the bindings that are equal but for it. */
 int64_t map_bindings_count(const binding_list *list, const map_binding *binding, int variable);
 
-/* Are they equal but for the variables of a step that numbers pairs? */
-bool map_bindings_are_beside(const map_binding *a, const map_binding *b, const map_step *step);
-/* The binding whose pair has the number that `after` gives its variable; NULL: none. */
-const map_binding *map_bindings_numbered(const binding_list *before, const map_step *step,
-                                         const map_binding *after);
+/* A step that numbers counts keys, which are bindings in another order: first the values of the other
+ * variables, which keep counts apart unless it counts all, then those that it counts, in its order. */
+map_binding map_counted_key(const map_step *step, const map_binding *binding, bool counts_all);
+/* The number of a key among the sorted keys that are not apart from it; and the key of a number, where *key
+ * has the values of the other variables. False: there is none. */
+int64_t map_counted_number(const binding_list *keys, const map_step *step, const map_binding *key);
+bool map_counted_find(const binding_list *keys, const map_step *step, int64_t number, map_binding *key);
 
 /* --- map_steps.c --- */
 

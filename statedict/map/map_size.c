@@ -13,6 +13,8 @@
 
 enum { DEPTH_MOST = 16, SIZES_MOST = 10000 };
 
+#define NAME_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_."
+
 /* An expression that is being read. */
 typedef struct size_reader {
     const map_sizes *sizes;
@@ -38,13 +40,19 @@ static bool given_number(const fsdp_map_call *call, const char *name, size_t siz
     return false;
 }
 
+/* A whole number among the values, or true as 1. */
 static bool stored_number(const fsdp_sd *sd, const char *name, size_t size, int64_t *value_out)
 {
     int64_t entry = fsdp_sd_find(sd, name, size);
     const fsdp_entry *found = entry >= 0 ? fsdp_sd_at(sd, (size_t)entry) : NULL;
-    if (!found || found->kind != FSDP_ENTRY_VALUE || found->value.kind != FSDP_VALUE_I64)
+    if (!found || found->kind != FSDP_ENTRY_VALUE)
         return false;
-    *value_out = found->value.as.i64;
+    if (found->value.kind == FSDP_VALUE_BOOL)
+        *value_out = found->value.as.boolean;
+    else if (found->value.kind == FSDP_VALUE_I64)
+        *value_out = found->value.as.i64;
+    else
+        return false;
     return true;
 }
 
@@ -188,6 +196,29 @@ static fsdp_status read_round_up(size_reader *reader, int64_t *value_out, fsdp_e
     return FSDP_OK;
 }
 
+/* dim(NAME,D): the size of a dim of a tensor of the checkpoint */
+static fsdp_status read_dim(size_reader *reader, int64_t *value_out, fsdp_error *err)
+{
+    skip_spaces(reader);
+    const char *name = reader->at;
+    size_t size = strspn(name, NAME_LETTERS);
+    reader->at += size;
+    if (!take(reader, ','))
+        return refuse(reader, "a ',' is missing", err);
+    skip_spaces(reader);
+    int dim = isdigit((unsigned char)*reader->at) ? *reader->at++ - '0' : FSDP_MAX_DIMS;
+    if (!take(reader, ')'))
+        return refuse(reader, "a ')' is missing", err);
+    const fsdp_sd *sd = reader->sizes->sd;
+    int64_t entry = fsdp_sd_find(sd, name, size);
+    const fsdp_entry *found = entry >= 0 ? fsdp_sd_at(sd, (size_t)entry) : NULL;
+    if (!found || found->kind != FSDP_ENTRY_TENSOR || dim >= found->ndim)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no tensor '%.*s' with dim %d", (int)size,
+                         name, dim);
+    *value_out = found->shape[dim];
+    return FSDP_OK;
+}
+
 static fsdp_status read_atom(size_reader *reader, int64_t *value_out, fsdp_error *err)
 {
     skip_spaces(reader);
@@ -207,12 +238,14 @@ static fsdp_status read_atom(size_reader *reader, int64_t *value_out, fsdp_error
         reader->depth--;
         return take(reader, ')') ? FSDP_OK : refuse(reader, "a ')' is missing", err);
     }
-    size_t size = strspn(start, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.");
+    size_t size = strspn(start, NAME_LETTERS);
     if (size == 0)
         return refuse(reader, "a number is missing", err);
     reader->at += size;
     if (size == 2 && memcmp(start, "up", 2) == 0 && take(reader, '('))
         return read_round_up(reader, value_out, err);
+    if (size == 3 && memcmp(start, "dim", 3) == 0 && take(reader, '('))
+        return read_dim(reader, value_out, err);
     return compute_name(reader, start, size, value_out, err);
 }
 

@@ -221,19 +221,26 @@ static fsdp_status make_part(map_run *run, int number, int list, const map_bindi
 static fsdp_status make_first(map_run *run, int number, int list, const map_binding *binding,
                               const fsdp_derived **out, fsdp_error *err)
 {
-    map_binding first = *binding;
-    first.values[run->steps[number - 1].variable] = 0;
-    return map_make(run, number - 1, list, &first, out, err);
+    const map_binding *first =
+        map_bindings_first(&run->bindings[number - 1], binding, run->steps[number - 1].variable);
+    return first ? map_make(run, number - 1, list, first, out, err)
+                 : fsdp_fail(err, FSDP_ERR_INTERNAL, "the first tensor of a map is lost");
 }
 
-/* The tensor whose pair of variables has this number in their order. */
+/* The tensor whose variables together have this number in their order. */
 static fsdp_status make_numbered(map_run *run, int number, int list, const map_binding *binding,
                                  const fsdp_derived **out, fsdp_error *err)
 {
     const map_step *step = &run->steps[number - 1];
-    const map_binding *found = map_bindings_numbered(&run->bindings[number - 1], step, binding);
-    return found ? map_make(run, number - 1, list, found, out, err)
-                 : fsdp_fail(err, FSDP_ERR_INTERNAL, "a number of a map is lost");
+    const binding_list *counted = &run->counted[number - 1];
+    map_binding before = *binding;
+    map_binding key = map_counted_key(step, binding, run->counts_all[number - 1]);
+    if (!map_counted_find(counted, step, binding->values[step->variable], &key))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a number of a map is lost");
+    before.values[step->variable] = -1;
+    for (int i = 0; i < step->counted_count; i++)
+        before.values[step->counted[i]] = key.values[MAP_VARIABLES - step->counted_count + i];
+    return map_make(run, number - 1, list, &before, out, err);
 }
 
 /* --- steps that change a tensor ------------------------------------------------------------------------ */

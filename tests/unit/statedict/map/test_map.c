@@ -33,7 +33,7 @@ Test(map, the_parser_names_the_line)
     expect_refused("a.{b = c\n", "line 1: a '{' without '}'");
     expect_refused("a.{} = c\n", "line 1: a variable without a name");
     expect_refused("a.{x:} = c\n", "line 1: a variable without words");
-    expect_refused("{a}{b}{c}{d}{e}{f}{g} = c\n", "line 1: too many variables");
+    expect_refused("{a}{b}{c}{d}{e}{f}{g}{h}{i}{j}{k} = c\n", "line 1: too many variables");
     expect_refused("size a\n", "line 1: a size is: size NAME = SOURCE");
     expect_refused("keep all\n", "line 1: tensors that no rule takes stay by: keep others");
     expect_refused("frame a = b\n", "line 1: a frame is: frame LEFT*NAME = RIGHT*NAME");
@@ -41,16 +41,24 @@ Test(map, the_parser_names_the_line)
     expect_refused("a = b\nunstacked a = b\n", "line 2: unstacked names come before the rules");
     expect_refused("drop both a\n", "line 1: names are left out by");
     expect_refused("left a b\n", "line 1: a side is");
+    expect_refused("words a = \n", "line 1: words of a variable are: words NAME = WORD|WORD");
+    expect_refused("values a = b\n", "line 1: names of values are: values LEFT* = RIGHT*");
+    expect_refused("values a.* = b\n", "line 1: names of values are: values LEFT* = RIGHT*");
+    expect_refused("values a*b = c*\n", "line 1: names of values are: values LEFT* = RIGHT*");
+    expect_refused("numbered a b\n", "line 1: names that numbers count are: numbered NAME");
+    expect_refused("numbered a.{x\n", "line 1: a '{' without '}'");
+    expect_refused("a.{x}\n  first {x}\n  = b\n", "line 3: 'first', 'number' and a 'gather'");
 }
 
 Test(map, arguments_of_steps_are_checked)
 {
     static const char *const wrong[] = {
-        "unstack {x} 0", "unstack 0 x",  "unstack 0", "unstack -1 {x}",   "unstack 64 {x}",
-        "scatter 0 {x}", "unflatten 0",  "flatten 0", "flatten 0 : 2",    "split 0 : 2 2",
-        "unpad 0 2",     "transpose 0",  "permute",   "permute 0 x",      "reshape 2 3",
-        "reshape : 2",   "reshape 2:3",  "scale 0",   "scale x",          "scale inf",
-        "scale nan",     "scale 1e-320", "scale",     "reshape 2 : 3 : 4"};
+        "unstack {x} 0", "unstack 0 x",    "unstack 0",       "unstack -1 {x}",    "unstack 64 {x}",
+        "scatter 0 {x}", "unflatten 0",    "flatten 0",       "flatten 0 : 2",     "split 0 : 2 2",
+        "unpad 0 2",     "transpose 0",    "permute",         "permute 0 x",       "reshape 2 3",
+        "reshape : 2",   "reshape 2:3",    "scale 0",         "scale x",           "scale inf",
+        "scale nan",     "scale 1e-320",   "scale",           "reshape 2 : 3 : 4", "first 0",
+        "number {x}",    "number {x} {y}", "number {x} {y} z"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char text[64];
         snprintf(text, sizeof text, "a\n  %s\n  = b\n", wrong[i]);
@@ -320,6 +328,106 @@ Test(map, numbers_in_names_have_no_leading_zeros_and_repeat)
     fsdp_checkpoint_close(checkpoint);
 }
 
+/* Stages of a pipeline: 0 has a norm and an MLP, then an MLP; 1 has a norm alone. */
+static const char *const stages[] = {"p0.l0.norm", "p0.l0.mlp", "p0.l1.mlp", "p1.l0.norm"};
+
+Test(map, numbers_count_the_names_of_their_rule)
+{
+    const stored_tensor stored[] = {tensor(stages[0], 1, 0, 0), tensor(stages[1], 1, 0, 1),
+                                    tensor(stages[2], 1, 0, 2), tensor(stages[3], 1, 0, 3)};
+    fsdp_checkpoint *checkpoint =
+        apply("p{p}.l{l}.{kind:norm|mlp}\n  number {layer} {p} {l}\n  > {kind:norm|mlp}.{layer}\n",
+              false, stored_open(stored, 4));
+    expect_tensor(checkpoint, "norm.0", "1: 0");
+    expect_tensor(checkpoint, "norm.1", "1: 3");
+    expect_tensor(checkpoint, "mlp.1", "1: 2");
+    fsdp_checkpoint_close(checkpoint);
+}
+
+Test(map, numbers_count_all_names_of_a_form)
+{
+    const stored_tensor stored[] = {tensor(stages[0], 1, 0, 0), tensor(stages[1], 1, 0, 1),
+                                    tensor(stages[2], 1, 0, 2), tensor(stages[3], 1, 0, 3)};
+    fsdp_checkpoint *checkpoint =
+        apply("words kind = norm|mlp\nnumbered p{p}.l{l}.{rest:*}\n"
+              "p{p}.l{l}.{kind}\n  number {layer} {p} {l}\n  > {kind}.{layer}\n",
+              false, stored_open(stored, 4));
+    expect_tensor(checkpoint, "norm.0", "1: 0");
+    expect_tensor(checkpoint, "norm.1", "none");
+    expect_tensor(checkpoint, "norm.2", "1: 3");
+    expect_tensor(checkpoint, "mlp.1", "1: 2");
+    fsdp_checkpoint_close(checkpoint);
+}
+
+/* The order is that of the step, not that of the name: all of chunk 0 come before chunk 1. */
+Test(map, numbers_count_in_the_order_of_their_variables)
+{
+    const stored_tensor stored[] = {tensor("p0.c0.l0", 1, 0, 0), tensor("p0.c1.l0", 1, 0, 1),
+                                    tensor("p1.c0.l0", 1, 0, 2), tensor("p1.c0.l1", 1, 0, 3),
+                                    tensor("p1.c1.l0", 1, 0, 4)};
+    fsdp_checkpoint *checkpoint =
+        apply("p{p}.c{c}.l{l}\n  number {n} {c} {p} {l}\n  stack 0 {n}\n  flatten 0 _ 1\n  > all\n",
+              false, stored_open(stored, 5));
+    expect_tensor(checkpoint, "all", "5: 0 2 3 1 4");
+    fsdp_checkpoint_close(checkpoint);
+}
+
+Test(map, the_first_tensor_is_that_of_the_lowest_number)
+{
+    const stored_tensor stored[] = {tensor("p3.a", 1, 0, 0), tensor("p70.a", 1, 0, 1),
+                                    tensor("p90.b", 1, 0, 2), tensor("p80.b", 1, 0, 3)};
+    fsdp_checkpoint *checkpoint =
+        apply("words which = a|b\np{p}.{which}\n  first {p}\n  > {which}\n", false,
+              stored_open(stored, 4));
+    expect_tensor(checkpoint, "a", "1: 0");
+    expect_tensor(checkpoint, "b", "1: 3");
+    cr_expect_eq(fsdp_sd_count(fsdp_checkpoint_sd(checkpoint)), 2);
+    fsdp_checkpoint_close(checkpoint);
+}
+
+Test(map, all_of_a_name_up_to_its_end)
+{
+    const stored_tensor stored[] = {tensor("a.b.extra", 1, 0, 0), tensor("a.c.weight", 1, 0, 1)};
+    fsdp_checkpoint *checkpoint =
+        apply("drop left a.{rest:*}.extra\na.{kind:b|c}.weight = {kind:b|c}\n", false,
+              stored_open(stored, 2));
+    expect_tensor(checkpoint, "c", "1: 1");
+    cr_expect_eq(fsdp_sd_count(fsdp_checkpoint_sd(checkpoint)), 1);
+    fsdp_checkpoint_close(checkpoint);
+}
+
+static void add_number(fsdp_checkpoint *checkpoint, const char *name, int64_t number)
+{
+    const fsdp_value value = {.kind = FSDP_VALUE_I64, .as.i64 = number};
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_sd_add_value(checkpoint->manifest.sd, name, strlen(name), &value, &err),
+                 FSDP_OK);
+}
+
+static int64_t number_of(fsdp_checkpoint *checkpoint, const char *name)
+{
+    const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
+    int64_t entry = fsdp_sd_find(sd, name, strlen(name));
+    return entry < 0 ? -1 : fsdp_sd_at(sd, (size_t)entry)->value.as.i64;
+}
+
+Test(map, values_get_the_names_of_the_other_side)
+{
+    const stored_tensor stored = tensor("a", 1, 0, 0);
+    const char *text = "values r0.args.* = common.*\nvalues r0.step* = step*\na = b\n";
+    fsdp_checkpoint *checkpoint = stored_open(&stored, 1);
+    add_number(checkpoint, "r0.args.x", 1);
+    add_number(checkpoint, "r0.step", 2);
+    add_number(checkpoint, "r1.args.x", 3);
+    checkpoint = apply(text, false, checkpoint);
+    cr_expect_eq(number_of(checkpoint, "common.x"), 1);
+    cr_expect_eq(number_of(checkpoint, "step"), 2);
+    cr_expect_eq(number_of(checkpoint, "r1.args.x"), -1);
+    checkpoint = apply(text, true, checkpoint);
+    cr_expect_eq(number_of(checkpoint, "r0.args.x"), 1);
+    fsdp_checkpoint_close(checkpoint);
+}
+
 /* --- sizes ------------------------------------------------------------------------------------------ */
 
 static void expect_rows(const fsdp_map_call *call, const char *size, int64_t rows)
@@ -364,6 +472,7 @@ Test(map, sizes_are_expressions_over_numbers_from_three_places)
     expect_rows(&config, "both", 7);
     expect_rows(&config, "seen", 12);
     expect_rows(&config, "args.n/2", 6);
+    expect_rows(&config, "dim(a,0)/3", 8);
     expect_rows(&config, "deep+flag", 10);
     expect_rows(&user, "both", 5);
     expect_rows(&user, "many", 6);
@@ -384,6 +493,10 @@ Test(map, sizes_that_are_not_known_or_no_sizes)
         {"2)", "the expression does not end"},
         {"2+", "a number is missing"},
         {"up(2)", "a ',' is missing"},
+        {"dim(a)", "a ',' is missing"},
+        {"dim(a,x", "a ')' is missing"},
+        {"dim(a,1)", "there is no tensor 'a' with dim 1"},
+        {"dim(b,0)", "there is no tensor 'b' with dim 0"},
         {"up(2,0)", "cannot be rounded up"},
         {"99999999999999999999", "the number is too large"},
         {"999999999999*999999999999", "a product is too large"},
