@@ -7,62 +7,20 @@ usage: maps.py FSDP_CONVERT [CASE...]
 import json
 import os
 import subprocess
-import sys
-import tempfile
-import warnings
 
 import torch
-import torch.distributed.checkpoint as dcp
 import transformers
+from maps_common import CONVERT, check_model, convert, gpt2, read_dcp, run_cases, same, sizes, write_dcp
+from megatron_layouts import (gpt2_layer, gpt2_outside, llama_layer, llama_mlp, llama_outside, megatron,
+                              mixtral_mlp)
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-warnings.filterwarnings("ignore")
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-CONVERT = sys.argv[1]
-TOKENS = torch.tensor([[1, 5, 9, 2, 30, 7, 11, 3], [4, 4, 17, 21, 8, 0, 6, 2]])
 CASES = {}
 
 
 def case(function):
     CASES[function.__name__] = function
     return function
-
-
-def convert(*arguments):
-    done = subprocess.run([CONVERT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-    return done.stdout + done.stderr
-
-
-def same(ours, theirs):
-    assert set(ours) == set(theirs), set(ours) ^ set(theirs)
-    for name, tensor in theirs.items():
-        assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, (name, ours[name].shape)
-        assert torch.equal(ours[name], tensor), name
-
-
-def read_dcp(path):
-    state = {}
-    _load_state_dict(state, storage_reader=dcp.FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(),
-                     no_dist=True)
-    return state
-
-
-def logits(model):
-    with torch.no_grad():
-        return model.eval()(TOKENS).logits
-
-
-def check_model(path, model):
-    """The model of a directory gives the outputs of the one that was saved, from the same tensors."""
-    loaded, info = type(model).from_pretrained(path, output_loading_info=True)
-    wrong = {key: names for key, names in info.items() if names}
-    assert not wrong, wrong
-    same(loaded.state_dict(), model.state_dict())
-    assert torch.allclose(logits(loaded), logits(model), rtol=0, atol=1e-5)
 
 
 def both_ways(model, foreign, name, write=torch.save, read=None, options=(), back=(), by_itself=True):
@@ -82,76 +40,6 @@ def both_ways(model, foreign, name, write=torch.save, read=None, options=(), bac
 # --- Megatron-Core ------------------------------------------------------------------------------------
 
 
-def padded(weight, rows=256):
-    return torch.cat([weight, torch.zeros(rows - len(weight), *weight.shape[1:], dtype=weight.dtype)])
-
-
-def interleaved(queries, keys, values, groups):
-    """Rows of queries beside the key and the value of their group."""
-    parts = [part.unflatten(0, (groups, -1)) for part in (queries, keys, values)]
-    return torch.cat(parts, dim=1).flatten(0, 1)
-
-
-def llama_layer(state, layer, config):
-    at = f"model.layers.{layer}."
-    attention = at + "self_attn."
-    kinds = ["weight", "bias"] if attention + "q_proj.bias" in state else ["weight"]
-    out = {
-        "self_attention.linear_qkv.layer_norm_weight": state[at + "input_layernorm.weight"],
-        "self_attention.linear_proj.weight": state[attention + "o_proj.weight"],
-    }
-    for kind in kinds:
-        out[f"self_attention.linear_qkv.{kind}"] = interleaved(
-            *(state[f"{attention}{which}_proj.{kind}"] for which in "qkv"), config.num_key_value_heads)
-    for which in "qk":
-        if f"{attention}{which}_norm.weight" in state:
-            out[f"self_attention.{which}_layernorm.weight"] = state[f"{attention}{which}_norm.weight"]
-    return out
-
-
-def llama_mlp(state, layer):
-    at = f"model.layers.{layer}."
-    return {
-        "mlp.linear_fc1.layer_norm_weight": state[at + "post_attention_layernorm.weight"],
-        "mlp.linear_fc1.weight": torch.cat([state[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")]),
-        "mlp.linear_fc2.weight": state[at + "mlp.down_proj.weight"],
-    }
-
-
-def mixtral_mlp(state, layer):
-    """The experts of transformers 5, which lie in one tensor."""
-    at = f"model.layers.{layer}."
-    return {
-        "pre_mlp_layernorm.weight": state[at + "post_attention_layernorm.weight"],
-        "mlp.router.weight": state[at + "mlp.gate.weight"],
-        "mlp.experts.experts.linear_fc1.weight": state[at + "mlp.experts.gate_up_proj"],
-        "mlp.experts.experts.linear_fc2.weight": state[at + "mlp.experts.down_proj"],
-    }
-
-
-def megatron(layers, others, stacked=True):
-    out = dict(others)
-    for name in layers[0]:
-        if stacked:
-            out["decoder.layers." + name] = torch.stack([layer[name] for layer in layers])
-        else:
-            out.update({f"decoder.layers.{i}.{name}": layer[name] for i, layer in enumerate(layers)})
-    return out
-
-
-def llama_outside(model):
-    state = model.state_dict()
-    out = {"embedding.word_embeddings.weight": padded(state["model.embed_tokens.weight"]),
-           "decoder.final_layernorm.weight": state["model.norm.weight"]}
-    if not model.config.tie_word_embeddings:
-        out["output_layer.weight"] = padded(state["lm_head.weight"])
-    return out
-
-
-def write_dcp(state, path):
-    dcp.save(dict(state), checkpoint_id=path)
-
-
 def check_llama(model, mlp=llama_mlp, name="megatron-llama", stacked=True):
     state, config = model.state_dict(), model.config
     layers = [{**llama_layer(state, i, config), **mlp(state, i)} for i in range(config.num_hidden_layers)]
@@ -160,11 +48,6 @@ def check_llama(model, mlp=llama_mlp, name="megatron-llama", stacked=True):
     write_dcp(megatron(layers, llama_outside(model), stacked=False), "single")
     convert("single", "from_single", "--copy-from", "hf", "--to", "hf")
     check_model("from_single", model)
-
-
-def sizes(**more):
-    return dict(vocab_size=250, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
-                num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=32, **more)
 
 
 @case
@@ -211,38 +94,11 @@ def megatron_mixtral():
     check_llama(transformers.MixtralForCausalLM(config), mixtral_mlp, "megatron-mixtral")
 
 
-def gpt2():
-    config = transformers.GPT2Config(vocab_size=250, n_embd=48, n_layer=2, n_head=4, n_positions=32)
-    model = transformers.GPT2LMHeadModel(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    return model
-
-
 @case
 def megatron_gpt2():
     model = gpt2()
-    state, heads = model.state_dict(), model.config.n_head
-    kinds = ("weight", "bias")
-
-    def of_layer(i):
-        at, out = f"transformer.h.{i}.", {}
-        for kind in kinds:
-            qkv = state[f"{at}attn.c_attn.{kind}"]
-            rows = (qkv.T if kind == "weight" else qkv).chunk(3)
-            out[f"self_attention.linear_qkv.{kind}"] = interleaved(*rows, heads)
-            out[f"self_attention.linear_qkv.layer_norm_{kind}"] = state[f"{at}ln_1.{kind}"]
-            out[f"mlp.linear_fc1.layer_norm_{kind}"] = state[f"{at}ln_2.{kind}"]
-            for ours, theirs in (("self_attention.linear_proj", "attn.c_proj"),
-                                 ("mlp.linear_fc1", "mlp.c_fc"), ("mlp.linear_fc2", "mlp.c_proj")):
-                tensor = state[f"{at}{theirs}.{kind}"]
-                out[f"{ours}.{kind}"] = tensor.T.contiguous() if kind == "weight" else tensor
-        return out
-
-    others = {"embedding.word_embeddings.weight": padded(state["transformer.wte.weight"]),
-              "embedding.position_embeddings.weight": state["transformer.wpe.weight"]}
-    others.update({f"decoder.final_layernorm.{kind}": state[f"transformer.ln_f.{kind}"] for kind in kinds})
-    both_ways(model, megatron([of_layer(i) for i in range(2)], others), "megatron-gpt2", write_dcp, read=())
+    layers = [gpt2_layer(model.state_dict(), i, model.config.n_head) for i in range(2)]
+    both_ways(model, megatron(layers, gpt2_outside(model)), "megatron-gpt2", write_dcp, read=())
 
 
 # --- Meta and torchtitan, nanoGPT -----------------------------------------------------------------------
@@ -424,15 +280,4 @@ def experts_of_mixtral():
     same(read_dcp("again"), single)
 
 
-def main():
-    chosen = sys.argv[2:] or CASES
-    for name in chosen:
-        torch.manual_seed(7)
-        with tempfile.TemporaryDirectory() as directory:
-            os.chdir(directory)
-            CASES[name]()
-            os.chdir("/")
-        print(f"{name}: equal")
-
-
-main()
+run_cases(CASES)
