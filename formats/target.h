@@ -13,7 +13,7 @@
  *   nesting.c          the dict and list paths of all entries, free of contradictions (nesting.h)
  *   container_table.c  containers by parent and key, for nesting.c, torch_tree.c and dcp_fold.c
  *
- * The formats themselves are in safetensors, npy, torch and dcp; detect/targets.c lists them.
+ * The formats themselves are in the rooms of their readers; detect/targets.c lists them.
  *
  * The path is a staging name beside the final one: the caller removes the files of a target that was not
  * finished, and renames a finished one.
@@ -29,18 +29,21 @@
 /* Capabilities of a format. */
 typedef struct fsdp_limits {
     const char *format;        /* the name that --to takes: "hf", "safetensors", "dcp", "torch", "hdf5",
-                                * "npz", "npy", "gguf" or "llmc" */
+                                * "npz", "npy", "gguf", "llmc" or "universal" */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
     bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
     bool model_only;           /* optimizer state only on request */
     bool for_loaders;          /* only the model, under the names that its loader asks for (model_part.h) */
+    bool plain_names;          /* names of the model as it has them, and optim.state, optim.param_groups */
     bool sharded;              /* split over ranks: tensors have boxes */
     bool nameless;             /* one tensor, whose name is not kept */
     bool shares;               /* tensors with several names are stored once */
     bool lists_tuples;         /* a tuple that holds a tensor becomes a list */
     bool names_groups;         /* hyper-parameters of optimizers are written as PyTorch asks for them */
+    bool nests_groups;         /* by default they are a list of groups, whoever stored them */
     bool f32_vectors;          /* floating tensors of fewer than two dims are f32 */
+    bool f32_weights;          /* all floating tensors outside the optimizer are f32 */
     bool (*holds_dtype)(fsdp_dtype dtype);
     /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
@@ -64,6 +67,7 @@ typedef struct fsdp_target_entry {
     size_t name_size;
     const int32_t *path;               /* nesting of the name (name_path.h); NULL: not known */
     size_t path_count;
+    bool is_model, is_optim;           /* of the model, of its optimizer; neither: of a trainer */
     /* a tensor, if value is NULL */
     fsdp_dtype dtype;
     int ndim;
@@ -100,7 +104,7 @@ typedef struct fsdp_target fsdp_target;
 
 /* The place of a box, whose elements are one run there. */
 typedef struct fsdp_target_place {
-    char file[80];             /* name in the directory, "" for formats of one file */
+    const char *file;          /* name in the directory, borrowed from the target; "": of one file */
     int64_t offset;
 } fsdp_target_place;
 

@@ -175,6 +175,7 @@ static void release_plan(dcp_plan *plan)
     fsdp_free(plan->first);
     fsdp_free(plan->items);
     fsdp_free(plan->rank_sizes);
+    fsdp_free(plan->rank_names);
 }
 
 /* The caller releases the plan, also after a failure. */
@@ -186,8 +187,11 @@ static fsdp_status make_plan(const fsdp_target_opts *opts, dcp_plan *plan, fsdp_
     plan->entry_count = plan->fold.count;
     plan->first = fsdp_alloc(plan->entry_count + 1, sizeof *plan->first);
     plan->rank_sizes = fsdp_alloc((size_t)plan->world, sizeof *plan->rank_sizes);
-    if (!plan->first || !plan->rank_sizes)
+    plan->rank_names = fsdp_alloc((size_t)plan->world, sizeof *plan->rank_names);
+    if (!plan->first || !plan->rank_sizes || !plan->rank_names)
         return fsdp_fail_memory(err, "a checkpoint");
+    for (int rank = 0; rank < plan->world; rank++)
+        snprintf(plan->rank_names[rank], sizeof plan->rank_names[rank], "__%d_0.distcp", rank);
     for (size_t i = 0; i < plan->entry_count; i++)
         plan->first[i + 1] = plan->first[i] + count_items(&plan->entries[i]);
     plan->items = fsdp_alloc(plan->first[plan->entry_count], sizeof *plan->items);
@@ -213,16 +217,9 @@ static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int
 
 /* --- files ------------------------------------------------------------------------------------ */
 
-static void name_file(char *out, size_t room, int rank)
-{
-    snprintf(out, room, "__%d_0.distcp", rank);
-}
-
 static fsdp_status rank_path(const fsdp_target *target, int rank, char **path_out, fsdp_error *err)
 {
-    char name[32];
-    name_file(name, sizeof name, rank);
-    *path_out = fsdp_path_join(target->path, name);
+    *path_out = fsdp_path_join(target->path, target->plan.rank_names[rank]);
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
 
@@ -395,8 +392,7 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
     const dcp_written *item = &target->plan.items[target->plan.first[entry] + box];
     fsdp_box whole = dcp_item_box(declared, box);
     box_archive archive = {0};
-    *place_out = (fsdp_target_place){.offset = item->offset};
-    name_file(place_out->file, sizeof place_out->file, item->rank);
+    *place_out = (fsdp_target_place){target->plan.rank_names[item->rank], item->offset};
     if (item->size == 0)
         return FSDP_OK;
     fsdp_status st = make_archive(&archive, declared->dtype, &whole, err);

@@ -23,6 +23,7 @@ typedef struct dcp_plan {
     size_t *first;             /* per entry: its first item; one more at the end */
     dcp_written *items;        /* one per value; one per box of a tensor, at least one */
     int64_t *rank_sizes;
+    char (*rank_names)[24];    /* of the files */
     fsdp_pickler metadata;
 } dcp_plan;
 

@@ -13,6 +13,7 @@
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
  *         -> deepspeed_universal.c universal checkpoints: one folder per parameter
  *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
+ *   universal.h is the way back: it writes universal checkpoints.
  *   deepspeed.c holds files, tensors of the model and kinds of moments for all of them, deepspeed_values.c
  *   reads members of dicts and values.
  *

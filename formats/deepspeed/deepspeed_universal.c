@@ -230,7 +230,8 @@ static fsdp_status read_others(ds_set *set, fsdp_error *err)
 
 /* --- the optimizer ---------------------------------------------------------------------------------- */
 
-/* From stage 3 it has the states of one rank, too, of which only the steps are of all ranks. */
+/* From stage 3 it has the states of one rank, too, of which only the steps are of all ranks. They count where
+ * no parameter has a step of its own. */
 static fsdp_status read_optim(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
     fsdp_node root = archive->pickle.root;
@@ -242,7 +243,7 @@ static fsdp_status read_optim(ds_set *set, torch_archive *archive, fsdp_error *e
     for (size_t i = 0; i < states.count; i += 2)
         nodes[i / 2] = states.items[i + 1];
     fsdp_status st = ds_add_optim_values(set, archive, root, err);
-    if (st == FSDP_OK)
+    if (st == FSDP_OK && set->steps.kind == FSDP_VALUE_NULL)
         st = ds_add_steps(set, archive, nodes, states.count / 2, err);
     fsdp_free(nodes);
     return st;

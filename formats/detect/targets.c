@@ -14,8 +14,9 @@ static const fsdp_target_format hdf5_target = {
     .limits = {.format = "hdf5", .values = true, .opaque = true, .holds_dtype = holds_every_dtype}};
 
 static const fsdp_target_format *const formats[] = {
-    &fsdp_hf_target,  &fsdp_safetensors_target, &fsdp_dcp_target,  &fsdp_torch_target, &hdf5_target,
-    &fsdp_npz_target, &fsdp_npy_target,         &fsdp_gguf_target, &fsdp_llmc_target,
+    &fsdp_hf_target,   &fsdp_safetensors_target, &fsdp_dcp_target, &fsdp_torch_target,
+    &hdf5_target,      &fsdp_npz_target,         &fsdp_npy_target, &fsdp_gguf_target,
+    &fsdp_llmc_target, &fsdp_universal_target,
 };
 
 const fsdp_target_format *fsdp_target_at(size_t i)

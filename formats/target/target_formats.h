@@ -9,5 +9,6 @@ extern const fsdp_target_format fsdp_hf_target, fsdp_safetensors_target, fsdp_np
 extern const fsdp_target_format fsdp_gguf_target, fsdp_llmc_target;
 extern const fsdp_target_format fsdp_dcp_target;     /* dcp_write.c */
 extern const fsdp_target_format fsdp_torch_target;   /* torch_write.c */
+extern const fsdp_target_format fsdp_universal_target;   /* universal_write.c */
 
 #endif

@@ -246,7 +246,8 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
     (void)box;
     (void)err;
     size_t storage = target->storage_of[first_name(target, entry)] - 1;
-    *place_out = (fsdp_target_place){.offset = target->records[TORCH_LEADING + storage].data};
+    *place_out =
+        (fsdp_target_place){.file = "", .offset = target->records[TORCH_LEADING + storage].data};
     return FSDP_OK;
 }
 

@@ -392,7 +392,7 @@ static fsdp_status pair_entry(convert_job *job, size_t i, fsdp_error *err)
         return FSDP_OK;
     if (found < 0)
         return fail_differs(job, entry, "and is missing there", err);
-    const fsdp_entry *back = fsdp_sd_at(sd, (size_t)found);
+    const fsdp_entry *back = fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, (size_t)found));
     job->written_entry[i] = (size_t)found;
     if ((back->kind == FSDP_ENTRY_VALUE) != is_value)
         return fail_differs(job, entry, "and is an entry of another kind there", err);

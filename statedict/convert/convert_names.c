@@ -37,16 +37,19 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
     const fsdp_select_opts *select = &job->opts.select;
     fsdp_parts parts;
     size_t count = 0;
+    bool is_plain = job->limits && job->limits->plain_names;
     bool is_model = job->limits && job->limits->for_loaders &&
                     (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
     job->known.paths = job->from->source != NULL;
     job->known.only_tensors = strcmp(fsdp_checkpoint_describe(job->from)->format, "deepspeed") == 0;
-    if (is_model && !job->known.paths)
+    if ((is_model || is_plain) && !job->known.paths)
         read_model_type(job);
-    if (!is_model || select->keep_names || select->rename_count > 0)
+    if ((!is_model && !is_plain) || select->keep_names || select->rename_count > 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_parts_find(job->from->manifest.sd, job->known, select->part, &parts, err));
     FSDP_TRY(fsdp_parts_add_rules(&parts, &job->rules, &count, err));
+    if (is_plain)
+        FSDP_TRY(fsdp_parts_add_optim_rule(&parts, &job->rules, &count, err));
     return count > 0 ? take_rules(job, count, err) : FSDP_OK;
 }
 

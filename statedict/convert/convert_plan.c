@@ -77,6 +77,8 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 static fsdp_status form_optim(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_optim_form form = job->opts.optim_form;
+    if (job->limits && job->limits->nests_groups && form == FSDP_OPTIM_FORM_DEFAULT)
+        form = FSDP_OPTIM_FORM_NESTED;
     if (job->limits && job->limits->names_groups)
         return fsdp_optim_form_apply(form, &job->sd, &job->source, &plan->optim_form, err);
     return form == FSDP_OPTIM_FORM_DEFAULT

@@ -46,7 +46,8 @@ static fsdp_status add_box(void *context, int rank, size_t part, const fsdp_box 
     return FSDP_OK;
 }
 
-static fsdp_status declare_entry(const convert_job *job, size_t i, box_list *list, fsdp_error *err)
+static fsdp_status declare_entry(const convert_job *job, const fsdp_selected *selected, size_t i,
+                                 box_list *list, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
     size_t number = fsdp_sd_tensor_of(job->sd, i), first = list->files->box_count;
@@ -55,7 +56,9 @@ static fsdp_status declare_entry(const convert_job *job, size_t i, box_list *lis
     *declared = (fsdp_target_entry){.name = entry->name,
                                     .name_size = entry->name_size,
                                     .path = entry->path,
-                                    .path_count = entry->path_count};
+                                    .path_count = entry->path_count,
+                                    .is_model = selected->is_model,
+                                    .is_optim = selected->is_optim};
     if (entry->kind == FSDP_ENTRY_VALUE) {
         declared->value = &entry->value;
         return FSDP_OK;
@@ -69,7 +72,8 @@ static fsdp_status declare_entry(const convert_job *job, size_t i, box_list *lis
     return FSDP_OK;
 }
 
-static fsdp_status declare_entries(const convert_job *job, fsdp_error *err)
+static fsdp_status declare_entries(const convert_job *job, const fsdp_selection *selection,
+                                   fsdp_error *err)
 {
     foreign_files *files = job->files;
     box_list list = {.files = files};
@@ -78,7 +82,7 @@ static fsdp_status declare_entries(const convert_job *job, fsdp_error *err)
     if (!files->entries)
         return fsdp_fail_memory(err, "a conversion");
     for (size_t i = 0; i < count; i++)
-        FSDP_TRY(declare_entry(job, i, &list, err));
+        FSDP_TRY(declare_entry(job, fsdp_selection_at(selection, job->source[i]), i, &list, err));
     for (size_t i = 0; i < count; i++) { /* the array of boxes does not move any more */
         if (files->entries[i].box_count > 0)
             files->entries[i].boxes = files->boxes + next;
@@ -154,7 +158,7 @@ static fsdp_status declare(convert_job *job, const fsdp_selection *selection, fs
     job->files = fsdp_alloc(1, sizeof(foreign_files));
     if (!job->files)
         return fsdp_fail_memory(err, "a conversion");
-    FSDP_TRY(declare_entries(job, err));
+    FSDP_TRY(declare_entries(job, selection, err));
     if (job->limits->notes_tie)
         FSDP_TRY(declare_ties(job, err));
     if (job->limits->shares)
@@ -238,7 +242,7 @@ static fsdp_status place_parts(const convert_job *job, const fsdp_target *target
     size_t n = 0;
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         for (size_t b = 0; b < files->entries[i].box_count; b++, n++) {
-            parts[n] = (placed_part){.entry = i, .box = b};
+            parts[n] = (placed_part){.place.file = "", .entry = i, .box = b};
             if (target)
                 FSDP_TRY(job->format->ops->place(target, i, b, &parts[n].place, err));
         }

@@ -371,17 +371,23 @@ static bool is_used(const fsdp_parts *parts, const char *wrapper)
     return false;
 }
 
+/* Adds text that matches itself. */
+static void add_literal(fsdp_text *rules, const char *text, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        if (strchr(".[]()*+?{}|^$\\/", text[i]))
+            fsdp_text_addf(rules, "\\");
+        fsdp_text_add(rules, text + i, 1);
+    }
+}
+
 fsdp_status fsdp_parts_add_rules(const fsdp_parts *parts, fsdp_text *rules, size_t *count_out,
                                  fsdp_error *err)
 {
     size_t count = 0;
     if (parts->root_size > 0) {
         fsdp_text_addf(rules, "s/^");
-        for (size_t i = 0; i < parts->root_size; i++) {
-            if (strchr(".[]()*+?{}|^$\\/", parts->root[i]))
-                fsdp_text_addf(rules, "\\");
-            fsdp_text_add(rules, parts->root + i, 1);
-        }
+        add_literal(rules, parts->root, parts->root_size);
         fsdp_text_addf(rules, "//");
         fsdp_text_add(rules, "", 1);
         count++;
@@ -395,6 +401,41 @@ fsdp_status fsdp_parts_add_rules(const fsdp_parts *parts, fsdp_text *rules, size
     }
     *count_out = count;
     return rules->failed ? fsdp_fail_memory(err, "rules of names") : FSDP_OK;
+}
+
+/* The place of the element "state" in the name of an optimizer's tensor; NULL: it has none. */
+static const char *state_of(const fsdp_entry *entry)
+{
+    static const char element[] = "state.";
+    for (size_t at = 0; at + sizeof element - 1 < entry->name_size; at++)
+        if ((at == 0 || entry->name[at - 1] == '.') &&
+            memcmp(entry->name + at, element, sizeof element - 1) == 0)
+            return entry->name + at;
+    return NULL;
+}
+
+fsdp_status fsdp_parts_add_optim_rule(const fsdp_parts *parts, fsdp_text *rules, size_t *count,
+                                      fsdp_error *err)
+{
+    static const char root[] = "optim.";
+    for (size_t i = 0; i < fsdp_sd_count(parts->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(parts->sd, i);
+        bool is_state =
+            entry->kind != FSDP_ENTRY_VALUE && fsdp_part_of(parts, entry) == FSDP_PART_OPTIM;
+        const char *state = is_state ? state_of(entry) : NULL;
+        size_t size = state ? (size_t)(state - entry->name) : 0;
+        if (!state)
+            continue;
+        if (is_word(entry->name, size, root))
+            return FSDP_OK;
+        fsdp_text_addf(rules, "s/^");
+        add_literal(rules, entry->name, size);
+        fsdp_text_addf(rules, "(state|param_groups)\\./%s\\1./", root);
+        fsdp_text_add(rules, "", 1);
+        (*count)++;
+        return rules->failed ? fsdp_fail_memory(err, "rules of names") : FSDP_OK;
+    }
+    return FSDP_OK;
 }
 
 bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry)

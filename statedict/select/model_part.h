@@ -44,6 +44,11 @@ fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry);
  * or behind the keys that it shares with the model. */
 const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry, size_t *size_out);
 
+/* Adds the rule that gives the optimizer's state and groups their names of this library and of PyTorch's
+ * examples: optim.state.NAME.KEY, optim.param_groups.N.KEY. None where they have them, or have no state. */
+fsdp_status fsdp_parts_add_optim_rule(const fsdp_parts *parts, fsdp_text *rules, size_t *count,
+                                      fsdp_error *err);
+
 /* True for "NAME#2", which is what a source calls the second tensor of a name. */
 bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry);
 

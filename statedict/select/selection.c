@@ -151,6 +151,7 @@ static bool is_kept(selecting *work, size_t i)
         return false;
     bool optim = is_optim(work, entry);
     selection->entries[i].is_optim = optim;
+    selection->entries[i].is_model = fsdp_part_of(&work->parts, entry) == FSDP_PART_MODEL;
     selection->entries[i].kind = fsdp_tensor_kind(entry);
     if (!is_taken(work, entry)) {
         selection->has_other = selection->has_other || !optim;

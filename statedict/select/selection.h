@@ -25,7 +25,7 @@
 
 typedef struct fsdp_selected {
     bool is_kept;
-    bool is_optim;             /* of the optimizer */
+    bool is_model, is_optim;   /* of the model, of the optimizer */
     bool is_tied;              /* not kept, since another name of the same tensor is kept */
     const char *kind;          /* of a tensor that the library has no dtype or layout for (tensor_kinds.h) */
     const char *name;          /* new; borrowed from the selection */

@@ -51,6 +51,7 @@ THIRD_PARTY = {
     "pthread.h": r"base/(core/pool|data/json)\.c|kernels/(bytes/crc32|nn/nn_(openblas|team))\.c|"
     r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
+    r"formats/deepspeed/universal_write\.c|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
     r"runtime/(launch/launch_threads|background/async_save|comm_shared/shm_pool)\.c|"
     r"runtime/staging/snapshot\.h|"

@@ -94,6 +94,26 @@ def check_back(case, expected, folder):
         check(not differ, f"{case.name}: {source} -> {copy}: {differ} differ")
 
 
+def check_universal(case, expected, folder):
+    """A universal checkpoint has the same tensors, steps and groups, and the files of every stage."""
+    where = f"{case.name} -> universal"
+    ran = run("fsdp-convert", case / "data", folder / "universal", "--to", "universal")
+    check(ran.returncode == 0, f"{where}: {ran.stderr}")
+    ran = run("fsdp-convert", folder / "universal", folder / "again", "--to", "dcp")
+    check(ran.returncode == 0, f"{where} -> dcp: {ran.stderr}")
+    told = listing(folder / "again")
+    # frozen weights become f32, as all that is called fp32.pt
+    f32 = {name: tensor for name, tensor in expected["tensors"].items()
+           if tensor["dtype"] not in ("f16", "bf16")}
+    check(not (differ := same(told["tensors"], f32)), f"{where}: {differ} differ")
+    check(set(expected["tensors"]) <= set(told["tensors"]), f"{where}: tensors are lost")
+    check_state(where, told, expected)
+    tag = folder / "universal" / (folder / "universal" / "latest_universal").read_text()
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt",
+                 "zero/optimizer_state.pt"):
+        check((tag / name).exists(), f"{where}: {name} is missing")
+
+
 def check_golden():
     cases = sorted(path.parent for path in GOLDEN.glob("*/expected.json"))
     check(len(cases) > 20, "there are no cases")
@@ -104,6 +124,26 @@ def check_golden():
                 check_target(case, expected, target, Path(folder))
             check_model(case, expected, Path(folder))
             check_back(case, expected, Path(folder))
+            check_universal(case, expected, Path(folder))
+
+
+def check_universal_refused(folder):
+    """A source that DeepSpeed could not go on from is refused."""
+    source = GOLDEN / "zero2-w2-nofrozen" / "data"
+    cases = {("--only", "model"): "has no optimizer state",
+             ("--rename", "s/^gain$/a\\/b/"): "'a/b': DeepSpeed needs a folder of its name",
+             ("--rename", "s/^gain$/g/"): "it is no optim.state.NAME.KEY of a weight NAME",
+             ("--rename", "s/state.gain.exp_avg$/state.gain.fp32/"): "DeepSpeed needs a file of its key",
+             ("--rename", "s/^global_steps$/module/"): "'module': DeepSpeed has a member of that name"}
+    for number, (options, why) in enumerate(cases.items()):
+        to = folder / str(number)
+        ran = run("fsdp-convert", source, to, "--to", "universal", *options)
+        check(ran.returncode == 2 and why in ran.stderr, f"{options}: {ran.returncode} {ran.stderr}")
+        check(not to.exists(), f"{options}: a result is there")
+    ran = run("fsdp-convert", source, folder / "kept", "--to", "universal")
+    (folder / "kept" / "notes.txt").write_text("mine")
+    ran = run("fsdp-convert", source, folder / "kept", "--to", "universal", "--overwrite")
+    check(ran.returncode == 6 and "'notes.txt'" in ran.stderr, f"overwrite: {ran.returncode} {ran.stderr}")
 
 
 # --- paths ------------------------------------------------------------------------------------------
@@ -332,7 +372,8 @@ def check_refusals(folder):
 
 def main():
     check_golden()
-    for check_one in (check_paths, check_forms, check_unsure, check_refusals, check_limits):
+    for check_one in (check_universal_refused, check_paths, check_forms, check_unsure, check_refusals,
+                      check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 

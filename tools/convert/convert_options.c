@@ -56,7 +56,8 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy, gguf, llmc", 0},
+    {"to", KEY_TO, "FORMAT", 0,
+     "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy, gguf, llmc, universal", 0},
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
     {"variant", KEY_VARIANT, "NAME", 0, "of SRC the files model.NAME.safetensors", 0},
     {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},

@@ -103,7 +103,7 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
         fsdp_text_addf(text, "  encode %s as %s\n", cli_plural(plan->encoded, "tensor", number),
                        opts->convert.select.dtype);
     if (plan->widened > 0)
-        fsdp_text_addf(text, "  cast %s to f32\n", cli_plural(plan->widened, "vector", number));
+        fsdp_text_addf(text, "  cast %s to f32\n", cli_plural(plan->widened, "tensor", number));
     if (plan->renamed > 0 && plan->strips)
         convert_add_stripped(text, plan);
     else if (plan->renamed > 0)

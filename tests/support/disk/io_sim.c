@@ -31,7 +31,14 @@ static int unlock_disk(sim_disk *disk, int result)
     return result;
 }
 
-/* Takes the next path element into name; 0 at the end of the path. */
+/* True when ".." is the next element. */
+static bool leads_back(const char *path)
+{
+    return strncmp(path, "/..", 3) == 0 && (path[3] == '/' || path[3] == '\0');
+}
+
+/* Takes the next path element into name; 0 at the end of the path. There are no links, so a name with ".."
+ * behind it is nothing. */
 static int next_name(const char **path, char *name)
 {
     const char *start = *path + strspn(*path, "/");
@@ -39,6 +46,10 @@ static int next_name(const char **path, char *name)
     *path = start + length;
     if (length >= SIM_NAME_BYTES)
         return -ENAMETOOLONG;
+    if (leads_back(*path)) {
+        *path += 3;
+        return next_name(path, name);
+    }
     memcpy(name, start, length);
     name[length] = '\0';
     if (strcmp(name, ".") == 0)

@@ -20,24 +20,28 @@ static const struct {
                {"npz", "/out/a.npz"},
                {"torch", "/out/a.pt"},
                {"dcp", "/out/dcp"},
-               {"hdf5", "/out/a.h5"}};
+               {"hdf5", "/out/a.h5"},
+               {"universal", "/out/universal"}};
 enum { TARGETS = sizeof targets / sizeof *targets };
 
 static fsdp_io *disk;
 static fsdp_error err;
 
-/* A tensor whose bytes all have this value. */
+/* A weight and its moment, whose bytes all have this value. */
 static void write_source(const char *path, char value)
 {
-    char bytes[200 + TENSOR_BYTES] = {0};
+    char bytes[300 + 2 * TENSOR_BYTES] = {0};
     fsdp_file *file;
-    int size = snprintf(bytes + 8, 192,
-                        "{\"t\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[0,%d]}}",
-                        TENSOR_BYTES, TENSOR_BYTES);
+    int size =
+        snprintf(bytes + 8, 280,
+                 "{\"t\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[0,%d]},"
+                 "\"optim.state.t.m\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[%d,%d]}}",
+                 TENSOR_BYTES / 4, TENSOR_BYTES, TENSOR_BYTES / 4, TENSOR_BYTES, 2 * TENSOR_BYTES);
+    cr_assert_lt(size, 256); /* one byte of the header's length */
     bytes[0] = (char)size;
-    memset(bytes + 8 + size, value, TENSOR_BYTES);
+    memset(bytes + 8 + size, value, 2 * TENSOR_BYTES);
     cr_assert_eq(fsdp_io_open(disk, path, FSDP_IO_CREATE, &file, &err), FSDP_OK, "%s", err.text);
-    cr_assert_eq(fsdp_io_write(file, path, bytes, (size_t)size + 8 + TENSOR_BYTES, 0, &err),
+    cr_assert_eq(fsdp_io_write(file, path, bytes, (size_t)size + 8 + 2 * TENSOR_BYTES, 0, &err),
                  FSDP_OK);
     cr_assert_eq(fsdp_io_sync(file, path, &err), FSDP_OK);
     cr_assert_eq(fsdp_io_close(&file, path, &err), FSDP_OK);
@@ -115,7 +119,7 @@ static int look(fsdp_io *io, int target)
         return -1;
     if (fsdp_load_full(targets[target].to, &opts, &sd, &err) != FSDP_OK)
         return -1;
-    const char *data = fsdp_sd_at(sd, 0)->data;
+    const char *data = fsdp_sd_at(sd, (size_t)fsdp_sd_find(sd, "t", 1))->data;
     int value = data[0];
     for (int i = 0; i < TENSOR_BYTES; i++)
         value = data[i] == data[0] ? value : -1;

@@ -1,0 +1,643 @@
+/* The file and the member of it that every entry of a universal checkpoint becomes: see universal.h. */
+#include "formats/deepspeed/universal.h"
+
+#include "base/data/name_path.h"
+#include "base/data/name_table.h"
+#include "formats/torch/torch_emit.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char state_prefix[] = "optim.state.", group_prefix[] = "optim.param_groups.";
+enum {
+    STATE_PREFIX = sizeof state_prefix - 1,
+    GROUP_PREFIX = sizeof group_prefix - 1,
+    NAME_MOST = 255
+};
+
+typedef struct planning {
+    const fsdp_target_opts *opts;
+    universal_plan *plan;
+    fsdp_name_table params;    /* names of weights -> number of their entry */
+    fsdp_name_table others;    /* members of the model file by the names of their entries -> 0 */
+    const fsdp_value **groups; /* per group: the names of its parameters, or NULL */
+    bool *has_state;           /* per entry: a parameter with a moment */
+    size_t group_count, stateful, tied;
+} planning;
+
+/* --- what the plan makes ---------------------------------------------------------------------- */
+
+static fsdp_status refuse(const fsdp_target_entry *entry, const char *why, fsdp_error *err)
+{
+    return torch_blame_entry(entry, fsdp_fail(err, FSDP_ERR_USAGE, "%s", why), err);
+}
+
+static fsdp_target_entry value_member(const fsdp_value *value)
+{
+    return (fsdp_target_entry){.value = value};
+}
+
+static fsdp_target_entry tensor_member(const fsdp_target_entry *entry)
+{
+    return (fsdp_target_entry){.dtype = entry->dtype, .ndim = entry->ndim, .shape = entry->shape};
+}
+
+static bool begins(const fsdp_target_entry *entry, const char *prefix, size_t size)
+{
+    return entry->name_size > size && memcmp(entry->name, prefix, size) == 0;
+}
+
+static bool is_text(const char *text, size_t size, const char *word)
+{
+    return strlen(word) == size && memcmp(text, word, size) == 0;
+}
+
+/* --- weights and buffers ---------------------------------------------------------------------- */
+
+/* DeepSpeed finds a parameter by a folder of its name. */
+static bool may_be_folder(const char *name, size_t size)
+{
+    return size > 0 && size <= NAME_MOST && !memchr(name, '/', size) && !memchr(name, '\0', size) &&
+           !is_text(name, size, ".") && !is_text(name, size, "..") &&
+           !(size > 3 && memcmp(name + size - 3, ".pt", 3) == 0);
+}
+
+static const char *file_of(universal_plan *plan, const fsdp_target_entry *param, const char *kind,
+                           size_t kind_size)
+{
+    size_t room = sizeof UNIVERSAL_ZERO + param->name_size + kind_size + 8;
+    char *name = fsdp_arena_alloc(&plan->arena, room, 1);
+    if (name)
+        snprintf(name, room, UNIVERSAL_ZERO "/%.*s/%.*s.pt", (int)param->name_size, param->name,
+                 (int)kind_size, kind);
+    return name;
+}
+
+static fsdp_status add_folder(universal_plan *plan, const fsdp_target_entry *param, fsdp_error *err)
+{
+    size_t room = sizeof UNIVERSAL_ZERO + param->name_size + 1;
+    char *name = fsdp_arena_alloc(&plan->arena, room, 1);
+    if (!name || !fsdp_grow(&plan->folders, &plan->folder_room, plan->folder_count + 1,
+                            sizeof *plan->folders))
+        return universal_fail_memory(err);
+    snprintf(name, room, UNIVERSAL_ZERO "/%.*s", (int)param->name_size, param->name);
+    plan->folders[plan->folder_count++] = name;
+    return FSDP_OK;
+}
+
+static fsdp_status place_param(planning *work, size_t i, fsdp_error *err)
+{
+    universal_plan *plan = work->plan;
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    size_t file;
+    if (!may_be_folder(entry->name, entry->name_size))
+        return refuse(entry, "DeepSpeed needs a folder of its name, which cannot be: --rename it",
+                      err);
+    FSDP_TRY(add_folder(plan, entry, err));
+    FSDP_TRY(universal_add_file(plan, file_of(plan, entry, "fp32", 4), &file, err));
+    return universal_add_named(plan, file, tensor_member(entry), universal_text_key("param"),
+                               &plan->slots[i], err);
+}
+
+/* A tensor of the model that is no parameter. */
+static fsdp_status place_buffer(planning *work, size_t i, fsdp_error *err)
+{
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    fsdp_target_entry member = tensor_member(entry);
+    const universal_key keys[] = {universal_text_key("module"),
+                                  {entry->name, entry->name_size, UNIVERSAL_KEY_TEXT}};
+    FSDP_TRY(universal_name_member(work->plan, &member, keys, 2, err));
+    return universal_add_member(work->plan, UNIVERSAL_MODEL, &member, &work->plan->slots[i], err);
+}
+
+static bool is_param(const fsdp_target_entry *entry)
+{
+    return entry->is_model && !entry->value && fsdp_dtype_describe(entry->dtype)->is_float;
+}
+
+static bool is_buffer(const fsdp_target_entry *entry)
+{
+    return entry->is_model && !entry->value && !fsdp_dtype_describe(entry->dtype)->is_float;
+}
+
+/* --- the optimizer's state -------------------------------------------------------------------- */
+
+/* The parameter of "optim.state.NAME.KEY", and its key; NULL: the model has no such weight. */
+static const fsdp_target_entry *param_of(const planning *work, const fsdp_target_entry *entry,
+                                         universal_key *key_out)
+{
+    const char *name = entry->name + STATE_PREFIX;
+    if (!begins(entry, state_prefix, STATE_PREFIX))
+        return NULL;
+    for (size_t size = entry->name_size - STATE_PREFIX; size-- > 0;) {
+        const uint64_t *found =
+            name[size] == '.' ? fsdp_name_table_find(&work->params, name, size) : NULL;
+        if (!found)
+            continue;
+        *key_out = (universal_key){name + size + 1, entry->name_size - STATE_PREFIX - size - 1,
+                                   UNIVERSAL_KEY_TEXT};
+        return &work->opts->entries[*found];
+    }
+    return NULL;
+}
+
+/* step.pt is the step itself, a tensor or a number. Stage 3 reads the step of the first state. */
+static fsdp_status place_step(planning *work, size_t i, size_t file, fsdp_error *err)
+{
+    static const int32_t whole[] = {FSDP_PATH_WHOLE};
+    universal_plan *plan = work->plan;
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    fsdp_target_entry member = entry->value ? value_member(entry->value) : tensor_member(entry);
+    fsdp_target_entry again = member;
+    const universal_key keys[] = {universal_text_key("optimizer_state_dict"),
+                                  universal_text_key("state"),
+                                  {"0", 1, UNIVERSAL_KEY_NUMBER},
+                                  universal_text_key("step")};
+    member.name = "";
+    member.path = whole;
+    member.path_count = 1;
+    FSDP_TRY(universal_add_member(plan, file, &member, &plan->slots[i], err));
+    if (plan->step > 0)
+        return FSDP_OK;
+    plan->step = i + 1;
+    FSDP_TRY(universal_name_member(plan, &again, keys, 4, err));
+    return universal_add_member(plan, UNIVERSAL_OPTIM, &again, &plan->step_again, err);
+}
+
+static bool is_of_shape(const fsdp_target_entry *entry, const fsdp_target_entry *param)
+{
+    return entry->ndim == param->ndim &&
+           memcmp(entry->shape, param->shape, (size_t)entry->ndim * sizeof *entry->shape) == 0;
+}
+
+static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
+{
+    universal_plan *plan = work->plan;
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    universal_key kind = {0};
+    const fsdp_target_entry *param = param_of(work, entry, &kind);
+    size_t file;
+    if (!param)
+        return refuse(entry,
+                      "it is no optim.state.NAME.KEY of a weight NAME, by which DeepSpeed finds "
+                      "states: --rename it",
+                      err);
+    bool is_step = is_text(kind.text, kind.size, "step") && entry->ndim == 0;
+    if (!is_step && (!may_be_folder(kind.text, kind.size) || is_text(kind.text, kind.size, "fp32")))
+        return refuse(entry, "DeepSpeed needs a file of its key, which cannot be", err);
+    if (!is_step && !is_of_shape(entry, param))
+        return refuse(entry, "DeepSpeed keeps only states that have the shape of their parameter",
+                      err);
+    FSDP_TRY(universal_add_file(plan, file_of(plan, param, kind.text, kind.size), &file, err));
+    if (is_step)
+        return place_step(work, i, file, err);
+    bool *has_state = &work->has_state[param - work->opts->entries];
+    work->stateful += !*has_state;
+    *has_state = true;
+    return universal_add_named(plan, file, tensor_member(entry), universal_text_key("param"),
+                               &plan->slots[i], err);
+}
+
+/* --- hyper-parameters ------------------------------------------------------------------------- */
+
+/* "optim.param_groups.N.KEY" */
+static bool split_hyper(const fsdp_target_entry *entry, universal_key *number_out,
+                        universal_key *name_out)
+{
+    const char *text = entry->name + GROUP_PREFIX;
+    size_t size = entry->name_size - GROUP_PREFIX;
+    const char *dot = memchr(text, '.', size);
+    size_t digits = dot ? (size_t)(dot - text) : 0;
+    if (digits == 0 || digits > 9 || !fsdp_path_is_number(text, digits))
+        return false;
+    *number_out = (universal_key){text, digits, UNIVERSAL_KEY_POSITION};
+    *name_out = (universal_key){dot + 1, size - digits - 1, UNIVERSAL_KEY_TEXT};
+    return true;
+}
+
+static size_t number_of(universal_key digits)
+{
+    size_t number = 0;
+    for (size_t i = 0; i < digits.size; i++)
+        number = number * 10 + (size_t)(digits.text[i] - '0');
+    return number;
+}
+
+/* Keeps the names of the group's parameters; DeepSpeed has the number of a flat tensor there. */
+static fsdp_status note_group(planning *work, size_t number, const fsdp_target_entry *entry,
+                              fsdp_target_entry *member, fsdp_error *err)
+{
+    fsdp_value *list = universal_new_value(work->plan);
+    if (!list)
+        return universal_fail_memory(err);
+    work->groups[number] = entry->value;
+    member->value = list;
+    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, 1, err));
+    list->as.list.items[0] = fsdp_value_i64((int64_t)number);
+    return FSDP_OK;
+}
+
+/* Stages 1 and 2 read param_groups, stage 3 optimizer_state_dict.param_groups. */
+static fsdp_status place_hyper(planning *work, const fsdp_target_entry *entry, fsdp_error *err)
+{
+    universal_plan *plan = work->plan;
+    fsdp_target_entry member = value_member(entry->value), again;
+    universal_key number, name;
+    if (!split_hyper(entry, &number, &name) || number_of(number) >= work->opts->entry_count)
+        return refuse(entry, "hyper-parameters are no list of groups: --only model leaves them out",
+                      err);
+    size_t group = number_of(number);
+    work->group_count = group >= work->group_count ? group + 1 : work->group_count;
+    if (is_text(name.text, name.size, "params"))
+        FSDP_TRY(note_group(work, group, entry, &member, err));
+    again = member;
+    const universal_key keys[] = {universal_text_key("optimizer_state_dict"),
+                                  universal_text_key("param_groups"), number, name};
+    FSDP_TRY(universal_name_member(plan, &member, keys + 1, 3, err));
+    FSDP_TRY(universal_add_member(plan, UNIVERSAL_OPTIM, &member, NULL, err));
+    FSDP_TRY(universal_name_member(plan, &again, keys, 4, err));
+    return universal_add_member(plan, UNIVERSAL_OPTIM, &again, NULL, err);
+}
+
+/* --- other entries ---------------------------------------------------------------------------- */
+
+/* Members of the model file that DeepSpeed makes itself. */
+static const char *const reserved[] = {"module",
+                                       "buffer_names",
+                                       "optimizer",
+                                       "param_shapes",
+                                       "frozen_param_shapes",
+                                       "frozen_param_fragments",
+                                       "shared_params",
+                                       "sparse_tensor_module_names",
+                                       "ds_config"};
+
+static fsdp_status place_other(planning *work, size_t i, fsdp_error *err)
+{
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    const universal_key name = {entry->name, entry->name_size, UNIVERSAL_KEY_TEXT};
+    for (size_t r = 0; r < sizeof reserved / sizeof *reserved; r++)
+        if (is_text(entry->name, entry->name_size, reserved[r]))
+            return refuse(entry, "DeepSpeed has a member of that name: --rename it", err);
+    if (!fsdp_name_table_enter(&work->others, entry->name, entry->name_size, 0))
+        return universal_fail_memory(err);
+    return universal_add_named(work->plan, UNIVERSAL_MODEL,
+                               entry->value ? value_member(entry->value) : tensor_member(entry),
+                               name, &work->plan->slots[i], err);
+}
+
+/* The reader makes the first two from steps and groups. DeepSpeed compares the last one with the number of
+ * model files, which is 1 here. */
+static bool is_made_anew(const fsdp_target_entry *entry)
+{
+    static const char *const names[] = {"optimizer_state.step", "optimizer_state.param_groups",
+                                        "mp_world_size"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (is_text(entry->name, entry->name_size, names[i]))
+            return true;
+    return false;
+}
+
+static fsdp_status place_value(planning *work, size_t i, fsdp_error *err)
+{
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    universal_key kind;
+    if (begins(entry, group_prefix, GROUP_PREFIX))
+        return place_hyper(work, entry, err);
+    if (is_made_anew(entry))
+        return FSDP_OK;
+    bool is_step = param_of(work, entry, &kind) != NULL && is_text(kind.text, kind.size, "step");
+    return is_step ? place_state(work, i, err) : place_other(work, i, err);
+}
+
+static fsdp_status place_entry(planning *work, size_t i, fsdp_error *err)
+{
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    if (entry->value)
+        return place_value(work, i, err);
+    if (entry->is_model && entry->same_as > 0)
+        return FSDP_OK; /* shared_params has the name */
+    if (is_param(entry))
+        return place_param(work, i, err);
+    if (is_buffer(entry))
+        return place_buffer(work, i, err);
+    return entry->is_optim ? place_state(work, i, err) : place_other(work, i, err);
+}
+
+/* --- members of the model file that describe the rest ------------------------------------------- */
+
+static fsdp_status set_text(fsdp_value *value, const char *text, size_t size, fsdp_error *err)
+{
+    return fsdp_value_set_bytes(value, FSDP_VALUE_STRING, text, size, err);
+}
+
+static fsdp_status add_shape(fsdp_value *items, const fsdp_target_entry *param, fsdp_error *err)
+{
+    FSDP_TRY(set_text(&items[0], param->name, param->name_size, err));
+    FSDP_TRY(fsdp_value_set_items(&items[1], FSDP_VALUE_LIST, (size_t)param->ndim, err));
+    items[1].is_tuple = true;
+    for (int d = 0; d < param->ndim; d++)
+        items[1].as.list.items[d] = fsdp_value_i64(param->shape[d]);
+    return FSDP_OK;
+}
+
+static const fsdp_target_entry *named_param(const planning *work, const fsdp_value *name)
+{
+    const uint64_t *found =
+        name->kind == FSDP_VALUE_STRING
+            ? fsdp_name_table_find(&work->params, name->as.bytes.data, name->as.bytes.size)
+            : NULL;
+    return found ? &work->opts->entries[*found] : NULL;
+}
+
+/* The parameters of a group that are there, with their shapes. */
+static fsdp_status describe_group(const planning *work, const fsdp_value *names, fsdp_value *dict,
+                                  fsdp_error *err)
+{
+    size_t most = names && names->kind == FSDP_VALUE_LIST ? names->as.list.count : 0, count = 0;
+    for (size_t i = 0; i < most; i++)
+        count += named_param(work, &names->as.list.items[i]) != NULL;
+    FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * count, err));
+    fsdp_value *items = dict->as.list.items;
+    for (size_t i = 0; i < most; i++) {
+        const fsdp_target_entry *param = named_param(work, &names->as.list.items[i]);
+        if (!param)
+            continue;
+        FSDP_TRY(add_shape(items, param, err));
+        items += 2;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status describe_shapes(const planning *work, fsdp_value *list, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, work->group_count, err));
+    for (size_t g = 0; g < work->group_count; g++)
+        FSDP_TRY(describe_group(work, work->groups[g], &list->as.list.items[g], err));
+    return FSDP_OK;
+}
+
+static fsdp_status describe_buffers(const planning *work, fsdp_value *list, fsdp_error *err)
+{
+    const fsdp_target_opts *opts = work->opts;
+    size_t count = 0, at = 0;
+    for (size_t i = 0; i < opts->entry_count; i++)
+        count += is_buffer(&opts->entries[i]) && opts->entries[i].same_as == 0;
+    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err));
+    for (size_t i = 0; i < opts->entry_count; i++)
+        if (is_buffer(&opts->entries[i]) && opts->entries[i].same_as == 0)
+            FSDP_TRY(set_text(&list->as.list.items[at++], opts->entries[i].name,
+                              opts->entries[i].name_size, err));
+    return FSDP_OK;
+}
+
+/* Tied names, each with the name that is stored. */
+static fsdp_status describe_tied(const planning *work, fsdp_value *dict, fsdp_error *err)
+{
+    const fsdp_target_opts *opts = work->opts;
+    size_t at = 0;
+    FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * work->tied, err));
+    for (size_t i = 0; i < opts->entry_count; i++) {
+        const fsdp_target_entry *entry = &opts->entries[i];
+        if (!entry->is_model || entry->value || entry->same_as == 0)
+            continue;
+        const fsdp_target_entry *stored = &opts->entries[entry->same_as - 1];
+        FSDP_TRY(set_text(&dict->as.list.items[at++], entry->name, entry->name_size, err));
+        FSDP_TRY(set_text(&dict->as.list.items[at++], stored->name, stored->name_size, err));
+    }
+    return FSDP_OK;
+}
+
+/* The steps of the run: DeepSpeed counts them, and programs under one of these names. */
+static fsdp_status describe_steps(const planning *work, fsdp_value *value, fsdp_error *err)
+{
+    static const char *const names[] = {"global_step", "train.step", "step", "iteration"};
+    (void)err;
+    *value = fsdp_value_i64(0);
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        for (size_t i = 0; i < work->opts->entry_count; i++) {
+            const fsdp_target_entry *entry = &work->opts->entries[i];
+            if (entry->value && entry->value->kind == FSDP_VALUE_I64 &&
+                is_text(entry->name, entry->name_size, names[n])) {
+                *value = *entry->value;
+                return FSDP_OK;
+            }
+        }
+    return FSDP_OK;
+}
+
+static fsdp_status describe_null(const planning *work, fsdp_value *value, fsdp_error *err)
+{
+    (void)work;
+    (void)value;
+    (void)err;
+    return FSDP_OK;
+}
+
+static fsdp_status describe_zero(const planning *work, fsdp_value *value, fsdp_error *err)
+{
+    (void)work;
+    (void)err;
+    *value = fsdp_value_i64(0);
+    return FSDP_OK;
+}
+
+static fsdp_status describe_one(const planning *work, fsdp_value *value, fsdp_error *err)
+{
+    (void)work;
+    (void)err;
+    *value = fsdp_value_i64(1);
+    return FSDP_OK;
+}
+
+/* The version whose universal checkpoints these are: DeepSpeed refuses those of none. */
+static fsdp_status describe_version(const planning *work, fsdp_value *value, fsdp_error *err)
+{
+    static const char version[] = "0.19.8";
+    (void)work;
+    return set_text(value, version, sizeof version - 1, err);
+}
+
+static const struct {
+    const char *name;
+    fsdp_status (*describe)(const planning *work, fsdp_value *value, fsdp_error *err);
+} described[] = {
+    {"buffer_names", describe_buffers}, {"param_shapes", describe_shapes},
+    {"shared_params", describe_tied},   {"optimizer", describe_null},
+    {"lr_scheduler", describe_null},    {"global_steps", describe_steps},
+    {"skipped_steps", describe_zero},   {"dp_world_size", describe_one},
+    {"mp_world_size", describe_one},    {"ds_version", describe_version},
+};
+
+static fsdp_status add_described(planning *work, fsdp_error *err)
+{
+    for (size_t i = 0; i < sizeof described / sizeof *described; i++) {
+        const universal_key name = universal_text_key(described[i].name);
+        fsdp_value *value = universal_new_value(work->plan);
+        if (!value)
+            return universal_fail_memory(err);
+        if (fsdp_name_table_find(&work->others, name.text, name.size))
+            continue; /* the source has it */
+        FSDP_TRY(described[i].describe(work, value, err));
+        FSDP_TRY(
+            universal_add_named(work->plan, UNIVERSAL_MODEL, value_member(value), name, NULL, err));
+        if (described[i].describe == describe_version)
+            FSDP_TRY(universal_add_named(work->plan, UNIVERSAL_OPTIM, value_member(value), name,
+                                         NULL, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- files ------------------------------------------------------------------------------------ */
+
+/* The module of a file that holds no buffer. */
+static fsdp_status add_no_module(universal_plan *plan, size_t file, fsdp_error *err)
+{
+    fsdp_value *none = universal_new_value(plan);
+    if (!none)
+        return universal_fail_memory(err);
+    FSDP_TRY(fsdp_value_set_items(none, FSDP_VALUE_DICT, 0, err));
+    return universal_add_named(plan, file, value_member(none), universal_text_key("module"), NULL,
+                               err);
+}
+
+static bool has_module(const universal_file *file)
+{
+    for (size_t i = 0; i < file->count; i++)
+        if (file->entries[i].path_count == 2)
+            return true;
+    return false;
+}
+
+/* The values of the model file once more. */
+static fsdp_status add_stage_3(universal_plan *plan, fsdp_error *err)
+{
+    const universal_file *model = &plan->files[UNIVERSAL_MODEL];
+    for (size_t i = 0; i < model->count; i++)
+        if (model->entries[i].value)
+            FSDP_TRY(universal_add_member(plan, UNIVERSAL_MODEL_OF_STAGE_3, &model->entries[i],
+                                          NULL, err));
+    FSDP_TRY(add_no_module(plan, UNIVERSAL_MODEL_OF_STAGE_3, err));
+    return has_module(model) ? FSDP_OK : add_no_module(plan, UNIVERSAL_MODEL, err);
+}
+
+static fsdp_status add_fixed_files(universal_plan *plan, fsdp_error *err)
+{
+    static const char *const names[UNIVERSAL_PARAMS] = {
+        [UNIVERSAL_MODEL] = UNIVERSAL_FOLDER "/mp_rank_00_model_states.pt",
+        [UNIVERSAL_MODEL_OF_STAGE_3] =
+            UNIVERSAL_FOLDER "/zero_pp_rank_0_mp_rank_00_model_states.pt",
+        [UNIVERSAL_OPTIM] = UNIVERSAL_ZERO "/optimizer_state.pt"};
+    size_t number;
+    for (size_t i = 0; i < UNIVERSAL_PARAMS; i++)
+        FSDP_TRY(universal_add_file(plan, names[i], &number, err));
+    return FSDP_OK;
+}
+
+static fsdp_status count_bytes(universal_plan *plan, fsdp_error *err)
+{
+    for (size_t f = 0; f < plan->file_count; f++) {
+        universal_file *file = &plan->files[f];
+        int64_t bytes = 0;
+        for (size_t i = 0; i < file->count; i++) {
+            const fsdp_target_entry *entry = &file->entries[i];
+            if (!entry->value &&
+                fsdp_add_overflow(bytes, torch_bytes_of(entry->dtype, entry->ndim, entry->shape),
+                                  &bytes))
+                return fsdp_fail(err, FSDP_ERR_LIMIT, "the checkpoint is too large");
+        }
+        atomic_store(&file->left, bytes);
+    }
+    return FSDP_OK;
+}
+
+/* --- all entries ------------------------------------------------------------------------------ */
+
+static fsdp_status list_params(planning *work, fsdp_error *err)
+{
+    for (size_t i = 0; i < work->opts->entry_count; i++) {
+        const fsdp_target_entry *entry = &work->opts->entries[i];
+        bool is_tied = entry->is_model && !entry->value && entry->same_as > 0;
+        work->tied += is_tied;
+        if (is_param(entry) && !is_tied &&
+            !fsdp_name_table_enter(&work->params, entry->name, entry->name_size, i))
+            return universal_fail_memory(err);
+    }
+    return FSDP_OK;
+}
+
+/* A group per parameter, each without members: DeepSpeed pairs them with its own in order, of which there are
+ * not more, and keeps its hyper-parameters. */
+static fsdp_status add_empty_groups(planning *work, fsdp_error *err)
+{
+    universal_plan *plan = work->plan;
+    fsdp_value *groups = universal_new_value(plan);
+    fsdp_target_entry member = value_member(groups);
+    const universal_key keys[] = {universal_text_key("optimizer_state_dict"),
+                                  universal_text_key("param_groups")};
+    if (!groups)
+        return universal_fail_memory(err);
+    FSDP_TRY(fsdp_value_set_items(groups, FSDP_VALUE_LIST, work->stateful, err));
+    for (size_t i = 0; i < work->stateful; i++)
+        FSDP_TRY(fsdp_value_set_items(&groups->as.list.items[i], FSDP_VALUE_DICT, 0, err));
+    FSDP_TRY(universal_add_named(plan, UNIVERSAL_OPTIM, member, keys[1], NULL, err));
+    FSDP_TRY(universal_name_member(plan, &member, keys, 2, err));
+    return universal_add_member(plan, UNIVERSAL_OPTIM, &member, NULL, err);
+}
+
+/* Elastic checkpoints of DeepSpeed have no hyper-parameters. */
+static fsdp_status make_groups(planning *work, fsdp_error *err)
+{
+    fsdp_value *names = universal_new_value(work->plan);
+    size_t at = 0;
+    if (!names)
+        return universal_fail_memory(err);
+    FSDP_TRY(fsdp_value_set_items(names, FSDP_VALUE_LIST, work->stateful, err));
+    for (size_t i = 0; i < work->opts->entry_count; i++)
+        if (work->has_state[i])
+            FSDP_TRY(set_text(&names->as.list.items[at++], work->opts->entries[i].name,
+                              work->opts->entries[i].name_size, err));
+    work->groups[0] = names;
+    work->group_count = 1;
+    return add_empty_groups(work, err);
+}
+
+static fsdp_status check_optimizer(planning *work, fsdp_error *err)
+{
+    if (work->stateful == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the source has no optimizer state (optim.state.NAME.KEY), without which "
+                         "DeepSpeed goes on with no universal checkpoint: --to hf or torch makes "
+                         "weights for a model to begin with");
+    return work->group_count > 0 ? FSDP_OK : make_groups(work, err);
+}
+
+static fsdp_status plan_all(planning *work, fsdp_error *err)
+{
+    universal_plan *plan = work->plan;
+    size_t count = work->opts->entry_count;
+    plan->slots = fsdp_arena_alloc(&plan->arena, count, sizeof *plan->slots);
+    work->groups = fsdp_arena_alloc(&plan->arena, count, sizeof *work->groups);
+    work->has_state = fsdp_arena_alloc(&plan->arena, count, sizeof *work->has_state);
+    if (!plan->slots || !work->groups || !work->has_state)
+        return universal_fail_memory(err);
+    FSDP_TRY(add_fixed_files(plan, err));
+    FSDP_TRY(list_params(work, err));
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(place_entry(work, i, err));
+    FSDP_TRY(check_optimizer(work, err));
+    FSDP_TRY(add_described(work, err));
+    FSDP_TRY(add_stage_3(plan, err));
+    return count_bytes(plan, err);
+}
+
+fsdp_status universal_plan_make(const fsdp_target_opts *opts, universal_plan *plan_out,
+                                fsdp_error *err)
+{
+    planning work = {.opts = opts, .plan = plan_out};
+    *plan_out = (universal_plan){0};
+    fsdp_status st = plan_all(&work, err);
+    fsdp_name_table_release(&work.params);
+    fsdp_name_table_release(&work.others);
+    return st;
+}
