@@ -30,6 +30,7 @@ enum {
     KEY_DTYPE,
     KEY_BUFFERS,
     KEY_AGAINST,
+    KEY_CASES,
     KEY_NP,
     KEY_THREADS,
     KEY_COMM,
@@ -58,6 +59,7 @@ static const struct argp_option options[] = {
     {"dtype", KEY_DTYPE, "T", 0, "collectives: of the elements (default: f32)", 0},
     {"buffers", KEY_BUFFERS, "KIND", 0, "collectives: pool (default) or private", 0},
     {"against", KEY_AGAINST, "NAME", 0, "collectives: openmpi or gloo; step, train: torch", 0},
+    {"cases", KEY_CASES, "NAMES", 0, "convert: some cases, such as dcp-hf,peak", 0},
     {"np", KEY_NP, "N", 0, "ranks are N processes", 1},
     {"threads", KEY_THREADS, "N", 0, "ranks are N threads", 1},
     {"comm", KEY_COMM, "NAME", 0, "auto (default), self, threads, shm, mpi, tcp or nccl", 1},
@@ -77,7 +79,8 @@ typedef enum command_set {
     FOR_RANKS = 16, /* started by fsdp_launch: its options are good */
     FOR_COLLECTIVES = 32,
     FOR_STEP = 64,
-    FOR_TRAIN = 128
+    FOR_TRAIN = 128,
+    FOR_CONVERT = 256
 } command_set;
 
 static const struct {
@@ -94,7 +97,7 @@ static const struct {
     {"many", bench_measure, FOR_MEASURE, false},
     {"compress", bench_measure, FOR_MEASURE | FOR_PEERS, false},
     {"manifest", bench_measure, FOR_MEASURE, false},
-    {"convert", bench_measure, FOR_MEASURE | FOR_PEERS, false},
+    {"convert", bench_measure, FOR_MEASURE | FOR_PEERS | FOR_CONVERT, false},
     {"collectives", bench_collectives, FOR_RANKS | FOR_COLLECTIVES | FOR_PEERS, false},
     {"unshard", bench_unshard, FOR_RANKS, false},
     {"chunk-cat", bench_copies, FOR_RANKS, false},
@@ -142,6 +145,7 @@ static const struct {
     {KEY_DTYPE, "dtype", FOR_COLLECTIVES},
     {KEY_BUFFERS, "buffers", FOR_COLLECTIVES},
     {KEY_AGAINST, "against", FOR_COLLECTIVES | FOR_STEP | FOR_TRAIN},
+    {KEY_CASES, "cases", FOR_CONVERT},
     {KEY_NP, "np", FOR_RANKS},
     {KEY_THREADS, "threads", FOR_RANKS},
     {KEY_COMM, "comm", FOR_RANKS},
@@ -222,6 +226,8 @@ static void check_arguments(bench_options *opts)
         opts->deadline_ms = 1000 * (int)cli_parse_integer("--deadline", opts->deadline, 1, 1 << 20);
     if (set & FOR_COLLECTIVES)
         bench_check_collectives(opts);
+    if (set & FOR_CONVERT)
+        bench_check_convert(opts);
     if (set & FOR_STEP)
         check_step(opts);
     if (set & FOR_TRAIN) {
@@ -267,6 +273,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_DTYPE: opts->dtype = arg; return 0;
     case KEY_BUFFERS: opts->buffers = arg; return 0;
     case KEY_AGAINST: opts->against = arg; return 0;
+    case KEY_CASES: opts->cases = arg; return 0;
     case KEY_NP:
     case KEY_THREADS: opts->counts_ranks = true; return 0; /* fsdp_launch takes these */
     case KEY_COMM:

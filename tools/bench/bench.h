@@ -43,6 +43,7 @@ typedef struct bench_options {
     int rounds;
     const char *dir, *peer;
     const char *ops, *sizes, *dtype, *buffers, *against;   /* of collectives */
+    const char *cases;             /* of convert; NULL: all */
 } bench_options;
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -88,6 +89,17 @@ extern const char *const bench_models[]; /* the names, up to a NULL */
 fsdp_status bench_model_init(bench_model *model, const char *name, double scale, fsdp_error *err);
 /* `count` equal f32 matrices with `bytes` in all. */
 fsdp_status bench_model_init_plain(bench_model *model, int count, int64_t bytes, fsdp_error *err);
+/* Sizes that the Llama family and its mixtures of experts share. */
+typedef struct bench_llama {
+    int64_t vocabulary, hidden, key_value, intermediate;
+    int layers, experts;
+    bool tied;
+} bench_llama;
+/* bf16 weights with the names of transformers. */
+fsdp_status bench_model_init_llama(bench_model *model, const bench_llama *shape, fsdp_error *err);
+/* An f32 matrix, or a vector when columns is 0. A failure stays in the model, which finish releases then. */
+void bench_model_add(bench_model *model, int64_t rows, int64_t columns, const char *name);
+fsdp_status bench_model_finish(bench_model *model, fsdp_error *err);
 void bench_model_release(bench_model *model);
 /* Bytes of the whole state with moments. */
 int64_t bench_model_bytes(const bench_model *model);
@@ -124,6 +136,7 @@ fsdp_status bench_step(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_trainer(const bench_options *opts, fsdp_error *err);
 /* Ends the program with a usage error where options make no sense. */
 void bench_check_collectives(const bench_options *opts);
+void bench_check_convert(const bench_options *opts);
 
 /* Every element and value of an open checkpoint; FSDP_DIFFERS names the first that is wrong. */
 typedef struct bench_proof {

@@ -85,14 +85,7 @@ static void add_gpt2(bench_model *model)
     model->alias_target = "transformer.wte.weight";
 }
 
-/* Sizes that the Llama family and its mixtures of experts share. */
-typedef struct llama_shape {
-    int64_t vocabulary, hidden, key_value, intermediate;
-    int layers, experts;
-    bool tied;
-} llama_shape;
-
-static void add_attention(bench_model *model, const llama_shape *shape, int layer)
+static void add_attention(bench_model *model, const bench_llama *shape, int layer)
 {
     int64_t hidden = scaled(model, shape->hidden), key_value = scaled(model, shape->key_value);
     add(model, hidden, hidden, "model.layers.%d.self_attn.q_proj.weight", layer);
@@ -101,7 +94,7 @@ static void add_attention(bench_model *model, const llama_shape *shape, int laye
     add(model, hidden, hidden, "model.layers.%d.self_attn.o_proj.weight", layer);
 }
 
-static void add_mlp(bench_model *model, const llama_shape *shape, int layer, const char *where)
+static void add_mlp(bench_model *model, const bench_llama *shape, int layer, const char *where)
 {
     int64_t hidden = scaled(model, shape->hidden), inner = scaled(model, shape->intermediate);
     add(model, inner, hidden, "model.layers.%d.mlp.%sgate_proj.weight", layer, where);
@@ -109,7 +102,7 @@ static void add_mlp(bench_model *model, const llama_shape *shape, int layer, con
     add(model, hidden, inner, "model.layers.%d.mlp.%sdown_proj.weight", layer, where);
 }
 
-static void add_experts(bench_model *model, const llama_shape *shape, int layer)
+static void add_experts(bench_model *model, const bench_llama *shape, int layer)
 {
     int64_t hidden = scaled(model, shape->hidden);
     char where[32];
@@ -129,7 +122,7 @@ static void add_experts(bench_model *model, const llama_shape *shape, int layer)
     }
 }
 
-static void add_llama(bench_model *model, const llama_shape *shape)
+static void add_llama(bench_model *model, const bench_llama *shape)
 {
     int64_t hidden = scaled(model, shape->hidden), vocabulary = scaled(model, shape->vocabulary);
     add(model, vocabulary, hidden, "model.embed_tokens.weight");
@@ -153,7 +146,7 @@ static void add_llama(bench_model *model, const llama_shape *shape)
 
 static void add_llama_1b(bench_model *model)
 {
-    static const llama_shape shape = {.vocabulary = 128256,
+    static const bench_llama shape = {.vocabulary = 128256,
                                       .hidden = 2048,
                                       .key_value = 512,
                                       .intermediate = 8192,
@@ -164,7 +157,7 @@ static void add_llama_1b(bench_model *model)
 
 static void add_llama_8b(bench_model *model)
 {
-    static const llama_shape shape = {.vocabulary = 128256,
+    static const bench_llama shape = {.vocabulary = 128256,
                                       .hidden = 4096,
                                       .key_value = 1024,
                                       .intermediate = 14336,
@@ -172,20 +165,26 @@ static void add_llama_8b(bench_model *model)
     add_llama(model, &shape);
 }
 
+/* Moments and counts stay as they are. */
+static void make_weights_bf16(bench_model *model)
+{
+    for (size_t i = 0; i < model->count; i++)
+        if (!model->params[i].is_buffer)
+            model->params[i].dtype = FSDP_BF16;
+}
+
 /* 9,987 parameters with three tensors each behind them, and 52 buffers: 40,000 tensors. The weights
  * are bf16 and their moments f32. */
 static void add_moe(bench_model *model)
 {
-    static const llama_shape shape = {.vocabulary = 151936,
+    static const bench_llama shape = {.vocabulary = 151936,
                                       .hidden = 2048,
                                       .key_value = 512,
                                       .intermediate = 1408,
                                       .layers = 52,
                                       .experts = 60};
     add_llama(model, &shape);
-    for (size_t i = 0; i < model->count; i++)
-        if (!model->params[i].is_buffer)
-            model->params[i].dtype = FSDP_BF16;
+    make_weights_bf16(model);
 }
 
 /* --- models ----------------------------------------------------------------------------------- */
@@ -196,7 +195,7 @@ const char *const bench_models[MODELS + 1] = {
 static void (*const add_params[MODELS])(bench_model *model) = {
     [GPT2] = add_gpt2, [LLAMA_1B] = add_llama_1b, [LLAMA_8B] = add_llama_8b, [MOE] = add_moe};
 
-static fsdp_status finish(bench_model *model, fsdp_error *err)
+fsdp_status bench_model_finish(bench_model *model, fsdp_error *err)
 {
     if (!model->failed)
         return FSDP_OK;
@@ -210,7 +209,7 @@ fsdp_status bench_model_init(bench_model *model, const char *name, double scale,
         if (strcmp(bench_models[i], name) == 0) {
             *model = (bench_model){.name = bench_models[i], .scale = scale};
             add_params[i](model);
-            return finish(model, err);
+            return bench_model_finish(model, err);
         }
     return fsdp_fail(err, FSDP_ERR_USAGE, "there is no model '%s'; gpt2, llama-1b, llama-8b, moe",
                      name);
@@ -223,7 +222,20 @@ fsdp_status bench_model_init_plain(bench_model *model, int count, int64_t bytes,
     *model = (bench_model){.name = "plain", .scale = 1};
     for (int i = 0; i < count; i++)
         add(model, rows > 0 ? rows : 1, COLUMNS, "layers.%d.weight", i);
-    return finish(model, err);
+    return bench_model_finish(model, err);
+}
+
+fsdp_status bench_model_init_llama(bench_model *model, const bench_llama *shape, fsdp_error *err)
+{
+    *model = (bench_model){.name = "llama", .scale = 1};
+    add_llama(model, shape);
+    make_weights_bf16(model);
+    return bench_model_finish(model, err);
+}
+
+void bench_model_add(bench_model *model, int64_t rows, int64_t columns, const char *name)
+{
+    add(model, rows, columns, "%s", name);
 }
 
 void bench_model_release(bench_model *model)

@@ -24,8 +24,13 @@ void bench_want_ratio(bench_row *row, double least)
     row->met = row->plain && bench_ratio(row->ours, row->plain) >= least;
 }
 
+/* null: it was not measured. */
 static void add_times_json(fsdp_text *text, const char *name, const bench_times *times)
 {
+    if (times->count == 0) {
+        fsdp_text_addf(text, ", \"%s_s\": null", name);
+        return;
+    }
     fsdp_text_addf(text, ", \"%s_s\": %.9f", name, bench_median(times));
 }
 
@@ -68,8 +73,12 @@ static void add_row_json(fsdp_text *text, const bench_row *row)
 
 static void add_row(fsdp_text *text, const bench_row *row)
 {
-    fsdp_text_addf(text, "%-26s %9.6f s (cpu %9.6f)", row->work, bench_median(row->ours),
-                   bench_median_cpu(row->ours));
+    fsdp_text_addf(text, "%-26s ", row->work);
+    if (row->ours->count > 0)
+        fsdp_text_addf(text, "%9.6f s (cpu %9.6f)", bench_median(row->ours),
+                       bench_median_cpu(row->ours));
+    else
+        fsdp_text_addf(text, "%11s %15s", "-", "");
     if (row->plain)
         fsdp_text_addf(text, "  %9.6f s (cpu %9.6f)  ratio %5.2f", bench_median(row->plain),
                        bench_median_cpu(row->plain), bench_ratio(row->ours, row->plain));
