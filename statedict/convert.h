@@ -243,6 +243,22 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_digests(const char *to, const fsd
 FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_write_digests(const char *to, const fsdp_convert_opts *opts,
                                                              fsdp_error *err);
 
+/* --- names of another framework without a conversion --- */
+
+typedef struct fsdp_map_opts {
+    const char *map;           /* as in fsdp_convert_opts, but not "none" */
+    const char *const *sizes;
+    size_t size_count;
+    const char *other;         /* a checkpoint whose config.json counts where none lies beside the mapped one;
+                                * NULL: none */
+} fsdp_map_opts;
+
+/* Replaces the opened checkpoint by itself under the names of the other side of the map, as a conversion with
+ * the map has it: tensors are computed while they are read, and quantized ones of GGUF are their numbers.
+ * Tensors that no rule takes stay. The checkpoint is closed and NULL after a failure. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_map(fsdp_checkpoint **checkpoint, const fsdp_map_opts *opts,
+                                                      fsdp_error *err);
+
 /* --- plans as files --- */
 
 /*

@@ -3,8 +3,10 @@
 #include "base/text.h"
 #include "base/values_shape.h"
 
+#include <fsdp/convert.h>
 #include <fsdp/diff.h>
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -15,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TOP_DEFAULT = 20, VALUE_SHOWN = 80, VALUE_BEFORE = 16 };
+enum { TOP_DEFAULT = 20, VALUE_SHOWN = 80, VALUE_BEFORE = 16, MAPS_MOST = 2 };
 
 typedef enum color_mode { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color_mode;
 
@@ -24,8 +26,13 @@ typedef struct diff_options {
     double atol, rtol;
     int64_t ulp;
     bool keys_only;
-    int64_t top; /* 0: all */
-    const char *map_path, *plot_path;
+    int64_t top;                      /* 0: all */
+    const char *map_paths[MAPS_MOST]; /* as typed: rules of names, or a map of a framework */
+    size_t map_count;
+    const char *map; /* of a framework */
+    const char **sizes;
+    size_t size_count;
+    const char *plot_path;
     color_mode color;
     char *map_text; /* of the file; rules point into it */
     const char **rules;
@@ -42,7 +49,17 @@ typedef struct diff_list {
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_ATOL = 0x2000, KEY_RTOL, KEY_ULP, KEY_KEYS, KEY_TOP, KEY_MAP, KEY_COLOR, KEY_PLOT };
+enum {
+    KEY_ATOL = 0x2000,
+    KEY_RTOL,
+    KEY_ULP,
+    KEY_KEYS,
+    KEY_TOP,
+    KEY_MAP,
+    KEY_SIZE,
+    KEY_COLOR,
+    KEY_PLOT
+};
 
 static const struct argp_option options[] = {
     {"atol", KEY_ATOL, "X", 0, "equal when |a - b| <= X ...", 0},
@@ -50,7 +67,9 @@ static const struct argp_option options[] = {
     {"ulp", KEY_ULP, "N", 0, "equal when at most N steps of their dtype apart", 0},
     {"keys-only", KEY_KEYS, NULL, 0, "names, dtypes and shapes; reads no data", 0},
     {"top", KEY_TOP, "N", 0, "show the N largest differences (default 20; 0: all)", 0},
-    {"map", KEY_MAP, "FILE", 0, "rules s/REGEX/NEW/, one per line: names of A in B", 0},
+    {"map", KEY_MAP, "MAP", 0,
+     "names of A in B: a map as in fsdp-convert, or a file of s/REGEX/NEW/", 0},
+    {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
     {"color", KEY_COLOR, "WHEN", 0, "auto (default), always or never", 0},
     {"plot", KEY_PLOT, "FILE", 0, "write the largest differences as a picture (SVG)", 0},
     {0}};
@@ -66,13 +85,19 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
-        return 0;
+        opts->sizes = calloc((size_t)state->argc + 1, sizeof *opts->sizes);
+        return opts->sizes ? 0 : ENOMEM;
     case KEY_ATOL: opts->atol = cli_parse_real("--atol", arg); return 0;
     case KEY_RTOL: opts->rtol = cli_parse_real("--rtol", arg); return 0;
     case KEY_ULP: opts->ulp = cli_parse_integer("--ulp", arg, 0, INT32_MAX); return 0;
     case KEY_KEYS: opts->keys_only = true; return 0;
     case KEY_TOP: opts->top = cli_parse_integer("--top", arg, 0, INT32_MAX); return 0;
-    case KEY_MAP: opts->map_path = arg; return 0;
+    case KEY_MAP:
+        if (opts->map_count == MAPS_MOST)
+            cli_usage_error("--map is given at most twice: a map of a framework, and rules");
+        opts->map_paths[opts->map_count++] = arg;
+        return 0;
+    case KEY_SIZE: opts->sizes[opts->size_count++] = arg; return 0;
     case KEY_COLOR: opts->color = (color_mode)cli_parse_word("--color", arg, colors); return 0;
     case KEY_PLOT: opts->plot_path = arg; return 0;
     case ARGP_KEY_ARG:
@@ -98,6 +123,7 @@ static const cli_tool tool = {
         "  fsdp-diff step-00001200 on-6-ranks        bit for bit, any world sizes and kinds\n"
         "  fsdp-diff a b --rtol 4e-3 --top 5         equal within the rounding of bf16\n"
         "  fsdp-diff a b --keys-only                 names, dtypes and shapes\n"
+        "  fsdp-diff mcore hf --map megatron-llama   the names of another framework\n"
         "  fsdp-diff a b --json -I '^model'          for programs\n",
     .argp = &argp,
     .words = words};
@@ -185,22 +211,68 @@ static char *read_text(const char *path, fsdp_error *err)
     return NULL;
 }
 
-/* Reads one rule a line; empty lines and lines that begin with # are skipped. */
-static fsdp_status read_map(diff_options *opts, fsdp_error *err)
+/* "s/REGEX/NEW/" on the first line that is no comment; a map of a framework begins with a name or a word. */
+static bool has_rules(const char *text)
 {
-    if (!opts->map_path)
-        return FSDP_OK;
-    opts->map_text = read_text(opts->map_path, err);
-    opts->rules = opts->map_text ? calloc(strlen(opts->map_text) + 1, sizeof *opts->rules) : NULL;
-    if (!opts->map_text)
-        return err->status;
+    while (*text == '\n' || *text == '#') {
+        const char *end = strchr(text, '\n');
+        text = end ? end + 1 : text + strlen(text);
+    }
+    return *text == '\0' || (text[0] == 's' && text[1] && !isalnum((unsigned char)text[1]) &&
+                             !strchr("._{ \t", text[1]));
+}
+
+/* One rule a line; empty lines and lines that begin with # are skipped. Takes the text. */
+static fsdp_status take_rules(diff_options *opts, char *text, const char *path, fsdp_error *err)
+{
+    opts->map_text = text;
+    opts->rules = calloc(strlen(text) + 1, sizeof *opts->rules);
     if (!opts->rules)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", opts->map_path);
-    char *rest = opts->map_text;
-    for (char *line; (line = strsep(&rest, "\n")) != NULL;)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", path);
+    for (char *line; (line = strsep(&text, "\n")) != NULL;)
         if (line[0] && line[0] != '#')
             opts->rules[opts->rule_count++] = line;
     return FSDP_OK;
+}
+
+/* A path that is not there may be the name of a built-in map. */
+static fsdp_status read_map(diff_options *opts, const char *path, fsdp_error *err)
+{
+    char *text = NULL;
+    bool is_there = access(path, F_OK) == 0, is_framework = !is_there;
+    if (is_there) {
+        text = read_text(path, err);
+        if (!text)
+            return err->status;
+        is_framework = !has_rules(text);
+    }
+    if (is_framework ? opts->map != NULL : opts->map_text != NULL) {
+        free(text);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--map '%s' is the second map of its kind", path);
+    }
+    if (!is_framework)
+        return take_rules(opts, text, path, err);
+    free(text);
+    opts->map = path;
+    return FSDP_OK;
+}
+
+static fsdp_status read_maps(diff_options *opts, fsdp_error *err)
+{
+    for (size_t i = 0; i < opts->map_count; i++)
+        FSDP_TRY(read_map(opts, opts->map_paths[i], err));
+    return FSDP_OK;
+}
+
+/* A under the names of the framework of B, whose config.json may be the only one. */
+static fsdp_status rename_a(const diff_options *opts, fsdp_checkpoint **a, const fsdp_checkpoint *b,
+                            fsdp_error *err)
+{
+    const fsdp_map_opts map = {.map = opts->map,
+                               .sizes = opts->sizes,
+                               .size_count = opts->size_count,
+                               .other = fsdp_checkpoint_describe(b)->path};
+    return opts->map ? fsdp_checkpoint_map(a, &map, err) : FSDP_OK;
 }
 
 /* --- the picture ------------------------------------------------------------------------------ */
@@ -547,6 +619,8 @@ static fsdp_status diff_paths(const diff_options *opts, fsdp_error *err)
     if (st == FSDP_OK)
         st = cli_open_checkpoint(opts->paths[1], &open, &watch, &sides[1], err);
     if (st == FSDP_OK)
+        st = rename_a(opts, &sides[0], sides[1], err);
+    if (st == FSDP_OK)
         st = compare(opts, sides, &list, err);
     free(list.items);
     fsdp_checkpoint_close(sides[0]);
@@ -560,12 +634,13 @@ int main(int argc, char **argv)
     fsdp_error err = {0};
     cli_begin(&tool, argc, argv, &opts);
     in_color = opts.color == COLOR_ALWAYS || (opts.color == COLOR_AUTO && cli_colors_out());
-    fsdp_status st = read_map(&opts, &err);
+    fsdp_status st = read_maps(&opts, &err);
     if (st == FSDP_OK && opts.plot_path)
         st = cli_check_output(opts.plot_path, &cli_picture, NULL, &err);
     if (st == FSDP_OK)
         st = diff_paths(&opts, &err);
     free(opts.rules);
     free(opts.map_text);
+    free(opts.sizes);
     return cli_end(st, &err);
 }

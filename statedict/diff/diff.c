@@ -343,12 +343,18 @@ static void visit_all(diff_state *state)
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
-/* Two slabs per worker; a quarter of the memory is left to readers and decoders. */
+/* Derived tensors have buffers in each worker, for at most half of the memory. A quarter of the rest is
+ * left to readers and decoders; each worker has two slabs. */
 static void share_memory(diff_state *state)
 {
     int64_t memory = state->opts.memory > 0 ? state->opts.memory : FSDP_MEMORY_DEFAULT;
-    int64_t slabs = memory / 4 * 3;
+    int64_t derived =
+        fsdp_checkpoint_reading(state->a).per_thread + fsdp_checkpoint_reading(state->b).per_thread;
     int threads = state->opts.threads > 0 ? state->opts.threads : fsdp_pool_cores();
+    if (derived > 0 && threads > memory / 2 / derived)
+        threads = memory / 2 / derived > 1 ? (int)(memory / 2 / derived) : 1;
+    memory -= derived * threads;
+    int64_t slabs = memory > 0 ? memory / 4 * 3 : 0;
     if (threads > slabs / (2 * SLAB_LEAST))
         threads = (int)(slabs / (2 * SLAB_LEAST));
     state->threads = threads > 0 ? threads : 1;

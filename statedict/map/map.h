@@ -11,10 +11,11 @@
  *   map_apply.c    names -> bindings of the variables, rule by rule; map_bindings.c has their lists
  *   map_steps.c    the steps of a rule -> derived tensors
  *   map_choice.c   the map of a conversion
+ *   map_opened.c   fsdp_checkpoint_map: an opened checkpoint under other names
  *   map_gguf.c     the key-value pairs of a GGUF file
  *   map_builtin.c  built-in maps, whose texts are in builtin/
  *
- * Local; one thread. Caller: convert.
+ * Local; one thread. Callers: convert, and tools through fsdp_checkpoint_map.
  */
 #ifndef FSDP_MAP_H
 #define FSDP_MAP_H
@@ -84,6 +85,7 @@ typedef struct fsdp_map_request {
     const char *config_path;
     size_t config_size;
     const fsdp_limits *limits; /* of the target; NULL: native */
+    bool keeps_rest;           /* tensors that no rule takes stay as they are */
 } fsdp_map_request;
 
 /* A map and its sides, "" without one. */
@@ -100,13 +102,13 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
 
 /* --- map_gguf.c --- */
 
-/* Adds the pairs of general.*, of the model's numbers and of its tokenizer, from the directory of its
- * config.json; dtype: that of the result's matrices, or NONE. The checkpoint is replaced, or closed as
- * above. */
+/* Adds behind all entries the pairs of general.*, of the model's numbers and of its tokenizer, from the
+ * directory of its config.json; dtype: that of the result's matrices, or NONE. The checkpoint is replaced, or
+ * closed as above. */
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
                                     fsdp_checkpoint **checkpoint, fsdp_error *err);
-/* Adds a text of config.json as the value by which a checkpoint carries one (copied.c). The checkpoint is
- * replaced, or closed as above. */
+/* Adds behind all entries a text of config.json as the value by which a checkpoint carries one (copied.c).
+ * The checkpoint is replaced, or closed as above. */
 fsdp_status fsdp_map_add_config(const char *text, size_t size, fsdp_checkpoint **checkpoint, fsdp_error *err);
 
 #endif

@@ -38,7 +38,8 @@ static bool may_stay(void *context, const fsdp_entry *entry)
     const fsdp_limits *limits = choice->request->limits;
     bool model_only = select->only == FSDP_ONLY_MODEL ||
                       (select->only == FSDP_ONLY_DEFAULT && limits && limits->model_only);
-    return (model_only && fsdp_entry_is_optim(entry, choice->state_is_optim)) ||
+    return choice->request->keeps_rest ||
+           (model_only && fsdp_entry_is_optim(entry, choice->state_is_optim)) ||
            is_dropped(select, entry);
 }
 

@@ -47,17 +47,17 @@ static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_value
 {
     const fsdp_sd *sd = fsdp_derivation_base(derivation)->manifest.sd;
     dtype = dtype ? dtype : main_dtype(sd);
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        FSDP_TRY(fsdp_derivation_keep(derivation, i, err));
     for (size_t i = 0; i < pairs->count; i++) {
         const char *name = pairs->items[i].name;
         FSDP_TRY(fsdp_derivation_add_value(derivation, (fsdp_derived_name){name, strlen(name)},
                                            &pairs->items[i].value, err));
     }
     FSDP_TRY(add_number(derivation, "general.file_type", file_type_of(dtype), err));
-    if (fsdp_dtype_describe(dtype)->values > 1)
-        FSDP_TRY(add_number(derivation, "general.quantization_version", 2, err));
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        FSDP_TRY(fsdp_derivation_keep(derivation, i, err));
-    return FSDP_OK;
+    return fsdp_dtype_describe(dtype)->values > 1
+               ? add_number(derivation, "general.quantization_version", 2, err)
+               : FSDP_OK;
 }
 
 /* llama.cpp reads the scaling of rotary frequencies from a tensor. */
@@ -129,11 +129,11 @@ fsdp_status fsdp_map_add_config(const char *text, size_t size, fsdp_checkpoint *
     *checkpoint = NULL;
     FSDP_TRY(fsdp_derivation_begin(base, &derivation, err));
     fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, text, size, err);
+    for (size_t i = 0; st == FSDP_OK && i < fsdp_sd_count(base->manifest.sd); i++)
+        st = fsdp_derivation_keep(derivation, i, err);
     if (st == FSDP_OK)
         st = fsdp_derivation_add_value(derivation, (fsdp_derived_name){name, sizeof name - 1},
                                        &value, err);
-    for (size_t i = 0; st == FSDP_OK && i < fsdp_sd_count(base->manifest.sd); i++)
-        st = fsdp_derivation_keep(derivation, i, err);
     fsdp_value_release(&value);
     if (st == FSDP_OK)
         return fsdp_derivation_finish(derivation, checkpoint, err);

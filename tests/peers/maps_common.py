@@ -22,7 +22,18 @@ TOKENS = torch.tensor([[1, 5, 9, 2, 30, 7, 11, 3], [4, 4, 17, 21, 8, 0, 6, 2]])
 def convert(*arguments):
     done = subprocess.run([CONVERT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+    compare(done.stdout)
     return done.stdout + done.stderr
+
+
+def compare(printed):
+    """Runs the fsdp-diff that a conversion with a map suggests: it finds source and result equal."""
+    line = printed.partition("\nnext  ")[2]
+    assert line, printed
+    tools = f"{os.path.dirname(CONVERT)}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PATH": tools})
+    assert done.returncode == 0 and not done.stdout.startswith("= 0"), (line, done.stdout, done.stderr)
 
 
 def same(ours, theirs):

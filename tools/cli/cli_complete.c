@@ -12,7 +12,7 @@ typedef enum value_kind { NO_VALUE, ANY_VALUE, FILE_VALUE, WORD_VALUE } value_ki
 
 static bool names_a_file(const char *metavariable)
 {
-    static const char *const names[] = {"FILE", "DIR", "PATH", "PROGRAM"};
+    static const char *const names[] = {"FILE", "DIR", "PATH", "PROGRAM", "MAP"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(metavariable, names[i]) == 0)
             return true;

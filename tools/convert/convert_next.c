@@ -388,6 +388,22 @@ static bool can_compare(const convert_options *opts)
            fsdp_checkpoint_missing_count(opts->source) == 0 && can_map(&opts->convert.select);
 }
 
+/* The map of the conversion: the one that was named, or the one that it chose. */
+static const char *map_of(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    return opts->convert.map ? opts->convert.map : plan->map;
+}
+
+static void add_map(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text_addf(text, " --map");
+    cli_add_argument(text, map_of(opts, plan));
+    for (size_t i = 0; i < opts->convert.size_count; i++) {
+        fsdp_text_addf(text, " --size");
+        cli_add_argument(text, opts->convert.sizes[i]);
+    }
+}
+
 static void add_diff(fsdp_text *text, const left_out *left, const char *from, const char *to)
 {
     const convert_options *opts = left->opts;
@@ -402,6 +418,8 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
     fsdp_text_addf(text, "fsdp-diff");
     cli_add_path_argument(text, from);
     cli_add_path_argument(text, to);
+    if (plan->is_mapped)
+        add_map(text, opts, plan);
     if (plan->renamed > 0)
         fsdp_text_addf(text, " --map /dev/stdin");
     if (plan->cast_tensors > 0)
@@ -417,22 +435,27 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
     fsdp_text_add(text, "\n", 1);
 }
 
+/* The source as the plan has it, by which the lines are made. */
+typedef struct next_source {
+    const fsdp_checkpoint_info *info;
+    const fsdp_sd *sd;
+    const fsdp_convert_plan *plan;
+} next_source;
+
 /* False where the line would be wrong, or longer than people read. */
-static bool add_spelled(fsdp_text *text, const convert_options *opts,
-                        const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+static bool add_spelled(fsdp_text *text, const convert_options *opts, const next_source *source,
                         next_spelling spelling)
 {
     left_out *left = calloc(1, sizeof *left);
     if (!left)
         return false;
-    *left = (left_out){
-        .opts = opts, .sd = fsdp_checkpoint_sd(opts->source), .plan = plan, .spelling = spelling};
+    *left = (left_out){.opts = opts, .sd = source->sd, .plan = source->plan, .spelling = spelling};
     fsdp_text line = {0};
     bool is_right = describe_left(left);
     if (is_right && spelling == AS_IT_IS)
-        add_diff(&line, left, info->path, opts->to);
+        add_diff(&line, left, source->info->path, opts->to);
     else if (is_right)
-        add_diff(&line, left, cli_from_here(info->path), cli_from_here(opts->to));
+        add_diff(&line, left, cli_from_here(source->info->path), cli_from_here(opts->to));
     is_right = is_right && !line.failed && line.size <= CLI_NEXT_MOST + 1;
     if (is_right)
         fsdp_text_add(text, line.data, line.size);
@@ -443,14 +466,50 @@ static bool add_spelled(fsdp_text *text, const convert_options *opts,
     return is_right;
 }
 
+/* Opens the source again, since fsdp-diff compares it under the names of the map. */
+static fsdp_checkpoint *open_mapped(const convert_options *opts, const fsdp_checkpoint_info *info,
+                                    const fsdp_convert_plan *plan)
+{
+    const fsdp_map_opts map = {.map = map_of(opts, plan),
+                               .sizes = opts->convert.sizes,
+                               .size_count = opts->convert.size_count,
+                               .other = opts->to};
+    fsdp_checkpoint *mapped = NULL;
+    if (fsdp_checkpoint_open(info->path, &opts->convert.open, &mapped, NULL) != FSDP_OK ||
+        fsdp_checkpoint_map(&mapped, &map, NULL) != FSDP_OK)
+        return NULL;
+    return mapped;
+}
+
+/* A GGUF file has pairs besides the tensors of the map, so that only names of tensors are compared. */
+static void add_mapped(fsdp_text *text, const convert_options *opts,
+                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
+{
+    bool has_pairs = strcmp(plan->map_to, "gguf") == 0, is_done = false;
+    fsdp_checkpoint *mapped = open_mapped(opts, info, plan);
+    fsdp_convert_plan own = *plan;
+    const next_source source = {info, mapped ? fsdp_checkpoint_sd(mapped) : NULL, &own};
+    size_t count = mapped ? fsdp_sd_count(source.sd) : 0;
+    own.kept_count = count; /* pairs and a config.json that was made follow */
+    for (next_spelling spelling = has_pairs ? BY_TAKEN : AS_IT_IS;
+         count > 0 && count <= plan->kept_count && spelling < SPELLINGS && !is_done; spelling++)
+        is_done = add_spelled(text, opts, &source, spelling);
+    fsdp_checkpoint_close(mapped);
+}
+
 void convert_add_next(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
 {
-    /* tensors of a map or an adapter have no counterpart */
+    /* weights that an adapter changes, and blocks, have no counterpart */
     bool is_done =
-        !can_compare(opts) || plan->is_mapped || opts->convert.adapter || opts->convert.dequant;
+        !can_compare(opts) || plan->encoded > 0 || opts->convert.adapter || opts->convert.dequant;
+    if (!is_done && plan->is_mapped) {
+        add_mapped(text, opts, info, plan);
+        return;
+    }
+    const next_source source = {info, fsdp_checkpoint_sd(opts->source), plan};
     for (next_spelling spelling = AS_IT_IS; spelling < SPELLINGS && !is_done; spelling++)
-        is_done = add_spelled(text, opts, info, plan, spelling);
+        is_done = add_spelled(text, opts, &source, spelling);
 }
 
 /* --- names for --drop ------------------------------------------------------------------------- */

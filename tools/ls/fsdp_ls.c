@@ -11,7 +11,17 @@
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_SHARDS = 0x2000, KEY_TREE, KEY_CONFIG, KEY_STATS, KEY_HIST, KEY_DIGEST, KEY_SORT };
+enum {
+    KEY_SHARDS = 0x2000,
+    KEY_TREE,
+    KEY_CONFIG,
+    KEY_STATS,
+    KEY_HIST,
+    KEY_DIGEST,
+    KEY_SORT,
+    KEY_MAP,
+    KEY_SIZE
+};
 
 static const struct argp_option options[] = {
     {"long", 'l', NULL, 0, "one line per entry", 0},
@@ -22,6 +32,8 @@ static const struct argp_option options[] = {
     {"hist", KEY_HIST, NULL, 0, "reads the data: magnitudes of float tensors", 0},
     {"digest", KEY_DIGEST, "sha256", 0, "reads the data: digests of whole tensors", 0},
     {"sort", KEY_SORT, "KEY", 0, "order (as saved), name or size", 0},
+    {"map", KEY_MAP, "MAP", 0, "under the names of another framework, as fsdp-convert has it", 0},
+    {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
     {0}};
 
 static const char *const sort_keys[] = {
@@ -44,7 +56,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
         opts->paths = calloc((size_t)state->argc + 1, sizeof *opts->paths);
-        return opts->paths ? 0 : ENOMEM;
+        opts->map.sizes = opts->sizes = calloc((size_t)state->argc + 1, sizeof *opts->sizes);
+        return opts->paths && opts->sizes ? 0 : ENOMEM;
     case 'l': set_mode(opts, LS_LONG); return 0;
     case KEY_SHARDS: set_mode(opts, LS_SHARDS); return 0;
     case KEY_TREE: set_mode(opts, LS_TREE); return 0;
@@ -55,6 +68,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->sort = (ls_sort)cli_parse_word("--sort", arg, sort_keys);
         opts->sort_given = true;
         return 0;
+    case KEY_MAP: opts->map.map = arg; return 0;
+    case KEY_SIZE: opts->sizes[opts->map.size_count++] = arg; return 0;
     case KEY_DIGEST:
         if (strcmp(arg, "sha256") != 0)
             cli_usage_error("--digest '%s' is not known; there is sha256", arg);
@@ -140,6 +155,8 @@ static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_t
     listing->watch = cli_watch(&opts->common);
     const fsdp_open_opts open = {.whole = true, .as_stored = true};
     FSDP_TRY(cli_open_checkpoint(path, &open, &listing->watch, &listing->checkpoint, err));
+    if (opts->map.map)
+        FSDP_TRY(fsdp_checkpoint_map(&listing->checkpoint, &opts->map, err));
     listing->info = fsdp_checkpoint_describe(listing->checkpoint);
     listing->sd = fsdp_checkpoint_sd(listing->checkpoint);
     FSDP_TRY(ls_select(listing, err));
@@ -233,5 +250,6 @@ int main(int argc, char **argv)
     bool is_one = opts.path_count == 1;
     fsdp_status st = is_one ? list_only(&opts, &err) : list_all(&opts);
     free(opts.paths);
+    free(opts.sizes);
     return cli_end(st, is_one ? &err : NULL);
 }

@@ -7,6 +7,8 @@
 
 #include "tools/cli/cli.h"
 
+#include <fsdp/convert.h>
+
 typedef enum ls_mode {
     LS_SUMMARY, LS_LONG, LS_SHARDS, LS_TREE, LS_CONFIG, LS_STATS, LS_HIST
 } ls_mode;
@@ -20,6 +22,8 @@ typedef struct ls_options {
     ls_mode mode, usual;       /* what is shown, and what when no option asks */
     ls_sort sort;
     bool digest, sort_given;
+    fsdp_map_opts map;         /* of another framework, whose names are shown */
+    const char **sizes;        /* of the map, which borrows them */
 } ls_options;
 
 typedef struct ls_listing {

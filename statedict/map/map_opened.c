@@ -1,0 +1,64 @@
+/*
+ * An opened checkpoint under the names of another framework, for tools that read it without a conversion
+ * (fsdp-diff, fsdp-ls). See fsdp_checkpoint_map in convert.h.
+ */
+#include "statedict/map/map.h"
+
+#include "base/core/given.h"
+#include "statedict/derive/target_types.h"
+#include "statedict/expect/config_members.h"
+
+#include <string.h>
+
+static bool holds_elements(fsdp_dtype dtype)
+{
+    return fsdp_dtype_describe(dtype)->values <= 1;
+}
+
+/* Maps take the dims of numbers, and not those of blocks. */
+static fsdp_status decode_blocks(fsdp_checkpoint **checkpoint, fsdp_error *err)
+{
+    static const fsdp_limits no_blocks = {.holds_dtype = holds_elements};
+    const fsdp_target_types types = {.limits = &no_blocks, .blocks = FSDP_DTYPE_NONE};
+    fsdp_type_report report;
+    return strcmp((*checkpoint)->info.format, "gguf") == 0
+               ? fsdp_derive_target_types(&types, checkpoint, &report, err)
+               : FSDP_OK;
+}
+
+static fsdp_status rename_by(const fsdp_map_opts *opts, fsdp_checkpoint **checkpoint,
+                             fsdp_error *err)
+{
+    fsdp_io *io = (*checkpoint)->io;
+    const fsdp_convert_opts convert = {
+        .map = opts->map, .sizes = opts->sizes, .size_count = opts->size_count};
+    fsdp_map_request request = {.io = io, .opts = &convert, .keeps_rest = true};
+    fsdp_map_sides sides;
+    char *path = NULL,
+         *text = fsdp_config_find(io, NULL, (*checkpoint)->path, &request.config_size, &path);
+    if (!text && opts->other)
+        text = fsdp_config_find(io, NULL, opts->other, &request.config_size, &path);
+    request.config = text;
+    request.config_path = path;
+    fsdp_status st = fsdp_map_rename(&request, checkpoint, &sides, err);
+    fsdp_free(text);
+    fsdp_free(path);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_map(fsdp_checkpoint **checkpoint, const fsdp_map_opts *opts,
+                                fsdp_error *err)
+{
+    FSDP_NEED(err, checkpoint, opts);
+    FSDP_NEED(err, *checkpoint, opts->map);
+    fsdp_status st = fsdp_checkpoint_carry_values(*checkpoint, true, err);
+    if (st == FSDP_OK)
+        st = decode_blocks(checkpoint, err);
+    if (st == FSDP_OK)
+        st = rename_by(opts, checkpoint, err);
+    if (st == FSDP_OK)
+        return FSDP_OK;
+    fsdp_checkpoint_close(*checkpoint);
+    *checkpoint = NULL;
+    return st;
+}
