@@ -27,6 +27,8 @@ PARSERS = {
                  "formats/deepspeed/deepspeed_plain formats/deepspeed/deepspeed_read "
                  "formats/deepspeed/deepspeed_resume formats/deepspeed/deepspeed_universal "
                  "formats/deepspeed/deepspeed_values",
+    "derive": "statedict/derive/adapter statedict/derive/adapter_config statedict/derive/dequant "
+              "statedict/derive/derived_product statedict/derive/derived_scaled",
     "gguf": "formats/gguf/gguf_input formats/gguf/gguf_read formats/gguf/gguf_type formats/gguf/gguf_value",
     "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
     "index": "formats/native/native_index formats/native/native_read",
