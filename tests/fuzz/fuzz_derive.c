@@ -1,7 +1,7 @@
 /*
  * Fuzz target: adapters and quantized weights. The input is a folder (bundle.h): model.safetensors,
- * config.json, adapter/adapter_config.json and adapter/adapter_model.safetensors. The model is dequantized, and
- * the adapter merged into it; all that comes out is read. A folder without a model gets a small one.
+ * config.json, adapter/adapter_config.json and adapter/adapter_model.safetensors. The model is dequantized,
+ * and the adapter merged into it; all that comes out is read. A folder without a model gets a small one.
  */
 #include "base/core/mem.h"
 #include "statedict/derive/adapter.h"
