@@ -171,6 +171,9 @@ fsdp_status ds_add_tied(ds_set *set, fsdp_error *err);
 
 /* --- deepspeed_values.c ------------------------------------------------------------------------------ */
 
+/* Members of a model file that are no values of the program; NULL ends the list. */
+extern const char *const ds_model_members[];
+
 /* The members of any dict: key, value, key, value, ... */
 typedef struct ds_members {
     const fsdp_node *items;

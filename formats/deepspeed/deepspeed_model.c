@@ -10,18 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Members of a model file that are no values. */
-static const char *const not_values[] = {"module",
-                                         "buffer_names",
-                                         "optimizer",
-                                         "param_shapes",
-                                         "frozen_param_shapes",
-                                         "frozen_param_fragments",
-                                         "shared_params",
-                                         "sparse_tensor_module_names",
-                                         "ds_config",
-                                         NULL};
-
 /* --- shapes --------------------------------------------------------------------------------------- */
 
 static fsdp_status read_param(ds_set *set, const torch_archive *archive, fsdp_node name,
@@ -250,7 +238,7 @@ static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *e
     fsdp_node root = archive->pickle.root, shapes = ds_member(archive, root, "param_shapes");
     FSDP_TRY(check_model(archive, err));
     if (set->part == 0)
-        FSDP_TRY(ds_add_values(set, archive, root, "", not_values, err));
+        FSDP_TRY(ds_add_values(set, archive, root, "", ds_model_members, err));
     FSDP_TRY(note_buffers(set, archive, ds_member(archive, root, "buffer_names"), err));
     ds_members groups =
         torch_is_dict(archive, shapes) ? (ds_members){&shapes, 1} : ds_items_of(archive, shapes);

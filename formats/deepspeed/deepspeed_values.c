@@ -23,6 +23,17 @@ static const char *const not_settings[] = {"single_partition_of_fp32_groups",
                                            "ds_version",
                                            NULL};
 
+const char *const ds_model_members[] = {"module",
+                                        "buffer_names",
+                                        "optimizer",
+                                        "param_shapes",
+                                        "frozen_param_shapes",
+                                        "frozen_param_fragments",
+                                        "shared_params",
+                                        "sparse_tensor_module_names",
+                                        "ds_config",
+                                        NULL};
+
 /* --- members ------------------------------------------------------------------------------------- */
 
 ds_members ds_members_of(const torch_archive *archive, fsdp_node dict)

@@ -1,4 +1,5 @@
 /* The file and the member of it that every entry of a universal checkpoint becomes: see universal.h. */
+#include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/universal.h"
 
 #include "base/data/name_path.h"
@@ -261,23 +262,12 @@ static fsdp_status place_hyper(planning *work, const fsdp_target_entry *entry, f
 
 /* --- other entries ---------------------------------------------------------------------------- */
 
-/* Members of the model file that DeepSpeed makes itself. */
-static const char *const reserved[] = {"module",
-                                       "buffer_names",
-                                       "optimizer",
-                                       "param_shapes",
-                                       "frozen_param_shapes",
-                                       "frozen_param_fragments",
-                                       "shared_params",
-                                       "sparse_tensor_module_names",
-                                       "ds_config"};
-
 static fsdp_status place_other(planning *work, size_t i, fsdp_error *err)
 {
     const fsdp_target_entry *entry = &work->opts->entries[i];
     const universal_key name = {entry->name, entry->name_size, UNIVERSAL_KEY_TEXT};
-    for (size_t r = 0; r < sizeof reserved / sizeof *reserved; r++)
-        if (is_text(entry->name, entry->name_size, reserved[r]))
+    for (size_t m = 0; ds_model_members[m]; m++)
+        if (is_text(entry->name, entry->name_size, ds_model_members[m]))
             return refuse(entry, "DeepSpeed has a member of that name: --rename it", err);
     if (!fsdp_name_table_enter(&work->others, entry->name, entry->name_size, 0))
         return universal_fail_memory(err);

@@ -3,17 +3,14 @@
  * config.json, adapter/adapter_config.json and adapter/adapter_model.safetensors. The model is dequantized,
  * and the adapter merged into it; all that comes out is read. A folder without a model gets a small one.
  */
-#include "base/core/mem.h"
 #include "statedict/derive/adapter.h"
 #include "statedict/derive/dequant.h"
 #include "tests/fuzz/bundle.h"
+#include "tests/fuzz/read_checkpoint.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-enum { BYTES_MOST = 1 << 20 };
 
 static const char model_name[] = "model.safetensors";
 static const char model[] =
@@ -22,48 +19,12 @@ static const char model[] =
     "\"n.weight\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[24,32]}}"
     "................................";
 
-static void require(bool truth)
-{
-    if (!truth)
-        abort();
-}
-
-static void read_tensor(fsdp_checkpoint *checkpoint, size_t number, const fsdp_entry *entry)
-{
-    const fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-    int64_t bytes = fsdp_box_count(&whole) * (int64_t)fsdp_dtype_size(entry->dtype);
-    fsdp_error err = {0};
-    char *out = bytes <= BYTES_MOST ? malloc((size_t)bytes + 1) : NULL;
-    if (out) {
-        fsdp_status st =
-            fsdp_checkpoint_read(checkpoint, number, &whole, out, FSDP_CHECK_BLOCKS, &err);
-        require(st == FSDP_OK || err.text[0]);
-    }
-    free(out);
-}
-
-static void read_and_close(fsdp_checkpoint *checkpoint)
-{
-    const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        if (entry->kind == FSDP_ENTRY_TENSOR)
-            read_tensor(checkpoint, i, entry);
-    }
-    fsdp_checkpoint_close(checkpoint);
-}
-
-static void expect(fsdp_status st, const fsdp_checkpoint *checkpoint, const fsdp_error *err)
-{
-    require(st == FSDP_OK ? checkpoint != NULL : !checkpoint && err->status == st && err->text[0]);
-}
-
 static fsdp_checkpoint *open_model(fsdp_io *io)
 {
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error err = {0};
     fsdp_status st = fsdp_checkpoint_open_as(io, "fuzz/model.safetensors", NULL, &checkpoint, &err);
-    expect(st, checkpoint, &err);
+    require_opened(st, checkpoint, &err);
     return checkpoint;
 }
 
@@ -82,7 +43,7 @@ static void dequantize(fsdp_io *io, const bundle *files)
             opts.config_path = "fuzz/config.json";
         }
     fsdp_status st = fsdp_dequantize(&opts, &checkpoint, &report, &err);
-    expect(st, checkpoint, &err);
+    require_opened(st, checkpoint, &err);
     if (checkpoint)
         read_and_close(checkpoint);
 }
@@ -96,7 +57,7 @@ static void merge(fsdp_io *io)
     if (!checkpoint)
         return;
     fsdp_status st = fsdp_adapter_merge("fuzz/adapter", &access, &checkpoint, &report, &err);
-    expect(st, checkpoint, &err);
+    require_opened(st, checkpoint, &err);
     if (checkpoint)
         read_and_close(checkpoint);
 }

@@ -5,12 +5,11 @@
 #include "base/core/mem.h"
 #include "statedict/map/map.h"
 #include "tests/fuzz/memory_file.h"
+#include "tests/fuzz/read_checkpoint.h"
 
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-enum { BYTES_MOST = 1 << 20 };
 
 static const char model[] = "\xB0\0\0\0\0\0\0\0"
                             "{\"a.0\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
@@ -27,20 +26,6 @@ static void require(bool truth)
         abort();
 }
 
-static void read_tensor(fsdp_checkpoint *checkpoint, size_t number, const fsdp_entry *entry)
-{
-    const fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-    int64_t bytes = fsdp_box_count(&whole) * (int64_t)fsdp_dtype_size(entry->dtype);
-    fsdp_error err = {0};
-    char *out = bytes <= BYTES_MOST ? malloc((size_t)bytes + 1) : NULL;
-    if (out) {
-        fsdp_status st =
-            fsdp_checkpoint_read(checkpoint, number, &whole, out, FSDP_CHECK_BLOCKS, &err);
-        require(st == FSDP_OK || err.text[0]);
-    }
-    free(out);
-}
-
 static void apply(const fsdp_map *map, bool from_right)
 {
     const memory_entry files[] = {{"model.safetensors", (const uint8_t *)model, sizeof model - 1}};
@@ -53,13 +38,9 @@ static void apply(const fsdp_map *map, bool from_right)
                                              NULL, &checkpoint, &err);
     require(st == FSDP_OK);
     st = fsdp_map_apply(map, from_right, &call, &checkpoint, &err);
-    require(st == FSDP_OK ? checkpoint != NULL : !checkpoint && err.status == st && err.text[0]);
-    for (size_t i = 0; checkpoint && i < fsdp_sd_count(fsdp_checkpoint_sd(checkpoint)); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(fsdp_checkpoint_sd(checkpoint), i);
-        if (entry->kind == FSDP_ENTRY_TENSOR)
-            read_tensor(checkpoint, i, entry);
-    }
-    fsdp_checkpoint_close(checkpoint);
+    require_opened(st, checkpoint, &err);
+    if (checkpoint)
+        read_and_close(checkpoint);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
