@@ -229,6 +229,12 @@ static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_p
     return FSDP_OK;
 }
 
+static bool has_tokenizer(const fsdp_checkpoint *checkpoint)
+{
+    static const char name[] = "tokenizer.ggml.model";
+    return fsdp_sd_find(checkpoint->manifest.sd, name, sizeof name - 1) >= 0;
+}
+
 /* The source under the names of another framework, if a map is named or needed. */
 static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                                  fsdp_convert_plan *plan, fsdp_error *err)
@@ -243,6 +249,7 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
     FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
     if (sides.needs_pairs)
         FSDP_TRY(fsdp_map_add_gguf_pairs(&request, main_dtype(&job->opts.select), &job->from, err));
+    plan->lacks_tokenizer = sides.needs_pairs && !has_tokenizer(job->from);
     plan->is_mapped = sides.is_used;
     snprintf(plan->map, sizeof plan->map, "%s", sides.name);
     snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);

@@ -200,6 +200,24 @@ void convert_report_form(const convert_options *opts, const fsdp_convert_plan *p
     fsdp_text_release(&text);
 }
 
+void convert_add_tokenizer(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    if (plan->lacks_tokenizer)
+        fsdp_text_addf(text, "no tokenizer.json lies beside the config.json, and llama.cpp runs no "
+                             "model without a tokenizer: --copy-from DIR takes both from DIR");
+}
+
+void convert_report_tokenizer(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (!plan->lacks_tokenizer || opts->common.quiet || opts->common.json)
+        return;
+    convert_add_tokenizer(&text, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 void convert_add_tuples(fsdp_text *text, const fsdp_convert_plan *plan)
 {
     bool one = plan->in_tuples == 1;

@@ -120,6 +120,11 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
         convert_add_form(text, plan);
         fsdp_text_addf(text, "\n");
     }
+    if (plan->lacks_tokenizer) {
+        fsdp_text_addf(text, "  ");
+        convert_add_tokenizer(text, plan);
+        fsdp_text_addf(text, "\n");
+    }
     if (plan->in_tuples > 0) {
         fsdp_text_addf(text, "  ");
         convert_add_tuples(text, plan);
@@ -219,6 +224,8 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
                        plan->optim_form == FSDP_OPTIM_FORM_FLAT ? "flat" : "nested");
     if (plan->in_tuples > 0)
         fsdp_text_addf(text, ", \"in_tuples\": %" PRId64, plan->in_tuples);
+    if (plan->lacks_tokenizer)
+        fsdp_text_addf(text, ", \"lacks_tokenizer\": true");
     if (opts->dim_given)
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text,

@@ -83,6 +83,9 @@ void convert_add_carried_json(fsdp_text *text, const convert_options *opts, cons
 /* "hyper-parameters nested, as PyTorch's get_optimizer_state_dict has them"; nothing when they stay. */
 void convert_add_form(fsdp_text *text, const fsdp_convert_plan *plan);
 void convert_report_form(const convert_options *opts, const fsdp_convert_plan *plan);
+/* "no tokenizer.json ...: --copy-from DIR names its directory" */
+void convert_add_tokenizer(fsdp_text *text, const fsdp_convert_plan *plan);
+void convert_report_tokenizer(const convert_options *opts, const fsdp_convert_plan *plan);
 /* "2 tensors are in tuples: dcp stores them in lists, as PyTorch does" */
 void convert_add_tuples(fsdp_text *text, const fsdp_convert_plan *plan);
 void convert_report_tuples(const convert_options *opts, const fsdp_convert_plan *plan);
