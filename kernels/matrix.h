@@ -39,9 +39,13 @@ typedef struct fsdp_matrix_product {
     int64_t m, n, k;
     bool adds;
     const float *bias;         /* of each column; NULL: none */
+    const float *packed;       /* B, as fsdp_matrix_pack leaves it, in place of b; NULL: b */
 } fsdp_matrix_product;
-/* scratch: FSDP_MATRIX_A_BYTES and FSDP_MATRIX_B_BYTES. */
+/* scratch: FSDP_MATRIX_A_BYTES and FSDP_MATRIX_B_BYTES; b is not used when B is packed. */
 void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_scratch *scratch);
+
+/* Packs B, k x n, for products with several A. `to` has k times n elements, n rounded up to whole tiles. */
+void fsdp_matrix_pack(float *to, fsdp_matrix b, int64_t k, int64_t n);
 
 /* to[j * to_row + i] = from[i * from_row + j] */
 void fsdp_matrix_transpose(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,

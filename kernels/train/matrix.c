@@ -181,8 +181,8 @@ static void multiply_panel(const block *work, row_split split, const float *b, i
     }
 }
 
-/* All rows of C against one packed block of B, n columns wide. */
-static void multiply_block(block work, int64_t m, int64_t n, const fsdp_matrix_scratch *scratch)
+/* All rows of C against one packed block of B, n columns wide; `room` is for packed rows of A. */
+static void multiply_block(block work, int64_t m, int64_t n, const float *packed, float *room)
 {
     const fsdp_matrix a = work.a;
     float *c = work.c;
@@ -192,10 +192,10 @@ static void multiply_block(block work, int64_t m, int64_t n, const fsdp_matrix_s
         work.c = c + i * work.c_row;
         work.a_is_packed = a.column != 1;
         if (work.a_is_packed) {
-            pack_rows(scratch->a, work.a, split, work.k, m - i);
-            work.a.data = scratch->a;
+            pack_rows(room, work.a, split, work.k, m - i);
+            work.a.data = room;
         }
-        const float *b = scratch->b;
+        const float *b = packed;
         for (int64_t j = 0; j < n; j += TILE_COLUMNS, b += work.k * TILE_COLUMNS)
             multiply_panel(&work, split, b, j, smaller(n - j, TILE_COLUMNS));
     }
@@ -218,14 +218,29 @@ static void multiply_nothing(const fsdp_matrix_product *product)
     }
 }
 
+/* The inner dimension in blocks of about the same size. */
+static int64_t blocks_of(int64_t k)
+{
+    return (k + FSDP_MATRIX_INNER - 1) / FSDP_MATRIX_INNER;
+}
+
+void fsdp_matrix_pack(float *to, fsdp_matrix b, int64_t k, int64_t n)
+{
+    int64_t steps = blocks_of(k), panels = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    for (int64_t t = 0, p = 0, end; t < steps; t++, p = end) {
+        end = k * (t + 1) / steps;
+        pack_b(to + p * panels * TILE_COLUMNS, part_of(b, p, 0), end - p, n);
+    }
+}
+
 void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_scratch *scratch)
 {
     float *c = product->c;
     int64_t n = product->n, k = product->k;
     if (k == 0)
         multiply_nothing(product);
-    int64_t steps = (k + FSDP_MATRIX_INNER - 1) / FSDP_MATRIX_INNER;
-    int64_t width = width_for(k);
+    int64_t steps = blocks_of(k), panels = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    int64_t width = product->packed ? n : width_for(k);
     for (int64_t j = 0; j < n; j += width) {
         int64_t columns = smaller(n - j, width);
         for (int64_t t = 0, p = 0, end; t < steps; t++, p = end) {
@@ -236,10 +251,14 @@ void fsdp_matrix_multiply(const fsdp_matrix_product *product, const fsdp_matrix_
                           .k = end - p,
                           .a = part_of(product->a, 0, p),
                           .adds = p > 0 || product->adds};
+            const float *packed = scratch->b;
             if (product->bias && end == k)
                 work.bias = product->bias + j;
-            pack_b(scratch->b, part_of(product->b, p, j), work.k, columns);
-            multiply_block(work, product->m, columns, scratch);
+            if (product->packed)
+                packed = product->packed + p * panels * TILE_COLUMNS;
+            else
+                pack_b(scratch->b, part_of(product->b, p, j), work.k, columns);
+            multiply_block(work, product->m, columns, packed, scratch->a);
         }
     }
 }
