@@ -25,6 +25,7 @@ static const variant plain = {
         {
             .name = "c",
             .cast = fsdp_cast_c,
+            .add_scaled = fsdp_add_scaled_c,
             .measure = fsdp_measure_c,
             .copy_large = fsdp_copy_large_c,
             .shuffle = fsdp_shuffle_c,
@@ -42,6 +43,7 @@ static const variant avx2 = {
         {
             .name = "avx2",
             .cast = fsdp_cast_avx2,
+            .add_scaled = fsdp_add_scaled_avx2,
             .measure = fsdp_measure_avx2,
             .copy_large = fsdp_copy_large_avx2,
             .shuffle = fsdp_shuffle_avx2,

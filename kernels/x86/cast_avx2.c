@@ -4,70 +4,22 @@
  * the last whole register.
  */
 #include "kernels/variants.h"
+#include "kernels/x86/bf16_avx2.h"
 
-#include <immintrin.h>
-
-enum { LANES = 8, MOST_AT_ONCE = 1 << 30 }; /* so that counts of lanes fit */
+enum { MOST_AT_ONCE = 1 << 30 }; /* so that counts of lanes fit */
 
 typedef size_t block_cast(uint8_t *to, const uint8_t *from, size_t count);
 
-static inline __m256i load(const uint8_t *from)
-{
-    return _mm256_loadu_si256((const __m256i *)from);
-}
-
-/* Each lane counts by itself: masks are -1. */
-static inline __m256i count_lanes(__m256i counts, __m256i mask)
-{
-    return _mm256_sub_epi32(counts, mask);
-}
-
-static inline size_t sum_lanes(__m256i counts)
-{
-    uint32_t lanes[LANES];
-    size_t sum = 0;
-    _mm256_storeu_si256((__m256i *)(void *)lanes, counts);
-    for (int i = 0; i < LANES; i++)
-        sum += lanes[i];
-    return sum;
-}
-
-static inline __m256i magnitude_of(__m256i f32)
-{
-    return _mm256_and_si256(f32, _mm256_set1_epi32(0x7fffffff));
-}
-
-/* Lanes (given as magnitudes) that are finite and round to more than the target's largest value. */
-static inline __m256i misfits_of(__m256i magnitude, int largest_that_fits)
-{
-    __m256i too_large = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(largest_that_fits));
-    __m256i is_finite = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7f800000), magnitude);
-    return _mm256_and_si256(too_large, is_finite);
-}
-
-/* Rounds to the upper half of each lane and moves it down. */
-static inline __m256i round_to_bf16(__m256i f32, __m256i magnitude)
-{
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(f32, 16), _mm256_set1_epi32(1));
-    __m256i below_half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    __m256i rounded = _mm256_add_epi32(f32, below_half);
-    __m256i is_nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
-    __m256i quiet = _mm256_or_si256(f32, _mm256_set1_epi32(0x00400000));
-    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
-}
-
 static size_t f32_to_bf16(uint8_t *to, const uint8_t *from, size_t count)
 {
-    enum { LARGEST_THAT_FITS = 0x7f7f7fff };
     __m256i misfits = _mm256_setzero_si256();
     for (size_t i = 0; i < count; i += 2 * LANES) {
         __m256i low = load(from + 4 * i), high = load(from + 4 * (i + LANES));
         __m256i low_magnitude = magnitude_of(low), high_magnitude = magnitude_of(high);
-        __m256i packed = _mm256_packus_epi32(round_to_bf16(low, low_magnitude),
-                                             round_to_bf16(high, high_magnitude));
-        _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm256_permute4x64_epi64(packed, 0xd8));
-        misfits = count_lanes(misfits, misfits_of(low_magnitude, LARGEST_THAT_FITS));
-        misfits = count_lanes(misfits, misfits_of(high_magnitude, LARGEST_THAT_FITS));
+        store_bf16(to + 2 * i, round_to_bf16(low, low_magnitude),
+                   round_to_bf16(high, high_magnitude));
+        misfits = count_lanes(misfits, misfits_of(low_magnitude, LARGEST_THAT_FITS_BF16));
+        misfits = count_lanes(misfits, misfits_of(high_magnitude, LARGEST_THAT_FITS_BF16));
     }
     return sum_lanes(misfits);
 }
@@ -75,8 +27,7 @@ static size_t f32_to_bf16(uint8_t *to, const uint8_t *from, size_t count)
 static size_t bf16_to_f32(uint8_t *to, const uint8_t *from, size_t count)
 {
     for (size_t i = 0; i < count; i += LANES) {
-        __m128i narrow = _mm_loadu_si128((const __m128i *)(from + 2 * i));
-        __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16);
+        __m256i wide = widen_bf16(from + 2 * i);
         __m256i is_nan = _mm256_cmpgt_epi32(magnitude_of(wide), _mm256_set1_epi32(0x7f800000));
         __m256i quiet = _mm256_and_si256(is_nan, _mm256_set1_epi32(0x00400000));
         _mm256_storeu_si256((__m256i *)(to + 4 * i), _mm256_or_si256(wide, quiet));

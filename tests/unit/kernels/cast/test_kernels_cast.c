@@ -472,19 +472,63 @@ static void compare_tables(fsdp_dtype to_type, fsdp_dtype from_type, const uint8
     }
 }
 
-Test(kernels_cast, all_variants_agree_bit_for_bit_at_odd_sizes_and_addresses)
+/* data += factor * values by casts, and by add_scaled of every table. The values have no NaNs: which of two
+ * NaNs a sum keeps depends on the compiler. */
+static void compare_sums(fsdp_dtype type, const uint8_t *random, float factor)
 {
-    static uint8_t random[8192];
+    enum { MOST = 200 };
+    const fsdp_kernels *tables[8];
+    size_t table_count = fsdp_kernels_all(tables, 8), size = fsdp_dtype_size(type);
+    for (size_t i = 0; i < MOST; i++) {
+        size_t count = i % MOST, shift = i % 7 * size;
+        float values[MOST], sums[MOST];
+        uint8_t expected[8 * MOST + 64], found[8 * MOST + 64];
+        for (size_t j = 0; j < count; j++)
+            values[j] = ldexpf((float)random[i + j] - 128, random[i + j + 1] % 140 - 20);
+        memcpy(expected, random + i, sizeof expected);
+        tables[0]->cast(sums, FSDP_F32, expected + shift, type, count, FSDP_OVERFLOW_INF);
+        for (size_t j = 0; j < count; j++)
+            sums[j] += factor * values[j];
+        size_t misfits =
+            tables[0]->cast(expected + shift, type, sums, FSDP_F32, count, FSDP_OVERFLOW_FAIL);
+        for (size_t t = 0; t < table_count; t++) {
+            memcpy(found, random + i, sizeof found);
+            cr_assert_eq(tables[t]->add_scaled(found + shift, type, values, factor, count),
+                         misfits);
+            cr_assert_arr_eq(found, expected, sizeof found, "%s: %zu sums of %s", tables[t]->name,
+                             count, fsdp_dtype_name(type));
+        }
+    }
+}
+
+static void fill_random(uint8_t *random, size_t size)
+{
     uint64_t state = 11;
-    for (size_t i = 0; i < sizeof random; i++)
+    for (size_t i = 0; i < size; i++)
         random[i] = (uint8_t)next_random(&state);
     /* Every fourth float: an exponent of all ones, an exponent of zero. */
-    for (size_t i = 0; i + 8 < sizeof random; i += 16) {
+    for (size_t i = 0; i + 8 < size; i += 16) {
         random[i + 3] |= 0x7f;
         random[i + 2] |= 0x80;
         random[i + 7] &= 0x80;
         random[i + 6] &= 0x7f;
     }
+}
+
+Test(kernels_cast, sums_with_scaled_values_are_rounded_as_by_casts)
+{
+    static uint8_t random[8192];
+    fill_random(random, sizeof random);
+    for (int i = 0; i < FLOATS; i++)
+        if (floats[i] != FSDP_F8_E8M0FNU)
+            for (float factor = 0.75F; factor < 4; factor *= 4)
+                compare_sums(floats[i], random, factor);
+}
+
+Test(kernels_cast, all_variants_agree_bit_for_bit_at_odd_sizes_and_addresses)
+{
+    static uint8_t random[8192];
+    fill_random(random, sizeof random);
     for (int pair = 0; pair < FLOATS * FLOATS; pair++)
         compare_tables(floats[pair / FLOATS], floats[pair % FLOATS], random);
 }
