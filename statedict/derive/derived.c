@@ -10,37 +10,31 @@
 
 /* --- reading -------------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_block_reader *reader,
                               const fsdp_box *box, void *data, fsdp_error *err)
 {
     return fsdp_box_count(box) == 0 ? FSDP_OK : tensor->ops->read(tensor, reader, box, data, err);
 }
 
-fsdp_status fsdp_derived_take(fsdp_derived_reader *reader, void **buffer_out, fsdp_error *err)
+fsdp_status fsdp_derived_take(fsdp_block_reader *reader, void **buffer_out, fsdp_error *err)
 {
-    if (reader->level == FSDP_DERIVED_LEVELS)
+    fsdp_read_buffers *buffers = &reader->buffers;
+    if (buffers->used == FSDP_READ_BUFFERS)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a derived tensor needs more than %d buffers",
-                         FSDP_DERIVED_LEVELS);
-    void **buffer = &reader->buffers[reader->level];
+                         FSDP_READ_BUFFERS);
+    void **buffer = &buffers->data[buffers->used];
     if (!*buffer)
         *buffer = fsdp_alloc_pages(FSDP_DERIVED_PIECE);
     if (!*buffer)
         return fsdp_fail_memory(err, "a derived tensor");
-    reader->level++;
+    buffers->used++;
     *buffer_out = *buffer;
     return FSDP_OK;
 }
 
-void fsdp_derived_give(fsdp_derived_reader *reader)
+void fsdp_derived_give(fsdp_block_reader *reader)
 {
-    reader->level--;
-}
-
-void fsdp_derived_reader_release(fsdp_derived_reader *reader)
-{
-    for (int i = 0; i < FSDP_DERIVED_LEVELS; i++)
-        fsdp_free(reader->buffers[i]);
-    *reader = (fsdp_derived_reader){0};
+    reader->buffers.used--;
 }
 
 bool fsdp_derived_next(fsdp_derived_pieces *pieces, fsdp_box *piece_out)
@@ -99,14 +93,12 @@ fsdp_status fsdp_derived_make(fsdp_arena *arena, const fsdp_derived *like, fsdp_
 
 /* --- stored tensors ------------------------------------------------------------------------------- */
 
-static fsdp_status read_stored(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_stored(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                const fsdp_box *box, void *data, fsdp_error *err)
 {
     fsdp_read_target target = {.box = *box, .dtype = tensor->dtype, .data = data};
-    fsdp_read_request request = {.entry = tensor->entry,
-                                 .targets = &target,
-                                 .count = 1,
-                                 .block_reader = reader->block_reader};
+    fsdp_read_request request = {
+        .entry = tensor->entry, .targets = &target, .count = 1, .block_reader = reader};
     return fsdp_checkpoint_get(tensor->checkpoint, &request, err);
 }
 

@@ -20,8 +20,8 @@
  *   dequant.c             quantized weights of a model as plain ones
  *   target_types.c        blocks and vectors as the target needs them
  *
- * Nodes live in an arena and are never changed; several threads may read one at once, each with a reader of
- * its own. Callers: map and convert.
+ * Nodes live in an arena and are never changed; several threads may read one at once, each with a block
+ * reader of its own, which has the buffers. Callers: map and convert.
  */
 #ifndef FSDP_DERIVED_H
 #define FSDP_DERIVED_H
@@ -29,20 +29,17 @@
 #include "base/core/mem.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 
-enum { FSDP_DERIVED_PIECE = 4 << 20, FSDP_DERIVED_LEVELS = 12 };
+enum {
+    FSDP_DERIVED_PIECE = 4 << 20,      /* bytes of a buffer */
+    FSDP_DERIVED_RUN = 512 << 10,      /* bytes that are made at once: they stay in the second cache */
+    FSDP_DERIVED_LEVELS = 12
+};
 
 typedef struct fsdp_derived fsdp_derived;
 
-/* The memory of one thread that reads. Zero-initialise, but for block_reader, which is borrowed. */
-typedef struct fsdp_derived_reader {
-    fsdp_block_reader *block_reader;
-    void *buffers[FSDP_DERIVED_LEVELS];
-    int level;                 /* buffers in use */
-} fsdp_derived_reader;
-
 /* An operation: fills a box of the tensor, packed row-major. */
 typedef struct fsdp_derived_ops {
-    fsdp_status (*read)(const fsdp_derived *tensor, fsdp_derived_reader *reader, const fsdp_box *box,
+    fsdp_status (*read)(const fsdp_derived *tensor, fsdp_block_reader *reader, const fsdp_box *box,
                         void *data, fsdp_error *err);
     int buffers;               /* that read takes, besides those of the parts */
 } fsdp_derived_ops;
@@ -64,10 +61,8 @@ struct fsdp_derived {
     const void *more;          /* of operations in other files */
 };
 
-void fsdp_derived_reader_release(fsdp_derived_reader *reader);
-
 /* Fills a box of the tensor, packed row-major. */
-fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_derived_reader *reader, const fsdp_box *box,
+fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_block_reader *reader, const fsdp_box *box,
                               void *data, fsdp_error *err);
 
 /* --- nodes --------------------------------------------------------------------------------------- */
@@ -114,9 +109,10 @@ fsdp_status fsdp_derive_blocks(fsdp_arena *arena, const fsdp_derived *part, fsdp
 /* A new node with copies of shape and parts; the caller fills in the members of its operation. */
 fsdp_status fsdp_derived_make(fsdp_arena *arena, const fsdp_derived *like, fsdp_derived **out,
                               fsdp_error *err);
-/* Takes a buffer of FSDP_DERIVED_PIECE bytes; buffers are given back in the reverse order. */
-fsdp_status fsdp_derived_take(fsdp_derived_reader *reader, void **buffer_out, fsdp_error *err);
-void fsdp_derived_give(fsdp_derived_reader *reader);
+/* Takes a buffer of FSDP_DERIVED_PIECE bytes; buffers are given back in the reverse order. The reader keeps
+ * them for the next read. */
+fsdp_status fsdp_derived_take(fsdp_block_reader *reader, void **buffer_out, fsdp_error *err);
+void fsdp_derived_give(fsdp_block_reader *reader);
 
 /* The pieces of a box in its row-major order: each is one run of that order. */
 typedef struct fsdp_derived_pieces {

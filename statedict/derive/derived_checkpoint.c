@@ -193,7 +193,6 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
                        fsdp_error *err)
 {
     const fsdp_derived *tensor = derived_at(checkpoint, request->entry);
-    fsdp_derived_reader reader = {.block_reader = request->block_reader};
     fsdp_arena arena = {0};
     fsdp_status st = FSDP_OK;
     for (size_t i = 0; i < request->count && st == FSDP_OK; i++) {
@@ -203,7 +202,7 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
             continue;
         st = fsdp_derive_cast(&arena, tensor, target->dtype, &cast, err);
         if (st == FSDP_OK)
-            st = fsdp_derived_read(cast, &reader, &target->box, target->data, err);
+            st = fsdp_derived_read(cast, request->block_reader, &target->box, target->data, err);
     }
     if (st != FSDP_OK) {
         const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, request->entry);
@@ -212,7 +211,6 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
                           fsdp_printable(entry->name, entry->name_size, name, sizeof name));
     }
     fsdp_arena_release(&arena);
-    fsdp_derived_reader_release(&reader);
     return st;
 }
 

@@ -20,11 +20,11 @@ typedef fsdp_status (*change_run)(const fsdp_derived *tensor, const void *from, 
                                   void *to, fsdp_error *err);
 
 /* Reads the part piece by piece, and changes each on the way. */
-static fsdp_status read_changed(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_changed(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                 const fsdp_box *box, void *data, change_run change, fsdp_error *err)
 {
     const fsdp_derived *part = tensor->parts[0];
-    int64_t most = FSDP_DERIVED_PIECE / (int64_t)fsdp_dtype_size(part->dtype);
+    int64_t most = FSDP_DERIVED_RUN / (int64_t)fsdp_dtype_size(part->dtype);
     fsdp_derived_pieces pieces = {.box = box, .most = most};
     fsdp_box piece;
     char *to = data;
@@ -42,7 +42,7 @@ static fsdp_status read_changed(const fsdp_derived *tensor, fsdp_derived_reader 
     return st;
 }
 
-static fsdp_status read_cast(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_cast(const fsdp_derived *tensor, fsdp_block_reader *reader,
                              const fsdp_box *box, void *data, fsdp_error *err)
 {
     return read_changed(tensor, reader, box, data, cast_run, err);
@@ -119,7 +119,7 @@ static fsdp_status scale_run(const fsdp_derived *tensor, const void *from, size_
                                     tensor->factor, fsdp_dtype_name(tensor->dtype));
 }
 
-static fsdp_status read_scaled(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_scaled(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                const fsdp_box *box, void *data, fsdp_error *err)
 {
     return read_changed(tensor, reader, box, data, scale_run, err);

@@ -17,100 +17,158 @@ static int64_t least(int64_t a, int64_t b)
 
 /* --- products --------------------------------------------------------------------------------------- */
 
+/*
+ * A tile of a product is made and added in the first cache: as many rows as the kernel makes together, and
+ * some columns. The weights of a run of rows are read to where the sums belong, and each tile is added to
+ * them there. The matrix a is packed once for all rows.
+ */
+enum {
+    TILE_ROWS = FSDP_TILE_ROWS,
+    TILE_COLUMNS = 32 * FSDP_TILE_COLUMNS,
+    MOST_PACKED = PIECE_FLOATS / FSDP_TILE_COLUMNS /* the largest rank of which a tile has room */
+};
+
 /* The buffers of one read of a product. */
 typedef struct product_buffers {
-    void *product, *weight, *b, *a, *scratch;
+    void *a, *packed, *b, *weight; /* packed: or the kernel's working memory, if a is not packed */
 } product_buffers;
 enum { PRODUCT_BUFFERS = sizeof(product_buffers) / sizeof(void *) };
 
 typedef struct product_read {
     const fsdp_derived *tensor;
-    fsdp_derived_reader *reader;
+    fsdp_block_reader *reader;
     product_buffers buffers;
-    int64_t rank;
+    int64_t rank, columns; /* of a */
 } product_read;
 
-static void multiply(const product_read *read, int64_t rows, int64_t columns)
+/* Columns of a, of which a and packed have room for so many. */
+static int64_t columns_within(int64_t rank)
 {
-    const product_buffers *buffers = &read->buffers;
-    fsdp_matrix_product product = {.c = buffers->product,
-                                   .c_row = columns,
-                                   .a = {buffers->b, read->rank, 1},
-                                   .b = {buffers->a, columns, 1},
-                                   .m = rows,
-                                   .n = columns,
-                                   .k = read->rank};
-    fsdp_matrix_scratch scratch = {buffers->scratch, (float *)buffers->scratch + PIECE_FLOATS / 4};
+    return rank > MOST_PACKED ? PIECE_FLOATS / rank
+                              : PIECE_FLOATS / rank / FSDP_TILE_COLUMNS * FSDP_TILE_COLUMNS;
+}
+
+static fsdp_matrix columns_of_a(const product_read *read, int64_t column)
+{
+    return (fsdp_matrix){(const float *)read->buffers.a + column, read->columns, 1};
+}
+
+static void pack(const product_read *read)
+{
+    for (int64_t j = 0; read->rank <= MOST_PACKED && j < read->columns; j += TILE_COLUMNS)
+        fsdp_matrix_pack((float *)read->buffers.packed + j * read->rank, columns_of_a(read, j),
+                         read->rank, least(TILE_COLUMNS, read->columns - j));
+}
+
+static void multiply(const product_read *read, const float *b, int64_t rows, int64_t column,
+                     float *out)
+{
+    float *packed = read->buffers.packed;
+    bool is_packed = read->rank <= MOST_PACKED;
+    const fsdp_matrix_scratch scratch = {packed, packed + PIECE_FLOATS / 4};
+    const fsdp_matrix_product product = {.c = out,
+                                         .c_row = TILE_COLUMNS,
+                                         .a = {b, read->rank, 1},
+                                         .b = columns_of_a(read, column),
+                                         .m = rows,
+                                         .n = least(TILE_COLUMNS, read->columns - column),
+                                         .k = read->rank,
+                                         .packed = is_packed ? packed + column * read->rank : NULL};
     fsdp_matrix_multiply(&product, &scratch);
 }
 
-/* The weight plus the factor times the product, as PEFT adds them. The matrix b is not needed any more. */
-static fsdp_status add(const product_read *read, size_t count, fsdp_error *err)
+/* Adds the factor times the product to rows of weights, as PEFT does. b begins with the first of them. */
+static fsdp_status add(const product_read *read, const float *b, int64_t rows, char *weights,
+                       fsdp_error *err)
 {
     const fsdp_kernels *kernels = fsdp_kernels_get();
     fsdp_dtype dtype = read->tensor->dtype;
-    float *sum = read->buffers.b, factor = (float)read->tensor->factor;
-    const float *product = read->buffers.product;
-    kernels->cast(sum, FSDP_F32, read->buffers.weight, dtype, count, FSDP_OVERFLOW_INF);
-    for (size_t i = 0; i < count; i++)
-        sum[i] += factor * product[i];
-    if (kernels->cast(read->buffers.weight, dtype, sum, FSDP_F32, count, FSDP_OVERFLOW_FAIL) == 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "a sum does not fit in %s", fsdp_dtype_name(dtype));
+    int64_t size = (int64_t)fsdp_dtype_size(dtype), columns = read->columns;
+    float tile[TILE_ROWS * TILE_COLUMNS], factor = (float)read->tensor->factor;
+    size_t misfits = 0;
+    for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
+        for (int64_t i = 0; i < rows; i += TILE_ROWS) {
+            int64_t count = least(TILE_ROWS, rows - i);
+            multiply(read, b + i * read->rank, count, j, tile);
+            for (int64_t row = 0; row < count; row++)
+                misfits += kernels->add_scaled(weights + ((i + row) * columns + j) * size, dtype,
+                                               tile + row * TILE_COLUMNS, factor,
+                                               (size_t)least(TILE_COLUMNS, columns - j));
+        }
+    return misfits == 0 ? FSDP_OK
+                        : fsdp_fail(err, FSDP_ERR_DAMAGED, "a sum does not fit in %s",
+                                    fsdp_dtype_name(dtype));
 }
 
-/* Fills buffers->weight with a tile of the result. */
-static fsdp_status make_tile(const product_read *read, const fsdp_box *tile, fsdp_error *err)
+/* Makes rows of the box, all of its columns or some: those are made beside it and copied. */
+static fsdp_status make_rows(const product_read *read, const fsdp_box *box, char *data,
+                             const fsdp_box *rows, const float *b, fsdp_error *err)
 {
-    const fsdp_derived *tensor = read->tensor;
-    const product_buffers *buffers = &read->buffers;
-    int64_t rows = tile->len[0], columns = tile->len[1];
-    fsdp_box b_box = {.ndim = 2, .lo = {tile->lo[0], 0}, .len = {rows, read->rank}};
-    fsdp_box a_box = {.ndim = 2, .lo = {0, tile->lo[1]}, .len = {read->rank, columns}};
-    FSDP_TRY(fsdp_derived_read(tensor->parts[0], read->reader, tile, buffers->weight, err));
-    FSDP_TRY(fsdp_derived_read(tensor->parts[1], read->reader, &b_box, buffers->b, err));
-    FSDP_TRY(fsdp_derived_read(tensor->parts[2], read->reader, &a_box, buffers->a, err));
-    multiply(read, rows, columns);
-    return add(read, (size_t)(rows * columns), err);
+    int64_t size = (int64_t)fsdp_dtype_size(read->tensor->dtype);
+    bool is_whole = rows->len[1] == box->len[1];
+    char *to =
+        is_whole ? data + (rows->lo[0] - box->lo[0]) * box->len[1] * size : read->buffers.weight;
+    FSDP_TRY(fsdp_derived_read(read->tensor->parts[0], read->reader, rows, to, err));
+    FSDP_TRY(add(read, b, rows->len[0], to, err));
+    if (!is_whole)
+        fsdp_copy_shared(box, data, rows, to, (size_t)size);
+    return FSDP_OK;
+}
+
+/* Makes the columns of the box for which a was read. */
+static fsdp_status make_columns(const product_read *read, const fsdp_box *box, char *data,
+                                int64_t column, fsdp_error *err)
+{
+    int64_t row_bytes = read->columns * (int64_t)fsdp_dtype_size(read->tensor->dtype);
+    int64_t run = FSDP_DERIVED_RUN / row_bytes / TILE_ROWS * TILE_ROWS;
+    int64_t end = box->lo[0] + box->len[0], together = PIECE_FLOATS / read->rank;
+    const float *b = read->buffers.b;
+    for (int64_t first = box->lo[0], next; first < end; first = next) {
+        next = least(first + together, end);
+        fsdp_box b_box = {.ndim = 2, .lo = {first, 0}, .len = {next - first, read->rank}};
+        FSDP_TRY(
+            fsdp_derived_read(read->tensor->parts[1], read->reader, &b_box, read->buffers.b, err));
+        for (int64_t row = first, count; row < next; row += count) {
+            count = least(run > 0 ? run : 1, next - row);
+            fsdp_box rows = {.ndim = 2, .lo = {row, column}, .len = {count, read->columns}};
+            FSDP_TRY(make_rows(read, box, data, &rows, b + (row - first) * read->rank, err));
+        }
+    }
+    return FSDP_OK;
 }
 
 static fsdp_status take_buffers(product_read *read, fsdp_error *err)
 {
-    void **buffers[PRODUCT_BUFFERS] = {&read->buffers.product, &read->buffers.weight,
-                                       &read->buffers.b, &read->buffers.a, &read->buffers.scratch};
+    void **buffers[PRODUCT_BUFFERS] = {&read->buffers.a, &read->buffers.packed, &read->buffers.b,
+                                       &read->buffers.weight};
     for (int i = 0; i < PRODUCT_BUFFERS; i++)
         FSDP_TRY(fsdp_derived_take(read->reader, buffers[i], err));
     return FSDP_OK;
 }
 
-/* Tiles are as large as all buffers allow. */
-static fsdp_status read_tiles(product_read *read, const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status make_box(product_read *read, const fsdp_box *box, void *data, fsdp_error *err)
 {
-    size_t size = fsdp_dtype_size(read->tensor->dtype);
-    int64_t most = size > 4 ? PIECE_FLOATS / 2 : PIECE_FLOATS;
-    int64_t columns = least(box->len[1], least(most, PIECE_FLOATS / read->rank));
-    int64_t rows = least(most / columns, PIECE_FLOATS / read->rank);
-    for (int64_t i = 0; i < box->len[0]; i += rows)
-        for (int64_t j = 0; j < box->len[1]; j += columns) {
-            fsdp_box tile = {
-                .ndim = 2,
-                .lo = {box->lo[0] + i, box->lo[1] + j},
-                .len = {least(rows, box->len[0] - i), least(columns, box->len[1] - j)}};
-            FSDP_TRY(make_tile(read, &tile, err));
-            fsdp_copy_shared(box, data, &tile, read->buffers.weight, size);
-        }
+    int64_t most = least(columns_within(read->rank), FSDP_DERIVED_PIECE / 8), end = box->len[1];
+    for (int64_t j = 0; j < end; j += read->columns) {
+        read->columns = least(most, end - j);
+        fsdp_box a_box = {.ndim = 2, .lo = {0, box->lo[1] + j}, .len = {read->rank, read->columns}};
+        FSDP_TRY(
+            fsdp_derived_read(read->tensor->parts[2], read->reader, &a_box, read->buffers.a, err));
+        pack(read);
+        FSDP_TRY(make_columns(read, box, data, box->lo[1] + j, err));
+    }
     return FSDP_OK;
 }
 
-static fsdp_status read_product(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_product(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                 const fsdp_box *box, void *data, fsdp_error *err)
 {
     product_read read = {.tensor = tensor, .reader = reader, .rank = tensor->parts[1]->shape[1]};
-    int level = reader->level;
+    int level = reader->buffers.used;
     fsdp_status st = take_buffers(&read, err);
     if (st == FSDP_OK)
-        st = read_tiles(&read, box, data, err);
-    while (reader->level > level)
+        st = make_box(&read, box, data, err);
+    while (reader->buffers.used > level)
         fsdp_derived_give(reader);
     return st;
 }
@@ -169,7 +227,7 @@ static void scale_row(const float *row, int64_t width, float magnitude, const fs
 }
 
 /* Whole rows are read, since their lengths count all columns. */
-static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_block_reader *reader,
                              const fsdp_box *piece, float *buffer, float *to, fsdp_error *err)
 {
     int64_t width = tensor->shape[1], rows = piece->len[0];
@@ -183,7 +241,7 @@ static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_derived_reader *re
     return FSDP_OK;
 }
 
-static fsdp_status read_row_lengths(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_row_lengths(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                     const fsdp_box *box, void *data, fsdp_error *err)
 {
     int64_t most = PIECE_FLOATS / (tensor->shape[1] + 1);

@@ -62,12 +62,12 @@ static int64_t piece_of(const fsdp_box *box, fsdp_dtype dtype)
 {
     int64_t width = box->len[box->ndim - 1], values = values_of(dtype);
     int64_t row_bytes = (width / values + 2) * (int64_t)fsdp_dtype_size(dtype);
-    int64_t rows = FSDP_DERIVED_PIECE / row_bytes;
+    int64_t rows = FSDP_DERIVED_RUN / row_bytes;
     return rows > 0 ? rows * width
-                    : FSDP_DERIVED_PIECE / (int64_t)fsdp_dtype_size(dtype) * values / 2;
+                    : FSDP_DERIVED_RUN / (int64_t)fsdp_dtype_size(dtype) * values / 2;
 }
 
-static fsdp_status read_values(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_values(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                const fsdp_box *box, void *data, fsdp_error *err)
 {
     const fsdp_derived *part = tensor->parts[0];
@@ -93,12 +93,12 @@ static const fsdp_derived_ops values_ops = {read_values, 1};
 
 /* --- f32 -> blocks ------------------------------------------------------------------------------ */
 
-static fsdp_status read_blocks(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_blocks(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                const fsdp_box *box, void *data, fsdp_error *err)
 {
     int last = box->ndim - 1;
     int64_t values = values_of(tensor->dtype);
-    fsdp_derived_pieces pieces = {.box = box, .most = FSDP_DERIVED_PIECE / 4 / values};
+    fsdp_derived_pieces pieces = {.box = box, .most = FSDP_DERIVED_RUN / 4 / values};
     fsdp_box piece;
     char *to = data;
     void *buffer;

@@ -55,7 +55,7 @@ static void multiply(const fsdp_box *piece, const int64_t *blocks, const fsdp_bo
     }
 }
 
-static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                      const fsdp_box *box, void *data, fsdp_error *err)
 {
     const int64_t *blocks = tensor->more;
@@ -173,7 +173,7 @@ static int64_t piece_of(const fsdp_box *box)
     return rows == 0 || width * rows > PIECE_FLOATS ? PIECE_FLOATS : width * rows;
 }
 
-static fsdp_status read_mxfp4(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_mxfp4(const fsdp_derived *tensor, fsdp_block_reader *reader,
                               const fsdp_box *box, void *data, fsdp_error *err)
 {
     fsdp_derived_pieces pieces = {.box = box, .most = piece_of(box)};

@@ -22,7 +22,7 @@ static fsdp_status check_dim(const fsdp_derived *part, int dim, fsdp_error *err)
 
 /* --- slices --------------------------------------------------------------------------------------- */
 
-static fsdp_status read_slice(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_slice(const fsdp_derived *tensor, fsdp_block_reader *reader,
                               const fsdp_box *box, void *data, fsdp_error *err)
 {
     fsdp_box moved = *box;
@@ -105,7 +105,7 @@ static bool next_run(box_runs *runs, int64_t *first_out)
 }
 
 /* Elements [first, first + count) of the part in its row-major order. */
-static fsdp_status read_run(const fsdp_derived *part, fsdp_derived_reader *reader,
+static fsdp_status read_run(const fsdp_derived *part, fsdp_block_reader *reader,
                             const int64_t range[2], char *data, fsdp_error *err)
 {
     fsdp_box whole = fsdp_box_whole(part->ndim, part->shape), pieces[FSDP_BOX_PIECES];
@@ -117,7 +117,7 @@ static fsdp_status read_run(const fsdp_derived *part, fsdp_derived_reader *reade
     return FSDP_OK;
 }
 
-static fsdp_status read_reshaped(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_reshaped(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                  const fsdp_box *box, void *data, fsdp_error *err)
 {
     box_runs runs = runs_of(tensor, box);
@@ -182,7 +182,7 @@ static void put_permuted(const fsdp_derived *tensor, const fsdp_box *box, char *
 }
 
 /* The part is read in the order in which it is stored, and written wherever that leads. */
-static fsdp_status read_permuted(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_permuted(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                  const fsdp_box *box, void *data, fsdp_error *err)
 {
     fsdp_box part_box = *box, piece;
@@ -273,7 +273,7 @@ static bool is_run_of(const fsdp_box *outer, const fsdp_box *inner)
 /* One read of a join. */
 typedef struct join_read {
     const fsdp_derived *tensor;
-    fsdp_derived_reader *reader;
+    fsdp_block_reader *reader;
     const fsdp_box *box;
     char *data;
 } join_read;
@@ -312,7 +312,7 @@ static fsdp_status read_scattered(const join_read *read, const fsdp_derived *par
     return st;
 }
 
-static fsdp_status read_joined(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_joined(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                const fsdp_box *box, void *data, fsdp_error *err)
 {
     const join_read read = {tensor, reader, box, data};
@@ -378,7 +378,7 @@ fsdp_status fsdp_derive_join(fsdp_arena *arena, const fsdp_derived *const *parts
 
 /* --- zeros ---------------------------------------------------------------------------------------- */
 
-static fsdp_status read_zeros(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_zeros(const fsdp_derived *tensor, fsdp_block_reader *reader,
                               const fsdp_box *box, void *data, fsdp_error *err)
 {
     (void)reader;
@@ -401,7 +401,7 @@ fsdp_status fsdp_derive_zeros(fsdp_arena *arena, fsdp_dtype dtype, int ndim, con
 
 /* --- constants ------------------------------------------------------------------------------------ */
 
-static fsdp_status read_constant(const fsdp_derived *tensor, fsdp_derived_reader *reader,
+static fsdp_status read_constant(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                  const fsdp_box *box, void *data, fsdp_error *err)
 {
     size_t size = fsdp_dtype_size(tensor->dtype);
