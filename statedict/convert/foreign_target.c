@@ -2,6 +2,7 @@
  * A conversion into a format of another program: declares the entries to formats/target.h and manages the
  * staging place. An interrupted conversion is resumed slab by slab. See convert_job.h.
  */
+#include "statedict/checkpoint/same_tensors.h"
 #include "statedict/convert/convert_job.h"
 
 #include "base/io/io_dry.h"
@@ -104,8 +105,8 @@ static fsdp_status declare_shared(const convert_job *job, fsdp_error *err)
     size_t count = fsdp_sd_count(job->from->manifest.sd);
     size_t *one = fsdp_alloc(count, sizeof *one);
     size_t *first = fsdp_alloc(count, sizeof *first); /* entry of the target, counted from 1 */
-    fsdp_status st =
-        one && first ? fsdp_ties_known(job->from, one, err) : fsdp_fail_memory(err, "tied weights");
+    fsdp_status st = one && first ? fsdp_same_tensors(job->from, true, one, err)
+                                  : fsdp_fail_memory(err, "tied weights");
     for (size_t i = 0; i < fsdp_sd_count(job->sd) && st == FSDP_OK; i++) {
         fsdp_target_entry *entry = &files->entries[i];
         size_t *known = &first[one[job->source[i]]];

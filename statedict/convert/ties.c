@@ -1,9 +1,9 @@
 /* Tied weights: see ties.h. */
 #include "statedict/convert/ties.h"
 
+#include "statedict/checkpoint/same_tensors.h"
 #include "statedict/convert/convert_io.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { PAIRS_MOST = 16, COMPARED_BYTES = 1 << 20 };
@@ -83,61 +83,6 @@ typedef struct tie_search {
     size_t count; /* of entries */
     size_t *one;  /* per entry: the entry that represents its tensor */
 } tie_search;
-
-typedef struct placed_tensor {
-    const fsdp_checkpoint *from;
-    size_t entry;
-} placed_tensor;
-
-static int compare_placed(const void *a, const void *b)
-{
-    const placed_tensor *x = a, *y = b;
-    int order = x->from->ops->compare_places(x->from, x->entry, y->entry);
-    return order != 0 ? order : (x->entry > y->entry) - (x->entry < y->entry);
-}
-
-static fsdp_status find_same_places(tie_search *search, fsdp_error *err)
-{
-    const fsdp_checkpoint *from = search->from;
-    size_t n = 0;
-    if (!from->ops->compare_places)
-        return FSDP_OK;
-    placed_tensor *placed = fsdp_alloc(search->count, sizeof *placed);
-    if (!placed)
-        return fsdp_fail_memory(err, "tied weights");
-    for (size_t i = 0; i < search->count; i++)
-        if (fsdp_sd_at(from->manifest.sd, i)->kind == FSDP_ENTRY_TENSOR &&
-            from->ops->has_place(from, i))
-            placed[n++] = (placed_tensor){from, i};
-    if (n > 0)
-        qsort(placed, n, sizeof *placed, compare_placed);
-    for (size_t i = 1; i < n; i++)
-        if (from->ops->compare_places(from, placed[i - 1].entry, placed[i].entry) == 0)
-            search->one[placed[i].entry] = search->one[placed[i - 1].entry];
-    fsdp_free(placed);
-    return FSDP_OK;
-}
-
-static fsdp_status find_known(tie_search *search, bool by_place, fsdp_error *err)
-{
-    const fsdp_sd *sd = search->from->manifest.sd;
-    for (size_t i = 0; i < search->count; i++)
-        search->one[i] = i;
-    if (by_place)
-        FSDP_TRY(find_same_places(search, err));
-    for (size_t i = 0; i < search->count; i++) {
-        const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        if (entry->kind == FSDP_ENTRY_ALIAS)
-            search->one[i] = search->one[entry->target];
-    }
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_ties_known(fsdp_checkpoint *from, size_t *one_out, fsdp_error *err)
-{
-    tie_search search = {.from = from, .count = fsdp_sd_count(from->manifest.sd), .one = one_out};
-    return find_known(&search, true, err);
-}
 
 /* --- equal bytes ------------------------------------------------------------------------------ */
 
@@ -300,7 +245,7 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
     if (!search.one)
         return fsdp_fail_memory(err, "tied weights");
     bool looks = mode == FSDP_TIED_DROP || rules->config == 1;
-    fsdp_status st = find_known(&search, looks, err);
+    fsdp_status st = fsdp_same_tensors(from, looks, search.one, err);
     if (st == FSDP_OK && looks)
         st = find_equal(&search, err);
     if (st == FSDP_OK)

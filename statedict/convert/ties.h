@@ -33,9 +33,6 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules, f
                            fsdp_ties *ties, fsdp_error *err);
 void fsdp_ties_release(fsdp_ties *ties);
 
-/* Per entry of the checkpoint, the first entry of the same tensor, by known ties only; reads no data. */
-fsdp_status fsdp_ties_known(fsdp_checkpoint *from, size_t *one_out, fsdp_error *err);
-
 /* True for an input embedding (fsdp_name_is_head: the weight of the output), by the end of the name. */
 bool fsdp_name_is_embedding(const char *name, size_t size);
 /* True for an input embedding of a vocabulary, with one row per word. */
