@@ -11,6 +11,7 @@
  *   derived_product.c     sums with products of thin matrices, rows of given lengths (adapters)
  *   derived_scaled.c      quantized weights and their scales
  *   derived_checkpoint.c  the checkpoint of derived tensors (derived_checkpoint.h)
+ *   derived_ties.c        names of one tensor that are still names of one tensor
  *
  * A derived tensor is a node: a stored tensor, or an operation on the nodes that are its parts. A box of it
  * is read by reading boxes of its parts, so that no tensor is in memory as a whole: an operation that needs

@@ -3,6 +3,7 @@
 
 #include "base/data/name_path.h"
 #include "statedict/checkpoint/incomplete.h"
+#include "statedict/derive/derived_ties.h"
 #include "statedict/sd/layout_internal.h"
 
 #include <stdint.h>
@@ -17,6 +18,7 @@ struct fsdp_derivation {
     fsdp_mesh *mesh;
     const fsdp_derived **tensors; /* per entry; NULL: not a tensor */
     size_t room;
+    fsdp_derived_ties ties;
     const char *noted[NOTED]; /* files besides those of the bases */
     int noted_count;
 };
@@ -31,6 +33,7 @@ void fsdp_derivation_cancel(fsdp_derivation *derivation)
         fsdp_checkpoint_close(derivation->bases[i]);
     fsdp_mesh_free(derivation->mesh);
     fsdp_sd_free(derivation->sd);
+    fsdp_derived_ties_release(&derivation->ties);
     fsdp_free(derivation->tensors);
     fsdp_arena_release(&derivation->arena);
     fsdp_free(derivation);
@@ -49,6 +52,8 @@ fsdp_status fsdp_derivation_begin(fsdp_checkpoint *base, fsdp_derivation **deriv
     if (st == FSDP_OK)
         st = fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &derivation->mesh,
                               err);
+    if (st == FSDP_OK)
+        st = fsdp_derived_ties_init(&derivation->ties, base, err);
     if (st != FSDP_OK) {
         fsdp_derivation_cancel(derivation);
         return st;
@@ -125,6 +130,21 @@ static fsdp_status add_alias(fsdp_derivation *derivation, fsdp_derived_name name
     FSDP_TRY(
         fsdp_sd_add_alias(derivation->sd, name.text, name.size, target.text, target.size, err));
     return note(derivation, NULL, err);
+}
+
+fsdp_status fsdp_derivation_add_tied(fsdp_derivation *derivation, fsdp_derived_name name,
+                                     const fsdp_derived *tensor, bool keeps_alias, fsdp_error *err)
+{
+    const fsdp_derived_made made = {derivation->tensors, fsdp_sd_count(derivation->sd)};
+    int64_t found;
+    FSDP_TRY(
+        fsdp_derived_ties_find(&derivation->ties, &derivation->arena, tensor, made, &found, err));
+    if (found < 0)
+        return fsdp_derivation_add(derivation, name, tensor, err);
+    if (!keeps_alias)
+        return FSDP_OK;
+    const fsdp_entry *first = fsdp_sd_at(derivation->sd, (size_t)found);
+    return add_alias(derivation, name, (fsdp_derived_name){first->name, first->name_size}, err);
 }
 
 /* The name of a tensor that is not kept becomes its only one. */

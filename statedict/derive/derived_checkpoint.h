@@ -33,6 +33,10 @@ typedef struct fsdp_derived_name {
 /* FSDP_ERR_USAGE when the name is there already. */
 fsdp_status fsdp_derivation_add(fsdp_derivation *derivation, fsdp_derived_name name,
                                 const fsdp_derived *tensor, fsdp_error *err);
+/* As add; where the base has several names of a tensor, and one with equal operations was added by this call,
+ * the name becomes an alias of it, or is left out. */
+fsdp_status fsdp_derivation_add_tied(fsdp_derivation *derivation, fsdp_derived_name name,
+                                     const fsdp_derived *tensor, bool keeps_alias, fsdp_error *err);
 fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_name name,
                                       const fsdp_value *value, fsdp_error *err);
 /* Adds an entry of the base as it is, under its own name and nesting. */

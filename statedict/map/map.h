@@ -51,6 +51,7 @@ typedef struct fsdp_map_call {
     size_t config_size;
     const char *const *given;  /* "NAME=NUMBER", sizes of the user, which come first */
     size_t given_count;
+    bool keeps_tied;           /* also names that a side lacks where they are tied */
     /* True when a tensor that no rule takes may stay as it is. NULL: never. */
     bool (*may_stay)(void *context, const fsdp_entry *entry);
     void *context;

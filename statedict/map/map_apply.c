@@ -184,6 +184,7 @@ static void choose_rule(map_run *run, const map_rule *rule, bool from_right)
 {
     int count = rule->step_count;
     run->rule = rule;
+    run->to_right = !from_right;
     run->from = from_right ? rule->right : rule->left;
     run->to = from_right ? rule->left : rule->right;
     run->from_count = from_right ? rule->right_count : rule->left_count;
@@ -193,6 +194,16 @@ static void choose_rule(map_run *run, const map_rule *rule, bool from_right)
     run->lists[0] = run->from_count;
     for (int i = 0; i <= MAP_STEPS; i++)
         run->bindings[i].count = 0;
+}
+
+/* Does the other side keep this name of a tensor that has another name there, too? */
+static bool keeps_tied(const map_run *run, const char *name)
+{
+    for (size_t i = 0; i < run->map->tied_count && !run->sizes.call->keeps_tied; i++)
+        if (run->map->tied[i].is_right == run->to_right &&
+            strcmp(run->map->tied[i].name, name) == 0)
+            return false;
+    return true;
 }
 
 static fsdp_status add_tensor(map_run *run, int number, const map_binding *binding, fsdp_error *err)
@@ -208,8 +219,8 @@ static fsdp_status add_tensor(map_run *run, int number, const map_binding *bindi
         st =
             fsdp_fail(err, FSDP_ERR_USAGE, "a variable of '%s' has no value", run->to[number].text);
     else
-        st = fsdp_derivation_add(run->derivation, (fsdp_derived_name){name.data, name.size}, tensor,
-                                 err);
+        st = fsdp_derivation_add_tied(run->derivation, (fsdp_derived_name){name.data, name.size},
+                                      tensor, keeps_tied(run, name.data), err);
     fsdp_text_release(&name);
     return st;
 }

@@ -211,6 +211,7 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
                                   .config_size = request->config_size,
                                   .given = request->opts->sizes,
                                   .given_count = request->opts->size_count,
+                                  .keeps_tied = request->opts->tied == FSDP_TIED_KEEP,
                                   .may_stay = may_stay,
                                   .context = &choice};
     *sides_out = (fsdp_map_sides){0};

@@ -174,6 +174,22 @@ static fsdp_status read_values(map_reader *reader, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* "tied left NAME ..." */
+static fsdp_status read_tied(map_reader *reader, fsdp_error *err)
+{
+    fsdp_map *map = reader->map;
+    bool right = reader->count > 2 && strcmp(reader->words[1], "right") == 0;
+    if (reader->count < 3 || (!right && strcmp(reader->words[1], "left") != 0))
+        return refuse(reader,
+                      "names of tied tensors are: tied left NAME ..., or tied right NAME ...", err);
+    for (int i = 2; i < reader->count; i++) {
+        if (map->tied_count == MAP_NAMES)
+            return refuse(reader, "there are at most 16 names of tied tensors", err);
+        map->tied[map->tied_count++] = (map_tied){reader->words[i], right};
+    }
+    return FSDP_OK;
+}
+
 /* "numbered NAME" */
 static fsdp_status read_numbered(map_reader *reader, fsdp_error *err)
 {
@@ -198,9 +214,10 @@ static fsdp_status read_keep(map_reader *reader, fsdp_error *err)
 }
 
 /* "left LAYOUT", "right LAYOUT for TYPE TYPE" */
-static fsdp_status read_side(map_reader *reader, bool right, fsdp_error *err)
+static fsdp_status read_side(map_reader *reader, fsdp_error *err)
 {
     fsdp_map *map = reader->map;
+    bool right = reader->words[0][0] == 'r';
     bool has_types = reader->count > 3 && strcmp(reader->words[2], "for") == 0;
     if (reader->count != 2 && !has_types)
         return refuse(reader, "a side is: left LAYOUT, or right LAYOUT for MODEL_TYPE ...", err);
@@ -447,6 +464,16 @@ static fsdp_status read_step(map_reader *reader, fsdp_error *err)
 
 /* --- the whole ------------------------------------------------------------------------------------ */
 
+static const struct {
+    const char *word;
+    fsdp_status (*read)(map_reader *reader, fsdp_error *err);
+} settings[] = {
+    {"left", read_side},           {"right", read_side},  {"size", read_size},
+    {"frame", read_frame},         {"value", read_value}, {"values", read_values},
+    {"words", read_words},         {"tied", read_tied},   {"numbered", read_numbered},
+    {"unstacked", read_unstacked}, {"keep", read_keep},   {"drop", read_drop},
+};
+
 static fsdp_status read_line(map_reader *reader, fsdp_error *err)
 {
     const char *first = reader->words[0];
@@ -459,27 +486,10 @@ static fsdp_status read_line(map_reader *reader, fsdp_error *err)
             return refuse(reader, "a rule ends with its right side", err);
         return directions_of(first) ? read_right(reader, 0, err) : read_step(reader, err);
     }
-    bool is_setting = reader->count > 1 && directions_of(reader->words[1]) == 0;
-    if (is_setting && strcmp(first, "size") == 0)
-        return read_size(reader, err);
-    if (is_setting && strcmp(first, "frame") == 0)
-        return read_frame(reader, err);
-    if (is_setting && strcmp(first, "value") == 0)
-        return read_value(reader, err);
-    if (is_setting && strcmp(first, "words") == 0)
-        return read_words(reader, err);
-    if (is_setting && strcmp(first, "values") == 0)
-        return read_values(reader, err);
-    if (is_setting && strcmp(first, "numbered") == 0)
-        return read_numbered(reader, err);
-    if (is_setting && strcmp(first, "keep") == 0)
-        return read_keep(reader, err);
-    if (is_setting && strcmp(first, "unstacked") == 0)
-        return read_unstacked(reader, err);
-    if (is_setting && (strcmp(first, "left") == 0 || strcmp(first, "right") == 0))
-        return read_side(reader, first[0] == 'r', err);
-    if (is_setting && strcmp(first, "drop") == 0)
-        return read_drop(reader, err);
+    if (reader->count > 1 && directions_of(reader->words[1]) == 0)
+        for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+            if (strcmp(first, settings[i].word) == 0)
+                return settings[i].read(reader, err);
     return read_left(reader, err);
 }
 

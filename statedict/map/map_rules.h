@@ -109,6 +109,12 @@ typedef struct map_step {
 
 enum { MAP_TO_RIGHT = 1, MAP_TO_LEFT = 2 };
 
+/* "tied left NAME": a name that a side lacks where its tensor has another name there */
+typedef struct map_tied {
+    const char *name;
+    bool is_right;
+} map_tied;
+
 /* "numbered NAME": a number counts the names of this form, and not only those of its rule. */
 typedef struct map_numbered {
     map_pattern name;
@@ -138,6 +144,8 @@ struct fsdp_map {
     size_t value_count;
     map_numbered numbered[MAP_NAMES];
     size_t numbered_count;
+    map_tied tied[MAP_NAMES];
+    size_t tied_count;
     bool keeps_others;         /* tensors that no rule takes stay as they are */
     map_rule **rules;
     size_t rule_count, rule_room;

@@ -23,6 +23,7 @@ typedef struct map_run {
     const map_rule *rule;
     const map_pattern *from, *to;
     int from_count, to_count;
+    bool to_right;
     map_step steps[MAP_STEPS]; /* in the order of this direction */
     int lists[MAP_STEPS + 1];  /* tensors in the list before each step, and behind the last */
     binding_list bindings[MAP_STEPS + 1]; /* likewise */

@@ -6,6 +6,7 @@ usage: maps.py FSDP_CONVERT [CASE...]
 
 import json
 import os
+import shutil
 import subprocess
 
 import torch
@@ -240,6 +241,40 @@ def meta_llama_lacks_a_part():
     refused("differ", "'norm.weight' differs between 'consolidated.00.pth' and 'consolidated.03.pth'")
     write_meta_parts(parts[:1], "single", config)
     refused("single", "'consolidated.01.pth' is missing")
+
+
+def bytes_of(path):
+    files = [path] if os.path.isfile(path) else [f"{path}/{name}" for name in os.listdir(path)]
+    return sum(os.path.getsize(name) for name in files if not name.endswith(".json"))
+
+
+@case
+def tied_models_stay_tied():
+    """A state with both names of the embeddings, as torch.save has it: no result is larger, and each of them
+    gives the model again, and its state."""
+    ways = [("megatron-llama", "dcp"), ("megatron-llama", "fsdp"), ("megatron-gpt2", "dcp"),
+            ("meta-llama", "torch"), ("meta-llama", "fsdp"), ("nanogpt", "torch")]
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes(tie_word_embeddings=True)))
+    for name, target in ways:
+        model = gpt2() if "gpt" in name else llama
+        at = f"{name}-{target}"
+        model.save_pretrained(f"hf_{at}")
+        os.mkdir(f"state_{at}")
+        torch.save(model.state_dict(), f"state_{at}/pytorch_model.bin")
+        shutil.copy(f"hf_{at}/config.json", f"state_{at}")
+        most = bytes_of(f"state_{at}") + 0.8 * model.get_output_embeddings().weight.nbytes  # headers, padding
+        convert(f"state_{at}", at, "--to", target, "--map", name)
+        convert(at, f"back_{at}", "--to", "hf", "--copy-from", f"hf_{at}", "--map", name)
+        check_model(f"back_{at}", model)
+        assert bytes_of(at) < most and bytes_of(f"back_{at}") < most, (at, bytes_of(at), most)
+        if "megatron" in name:  # which has no name for tied output
+            continue
+        convert(at, f"{at}.pt", "--to", "torch", "--copy-from", f"hf_{at}", "--map", name)
+        state = torch.load(f"{at}.pt")
+        same(state, model.state_dict())
+        head, words = (state[key] for key in state if key in ("lm_head.weight", "model.embed_tokens.weight",
+                                                              "transformer.wte.weight"))
+        assert head.data_ptr() == words.data_ptr()
 
 
 @case

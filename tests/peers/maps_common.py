@@ -22,14 +22,17 @@ TOKENS = torch.tensor([[1, 5, 9, 2, 30, 7, 11, 3], [4, 4, 17, 21, 8, 0, 6, 2]])
 def convert(*arguments):
     done = subprocess.run([CONVERT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-    compare(done.stdout)
+    compare(done.stdout, arguments)
     return done.stdout + done.stderr
 
 
-def compare(printed):
-    """Runs the fsdp-diff that a conversion with a map suggests: it finds source and result equal."""
+def compare(printed, arguments):
+    """Runs the fsdp-diff that a conversion with a map suggests: it finds source and result equal. It would
+    lack the sizes where the config.json is beside neither."""
     line = printed.partition("\nnext  ")[2]
-    assert line, printed
+    if not line and "--copy-from" in arguments and "hf" not in arguments:
+        return
+    assert line, (arguments, printed)
     tools = f"{os.path.dirname(CONVERT)}:{os.environ['PATH']}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "PATH": tools})

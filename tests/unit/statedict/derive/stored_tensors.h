@@ -52,14 +52,18 @@ static inline void stored_header(fsdp_text *header, const stored_tensor *tensors
     fsdp_text_addf(header, "}");
 }
 
-/* The file is deleted when it is open. */
-static inline fsdp_checkpoint *stored_open(const stored_tensor *tensors, size_t count)
+/* The file is deleted when it is open. alias: a second name of the first tensor; NULL: none. */
+static inline fsdp_checkpoint *stored_open_tied(const stored_tensor *tensors, size_t count, const char *alias)
 {
     char path[] = "stored-XXXXXX.safetensors";
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error err = {0};
     fsdp_text header = {0};
     stored_header(&header, tensors, count);
+    if (alias) {
+        header.size--; /* the brace */
+        fsdp_text_addf(&header, ",\"__metadata__\":{\"%s\":\"%s\"}}", alias, tensors[0].name);
+    }
     FILE *file = fdopen(mkstemps(path, (int)strlen(".safetensors")), "wb");
     cr_assert(file && !header.failed);
     uint64_t size = header.size;
@@ -74,6 +78,11 @@ static inline fsdp_checkpoint *stored_open(const stored_tensor *tensors, size_t 
     unlink(path);
     cr_assert_eq(st, FSDP_OK, "%s", err.text);
     return checkpoint;
+}
+
+static inline fsdp_checkpoint *stored_open(const stored_tensor *tensors, size_t count)
+{
+    return stored_open_tied(tensors, count, NULL);
 }
 
 #endif

@@ -3,6 +3,7 @@
  * what a checkpoint may lack.
  */
 #include "statedict/map/map.h"
+#include "statedict/sd/layout_internal.h"
 #include "tests/unit/statedict/derive/stored_tensors.h"
 
 /* --- the parser ---------------------------------------------------------------------------------- */
@@ -40,6 +41,7 @@ Test(map, the_parser_names_the_line)
     expect_refused("a = b\nframe a* = b*\n", "line 2: frames come before the rules");
     expect_refused("a = b\nunstacked a = b\n", "line 2: unstacked names come before the rules");
     expect_refused("drop both a\n", "line 1: names are left out by");
+    expect_refused("tied a\n", "line 1: names of tied tensors are: tied left NAME");
     expect_refused("left a b\n", "line 1: a side is");
     expect_refused("words a = \n", "line 1: words of a variable are: words NAME = WORD|WORD");
     expect_refused("values a = b\n", "line 1: names of values are: values LEFT* = RIGHT*");
@@ -140,6 +142,7 @@ static void show(fsdp_checkpoint *checkpoint, const char *name, char *out, size_
         snprintf(out, room, "none");
         return;
     }
+    entry = (int64_t)fsdp_sd_tensor_of(sd, (size_t)entry);
     const fsdp_entry *of = fsdp_sd_at(sd, (size_t)entry);
     const fsdp_box whole = fsdp_box_whole(of->ndim, of->shape);
     cr_assert_leq(fsdp_box_count(&whole), 64);
@@ -301,6 +304,75 @@ Test(map, directions_drops_and_what_is_kept)
     checkpoint = apply(text, true, checkpoint);
     expect_tensor(checkpoint, "y", "2: 0 1");
     expect_tensor(checkpoint, "a", "none");
+    fsdp_checkpoint_close(checkpoint);
+}
+
+static fsdp_entry_kind kind_of(const fsdp_checkpoint *checkpoint, const char *name)
+{
+    const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
+    int64_t entry = fsdp_sd_find(sd, name, strlen(name));
+    cr_assert_geq(entry, 0, "%s", name);
+    return fsdp_sd_at(sd, (size_t)entry)->kind;
+}
+
+/* A tensor w with the names w and v becomes x and y. */
+static fsdp_checkpoint *apply_tied(const fsdp_map_call *call, const char *text)
+{
+    const stored_tensor stored[] = {tensor("w", 2, 2, 0), tensor("other", 2, 2, 0)};
+    fsdp_error err = {0};
+    fsdp_checkpoint *checkpoint = stored_open_tied(stored, 2, "v");
+    cr_assert_eq(apply_with(call, text, false, &checkpoint, &err), FSDP_OK, "%s", err.text);
+    return checkpoint;
+}
+
+Test(map, names_of_one_tensor_stay_its_names)
+{
+#define PADDED \
+    "w\n  transpose 0 1\n  pad 0 2 3\n  = x\nv\n  transpose 0 1\n  pad 0 2 3\n  = y\nother\n"
+    fsdp_checkpoint *checkpoint =
+        apply_tied(&plain_call, PADDED "  transpose 0 1\n  pad 0 2 3\n  = z\n");
+    cr_expect_eq(kind_of(checkpoint, "x"), FSDP_ENTRY_TENSOR);
+    cr_expect_eq(kind_of(checkpoint, "y"), FSDP_ENTRY_ALIAS);
+    cr_expect_eq(kind_of(checkpoint, "z"), FSDP_ENTRY_TENSOR); /* equal, and not the same */
+    expect_tensor(checkpoint, "y", "3x2: 0 2 1 3 0 0");
+    checkpoint =
+        apply("x\n  unpad 0 2 3\n  = w\ny\n  unpad 0 2 3\n  = v\nkeep others\n", false, checkpoint);
+    cr_expect_eq(kind_of(checkpoint, "v"), FSDP_ENTRY_ALIAS);
+    expect_tensor(checkpoint, "v", "2x2: 0 2 1 3");
+    fsdp_checkpoint_close(checkpoint);
+}
+
+Test(map, names_that_other_steps_lead_to_are_tensors)
+{
+    static const char *const texts[] = {
+        "w = x\nv\n  transpose 0 1\n  = y\n", "w\n  pad 0 2 3\n  = x\nv\n  pad 0 2 4\n  = y\n",
+        "w\n  scale 2\n  = x\nv\n  scale 3\n  = y\n",
+        "w\n  scale 2\n  transpose 0 1\n  = x\nv\n  scale 3\n  transpose 0 1\n  = y\n",
+        "w\n  unflatten 0 1 2\n  permute 1 0 2\n  = x\nv\n  unflatten 0 1 2\n  permute 1 2 0\n  = "
+        "y\n"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        fsdp_text text = {0};
+        fsdp_text_addf(&text, "keep others\n%s", texts[i]);
+        fsdp_checkpoint *checkpoint = apply_tied(&plain_call, text.data);
+        cr_expect_eq(kind_of(checkpoint, "y"), FSDP_ENTRY_TENSOR, "%s", texts[i]);
+        fsdp_checkpoint_close(checkpoint);
+        fsdp_text_release(&text);
+    }
+}
+
+Test(map, a_side_may_lack_a_tied_name)
+{
+    const char *text = "tied right y\ntied left w\nw = x\nv = y\nother = z\n";
+    const fsdp_map_call all = {.keeps_tied = true};
+    fsdp_checkpoint *checkpoint = apply_tied(&plain_call, text);
+    expect_tensor(checkpoint, "x", "2x2: 0 1 2 3");
+    expect_tensor(checkpoint, "y", "none");
+    fsdp_checkpoint_close(checkpoint);
+    checkpoint = apply_tied(&all, text);
+    cr_expect_eq(kind_of(checkpoint, "y"), FSDP_ENTRY_ALIAS);
+    fsdp_checkpoint_close(checkpoint);
+    checkpoint = apply_tied(&plain_call, "tied right z\nw = x\nv = y\nother = z\n");
+    expect_tensor(checkpoint, "z", "2x2: 0 1 2 3"); /* it is not tied */
     fsdp_checkpoint_close(checkpoint);
 }
 
@@ -622,15 +694,15 @@ static fsdp_status whole_way(fsdp_checkpoint *checkpoint, const char *text, fsdp
 
 Test(map, every_allocation_may_fail)
 {
-    const stored_tensor stored[] = {tensor("d.0.a", 1, 2, 0), tensor("d.1.a", 1, 2, 2),
-                                    tensor("o", 2, 0, 0)};
-    const char *text =
-        "frame m.{k:u|v}.* = n.*.{k:u|v}\nunstacked d. = d.{l}.\nsize s = 1 | 2\nkeep others\n"
-        "d.a\n  unstack 0 {l}\n  unflatten 0 s 1\n  = e.{l}\n";
+    const stored_tensor stored[] = {tensor("o", 2, 0, 0), tensor("d.0.a", 1, 2, 0),
+                                    tensor("d.1.a", 1, 2, 2)};
+    const char *text = "frame m.{k:u|v}.* = n.*.{k:u|v}\nunstacked d. = d.{l}.\nsize "
+                       "s = 1 | 2\nkeep others\n"
+                       "d.a\n  unstack 0 {l}\n  unflatten 0 s 1\n  = e.{l}\np = q\no = r\n";
     int64_t n = 0;
     for (;; n++) {
         fsdp_error err = {0};
-        fsdp_checkpoint *base = stored_open(stored, 3);
+        fsdp_checkpoint *base = stored_open_tied(stored, 3, "p");
         (void)fsdp_mem_fail_after(n, true);
         fsdp_status st = whole_way(base, text, &err);
         (void)fsdp_mem_fail_after(-1, false);
