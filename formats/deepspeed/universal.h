@@ -11,6 +11,7 @@
  *   universal/zero_pp_rank_0_mp_rank_00_model_states.pt    the same without tensors, for stage 3
  *
  *   universal_plan.c     the file and the member of it that every entry becomes
+ *   universal_params.c   the parameters by all their names
  *   universal_members.c  files and members of a plan
  *   universal_write.c    each file by the writer of torch.save files, opened when its first piece comes
  *
@@ -24,6 +25,7 @@
 #include "formats/target.h"
 
 #include "base/core/mem.h"
+#include "base/data/name_table.h"
 
 #include <stdatomic.h>
 
@@ -91,5 +93,27 @@ fsdp_status universal_add_member(universal_plan *plan, size_t file, const fsdp_t
 /* Adds a member of the outermost dict. */
 fsdp_status universal_add_named(universal_plan *plan, size_t file, fsdp_target_entry member,
                                 universal_key name, universal_slot *slot_out, fsdp_error *err);
+
+/* --- universal_params.c ------------------------------------------------------------------------------ */
+
+/* Floating tensors of the model. Tied ones are one parameter: the first entry of it is returned. */
+typedef struct universal_params {
+    const fsdp_target_opts *opts;
+    fsdp_name_table table;     /* all names -> their entry */
+    size_t *shown;             /* per first entry: the entry whose name its folder has */
+} universal_params;
+
+bool universal_is_param(const fsdp_target_entry *entry);
+/* Release in any case. */
+fsdp_status universal_params_find(const fsdp_target_opts *opts, universal_params *params, fsdp_error *err);
+void universal_params_release(universal_params *params);
+/* NULL: there is no such parameter. */
+const fsdp_target_entry *universal_param_named(const universal_params *params, const char *name, size_t size);
+/* The parameter NAME of "optim.state.NAME.KEY", and the key. */
+const fsdp_target_entry *universal_param_of_state(const universal_params *params,
+                                                  const fsdp_target_entry *state, universal_key *key_out);
+/* The entry whose name the folder of a tensor of the model has. */
+const fsdp_target_entry *universal_param_shown(const universal_params *params,
+                                               const fsdp_target_entry *entry);
 
 #endif

@@ -9,21 +9,17 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char state_prefix[] = "optim.state.", group_prefix[] = "optim.param_groups.";
-enum {
-    STATE_PREFIX = sizeof state_prefix - 1,
-    GROUP_PREFIX = sizeof group_prefix - 1,
-    NAME_MOST = 255
-};
+static const char group_prefix[] = "optim.param_groups.";
+enum { GROUP_PREFIX = sizeof group_prefix - 1, NAME_MOST = 255 };
 
 typedef struct planning {
     const fsdp_target_opts *opts;
     universal_plan *plan;
-    fsdp_name_table params;    /* names of weights -> number of their entry */
+    universal_params params;
     fsdp_name_table others;    /* members of the model file by the names of their entries -> 0 */
     const fsdp_value **groups; /* per group: the names of its parameters, or NULL */
     bool *has_state;           /* per entry: a parameter with a moment */
-    size_t group_count, stateful, tied;
+    size_t group_count, stateful;
 } planning;
 
 /* --- what the plan makes ---------------------------------------------------------------------- */
@@ -90,12 +86,13 @@ static fsdp_status place_param(planning *work, size_t i, fsdp_error *err)
 {
     universal_plan *plan = work->plan;
     const fsdp_target_entry *entry = &work->opts->entries[i];
+    const fsdp_target_entry *shown = universal_param_shown(&work->params, entry);
     size_t file;
-    if (!may_be_folder(entry->name, entry->name_size))
+    if (!may_be_folder(shown->name, shown->name_size))
         return refuse(entry, "DeepSpeed needs a folder of its name, which cannot be: --rename it",
                       err);
-    FSDP_TRY(add_folder(plan, entry, err));
-    FSDP_TRY(universal_add_file(plan, file_of(plan, entry, "fp32", 4), &file, err));
+    FSDP_TRY(add_folder(plan, shown, err));
+    FSDP_TRY(universal_add_file(plan, file_of(plan, shown, "fp32", 4), &file, err));
     return universal_add_named(plan, file, tensor_member(entry), universal_text_key("param"),
                                &plan->slots[i], err);
 }
@@ -111,36 +108,12 @@ static fsdp_status place_buffer(planning *work, size_t i, fsdp_error *err)
     return universal_add_member(work->plan, UNIVERSAL_MODEL, &member, &work->plan->slots[i], err);
 }
 
-static bool is_param(const fsdp_target_entry *entry)
-{
-    return entry->is_model && !entry->value && fsdp_dtype_describe(entry->dtype)->is_float;
-}
-
 static bool is_buffer(const fsdp_target_entry *entry)
 {
     return entry->is_model && !entry->value && !fsdp_dtype_describe(entry->dtype)->is_float;
 }
 
 /* --- the optimizer's state -------------------------------------------------------------------- */
-
-/* The parameter of "optim.state.NAME.KEY", and its key; NULL: the model has no such weight. */
-static const fsdp_target_entry *param_of(const planning *work, const fsdp_target_entry *entry,
-                                         universal_key *key_out)
-{
-    const char *name = entry->name + STATE_PREFIX;
-    if (!begins(entry, state_prefix, STATE_PREFIX))
-        return NULL;
-    for (size_t size = entry->name_size - STATE_PREFIX; size-- > 0;) {
-        const uint64_t *found =
-            name[size] == '.' ? fsdp_name_table_find(&work->params, name, size) : NULL;
-        if (!found)
-            continue;
-        *key_out = (universal_key){name + size + 1, entry->name_size - STATE_PREFIX - size - 1,
-                                   UNIVERSAL_KEY_TEXT};
-        return &work->opts->entries[*found];
-    }
-    return NULL;
-}
 
 /* step.pt is the step itself, a tensor or a number. Stage 3 reads the step of the first state. */
 static fsdp_status place_step(planning *work, size_t i, size_t file, fsdp_error *err)
@@ -176,7 +149,7 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
     universal_plan *plan = work->plan;
     const fsdp_target_entry *entry = &work->opts->entries[i];
     universal_key kind = {0};
-    const fsdp_target_entry *param = param_of(work, entry, &kind);
+    const fsdp_target_entry *param = universal_param_of_state(&work->params, entry, &kind);
     size_t file;
     if (!param)
         return refuse(entry,
@@ -189,7 +162,8 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
     if (!is_step && !is_of_shape(entry, param))
         return refuse(entry, "DeepSpeed keeps only states that have the shape of their parameter",
                       err);
-    FSDP_TRY(universal_add_file(plan, file_of(plan, param, kind.text, kind.size), &file, err));
+    const fsdp_target_entry *shown = universal_param_shown(&work->params, param);
+    FSDP_TRY(universal_add_file(plan, file_of(plan, shown, kind.text, kind.size), &file, err));
     if (is_step)
         return place_step(work, i, file, err);
     bool *has_state = &work->has_state[param - work->opts->entries];
@@ -245,7 +219,9 @@ static fsdp_status place_hyper(planning *work, const fsdp_target_entry *entry, f
     fsdp_target_entry member = value_member(entry->value), again;
     universal_key number, name;
     if (!split_hyper(entry, &number, &name) || number_of(number) >= work->opts->entry_count)
-        return refuse(entry, "hyper-parameters are no list of groups: --only model leaves them out",
+        return refuse(entry,
+                      "hyper-parameters are no list of groups; --exclude param_groups goes on with "
+                      "those of DeepSpeed's configuration",
                       err);
     size_t group = number_of(number);
     work->group_count = group >= work->group_count ? group + 1 : work->group_count;
@@ -296,7 +272,8 @@ static fsdp_status place_value(planning *work, size_t i, fsdp_error *err)
         return place_hyper(work, entry, err);
     if (is_made_anew(entry))
         return FSDP_OK;
-    bool is_step = param_of(work, entry, &kind) != NULL && is_text(kind.text, kind.size, "step");
+    bool is_step = universal_param_of_state(&work->params, entry, &kind) != NULL &&
+                   is_text(kind.text, kind.size, "step");
     return is_step ? place_state(work, i, err) : place_other(work, i, err);
 }
 
@@ -307,7 +284,7 @@ static fsdp_status place_entry(planning *work, size_t i, fsdp_error *err)
         return place_value(work, i, err);
     if (entry->is_model && entry->same_as > 0)
         return FSDP_OK; /* shared_params has the name */
-    if (is_param(entry))
+    if (universal_is_param(entry))
         return place_param(work, i, err);
     if (is_buffer(entry))
         return place_buffer(work, i, err);
@@ -333,11 +310,9 @@ static fsdp_status add_shape(fsdp_value *items, const fsdp_target_entry *param, 
 
 static const fsdp_target_entry *named_param(const planning *work, const fsdp_value *name)
 {
-    const uint64_t *found =
-        name->kind == FSDP_VALUE_STRING
-            ? fsdp_name_table_find(&work->params, name->as.bytes.data, name->as.bytes.size)
-            : NULL;
-    return found ? &work->opts->entries[*found] : NULL;
+    return name->kind == FSDP_VALUE_STRING
+               ? universal_param_named(&work->params, name->as.bytes.data, name->as.bytes.size)
+               : NULL;
 }
 
 /* The parameters of a group that are there, with their shapes. */
@@ -353,7 +328,7 @@ static fsdp_status describe_group(const planning *work, const fsdp_value *names,
         const fsdp_target_entry *param = named_param(work, &names->as.list.items[i]);
         if (!param)
             continue;
-        FSDP_TRY(add_shape(items, param, err));
+        FSDP_TRY(add_shape(items, universal_param_shown(&work->params, param), err));
         items += 2;
     }
     return FSDP_OK;
@@ -381,17 +356,26 @@ static fsdp_status describe_buffers(const planning *work, fsdp_value *list, fsdp
     return FSDP_OK;
 }
 
+/* The other name of a tied tensor; NULL: the entry is stored under its own. */
+static const fsdp_target_entry *stored_as(const planning *work, const fsdp_target_entry *entry)
+{
+    const fsdp_target_entry *shown =
+        entry->is_model && !entry->value ? universal_param_shown(&work->params, entry) : entry;
+    return shown == entry ? NULL : shown;
+}
+
 /* Tied names, each with the name that is stored. */
 static fsdp_status describe_tied(const planning *work, fsdp_value *dict, fsdp_error *err)
 {
     const fsdp_target_opts *opts = work->opts;
-    size_t at = 0;
-    FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * work->tied, err));
+    size_t count = 0, at = 0;
+    for (size_t i = 0; i < opts->entry_count; i++)
+        count += stored_as(work, &opts->entries[i]) != NULL;
+    FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * count, err));
     for (size_t i = 0; i < opts->entry_count; i++) {
-        const fsdp_target_entry *entry = &opts->entries[i];
-        if (!entry->is_model || entry->value || entry->same_as == 0)
+        const fsdp_target_entry *entry = &opts->entries[i], *stored = stored_as(work, entry);
+        if (!stored)
             continue;
-        const fsdp_target_entry *stored = &opts->entries[entry->same_as - 1];
         FSDP_TRY(set_text(&dict->as.list.items[at++], entry->name, entry->name_size, err));
         FSDP_TRY(set_text(&dict->as.list.items[at++], stored->name, stored->name_size, err));
     }
@@ -543,19 +527,6 @@ static fsdp_status count_bytes(universal_plan *plan, fsdp_error *err)
 
 /* --- all entries ------------------------------------------------------------------------------ */
 
-static fsdp_status list_params(planning *work, fsdp_error *err)
-{
-    for (size_t i = 0; i < work->opts->entry_count; i++) {
-        const fsdp_target_entry *entry = &work->opts->entries[i];
-        bool is_tied = entry->is_model && !entry->value && entry->same_as > 0;
-        work->tied += is_tied;
-        if (is_param(entry) && !is_tied &&
-            !fsdp_name_table_enter(&work->params, entry->name, entry->name_size, i))
-            return universal_fail_memory(err);
-    }
-    return FSDP_OK;
-}
-
 /* A group per parameter, each without members: DeepSpeed pairs them with its own in order, of which there are
  * not more, and keeps its hyper-parameters. */
 static fsdp_status add_empty_groups(planning *work, fsdp_error *err)
@@ -612,7 +583,7 @@ static fsdp_status plan_all(planning *work, fsdp_error *err)
     if (!plan->slots || !work->groups || !work->has_state)
         return universal_fail_memory(err);
     FSDP_TRY(add_fixed_files(plan, err));
-    FSDP_TRY(list_params(work, err));
+    FSDP_TRY(universal_params_find(work->opts, &work->params, err));
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(place_entry(work, i, err));
     FSDP_TRY(check_optimizer(work, err));
@@ -627,7 +598,7 @@ fsdp_status universal_plan_make(const fsdp_target_opts *opts, universal_plan *pl
     planning work = {.opts = opts, .plan = plan_out};
     *plan_out = (universal_plan){0};
     fsdp_status st = plan_all(&work, err);
-    fsdp_name_table_release(&work.params);
+    universal_params_release(&work.params);
     fsdp_name_table_release(&work.others);
     return st;
 }

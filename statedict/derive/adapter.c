@@ -177,7 +177,7 @@ static fsdp_status add_tensor(adapter_merge *merge, size_t number, fsdp_error *e
         FSDP_TRY(find_parts(merge, module.text, module.size, &parts, err));
     merge->report.replaced += tensor != NULL && !parts.a;
     if (!parts.a)
-        return tensor ? fsdp_derivation_add(merge->derivation, name, tensor, err)
+        return tensor ? fsdp_derivation_replace(merge->derivation, number, name, tensor, err)
                       : fsdp_derivation_keep(merge->derivation, number, err);
     if (!tensor)
         FSDP_TRY(fsdp_derive_stored(arena, fsdp_derivation_base(merge->derivation), number, &tensor,
@@ -187,7 +187,7 @@ static fsdp_status add_tensor(adapter_merge *merge, size_t number, fsdp_error *e
         fsdp_error_prefix(err, "'%.*s'", (int)name.size, name.text);
         return st;
     }
-    return fsdp_derivation_add(merge->derivation, name, tensor, err);
+    return fsdp_derivation_replace(merge->derivation, number, name, tensor, err);
 }
 
 /* A second name of a merged tensor becomes a tensor of its own only if the adapter has one for it. */

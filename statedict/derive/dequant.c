@@ -157,13 +157,13 @@ static fsdp_status unpack_blocks(const dequant_job *job, size_t number, int64_t 
 
 /* --- the whole ---------------------------------------------------------------------------------- */
 
-static fsdp_status add_weight(dequant_job *job, fsdp_derived_name name, const fsdp_derived *weight,
-                              fsdp_error *err)
+static fsdp_status add_weight(dequant_job *job, size_t number, fsdp_derived_name name,
+                              const fsdp_derived *weight, fsdp_error *err)
 {
     FSDP_TRY(fsdp_derive_cast(fsdp_derivation_arena(job->derivation), weight, job->opts->dtype,
                               &weight, err));
     job->report.weights++;
-    return fsdp_derivation_add(job->derivation, name, weight, err);
+    return fsdp_derivation_replace(job->derivation, number, name, weight, err);
 }
 
 static fsdp_status add_tensor(dequant_job *job, size_t number, fsdp_error *err)
@@ -180,13 +180,13 @@ static fsdp_status add_tensor(dequant_job *job, size_t number, fsdp_error *err)
     if (packed >= 0) {
         FSDP_TRY(unpack_blocks(job, number, packed, &weight, err));
         name.size -= sizeof blocks - 1;
-        return add_weight(job, name, weight, err);
+        return add_weight(job, number, name, weight, err);
     }
     if (fsdp_dtype_describe(entry->dtype)->values > 1) {
         fsdp_arena *arena = fsdp_derivation_arena(job->derivation);
         FSDP_TRY(fsdp_derive_stored(arena, job->base, number, &weight, err));
         FSDP_TRY(fsdp_derive_values(arena, weight, &weight, err));
-        return add_weight(job, name, weight, err);
+        return add_weight(job, number, name, weight, err);
     }
     if (ends(entry, ".qweight"))
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -198,7 +198,7 @@ static fsdp_status add_tensor(dequant_job *job, size_t number, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "it has 8 bits and no scales: --dtype casts it as it is");
     FSDP_TRY(scale_weight(job, number, scales, &weight, err));
-    return add_weight(job, name, weight, err);
+    return add_weight(job, number, name, weight, err);
 }
 
 static fsdp_status add_entry(dequant_job *job, size_t number, fsdp_error *err)

@@ -147,6 +147,34 @@ fsdp_status fsdp_derivation_add_tied(fsdp_derivation *derivation, fsdp_derived_n
     return add_alias(derivation, name, (fsdp_derived_name){first->name, first->name_size}, err);
 }
 
+/* Nests the last entry as one of the base is nested, where their names are alike. */
+static fsdp_status nest_like(fsdp_derivation *derivation, const fsdp_entry *like, fsdp_error *err)
+{
+    size_t last = fsdp_sd_count(derivation->sd) - 1;
+    const fsdp_entry *entry = fsdp_sd_at(derivation->sd, last);
+    int32_t defaults[FSDP_PATH_DEFAULT_MOST];
+    fsdp_path old = {like->name, like->name_size, like->path, like->path_count};
+    if (!old.elements) {
+        old.count = fsdp_path_default(like->name, like->name_size, defaults);
+        old.elements = defaults;
+    }
+    int32_t *path = fsdp_alloc(old.count + 1, sizeof *path);
+    if (!path)
+        return fsdp_fail_memory(err, "derived tensors");
+    size_t count = fsdp_path_rename(&old, entry->name, entry->name_size, path);
+    fsdp_status st = fsdp_sd_set_path(derivation->sd, last, path, count, err);
+    fsdp_free(path);
+    return st;
+}
+
+fsdp_status fsdp_derivation_replace(fsdp_derivation *derivation, size_t number,
+                                    fsdp_derived_name name, const fsdp_derived *tensor,
+                                    fsdp_error *err)
+{
+    FSDP_TRY(fsdp_derivation_add(derivation, name, tensor, err));
+    return nest_like(derivation, fsdp_sd_at(derivation->bases[0]->manifest.sd, number), err);
+}
+
 /* The name of a tensor that is not kept becomes its only one. */
 static fsdp_status keep_alias(fsdp_derivation *derivation, size_t number, fsdp_error *err)
 {
@@ -176,25 +204,15 @@ fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t number, fsd
     } else {
         FSDP_TRY(keep_alias(derivation, number, err));
     }
-    size_t last = fsdp_sd_count(derivation->sd) - 1;
-    return entry->path ? fsdp_sd_set_path(derivation->sd, last, entry->path, entry->path_count, err)
-                       : FSDP_OK;
+    return nest_like(derivation, entry, err);
 }
 
 fsdp_status fsdp_derivation_keep_as(fsdp_derivation *derivation, size_t number,
                                     fsdp_derived_name name, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(derivation->bases[0]->manifest.sd, number);
-    const fsdp_path old = {entry->name, entry->name_size, entry->path, entry->path_count};
-    int32_t *path = fsdp_alloc(entry->path_count + 1, sizeof *path);
-    if (!path)
-        return fsdp_fail_memory(err, "derived tensors");
-    fsdp_status st = fsdp_derivation_add_value(derivation, name, &entry->value, err);
-    size_t count = entry->path ? fsdp_path_rename(&old, name.text, name.size, path) : 0;
-    if (st == FSDP_OK && count > 0)
-        st = fsdp_sd_set_path(derivation->sd, fsdp_sd_count(derivation->sd) - 1, path, count, err);
-    fsdp_free(path);
-    return st;
+    FSDP_TRY(fsdp_derivation_add_value(derivation, name, &entry->value, err));
+    return nest_like(derivation, entry, err);
 }
 
 /* --- reading it ------------------------------------------------------------------------------------- */

@@ -47,8 +47,8 @@ static fsdp_status add_changed(const fsdp_target_types *types, type_change chang
         FSDP_TRY(fsdp_derive_blocks(arena, tensor, types->blocks, &tensor, err));
     else
         FSDP_TRY(fsdp_derive_cast(arena, tensor, FSDP_F32, &tensor, err));
-    return fsdp_derivation_add(derivation, (fsdp_derived_name){entry->name, entry->name_size},
-                               tensor, err);
+    return fsdp_derivation_replace(derivation, number,
+                                   (fsdp_derived_name){entry->name, entry->name_size}, tensor, err);
 }
 
 static fsdp_type_report count_changes(const fsdp_target_types *types, const fsdp_sd *sd)

@@ -146,6 +146,18 @@ def check_universal_refused(folder):
     check(ran.returncode == 6 and "'notes.txt'" in ran.stderr, f"overwrite: {ran.returncode} {ran.stderr}")
 
 
+def check_universal_of_pytorch(folder):
+    """FSDP2's checkpoints: a bf16 weight becomes f32, and the keys above the model go although it does."""
+    source = GOLDEN.parent / "dcp" / "fsdp2-mixed-tied-frozen-w4" / "data"
+    ran = run("fsdp-convert", source, folder / "universal", "--to", "universal")
+    check(ran.returncode == 0, f"FSDP2 -> universal: {ran.stderr}")
+    tensors, stored = listing(folder / "universal")["tensors"], listing(source)["tensors"]
+    for name, dtype in (("emb.weight", "f32"), ("blocks.0.up.weight", "f32"), ("seen", "i64")):
+        check(tensors.get(name, {}).get("dtype") == dtype, f"FSDP2 -> universal: {name}")
+    for name in ("optim.state.blocks.0.up.weight.exp_avg", "optim.state.emb.weight.exp_avg_sq"):
+        check(tensors.get(name) == stored[name], f"FSDP2 -> universal: {name} differs")
+
+
 # --- paths ------------------------------------------------------------------------------------------
 
 
@@ -372,8 +384,8 @@ def check_refusals(folder):
 
 def main():
     check_golden()
-    for check_one in (check_universal_refused, check_paths, check_forms, check_unsure, check_refusals,
-                      check_limits):
+    for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
+                      check_unsure, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 

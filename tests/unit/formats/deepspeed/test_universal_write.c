@@ -137,6 +137,21 @@ Test(universal_write, as_many_files_and_bytes_as_announced)
     cr_assert_eq(announced, bytes);
 }
 
+/* DeepSpeed looks for the folder of the name that its optimizer has. */
+Test(universal_write, a_tied_weight_has_the_name_that_has_states)
+{
+    fsdp_error err = {0};
+    entries[MOMENT].name = "optim.state.head.w.exp_avg";
+    entries[MOMENT].name_size = strlen(entries[MOMENT].name);
+    entries[STEP].name = "optim.state.head.w.step";
+    entries[STEP].name_size = strlen(entries[STEP].name);
+    cr_assert_eq(fsdp_io_mkdir(disk, "/out", &err), FSDP_OK);
+    cr_assert_eq(write_all("/out", &err), FSDP_OK, "%s", err.text);
+    cr_expect(fsdp_io_exists(disk, "/out/universal/zero/head.w/fp32.pt"));
+    cr_expect(fsdp_io_exists(disk, "/out/universal/zero/head.w/exp_avg.pt"));
+    cr_expect_not(fsdp_io_exists(disk, "/out/universal/zero/w"));
+}
+
 static void expect_refused(const char *why)
 {
     fsdp_error err = {0};
