@@ -1,0 +1,56 @@
+"""transformers loads the GGUF files that we make of its models, and computes the same logits.
+
+usage: gguf_logits.py CONVERT
+
+transformers reads the weights and the key-value pairs of llama.cpp. It does not read the factors of Llama 3's
+scaled rotary frequencies, so the models here have none; unit_map compares those numbers.
+"""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from maps_common import CONVERT, logits
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+MODELS = {
+    "llama": (transformers.LlamaConfig, {"rope_theta": 30000.0}),
+    "llama with other heads": (transformers.LlamaConfig, {"head_dim": 16, "rms_norm_eps": 1e-5}),
+    "qwen2": (transformers.Qwen2Config, {"rope_theta": 50000.0}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 128}),  # transformers reads no other one
+}
+EXACT, ROUNDED = 1e-5, 0.1
+
+
+def difference(model, folder, *options):
+    """The largest difference of a logit, of the model and of its GGUF file."""
+    subprocess.run([CONVERT, folder / "hf", folder / "model.gguf", "-q", "--overwrite", *options], check=True)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf",
+                                                               dtype=torch.float32)
+    return (logits(loaded) - logits(model)).abs().max().item()
+
+
+def check(name, folder):
+    kind, more = MODELS[name]
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(kind(**SIZES, **more))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.1)  # norms that are not 1, biases that are not 0
+    model.save_pretrained(folder / "hf")
+    exact, rounded = difference(model, folder), difference(model, folder, "--dtype", "q8_0")
+    assert exact <= EXACT, (name, exact)
+    assert 0 < rounded <= ROUNDED, (name, rounded)
+    return exact
+
+
+def main():
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"{name}: {check(name, Path(folder)):.1e}")
+
+
+main()
