@@ -455,11 +455,19 @@ static fsdp_status add_described(planning *work, fsdp_error *err)
         FSDP_TRY(described[i].describe(work, value, err));
         FSDP_TRY(
             universal_add_named(work->plan, UNIVERSAL_MODEL, value_member(value), name, NULL, err));
-        if (described[i].describe == describe_version)
-            FSDP_TRY(universal_add_named(work->plan, UNIVERSAL_OPTIM, value_member(value), name,
-                                         NULL, err));
     }
     return FSDP_OK;
+}
+
+/* The optimizer's file has a version, whatever the source says; the model file keeps that of the source. */
+static fsdp_status add_version(planning *work, fsdp_error *err)
+{
+    fsdp_value *value = universal_new_value(work->plan);
+    if (!value)
+        return universal_fail_memory(err);
+    FSDP_TRY(describe_version(work, value, err));
+    return universal_add_named(work->plan, UNIVERSAL_OPTIM, value_member(value),
+                               universal_text_key("ds_version"), NULL, err);
 }
 
 /* --- files ------------------------------------------------------------------------------------ */
@@ -588,6 +596,7 @@ static fsdp_status plan_all(planning *work, fsdp_error *err)
         FSDP_TRY(place_entry(work, i, err));
     FSDP_TRY(check_optimizer(work, err));
     FSDP_TRY(add_described(work, err));
+    FSDP_TRY(add_version(work, err));
     FSDP_TRY(add_stage_3(plan, err));
     return count_bytes(plan, err);
 }

@@ -112,6 +112,8 @@ def check_universal(case, expected, folder):
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt",
                  "zero/optimizer_state.pt"):
         check((tag / name).exists(), f"{where}: {name} is missing")
+    state = listing(tag / "zero/optimizer_state.pt")["values"]
+    check("ds_version" in state, f"{where}: stages 1 and 2 refuse an optimizer's file of no version")
 
 
 def check_golden():
