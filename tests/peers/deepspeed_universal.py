@@ -1,0 +1,133 @@
+"""Universal checkpoints in both directions: ds_to_universal's are read, and DeepSpeed goes on from ours.
+
+Real DeepSpeed trains on two ranks in ZeRO 1 and 3. ds_to_universal's result has the state of its source, and
+ours has its tensors. Engines of another stage and number of ranks, and of other weights, load what
+fsdp-convert --to universal makes of the shards, of a DCP of FSDP2 and of a native checkpoint of
+docs/examples/continue.c, and have the losses of the run that went on.
+
+usage: deepspeed_universal.py EXAMPLE_CONTINUE FSDP_CONVERT FSDP_DIFF
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import deepspeed_mlp as mlp
+import deepspeed_model
+import deepspeed_ranks as ranks
+import torch
+from deepspeed.checkpoint import ds_to_universal
+from states import same
+
+PROGRAM, CONVERT, DIFF = sys.argv[1:]
+RANKS, BEFORE, AFTER, OTHER_SEED = 2, 3, 5, 2
+SHARDED = (1, 3)  # stages of the runs that are converted from shards
+LOADS = {  # from a run: the stages and numbers of ranks on which DeepSpeed goes on
+    # Stage 3 gives all groups what the first one has, and steps once per group: zero3 has one group.
+    "zero1": [(1, 3), (2, 1)],
+    "zero3": [(3, 3), (3, 1), (1, 1)],
+    "fsdp2": [(1, 1), (2, 4)],
+    "native": [(2, 1), (1, 4)],
+}
+
+
+# --- runs that are converted ---
+
+
+def train_in_deepspeed():
+    for stage in SHARDED:
+        engine = deepspeed_model.make_engine(stage, one_group=stage == 3)
+        deepspeed_model.train(engine, 0, BEFORE)
+        engine.save_checkpoint(f"zero{stage}")
+        ranks.tell(f"zero{stage}", deepspeed_model.train(engine, BEFORE, AFTER))
+    torch.manual_seed(1)
+    model, optimizer = mlp.continued.make()
+    mlp.continued.train(model, optimizer, BEFORE)
+    mlp.continued.save(model, optimizer, "fsdp2")
+    ranks.tell("fsdp2", mlp.continued.train(model, optimizer, AFTER))
+
+
+def train_here(*arguments):
+    told = ranks.run(PROGRAM, "--np", RANKS, *arguments)
+    return [float(line.split()[1]) for line in told.splitlines()]
+
+
+# --- DeepSpeed goes on ---
+
+
+def engine_for(source, stage):
+    settings = {"seed": OTHER_SEED, "checkpoint": {"load_universal": True}}
+    if source.startswith("zero"):
+        return deepspeed_model.make_engine(stage, one_group=source == "zero3", **settings)
+    # Native checkpoints have hyper-parameters by parameter: a group comes when its first parameter does.
+    return mlp.make_engine(stage, last_first=source == "fsdp2", **settings)
+
+
+def load_and_train(count):
+    wanted = [(source, stage) for source, loads in LOADS.items() for stage, n in loads if n == count]
+    for source, stage in wanted:
+        engine = engine_for(source, stage)
+        engine.load_checkpoint(f"{source}-universal")
+        in_zero = source.startswith("zero")
+        losses = deepspeed_model.train(engine, BEFORE, AFTER) if in_zero else mlp.train(engine, AFTER)
+        ranks.tell(f"{source}-{stage}-{count}", losses)
+
+
+# --- beside ds_to_universal ---
+
+
+def convert_with_deepspeed(source, target):
+    wanted = SimpleNamespace(input_folder=source, output_folder=target, num_extract_workers=1,
+                             num_merge_workers=1, keep_temp_folder=False, strict=True,
+                             inject_missing_state=True)
+    with contextlib.redirect_stdout(None):
+        ds_to_universal.main(wanted)
+
+
+def compare_files(theirs, ours):
+    """Every tensor of theirs is in the file of the same name in ours; theirs of stage 3 are flat."""
+    files = [path.relative_to(theirs) for path in theirs.glob("zero/*/*.pt")]
+    assert len(files) > 20, files
+    for path in files:
+        if not (ours / path).exists():  # tied names and buffers, which their loader does not look at
+            assert path.name == "fp32.pt" and not (theirs / path).with_name("exp_avg.pt").exists(), path
+            continue
+        wanted, found = (torch.load(folder / path, weights_only=True) for folder in (theirs, ours))
+        wanted = wanted["param"] if isinstance(wanted, dict) else wanted
+        found = found["param"] if isinstance(found, dict) else found
+        assert same(wanted.flatten(), found.flatten()), f"{path}: {found}, not {wanted}"
+
+
+def compare_with_deepspeed(stage):
+    """Their result has the state of the source, moments and steps included, and ours has their tensors."""
+    source, theirs = f"zero{stage}/global_step{BEFORE}", f"zero{stage}/theirs"
+    convert_with_deepspeed(source, theirs)
+    # From stage 1 it takes the frozen weight out of the model file, too.
+    print(ranks.run(DIFF, source, theirs, "-X", "^fixed"))
+    compare_files(Path(theirs), Path(f"zero{stage}-universal/universal"))
+
+
+def main():
+    ranks.on_ranks(RANKS, train_in_deepspeed)
+    train_here("native", BEFORE)
+    losses = {source: train_here("native-on", AFTER, "native") if source == "native" else ranks.told(source)
+              for source in LOADS}
+    for source in LOADS:
+        # Both have their model below "model.", which DeepSpeed's modules do not.
+        ranks.run(CONVERT, source, f"{source}-universal", "--to", "universal", "--no-sync")
+    for stage in SHARDED:
+        compare_with_deepspeed(stage)
+    for count in sorted({count for loads in LOADS.values() for _, count in loads}):
+        ranks.on_ranks(count, load_and_train, count)
+    for source, loads in LOADS.items():
+        for stage, count in loads:
+            what = f"stage {stage} on {count} ranks after {source}"
+            ranks.compare_losses(what, ranks.told(f"{source}-{stage}-{count}"), losses[source])
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    main()
