@@ -1,7 +1,7 @@
 /*
- * The casts that move training states, f32 <-> bf16 and f32 <-> f16, with AVX2 and F16C: the same
- * bits as kernels/cast/cast.c, which does all other pairs, the clamping policy and the elements after
- * the last whole register.
+ * The casts that move training states, f32 <-> bf16 and f32 <-> f16, and those of e4m3fn and e5m2
+ * to f32, with AVX2 and F16C: the same bits as kernels/cast/cast.c, which does all other pairs, the
+ * clamping policy and the elements after the last whole register.
  */
 #include "kernels/variants.h"
 #include "kernels/x86/bf16_avx2.h"
@@ -57,6 +57,33 @@ static size_t f16_to_f32(uint8_t *to, const uint8_t *from, size_t count)
     return 0;
 }
 
+/* e5m2 is the upper byte of f16. */
+static size_t e5m2_to_f32(uint8_t *to, const uint8_t *from, size_t count)
+{
+    for (size_t i = 0; i < count; i += LANES) {
+        __m128i codes = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(from + i)));
+        __m256 wide = _mm256_cvtph_ps(_mm_slli_epi16(codes, 8));
+        _mm256_storeu_ps((float *)(void *)(to + 4 * i), wide);
+    }
+    return 0;
+}
+
+/* As bits of f16 a code means a number 2^8 times smaller, without a NaN. */
+static size_t e4m3fn_to_f32(uint8_t *to, const uint8_t *from, size_t count)
+{
+    const __m128i digits = _mm_set1_epi16(0x7f), nans = _mm_set1_epi16(0x7e00);
+    for (size_t i = 0; i < count; i += LANES) {
+        __m128i codes = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(from + i)));
+        __m128i magnitude = _mm_and_si128(codes, digits);
+        __m128i sign = _mm_slli_epi16(_mm_andnot_si128(digits, codes), 8);
+        __m128i is_nan = _mm_cmpeq_epi16(magnitude, digits);
+        __m128i half = _mm_blendv_epi8(_mm_slli_epi16(magnitude, 7), nans, is_nan);
+        __m256 wide = _mm256_cvtph_ps(_mm_or_si128(half, sign));
+        _mm256_storeu_ps((float *)(void *)(to + 4 * i), _mm256_mul_ps(wide, _mm256_set1_ps(256)));
+    }
+    return 0;
+}
+
 typedef struct fast_cast {
     fsdp_dtype to, from;
     size_t to_size, from_size;
@@ -68,7 +95,9 @@ static const fast_cast *find(fsdp_dtype to, fsdp_dtype from)
     static const fast_cast all[] = {{FSDP_BF16, FSDP_F32, 2, 4, f32_to_bf16},
                                     {FSDP_F32, FSDP_BF16, 4, 2, bf16_to_f32},
                                     {FSDP_F16, FSDP_F32, 2, 4, f32_to_f16},
-                                    {FSDP_F32, FSDP_F16, 4, 2, f16_to_f32}};
+                                    {FSDP_F32, FSDP_F16, 4, 2, f16_to_f32},
+                                    {FSDP_F32, FSDP_F8_E5M2, 4, 1, e5m2_to_f32},
+                                    {FSDP_F32, FSDP_F8_E4M3FN, 4, 1, e4m3fn_to_f32}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].to == to && all[i].from == from)
             return &all[i];

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { PIECE_FLOATS = FSDP_DERIVED_PIECE / 4 };
+enum { PIECE_FLOATS = FSDP_DERIVED_PIECE / 4, TOGETHER = 16 };
 
 /* --- scales of blocks --------------------------------------------------------------------------------- */
 
@@ -28,6 +28,9 @@ static void multiply_row(float *values, int64_t count, const float *scales, int6
 {
     for (int64_t at = 0; at < count; scales++, skip = 0) {
         int64_t end = block - skip < count - at ? at + block - skip : count;
+        for (; at + TOGETHER <= end; at += TOGETHER)
+            for (int i = 0; i < TOGETHER; i++) /* a constant number becomes vectors */
+                values[at + i] *= *scales;
         for (; at < end; at++)
             values[at] *= *scales;
     }
@@ -59,7 +62,7 @@ static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_block_read
                                      const fsdp_box *box, void *data, fsdp_error *err)
 {
     const int64_t *blocks = tensor->more;
-    fsdp_derived_pieces pieces = {.box = box, .most = PIECE_FLOATS};
+    fsdp_derived_pieces pieces = {.box = box, .most = FSDP_DERIVED_RUN / 4};
     fsdp_box piece;
     float *to = data;
     void *scales;
