@@ -47,6 +47,8 @@ typedef struct fsdp_kernels {
     /* data[i] += factor * values[i] for numbers of a real floating type: the product and the sum are rounded
      * to f32, the result to the type. Returns how many finite sums did not fit; they become infinity. */
     size_t (*add_scaled)(void *data, fsdp_dtype type, const float *values, float factor, size_t count);
+    /* fsdp_blocks_from_f32 (kernels/quants.h) for the blocks of 8 bits. */
+    size_t (*encode_q8_0)(const float *values, size_t count, void *blocks_out);
     /* Adds what happened to count values (fewer than 2^32) of types whose values f32 holds. */
     void (*measure)(fsdp_cast_measure *sum, const float *before, const float *after, size_t count);
     /* memcpy past the caches, for copies too large to be read again from them. */

@@ -1,6 +1,6 @@
 /*
- * ggml's block types (fsdp_dtype_info.values > 1) as f32 and back, in plain C, bit for bit as ggml's
- * reference code and gguf-py compute them. Callers: layers that compare quantized tensors, and turn them into
+ * ggml's block types (fsdp_dtype_info.values > 1) as f32 and back, bit for bit as ggml's reference code
+ * and gguf-py compute them. Callers: layers that compare quantized tensors, and turn them into
  * floats and floats into them.
  */
 #ifndef FSDP_QUANTS_H

@@ -34,6 +34,7 @@ fsdp_crc32_add *fsdp_crc32_add_get(void);
 size_t fsdp_cast_c(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                    size_t count, fsdp_on_overflow overflow);
 size_t fsdp_add_scaled_c(void *data, fsdp_dtype type, const float *values, float factor, size_t count);
+size_t fsdp_encode_q8_0_c(const float *values, size_t count, void *blocks_out);
 void fsdp_measure_c(fsdp_cast_measure *sum, const float *before, const float *after, size_t count);
 void fsdp_copy_large_c(void *to, const void *from, size_t size);
 void fsdp_shuffle_c(void *to, const void *from, size_t size, size_t element_size);
@@ -53,6 +54,7 @@ size_t fsdp_cast_avx2(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype
                       size_t count, fsdp_on_overflow overflow);
 size_t fsdp_add_scaled_avx2(void *data, fsdp_dtype type, const float *values, float factor,
                             size_t count);
+size_t fsdp_encode_q8_0_avx2(const float *values, size_t count, void *blocks_out);
 void fsdp_measure_avx2(fsdp_cast_measure *sum, const float *before, const float *after,
                        size_t count);
 void fsdp_copy_large_avx2(void *to, const void *from, size_t size);

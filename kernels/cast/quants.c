@@ -5,52 +5,13 @@
  */
 #include "kernels/quants.h"
 
+#include "kernels/cast/f16.h"
+#include "kernels/kernels.h"
+
 #include <math.h>
 #include <string.h>
 
 enum { SMALL = 32, LARGE = 256, HALF = SMALL / 2, SCALE_BYTES = 12 };
-
-/* --- f16 -------------------------------------------------------------------------------------- */
-
-static float from_f16(const uint8_t *from)
-{
-    uint32_t code = (uint32_t)from[0] | (uint32_t)from[1] << 8;
-    uint32_t sign = (code & 0x8000) << 16, exponent = code >> 10 & 31, mantissa = code & 0x3FF;
-    if (exponent == 0) { /* zero, or subnormal: mantissa * 2^-24 is exact */
-        float value = (float)mantissa * 0x1p-24F;
-        return sign ? -value : value;
-    }
-    uint32_t wide = exponent == 31 ? 0xFF : exponent + 127 - 15;
-    uint32_t bits = sign | wide << 23 | mantissa << 13;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* Rounds to nearest, ties to even. */
-static void to_f16(float value, uint8_t *to)
-{
-    uint32_t bits, code;
-    memcpy(&bits, &value, sizeof bits);
-    uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
-    if (rest > 0x7F800000) {
-        code = 0x7E00 | (rest >> 13 & 0x3FF);
-    } else if (rest >= 0x477FF000) { /* rounds to 2^16 or more */
-        code = 0x7C00;
-    } else if (rest <
-               0x38800000) { /* subnormal: counts of 2^-24; adding 0.5 rounds at that digit */
-        float magnitude;
-        memcpy(&magnitude, &rest, sizeof magnitude);
-        magnitude += 0.5F;
-        memcpy(&code, &magnitude, sizeof code);
-        code -= 0x3F000000;
-    } else {
-        code = (rest + 0xFFF + (rest >> 13 & 1) - ((127 - 15) << 23)) >> 13;
-    }
-    code |= sign;
-    to[0] = (uint8_t)code;
-    to[1] = (uint8_t)(code >> 8);
-}
 
 /* --- blocks of 32 ----------------------------------------------------------------------------- */
 
@@ -227,47 +188,6 @@ static int to_int(float value, int most)
     return value >= (float)-most && value <= (float)most ? (int)value : 0;
 }
 
-/* The nearest integer, halves away from zero as roundf has them, and 0 outside the range. Selects
- * are of bits and half is the float below it, so that the loop over a block becomes vectors. */
-static inline uint8_t round_to_byte(float value)
-{
-    const uint32_t bits_of_127_5 = 0x42FF0000;
-    const float below_half = 0x1.FFFFFEp-2F;
-    uint32_t bits, rest;
-    float magnitude;
-    memcpy(&bits, &value, sizeof bits);
-    rest = bits & 0x7FFFFFFF;
-    rest &= 0U - (rest < bits_of_127_5);
-    memcpy(&magnitude, &rest, sizeof magnitude);
-    uint32_t whole = (uint32_t)(int)(magnitude + below_half), minus = 0U - (bits >> 31);
-    return (uint8_t)((whole ^ minus) - minus);
-}
-
-/* The largest magnitude; a NaN is larger than all, as its bits are. */
-static float largest_magnitude(const float *values)
-{
-    uint32_t bits[SMALL], most_bits = 0;
-    float most;
-    memcpy(bits, values, sizeof bits);
-    for (int i = 0; i < SMALL; i++) {
-        uint32_t magnitude = bits[i] & 0x7FFFFFFF;
-        most_bits = magnitude > most_bits ? magnitude : most_bits;
-    }
-    memcpy(&most, &most_bits, sizeof most);
-    return most;
-}
-
-static float encode_q8_0(const float *values, uint8_t *block)
-{
-    float scale = largest_magnitude(values) / 127, inverse = inverse_of(scale);
-    uint8_t numbers[SMALL];
-    for (int i = 0; i < SMALL; i++)
-        numbers[i] = round_to_byte(values[i] * inverse);
-    memcpy(block + 2, numbers, sizeof numbers);
-    to_f16(scale, block);
-    return scale;
-}
-
 static float encode_q4_0(const float *values, uint8_t *block)
 {
     float most = values[0];
@@ -298,8 +218,10 @@ size_t fsdp_blocks_from_f32(fsdp_dtype dtype, const float *values, size_t count,
     size_t overflows = 0;
     if (!fsdp_blocks_can_encode(dtype))
         return 0;
+    if (dtype == FSDP_Q8_0)
+        return fsdp_kernels_get()->encode_q8_0(values, count, blocks_out);
     for (size_t i = 0; i < count; i++, block += info->size, values += SMALL) {
-        float scale = dtype == FSDP_Q8_0 ? encode_q8_0(values, block) : encode_q4_0(values, block);
+        float scale = encode_q4_0(values, block);
         overflows += isfinite(scale) && isinf(from_f16(block));
     }
     return overflows;

@@ -111,3 +111,39 @@ Test(kernels_quants, odd_values_do_no_harm)
     cr_assert_not(fsdp_blocks_can_encode(FSDP_Q4_K));
     cr_assert_eq(fsdp_blocks_from_f32(FSDP_F32, odd, 1, NULL), 0);
 }
+
+/* Numbers of all sizes, some of them NaNs and infinities, and halves of a scale of 1 and their neighbours. */
+static void fill_blocks(float *values, size_t count, int round)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)rand() * 2654435761U ^ (uint32_t)rand();
+        float half = (float)(rand() % 254 - 127) + 0.5F;
+        const float steps[3] = {half, nextafterf(half, INFINITY), nextafterf(half, -INFINITY)};
+        memcpy(&values[i], &bits, sizeof bits);
+        if (round % 3 == 1)
+            values[i] = i % 32 == 0 ? 127 : steps[rand() % 3];
+        else if (round % 3 == 2 || (isnan(values[i]) && i % 5 > 0))
+            values[i] = (float)rand() / (float)RAND_MAX - 0.5F;
+    }
+}
+
+Test(kernels_quants, all_variants_encode_the_same_blocks)
+{
+    enum { COUNT = 9 };
+    const fsdp_kernels *tables[8];
+    size_t table_count = fsdp_kernels_all(tables, 8);
+    float values[COUNT * 32];
+    uint8_t plain[COUNT * 34 + 1], other[COUNT * 34 + 1];
+    srand(8);
+    for (int round = 0; round < 3000; round++) {
+        size_t count = (size_t)(round % (COUNT + 1));
+        fill_blocks(values, COUNT * 32, round);
+        memset(plain, 0xa5, sizeof plain);
+        size_t overflows = tables[0]->encode_q8_0(values, count, plain);
+        for (size_t t = 1; t < table_count; t++) {
+            memset(other, 0xa5, sizeof other);
+            cr_assert_eq(tables[t]->encode_q8_0(values, count, other), overflows);
+            cr_assert_arr_eq(other, plain, sizeof plain, "%s, round %d", tables[t]->name, round);
+        }
+    }
+}
