@@ -18,8 +18,8 @@ enum { MOST_TOKENS = 4 << 20, LARGEST_FILE = 256 << 20, LARGEST_CONFIG = 16 << 2
 /* Types of tokens, as llama.cpp numbers them. */
 enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
 
-/* Scores of a vocabulary whose merges have the order, as llama.cpp's converter sets them. */
-static const double no_score = -1000;
+/* The score of a token that no merge makes; those of merges are above it. */
+static const double no_score = -1e6;
 
 typedef struct vocab_token {
     char *text; /* NULL: no token has this number */
@@ -346,6 +346,28 @@ static fsdp_status read_config(fsdp_json *json, vocab *all, fsdp_named_values *o
 
 /* --- pairs ------------------------------------------------------------------------------------ */
 
+/* llama.cpp merges the pair first whose token has the highest score. That is the first merge of tokenizer.json
+ * when a token's score counts down with the merge that makes it, as in SentencePiece's own files. */
+static fsdp_status score_merges(vocab *all, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    for (size_t i = all->merge_count; i-- > 0;) {
+        char *merge = all->merges[i], *space = strchr(merge, ' ');
+        if (!space)
+            continue;
+        text.size = 0;
+        fsdp_text_add(&text, merge, (size_t)(space - merge));
+        fsdp_text_addf(&text, "%s", space + 1);
+        const uint64_t *id =
+            text.failed ? NULL : fsdp_name_table_find(&all->ids, text.data, text.size);
+        if (id && all->tokens[*id].type == NORMAL)
+            all->tokens[*id].score = -(double)i;
+    }
+    bool has_failed = text.failed;
+    fsdp_text_release(&text);
+    return has_failed ? fsdp_fail_memory(err, all->path) : FSDP_OK;
+}
+
 /* A vocabulary that is padded has tokens of no text for the rest of its rows. */
 static fsdp_status pad(vocab *all, int64_t vocab_size, fsdp_error *err)
 {
@@ -434,6 +456,8 @@ static fsdp_status add_vocab(vocab *all, const fsdp_gguf_tokens *tokens, fsdp_na
 {
     bool is_spm = all->is_unigram || all->has_bytes;
     FSDP_TRY(pad(all, tokens->vocab_size, err));
+    if (all->has_bytes && !all->is_unigram)
+        FSDP_TRY(score_merges(all, err));
     FSDP_TRY(add_text(out, "tokenizer.ggml.model", is_spm ? "llama" : "gpt2", err));
     FSDP_TRY(add_text(out, "tokenizer.ggml.pre", is_spm ? "default" : tokens->pre, err));
     FSDP_TRY(add_tokens(all, out, err));
