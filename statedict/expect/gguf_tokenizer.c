@@ -346,8 +346,9 @@ static fsdp_status read_config(fsdp_json *json, vocab *all, fsdp_named_values *o
 
 /* --- pairs ------------------------------------------------------------------------------------ */
 
-/* llama.cpp merges the pair first whose token has the highest score. That is the first merge of tokenizer.json
- * when a token's score counts down with the merge that makes it, as in SentencePiece's own files. */
+/* llama.cpp merges the pair first whose token has the highest score. That is the first merge of
+ * tokenizer.json when a token's score counts down with the merge that makes it, as in SentencePiece's own
+ * files. */
 static fsdp_status score_merges(vocab *all, fsdp_error *err)
 {
     fsdp_text text = {0};

@@ -22,10 +22,14 @@ LINES = ["Sharded state", "two  spaces, and a tab\tend", "Grüße aus Köln", "�
 def train(texts):
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=SPECIAL,
                                                              max_token_length=12))
     return tokenizer
+
+
+def bytes_of(ids, part):
+    return [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
 
 
 def llama_cpp(tokens, scores, text):
@@ -39,7 +43,7 @@ def llama_cpp(tokens, scores, text):
         _, at = min(pairs)
         parts[at:at + 2] = [parts[at] + parts[at + 1]]
     return [number for part in parts
-            for number in ([ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()])]
+            for number in ([ids[part]] if part in ids else bytes_of(ids, part))]
 
 
 def main():
@@ -58,7 +62,7 @@ def main():
         tokens, scores = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "scores"))
     for line in filter(None, lines):
         ours, theirs = llama_cpp(tokens, scores, line), tokenizer.encode(line, add_special_tokens=False).ids
-        assert ours == theirs, (line, [tokens[number] for number in ours], [tokens[number] for number in theirs])
+        assert ours == theirs, (line, [tokens[number] for number in ours], ours, theirs)
     print(f"{len(lines)} lines have the tokens of transformers")
 
 
