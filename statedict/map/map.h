@@ -41,6 +41,8 @@ const char *fsdp_map_name(const fsdp_map *map);
  * for all. */
 const char *fsdp_map_layout(const fsdp_map *map, bool right);
 bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
+/* True when the type is one of the types; "": there are no others. */
+bool fsdp_map_types_have(const char *types, const char *model_type);
 
 /* --- map_apply.c --- */
 
@@ -73,8 +75,16 @@ fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_
 
 /* --- map_builtin.c --- */
 
-/* The text of built-in map i and its name; NULL behind the last. */
-const char *fsdp_map_builtin_at(size_t i, const char **name_out);
+/* A built-in map, whose sides are known before its text is read. */
+typedef struct fsdp_builtin_map {
+    const char *name;
+    const char *layouts[2];    /* of the left and of the right side */
+    const char *types;         /* "llama mistral"; "": any */
+    const char *text;
+} fsdp_builtin_map;
+
+/* NULL behind the last. */
+const fsdp_builtin_map *fsdp_map_builtin_at(size_t i);
 fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *err);
 
 /* --- map_choice.c --- */

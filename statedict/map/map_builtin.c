@@ -5,24 +5,21 @@
 
 #include <string.h>
 
-const char *fsdp_map_builtin_at(size_t i, const char **name_out)
+const fsdp_builtin_map *fsdp_map_builtin_at(size_t i)
 {
-    if (i >= sizeof map_texts / sizeof *map_texts)
-        return NULL;
-    *name_out = map_texts[i].name;
-    return map_texts[i].text;
+    return i < sizeof builtin_maps / sizeof *builtin_maps ? &builtin_maps[i] : NULL;
 }
 
 fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *err)
 {
-    const char *text, *known;
+    const fsdp_builtin_map *map;
     fsdp_text names = {0};
-    for (size_t i = 0; (text = fsdp_map_builtin_at(i, &known)) != NULL; i++) {
-        if (strcmp(known, name) == 0) {
+    for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL; i++) {
+        if (strcmp(map->name, name) == 0) {
             fsdp_text_release(&names);
-            return fsdp_map_parse(text, strlen(text), name, map_out, err);
+            return fsdp_map_parse(map->text, strlen(map->text), name, map_out, err);
         }
-        fsdp_text_addf(&names, "%s%s", i > 0 ? ", " : "", known);
+        fsdp_text_addf(&names, "%s%s", i > 0 ? ", " : "", map->name);
     }
     (void)fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is no file and no built-in map; those are %.*s",
                     name, (int)names.size, names.data ? names.data : "");

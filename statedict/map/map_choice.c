@@ -52,37 +52,35 @@ static bool fits(const map_choice *choice, const fsdp_map *map, bool from_right)
     return match.taken > 0 && match.left_over == 0;
 }
 
-static bool leads_to(const fsdp_map *map, bool from_right, const char *layout)
-{
-    return strcmp(fsdp_map_layout(map, !from_right), layout) == 0;
-}
-
 /* The maps that take the source to the target, one behind the other. */
 typedef struct map_way {
     fsdp_map *first; /* to the right, which joins the files of ranks; NULL: none is needed */
     fsdp_map *map;
     bool from_right;
+    bool is_short; /* the names are those of the target already */
 } map_way;
 
-static bool may_be_for(const map_choice *choice, const fsdp_map *map)
+/* Built-in maps are parsed only where their sides fit, since most conversions need none. */
+static bool may_lead(const map_choice *choice, const fsdp_builtin_map *map, const char *layout)
 {
-    return !choice->kind.type[0] || fsdp_map_is_for(map, choice->kind.type);
+    bool is_for = !choice->kind.type[0] || fsdp_map_types_have(map->types, choice->kind.type);
+    return is_for && (strcmp(map->layouts[0], layout) == 0 || strcmp(map->layouts[1], layout) == 0);
 }
 
-/* A built-in map that takes every tensor of the source to the layout of the target. Names that are
- * the target's already need none. */
+/* A built-in map that takes every tensor of the source to the layout of the target. */
 static fsdp_status find_map(const map_choice *choice, map_way *way, fsdp_error *err)
 {
-    const char *layout = choice->request->limits->format, *name;
-    for (size_t i = 0; fsdp_map_builtin_at(i, &name); i++) {
+    const char *layout = choice->request->limits->format;
+    const fsdp_builtin_map *builtin;
+    for (size_t i = 0; (builtin = fsdp_map_builtin_at(i)) != NULL && !way->is_short; i++) {
         fsdp_map *map = NULL;
-        FSDP_TRY(fsdp_map_builtin(name, &map, err));
-        for (int right = 0; right < 2; right++) {
-            if (!leads_to(map, right, layout) || !may_be_for(choice, map) ||
-                fits(choice, map, !right) || !fits(choice, map, right))
-                continue;
+        if (!may_lead(choice, builtin, layout))
+            continue;
+        FSDP_TRY(fsdp_map_builtin(builtin->name, &map, err));
+        way->from_right = strcmp(builtin->layouts[0], layout) == 0;
+        way->is_short = fits(choice, map, !way->from_right);
+        if (!way->is_short && fits(choice, map, way->from_right)) {
             way->map = map;
-            way->from_right = right;
             return FSDP_OK;
         }
         fsdp_map_free(map);
@@ -90,49 +88,54 @@ static fsdp_status find_map(const map_choice *choice, map_way *way, fsdp_error *
     return FSDP_OK;
 }
 
-/* The map behind the first one: that of the user, or a built-in one to the layout of the target. */
-static fsdp_status find_second(const map_choice *choice, const fsdp_map *first, map_way *way,
-                               fsdp_error *err)
+/* The built-in map behind a first one that leads to `joined`; NULL: none. */
+static const fsdp_builtin_map *find_second(const map_choice *choice, const char *joined,
+                                           bool *from_right_out)
 {
-    const char *joined = fsdp_map_layout(first, true), *name;
-    if (way->map) {
+    const char *layout = choice->request->limits->format;
+    const fsdp_builtin_map *map;
+    for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL; i++)
+        for (int right = 0; right < 2 && may_lead(choice, map, layout); right++)
+            if (strcmp(map->layouts[!right], layout) == 0 &&
+                strcmp(map->layouts[right], joined) == 0) {
+                *from_right_out = right;
+                return map;
+            }
+    return NULL;
+}
+
+/* Takes a built-in map as the first one if it fits, and the second one, unless the user names that. */
+static fsdp_status try_first(const map_choice *choice, const fsdp_builtin_map *builtin,
+                             map_way *way, fsdp_error *err)
+{
+    const char *joined = builtin->layouts[1];
+    const fsdp_builtin_map *second = NULL;
+    fsdp_map *first = NULL;
+    if (way->map)
         way->from_right = strcmp(fsdp_map_layout(way->map, true), joined) == 0;
+    else
+        second = find_second(choice, joined, &way->from_right);
+    if (!second && !(way->map && strcmp(fsdp_map_layout(way->map, way->from_right), joined) == 0))
         return FSDP_OK;
-    }
-    for (size_t i = 0; fsdp_map_builtin_at(i, &name); i++) {
-        fsdp_map *map = NULL;
-        FSDP_TRY(fsdp_map_builtin(name, &map, err));
-        for (int right = 0; right < 2; right++) {
-            if (!leads_to(map, right, choice->request->limits->format) ||
-                strcmp(fsdp_map_layout(map, right), joined) != 0 || !may_be_for(choice, map))
-                continue;
-            way->map = map;
-            way->from_right = right;
-            return FSDP_OK;
-        }
-        fsdp_map_free(map);
-    }
-    return FSDP_OK;
+    FSDP_TRY(fsdp_map_builtin(builtin->name, &first, err));
+    fsdp_status st = FSDP_OK;
+    bool is_first = fits(choice, first, false);
+    if (is_first && second)
+        st = fsdp_map_builtin(second->name, &way->map, err);
+    if (st == FSDP_OK && is_first)
+        way->first = first;
+    else
+        fsdp_map_free(first);
+    return st;
 }
 
 /* A built-in map that takes every tensor of the source to a layout from which another one goes on. */
 static fsdp_status find_first(const map_choice *choice, map_way *way, fsdp_error *err)
 {
-    const char *name;
-    for (size_t i = 0; fsdp_map_builtin_at(i, &name) && !way->first; i++) {
-        fsdp_map *map = NULL, *named = way->map;
-        FSDP_TRY(fsdp_map_builtin(name, &map, err));
-        const char *joined = fsdp_map_layout(map, true);
-        bool leads = !named || strcmp(fsdp_map_layout(named, false), joined) == 0 ||
-                     strcmp(fsdp_map_layout(named, true), joined) == 0;
-        bool goes_on = leads && may_be_for(choice, map) && fits(choice, map, false);
-        fsdp_status st = goes_on ? find_second(choice, map, way, err) : FSDP_OK;
-        if (st == FSDP_OK && goes_on && way->map)
-            way->first = map;
-        else
-            fsdp_map_free(map);
-        FSDP_TRY(st);
-    }
+    const fsdp_builtin_map *map;
+    for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL && !way->first; i++)
+        if (!choice->kind.type[0] || fsdp_map_types_have(map->types, choice->kind.type))
+            FSDP_TRY(try_first(choice, map, way, err));
     return FSDP_OK;
 }
 
@@ -173,7 +176,7 @@ static fsdp_status choose(const map_choice *choice, map_way *way, fsdp_error *er
     if (opts->map || !is_model)
         return FSDP_OK;
     FSDP_TRY(find_map(choice, way, err));
-    return way->map ? FSDP_OK : find_first(choice, way, err);
+    return way->map || way->is_short ? FSDP_OK : find_first(choice, way, err);
 }
 
 /* --- renaming ------------------------------------------------------------------------------------- */

@@ -650,14 +650,18 @@ const char *fsdp_map_layout(const fsdp_map *map, bool right)
     return map->layouts[right] ? map->layouts[right] : "";
 }
 
-bool fsdp_map_is_for(const fsdp_map *map, const char *model_type)
+bool fsdp_map_types_have(const char *types, const char *model_type)
 {
     size_t size = strlen(model_type);
-    if (!map->types)
+    if (!types[0])
         return true;
-    for (const char *type = map->types; type;
-         type = strchr(type, ' ') ? strchr(type, ' ') + 1 : NULL)
+    for (const char *type = types; type; type = strchr(type, ' ') ? strchr(type, ' ') + 1 : NULL)
         if (strncmp(type, model_type, size) == 0 && (type[size] == ' ' || type[size] == '\0'))
             return true;
     return false;
+}
+
+bool fsdp_map_is_for(const fsdp_map *map, const char *model_type)
+{
+    return !map->types || fsdp_map_types_have(map->types, model_type);
 }

@@ -503,8 +503,9 @@ void convert_add_next(fsdp_text *text, const convert_options *opts,
     /* weights that an adapter changes, and blocks, have no counterpart */
     bool is_done =
         !can_compare(opts) || plan->encoded > 0 || opts->convert.adapter || opts->convert.dequant;
-    if (!is_done && plan->is_mapped) {
-        add_mapped(text, opts, info, plan);
+    if (!is_done && plan->is_mapped) { /* --tied keep has names that a map leaves out */
+        if (opts->convert.tied != FSDP_TIED_KEEP)
+            add_mapped(text, opts, info, plan);
         return;
     }
     const next_source source = {info, fsdp_checkpoint_sd(opts->source), plan};

@@ -651,17 +651,26 @@ Test(map, lists_of_lists_do_not_multiply_without_end)
 
 /* --- built-in maps ------------------------------------------------------------------------------------ */
 
+/* Their sides, by which they are chosen before they are read, are those of their texts. */
 Test(map, every_built_in_map_is_read)
 {
-    const char *name;
+    static const char *const types[] = {"llama", "mistral", "mixtral", "qwen2",
+                                        "qwen3", "gpt2",    "bert"};
+    const fsdp_builtin_map *builtin;
     size_t count = 0;
-    for (; fsdp_map_builtin_at(count, &name); count++) {
+    for (; (builtin = fsdp_map_builtin_at(count)) != NULL; count++) {
         fsdp_map *map = NULL;
         fsdp_error err = {0};
-        cr_assert_eq(fsdp_map_builtin(name, &map, &err), FSDP_OK, "%s", err.text);
-        cr_expect_str_eq(fsdp_map_name(map), name);
-        cr_expect_neq(fsdp_map_layout(map, false)[0], '\0', "%s", name);
-        cr_expect_neq(fsdp_map_layout(map, true)[0], '\0', "%s", name);
+        cr_assert_eq(fsdp_map_builtin(builtin->name, &map, &err), FSDP_OK, "%s", err.text);
+        cr_expect_str_eq(fsdp_map_name(map), builtin->name);
+        for (int side = 0; side < 2; side++) {
+            cr_expect_neq(builtin->layouts[side][0], '\0', "%s", builtin->name);
+            cr_expect_str_eq(fsdp_map_layout(map, side), builtin->layouts[side]);
+        }
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+            cr_expect_eq(fsdp_map_is_for(map, types[i]),
+                         fsdp_map_types_have(builtin->types, types[i]), "%s, %s", builtin->name,
+                         types[i]);
         fsdp_map_free(map);
     }
     cr_expect_geq(count, 12);
