@@ -36,6 +36,13 @@ void fsdp_text_add_f64(fsdp_text *text, double value);
 
 void fsdp_text_add_base64(fsdp_text *text, const void *data, size_t size);
 
+/* True when the bytes are the word, such as a key of JSON or the name of an entry. */
+bool fsdp_bytes_are(const char *data, size_t size, const char *word);
+/* True when the bytes end in `end`, which may be all of them. */
+bool fsdp_bytes_end(const char *data, size_t size, const char *end);
+/* True when a name ends in the suffix, behind at least one character. */
+bool fsdp_has_suffix(const char *name, const char *suffix);
+
 /* Two lower-case digits a byte. */
 void fsdp_text_add_hex(fsdp_text *text, const void *data, size_t size);
 

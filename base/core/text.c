@@ -228,6 +228,23 @@ void fsdp_text_add_base64(fsdp_text *text, const void *data, size_t size)
     text->size += length;
 }
 
+bool fsdp_bytes_are(const char *data, size_t size, const char *word)
+{
+    return size == strlen(word) && memcmp(data, word, size) == 0;
+}
+
+bool fsdp_bytes_end(const char *data, size_t size, const char *end)
+{
+    size_t n = strlen(end);
+    return size >= n && memcmp(data + size - n, end, n) == 0;
+}
+
+bool fsdp_has_suffix(const char *name, const char *suffix)
+{
+    size_t size = strlen(name);
+    return size > strlen(suffix) && fsdp_bytes_end(name, size, suffix);
+}
+
 void fsdp_text_add_hex(fsdp_text *text, const void *data, size_t size)
 {
     const unsigned char *from = data;

@@ -2,6 +2,7 @@
 #include "formats/frameworks/framework_folder.h"
 
 #include "base/core/mem.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -139,12 +140,6 @@ bool fsdp_folder_is_weights(const char *name)
 
 /* --- recognised files --------------------------------------------------------------------------- */
 
-static bool ends_with(const char *name, const char *end)
-{
-    size_t size = strlen(name), n = strlen(end);
-    return size > n && strcmp(name + size - n, end) == 0;
-}
-
 fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *err)
 {
     char head[HEAD] = {0};
@@ -157,7 +152,7 @@ fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *er
     for (size_t i = 0; n >= 0 && i < fsdp_framework_file_count; i++) {
         const fsdp_framework_file *row = &fsdp_framework_files[i];
         if ((size_t)n < row->head_size || memcmp(head, row->head, row->head_size) != 0 ||
-            (row->suffix && !ends_with(path, row->suffix)))
+            (row->suffix && !fsdp_has_suffix(path, row->suffix)))
             continue;
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of %s: %s", path, row->made_by,
                          row->say);

@@ -147,8 +147,7 @@ static const struct part_rule *find_rule(const char *name, size_t size)
 {
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         size_t n = strlen(rules[i].end);
-        if (size >= n && memcmp(name + size - n, rules[i].end, n) == 0 &&
-            (size == n || name[size - n - 1] == '.'))
+        if (fsdp_bytes_end(name, size, rules[i].end) && (size == n || name[size - n - 1] == '.'))
             return &rules[i];
     }
     return NULL;

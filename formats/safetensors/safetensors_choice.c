@@ -7,6 +7,7 @@
 #include "formats/safetensors/safetensors.h"
 
 #include "base/core/mem.h"
+#include "base/text.h"
 
 #include <string.h>
 
@@ -17,12 +18,6 @@ static const char index_suffix[] = ".safetensors.index.json";
 static const char *const usual_stems[] = {"model", "diffusion_pytorch_model", "pytorch_model",
                                           "adapter_model", "adapters"};
 enum { USUAL_STEMS = sizeof usual_stems / sizeof *usual_stems, NAMES_SHOWN = 6 };
-
-static bool ends_with(const char *name, const char *suffix)
-{
-    size_t size = strlen(name), end = strlen(suffix);
-    return size > end && strcmp(name + size - end, suffix) == 0;
-}
 
 static bool is_stem(const fsdp_file_set *set, const char *stem, size_t size)
 {
@@ -51,7 +46,7 @@ static bool is_index_of(const char *name, const char *variant)
 {
     static const char middle[] = ".safetensors.index.", end[] = ".json";
     if (!variant)
-        return ends_with(name, index_suffix);
+        return fsdp_has_suffix(name, index_suffix);
     const char *at = strstr(name, middle);
     size_t size = strlen(variant);
     if (!at || at == name)
@@ -137,7 +132,7 @@ static fsdp_status list_models(choosing *choice, fsdp_error *err)
         const char *name = choice->probe->names[i];
         candidate item = {.first = name};
         size_t at = 0;
-        if (!ends_with(name, file_suffix))
+        if (!fsdp_has_suffix(name, file_suffix))
             continue;
         fsdp_file_set_of(name, &item.set);
         while (at < choice->count && !is_same_model(&choice->items[at].set, &item.set))
@@ -255,7 +250,7 @@ fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetens
         st = fail_choice(&choice, NULL, err);
     for (size_t i = 0, at = 0; i < probe->name_count && st == FSDP_OK; i++) {
         fsdp_file_set set;
-        if (!ends_with(probe->names[i], file_suffix))
+        if (!fsdp_has_suffix(probe->names[i], file_suffix))
             continue;
         fsdp_file_set_of(probe->names[i], &set);
         for (at = 0; choice.items[at].is_out; at++)

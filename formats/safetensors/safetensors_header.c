@@ -6,6 +6,7 @@
 #include "formats/safetensors/safetensors.h"
 
 #include "base/data/json.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -300,11 +301,6 @@ typedef struct metadata_reader {
     } native[METADATA_TEXTS]; /* text NULL: no such key */
 } metadata_reader;
 
-static bool is_key(const char *key, size_t size, const char *wanted)
-{
-    return size == strlen(wanted) && memcmp(key, wanted, size) == 0;
-}
-
 static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, const char *key,
                              size_t key_size, fsdp_error *err)
 {
@@ -318,7 +314,7 @@ static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, c
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &data, &size, err));
     for (int i = 0; i < METADATA_TEXTS; i++) {
-        if (!is_key(kept, key_size, metadata_keys[i]))
+        if (!fsdp_bytes_are(kept, key_size, metadata_keys[i]))
             continue;
         metadata->native[i].text = fsdp_arena_strndup(&metadata->arena, data, size);
         metadata->native[i].size = size;
@@ -363,7 +359,7 @@ static fsdp_status read_member(header_reader *reader, metadata_reader *metadata,
     if (fsdp_name_table_find(&header->names, key, size))
         return fsdp_json_fail(&reader->json, err, "the same name is here twice");
     const char *name = fsdp_arena_strndup(&header->arena, key, size);
-    bool is_metadata = size == strlen("__metadata__") && memcmp(key, "__metadata__", size) == 0;
+    bool is_metadata = fsdp_bytes_are(key, size, "__metadata__");
     uint64_t number = is_metadata ? UINT64_MAX : header->count;
     if (!name || !fsdp_name_table_put(&header->names, name, size, number))
         return fsdp_fail_memory(err, reader->path);

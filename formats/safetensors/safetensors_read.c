@@ -8,6 +8,7 @@
 #include "formats/safetensors/safetensors_tree.h"
 
 #include "base/data/json.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -58,20 +59,14 @@ typedef struct model_folder {
     size_t part_count, part_room;
 } model_folder;
 
-static bool ends_with(const char *name, const char *suffix)
-{
-    size_t size = strlen(name), end = strlen(suffix);
-    return size > end && strcmp(name + size - end, suffix) == 0;
-}
-
 static bool is_index(const char *name)
 {
-    return ends_with(name, index_suffix);
+    return fsdp_has_suffix(name, index_suffix);
 }
 
 static bool is_part(const char *name)
 {
-    return ends_with(name, file_suffix);
+    return fsdp_has_suffix(name, file_suffix);
 }
 
 /* --- tensors ---------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 
 #include "base/core/fnv.h"
 #include "base/core/mem.h"
+#include "base/text.h"
 
 #include <fsdp/root_init.h>
 #include <math.h>
@@ -243,16 +244,10 @@ typedef struct first_values {
     uint64_t seed;
 } first_values;
 
-static bool ends_with(const char *name, const char *end)
-{
-    size_t size = strlen(name), end_size = strlen(end);
-    return size >= end_size && strcmp(name + size - end_size, end) == 0;
-}
-
 static float scale_of(const fsdp_transformer_config *config, const char *name)
 {
     double scale = config->initializer_range;
-    if (config->family == FSDP_GPT2 && ends_with(name, "c_proj.weight"))
+    if (config->family == FSDP_GPT2 && fsdp_has_suffix(name, "c_proj.weight"))
         scale /= sqrt(2.0 * (double)config->layers);
     return (float)scale;
 }
@@ -282,7 +277,7 @@ static fsdp_status fill_param(void *context, const fsdp_param *param, const fsdp
         fill_normal(from, &info, box, to);
         return FSDP_OK;
     }
-    const float value = ends_with(info.name, ".bias") ? 0 : 1; /* of norms */
+    const float value = fsdp_has_suffix(info.name, ".bias") ? 0 : 1; /* of norms */
     for (int64_t i = 0; i < box->len[0]; i++)
         to[i] = value;
     return FSDP_OK;

@@ -3,6 +3,7 @@
 
 #include "base/data/json.h"
 #include "base/core/mem.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -25,19 +26,14 @@ typedef struct config_walk {
 /* The place of an object: at the top, in a member "NAME_config" of the top, or elsewhere. */
 typedef enum config_place { AT_TOP, IN_TEXT_CONFIG, IN_OTHER_CONFIG, ELSEWHERE } config_place;
 
-static bool is_key(const char *key, size_t size, const char *wanted)
-{
-    return size == strlen(wanted) && memcmp(key, wanted, size) == 0;
-}
-
 static config_place place_below(config_place place, const char *key, size_t size)
 {
     static const char end[] = "_config";
     size_t n = sizeof end - 1;
     if (place != AT_TOP || size < n || memcmp(key + size - n, end, n) != 0 ||
-        is_key(key, size, "quantization_config"))
+        fsdp_bytes_are(key, size, "quantization_config"))
         return ELSEWHERE;
-    return is_key(key, size, "text_config") ? IN_TEXT_CONFIG : IN_OTHER_CONFIG;
+    return fsdp_bytes_are(key, size, "text_config") ? IN_TEXT_CONFIG : IN_OTHER_CONFIG;
 }
 
 /* --- edits ------------------------------------------------------------------------------------ */
@@ -111,7 +107,7 @@ static fsdp_status read_dtype(config_walk *walk, fsdp_error *err)
     const char *from = walk->json.at;
     FSDP_TRY(fsdp_json_string(&walk->json, &data, &size, err));
     const char *wanted = walk->edits ? walk->edits->dtype : NULL;
-    if (!wanted || is_key(data, size, wanted))
+    if (!wanted || fsdp_bytes_are(data, size, wanted))
         return FSDP_OK;
     if (!walk->was[0])
         fsdp_printable(data, size, walk->was, sizeof walk->was);
@@ -143,7 +139,7 @@ static fsdp_status walk_member(config_walk *walk, config_place place, const char
                                         "tie_word_embeddings"};
     fsdp_model_config *config = place == IN_TEXT_CONFIG ? &walk->inner : &walk->config;
     int which = 0;
-    while (which < 4 && !is_key(key, size, names[which]))
+    while (which < 4 && !fsdp_bytes_are(key, size, names[which]))
         which++;
     if (which == 4 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
         return walk_value(walk, place_below(place, key, size), err);
@@ -166,8 +162,8 @@ static const char *start_of_key(const char *at, const char *end)
 
 static bool is_removed(const fsdp_config_edits *edits, const char *key, size_t size)
 {
-    return edits && ((edits->no_code && is_key(key, size, "auto_map")) ||
-                     (edits->no_quantization && is_key(key, size, "quantization_config")));
+    return edits && ((edits->no_code && fsdp_bytes_are(key, size, "auto_map")) ||
+                     (edits->no_quantization && fsdp_bytes_are(key, size, "quantization_config")));
 }
 
 static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error *err)

@@ -1,6 +1,8 @@
 /* Tied weights: see ties.h. */
 #include "statedict/convert/ties.h"
 
+#include "base/text.h"
+
 #include "statedict/checkpoint/same_tensors.h"
 #include "statedict/convert/convert_io.h"
 
@@ -14,8 +16,7 @@ enum { PAIRS_MOST = 16, COMPARED_BYTES = 1 << 20 };
 static bool ends_in(const char *name, size_t size, const char *end)
 {
     size_t n = strlen(end);
-    return size >= n && memcmp(name + size - n, end, n) == 0 &&
-           (size == n || name[size - n - 1] == '.');
+    return fsdp_bytes_end(name, size, end) && (size == n || name[size - n - 1] == '.');
 }
 
 static bool ends_in_one(const char *name, size_t size, const char *const *ends)

@@ -70,11 +70,6 @@ typedef struct model_config {
     double rope_factor;
 } model_config;
 
-static bool is_key(const char *key, size_t size, const char *name)
-{
-    return strlen(name) == size && memcmp(key, name, size) == 0;
-}
-
 static fsdp_status take_text(fsdp_json *json, char *out, size_t room, fsdp_error *err)
 {
     const char *data;
@@ -124,10 +119,10 @@ static fsdp_status take_rope(fsdp_json *json, model_config *config, fsdp_error *
         if (!more)
             return FSDP_OK;
         fsdp_json_kind kind = fsdp_json_peek(json);
-        bool is_type = is_key(key, size, "rope_type") || is_key(key, size, "type");
-        if (is_key(key, size, "rope_theta"))
+        bool is_type = fsdp_bytes_are(key, size, "rope_type") || fsdp_bytes_are(key, size, "type");
+        if (fsdp_bytes_are(key, size, "rope_theta"))
             FSDP_TRY(take_number(json, config, THETA, err));
-        else if (is_key(key, size, "factor") && kind == FSDP_JSON_NUMBER)
+        else if (fsdp_bytes_are(key, size, "factor") && kind == FSDP_JSON_NUMBER)
             FSDP_TRY(fsdp_json_f64(json, &config->rope_factor, err));
         else if (is_type && kind == FSDP_JSON_STRING)
             FSDP_TRY(take_text(json, config->rope_type, sizeof config->rope_type, err));
@@ -140,11 +135,11 @@ static fsdp_status take_member(fsdp_json *json, const char *key, size_t size, mo
                                fsdp_error *err)
 {
     for (size_t i = 0; i < sizeof number_names / sizeof *number_names; i++)
-        if (is_key(key, size, number_names[i].name))
+        if (fsdp_bytes_are(key, size, number_names[i].name))
             return take_number(json, config, number_names[i].number, err);
-    if (is_key(key, size, "rope_parameters") || is_key(key, size, "rope_scaling"))
+    if (fsdp_bytes_are(key, size, "rope_parameters") || fsdp_bytes_are(key, size, "rope_scaling"))
         return take_rope(json, config, err);
-    if (is_key(key, size, "model_type") && fsdp_json_peek(json) == FSDP_JSON_STRING)
+    if (fsdp_bytes_are(key, size, "model_type") && fsdp_json_peek(json) == FSDP_JSON_STRING)
         return take_text(json, config->type, sizeof config->type, err);
     return fsdp_json_skip(json, err);
 }

@@ -8,6 +8,8 @@
  */
 #include "tools/bench/bench.h"
 
+#include "base/text.h"
+
 #include <string.h>
 
 enum { FLAT, NORMAL, SQUARE, CONSTANT };
@@ -36,16 +38,10 @@ static uint64_t hash_at(uint64_t key, int64_t i)
 
 /* --- distributions ---------------------------------------------------------------------------- */
 
-static bool ends_with(const char *name, size_t size, const char *end)
-{
-    size_t n = strlen(end);
-    return size >= n && memcmp(name + size - n, end, n) == 0;
-}
-
 static bool is_norm(const char *name, size_t size)
 {
     return (memmem(name, size, "norm", 4) || memmem(name, size, "ln_", 3)) &&
-           ends_with(name, size, ".weight");
+           fsdp_bytes_end(name, size, ".weight");
 }
 
 bench_stream bench_stream_of(const fsdp_entry *entry, uint64_t seed, int64_t step)
@@ -57,12 +53,12 @@ bench_stream bench_stream_of(const fsdp_entry *entry, uint64_t seed, int64_t ste
     const fsdp_dtype_info *info = fsdp_dtype_describe(entry->dtype);
     stream.shape = info && info->is_float ? NORMAL : FLAT;
     stream.scale = 0.02f;
-    if (is_optim && ends_with(name, size, ".step")) {
+    if (is_optim && fsdp_bytes_end(name, size, ".step")) {
         stream.shape = CONSTANT;
         stream.mean = (float)step;
-    } else if (is_optim && ends_with(name, size, ".exp_avg")) {
+    } else if (is_optim && fsdp_bytes_end(name, size, ".exp_avg")) {
         stream.scale = 1.1e-4f;
-    } else if (is_optim && ends_with(name, size, ".exp_avg_sq")) {
+    } else if (is_optim && fsdp_bytes_end(name, size, ".exp_avg_sq")) {
         stream.shape = SQUARE;
         stream.scale = 1.7e-7f;
     } else if (is_norm(name, size)) {

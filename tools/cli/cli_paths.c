@@ -1,17 +1,13 @@
 /* Errors for a path that lies in a checkpoint or a run: the message names the path to use instead. */
 #include "tools/cli/cli.h"
 
+#include "base/text.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static bool ends_with(const char *text, const char *suffix)
-{
-    size_t size = strlen(text), end = strlen(suffix);
-    return size >= end && strcmp(text + size - end, suffix) == 0;
-}
 
 static bool holds(const char *directory, const char *name)
 {
@@ -54,10 +50,11 @@ static fsdp_status check_dcp(const char *path, const char *name, const char *dir
                              fsdp_error *err)
 {
     bool is_metadata = strcmp(name, ".metadata") == 0;
-    if (!is_metadata && !ends_with(name, ".distcp") &&
-        !(strncmp(name, "__", 2) == 0 && ends_with(name, ".metadata")))
+    if (!is_metadata && !fsdp_bytes_end(name, strlen(name), ".distcp") &&
+        !(strncmp(name, "__", 2) == 0 && fsdp_bytes_end(name, strlen(name), ".metadata")))
         return FSDP_OK;
-    if (is_metadata || ends_with(name, ".metadata") || holds(directory, ".metadata"))
+    if (is_metadata || fsdp_bytes_end(name, strlen(name), ".metadata") ||
+        holds(directory, ".metadata"))
         return fail_inside(path, directory, err);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                      "'%s' is one file of a DCP checkpoint, and '%s/.metadata', which describes "
@@ -69,7 +66,7 @@ static fsdp_status check_dcp(const char *path, const char *name, const char *dir
 static fsdp_status check_beside_weights(const char *path, const char *name, const char *directory,
                                         fsdp_error *err)
 {
-    if (ends_with(name, ".index.json"))
+    if (fsdp_bytes_end(name, strlen(name), ".index.json"))
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                          "'%s' is only an index of files: name the directory '%s'", path,
                          directory);

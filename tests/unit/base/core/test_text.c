@@ -276,3 +276,14 @@ Test(text, a_shell_reads_quoted_words_back)
     check_quoted("gr\xc3\xbc\xc3\x9f", "'gr\xc3\xbc\xc3\x9f'");
     check_quoted("a\xff'\\\n", "$'a\\xff\\'\\\\\\x0a'");
 }
+
+Test(text, words_and_ends_of_bytes)
+{
+    cr_expect(fsdp_bytes_are("key", 3, "key") && fsdp_bytes_are("keys", 3, "key"));
+    cr_expect(!fsdp_bytes_are("key", 2, "key") && !fsdp_bytes_are("kex", 3, "key"));
+    cr_expect(fsdp_bytes_are("", 0, "") && !fsdp_bytes_are("k\0y", 3, "k"));
+    cr_expect(fsdp_bytes_end("a.bias", 6, ".bias") && fsdp_bytes_end(".bias", 5, ".bias"));
+    cr_expect(!fsdp_bytes_end("bias", 4, ".bias") && !fsdp_bytes_end("a.bias", 5, ".bias"));
+    cr_expect(fsdp_has_suffix("a.bin", ".bin") && !fsdp_has_suffix(".bin", ".bin"));
+    cr_expect(!fsdp_has_suffix("a.bin2", ".bin") && !fsdp_has_suffix("", ".bin"));
+}
