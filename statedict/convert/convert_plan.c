@@ -293,12 +293,13 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
         st = fit_types(job, FSDP_DTYPE_NONE, plan, err);
     if (st == FSDP_OK)
         st = rename_by_map(job, &config, plan, err);
-    if (st == FSDP_OK && config.text && config.is_made && plan->is_mapped)
-        st = fsdp_map_add_config(config.text, config.size, &job->from, err);
     if (st == FSDP_OK)
         st = fit_types(job, blocks_of(job->opts.select.dtype), plan, err);
     fsdp_free(config.path);
-    fsdp_free(config.text);
+    if (config.is_made && plan->is_mapped)
+        job->made_config = config.text;
+    else
+        fsdp_free(config.text);
     return st;
 }
 
@@ -314,7 +315,8 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
     FSDP_TRY(derive(job, plan, err));
-    const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd};
+    const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd,
+                                       job->made_config};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
     FSDP_TRY(fsdp_convert_fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));

@@ -242,14 +242,12 @@ static fsdp_status make_record(fsdp_copies *copies, fsdp_error *err)
     return copies->record.failed ? fsdp_fail_memory(err, "a list of files") : FSDP_OK;
 }
 
-/* A file that the checkpoint keeps as a value. */
-static fsdp_status carry(fsdp_copies *copies, const fsdp_value *value, const char *name,
-                         fsdp_error *err)
+/* A file that lies nowhere. */
+static fsdp_status carry_text(fsdp_copies *copies, const char *text, size_t size, const char *name,
+                              fsdp_error *err)
 {
     fsdp_copied_file file = {.name = name, .number = CARRIED, .has_text = true};
-    if (value->kind != FSDP_VALUE_STRING || value->as.bytes.size == 0)
-        return FSDP_OK;
-    fsdp_text_add(&file.text, value->as.bytes.data, value->as.bytes.size);
+    fsdp_text_add(&file.text, text, size);
     if (file.text.failed ||
         !fsdp_grow(&copies->files, &copies->room, copies->count + 1, sizeof file)) {
         fsdp_text_release(&file.text);
@@ -257,6 +255,15 @@ static fsdp_status carry(fsdp_copies *copies, const fsdp_value *value, const cha
     }
     copies->files[copies->count++] = file;
     return FSDP_OK;
+}
+
+/* A file that the checkpoint keeps as a value. */
+static fsdp_status carry(fsdp_copies *copies, const fsdp_value *value, const char *name,
+                         fsdp_error *err)
+{
+    return value->kind == FSDP_VALUE_STRING && value->as.bytes.size > 0
+               ? carry_text(copies, value->as.bytes.data, value->as.bytes.size, name, err)
+               : FSDP_OK;
 }
 
 static const fsdp_value *find_value(const fsdp_sd *sd, const char *name)
@@ -267,14 +274,18 @@ static const fsdp_value *find_value(const fsdp_sd *sd, const char *name)
 }
 
 /* In the order of names, as add_files has them. */
-static fsdp_status carry_files(fsdp_copies *copies, const fsdp_sd *sd, fsdp_error *err)
+static fsdp_status carry_files(fsdp_copies *copies, const fsdp_copies_places *places,
+                               fsdp_error *err)
 {
     static const char *const names[][2] = {{"train.hf_config", "config.json"},
                                            {"train.generation_config", "generation_config.json"},
                                            {"train.tokenizer", "tokenizer.json"},
                                            {"train.tokenizer_config", "tokenizer_config.json"}};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const fsdp_value *value = find_value(sd, names[i][0]);
+    const char *made = places->made_config;
+    if (made)
+        FSDP_TRY(carry_text(copies, made, strlen(made), "config.json", err));
+    for (size_t i = made ? 1 : 0; i < sizeof names / sizeof *names; i++) {
+        const fsdp_value *value = find_value(places->sd, names[i][0]);
         if (value)
             FSDP_TRY(carry(copies, value, names[i][1], err));
     }
@@ -291,7 +302,7 @@ static fsdp_status copy_from_source(fsdp_io *io, const fsdp_convert_opts *opts,
     fsdp_convert_opts found = *opts;
     char *dir = NULL;
     fsdp_error why = {0};
-    FSDP_TRY(carry_files(copies, places->sd, err));
+    FSDP_TRY(carry_files(copies, places, err));
     if (copies->count > 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_framework_config(io, places->from, &dir, err));

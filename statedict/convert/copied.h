@@ -38,6 +38,7 @@ bool fsdp_copied_name(const char *name, bool with_code);
 typedef struct fsdp_copies_places {
     const char *from, *to;
     const fsdp_sd *sd;         /* of the source */
+    const char *made_config;   /* a config.json that was made of it, or NULL */
 } fsdp_copies_places;
 /* Lists the files of opts->copy_from; where that is NULL and the format is hf, the files that the source
  * carries as values. FSDP_ERR_NOT_FOUND when the directory does not exist or has no file to copy. */

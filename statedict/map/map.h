@@ -118,8 +118,5 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
  * closed as above. */
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
                                     fsdp_checkpoint **checkpoint, fsdp_error *err);
-/* Adds behind all entries a text of config.json as the value by which a checkpoint carries one (copied.c).
- * The checkpoint is replaced, or closed as above. */
-fsdp_status fsdp_map_add_config(const char *text, size_t size, fsdp_checkpoint **checkpoint, fsdp_error *err);
 
 #endif

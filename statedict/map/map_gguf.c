@@ -116,27 +116,3 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     fsdp_derivation_cancel(derivation);
     return st;
 }
-
-/* --- the way back ------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_map_add_config(const char *text, size_t size, fsdp_checkpoint **checkpoint,
-                                fsdp_error *err)
-{
-    static const char name[] = "train.hf_config";
-    fsdp_checkpoint *base = *checkpoint;
-    fsdp_derivation *derivation = NULL;
-    fsdp_value value = {0};
-    *checkpoint = NULL;
-    FSDP_TRY(fsdp_derivation_begin(base, &derivation, err));
-    fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, text, size, err);
-    for (size_t i = 0; st == FSDP_OK && i < fsdp_sd_count(base->manifest.sd); i++)
-        st = fsdp_derivation_keep(derivation, i, err);
-    if (st == FSDP_OK)
-        st = fsdp_derivation_add_value(derivation, (fsdp_derived_name){name, sizeof name - 1},
-                                       &value, err);
-    fsdp_value_release(&value);
-    if (st == FSDP_OK)
-        return fsdp_derivation_finish(derivation, checkpoint, err);
-    fsdp_derivation_cancel(derivation);
-    return st;
-}
