@@ -451,7 +451,8 @@ fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_
     }
     run->map = map;
     run->sd = base->manifest.sd;
-    run->sizes = (map_sizes){map->sizes, map->size_count, call, base->manifest.sd};
+    run->sizes =
+        (map_sizes){map->sizes, map->size_count, call, base->manifest.sd, run->size_values};
     fsdp_status st = fsdp_derivation_begin(base, &run->derivation, err);
     if (st == FSDP_OK) {
         run->arena = fsdp_derivation_arena(run->derivation);

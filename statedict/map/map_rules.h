@@ -62,12 +62,19 @@ typedef struct map_number {
     int line;
 } map_number;
 
+/* A size, as far as it was computed. */
+typedef struct map_size_value {
+    enum { MAP_SIZE_NEW, MAP_SIZE_BUSY, MAP_SIZE_KNOWN, MAP_SIZE_UNKNOWN } state;
+    int64_t value;
+} map_size_value;
+
 /* Numbers while a map is applied. */
 typedef struct map_sizes {
     const map_size *sizes;
     size_t count;
     const fsdp_map_call *call;
     const fsdp_sd *sd;         /* whose values are numbers, too */
+    map_size_value *values;    /* per size */
 } map_sizes;
 
 /* Computes an expression: + - * / % ( ) over numbers, sizes, up(A,B), which is A rounded up to a multiple

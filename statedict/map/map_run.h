@@ -13,6 +13,7 @@ typedef struct binding_list {
 typedef struct map_run {
     const fsdp_map *map;
     map_sizes sizes;
+    map_size_value size_values[MAP_SIZES];
     const fsdp_sd *sd; /* of the base */
     fsdp_derivation *derivation;
     fsdp_arena *arena;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH_MOST = 16, SIZES_MOST = 10000 };
+enum { DEPTH_MOST = 16 };
 
 #define NAME_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_."
 
@@ -19,8 +19,7 @@ enum { DEPTH_MOST = 16, SIZES_MOST = 10000 };
 typedef struct size_reader {
     const map_sizes *sizes;
     const char *at;
-    int depth;
-    int *left; /* sizes that the expression may still need, with those of sizes */
+    int depth; /* of parentheses */
 } size_reader;
 
 static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error *err);
@@ -116,38 +115,47 @@ static const map_size *find_size(const map_sizes *sizes, const char *name, size_
 }
 
 /* The first of the sources that is known. */
-static fsdp_status compute_size(size_reader *reader, const map_size *size, int64_t *value_out,
-                                fsdp_error *err)
+static bool first_known(const map_sizes *sizes, const map_size *size, int64_t *value_out)
 {
-    size_reader inner = {.sizes = reader->sizes,
-                         .at = size->sources,
-                         .depth = reader->depth + 1,
-                         .left = reader->left};
-    if (inner.depth > DEPTH_MOST || --*reader->left < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "size '%s' refers to itself", size->name);
     for (const char *source = size->sources; source;) {
-        inner.at = source;
-        inner.depth = reader->depth + 1;
+        size_reader inner = {.sizes = sizes, .at = source};
         if (read_sum(&inner, value_out, NULL) == FSDP_OK && (*inner.at == '\0' || *inner.at == '|'))
-            return FSDP_OK;
+            return true;
         source = strchr(source, '|');
         source = source ? source + 1 : NULL;
     }
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the size '%s' is not known: neither the checkpoint nor a config.json has %s; "
-                     "--size %s=NUMBER gives it",
-                     size->name, size->sources, size->name);
+    return false;
 }
 
-static fsdp_status compute_name(size_reader *reader, const char *name, size_t size,
+/* Each size is computed once: sizes of sizes of sizes would take forever. */
+static fsdp_status compute_size(const map_sizes *sizes, const map_size *size, int64_t *value_out,
+                                fsdp_error *err)
+{
+    map_size_value *known = &sizes->values[size - sizes->sizes];
+    if (known->state == MAP_SIZE_BUSY)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "size '%s' refers to itself", size->name);
+    if (known->state == MAP_SIZE_NEW) {
+        known->state = MAP_SIZE_BUSY;
+        bool is_known = first_known(sizes, size, &known->value);
+        known->state = is_known ? MAP_SIZE_KNOWN : MAP_SIZE_UNKNOWN;
+    }
+    *value_out = known->value;
+    return known->state == MAP_SIZE_KNOWN
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_USAGE,
+                           "the size '%s' is not known: neither the checkpoint nor a config.json "
+                           "has %s; --size %s=NUMBER gives it",
+                           size->name, size->sources, size->name);
+}
+
+static fsdp_status compute_name(const map_sizes *sizes, const char *name, size_t size,
                                 int64_t *value_out, fsdp_error *err)
 {
-    const map_sizes *sizes = reader->sizes;
     if (given_number(sizes->call, name, size, value_out))
         return FSDP_OK;
     const map_size *known = find_size(sizes, name, size);
     if (known)
-        return compute_size(reader, known, value_out, err);
+        return compute_size(sizes, known, value_out, err);
     if (stored_number(sizes->sd, name, size, value_out) ||
         config_number(sizes->call, name, size, value_out))
         return FSDP_OK;
@@ -246,7 +254,7 @@ static fsdp_status read_atom(size_reader *reader, int64_t *value_out, fsdp_error
         return read_round_up(reader, value_out, err);
     if (size == 3 && memcmp(start, "dim", 3) == 0 && take(reader, '('))
         return read_dim(reader, value_out, err);
-    return compute_name(reader, start, size, value_out, err);
+    return compute_name(reader->sizes, start, size, value_out, err);
 }
 
 static fsdp_status divide(const size_reader *reader, char sign, int64_t *value, int64_t by,
@@ -296,8 +304,7 @@ static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error 
 fsdp_status map_sizes_compute(const map_sizes *sizes, const char *expression, int64_t *value_out,
                               fsdp_error *err)
 {
-    int left = SIZES_MOST;
-    size_reader reader = {.sizes = sizes, .at = expression, .left = &left};
+    size_reader reader = {.sizes = sizes, .at = expression};
     FSDP_TRY(read_sum(&reader, value_out, err));
     skip_spaces(&reader);
     if (*reader.at != '\0')

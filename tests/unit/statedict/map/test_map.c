@@ -594,6 +594,21 @@ Test(map, sizes_that_are_not_known_or_no_sizes)
     }
 }
 
+/* Computed anew at each place, the last one would need 3^59 of the first. */
+Test(map, sizes_of_sizes_are_computed_once)
+{
+    const stored_tensor stored = tensor("a", 24, 0, 0);
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "size s0 = 3\n");
+    for (int i = 1; i < 60; i++)
+        fsdp_text_addf(&text, "size s%d = s%d+s%d-s%d\n", i, i - 1, i - 1, i - 1);
+    fsdp_text_addf(&text, "a\n  unpad 0 s59 24\n  = b\n");
+    fsdp_checkpoint *checkpoint = apply(text.data, false, stored_open(&stored, 1));
+    expect_tensor(checkpoint, "b", "3: 0 1 2");
+    fsdp_checkpoint_close(checkpoint);
+    fsdp_text_release(&text);
+}
+
 /* --- what a checkpoint lacks, or has too much ------------------------------------------------------- */
 
 Test(map, tensors_that_are_missing_or_too_many_are_named)
