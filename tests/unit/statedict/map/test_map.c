@@ -345,11 +345,12 @@ Test(map, names_of_one_tensor_stay_its_names)
 Test(map, names_that_other_steps_lead_to_are_tensors)
 {
     static const char *const texts[] = {
-        "w = x\nv\n  transpose 0 1\n  = y\n", "w\n  pad 0 2 3\n  = x\nv\n  pad 0 2 4\n  = y\n",
+        "w = x\nv\n  transpose 0 1\n  = y\n",
+        "w\n  pad 0 2 3\n  = x\nv\n  pad 0 2 4\n  = y\n",
         "w\n  scale 2\n  = x\nv\n  scale 3\n  = y\n",
         "w\n  scale 2\n  transpose 0 1\n  = x\nv\n  scale 3\n  transpose 0 1\n  = y\n",
-        "w\n  unflatten 0 1 2\n  permute 1 0 2\n  = x\nv\n  unflatten 0 1 2\n  permute 1 2 0\n  = "
-        "y\n"};
+        "w\n  reshape 2 2 : 1 4\n  = x\nv\n  reshape 2 2 : 4 1\n  = y\n",
+        "w\n  unflatten 0 1 2\n  = x\nv\n  unflatten 0 2 1\n  = y\n"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         fsdp_text text = {0};
         fsdp_text_addf(&text, "keep others\n%s", texts[i]);
