@@ -1,9 +1,9 @@
 """Universal checkpoints in both directions: ds_to_universal's are read, and DeepSpeed goes on from ours.
 
-Real DeepSpeed trains on two ranks in ZeRO 1 and 3. ds_to_universal's result has the state of its source, and
-ours has its tensors. Engines of another stage and number of ranks, and of other weights, load what
-fsdp-convert --to universal makes of the shards, of a DCP of FSDP2 and of a native checkpoint of
-docs/examples/continue.c, and have the losses of the run that went on.
+Real DeepSpeed trains on two ranks in ZeRO 1, 2 and 3. ds_to_universal's result has the state of its source,
+and ours has its tensors. Engines of another stage and number of ranks, with other weights and
+hyper-parameters, load what fsdp-convert --to universal makes of the shards, of a DCP of FSDP2 and of a native
+checkpoint of docs/examples/continue.c, and have the losses of the run that went on.
 
 usage: deepspeed_universal.py EXAMPLE_CONTINUE FSDP_CONVERT FSDP_DIFF
 """
@@ -24,10 +24,17 @@ from states import same
 
 PROGRAM, CONVERT, DIFF = sys.argv[1:]
 RANKS, BEFORE, AFTER, OTHER_SEED = 2, 3, 5, 2
-SHARDED = (1, 3)  # stages of the runs that are converted from shards
+WARMUP = {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_min_lr": 0.0, "warmup_max_lr": 0.02}}
+SHARDED = {  # runs that are converted from shards: their stage and what else their engines have
+    "zero1": (1, {}),
+    "zero2-bf16": (2, {"bf16": {"enabled": True}, "scheduler": WARMUP}),
+    # Stage 3 gives all groups what the first one has, and steps once per group. It is the last, because
+    # its engine gives the process another linear function, which rounds otherwise in bf16.
+    "zero3": (3, {"one_group": True}),
+}
 LOADS = {  # from a run: the stages and numbers of ranks on which DeepSpeed goes on
-    # Stage 3 gives all groups what the first one has, and steps once per group: zero3 has one group.
     "zero1": [(1, 3), (2, 1)],
+    "zero2-bf16": [(1, 2)],  # on as many ranks: their mean rounds to bf16
     "zero3": [(3, 3), (3, 1), (1, 1)],
     "fsdp2": [(1, 1), (2, 4)],
     "native": [(2, 1), (1, 4)],
@@ -38,11 +45,11 @@ LOADS = {  # from a run: the stages and numbers of ranks on which DeepSpeed goes
 
 
 def train_in_deepspeed():
-    for stage in SHARDED:
-        engine = deepspeed_model.make_engine(stage, one_group=stage == 3)
+    for source, (stage, settings) in SHARDED.items():
+        engine = deepspeed_model.make_engine(stage, **settings)
         deepspeed_model.train(engine, 0, BEFORE)
-        engine.save_checkpoint(f"zero{stage}")
-        ranks.tell(f"zero{stage}", deepspeed_model.train(engine, BEFORE, AFTER))
+        engine.save_checkpoint(source)
+        ranks.tell(source, deepspeed_model.train(engine, BEFORE, AFTER))
     torch.manual_seed(1)
     model, optimizer = mlp.continued.make()
     mlp.continued.train(model, optimizer, BEFORE)
@@ -59,9 +66,9 @@ def train_here(*arguments):
 
 
 def engine_for(source, stage):
-    settings = {"seed": OTHER_SEED, "checkpoint": {"load_universal": True}}
-    if source.startswith("zero"):
-        return deepspeed_model.make_engine(stage, one_group=source == "zero3", **settings)
+    settings = {"seed": OTHER_SEED, "forget": True, "checkpoint": {"load_universal": True}}
+    if source in SHARDED:
+        return deepspeed_model.make_engine(stage, **settings, **SHARDED[source][1])
     # Native checkpoints have hyper-parameters by parameter: a group comes when its first parameter does.
     return mlp.make_engine(stage, last_first=source == "fsdp2", **settings)
 
@@ -71,8 +78,8 @@ def load_and_train(count):
     for source, stage in wanted:
         engine = engine_for(source, stage)
         engine.load_checkpoint(f"{source}-universal")
-        in_zero = source.startswith("zero")
-        losses = deepspeed_model.train(engine, BEFORE, AFTER) if in_zero else mlp.train(engine, AFTER)
+        is_sharded = source in SHARDED
+        losses = deepspeed_model.train(engine, BEFORE, AFTER) if is_sharded else mlp.train(engine, AFTER)
         ranks.tell(f"{source}-{stage}-{count}", losses)
 
 
@@ -101,13 +108,13 @@ def compare_files(theirs, ours):
         assert same(wanted.flatten(), found.flatten()), f"{path}: {found}, not {wanted}"
 
 
-def compare_with_deepspeed(stage):
+def compare_with_deepspeed(source):
     """Their result has the state of the source, moments and steps included, and ours has their tensors."""
-    source, theirs = f"zero{stage}/global_step{BEFORE}", f"zero{stage}/theirs"
-    convert_with_deepspeed(source, theirs)
-    # From stage 1 it takes the frozen weight out of the model file, too.
-    print(ranks.run(DIFF, source, theirs, "-X", "^fixed"))
-    compare_files(Path(theirs), Path(f"zero{stage}-universal/universal"))
+    theirs = f"{source}/theirs"
+    convert_with_deepspeed(f"{source}/global_step{BEFORE}", theirs)
+    # From stage 1 it takes the frozen weight out of the model file, too, and from others as f32.
+    print(ranks.run(DIFF, f"{source}/global_step{BEFORE}", theirs, "-X", "^fixed"))
+    compare_files(Path(theirs), Path(f"{source}-universal/universal"))
 
 
 def main():
@@ -118,8 +125,8 @@ def main():
     for source in LOADS:
         # Both have their model below "model.", which DeepSpeed's modules do not.
         ranks.run(CONVERT, source, f"{source}-universal", "--to", "universal", "--no-sync")
-    for stage in SHARDED:
-        compare_with_deepspeed(stage)
+    for source in SHARDED:
+        compare_with_deepspeed(source)
     for count in sorted({count for loads in LOADS.values() for _, count in loads}):
         ranks.on_ranks(count, load_and_train, count)
     for source, loads in LOADS.items():
