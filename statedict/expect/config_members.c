@@ -97,13 +97,15 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
     return st;
 }
 
-char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out,
-                       char **path_out)
+/* The text of a file in the directory, or where dir is NULL in the one that holds the checkpoint's
+ * configuration. */
+static char *find_file(fsdp_io *io, const char *dir, const char *path, const char *name,
+                       size_t *size_out, char **path_out)
 {
     char *beside = NULL, *text = NULL;
     if (!dir && fsdp_framework_config(io, path, &beside, NULL) == FSDP_OK)
         dir = beside;
-    char *config = dir ? fsdp_path_join(dir, "config.json") : NULL;
+    char *config = dir ? fsdp_path_join(dir, name) : NULL;
     if (config)
         (void)fsdp_io_read_file(io, config, FSDP_EXPECT_CONFIG_MOST, &text, size_out, NULL);
     *path_out = text ? config : NULL;
@@ -111,6 +113,17 @@ char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *s
         fsdp_free(config);
     fsdp_free(beside);
     return text;
+}
+
+char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out,
+                       char **path_out)
+{
+    return find_file(io, dir, path, "config.json", size_out, path_out);
+}
+
+char *fsdp_params_find(fsdp_io *io, const char *path, size_t *size_out, char **path_out)
+{
+    return find_file(io, NULL, path, "params.json", size_out, path_out);
 }
 
 void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)

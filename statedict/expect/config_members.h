@@ -22,6 +22,8 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
 /* The text of DIR/config.json, or where dir is NULL of the one that lies beside the checkpoint at the path,
  * and its own path. The caller frees both, which are NULL when there is none that can be read. */
 char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out, char **path_out);
+/* Likewise Meta's params.json beside the checkpoint, which has numbers of the model under other names. */
+char *fsdp_params_find(fsdp_io *io, const char *path, size_t *size_out, char **path_out);
 /* Reads DIR/config.json, or where dir is NULL the one that lies beside the checkpoint at the path. All
  * members are empty when it cannot be read. */
 void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind_out);

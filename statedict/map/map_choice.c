@@ -203,8 +203,8 @@ static fsdp_status apply(const map_choice *choice, const map_way *way, fsdp_chec
     return fsdp_map_apply(way->map, way->from_right, &choice->call, checkpoint, err);
 }
 
-fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
-                            fsdp_map_sides *sides_out, fsdp_error *err)
+static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
+                               fsdp_map_sides *sides_out, fsdp_error *err)
 {
     map_way way = {0};
     map_choice choice = {.request = request, .from = *checkpoint};
@@ -229,5 +229,22 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
     }
     fsdp_map_free(way.first);
     fsdp_map_free(way.map);
+    return st;
+}
+
+/* Without a config.json, the numbers are those of Meta's params.json beside the checkpoint. */
+fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
+                            fsdp_map_sides *sides_out, fsdp_error *err)
+{
+    fsdp_map_request with = *request;
+    char *text = NULL, *path = NULL;
+    if (!with.config) {
+        text = fsdp_params_find(with.io, (*checkpoint)->path, &with.config_size, &path);
+        with.config = text;
+        with.config_path = path;
+    }
+    fsdp_status st = rename_with(&with, checkpoint, sides_out, err);
+    fsdp_free(path);
+    fsdp_free(text);
     return st;
 }

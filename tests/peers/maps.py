@@ -215,6 +215,8 @@ def meta_llama_in_parts():
         write_meta_parts(meta_parts(state, files, by_words), at, config)
         convert(at, f"out_{at}", "--to", "hf", "--copy-from", f"hf_{at}")
         check_model(f"out_{at}", model)
+        convert(at, f"named_{at}.safetensors", "--map", "meta-llama")  # with the numbers of params.json
+        same(load_file(f"named_{at}.safetensors"), load_file(f"hf_{at}/model.safetensors"))
         convert(at, f"whole_{at}.pt")
         same(torch.load(f"whole_{at}.pt"), state)
 
