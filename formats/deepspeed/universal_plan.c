@@ -252,6 +252,13 @@ static fsdp_status place_other(planning *work, size_t i, fsdp_error *err)
                                name, &work->plan->slots[i], err);
 }
 
+/* The norm to which gradients are clipped, which DeepSpeed takes from the optimizer's file. */
+static bool is_clip(const fsdp_target_entry *entry)
+{
+    return is_text(entry->name, entry->name_size, "optimizer_state.clip_grad") &&
+           (entry->value->kind == FSDP_VALUE_F64 || entry->value->kind == FSDP_VALUE_I64);
+}
+
 /* The reader makes the first two from steps and groups. DeepSpeed compares the last one with the number of
  * model files, which is 1 here. */
 static bool is_made_anew(const fsdp_target_entry *entry)
@@ -272,6 +279,9 @@ static fsdp_status place_value(planning *work, size_t i, fsdp_error *err)
         return place_hyper(work, entry, err);
     if (is_made_anew(entry))
         return FSDP_OK;
+    if (is_clip(entry))
+        return universal_add_named(work->plan, UNIVERSAL_OPTIM, value_member(entry->value),
+                                   universal_text_key("clip_grad"), NULL, err);
     bool is_step = universal_param_of_state(&work->params, entry, &kind) != NULL &&
                    is_text(kind.text, kind.size, "step");
     return is_step ? place_state(work, i, err) : place_other(work, i, err);

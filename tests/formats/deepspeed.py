@@ -114,6 +114,8 @@ def check_universal(case, expected, folder):
         check((tag / name).exists(), f"{where}: {name} is missing")
     state = listing(tag / "zero/optimizer_state.pt")["values"]
     check("ds_version" in state, f"{where}: stages 1 and 2 refuse an optimizer's file of no version")
+    clip, found = expected["values"].get("optimizer_state.clip_grad"), state.get("clip_grad")
+    check(found == clip, f"{where}: gradients are clipped to {found}, not {clip}")
 
 
 def check_golden():

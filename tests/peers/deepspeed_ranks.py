@@ -51,8 +51,10 @@ def on_ranks(ranks, work, *arguments):
 
 def engine_of(model, optimizer, stage, rows, forget=False, **more):
     """rows: of a rank, in a step. forget: with hyper-parameters that a checkpoint must replace."""
-    for group in optimizer.param_groups if forget else ():
-        group |= {"lr": 0.5, "weight_decay": 0.3, "betas": (0.1, 0.2)}
+    if forget:
+        for group in optimizer.param_groups:
+            group |= {"lr": 0.5, "weight_decay": 0.3, "betas": (0.1, 0.2)}
+        more.pop("gradient_clipping", None)
     settings = {"train_micro_batch_size_per_gpu": rows, "zero_allow_untested_optimizer": True,
                 "zero_optimization": {"stage": stage}, **more}
     return deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]

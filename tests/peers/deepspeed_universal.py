@@ -27,7 +27,7 @@ RANKS, BEFORE, AFTER, OTHER_SEED = 2, 3, 5, 2
 WARMUP = {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_min_lr": 0.0, "warmup_max_lr": 0.02}}
 SHARDED = {  # runs that are converted from shards: their stage and what else their engines have
     "zero1": (1, {}),
-    "zero2-bf16": (2, {"bf16": {"enabled": True}, "scheduler": WARMUP}),
+    "zero2-bf16": (2, {"bf16": {"enabled": True}, "scheduler": WARMUP, "gradient_clipping": 0.1}),
     # Stage 3 gives all groups what the first one has, and steps once per group. It is the last, because
     # its engine gives the process another linear function, which rounds otherwise in bf16.
     "zero3": (3, {"one_group": True}),
