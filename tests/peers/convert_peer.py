@@ -153,7 +153,7 @@ def main():
     task, source, target = sys.argv[1:]
     task = task.replace("-", "_")
     answer = os.dup(1)
-    os.dup2(2, 1)  # DeepSpeed prints while it works
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # DeepSpeed prints while it works
     if task in LATE_MODULES:
         importlib.import_module(LATE_MODULES[task])
     began, used = time.perf_counter(), processor_time()
