@@ -610,6 +610,16 @@ Test(map, sizes_of_sizes_are_computed_once)
     fsdp_text_release(&text);
 }
 
+/* The variable {y} has numbers behind the first unstack, and none behind the stack. */
+Test(map, a_join_of_nothing_is_refused)
+{
+    const stored_tensor stored[] = {tensor("a.0", 2, 3, 0), tensor("a.1", 2, 3, 6)};
+    expect_failure(&plain_call,
+                   "a.{x}\n  unstack 0 {y}\n  stack 0 {x}\n  unstack 0 {y}\n  stack 0 {y}\n"
+                   "  scale 2\n  = c.{x}\n",
+                   stored_open(stored, 2), "there is nothing to join");
+}
+
 /* --- what a checkpoint lacks, or has too much ------------------------------------------------------- */
 
 Test(map, tensors_that_are_missing_or_too_many_are_named)
