@@ -8,6 +8,7 @@
 #include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Programs have a few groups, or one per layer. The bounds keep the search for equal groups short. */
@@ -31,7 +32,8 @@ typedef struct form_list {
 typedef struct form_group {
     const char *prefix; /* "optim." */
     size_t prefix_size;
-    size_t entry; /* of the old description: its first */
+    size_t entry;  /* of the old description: its first */
+    int64_t place; /* in the source's list */
     form_list hypers, params;
 } form_group;
 
@@ -174,8 +176,10 @@ static fsdp_status take_group(forming *work, form_groups *groups, size_t number,
         return FSDP_OK;
     }
     const fsdp_value count = fsdp_value_u64(groups->count);
-    const form_group group = {
-        .prefix = entry->name, .prefix_size = parts->prefix_size, .entry = number};
+    const form_group group = {.prefix = entry->name,
+                              .prefix_size = parts->prefix_size,
+                              .entry = number,
+                              .place = strtoll(entry->name + parts->key, NULL, 10)};
     *at_out = groups->count;
     FSDP_TRY(fsdp_sd_add_value(work->index, entry->name, key_size, &count, err));
     return add_group(groups, group, err);
@@ -232,8 +236,10 @@ static fsdp_status read_list(forming *work, const fsdp_entry *entry, size_t numb
     const fsdp_value *list = &entry->value;
     for (size_t i = 0; i < list->as.list.count; i++) {
         const fsdp_value *dict = &list->as.list.items[i];
-        form_group group = {
-            .prefix = entry->name, .prefix_size = parts->prefix_size, .entry = number};
+        form_group group = {.prefix = entry->name,
+                            .prefix_size = parts->prefix_size,
+                            .entry = number,
+                            .place = (int64_t)i};
         for (size_t k = 0; k + 1 < dict->as.list.count; k += 2) {
             const fsdp_value *key = &dict->as.list.items[k];
             FSDP_TRY(add_hyper(
@@ -290,6 +296,18 @@ static fsdp_status read_entry(forming *work, size_t number, const group_name *pa
     return add_hyper(work, group, entry, &hyper, err);
 }
 
+/* Groups of one optimizer by their place in its list: entries may come in the order of names, where "10" is
+ * before "2". */
+static int compare_groups(const void *a, const void *b)
+{
+    const form_group *x = a, *y = b;
+    size_t size = x->prefix_size < y->prefix_size ? x->prefix_size : y->prefix_size;
+    int order = memcmp(x->prefix, y->prefix, size);
+    if (order == 0)
+        order = (x->prefix_size > y->prefix_size) - (x->prefix_size < y->prefix_size);
+    return order != 0 ? order : (x->place > y->place) - (x->place < y->place);
+}
+
 static fsdp_status read_groups(forming *work, fsdp_error *err)
 {
     group_name parts;
@@ -298,6 +316,8 @@ static fsdp_status read_groups(forming *work, fsdp_error *err)
         if (split_name(entry->name, entry->name_size, &parts) && !is_of_deepspeed(entry, &parts))
             FSDP_TRY(read_entry(work, i, &parts, err));
     }
+    if (work->lists.count > 0)
+        qsort(work->lists.items, work->lists.count, sizeof *work->lists.items, compare_groups);
     return FSDP_OK;
 }
 

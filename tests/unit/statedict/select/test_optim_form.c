@@ -268,6 +268,30 @@ Test(optim_form, other_programs_groups_stay)
     end(&of);
 }
 
+/* In the order of names, group 10 comes before group 2. */
+Test(optim_form, groups_keep_their_places)
+{
+    static const int places[] = {0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9};
+    enum { GROUPS = sizeof places / sizeof *places };
+    dict of = begin();
+    char name[60];
+    for (int i = 0; i < GROUPS; i++) {
+        const fsdp_value params[] = {text_of("w")};
+        snprintf(name, sizeof name, "optim.param_groups.%d.lr", places[i]);
+        put(&of, name, fsdp_value_i64(places[i]));
+        snprintf(name, sizeof name, "optim.param_groups.%d.params", places[i]);
+        put(&of, name, list_of(1, params));
+    }
+    cr_assert_eq(form(&of, FSDP_OPTIM_FORM_NESTED), FSDP_OK, "%s", err.text);
+    for (int i = 0; i < GROUPS; i++) {
+        snprintf(name, sizeof name, "optim.param_groups.%d.lr", i);
+        int64_t found = fsdp_sd_find(of.sd, name, strlen(name));
+        cr_assert_geq(found, 0, "%s", name);
+        cr_expect_eq(fsdp_sd_at(of.sd, (size_t)found)->value.as.i64, i, "%s", name);
+    }
+    end(&of);
+}
+
 Test(optim_form, numbered_parameters_have_no_flat_form)
 {
     dict of = begin();
