@@ -18,6 +18,14 @@ static const char model[] = "\xB0\0\0\0\0\0\0\0"
                             "   "
                             "................................................................";
 
+/* Names with two numbers. */
+static const char stages[] =
+    "\xB8\0\0\0\0\0\0\0"
+    "{\"p0.l0.n\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+    "\"p0.l1.n\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]},"
+    "\"p1.l0.n\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}"
+    "     ............";
+
 static const char config[] = "{\"n\":2,\"text_config\":{\"m\":3}}";
 
 static void require(bool truth)
@@ -26,9 +34,9 @@ static void require(bool truth)
         abort();
 }
 
-static void apply(const fsdp_map *map, bool from_right)
+static void apply(const fsdp_map *map, bool from_right, const char *file, size_t size)
 {
-    const memory_entry files[] = {{"model.safetensors", (const uint8_t *)model, sizeof model - 1}};
+    const memory_entry files[] = {{"model.safetensors", (const uint8_t *)file, size}};
     static const char *const given[] = {"k=1"};
     const fsdp_map_call call = {
         .config = config, .config_size = sizeof config - 1, .given = given, .given_count = 1};
@@ -50,8 +58,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fsdp_status st = fsdp_map_parse(size > 0 ? (const char *)data : "", size, "m", &map, &err);
     require(st == FSDP_OK ? map != NULL : !map && err.status == st && err.text[0]);
     if (map) {
-        apply(map, false);
-        apply(map, true);
+        apply(map, false, model, sizeof model - 1);
+        apply(map, true, model, sizeof model - 1);
+        apply(map, false, stages, sizeof stages - 1);
     }
     fsdp_map_free(map);
     return 0;
