@@ -60,7 +60,8 @@ fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
 /* The directory holds these checkpoints; FSDP_FOLDER_NAMES of them: there may be more. */
 fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *const *names, size_t count,
                                      fsdp_error *err);
-/* Notes "it is read as MEMBER and PARTS", or the entries beside the member that are left out. */
+/* Notes "it is read as MEMBER and PARTS", or the entries beside the member that are left out. Nothing for a
+ * directory that is read as it is and whole. */
 void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
 void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why);
 

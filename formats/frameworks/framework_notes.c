@@ -60,6 +60,12 @@ static bool is_read(const fsdp_io_names *parts, const char *name)
     return false;
 }
 
+/* The directory that was named is the checkpoint. */
+static bool is_itself(const char *member)
+{
+    return strcmp(member, ".") == 0;
+}
+
 /* "; optimizer left out: A, B", or "; left out: C" */
 static void add_others(const fsdp_folder *folder, const fsdp_io_names *parts, bool is_optim,
                        fsdp_text *text)
@@ -81,26 +87,34 @@ static void add_others(const fsdp_folder *folder, const fsdp_io_names *parts, bo
         fsdp_text_addf(text, " and %zu more", shown - NAMES_SHOWN);
 }
 
+/* "'run' (torchtitan) is read as 'checkpoint/step-10' and 'optim.pt'" */
+static void add_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts,
+                       fsdp_text *text)
+{
+    const fsdp_framework_row *row = folder->row;
+    fsdp_text_addf(text, "'%s'%s%s%s is read as ", folder->path, row ? " (" : "",
+                   row ? row->made_by : "", row ? ")" : "");
+    if (is_itself(member))
+        fsdp_text_addf(text, "the model");
+    else
+        fsdp_text_addf(text, "'%s'", member);
+    for (size_t i = 0; i < parts->count; i++)
+        fsdp_text_addf(text, "%s'%s'", i + 1 < parts->count ? ", " : " and ", parts->items[i]);
+}
+
 void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member,
                              const fsdp_io_names *parts)
 {
-    const fsdp_framework_row *row = folder->row;
-    fsdp_text text = {0};
-    if (!folder->note)
-        return;
-    fsdp_text_addf(&text, "'%s'%s%s%s is read as ", folder->path, row ? " (" : "",
-                   row ? row->made_by : "", row ? ")" : "");
-    if (strcmp(member, ".") == 0)
-        fsdp_text_addf(&text, "the model");
-    else
-        fsdp_text_addf(&text, "'%s'", member);
-    for (size_t i = 0; i < parts->count; i++)
-        fsdp_text_addf(&text, "%s'%s'", i + 1 < parts->count ? ", " : " and ", parts->items[i]);
+    fsdp_text text = {0}, others = {0};
     if (parts->count == 0)
-        add_others(folder, parts, true, &text);
-    add_others(folder, parts, false, &text);
-    if (!text.failed)
+        add_others(folder, parts, true, &others);
+    add_others(folder, parts, false, &others);
+    bool is_whole = is_itself(member) && parts->count > 0 && others.size == 0 && !others.failed;
+    add_choice(folder, member, parts, &text);
+    fsdp_text_add(&text, others.data, others.size);
+    if (folder->note && !is_whole && !text.failed && !others.failed)
         folder->note(folder->context, text.data);
+    fsdp_text_release(&others);
     fsdp_text_release(&text);
 }
 
