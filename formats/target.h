@@ -28,8 +28,9 @@
 
 /* Capabilities of a format. */
 typedef struct fsdp_limits {
-    const char *format;        /* the name that --to takes: "hf", "safetensors", "dcp", "torch", "hdf5",
-                                * "npz", "npy", "gguf", "llmc" or "universal" */
+    const char *format;        /* the name that --to takes: "hf", "safetensors", "dcp", "megatron", "torch",
+                                * "hdf5", "npz", "npy", "gguf", "llmc" or "universal" */
+    const char *base;          /* the format that becomes this one for a model in its layout; NULL: none */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
     bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
@@ -45,6 +46,8 @@ typedef struct fsdp_limits {
     bool f32_vectors;          /* floating tensors of fewer than two dims are f32 */
     bool f32_weights;          /* all floating tensors outside the optimizer are f32 */
     bool (*holds_dtype)(fsdp_dtype dtype);
+    /* True for values that have a place, by their names. NULL: all. */
+    bool (*holds_value)(const char *name, size_t size, const fsdp_value *value);
     /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
 } fsdp_limits;
@@ -96,6 +99,7 @@ typedef struct fsdp_target_opts {
     const char *stem;          /* hf: of its files, one of fsdp_hf_stems; NULL: "model" */
     const char *copied;        /* hf: a JSON text about files beside it that is kept with the tensors, or
                                 * NULL; its length must not change between measuring and writing */
+    const char *namespaces;    /* torch: the dict of this key is an argparse.Namespace; NULL: none */
     bool sync;
 } fsdp_target_opts;
 
@@ -147,6 +151,8 @@ extern const char *const fsdp_hf_stems[];
 
 /* The format that --to calls by this name; NULL when there is none. */
 const fsdp_target_format *fsdp_target_find(const char *name);
+/* The format that a model in this layout gets where the other one is asked for; else that one. */
+const fsdp_target_format *fsdp_target_for(const fsdp_target_format *format, const char *layout);
 /* Format number i, NULL behind the last. */
 const fsdp_target_format *fsdp_target_at(size_t i);
 

@@ -72,8 +72,8 @@ typedef enum fsdp_opaque {
 } fsdp_opaque;
 
 typedef struct fsdp_convert_opts {
-    const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz", "npy",
-                                * "gguf", "llmc" */
+    const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "megatron", "torch", "hdf5",
+                                * "npz", "npy", "gguf", "llmc" */
     fsdp_open_opts open;       /* of the source; access holds for the target, too */
     int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;

@@ -14,9 +14,10 @@ static const fsdp_target_format hdf5_target = {
     .limits = {.format = "hdf5", .values = true, .opaque = true, .holds_dtype = holds_every_dtype}};
 
 static const fsdp_target_format *const formats[] = {
-    &fsdp_hf_target,   &fsdp_safetensors_target, &fsdp_dcp_target, &fsdp_torch_target,
-    &hdf5_target,      &fsdp_npz_target,         &fsdp_npy_target, &fsdp_gguf_target,
-    &fsdp_llmc_target, &fsdp_universal_target,
+    &fsdp_hf_target,       &fsdp_safetensors_target, &fsdp_dcp_target,
+    &fsdp_megatron_target, &fsdp_torch_target,       &hdf5_target,
+    &fsdp_npz_target,      &fsdp_npy_target,         &fsdp_gguf_target,
+    &fsdp_llmc_target,     &fsdp_universal_target,
 };
 
 const fsdp_target_format *fsdp_target_at(size_t i)
@@ -30,4 +31,12 @@ const fsdp_target_format *fsdp_target_find(const char *name)
         if (strcmp(formats[i]->limits.format, name) == 0)
             return formats[i];
     return NULL;
+}
+
+const fsdp_target_format *fsdp_target_for(const fsdp_target_format *format, const char *layout)
+{
+    const fsdp_target_format *other = fsdp_target_find(layout);
+    bool is_base =
+        other && other->limits.base && strcmp(other->limits.base, format->limits.format) == 0;
+    return is_base ? other : format;
 }

@@ -8,6 +8,7 @@
 extern const fsdp_target_format fsdp_hf_target, fsdp_safetensors_target, fsdp_npz_target, fsdp_npy_target;
 extern const fsdp_target_format fsdp_gguf_target, fsdp_llmc_target;
 extern const fsdp_target_format fsdp_dcp_target;     /* dcp_write.c */
+extern const fsdp_target_format fsdp_megatron_target;        /* dcp_megatron.c */
 extern const fsdp_target_format fsdp_torch_target;   /* torch_write.c */
 extern const fsdp_target_format fsdp_universal_target;   /* universal_write.c */
 

@@ -8,6 +8,7 @@
 #include "formats/target/nesting.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { NO_NODE = 0 }; /* no node has the root as a child */
 
@@ -16,6 +17,7 @@ typedef struct tree_node {
     const char *key;
     int32_t element;                 /* of a path, see name_path.h */
     bool is_list, is_tuple, is_leaf; /* a tuple is a list, too */
+    bool is_top;                     /* its key is the first of a path */
     size_t entry;                    /* of a leaf */
     size_t first, last, next;        /* first and last item; the next item after this one */
     size_t count;                    /* of items */
@@ -24,6 +26,7 @@ typedef struct tree_node {
 typedef struct tree {
     const fsdp_target_entry *entries;
     size_t entry_count;
+    const char *namespaces; /* the dict of this key is a namespace; NULL: none */
     nesting nesting;
     tree_node *nodes;
     size_t count, room;
@@ -78,7 +81,8 @@ static fsdp_status add_entry(tree *at, size_t i, fsdp_error *err)
         tree_node node = {.key = key,
                           .element = path[e],
                           .is_list = path[e + 1] < 0,
-                          .is_tuple = fsdp_path_in_tuple(path[e + 1])};
+                          .is_tuple = fsdp_path_in_tuple(path[e + 1]),
+                          .is_top = e == 0};
         FSDP_TRY(find_container(at, &node, &parent, err));
         key += fsdp_path_bytes(path[e]) + 1;
     }
@@ -136,12 +140,26 @@ static void emit_key(fsdp_pickler *pickler, const tree_node *item)
         fsdp_pickler_text(pickler, item->key, fsdp_path_bytes(item->element));
 }
 
+/* A dict at the top whose key is that of a namespace. */
+static bool is_namespace(const tree *at, const tree_node *node)
+{
+    size_t size = at->namespaces ? strlen(at->namespaces) : 0;
+    return size > 0 && !node->is_list && node->is_top && fsdp_path_bytes(node->element) == size &&
+           memcmp(node->key, at->namespaces, size) == 0;
+}
+
 /* Recursion depth is the length of paths. */
 static fsdp_status emit_node(tree *at, size_t number, fsdp_error *err)
 {
     tree_node node = at->nodes[number];
     if (node.is_leaf)
         return at->emit(at->context, node.entry, err);
+    bool opens_object = is_namespace(at, &node);
+    if (opens_object) {
+        fsdp_pickler_global(at->pickler, "argparse", "Namespace");
+        fsdp_pickler_op(at->pickler, FSDP_OP_EMPTY_TUPLE);
+        fsdp_pickler_op(at->pickler, FSDP_OP_NEWOBJ);
+    }
     if (!node.is_tuple)
         fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_EMPTY_LIST : FSDP_OP_EMPTY_DICT);
     fsdp_pickler_op(at->pickler, FSDP_OP_MARK);
@@ -153,6 +171,8 @@ static fsdp_status emit_node(tree *at, size_t number, fsdp_error *err)
     fsdp_pickler_op(at->pickler, node.is_tuple  ? FSDP_OP_TUPLE
                                  : node.is_list ? FSDP_OP_APPENDS
                                                 : FSDP_OP_SETITEMS);
+    if (opens_object)
+        fsdp_pickler_op(at->pickler, FSDP_OP_BUILD);
     return FSDP_OK;
 }
 
@@ -171,12 +191,13 @@ static fsdp_status emit_tree(tree *at, fsdp_error *err)
     return emit_node(at, 0, err);
 }
 
-fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries, size_t count,
+fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_opts *opts,
                             fsdp_status (*emit)(void *context, size_t entry, fsdp_error *err),
                             void *context, fsdp_error *err)
 {
-    tree at = {.entries = entries,
-               .entry_count = count,
+    tree at = {.entries = opts->entries,
+               .entry_count = opts->entry_count,
+               .namespaces = opts->namespaces,
                .pickler = pickler,
                .emit = emit,
                .context = context};

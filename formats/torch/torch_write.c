@@ -90,8 +90,7 @@ static fsdp_status pickle_all(fsdp_target *target, fsdp_error *err)
     fsdp_pickler *pickler = &target->pickler;
     pickler->weights_only = true;
     fsdp_pickler_begin(pickler);
-    FSDP_TRY(torch_emit_tree(pickler, target->opts.entries, target->opts.entry_count, pickle_entry,
-                             target, err));
+    FSDP_TRY(torch_emit_tree(pickler, &target->opts, pickle_entry, target, err));
     fsdp_pickler_op(pickler, FSDP_OP_STOP);
     return pickler->text.failed ? fsdp_fail_memory(err, "a pickle") : FSDP_OK;
 }

@@ -235,6 +235,16 @@ static bool has_tokenizer(const fsdp_checkpoint *checkpoint)
     return fsdp_sd_find(checkpoint->manifest.sd, name, sizeof name - 1) >= 0;
 }
 
+/* The loader of a framework may ask for more than the format that the user names: Megatron's files beside
+ * those of DCP. */
+static void fit_format(convert_job *job, const char *layout)
+{
+    job->format = fsdp_target_for(job->format, layout);
+    job->opts.format = job->format->limits.format;
+    job->place.format = job->format;
+    job->limits = job->format->ops ? &job->format->limits : NULL;
+}
+
 /* The source under the names of another framework, if a map is named or needed. */
 static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                                  fsdp_convert_plan *plan, fsdp_error *err)
@@ -254,7 +264,12 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
     snprintf(plan->map, sizeof plan->map, "%s", sides.name);
     snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);
     snprintf(plan->map_to, sizeof plan->map_to, "%s", sides.to);
-    return FSDP_OK;
+    if (!plan->is_mapped || !job->format)
+        return FSDP_OK;
+    fit_format(job, plan->map_to);
+    return strcmp(job->format->limits.format, "megatron") == 0
+               ? fsdp_map_add_megatron_objects(&job->from, err)
+               : FSDP_OK;
 }
 
 /* Hugging Face's loaders need a config.json, and GGUF has what makes one, but for the numbers behind

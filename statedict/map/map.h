@@ -12,7 +12,7 @@
  *   map_steps.c    the steps of a rule -> derived tensors
  *   map_choice.c   the map of a conversion
  *   map_opened.c   fsdp_checkpoint_map: an opened checkpoint under other names
- *   map_gguf.c     the key-value pairs of a GGUF file
+ *   map_gguf.c     the key-value pairs of a GGUF file; map_megatron.c: the objects of a Megatron checkpoint
  *   map_builtin.c  built-in maps, whose texts are in builtin/
  *
  * Local; one thread. Callers: convert, and tools through fsdp_checkpoint_map.
@@ -118,5 +118,11 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
  * closed as above. */
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
                                     fsdp_checkpoint **checkpoint, fsdp_error *err);
+
+/* --- map_megatron.c --- */
+
+/* Adds what Megatron-Core's loader asks for besides tensors. The checkpoint is replaced, or closed as
+ * above. */
+fsdp_status fsdp_map_add_megatron_objects(fsdp_checkpoint **checkpoint, fsdp_error *err);
 
 #endif

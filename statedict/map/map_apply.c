@@ -4,6 +4,8 @@
  */
 #include "statedict/map/map_run.h"
 
+#include "base/data/value_internal.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -308,12 +310,15 @@ static bool has_own_values(const fsdp_map *map, bool right)
     return strcmp(fsdp_map_layout(map, right), "gguf") == 0;
 }
 
+/* Values that the side has, unless the other one brings them. */
 static fsdp_status add_values(map_run *run, bool right, fsdp_error *err)
 {
     for (size_t i = 0; i < run->map->number_count; i++) {
         const map_number *number = &run->map->numbers[i];
         fsdp_value value = fsdp_value_i64(0);
-        if (number->is_right != right)
+        bool is_there = run->map->value_count > 0 &&
+                        fsdp_sd_find(run->sd, number->name, strlen(number->name)) >= 0;
+        if (number->is_right != right || is_there)
             continue;
         fsdp_status st = map_sizes_compute(&run->sizes, number->expression, &value.as.i64, err);
         if (st != FSDP_OK) {
@@ -340,7 +345,8 @@ static const char *find_beginning(const map_run *run, const fsdp_entry *entry, b
     return NULL;
 }
 
-/* A value stays, or gets the name of the other side, where the map has lines for values. */
+/* A value stays, or gets the name of the other side, where the map has lines for values. An object can only
+ * keep its name. */
 static fsdp_status keep_value(map_run *run, size_t number, bool from_right, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(run->sd, number);
@@ -348,7 +354,7 @@ static fsdp_status keep_value(map_run *run, size_t number, bool from_right, fsdp
     fsdp_text name = {0};
     if (run->map->value_count == 0)
         return fsdp_derivation_keep(run->derivation, number, err);
-    if (!from)
+    if (!from || (strcmp(from, other) != 0 && fsdp_value_is_opaque(&entry->value)))
         return FSDP_OK;
     size_t size = strlen(from);
     fsdp_text_addf(&name, "%s", other);
@@ -369,7 +375,8 @@ static fsdp_status keep_others(map_run *run, bool from_right, const fsdp_map_cal
     fsdp_text names = {0};
     size_t count = 0;
     char shown[200];
-    bool drops_values = has_own_values(run->map, false) || has_own_values(run->map, true);
+    bool drops_values = run->map->value_count == 0 &&
+                        (has_own_values(run->map, false) || has_own_values(run->map, true));
     for (size_t i = 0; i < fsdp_sd_count(run->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
         if (run->is_taken[i] || (entry->kind == FSDP_ENTRY_VALUE && drops_values))

@@ -111,7 +111,8 @@ fsdp_status fsdp_excess_fail(const fsdp_excess *excess, const char *format, fsdp
 {
     enum { SHOWN_BYTES = 300 };
     fsdp_text text = {0};
-    bool only_values = excess->count == 1 && strcmp(excess->groups[0].drop, "values") == 0;
+    bool only_values = excess->count == 1 && !excess->holds_values &&
+                       strcmp(excess->groups[0].drop, "values") == 0;
     fsdp_text_addf(&text, only_values ? "%s holds tensors only" : "%s cannot hold everything",
                    format);
     for (size_t i = 0; i < excess->count; i++) {

@@ -13,7 +13,11 @@
 typedef struct fsdp_excess_group { char drop[40]; fsdp_name_list names; } fsdp_excess_group;
 
 /* Zero-initialise. */
-typedef struct fsdp_excess { fsdp_excess_group *groups; size_t count, room; } fsdp_excess;
+typedef struct fsdp_excess {
+    fsdp_excess_group *groups;
+    size_t count, room;
+    bool holds_values;         /* the format holds others than these */
+} fsdp_excess;
 
 fsdp_status fsdp_excess_add(fsdp_excess *excess, const char *drop, const char *name, size_t size,
                             fsdp_error *err);

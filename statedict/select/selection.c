@@ -302,6 +302,9 @@ static const char *excess_of(const selecting *work, size_t i, char drop[40])
     if (!is_held)
         return limits && !limits->values && !fsdp_value_holds_tensor(&entry->value) ? "values"
                                                                                     : "opaque";
+    if (is_value && limits && limits->holds_value &&
+        !limits->holds_value(entry->name, entry->name_size, &entry->value))
+        return is_blob ? "opaque" : "values";
     if (is_value || !limits || limits->holds_dtype(selected->dtype))
         return NULL;
     strcpy(drop, selected->dtype == dtype_of(work->sd, entry) ? FSDP_DROP_DTYPE : FSDP_CAST_TO);
@@ -326,7 +329,7 @@ static fsdp_status check_one(const selecting *work, fsdp_error *err)
 
 static fsdp_status check_limits(const selecting *work, fsdp_error *err)
 {
-    fsdp_excess excess = {0};
+    fsdp_excess excess = {.holds_values = work->limits && work->limits->values};
     fsdp_status st = FSDP_OK;
     if (work->limits && work->limits->nameless)
         FSDP_TRY(check_one(work, err));

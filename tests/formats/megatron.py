@@ -47,6 +47,29 @@ def check_case(case, folder):
           f"{case.name} -> hf: other tensors")
 
 
+METADATA = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch",
+            "common_backend_version": 1}
+
+
+def check_written(case, folder):
+    """A checkpoint of Megatron stays one, with its common state where Megatron looks for it."""
+    kept, common, data = folder / "kept", folder / "common", case / "data"
+    values = {name for name in listing(data)["values"] if name.startswith("common.")}
+    others = {"common.args.dtype"} & values  # an object, which common.pt is not given
+    ran = run("fsdp-convert", data, kept, "--to", "megatron", "--opaque", "copy",
+              *(word for name in others for word in ("--drop", f"^{name}$")))
+    check(ran.returncode == 0, f"{case.name} -> megatron: {ran.stderr}")
+    if ran.returncode:
+        return
+    check(json.loads((kept / "metadata.json").read_text()) == METADATA, f"{case.name}: other metadata.json")
+    ran = run("fsdp-diff", data, kept, *(word for name in others for word in ("--exclude", f"^{name}$")))
+    check(ran.returncode == 0, f"{case.name} -> megatron: {ran.stdout}{ran.stderr}")
+    ran = run("fsdp-convert", kept / "common.pt", common, "--to", "fsdp")
+    check(ran.returncode == 0, f"{case.name}: common.pt: {ran.stderr}")
+    told = {f"common.{name}" for name in listing(common)["values"]}
+    check(told == values - others, f"{case.name}: common.pt: {told ^ values}")
+
+
 def check_damage(case, folder):
     cut, lost = folder / "cut", folder / "lost"
     shutil.copytree(case / "data", cut)
@@ -156,6 +179,26 @@ def write_ranks(run_folder, weights):
                        "optimizer": {"param_groups": [{"lr": 0.1}]}})
 
 
+def check_mapped(legacy, folder):
+    """Files of ranks and a model of transformers become the same checkpoint of Megatron."""
+    ways = {"joined": (legacy, "--to", "megatron"),
+            "mapped": (folder / "llama", "--to", "dcp", "--map", "megatron-llama"),
+            "named": (folder / "llama", "--to", "megatron")}
+    for name, (source, *options) in ways.items():
+        ran = run("fsdp-convert", source, folder / name, *options)
+        check(ran.returncode == 0, f"{name}: {ran.stderr}")
+        check((folder / name / "common.pt").exists(), f"{name}: no common.pt")
+    for name in ("joined", "named"):
+        ran = run("fsdp-diff", folder / name, folder / "mapped", "--exclude",
+                  r"common\.iteration|\.word_emb|^output_l")
+        check(ran.returncode == 0, f"{name}: {ran.stdout}{ran.stderr}")
+    values = listing(folder / "mapped")["values"]
+    objects = [name for name in values if name.endswith(f"._extra_state/shard_{LAYERS - 1}_{LAYERS}")]
+    check(len(objects) == 5 and values["common.checkpoint_version"] == 3.0, f"mapped: {objects}")
+    ran = run("fsdp-convert", legacy, folder / "odd", "--to", "megatron", "--map", "none")
+    check(ran.returncode == 2 and "tp0.pp0.ep0.iteration" in ran.stderr, f"values elsewhere: {ran.stderr}")
+
+
 def check_ranks(folder):
     weights, legacy, like = model(), folder / "run", folder / "like"
     write_ranks(legacy, weights)
@@ -172,6 +215,7 @@ def check_ranks(folder):
         packed = b"".join(struct.pack(f"<{len(row)}f", *row) for row in rows)
         found = told.get(name, {}).get("sha256")
         check(found == hashlib.sha256(packed).hexdigest(), f"files of ranks: {name} is another tensor")
+    check_mapped(legacy, folder)
     shutil.rmtree(legacy / "iter_0000005/mp_rank_01_000")
     ran = run("fsdp-convert", legacy, folder / "less", "--copy-from", like)
     check(ran.returncode == 4 and "mp_rank_01_000" in ran.stderr and not (folder / "less").exists(),
@@ -182,7 +226,7 @@ def main():
     cases = sorted(path.parent for path in GOLDEN.glob("*/expected.json"))
     check(len(cases) == 3, "there are other cases")
     for case in cases:
-        for checked in (check_case, check_damage):
+        for checked in (check_case, check_written, check_damage):
             with tempfile.TemporaryDirectory() as folder:
                 checked(case, Path(folder))
     with tempfile.TemporaryDirectory() as folder:

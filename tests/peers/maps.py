@@ -95,6 +95,40 @@ def megatron_mixtral():
     check_llama(transformers.MixtralForCausalLM(config), mixtral_mlp, "megatron-mixtral")
 
 
+def optimizer_state(layout, states):
+    """The state of a parameter, with the name and the shape of the parameter."""
+    return {f"optimizer.state.{kind}.{name}": tensor
+            for kind, model in states.items() for name, tensor in layout(model).items()}
+
+
+@case
+def megatron_moments():
+    """Moments and masters of a distributed optimizer in model space are mapped as their parameters are."""
+    config = transformers.LlamaConfig(**sizes(tie_word_embeddings=False))
+    model, mean, square, master = (transformers.LlamaForCausalLM(config) for _ in range(4))
+
+    def layout(of, stacked=True):
+        state = of.state_dict()
+        layers = [{**llama_layer(state, i, config), **llama_mlp(state, i)} for i in range(3)]
+        return megatron(layers, llama_outside(of), stacked)
+
+    model.save_pretrained("like")
+    wanted = dict(model.state_dict())
+    for kind, of in (("exp_avg", mean), ("exp_avg_sq", square), ("master", master)):
+        wanted |= {f"optim.state.{name}.{kind}": tensor for name, tensor in of.state_dict().items()}
+    for name, kind, stacked in (("stacked", "param", True), ("single", "fp32_param", False)):
+        foreign = layout(model, stacked) | optimizer_state(
+            lambda of: layout(of, stacked), {"exp_avg": mean, "exp_avg_sq": square, kind: master})
+        write_dcp(foreign, name)
+        convert(name, f"{name}_mapped", "--to", "dcp", "--map", "megatron-llama", "--copy-from", "like")
+        same(read_dcp(f"{name}_mapped"), wanted)
+        convert(name, f"{name}_model", "--copy-from", "like")
+        check_model(f"{name}_model", model)
+    convert("stacked_mapped", "back", "--to", "megatron", "--copy-from", "like")
+    same(read_dcp("back"), layout(model) | optimizer_state(
+        layout, {"exp_avg": mean, "exp_avg_sq": square, "param": master}))
+
+
 @case
 def megatron_gpt2():
     model = gpt2()

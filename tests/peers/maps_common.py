@@ -47,10 +47,11 @@ def same(ours, theirs):
 
 
 def read_dcp(path):
+    """The tensors."""
     state = {}
     _load_state_dict(state, storage_reader=dcp.FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(),
                      no_dist=True)
-    return state
+    return {name: value for name, value in state.items() if torch.is_tensor(value)}
 
 
 def logits(model):

@@ -1,5 +1,5 @@
 """Models of transformers in Megatron's files of ranks (mp_rank_TT_PPP_EEE), which this script cuts by its own
-code, become models of transformers with the same bits and outputs.
+code, become models of transformers with the same bits and outputs, and Megatron-Core's torch_dist.
 
 usage: megatron_ranks.py FSDP_CONVERT [CASE...]
 """
@@ -10,9 +10,9 @@ import subprocess
 
 import torch
 import transformers
-from maps_common import CONVERT, check_model, convert, gpt2, run_cases, same, sizes
-from megatron_layouts import (gpt2_layer, gpt2_outside, llama_layer, llama_mlp, llama_outside, mixtral_mlp,
-                              padded)
+from maps_common import CONVERT, check_model, convert, gpt2, read_dcp, run_cases, same, sizes
+from megatron_layouts import (gpt2_layer, gpt2_outside, llama_layer, llama_mlp, llama_outside, megatron,
+                              mixtral_mlp, padded)
 
 CASES = {}
 ROWS = ("word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias")
@@ -106,6 +106,14 @@ class Run:
         self.write("run")
         convert("run", "out", "--copy-from", "hf", "--to", "hf")
         check_model("out", self.model)
+        convert("run", "core", "--to", "megatron")
+        outside = self.outside | self.spread(False, True)
+        same(read_dcp("core"), megatron(self.layers, outside))
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            common = torch.load("core/common.pt")
+        plain = {key: value for key, value in vars(self.arguments()).items() if key != "params_dtype"}
+        assert vars(common.pop("args")) == plain
+        assert common == {"checkpoint_version": 3.0, "iteration": 5}, common
 
 
 def llama_run(model, stages, mlp=llama_mlp, **more):

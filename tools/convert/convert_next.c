@@ -404,6 +404,23 @@ static void add_map(fsdp_text *text, const convert_options *opts, const fsdp_con
     }
 }
 
+/* A checkpoint of Megatron has objects and common values that its map does not make. */
+static void add_excluded(fsdp_text *text, const left_out *left)
+{
+    static const char added[] = "^common\\.|/shard_";
+    const char *pattern = pattern_of(left);
+    bool adds = left->plan->is_mapped && strcmp(left->plan->map_to, "megatron") == 0;
+    fsdp_text whole = {0};
+    if (!pattern && !adds)
+        return;
+    fsdp_text_addf(&whole, pattern && adds ? "(%s)|%s" : "%s%s", pattern ? pattern : "",
+                   adds ? added : "");
+    fsdp_text_addf(text, " -X");
+    cli_add_argument(text, whole.failed ? "" : whole.data);
+    text->failed = text->failed || whole.failed;
+    fsdp_text_release(&whole);
+}
+
 static void add_diff(fsdp_text *text, const left_out *left, const char *from, const char *to)
 {
     const convert_options *opts = left->opts;
@@ -428,10 +445,7 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
         fsdp_text_addf(text, " -I");
         cli_add_argument(text, include_of(left));
     }
-    if (pattern_of(left)) {
-        fsdp_text_addf(text, " -X");
-        cli_add_argument(text, pattern_of(left));
-    }
+    add_excluded(text, left);
     fsdp_text_add(text, "\n", 1);
 }
 

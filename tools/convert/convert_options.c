@@ -57,7 +57,7 @@ enum {
 
 static const struct argp_option options[] = {
     {"to", KEY_TO, "FORMAT", 0,
-     "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy, gguf, llmc, universal", 0},
+     "fsdp, hf, safetensors, dcp, megatron, torch, hdf5, npz, npy, gguf, llmc, universal", 0},
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
     {"variant", KEY_VARIANT, "NAME", 0, "of SRC the files model.NAME.safetensors", 0},
     {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},
@@ -264,10 +264,12 @@ static void check_format(const convert_options *opts)
     const fsdp_convert_opts *convert = &opts->convert;
     const char *format = convert->format;
     bool takes_config = strcmp(format, "hf") == 0 || strcmp(format, "gguf") == 0 ||
-                        strcmp(format, "llmc") == 0 || convert->map;
+                        strcmp(format, "llmc") == 0 || strcmp(format, "megatron") == 0 ||
+                        convert->map;
     if (convert->copy_from && !takes_config)
-        cli_usage_error("--copy-from is for --to hf, gguf and llmc, and with --map, not for %s",
-                        format);
+        cli_usage_error(
+            "--copy-from is for --to hf, gguf, llmc and megatron, and with --map, not for %s",
+            format);
     if (convert->optim_form && strcmp(format, "dcp") != 0)
         cli_usage_error("--optim is for --to dcp, not for %s", format);
     if (strcmp(format, "fsdp") == 0)

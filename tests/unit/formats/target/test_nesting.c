@@ -110,8 +110,11 @@ Test(nesting, deep_names_take_memory_by_their_bytes)
     nesting_release(&found);
     cr_assert_eq(dcp_fold_lists(all.entries, all.count, &fold, &err), FSDP_OK);
     dcp_fold_release(&fold);
-    cr_assert_eq(torch_emit_tree(&pickler, all.entries, all.count, emit_nothing, &pickler, &err),
-                 FSDP_OK);
+    cr_assert_eq(
+        torch_emit_tree(&pickler,
+                        &(fsdp_target_opts){.entries = all.entries, .entry_count = all.count},
+                        emit_nothing, &pickler, &err),
+        FSDP_OK);
     cr_expect_lt(peak_bytes() - before, MOST, "%lld bytes", (long long)(peak_bytes() - before));
     fsdp_pickler_release(&pickler);
     release_names(&all);
@@ -200,8 +203,11 @@ Test(nesting, a_long_list_in_any_order_is_told_in_its_own)
     shuffle(&all);
     cr_assert_str_neq(all.entries[0].name, "list.0");
     telling told = {.all = &all};
-    cr_assert_eq(torch_emit_tree(&pickler, all.entries, all.count, emit_name, &told, &err),
-                 FSDP_OK);
+    cr_assert_eq(
+        torch_emit_tree(&pickler,
+                        &(fsdp_target_opts){.entries = all.entries, .entry_count = all.count},
+                        emit_name, &told, &err),
+        FSDP_OK);
     cr_expect(told.text.size == expected.size &&
               memcmp(told.text.data, expected.data, expected.size) == 0);
     fsdp_text_release(&told.text);

@@ -296,6 +296,14 @@ Test(resume, of_universal)
     kill_and_resume("universal", opts);
 }
 
+Test(resume, of_megatron)
+{
+    fsdp_convert_opts opts = opts_for("megatron");
+    opts.world = 2;
+    opts.shard_dim = 1;
+    kill_and_resume("megatron", opts);
+}
+
 Test(resume, of_dcp_unverified)
 {
     fsdp_convert_opts opts = opts_for("dcp");

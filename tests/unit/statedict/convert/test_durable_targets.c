@@ -21,7 +21,8 @@ static const struct {
                {"torch", "/out/a.pt"},
                {"dcp", "/out/dcp"},
                {"hdf5", "/out/a.h5"},
-               {"universal", "/out/universal"}};
+               {"universal", "/out/universal"},
+               {"megatron", "/out/megatron"}};
 enum { TARGETS = sizeof targets / sizeof *targets };
 
 static fsdp_io *disk;
