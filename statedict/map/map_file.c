@@ -412,6 +412,18 @@ static bool read_variable(map_reader *reader, const char *word, int *variable_ou
     return *variable_out >= 0;
 }
 
+/* The variables that a number counts together, each once and none the number itself. */
+static bool read_counted(map_reader *reader, const char *word, map_step *step)
+{
+    int *added = &step->counted[step->counted_count++];
+    if (!read_variable(reader, word, added) || *added == step->variable)
+        return false;
+    for (const int *before = step->counted; before < added; before++)
+        if (*before == *added)
+            return false;
+    return true;
+}
+
 static bool read_argument(map_reader *reader, char kind, int *at, map_step *step)
 {
     const char *word = *at < reader->count ? reader->words[*at] : "";
@@ -427,7 +439,7 @@ static bool read_argument(map_reader *reader, char kind, int *at, map_step *step
     case 'v': (*at)++; return read_variable(reader, word, &step->variable);
     case 'V':
         for (; *at < reader->count && step->counted_count < MAP_COUNTED; (*at)++)
-            if (!read_variable(reader, reader->words[*at], &step->counted[step->counted_count++]))
+            if (!read_counted(reader, reader->words[*at], step))
                 return false;
         return step->counted_count > 1;
     case 'o':

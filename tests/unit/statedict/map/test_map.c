@@ -54,13 +54,36 @@ Test(map, the_parser_names_the_line)
 
 Test(map, arguments_of_steps_are_checked)
 {
-    static const char *const wrong[] = {
-        "unstack {x} 0", "unstack 0 x",    "unstack 0",       "unstack -1 {x}",    "unstack 64 {x}",
-        "scatter 0 {x}", "unflatten 0",    "flatten 0",       "flatten 0 : 2",     "split 0 : 2 2",
-        "unpad 0 2",     "transpose 0",    "permute",         "permute 0 x",       "reshape 2 3",
-        "reshape : 2",   "reshape 2:3",    "scale 0",         "scale x",           "scale inf",
-        "scale nan",     "scale 1e-320",   "scale",           "reshape 2 : 3 : 4", "first 0",
-        "number {x}",    "number {x} {y}", "number {x} {y} z"};
+    static const char *const wrong[] = {"unstack {x} 0",
+                                        "unstack 0 x",
+                                        "unstack 0",
+                                        "unstack -1 {x}",
+                                        "unstack 64 {x}",
+                                        "scatter 0 {x}",
+                                        "unflatten 0",
+                                        "flatten 0",
+                                        "flatten 0 : 2",
+                                        "split 0 : 2 2",
+                                        "unpad 0 2",
+                                        "transpose 0",
+                                        "permute",
+                                        "permute 0 x",
+                                        "reshape 2 3",
+                                        "reshape : 2",
+                                        "reshape 2:3",
+                                        "scale 0",
+                                        "scale x",
+                                        "scale inf",
+                                        "scale nan",
+                                        "scale 1e-320",
+                                        "scale",
+                                        "reshape 2 : 3 : 4",
+                                        "first 0",
+                                        "number {x}",
+                                        "number {x} {y}",
+                                        "number {x} {y} z",
+                                        "number {z} {x} {x}",
+                                        "number {z} {x} {y} {z}"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char text[64];
         snprintf(text, sizeof text, "a\n  %s\n  = b\n", wrong[i]);
