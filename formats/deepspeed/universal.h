@@ -44,7 +44,7 @@ typedef struct universal_file {
     _Atomic int64_t left;      /* bytes of tensors that were not written yet */
 } universal_file;
 
-/* A tensor entry's place. file 0 and entry 0 are the model file and its first member, which is no tensor. */
+/* The place of a tensor. */
 typedef struct universal_slot { size_t file, entry; } universal_slot;
 
 typedef struct universal_plan {
@@ -52,7 +52,8 @@ typedef struct universal_plan {
     size_t file_count, file_room;
     const char **folders;      /* of parameters, below the directory */
     size_t folder_count, folder_room;
-    universal_slot *slots;     /* per entry of the target */
+    universal_slot *slots;     /* per entry of the target; unset for values and further names of a tensor */
+    size_t *first;             /* per entry: the first name of its tensor in the model, or the entry itself */
     size_t step;               /* the entry that optimizer_state.pt has, too, counted from 1; 0: none */
     universal_slot step_again; /* its second place */
     struct universal_value *values;    /* that the plan made */
@@ -96,24 +97,26 @@ fsdp_status universal_add_named(universal_plan *plan, size_t file, fsdp_target_e
 
 /* --- universal_params.c ------------------------------------------------------------------------------ */
 
-/* Floating tensors of the model. Tied ones are one parameter: the first entry of it is returned. */
+/* Floating tensors of the model. Tied ones are one parameter. */
 typedef struct universal_params {
     const fsdp_target_opts *opts;
+    const size_t *first;       /* of the plan */
     fsdp_name_table table;     /* all names -> their entry */
     size_t *shown;             /* per first entry: the entry whose name its folder has */
 } universal_params;
 
 bool universal_is_param(const fsdp_target_entry *entry);
-/* Release in any case. */
-fsdp_status universal_params_find(const fsdp_target_opts *opts, universal_params *params, fsdp_error *err);
+/* Sets plan->first. Release params in any case. */
+fsdp_status universal_params_find(const fsdp_target_opts *opts, universal_plan *plan,
+                                  universal_params *params, fsdp_error *err);
 void universal_params_release(universal_params *params);
-/* NULL: there is no such parameter. */
-const fsdp_target_entry *universal_param_named(const universal_params *params, const char *name, size_t size);
-/* The parameter NAME of "optim.state.NAME.KEY", and the key. */
-const fsdp_target_entry *universal_param_of_state(const universal_params *params,
-                                                  const fsdp_target_entry *state, universal_key *key_out);
 /* The entry whose name the folder of a tensor of the model has. */
 const fsdp_target_entry *universal_param_shown(const universal_params *params,
                                                const fsdp_target_entry *entry);
+/* The entry that universal_param_shown gives for this name; NULL: there is no such parameter. */
+const fsdp_target_entry *universal_param_named(const universal_params *params, const char *name, size_t size);
+/* The entry NAME of "optim.state.NAME.KEY", and the key; NULL: it is none of a parameter. */
+const fsdp_target_entry *universal_param_of_state(const universal_params *params,
+                                                  const fsdp_target_entry *state, universal_key *key_out);
 
 #endif

@@ -33,10 +33,22 @@ static const uint64_t *named_by(const universal_params *params, const fsdp_targe
     return NULL;
 }
 
-static size_t first_of(const universal_params *params, size_t entry)
+/* A program may have a tensor of the model under a name of its own, too, which is stored apart. */
+static fsdp_status find_first(const fsdp_target_opts *opts, size_t *first, fsdp_error *err)
 {
-    size_t same = params->opts->entries[entry].same_as;
-    return same > 0 ? same - 1 : entry;
+    size_t *known = fsdp_alloc(opts->entry_count, sizeof *known); /* counted from 1 */
+    if (!known)
+        return universal_fail_memory(err);
+    for (size_t i = 0; i < opts->entry_count; i++) {
+        const fsdp_target_entry *entry = &opts->entries[i];
+        size_t *name = &known[entry->same_as > 0 ? entry->same_as - 1 : i];
+        bool is_tensor_of_model = entry->is_model && !entry->value;
+        if (is_tensor_of_model && *name == 0)
+            *name = i + 1;
+        first[i] = is_tensor_of_model ? *name - 1 : i;
+    }
+    fsdp_free(known);
+    return FSDP_OK;
 }
 
 static fsdp_status list_names(universal_params *params, fsdp_error *err)
@@ -51,19 +63,22 @@ static fsdp_status list_names(universal_params *params, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status universal_params_find(const fsdp_target_opts *opts, universal_params *params,
-                                  fsdp_error *err)
+fsdp_status universal_params_find(const fsdp_target_opts *opts, universal_plan *plan,
+                                  universal_params *params, fsdp_error *err)
 {
     *params = (universal_params){.opts = opts};
+    plan->first = fsdp_arena_alloc(&plan->arena, opts->entry_count, sizeof *plan->first);
     params->shown = fsdp_alloc(opts->entry_count, sizeof *params->shown);
-    if (!params->shown)
+    if (!plan->first || !params->shown)
         return universal_fail_memory(err);
+    params->first = plan->first;
+    FSDP_TRY(find_first(opts, plan->first, err));
     FSDP_TRY(list_names(params, err));
     for (size_t i = opts->entry_count; i-- > 0;) { /* the first name that has a state stays */
         universal_key key;
         const uint64_t *named = named_by(params, &opts->entries[i], &key);
         if (named)
-            params->shown[first_of(params, *named)] = (size_t)*named;
+            params->shown[params->first[*named]] = (size_t)*named;
     }
     return FSDP_OK;
 }
@@ -75,11 +90,18 @@ void universal_params_release(universal_params *params)
     *params = (universal_params){0};
 }
 
+const fsdp_target_entry *universal_param_shown(const universal_params *params,
+                                               const fsdp_target_entry *entry)
+{
+    size_t number = (size_t)(entry - params->opts->entries);
+    return &params->opts->entries[params->shown[params->first[number]]];
+}
+
 const fsdp_target_entry *universal_param_named(const universal_params *params, const char *name,
                                                size_t size)
 {
     const uint64_t *found = fsdp_name_table_find(&params->table, name, size);
-    return found ? &params->opts->entries[first_of(params, *found)] : NULL;
+    return found ? universal_param_shown(params, &params->opts->entries[*found]) : NULL;
 }
 
 const fsdp_target_entry *universal_param_of_state(const universal_params *params,
@@ -87,12 +109,5 @@ const fsdp_target_entry *universal_param_of_state(const universal_params *params
                                                   universal_key *key_out)
 {
     const uint64_t *found = named_by(params, state, key_out);
-    return found ? &params->opts->entries[first_of(params, *found)] : NULL;
-}
-
-const fsdp_target_entry *universal_param_shown(const universal_params *params,
-                                               const fsdp_target_entry *entry)
-{
-    size_t first = first_of(params, (size_t)(entry - params->opts->entries));
-    return &params->opts->entries[params->shown[first]];
+    return found ? &params->opts->entries[*found] : NULL;
 }

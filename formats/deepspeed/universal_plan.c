@@ -89,7 +89,7 @@ static fsdp_status place_param(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *shown = universal_param_shown(&work->params, entry);
     size_t file;
     if (!may_be_folder(shown->name, shown->name_size))
-        return refuse(entry, "DeepSpeed needs a folder of its name, which cannot be: --rename it",
+        return refuse(shown, "DeepSpeed needs a folder of its name, which cannot be: --rename it",
                       err);
     FSDP_TRY(add_folder(plan, shown, err));
     FSDP_TRY(universal_add_file(plan, file_of(plan, shown, "fp32", 4), &file, err));
@@ -144,6 +144,13 @@ static bool is_of_shape(const fsdp_target_entry *entry, const fsdp_target_entry 
            memcmp(entry->shape, param->shape, (size_t)entry->ndim * sizeof *entry->shape) == 0;
 }
 
+/* KEY.pt, in a folder in which fp32.pt is the weight. */
+static bool may_be_file(universal_key key)
+{
+    return may_be_folder(key.text, key.size) && key.size <= NAME_MOST - 3 &&
+           !is_text(key.text, key.size, "fp32");
+}
+
 static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
 {
     universal_plan *plan = work->plan;
@@ -157,13 +164,17 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
                       "states: --rename it",
                       err);
     bool is_step = is_text(kind.text, kind.size, "step") && entry->ndim == 0;
-    if (!is_step && (!may_be_folder(kind.text, kind.size) || is_text(kind.text, kind.size, "fp32")))
+    if (!is_step && !may_be_file(kind))
         return refuse(entry, "DeepSpeed needs a file of its key, which cannot be", err);
     if (!is_step && !is_of_shape(entry, param))
         return refuse(entry, "DeepSpeed keeps only states that have the shape of their parameter",
                       err);
-    const fsdp_target_entry *shown = universal_param_shown(&work->params, param);
-    FSDP_TRY(universal_add_file(plan, file_of(plan, shown, kind.text, kind.size), &file, err));
+    if (param != universal_param_shown(&work->params, param))
+        return refuse(entry,
+                      "another name of the same weight has states, too, and DeepSpeed keeps one: "
+                      "--exclude those of one name",
+                      err);
+    FSDP_TRY(universal_add_file(plan, file_of(plan, param, kind.text, kind.size), &file, err));
     if (is_step)
         return place_step(work, i, file, err);
     bool *has_state = &work->has_state[param - work->opts->entries];
@@ -292,7 +303,7 @@ static fsdp_status place_entry(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *entry = &work->opts->entries[i];
     if (entry->value)
         return place_value(work, i, err);
-    if (entry->is_model && entry->same_as > 0)
+    if (work->plan->first[i] != i)
         return FSDP_OK; /* shared_params has the name */
     if (universal_is_param(entry))
         return place_param(work, i, err);
@@ -338,7 +349,7 @@ static fsdp_status describe_group(const planning *work, const fsdp_value *names,
         const fsdp_target_entry *param = named_param(work, &names->as.list.items[i]);
         if (!param)
             continue;
-        FSDP_TRY(add_shape(items, universal_param_shown(&work->params, param), err));
+        FSDP_TRY(add_shape(items, param, err));
         items += 2;
     }
     return FSDP_OK;
@@ -352,15 +363,20 @@ static fsdp_status describe_shapes(const planning *work, fsdp_value *list, fsdp_
     return FSDP_OK;
 }
 
+static bool is_stored_buffer(const planning *work, size_t i)
+{
+    return is_buffer(&work->opts->entries[i]) && work->plan->first[i] == i;
+}
+
 static fsdp_status describe_buffers(const planning *work, fsdp_value *list, fsdp_error *err)
 {
     const fsdp_target_opts *opts = work->opts;
     size_t count = 0, at = 0;
     for (size_t i = 0; i < opts->entry_count; i++)
-        count += is_buffer(&opts->entries[i]) && opts->entries[i].same_as == 0;
+        count += is_stored_buffer(work, i);
     FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err));
     for (size_t i = 0; i < opts->entry_count; i++)
-        if (is_buffer(&opts->entries[i]) && opts->entries[i].same_as == 0)
+        if (is_stored_buffer(work, i))
             FSDP_TRY(set_text(&list->as.list.items[at++], opts->entries[i].name,
                               opts->entries[i].name_size, err));
     return FSDP_OK;
@@ -369,8 +385,7 @@ static fsdp_status describe_buffers(const planning *work, fsdp_value *list, fsdp
 /* The other name of a tied tensor; NULL: the entry is stored under its own. */
 static const fsdp_target_entry *stored_as(const planning *work, const fsdp_target_entry *entry)
 {
-    const fsdp_target_entry *shown =
-        entry->is_model && !entry->value ? universal_param_shown(&work->params, entry) : entry;
+    const fsdp_target_entry *shown = universal_param_shown(&work->params, entry);
     return shown == entry ? NULL : shown;
 }
 
@@ -601,7 +616,7 @@ static fsdp_status plan_all(planning *work, fsdp_error *err)
     if (!plan->slots || !work->groups || !work->has_state)
         return universal_fail_memory(err);
     FSDP_TRY(add_fixed_files(plan, err));
-    FSDP_TRY(universal_params_find(work->opts, &work->params, err));
+    FSDP_TRY(universal_params_find(work->opts, plan, &work->params, err));
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(place_entry(work, i, err));
     FSDP_TRY(check_optimizer(work, err));

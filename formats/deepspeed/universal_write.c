@@ -182,16 +182,10 @@ static fsdp_status write_at(fsdp_target *target, universal_slot slot,
     return is_last ? finish_file(file, err) : FSDP_OK;
 }
 
-static bool is_tied(const fsdp_target *target, size_t entry)
-{
-    const fsdp_target_entry *declared = &target->opts.entries[entry];
-    return declared->is_model && declared->same_as > 0;
-}
-
 static fsdp_status write(fsdp_target *target, const fsdp_target_piece *piece, fsdp_error *err)
 {
     const universal_plan *plan = &target->plan;
-    if (piece->count == 0 || is_tied(target, piece->entry))
+    if (piece->count == 0 || plan->first[piece->entry] != piece->entry)
         return FSDP_OK;
     FSDP_TRY(write_at(target, plan->slots[piece->entry], piece, err));
     return plan->step == piece->entry + 1 ? write_at(target, plan->step_again, piece, err)
@@ -259,8 +253,7 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
 static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
                          fsdp_target_place *place_out, fsdp_error *err)
 {
-    size_t stored = is_tied(target, entry) ? target->opts.entries[entry].same_as - 1 : entry;
-    universal_slot slot = target->plan.slots[stored];
+    universal_slot slot = target->plan.slots[target->plan.first[entry]];
     const universal_file *file = &target->plan.files[slot.file];
     fsdp_target_opts opts = file_opts(&target->opts, file, file->name);
     fsdp_target *dry = NULL;

@@ -152,6 +152,21 @@ Test(universal_write, a_tied_weight_has_the_name_that_has_states)
     cr_expect_not(fsdp_io_exists(disk, "/out/universal/zero/w"));
 }
 
+/* A program keeps weights under a name of its own, too, which is no parameter. */
+Test(universal_write, a_weight_that_another_entry_shares_is_a_parameter)
+{
+    fsdp_error err = {0};
+    fsdp_target_entry shared = entries[EXTRA];
+    entries[EXTRA] = entries[W];
+    entries[W] = shared;
+    entries[EXTRA].same_as = entries[TIED].same_as = W + 1;
+    cr_assert_eq(fsdp_io_mkdir(disk, "/out", &err), FSDP_OK);
+    cr_assert_eq(write_all("/out", &err), FSDP_OK, "%s", err.text);
+    cr_expect(fsdp_io_exists(disk, "/out/universal/zero/w/fp32.pt"));
+    cr_expect(fsdp_io_exists(disk, "/out/universal/zero/w/exp_avg.pt"));
+    cr_expect_not(fsdp_io_exists(disk, "/out/universal/zero/head.w"));
+}
+
 static void expect_refused(const char *why)
 {
     fsdp_error err = {0};
@@ -165,11 +180,19 @@ static void expect_refused(const char *why)
 
 Test(universal_write, a_state_that_deepspeed_cannot_hold_is_refused)
 {
+    static char long_key[sizeof "optim.state.w." + 253] = "optim.state.w.";
+    memset(long_key + strlen(long_key), 'k', 253);
     entries[MOMENT].ndim = 1;
     expect_refused("have the shape of their parameter");
     entries[MOMENT] = tensor("optim.state.v.exp_avg", FSDP_F32, 2, shape);
     entries[MOMENT].is_optim = true;
     expect_refused("of a weight NAME");
+    entries[STEP] = tensor("optim.state.head.w.exp_avg", FSDP_F32, 2, shape);
+    entries[STEP].is_optim = true;
+    expect_refused("another name of the same weight has states");
+    entries[MOMENT].name = long_key;
+    entries[MOMENT].name_size = sizeof long_key - 1;
+    expect_refused("a file of its key");
     entries[W].name = "..";
     entries[W].name_size = 2;
     expect_refused("a folder of its name");
