@@ -15,6 +15,7 @@ struct fsdp_target {
     fsdp_target_opts opts;
     char *path;
     universal_plan plan;
+    fsdp_target *layout;  /* of the model file, which alone has many tensors: written to nowhere */
     pthread_mutex_t lock; /* of the files' targets */
 };
 
@@ -101,6 +102,16 @@ static fsdp_status write_valued_files(fsdp_target *target, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* A file that stores nothing has the same places. */
+static fsdp_status create_layout(const fsdp_target *target, size_t number, fsdp_target **layout_out,
+                                 fsdp_error *err)
+{
+    const universal_file *file = &target->plan.files[number];
+    fsdp_target_opts opts = file_opts(&target->opts, file, file->name);
+    opts.io = fsdp_io_dry();
+    return torch_ops()->create(&opts, layout_out, err);
+}
+
 /* A resumed conversion has the folder. */
 static fsdp_status make_folder(const fsdp_target *target, const char *name, fsdp_error *err)
 {
@@ -126,6 +137,8 @@ static void discard(fsdp_target *target)
     for (size_t f = 0; f < target->plan.file_count; f++)
         if (target->plan.files[f].target)
             torch_ops()->discard(target->plan.files[f].target);
+    if (target->layout)
+        torch_ops()->discard(target->layout);
     universal_plan_release(&target->plan);
     pthread_mutex_destroy(&target->lock);
     fsdp_free(target->path);
@@ -138,6 +151,7 @@ static fsdp_status begin(fsdp_target *target, fsdp_error *err)
     if (!target->path)
         return fsdp_fail_memory(err, "a path");
     FSDP_TRY(universal_plan_make(&target->opts, &target->plan, err));
+    FSDP_TRY(create_layout(target, UNIVERSAL_MODEL, &target->layout, err));
     FSDP_TRY(make_folders(target, err));
     return write_valued_files(target, err);
 }
@@ -249,19 +263,18 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
 
 /* --- places ----------------------------------------------------------------------------------- */
 
-/* A file that stores nothing has the same places. */
 static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
                          fsdp_target_place *place_out, fsdp_error *err)
 {
     universal_slot slot = target->plan.slots[target->plan.first[entry]];
-    const universal_file *file = &target->plan.files[slot.file];
-    fsdp_target_opts opts = file_opts(&target->opts, file, file->name);
-    fsdp_target *dry = NULL;
-    opts.io = fsdp_io_dry();
-    FSDP_TRY(torch_ops()->create(&opts, &dry, err));
-    fsdp_status st = torch_ops()->place(dry, slot.entry, box, place_out, err);
-    torch_ops()->discard(dry);
-    place_out->file = file->name;
+    bool is_model = slot.file == UNIVERSAL_MODEL;
+    fsdp_target *layout = target->layout;
+    if (!is_model)
+        FSDP_TRY(create_layout(target, slot.file, &layout, err));
+    fsdp_status st = torch_ops()->place(layout, slot.entry, box, place_out, err);
+    if (!is_model)
+        torch_ops()->discard(layout);
+    place_out->file = target->plan.files[slot.file].name;
     return st;
 }
 

@@ -216,3 +216,23 @@ Test(universal_write, what_is_not_complete_does_not_end)
     cr_expect_eq(ops->finish(target, &err), FSDP_ERR_INTERNAL);
     cr_expect_not(fsdp_io_exists(disk, "/out/latest_universal"));
 }
+
+/* The model file is laid out once, however many tensors ask for their places in it. */
+Test(universal_write, a_place_in_the_model_file_needs_no_memory)
+{
+    const fsdp_target_ops *ops = fsdp_target_find("universal")->ops;
+    fsdp_target_opts opts = opts_for("/out");
+    fsdp_target *target;
+    fsdp_target_place buffer, extra;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_io_mkdir(disk, "/out", &err), FSDP_OK);
+    cr_assert_eq(ops->create(&opts, &target, &err), FSDP_OK, "%s", err.text);
+    fsdp_mem_fail_after(0, false);
+    fsdp_status first = ops->place(target, BUFFER, 0, &buffer, &err);
+    fsdp_status second = ops->place(target, EXTRA, 0, &extra, &err);
+    cr_expect_eq(fsdp_mem_fail_after(-1, false), 0);
+    cr_assert(first == FSDP_OK && second == FSDP_OK, "%s", err.text);
+    cr_expect_str_eq(extra.file, "universal/mp_rank_00_model_states.pt");
+    cr_expect_gt(extra.offset, buffer.offset);
+    ops->discard(target);
+}
