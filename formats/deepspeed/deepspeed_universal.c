@@ -9,6 +9,7 @@
 #include "formats/deepspeed/deepspeed.h"
 
 #include "base/data/box_internal.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -86,9 +87,8 @@ static fsdp_status read_step(ds_set *set, torch_archive *archive, fsdp_error *er
 
 static bool is_torch_file(void *context, const char *name)
 {
-    size_t size = strlen(name), end = sizeof suffix - 1;
     (void)context;
-    return size > end && strcmp(name + size - end, suffix) == 0;
+    return fsdp_has_suffix(name, suffix);
 }
 
 static int compare_names(const void *a, const void *b)

@@ -15,7 +15,6 @@ fsdp_status universal_fail_memory(fsdp_error *err)
     return fsdp_fail_memory(err, "a universal checkpoint");
 }
 
-/* A null value that the plan owns. */
 fsdp_value *universal_new_value(universal_plan *plan)
 {
     universal_value *made = fsdp_arena_alloc(&plan->arena, 1, sizeof *made);
@@ -57,7 +56,6 @@ universal_key universal_text_key(const char *text)
     return (universal_key){text, strlen(text), UNIVERSAL_KEY_TEXT};
 }
 
-/* Names a member by the keys of the dicts and lists around it, outermost first. */
 fsdp_status universal_name_member(universal_plan *plan, fsdp_target_entry *member,
                                   const universal_key *keys, size_t count, fsdp_error *err)
 {

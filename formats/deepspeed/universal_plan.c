@@ -4,6 +4,7 @@
 
 #include "base/data/name_path.h"
 #include "base/data/name_table.h"
+#include "base/text.h"
 #include "formats/torch/torch_emit.h"
 
 #include <stdio.h>
@@ -44,19 +45,14 @@ static bool begins(const fsdp_target_entry *entry, const char *prefix, size_t si
     return entry->name_size > size && memcmp(entry->name, prefix, size) == 0;
 }
 
-static bool is_text(const char *text, size_t size, const char *word)
-{
-    return strlen(word) == size && memcmp(text, word, size) == 0;
-}
-
 /* --- weights and buffers ---------------------------------------------------------------------- */
 
 /* DeepSpeed finds a parameter by a folder of its name. */
 static bool may_be_folder(const char *name, size_t size)
 {
     return size > 0 && size <= NAME_MOST && !memchr(name, '/', size) && !memchr(name, '\0', size) &&
-           !is_text(name, size, ".") && !is_text(name, size, "..") &&
-           !(size > 3 && memcmp(name + size - 3, ".pt", 3) == 0);
+           !fsdp_bytes_are(name, size, ".") && !fsdp_bytes_are(name, size, "..") &&
+           !fsdp_bytes_end(name, size, ".pt");
 }
 
 static const char *file_of(universal_plan *plan, const fsdp_target_entry *param, const char *kind,
@@ -148,7 +144,7 @@ static bool is_of_shape(const fsdp_target_entry *entry, const fsdp_target_entry 
 static bool may_be_file(universal_key key)
 {
     return may_be_folder(key.text, key.size) && key.size <= NAME_MOST - 3 &&
-           !is_text(key.text, key.size, "fp32");
+           !fsdp_bytes_are(key.text, key.size, "fp32");
 }
 
 static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
@@ -163,7 +159,7 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
                       "it is no optim.state.NAME.KEY of a weight NAME, by which DeepSpeed finds "
                       "states: --rename it",
                       err);
-    bool is_step = is_text(kind.text, kind.size, "step") && entry->ndim == 0;
+    bool is_step = fsdp_bytes_are(kind.text, kind.size, "step") && entry->ndim == 0;
     if (!is_step && !may_be_file(kind))
         return refuse(entry, "DeepSpeed needs a file of its key, which cannot be", err);
     if (!is_step && !is_of_shape(entry, param))
@@ -236,7 +232,7 @@ static fsdp_status place_hyper(planning *work, const fsdp_target_entry *entry, f
                       err);
     size_t group = number_of(number);
     work->group_count = group >= work->group_count ? group + 1 : work->group_count;
-    if (is_text(name.text, name.size, "params"))
+    if (fsdp_bytes_are(name.text, name.size, "params"))
         FSDP_TRY(note_group(work, group, entry, &member, err));
     again = member;
     const universal_key keys[] = {universal_text_key("optimizer_state_dict"),
@@ -254,7 +250,7 @@ static fsdp_status place_other(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *entry = &work->opts->entries[i];
     const universal_key name = {entry->name, entry->name_size, UNIVERSAL_KEY_TEXT};
     for (size_t m = 0; ds_model_members[m]; m++)
-        if (is_text(entry->name, entry->name_size, ds_model_members[m]))
+        if (fsdp_bytes_are(entry->name, entry->name_size, ds_model_members[m]))
             return refuse(entry, "DeepSpeed has a member of that name: --rename it", err);
     if (!fsdp_name_table_enter(&work->others, entry->name, entry->name_size, 0))
         return universal_fail_memory(err);
@@ -266,7 +262,7 @@ static fsdp_status place_other(planning *work, size_t i, fsdp_error *err)
 /* The norm to which gradients are clipped, which DeepSpeed takes from the optimizer's file. */
 static bool is_clip(const fsdp_target_entry *entry)
 {
-    return is_text(entry->name, entry->name_size, "optimizer_state.clip_grad") &&
+    return fsdp_bytes_are(entry->name, entry->name_size, "optimizer_state.clip_grad") &&
            (entry->value->kind == FSDP_VALUE_F64 || entry->value->kind == FSDP_VALUE_I64);
 }
 
@@ -277,7 +273,7 @@ static bool is_made_anew(const fsdp_target_entry *entry)
     static const char *const names[] = {"optimizer_state.step", "optimizer_state.param_groups",
                                         "mp_world_size"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (is_text(entry->name, entry->name_size, names[i]))
+        if (fsdp_bytes_are(entry->name, entry->name_size, names[i]))
             return true;
     return false;
 }
@@ -294,7 +290,7 @@ static fsdp_status place_value(planning *work, size_t i, fsdp_error *err)
         return universal_add_named(work->plan, UNIVERSAL_OPTIM, value_member(entry->value),
                                    universal_text_key("clip_grad"), NULL, err);
     bool is_step = universal_param_of_state(&work->params, entry, &kind) != NULL &&
-                   is_text(kind.text, kind.size, "step");
+                   fsdp_bytes_are(kind.text, kind.size, "step");
     return is_step ? place_state(work, i, err) : place_other(work, i, err);
 }
 
@@ -417,7 +413,7 @@ static fsdp_status describe_steps(const planning *work, fsdp_value *value, fsdp_
         for (size_t i = 0; i < work->opts->entry_count; i++) {
             const fsdp_target_entry *entry = &work->opts->entries[i];
             if (entry->value && entry->value->kind == FSDP_VALUE_I64 &&
-                is_text(entry->name, entry->name_size, names[n])) {
+                fsdp_bytes_are(entry->name, entry->name_size, names[n])) {
                 *value = *entry->value;
                 return FSDP_OK;
             }

@@ -129,7 +129,7 @@ static int64_t find_argument(const shard_list *list, const char *name)
     for (size_t i = 0; i < fsdp_source_entry_count(source); i++) {
         const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
         if (!entry->is_tensor && entry->value && entry->value->kind == FSDP_VALUE_I64 &&
-            entry->name_size == strlen(name) && memcmp(entry->name, name, entry->name_size) == 0)
+            fsdp_bytes_are(entry->name, entry->name_size, name))
             return entry->value->as.i64;
     }
     return 0;
