@@ -110,6 +110,13 @@ static fsdp_status convert(fsdp_io *io, const char *from, int target)
     return convert_to(io, from, target, true);
 }
 
+/* A checkpoint of Megatron without its metadata.json is read as one of DCP, but not by Megatron. */
+static bool is_megatron(fsdp_io *io)
+{
+    fsdp_file_info info = {0};
+    return io->ops->info(io, "/out/megatron/metadata.json", &info) == 0 && info.size > 0;
+}
+
 /* The value of the tensor's bytes; -1: it cannot be read, or they differ. */
 static int look(fsdp_io *io, int target)
 {
@@ -117,6 +124,8 @@ static int look(fsdp_io *io, int target)
     fsdp_sd *sd = NULL;
     /* without its manifest it would be read as the HDF5 file of another program */
     if (strcmp(targets[target].format, "hdf5") == 0 && !fsdp_is_one_file(io, targets[target].to))
+        return -1;
+    if (strcmp(targets[target].format, "megatron") == 0 && !is_megatron(io))
         return -1;
     if (fsdp_load_full(targets[target].to, &opts, &sd, &err) != FSDP_OK)
         return -1;
