@@ -35,7 +35,8 @@ fsdp_status torch_blame_entry(const fsdp_target_entry *entry, fsdp_status status
 
 bool torch_holds_dtype(fsdp_dtype dtype)
 {
-    return dtype != FSDP_DTYPE_NONE && dtype != FSDP_F6_E2M3 && dtype != FSDP_F6_E3M2;
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    return info && info->torch;
 }
 
 /* --- tensors ---------------------------------------------------------------------------------- */

@@ -16,7 +16,7 @@
 
 #include <stdatomic.h>
 
-/* True for every dtype but f6, which torch does not have. */
+/* True for every dtype but f6 and blocks, which torch does not have. */
 bool torch_holds_dtype(fsdp_dtype dtype);
 
 enum { TORCH_LEADING = 4, TORCH_CLOSING = 2, TORCH_FIXED = TORCH_LEADING + TORCH_CLOSING };

@@ -29,7 +29,8 @@ static type_change change_of(const fsdp_target_types *types, const fsdp_entry *e
         return limits && !limits->holds_dtype(entry->dtype) ? CHANGE_DECODE : CHANGE_NONE;
     if (is_matrix_of_blocks(entry, types->blocks))
         return CHANGE_ENCODE;
-    bool is_f32 = limits && (limits->f32_weights || (limits->f32_vectors && entry->ndim <= 1));
+    bool is_f32 = limits && (limits->f32_weights ||
+                             (limits->f32_vectors && entry->ndim <= 1 && entry->dtype != FSDP_F64));
     return is_f32 && is_float(entry) && entry->dtype != FSDP_F32 ? CHANGE_WIDEN : CHANGE_NONE;
 }
 

@@ -179,11 +179,12 @@ def written(folder):
     names = ("in.gguf", "native.fsdp", "out.gguf", "third.gguf")
     path, native, again, third = (folder / name for name in names)
     pairs = [*PAIRS, ("general.alignment", U32, 64)]
-    path.write_bytes(gguf(pairs, ALL, alignment=64))
+    tensors = [*ALL, ("vector.f32", "f32", (3,)), ("vector.f64", "f64", (3,))]
+    path.write_bytes(gguf(pairs, tensors, alignment=64))
     for source, target in ((path, native), (native, again), (again, third)):
         ran = run("fsdp-convert", source, target, "--only", "all", "-q", "--no-sync")
         check(ran.returncode == 0, f"{source.name} -> {target.name}: {ran.stderr}")
-        check_listed(target, ALL, VALUES | {"general.alignment": 64}, target.name)
+        check_listed(target, tensors, VALUES | {"general.alignment": 64}, target.name)
     check(again.read_bytes() == third.read_bytes(), "a file that we wrote is copied byte for byte")
     check(run("fsdp-verify", again).returncode == 0, "verify of a GGUF file")
     ran = run("fsdp-diff", path, again)
@@ -201,10 +202,20 @@ def not_written(folder):
         ran = run("fsdp-convert", path, folder / "no-out.gguf", "-q")
         check(ran.returncode == 2 and said in ran.stderr, f"{what}: {ran.returncode} {ran.stderr}")
         check(not (folder / "no-out.gguf").exists(), f"{what}: nothing stays")
-    path.write_bytes(gguf([ARCHITECTURE], [("w", "q8_0", (32,))]))
-    ran = run("fsdp-convert", path, folder / "q.safetensors", "--drop", "values")
-    decoded = listing(folder / "q.safetensors") if ran.returncode == 0 else None
-    check(decoded and decoded["tensors"]["w"]["dtype"] == "f32", f"blocks in safetensors: {ran.stderr}")
+
+
+def decoded(folder):
+    """Targets without blocks get the numbers, the same ones in each."""
+    path, blocks = folder / "blocks.gguf", [one for one in ALL if TYPES[one[1]][2] > 1]
+    path.write_bytes(gguf([ARCHITECTURE], blocks))
+    found = []
+    for name, target in (("q.safetensors", "safetensors"), ("q.dcp", "dcp"), ("q.pt", "torch")):
+        ran = run("fsdp-convert", path, folder / name, "--to", target, "--drop", "values", "--no-sync")
+        listed = listing(folder / name) if ran.returncode == 0 else None
+        check(listed is not None, f"blocks in {target}: {ran.stderr}")
+        found.append(got(listed) if listed else None)
+    check(found[0] and {one[0] for one in found[0].values()} == {"f32"}, f"numbers of blocks: {found[0]}")
+    check(found[1:] == [found[0]] * 2, "the numbers of blocks differ between targets")
 
 
 def memory(folder):
@@ -229,6 +240,7 @@ def main():
         split(folder / "parts")
         written(folder)
         not_written(folder)
+        decoded(folder)
         memory(folder)
     print(json.dumps(problems, indent=1) if problems else "GGUF files are read and written")
     sys.exit(1 if problems else 0)
