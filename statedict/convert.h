@@ -247,7 +247,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_write_digests(const char *to, con
 /* --- names of another framework without a conversion --- */
 
 typedef struct fsdp_map_opts {
-    const char *map;           /* as in fsdp_convert_opts, but not "none" */
+    const char *map;           /* as in fsdp_convert_opts, but not "none"; NULL: all names stay */
     const char *const *sizes;
     size_t size_count;
     const char *other;         /* a checkpoint whose config.json counts where none lies beside the mapped one;

@@ -275,6 +275,24 @@ static fsdp_status rename_a(const diff_options *opts, fsdp_checkpoint **a, const
     return opts->map ? fsdp_checkpoint_map(a, &map, err) : FSDP_OK;
 }
 
+static bool has_blocks(const fsdp_checkpoint *checkpoint)
+{
+    const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && fsdp_dtype_describe(entry->dtype)->values > 1)
+            return true;
+    }
+    return false;
+}
+
+/* Blocks beside a checkpoint that has none, which was made of them, are compared as their numbers. */
+static fsdp_status decode_blocks(fsdp_checkpoint **a, fsdp_checkpoint **b, fsdp_error *err)
+{
+    bool in_a = has_blocks(*a), in_b = has_blocks(*b);
+    return in_a == in_b ? FSDP_OK : fsdp_checkpoint_map(in_a ? a : b, &(fsdp_map_opts){0}, err);
+}
+
 /* --- the picture ------------------------------------------------------------------------------ */
 
 enum {
@@ -620,6 +638,8 @@ static fsdp_status diff_paths(const diff_options *opts, fsdp_error *err)
         st = cli_open_checkpoint(opts->paths[1], &open, &watch, &sides[1], err);
     if (st == FSDP_OK)
         st = rename_a(opts, &sides[0], sides[1], err);
+    if (st == FSDP_OK && !opts->keys_only)
+        st = decode_blocks(&sides[0], &sides[1], err);
     if (st == FSDP_OK)
         st = compare(opts, sides, &list, err);
     free(list.items);

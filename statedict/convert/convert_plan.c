@@ -272,14 +272,14 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                : FSDP_OK;
 }
 
-/* Hugging Face's loaders need a config.json, and GGUF has what makes one, but for the numbers behind
- * Llama 3.1's scaling of rotary frequencies. */
+/* Hugging Face's loaders need a config.json, and the pairs of GGUF, which other formats may keep, have what
+ * makes one, but for the numbers behind Llama 3.1's scaling of rotary frequencies. */
 static fsdp_status make_config(const convert_job *job, model_config *config, fsdp_error *err)
 {
-    static const char scaling[] = "rope_freqs.weight";
+    static const char scaling[] = "rope_freqs.weight", pair[] = "general.architecture";
     const fsdp_sd *sd = job->from->manifest.sd;
     fsdp_text text = {0};
-    if (strcmp(job->from->info.format, "gguf") != 0 || !job->limits || !job->limits->for_loaders)
+    if (fsdp_sd_find(sd, pair, sizeof pair - 1) < 0 || !job->limits || !job->limits->for_loaders)
         return FSDP_OK;
     if (fsdp_sd_find(sd, scaling, sizeof scaling - 1) >= 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,

@@ -8,8 +8,6 @@
 #include "statedict/derive/target_types.h"
 #include "statedict/expect/config_members.h"
 
-#include <string.h>
-
 static bool holds_elements(fsdp_dtype dtype)
 {
     return fsdp_dtype_describe(dtype)->values <= 1;
@@ -21,9 +19,7 @@ static fsdp_status decode_blocks(fsdp_checkpoint **checkpoint, fsdp_error *err)
     static const fsdp_limits no_blocks = {.holds_dtype = holds_elements};
     const fsdp_target_types types = {.limits = &no_blocks, .blocks = FSDP_DTYPE_NONE};
     fsdp_type_report report;
-    return strcmp((*checkpoint)->info.format, "gguf") == 0
-               ? fsdp_derive_target_types(&types, checkpoint, &report, err)
-               : FSDP_OK;
+    return fsdp_derive_target_types(&types, checkpoint, &report, err);
 }
 
 static fsdp_status rename_by(const fsdp_map_opts *opts, fsdp_checkpoint **checkpoint,
@@ -50,11 +46,11 @@ fsdp_status fsdp_checkpoint_map(fsdp_checkpoint **checkpoint, const fsdp_map_opt
                                 fsdp_error *err)
 {
     FSDP_NEED(err, checkpoint, opts);
-    FSDP_NEED(err, *checkpoint, opts->map);
+    FSDP_NEED(err, *checkpoint);
     fsdp_status st = fsdp_checkpoint_carry_values(*checkpoint, true, err);
     if (st == FSDP_OK)
         st = decode_blocks(checkpoint, err);
-    if (st == FSDP_OK)
+    if (st == FSDP_OK && opts->map)
         st = rename_by(opts, checkpoint, err);
     if (st == FSDP_OK)
         return FSDP_OK;

@@ -20,6 +20,7 @@ TYPES = {"f32": (0, 4, 1), "f16": (1, 2, 1), "bf16": (30, 2, 1), "f64": (28, 8, 
          "i16": (25, 2, 1), "i32": (26, 4, 1), "i64": (27, 8, 1), "q4_0": (2, 18, 32), "q4_1": (3, 20, 32),
          "q5_0": (6, 22, 32), "q5_1": (7, 24, 32), "q8_0": (8, 34, 32), "q2_k": (10, 84, 256),
          "q3_k": (11, 110, 256), "q4_k": (12, 144, 256), "q5_k": (13, 176, 256), "q6_k": (14, 210, 256)}
+MODEL = Path(__file__).parents[1] / "golden" / "gguf" / "llama_q8_q4_align64" / "data" / "model.gguf"
 ARCHITECTURE = ("general.architecture", STRING, "llama")
 
 
@@ -214,8 +215,29 @@ def decoded(folder):
         listed = listing(folder / name) if ran.returncode == 0 else None
         check(listed is not None, f"blocks in {target}: {ran.stderr}")
         found.append(got(listed) if listed else None)
+        ran = run("fsdp-diff", path, folder / name, "-I", "^t")
+        check(ran.returncode == 0, f"blocks beside their numbers in {target}: {ran.stdout}{ran.stderr}")
     check(found[0] and {one[0] for one in found[0].values()} == {"f32"}, f"numbers of blocks: {found[0]}")
     check(found[1:] == [found[0]] * 2, "the numbers of blocks differ between targets")
+    ran = run("fsdp-diff", path, folder / "q.dcp", "--keys-only", "-I", "^t")
+    check(ran.returncode == 1 and "q4_k" in ran.stdout, f"dtypes of blocks: {ran.stdout}")
+
+
+def by_way_of_others(folder):
+    """A copy of a GGUF file in another format becomes the same directory of Hugging Face."""
+    direct = folder / "direct"
+    ran = run("fsdp-convert", MODEL, direct, "--to", "hf", "-q", "--no-sync")
+    check(ran.returncode == 0, f"hf: {ran.stderr}")
+    for target in ("fsdp", "dcp", "torch"):
+        for source, path, form in ((MODEL, folder / f"by.{target}", target),
+                                   (folder / f"by.{target}", folder / f"hf-{target}", "hf")):
+            ran = run("fsdp-convert", source, path, "--to", form, "-q", "--no-sync")
+            check(ran.returncode == 0, f"{source.name} to {form}: {ran.stderr}")
+        config = folder / f"hf-{target}" / "config.json"
+        check(config.exists() and config.read_bytes() == (direct / "config.json").read_bytes(),
+              f"config.json by way of {target}")
+        ran = run("fsdp-diff", direct, folder / f"hf-{target}")
+        check(ran.returncode == 0, f"hf by way of {target}: {ran.stdout}{ran.stderr}")
 
 
 def memory(folder):
@@ -241,6 +263,7 @@ def main():
         written(folder)
         not_written(folder)
         decoded(folder)
+        by_way_of_others(folder)
         memory(folder)
     print(json.dumps(problems, indent=1) if problems else "GGUF files are read and written")
     sys.exit(1 if problems else 0)
