@@ -6,7 +6,9 @@
 #include "statedict/select/expression.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 enum { CONFIG_MOST = 4 << 20 };
 
@@ -64,11 +66,23 @@ static fsdp_status read_type(fsdp_json *json, fsdp_adapter_config *config, fsdp_
     return FSDP_OK;
 }
 
+static fsdp_status read_start(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
+{
+    const char *word;
+    size_t size;
+    if (fsdp_json_peek(json) != FSDP_JSON_STRING)
+        return fsdp_json_skip(json, err);
+    FSDP_TRY(fsdp_json_string(json, &word, &size, err));
+    snprintf(config->start, sizeof config->start, "%.*s", (int)size, word);
+    return FSDP_OK;
+}
+
 static fsdp_status read_members(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
 {
-    static const char *const names[] = {"peft_type", "lora_alpha", "alpha_pattern", "use_rslora",
-                                        "fan_in_fan_out"};
-    fsdp_json_members members = {.names = names, .count = 5};
+    static const char *const names[] = {"peft_type",          "lora_alpha",     "alpha_pattern",
+                                        "use_rslora",         "fan_in_fan_out", "init_lora_weights",
+                                        "ensure_weight_tying"};
+    fsdp_json_members members = {.names = names, .count = 7};
     int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
@@ -79,9 +93,39 @@ static fsdp_status read_members(fsdp_json *json, fsdp_adapter_config *config, fs
         case 2: FSDP_TRY(read_patterns(json, config, err)); break;
         case 3: FSDP_TRY(read_flag(json, &config->divides_by_root, err)); break;
         case 4: FSDP_TRY(read_flag(json, &config->is_transposed, err)); break;
+        case 5: FSDP_TRY(read_start(json, config, err)); break;
+        case 6: FSDP_TRY(read_flag(json, &config->ties_weights, err)); break;
         default: return fsdp_json_finish(json, err);
         }
     }
+}
+
+/* With these starts PEFT takes the adapter's first product out of the weights of the base, also when it loads
+ * the adapter later. */
+static bool start_changes_base(const char *start)
+{
+    static const char *const begins[] = {"pissa", "corda", "olora", "loftq", "lora_ga"};
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        if (strncasecmp(start, begins[i], strlen(begins[i])) == 0)
+            return true;
+    return false;
+}
+
+static fsdp_status check_kind(const fsdp_adapter_config *config, const char *path, fsdp_error *err)
+{
+    char shown[100];
+    if (!config->is_lora)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is of an adapter that is no LoRA: PEFT's merge_and_unload merges it",
+                         path);
+    if (start_changes_base(config->start))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' says init_lora_weights '%s', with which PEFT changes the base, too: "
+                         "its merge_and_unload merges the adapter, and its "
+                         "path_initial_model_for_weight_conversion makes a plain one of it",
+                         path,
+                         fsdp_printable(config->start, strlen(config->start), shown, sizeof shown));
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_adapter_config_read(fsdp_io *io, const char *dir, fsdp_adapter_config *config,
@@ -98,10 +142,8 @@ fsdp_status fsdp_adapter_config_read(fsdp_io *io, const char *dir, fsdp_adapter_
         st = read_members(&json, config, err);
         fsdp_json_release(&json);
     }
-    if (st == FSDP_OK && !config->is_lora)
-        st = fsdp_fail(err, FSDP_ERR_USAGE,
-                       "'%s' is of an adapter that is no LoRA: PEFT's merge_and_unload merges it",
-                       path);
+    if (st == FSDP_OK)
+        st = check_kind(config, path, err);
     fsdp_free(text);
     fsdp_free(path);
     return st;

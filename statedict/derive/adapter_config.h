@@ -19,6 +19,8 @@ typedef struct fsdp_adapter_config {
     bool divides_by_root;      /* use_rslora: the factor is alpha / sqrt(rank) */
     bool is_transposed;        /* fan_in_fan_out */
     bool is_lora;              /* peft_type */
+    bool ties_weights;         /* ensure_weight_tying: a tied weight is trained with the other one */
+    char start[24];            /* init_lora_weights, if it is a word */
 } fsdp_adapter_config;
 
 /* Reads DIR/adapter_config.json. Release the config after a failure, too. */

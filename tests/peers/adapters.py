@@ -3,6 +3,7 @@
 usage: adapters.py FSDP_CONVERT [CASE...]
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -33,8 +34,9 @@ def llama(dtype=torch.float32, tied=False, **more):
     return transformers.LlamaForCausalLM(config).to(dtype)
 
 
-def gpt2(dtype=torch.float32):
-    config = transformers.GPT2Config(vocab_size=99, n_embd=48, n_layer=2, n_head=4, n_positions=32)
+def gpt2(dtype=torch.float32, tied=True):
+    config = transformers.GPT2Config(vocab_size=99, n_embd=48, n_layer=2, n_head=4, n_positions=32,
+                                     tie_word_embeddings=tied)
     return transformers.GPT2LMHeadModel(config).to(dtype)
 
 
@@ -139,6 +141,14 @@ def gpt2_whose_weights_are_transposed():
 
 
 @case
+def gpt2_with_linear_modules_of_both_kinds():
+    modules = ["c_attn", "c_proj", "lm_head"]
+    check(gpt2(tied=False), torch.float32, target_modules=modules, fan_in_fan_out=True)
+    with open("adapter/adapter_config.json") as file:
+        assert not json.load(file)["fan_in_fan_out"]  # as lm_head has it, which comes last
+
+
+@case
 def dora_of_gpt2():
     check(gpt2(), torch.float32, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, use_dora=True)
 
@@ -149,6 +159,37 @@ def dora_of_gpt2_in_bf16():
           use_dora=True)
     done = convert("base", "half", "--to", "hf", "--adapter", "adapter", "--dtype", "f32")
     assert done.returncode == 0, done.stderr
+
+
+@case
+def a_file_of_torch_save():
+    write(llama(), LoraConfig(r=4, target_modules=MODULES))
+    assert convert("base", "safe", "--to", "hf", "--adapter", "adapter").returncode == 0
+    torch.save(load_file("adapter/adapter_model.safetensors"), "adapter/adapter_model.bin")
+    os.remove("adapter/adapter_model.safetensors")
+    done = convert("base", "ours", "--to", "hf", "--adapter", "adapter")
+    assert done.returncode == 0, done.stderr
+    ours, wanted = (load_file(f"{name}/model.safetensors") for name in ("ours", "safe"))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in wanted.items())
+
+
+@case
+def adapters_that_are_not_merged():
+    """PEFT's merge changes other tensors, too, or has a product of another kind."""
+    tokens = {"target_modules": MODULES, "trainable_token_indices": [1, 5]}
+    for words, model, settings in (
+            ("init_lora_weights 'pissa'", llama(), {"target_modules": MODULES, "init_lora_weights": "pissa"}),
+            ("init_lora_weights 'olora'", llama(), {"target_modules": MODULES, "init_lora_weights": "olora"}),
+            ("without the output that the base ties to it", llama(tied=True),
+             {"target_modules": MODULES, "modules_to_save": ["embed_tokens"]}),
+            ("one that is tied to its embedding", llama(tied=True), {"target_modules": ["lm_head"]}),
+            ("biases (lora_bias)", llama(attention_bias=True),
+             {"target_modules": ["q_proj"], "lora_bias": True}),
+            ("single trained tokens", llama(), tokens)):
+        write(model, LoraConfig(r=4, **settings))
+        done = convert("base", "ours", "--to", "hf", "--adapter", "adapter")
+        assert done.returncode == 2 and words in done.stderr, (words, done.returncode, done.stderr)
+        assert not os.path.exists("ours"), words
 
 
 @case
