@@ -51,7 +51,8 @@ typedef struct fsdp_framework_row {
                                 * has the numbers of a tensor and a pipeline rank */
     bool is_one;               /* the parts are always read with the model, whose names stay as they are */
     const char *others;        /* what else lies beside the model and is left out; NULL: nothing */
-    const char *say;           /* recognised only: what to do with it */
+    bool yields;               /* to weights of transformers beside it: hubs hold the same ones twice */
+    const char *say;           /* recognised only: what to do with it; it yields, too */
 } fsdp_framework_row;
 
 /* A file of another program, by its first bytes. */

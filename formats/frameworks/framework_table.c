@@ -51,7 +51,8 @@ const fsdp_framework_row fsdp_framework_rows[] = {
      .markers = {"consolidated.*1.pth|consolidated.*2.pth|consolidated.*3.pth|consolidated.*4.pth|"
                  "consolidated.*5.pth|consolidated.*6.pth|consolidated.*7.pth|consolidated.*8.pth|"
                  "consolidated.*9.pth"},
-     .member = "consolidated.{r}.pth"},
+     .member = "consolidated.{r}.pth",
+     .yields = true},
     {.made_by = "Meta's Llama",
      .markers = {"consolidated.00.pth", "params.json"},
      .member = "consolidated.00.pth",

@@ -229,8 +229,8 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
     const fsdp_framework_row *row = fsdp_folder_row(folder);
     *name_out = NULL;
     FSDP_TRY(fsdp_folder_check(folder, err));
-    /* Hubs hold the same weights once more for other programs. */
-    if (row && row->say && fsdp_folder_find(folder, "*.safetensors|pytorch_model*.bin"))
+    if (row && (row->say || row->yields) &&
+        fsdp_folder_find(folder, "*.safetensors|pytorch_model*.bin"))
         row = NULL;
     if (row && row->say)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a directory of %s: %s", folder->path,

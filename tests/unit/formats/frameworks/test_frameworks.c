@@ -110,3 +110,15 @@ Test(frameworks, a_path_of_unknown_kind_is_an_error)
     cr_expect_str_eq(path, "./step_2");
     fsdp_free(path);
 }
+
+Test(frameworks, weights_of_transformers_go_before_those_of_meta)
+{
+    static const fsdp_framework_way way;
+    char *path = NULL;
+    make("hub");
+    FILE *file = fopen("hub/consolidated.01.pth", "w");
+    cr_assert(file && fclose(file) == 0);
+    cr_assert_eq(fsdp_framework_resolve(fsdp_io_posix(), "hub", &way, &path, &err), FSDP_OK, "%s",
+                 err.text);
+    cr_expect_null(path, "%s", path);
+}
