@@ -41,7 +41,8 @@ static fsdp_status read_members(fsdp_json *json, int64_t out[PARAMS], fsdp_error
         }
         FSDP_TRY(fsdp_json_i64(json, &out[which], err));
         if (out[which] < 1 || out[which] > PARAM_MOST)
-            return fsdp_json_fail(json, err, "'%s' is %" PRId64, params[which], out[which]);
+            return fsdp_json_fail(json, err, "'%s' is %" PRId64 ", which no model has",
+                                  params[which], out[which]);
     }
 }
 
