@@ -21,8 +21,8 @@ typedef struct shard {
 
 typedef struct shard_list {
     const fsdp_folder *folder;
-    const char *prefix; /* of the folders' names: "mp_rank_" */
-    int prefix_size;
+    const char *first; /* name of the first folder */
+    int letters;       /* of each name, in front of the numbers: "mp_rank_" */
     fsdp_source_part *parts;
     shard *shards;
     size_t count;
@@ -51,7 +51,7 @@ static fsdp_status add_shard(shard_list *list, const char *name, fsdp_error *err
     shard *next = &list->shards[list->count];
     int count = 0;
     if (list->count == 0)
-        list->prefix = name, list->prefix_size = (int)(at - name);
+        list->first = name, list->letters = (int)(at - name);
     for (; *at && count < COORDINATES; count++) {
         next->at[count] = strtoll(at, NULL, 10);
         if (next->at[count] >= SHARDS_MOST)
@@ -65,7 +65,7 @@ static fsdp_status add_shard(shard_list *list, const char *name, fsdp_error *err
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has folders of two kinds, such as '%s' and '%s': move those of one "
                          "checkpoint into a directory of their own",
-                         path, list->prefix, name);
+                         path, list->first, name);
     list->coordinates = count;
     list->count++;
     return FSDP_OK;
@@ -107,7 +107,7 @@ static fsdp_status check_complete(const shard_list *list, fsdp_error *err)
                    : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has two folders of one rank",
                                list->folder->path);
     fsdp_text name = {0};
-    fsdp_text_addf(&name, "%.*s%02" PRId64, list->prefix_size, list->prefix, at[0]);
+    fsdp_text_addf(&name, "%.*s%02" PRId64, list->letters, list->first, at[0]);
     for (int d = 1; d < list->coordinates; d++)
         fsdp_text_addf(&name, "_%03" PRId64, at[d]);
     fsdp_status st =
