@@ -14,7 +14,6 @@
 #include "statedict/derive/adapter.h"
 #include "statedict/derive/dequant.h"
 #include "statedict/derive/target_types.h"
-#include "statedict/expect/gguf_values.h"
 #include "statedict/map/map.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
@@ -187,11 +186,10 @@ static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp
     return st;
 }
 
-/* A config.json: its text and path, or made from other numbers. */
+/* A config.json: its text and path, which is NULL for one that was made. */
 typedef struct model_config {
     char *text, *path;
     size_t size;
-    bool is_made;
 } model_config;
 
 static fsdp_status dequantize(convert_job *job, const model_config *config, fsdp_convert_plan *plan,
@@ -272,34 +270,22 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                : FSDP_OK;
 }
 
-/* Hugging Face's loaders need a config.json, and the pairs of GGUF, which other formats may keep, have what
- * makes one, but for the numbers behind Llama 3.1's scaling of rotary frequencies. */
-static fsdp_status make_config(const convert_job *job, model_config *config, fsdp_error *err)
+static fsdp_status make_config(const convert_job *job, char **text_out, size_t *size_out,
+                               fsdp_error *err)
 {
-    static const char scaling[] = "rope_freqs.weight", pair[] = "general.architecture";
-    const fsdp_sd *sd = job->from->manifest.sd;
-    fsdp_text text = {0};
-    if (fsdp_sd_find(sd, pair, sizeof pair - 1) < 0 || !job->limits || !job->limits->for_loaders)
-        return FSDP_OK;
-    if (fsdp_sd_find(sd, scaling, sizeof scaling - 1) >= 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has scaled rotary frequencies ('%s'), of which config.json needs "
-                         "the original numbers: --copy-from DIR names the model's",
-                         job->from->path, scaling);
-    config->is_made = fsdp_gguf_config_text(sd, &text, NULL) == FSDP_OK;
-    config->text = config->is_made ? fsdp_strndup(text.data, text.size) : NULL;
-    config->size = text.size;
-    fsdp_text_release(&text);
-    return FSDP_OK;
+    const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .limits = job->limits};
+    return fsdp_map_make_config(&request, job->from, text_out, size_out, err);
 }
 
 /* Puts tensors that are computed from the source's in their place. */
 static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     model_config config = {0};
+    char *made = NULL;
     config.text =
         fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size, &config.path);
-    fsdp_status st = config.text ? FSDP_OK : make_config(job, &config, err);
+    fsdp_status st = config.text ? FSDP_OK : make_config(job, &made, &config.size, err);
+    config.text = config.text ? config.text : made;
     if (st == FSDP_OK)
         st = merge_adapter(job, plan, err);
     if (st == FSDP_OK)
@@ -311,8 +297,8 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
     if (st == FSDP_OK)
         st = fit_types(job, blocks_of(job->opts.select.dtype), plan, err);
     fsdp_free(config.path);
-    if (config.is_made && plan->is_mapped)
-        job->made_config = config.text;
+    if (made && plan->is_mapped)
+        job->made_config = made;
     else
         fsdp_free(config.text);
     return st;

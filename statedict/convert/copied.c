@@ -293,34 +293,41 @@ static fsdp_status carry_files(fsdp_copies *copies, const fsdp_copies_places *pl
     return copies->count > 0 ? make_record(copies, err) : FSDP_OK;
 }
 
-/* Without --copy-from: what the checkpoint carries as values, or what its framework left beside
- * it. Files that cannot be read are no reason to refuse the weights. */
+/* Adds the files of the directory to those that are carried. Files that cannot be read are no reason to
+ * refuse the weights. */
+static fsdp_status add_beside(fsdp_io *io, const fsdp_convert_opts *opts, const char *dir,
+                              fsdp_copies *copies, fsdp_error *err)
+{
+    fsdp_convert_opts found = *opts;
+    fsdp_error why = {0};
+    size_t carried = copies->count;
+    found.copy_from = dir;
+    FSDP_TRY(fsdp_source_create(io, dir, "files", &copies->source, err));
+    if (add_files(copies, io, &found, &why) == FSDP_OK && read_config(copies, &why) == FSDP_OK)
+        return make_record(copies, err);
+    fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied: %s", dir,
+                why.text);
+    copies->count = carried;
+    copies->config = (fsdp_model_config){.vocab_size = -1, .tied = -1};
+    return carried > 0 ? read_config(copies, err) : FSDP_OK;
+}
+
+/* Without --copy-from: what the checkpoint carries as values, or what its framework left beside it, also
+ * beside a config.json that was made. */
 static fsdp_status copy_from_source(fsdp_io *io, const fsdp_convert_opts *opts,
                                     const fsdp_copies_places *places, fsdp_copies *copies,
                                     fsdp_error *err)
 {
-    fsdp_convert_opts found = *opts;
     char *dir = NULL;
-    fsdp_error why = {0};
     FSDP_TRY(carry_files(copies, places, err));
-    if (copies->count > 0)
+    if (copies->count > 0 && !places->made_config)
         return FSDP_OK;
     FSDP_TRY(fsdp_framework_config(io, places->from, &dir, err));
-    if (!dir || fsdp_paths_are_same(io, dir, places->to)) {
-        fsdp_free(dir);
-        return FSDP_OK;
-    }
-    found.copy_from = dir;
-    fsdp_status st = fsdp_source_create(io, dir, "files", &copies->source, err);
-    if (st == FSDP_OK &&
-        (add_files(copies, io, &found, &why) != FSDP_OK || read_config(copies, &why) != FSDP_OK)) {
-        fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied: %s", dir,
-                    why.text);
-        fsdp_copies_release(copies);
-        *copies = (fsdp_copies){.carrier = places->from, .config = {.vocab_size = -1, .tied = -1}};
-    }
+    fsdp_status st = dir && !fsdp_paths_are_same(io, dir, places->to)
+                         ? add_beside(io, opts, dir, copies, err)
+                         : FSDP_OK;
     fsdp_free(dir);
-    return st == FSDP_OK && copies->count > 0 ? make_record(copies, err) : st;
+    return st;
 }
 
 fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,

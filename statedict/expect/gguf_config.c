@@ -299,24 +299,13 @@ static fsdp_status make_values(const char *directory, model_config *config, fsdp
     return FSDP_OK;
 }
 
-fsdp_status fsdp_gguf_config(fsdp_io *io, const char *directory, fsdp_named_values *out,
+fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,
                              fsdp_gguf_tokens *tokens_out, fsdp_error *err)
 {
-    char *path = fsdp_path_join(directory, "config.json"), *text = NULL;
-    size_t size = 0;
-    if (!path)
-        return fsdp_fail_memory(err, directory);
-    model_config config = {.path = path};
-    fsdp_status st = fsdp_io_read_file(io, path, FSDP_EXPECT_CONFIG_MOST, &text, &size, err);
-    if (st == FSDP_OK) {
-        fsdp_json json;
-        fsdp_json_init(&json, text, size, path);
-        st = read_config(&json, &config, err);
-        fsdp_json_release(&json);
-    }
-    if (st == FSDP_OK)
-        st = make_values(directory, &config, out, tokens_out, err);
-    fsdp_free(text);
-    fsdp_free(path);
-    return st;
+    model_config config = {.path = model->config_path};
+    fsdp_json json;
+    fsdp_json_init(&json, model->config, model->config_size, model->config_path);
+    fsdp_status st = read_config(&json, &config, err);
+    fsdp_json_release(&json);
+    return st == FSDP_OK ? make_values(model->directory, &config, out, tokens_out, err) : st;
 }

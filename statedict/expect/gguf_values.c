@@ -1,10 +1,10 @@
 /* All key-value pairs of a model: see gguf_values.h. */
 #include "statedict/expect/gguf_values.h"
 
-fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_values *out,
+fsdp_status fsdp_gguf_values(fsdp_io *io, const fsdp_gguf_model *model, fsdp_named_values *out,
                              fsdp_error *err)
 {
     fsdp_gguf_tokens tokens = {.pre = "default"};
-    FSDP_TRY(fsdp_gguf_config(io, directory, out, &tokens, err));
-    return fsdp_gguf_tokenizer(io, directory, &tokens, out, err);
+    FSDP_TRY(fsdp_gguf_config(model, out, &tokens, err));
+    return fsdp_gguf_tokenizer(io, model->directory, &tokens, out, err);
 }

@@ -31,10 +31,16 @@ void fsdp_named_values_release(fsdp_named_values *values);
 fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, fsdp_value *value,
                                   fsdp_error *err);
 
-/* Reads the files of the directory. FSDP_ERR_USAGE: config.json is not there, or of a model that llama.cpp's
- * names are not known for; a tokenizer that is not there gives no pairs. The caller releases out, also
- * after a failure. */
-fsdp_status fsdp_gguf_values(fsdp_io *io, const char *directory, fsdp_named_values *out, fsdp_error *err);
+/* A model's config.json, and the directory of its tokenizer, which names the model, too. */
+typedef struct fsdp_gguf_model {
+    const char *config, *config_path;
+    size_t config_size;
+    const char *directory;
+} fsdp_gguf_model;
+/* FSDP_ERR_USAGE: llama.cpp has no names for such a model; a tokenizer that is not there gives no pairs. The
+ * caller releases out, also after a failure. */
+fsdp_status fsdp_gguf_values(fsdp_io *io, const fsdp_gguf_model *model, fsdp_named_values *out,
+                             fsdp_error *err);
 
 /* Appends the text of config.json that the pairs of a GGUF file ask for; sd has its names. FSDP_ERR_USAGE:
  * the architecture is not known, or a number is not there. */
@@ -47,7 +53,7 @@ typedef struct fsdp_gguf_tokens {
     const char *pre;           /* the name of its pattern of words in llama.cpp */
     int64_t vocab_size, bos, eos;
 } fsdp_gguf_tokens;
-fsdp_status fsdp_gguf_config(fsdp_io *io, const char *directory, fsdp_named_values *out,
+fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,
                              fsdp_gguf_tokens *tokens_out, fsdp_error *err);
 fsdp_status fsdp_gguf_tokenizer(fsdp_io *io, const char *directory, const fsdp_gguf_tokens *tokens,
                                 fsdp_named_values *out, fsdp_error *err);

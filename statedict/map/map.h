@@ -11,6 +11,7 @@
  *   map_apply.c    names -> bindings of the variables, rule by rule; map_bindings.c has their lists
  *   map_steps.c    the steps of a rule -> derived tensors
  *   map_choice.c   the map of a conversion
+ *   map_config.c   a config.json for a source without one
  *   map_opened.c   fsdp_checkpoint_map: an opened checkpoint under other names
  *   map_gguf.c     the key-value pairs of a GGUF file; map_megatron.c: the objects of a Megatron checkpoint
  *   map_builtin.c  built-in maps, whose texts are in builtin/
@@ -118,6 +119,16 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
  * closed as above. */
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
                                     fsdp_checkpoint **checkpoint, fsdp_error *err);
+
+/* --- map_config.c --- */
+
+/*
+ * Makes a config.json of the pairs of GGUF, or of the params.json beside a Llama of Meta where the
+ * user asks for transformers' names. *text_out, which the caller frees, is NULL when none is needed or can
+ * be made. FSDP_ERR_USAGE: numbers are missing that only the model's own config.json has.
+ */
+fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                                 char **text_out, size_t *size_out, fsdp_error *err);
 
 /* --- map_megatron.c --- */
 

@@ -1,5 +1,5 @@
 /* The map of a conversion: the one that the user names, or one that fits source and target. See map.h. */
-#include "statedict/map/map.h"
+#include "statedict/map/map_config.h"
 
 #include "statedict/expect/config_members.h"
 #include "statedict/select/expression.h"
@@ -15,6 +15,7 @@ typedef struct map_choice {
     fsdp_model_kind kind; /* of config.json */
     fsdp_map_call call;
     bool state_is_optim;
+    bool is_chosen; /* the map is applied, and no longer compared with others */
 } map_choice;
 
 static bool is_dropped(const fsdp_select_opts *select, const fsdp_entry *entry)
@@ -38,7 +39,7 @@ static bool may_stay(void *context, const fsdp_entry *entry)
     const fsdp_limits *limits = choice->request->limits;
     bool model_only = select->only == FSDP_ONLY_MODEL ||
                       (select->only == FSDP_ONLY_DEFAULT && limits && limits->model_only);
-    return choice->request->keeps_rest ||
+    return (choice->is_chosen && choice->request->keeps_rest) ||
            (model_only && fsdp_entry_is_optim(entry, choice->state_is_optim)) ||
            is_dropped(select, entry);
 }
@@ -157,10 +158,14 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
     fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
     fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
     way->from_right = right.taken > left.taken;
-    if (left.taken + right.taken > 0)
+    if (fits(choice, way->map, way->from_right))
         return FSDP_OK;
+    bool from_right = way->from_right;
     FSDP_TRY(find_first(choice, way, err));
     if (way->first)
+        return FSDP_OK;
+    way->from_right = from_right;
+    if (left.taken + right.taken > 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' is one of the map '%s'",
                      choice->from->path, choice->request->opts->map);
@@ -224,6 +229,7 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
     fsdp_status st = choose(&choice, &way, err);
     if (st == FSDP_OK && way.map) {
         *sides_out = sides_of(&choice, &way);
+        choice.is_chosen = true;
         if (sides_out->is_used)
             st = apply(&choice, &way, checkpoint, err);
     }
@@ -232,14 +238,14 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
     return st;
 }
 
-/* Without a config.json, the numbers are those of Meta's params.json beside the checkpoint. */
+/* Without a config.json, the numbers are those of Meta's params.json. */
 fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
                             fsdp_map_sides *sides_out, fsdp_error *err)
 {
     fsdp_map_request with = *request;
     char *text = NULL, *path = NULL;
     if (!with.config) {
-        text = fsdp_params_find(with.io, (*checkpoint)->path, &with.config_size, &path);
+        text = map_find_params(&with, *checkpoint, &with.config_size, &path);
         with.config = text;
         with.config_path = path;
     }

@@ -81,16 +81,22 @@ static fsdp_status read_pairs(const fsdp_map_request *request, const char *path,
                               fsdp_named_values *pairs, fsdp_error *err)
 {
     char *beside = NULL;
-    const char *dir = request->opts->copy_from;
-    if (!dir)
+    fsdp_gguf_model model = {.config = request->config,
+                             .config_path =
+                                 request->config_path ? request->config_path : "config.json",
+                             .config_size = request->config_size,
+                             .directory = request->opts->copy_from};
+    if (!model.directory)
         FSDP_TRY(fsdp_framework_config(request->io, path, &beside, err));
-    dir = dir ? dir : beside;
+    model.directory = model.directory ? model.directory : beside;
     fsdp_status st =
-        dir ? fsdp_gguf_values(request->io, dir, pairs, err)
+        model.directory && model.config
+            ? fsdp_gguf_values(request->io, &model, pairs, err)
             : fsdp_fail(err, FSDP_ERR_USAGE,
                         "a GGUF file needs the config.json and the tokenizer of its model, and "
-                        "none lies beside '%s': --copy-from DIR names them",
-                        path);
+                        "none lies %s '%s': --copy-from DIR names them",
+                        model.directory ? "in" : "beside",
+                        model.directory ? model.directory : path);
     fsdp_free(beside);
     return st;
 }

@@ -234,6 +234,28 @@ def write_meta_parts(parts, path, config):
 
 
 @case
+def meta_llama_without_a_config():
+    """The numbers of params.json become a config.json with which transformers loads the same model."""
+    config = transformers.LlamaConfig(**{**sizes(tie_word_embeddings=False, rms_norm_eps=1e-6),
+                                         "max_position_embeddings": 4096})
+    model = transformers.LlamaForCausalLM(config)
+    write_meta_parts(meta_parts(meta_state(model), 2, True), "alone", config)
+    with open("alone/tokenizer.model", "w") as file:
+        file.write("words")
+    convert("alone", "loaded", "--map", "meta-llama")
+    check_model("loaded", model)
+    assert open("loaded/tokenizer.model").read() == "words"
+    loaded = transformers.LlamaForCausalLM.from_pretrained("loaded").config
+    for member in ("vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps", "num_key_value_heads",
+                   "max_position_embeddings", "tie_word_embeddings", "rope_parameters"):
+        assert getattr(loaded, member) == getattr(config, member), member
+    os.remove("alone/tokenizer.model")
+    convert("alone", "alone.gguf", "--dtype", "f32")
+    convert("alone.gguf", "again")
+    check_model("again", model)
+
+
+@case
 def meta_llama_in_parts():
     """Llama 1 and 2 cut embeddings by columns, Llama 3 by words; with and without groups of queries."""
     for files, groups, by_words in ((2, 8, False), (4, 8, True), (2, 2, True), (4, 2, False), (4, 1, True)):

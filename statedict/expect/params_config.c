@@ -1,0 +1,156 @@
+/*
+ * Meta's params.json -> config.json: see params_config.h. Numbers that params.json does not have are those of
+ * the release, which the vocabulary tells.
+ */
+#include "statedict/expect/params_config.h"
+
+#include "base/core/mem.h"
+#include "base/data/json.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+enum { DIM, LAYERS, HEADS, KV_HEADS, HEAD_DIM, LENGTH, EPSILON, THETA, SCALED, PARAMS };
+
+static const char *const names[PARAMS] = {"dim",        "n_layers",   "n_heads",
+                                          "n_kv_heads", "head_dim",   "max_seq_len",
+                                          "norm_eps",   "rope_theta", "use_scaled_rope"};
+
+enum { SIZE_MOST = 1 << 28 };
+
+typedef struct meta_params {
+    const char *path;
+    double numbers[PARAMS];
+    bool has[PARAMS];
+} meta_params;
+
+static const char embedding[] = "tok_embeddings.weight", gate[] = "layers.0.feed_forward.w1.weight",
+                  output[] = "output.weight";
+
+/* Rows of a matrix; -1: there is none of the name. */
+static int64_t rows_of(const fsdp_sd *sd, const char *name)
+{
+    int64_t at = fsdp_sd_find(sd, name, strlen(name));
+    const fsdp_entry *entry = at < 0 ? NULL : fsdp_sd_at(sd, (size_t)at);
+    return entry && entry->kind == FSDP_ENTRY_TENSOR && entry->ndim == 2 ? entry->shape[0] : -1;
+}
+
+bool fsdp_is_meta_llama(const fsdp_sd *sd)
+{
+    return rows_of(sd, embedding) > 0 && rows_of(sd, gate) > 0;
+}
+
+/* --- params.json -------------------------------------------------------------------------------- */
+
+static fsdp_status take_member(fsdp_json *json, int which, meta_params *params, fsdp_error *err)
+{
+    bool flag = false;
+    switch (fsdp_json_peek(json)) {
+    case FSDP_JSON_BOOL:
+        FSDP_TRY(fsdp_json_bool(json, &flag, err));
+        params->numbers[which] = flag;
+        break;
+    case FSDP_JSON_NUMBER: FSDP_TRY(fsdp_json_f64(json, &params->numbers[which], err)); break;
+    default: return fsdp_json_skip(json, err);
+    }
+    params->has[which] = true;
+    return FSDP_OK;
+}
+
+static fsdp_status read_members(fsdp_json *json, meta_params *params, fsdp_error *err)
+{
+    fsdp_json_members members = {.names = names, .count = PARAMS};
+    int which;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
+            return fsdp_json_finish(json, err);
+        FSDP_TRY(take_member(json, which, params, err));
+    }
+}
+
+static bool is_size(double number)
+{
+    return number >= 1 && number <= SIZE_MOST && floor(number) == number;
+}
+
+static fsdp_status check(const meta_params *params, fsdp_error *err)
+{
+    for (int i = 0; i <= LENGTH; i++) {
+        bool is_needed = i <= HEADS;
+        if (params->has[i] ? !is_size(params->numbers[i]) : is_needed)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' has no size '%s', which a config.json needs: --copy-from DIR "
+                             "names that of the model",
+                             params->path, names[i]);
+    }
+    if (params->has[SCALED] && params->numbers[SCALED] != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' asks for scaled rotary frequencies, of which config.json needs the "
+                         "numbers: --copy-from DIR names that of the model",
+                         params->path);
+    return FSDP_OK;
+}
+
+/* --- config.json -------------------------------------------------------------------------------- */
+
+static void add_size(fsdp_text *out, const char *member, double size)
+{
+    fsdp_text_addf(out, ",\n  \"%s\": %" PRId64, member, (int64_t)size);
+}
+
+/* A float of JSON has a point or an exponent. */
+static void add_float(fsdp_text *out, const char *member, double value)
+{
+    fsdp_text_addf(out, ",\n  \"%s\": ", member);
+    fsdp_text_add_f64(out, value);
+}
+
+/* Adds numbers that params.json leaves out. Llama 3 has another vocabulary than the releases before it. */
+static void add_release(const meta_params *params, int64_t words, fsdp_text *out)
+{
+    enum { WORDS_OF_3 = 128256, LENGTH_OF_2 = 4096, LENGTH_OF_3 = 8192 };
+    bool is_3 = words == WORDS_OF_3;
+    double length = is_3 ? LENGTH_OF_3 : LENGTH_OF_2, theta = is_3 ? 500000 : 10000;
+    add_size(out, "max_position_embeddings",
+             params->has[LENGTH] ? params->numbers[LENGTH] : length);
+    add_float(out, "rope_theta", params->has[THETA] ? params->numbers[THETA] : theta);
+    add_size(out, "bos_token_id", is_3 ? 128000 : 1);
+    add_size(out, "eos_token_id", is_3 ? 128001 : 2);
+}
+
+static void add_config(const meta_params *params, const fsdp_sd *sd, fsdp_text *out)
+{
+    const double *numbers = params->numbers;
+    int64_t words = rows_of(sd, embedding);
+    bool is_tied = fsdp_sd_find(sd, output, strlen(output)) < 0;
+    fsdp_text_addf(out,
+                   "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\"");
+    add_size(out, "num_hidden_layers", numbers[LAYERS]);
+    add_size(out, "hidden_size", numbers[DIM]);
+    add_size(out, "intermediate_size", (double)rows_of(sd, gate));
+    add_size(out, "num_attention_heads", numbers[HEADS]);
+    add_size(out, "num_key_value_heads", numbers[params->has[KV_HEADS] ? KV_HEADS : HEADS]);
+    if (params->has[HEAD_DIM])
+        add_size(out, "head_dim", numbers[HEAD_DIM]);
+    add_float(out, "rms_norm_eps", params->has[EPSILON] ? numbers[EPSILON] : 1e-5);
+    add_size(out, "vocab_size", (double)words);
+    add_release(params, words, out);
+    fsdp_text_addf(out, ",\n  \"tie_word_embeddings\": %s\n}\n", is_tied ? "true" : "false");
+}
+
+fsdp_status fsdp_params_config_text(const char *text, size_t size, const char *path,
+                                    const fsdp_sd *sd, fsdp_text *out, fsdp_error *err)
+{
+    meta_params params = {.path = path};
+    fsdp_json json;
+    fsdp_json_init(&json, text, size, path);
+    fsdp_status st = read_members(&json, &params, err);
+    fsdp_json_release(&json);
+    FSDP_TRY(st);
+    FSDP_TRY(check(&params, err));
+    add_config(&params, sd, out);
+    return out->failed ? fsdp_fail_memory(err, "config.json") : FSDP_OK;
+}

@@ -1,0 +1,91 @@
+/*
+ * A config.json for a source without one: loaders of Hugging Face's directories and of GGUF files ask for its
+ * numbers, and the source has them in another form. See map.h.
+ */
+#include "statedict/map/map_config.h"
+
+#include "statedict/expect/config_members.h"
+#include "statedict/expect/gguf_values.h"
+#include "statedict/expect/params_config.h"
+
+#include <string.h>
+
+/* Other formats may keep the pairs of GGUF, too. */
+static bool has_pairs(const fsdp_sd *sd)
+{
+    static const char pair[] = "general.architecture";
+    return fsdp_sd_find(sd, pair, sizeof pair - 1) >= 0;
+}
+
+/* The pairs have all numbers but for those behind Llama 3.1's scaling of rotary frequencies. */
+static fsdp_status from_gguf(const fsdp_checkpoint *checkpoint, fsdp_text *out, fsdp_error *err)
+{
+    static const char scaling[] = "rope_freqs.weight";
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    if (fsdp_sd_find(sd, scaling, sizeof scaling - 1) >= 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has scaled rotary frequencies ('%s'), of which config.json needs "
+                         "the original numbers: --copy-from DIR names the model's",
+                         checkpoint->path, scaling);
+    if (fsdp_gguf_config_text(sd, out, NULL) != FSDP_OK)
+        fsdp_text_release(out); /* of a model that has no loader, whose tensors are written alone */
+    return FSDP_OK;
+}
+
+static fsdp_status from_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                               fsdp_text *out, fsdp_error *err)
+{
+    size_t size;
+    char *path, *params = fsdp_params_find(request->io, checkpoint->path, &size, &path);
+    fsdp_status st =
+        params ? fsdp_params_config_text(params, size, path, checkpoint->manifest.sd, out, err)
+               : FSDP_OK;
+    fsdp_free(path);
+    fsdp_free(params);
+    return st;
+}
+
+/* Without a map by its name a directory keeps Meta's names, and Meta's params.json belongs to them. */
+static bool wants_names_of_hf(const fsdp_map_request *request)
+{
+    const char *map = request->opts->map;
+    return strcmp(request->limits->format, "gguf") == 0 ||
+           (request->limits->for_loaders && map && strcmp(map, "meta-llama") == 0);
+}
+
+fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                                 char **text_out, size_t *size_out, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_status st = FSDP_OK;
+    *text_out = NULL;
+    if (!request->limits)
+        return FSDP_OK;
+    if (has_pairs(checkpoint->manifest.sd) && request->limits->for_loaders)
+        st = from_gguf(checkpoint, &text, err);
+    else if (wants_names_of_hf(request) && fsdp_is_meta_llama(checkpoint->manifest.sd))
+        st = from_params(request, checkpoint, &text, err);
+    if (st == FSDP_OK && text.size > 0) {
+        *size_out = text.size;
+        *text_out = fsdp_strndup(text.data, text.size);
+        st = *text_out ? FSDP_OK : fsdp_fail_memory(err, "config.json");
+    }
+    fsdp_text_release(&text);
+    return st;
+}
+
+char *map_find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                      size_t *size_out, char **path_out)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    char *params = fsdp_params_find(request->io, checkpoint->path, size_out, path_out);
+    fsdp_text config = {0};
+    if (params && request->opts->map && fsdp_is_meta_llama(sd) &&
+        fsdp_params_config_text(params, *size_out, *path_out, sd, &config, NULL) == FSDP_OK) {
+        fsdp_free(params);
+        *size_out = config.size;
+        return config.data;
+    }
+    fsdp_text_release(&config);
+    return params;
+}

@@ -1,0 +1,12 @@
+/* Numbers of a model without a config.json, for map_choice.c; see map.h. */
+#ifndef FSDP_MAP_CONFIG_H
+#define FSDP_MAP_CONFIG_H
+
+#include "statedict/map/map.h"
+
+/* The text of Meta's params.json beside the checkpoint, or where the user names a map the config.json that it
+ * gives. The caller frees it and its path; both are NULL when there is none. */
+char *map_find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint, size_t *size_out,
+                      char **path_out);
+
+#endif
