@@ -92,6 +92,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         convert_report_code(opts, plan);
         convert_report_form(opts, plan);
         convert_report_tokenizer(opts, plan);
+        convert_report_names(opts, plan);
         convert_report_tuples(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));

@@ -6,6 +6,7 @@
 
 #include "base/data/flow.h"
 #include "base/data/name_path.h"
+#include "kernels/quants.h"
 #include "statedict/checkpoint/digests.h"
 #include "statedict/checkpoint/unread.h"
 #include "statedict/convert/convert_io.h"
@@ -219,6 +220,10 @@ static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_p
     fsdp_type_report report = {0};
     if (blocks && job->limits && !job->limits->holds_dtype(blocks))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s", job->limits->format,
+                         job->opts.select.dtype);
+    if (blocks && !fsdp_blocks_can_encode(blocks))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "blocks of %s are read and copied, and not made: q8_0 and q4_0 are",
                          job->opts.select.dtype);
     FSDP_TRY(fsdp_derive_target_types(&types, &job->from, &report, err));
     plan->decoded += report.decoded;

@@ -218,6 +218,25 @@ void convert_report_tokenizer(const convert_options *opts, const fsdp_convert_pl
     fsdp_text_release(&text);
 }
 
+void convert_add_names(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    fsdp_text_addf(text,
+                   "names of %s stay: --copy-from a directory with the model's config.json, or "
+                   "--map %s, makes those of %s",
+                   plan->map_from, plan->map, plan->map_to);
+}
+
+void convert_report_names(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (!plan->map[0] || plan->is_mapped || opts->common.quiet || opts->common.json)
+        return;
+    convert_add_names(&text, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 void convert_add_tuples(fsdp_text *text, const fsdp_convert_plan *plan)
 {
     bool one = plan->in_tuples == 1;

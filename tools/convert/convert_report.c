@@ -72,15 +72,13 @@ static bool is_model(const convert_options *opts)
 
 static void add_map(fsdp_text *text, const fsdp_convert_plan *plan)
 {
+    fsdp_text_addf(text, "  ");
     if (plan->is_mapped)
-        fsdp_text_addf(text, "  names of %s become those of %s (--map %s)\n", plan->map_from,
+        fsdp_text_addf(text, "names of %s become those of %s (--map %s)", plan->map_from,
                        plan->map_to, plan->map);
     else
-        fsdp_text_addf(
-            text,
-            "  names of %s stay: --copy-from a directory with the model's config.json, or "
-            "--map %s, makes those of %s\n",
-            plan->map_from, plan->map, plan->map_to);
+        convert_add_names(text, plan);
+    fsdp_text_addf(text, "\n");
 }
 
 /* Lines for entries that are renamed, cast, dropped or left out. */

@@ -86,6 +86,9 @@ void convert_report_form(const convert_options *opts, const fsdp_convert_plan *p
 /* "no tokenizer.json ...: --copy-from DIR names its directory" */
 void convert_add_tokenizer(fsdp_text *text, const fsdp_convert_plan *plan);
 void convert_report_tokenizer(const convert_options *opts, const fsdp_convert_plan *plan);
+/* "names of megatron stay: --map megatron-gpt2 makes those of hf" */
+void convert_add_names(fsdp_text *text, const fsdp_convert_plan *plan);
+void convert_report_names(const convert_options *opts, const fsdp_convert_plan *plan);
 /* "2 tensors are in tuples: dcp stores them in lists, as PyTorch does" */
 void convert_add_tuples(fsdp_text *text, const fsdp_convert_plan *plan);
 void convert_report_tuples(const convert_options *opts, const fsdp_convert_plan *plan);
