@@ -30,18 +30,6 @@ static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint
     return cli_put_all(&text);
 }
 
-/* Notes the tensors that --shard-dim could not cut along its dim. */
-static void report_short(const convert_options *opts, const fsdp_convert_plan *plan)
-{
-    fsdp_text text = {0};
-    if (plan->short_tensors == 0 || opts->common.quiet || opts->common.json)
-        return;
-    convert_add_short(&text, opts, plan);
-    if (!text.failed)
-        cli_say("note", "%s", text.data);
-    fsdp_text_release(&text);
-}
-
 typedef struct digest_list {
     fsdp_text *text;
     bool json;
@@ -83,17 +71,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         convert_add_plan(&text, opts, info, plan);
         FSDP_TRY(cli_put_all(&text));
     } else {
-        report_short(opts, plan);
-        convert_report_unread(opts, plan);
-        convert_report_extra(opts, plan);
-        convert_report_missing(opts);
-        convert_report_stripped(opts, plan);
-        convert_report_tied(opts, plan);
-        convert_report_code(opts, plan);
-        convert_report_form(opts, plan);
-        convert_report_tokenizer(opts, plan);
-        convert_report_names(opts, plan);
-        convert_report_tuples(opts, plan);
+        convert_report_notes(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     opts->convert.resume = false; /* nothing is left to go on with */

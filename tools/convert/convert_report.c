@@ -37,14 +37,6 @@ static void add_source(fsdp_text *text, const fsdp_checkpoint_info *info)
     fsdp_text_addf(text, ") -> ");
 }
 
-void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
-{
-    bool one = plan->short_tensors == 1;
-    fsdp_text_addf(text, "%" PRId64 " of %" PRId64 " tensors %s no dim %d and %s cut along dim 0",
-                   plan->short_tensors, plan->tensors, one ? "has" : "have",
-                   opts->convert.shard_dim, one ? "is" : "are");
-}
-
 /* "  model 29 · ema 29 left out · optimizer left out (--part ema takes other weights, ...)" */
 static void add_left_out(fsdp_text *text, const convert_options *opts,
                          const fsdp_convert_plan *plan)
@@ -70,17 +62,6 @@ static bool is_model(const convert_options *opts)
     return strcmp(opts->convert.format, "hf") == 0;
 }
 
-static void add_map(fsdp_text *text, const fsdp_convert_plan *plan)
-{
-    fsdp_text_addf(text, "  ");
-    if (plan->is_mapped)
-        fsdp_text_addf(text, "names of %s become those of %s (--map %s)", plan->map_from,
-                       plan->map_to, plan->map);
-    else
-        convert_add_names(text, plan);
-    fsdp_text_addf(text, "\n");
-}
-
 /* Lines for entries that are renamed, cast, dropped or left out. */
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
@@ -92,8 +73,10 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
         fsdp_text_addf(text, "  dequantize %s to %s, without %" PRId64 " scales\n",
                        cli_plural(plan->dequantized, "weight", number), opts->convert.dequant,
                        plan->scales);
-    if (plan->map[0])
-        add_map(text, plan);
+    if (plan->is_mapped)
+        fsdp_text_addf(text, "  names of %s become those of %s (--map %s)\n", plan->map_from,
+                       plan->map_to, plan->map);
+    convert_add_note(text, CONVERT_NOTE_NAMES, opts, plan);
     if (plan->decoded > 0)
         fsdp_text_addf(text, "  decode %s to f32: %s holds no blocks\n",
                        cli_plural(plan->decoded, "quantized tensor", number), opts->convert.format);
@@ -102,9 +85,8 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
                        opts->convert.select.dtype);
     if (plan->widened > 0)
         fsdp_text_addf(text, "  cast %s to f32\n", cli_plural(plan->widened, "tensor", number));
-    if (plan->renamed > 0 && plan->strips)
-        convert_add_stripped(text, plan);
-    else if (plan->renamed > 0)
+    convert_add_note(text, CONVERT_NOTE_STRIPPED, opts, plan);
+    if (plan->renamed > 0 && !plan->strips)
         fsdp_text_addf(text, "  rename %s\n", cli_plural(plan->renamed, "name", number));
     if (plan->left_out > 0)
         add_left_out(text, opts, plan);
@@ -113,26 +95,10 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     if (plan->cast_tensors > 0)
         convert_add_casts(text, plan);
     convert_add_carried(text, opts, plan);
-    if (plan->optim_form) {
-        fsdp_text_addf(text, "  ");
-        convert_add_form(text, plan);
-        fsdp_text_addf(text, "\n");
-    }
-    if (plan->lacks_tokenizer) {
-        fsdp_text_addf(text, "  ");
-        convert_add_tokenizer(text, plan);
-        fsdp_text_addf(text, "\n");
-    }
-    if (plan->in_tuples > 0) {
-        fsdp_text_addf(text, "  ");
-        convert_add_tuples(text, plan);
-        fsdp_text_addf(text, "\n");
-    }
-    if (plan->short_tensors > 0) {
-        fsdp_text_addf(text, "  ");
-        convert_add_short(text, opts, plan);
-        fsdp_text_addf(text, "\n");
-    }
+    convert_add_note(text, CONVERT_NOTE_FORM, opts, plan);
+    convert_add_note(text, CONVERT_NOTE_TOKENIZER, opts, plan);
+    convert_add_note(text, CONVERT_NOTE_TUPLES, opts, plan);
+    convert_add_note(text, CONVERT_NOTE_SHORT, opts, plan);
     if (plan->prefix[0] && !is_ours(opts) && !is_model(opts)) {
         fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
                        plan->prefix);

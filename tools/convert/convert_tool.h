@@ -47,8 +47,6 @@ void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_c
                       const fsdp_convert_plan *plan, const convert_outcome *outcome);
 /* A line as of sha256sum, or a member of the object "sha256". */
 void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32]);
-/* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
-void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
                       const fsdp_convert_plan *plan, const convert_outcome *outcome);
 
@@ -76,29 +74,33 @@ void convert_name_source(const convert_options *opts, fsdp_error *err);
 
 /* --- convert_carried.c ------------------------------------------------------------------------ */
 
-/* Lines of the plan, members of the JSON, a note: tied names, files beside the weights, what is missing;
- * the form of hyper-parameters. */
+/* Lines of the plan, members of the JSON: tied names, files beside the weights, what is missing. */
 void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
-/* "hyper-parameters nested, as PyTorch's get_optimizer_state_dict has them"; nothing when they stay. */
-void convert_add_form(fsdp_text *text, const fsdp_convert_plan *plan);
-void convert_report_form(const convert_options *opts, const fsdp_convert_plan *plan);
-/* "no tokenizer.json ...: --copy-from DIR names its directory" */
-void convert_add_tokenizer(fsdp_text *text, const fsdp_convert_plan *plan);
-void convert_report_tokenizer(const convert_options *opts, const fsdp_convert_plan *plan);
-/* "names of megatron stay: --map megatron-gpt2 makes those of hf" */
-void convert_add_names(fsdp_text *text, const fsdp_convert_plan *plan);
-void convert_report_names(const convert_options *opts, const fsdp_convert_plan *plan);
-/* "2 tensors are in tuples: dcp stores them in lists, as PyTorch does" */
-void convert_add_tuples(fsdp_text *text, const fsdp_convert_plan *plan);
-void convert_report_tuples(const convert_options *opts, const fsdp_convert_plan *plan);
-/* "  strip 'model.' from 29 names (--names keep leaves them)" */
-void convert_add_stripped(fsdp_text *text, const fsdp_convert_plan *plan);
-void convert_report_stripped(const convert_options *opts, const fsdp_convert_plan *plan);
-void convert_report_unread(const convert_options *opts, const fsdp_convert_plan *plan);
-void convert_report_extra(const convert_options *opts, const fsdp_convert_plan *plan);
-void convert_report_missing(const convert_options *opts);
-void convert_report_tied(const convert_options *opts, const fsdp_convert_plan *plan);
-void convert_report_code(const convert_options *opts, const fsdp_convert_plan *plan);
+
+/* --- convert_notes.c -------------------------------------------------------------------------- */
+
+/* Sentences about what a person would not expect of the result, in their order. */
+typedef enum convert_note {
+    CONVERT_NOTE_SHORT,        /* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
+    CONVERT_NOTE_UNREAD,       /* "1 weight file of 'run' is not read: optim.pt" */
+    CONVERT_NOTE_EXTRA,        /* "1 tensor is no part of the llama that config.json describes: ..." */
+    CONVERT_NOTE_MISSING,      /* "2 incomplete entries are left out: ..." */
+    CONVERT_NOTE_STRIPPED,     /* "strip 'model.' from 29 names (--names keep leaves them)" */
+    CONVERT_NOTE_TIED,         /* "1 tied name is left out: lm_head.weight (the same as ...)" */
+    CONVERT_NOTE_CODE,         /* "1 object runs code when it is loaded: ..." */
+    CONVERT_NOTE_FORM,         /* "hyper-parameters nested, as PyTorch's get_optimizer_state_dict has them" */
+    CONVERT_NOTE_TOKENIZER,    /* "no tokenizer.json ...: --copy-from DIR names its directory" */
+    CONVERT_NOTE_NAMES,        /* "names of megatron stay: --map megatron-gpt2 makes those of hf" */
+    CONVERT_NOTE_TUPLES,       /* "2 tensors are in tuples: dcp stores them in lists, as PyTorch does" */
+    CONVERT_NOTES
+} convert_note;
+
+void convert_add_name(fsdp_text *text, const char *name, size_t size);
+/* Adds a line of the plan; nothing where the note does not apply. */
+void convert_add_note(fsdp_text *text, convert_note note, const convert_options *opts,
+                      const fsdp_convert_plan *plan);
+/* Says all that apply, unless the user wants no words or JSON. */
+void convert_report_notes(const convert_options *opts, const fsdp_convert_plan *plan);
 
 #endif
