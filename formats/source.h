@@ -108,6 +108,8 @@ size_t fsdp_source_tensor_count(const fsdp_source *source);      /* inner ones i
 const fsdp_source_tensor *fsdp_source_tensor_at(const fsdp_source *source, size_t number);
 const char *fsdp_source_format(const fsdp_source *source);       /* "safetensors", "dcp", "torch", ... */
 const char *fsdp_source_path(const fsdp_source *source);
+/* Weights of which the files have rounded copies alone. */
+int64_t fsdp_source_rounded_count(const fsdp_source *source);
 size_t fsdp_source_file_count(const fsdp_source *source);
 const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
 int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
@@ -248,6 +250,8 @@ fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool ben
 fsdp_io *fsdp_source_io(const fsdp_source *source);
 /* Notes a class or function that a program runs when it loads the file. Equal names count once. */
 fsdp_status fsdp_source_note_code(fsdp_source *source, int file, const char *name, fsdp_error *err);
+/* Counts a weight that is not added, because the files have a rounded copy alone. */
+void fsdp_source_count_rounded(fsdp_source *source);
 /* Reads headers of the format. */
 fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size, int64_t offset,
                               fsdp_error *err);

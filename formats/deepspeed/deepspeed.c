@@ -123,6 +123,27 @@ fsdp_status ds_add_buffer(ds_set *set, torch_archive *archive, const char *name,
 
 /* --- tied weights --------------------------------------------------------------------------------- */
 
+fsdp_status ds_tensor_place_of(ds_set *set, const torch_tensor *tensor,
+                               const ds_tensor_place **place_out, fsdp_error *err)
+{
+    ds_tensor_place *place = fsdp_arena_alloc(&set->arena, 1, sizeof *place);
+    if (!place)
+        return fsdp_fail_memory(err, "the weights of a model");
+    *place = (ds_tensor_place){tensor->storage.file,
+                               tensor->storage.stream,
+                               tensor->offset,
+                               tensor->ndim,
+                               tensor->dtype,
+                               {0},
+                               {0}};
+    if (tensor->ndim > 0) {
+        memcpy(place->shape, tensor->shape, (size_t)tensor->ndim * sizeof *place->shape);
+        memcpy(place->strides, tensor->strides, (size_t)tensor->ndim * sizeof *place->strides);
+    }
+    *place_out = place;
+    return FSDP_OK;
+}
+
 fsdp_status ds_note_tied(ds_set *set, const ds_tied *tied, fsdp_error *err)
 {
     ds_tied copy = {.name = fsdp_arena_strndup(&set->arena, tied->name, tied->name_size),

@@ -165,6 +165,14 @@ fsdp_status ds_add_model_tensor(ds_set *set, torch_archive *archive, const char 
 /* Adds a buffer, with floats as f32. */
 fsdp_status ds_add_buffer(ds_set *set, torch_archive *archive, const char *name, size_t size,
                           torch_tensor *tensor, fsdp_error *err);
+/* The place of a tensor, by which its other names are found. */
+typedef struct ds_tensor_place {
+    int64_t file, stream, offset, ndim, dtype;
+    int64_t shape[FSDP_MAX_DIMS], strides[FSDP_MAX_DIMS];
+} ds_tensor_place;
+/* The place lies in the arena of the set. */
+fsdp_status ds_tensor_place_of(ds_set *set, const torch_tensor *tensor, const ds_tensor_place **place_out,
+                               fsdp_error *err);
 /* Notes a further name of a tensor, which ds_add_tied adds after all tensors. */
 fsdp_status ds_note_tied(ds_set *set, const ds_tied *tied, fsdp_error *err);
 fsdp_status ds_add_tied(ds_set *set, fsdp_error *err);

@@ -211,6 +211,101 @@ static fsdp_status read_tied(ds_set *set, const torch_archive *archive, fsdp_err
     return FSDP_OK;
 }
 
+/* --- weights that only the module has ------------------------------------------------------------- */
+
+/* Names of the module: those of parameters, and of the others those of one tensor with a parameter. */
+typedef struct module_names {
+    ds_members members;
+    fsdp_name_table known;  /* names of parameters */
+    fsdp_name_table places; /* of tensors of parameters -> number of the member */
+} module_names;
+
+static fsdp_status note_known(ds_set *set, module_names *names, fsdp_error *err)
+{
+    bool is_noted = true;
+    for (size_t g = 0; g < set->group_count; g++)
+        for (size_t i = 0; i < set->groups[g].lanes->count; i++) {
+            const ds_param *param = &set->groups[g].lanes->params[i];
+            is_noted &=
+                fsdp_name_table_enter(&names->known, param->name, param->name_size, 0) != NULL;
+        }
+    for (size_t i = 0; i < set->frozen_count; i++)
+        is_noted &= fsdp_name_table_enter(&names->known, set->frozen[i].name,
+                                          set->frozen[i].name_size, 0) != NULL;
+    for (size_t i = 0; i < set->tied_count; i++)
+        is_noted &= fsdp_name_table_enter(&names->known, set->tied[i].name, set->tied[i].name_size,
+                                          0) != NULL;
+    return is_noted ? FSDP_OK : fsdp_fail_memory(err, "the weights of a model");
+}
+
+/* The place of a member's tensor, or NULL for what is no tensor with elements. */
+static fsdp_status read_place(ds_set *set, torch_archive *archive, fsdp_node node,
+                              const ds_tensor_place **place_out, fsdp_error *err)
+{
+    torch_tensor tensor;
+    fsdp_error why = {0}; /* nothing else reads the module's tensors, which may be of any kind */
+    *place_out = NULL;
+    if (torch_tensor_kind(archive, node) != TORCH_KIND_TENSOR ||
+        ds_read_tensor(archive, node, "a weight", &tensor, &why) != FSDP_OK)
+        return FSDP_OK;
+    fsdp_box whole = fsdp_box_whole(tensor.ndim, tensor.shape);
+    if (fsdp_box_count(&whole) == 0)
+        return FSDP_OK;
+    return ds_tensor_place_of(set, &tensor, place_out, err);
+}
+
+static fsdp_status add_place(ds_set *set, torch_archive *archive, module_names *names, size_t i,
+                             fsdp_error *err)
+{
+    size_t size;
+    const char *text = ds_text(archive, names->members.items[i], &size);
+    const ds_tensor_place *place;
+    if (!text || !fsdp_name_table_find(&names->known, text, size))
+        return FSDP_OK;
+    FSDP_TRY(read_place(set, archive, names->members.items[i + 1], &place, err));
+    return !place || fsdp_name_table_enter(&names->places, (const char *)place, sizeof *place, i)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, "the weights of a model");
+}
+
+static fsdp_status add_other(ds_set *set, torch_archive *archive, const module_names *names,
+                             size_t i, fsdp_error *err)
+{
+    ds_tied tied = {0};
+    const ds_tensor_place *place;
+    tied.name = ds_text(archive, names->members.items[i], &tied.name_size);
+    if (!tied.name || fsdp_name_table_find(&names->known, tied.name, tied.name_size) ||
+        fsdp_name_table_find(&set->buffers, tied.name, tied.name_size))
+        return FSDP_OK;
+    FSDP_TRY(read_place(set, archive, names->members.items[i + 1], &place, err));
+    if (!place)
+        return FSDP_OK;
+    const uint64_t *same = fsdp_name_table_find(&names->places, (const char *)place, sizeof *place);
+    if (!same)
+        fsdp_source_count_rounded(set->source);
+    else
+        tied.stored = ds_text(archive, names->members.items[*same], &tied.stored_size);
+    return same ? ds_note_tied(set, &tied, err) : FSDP_OK;
+}
+
+/* DeepSpeed lists no second names of parameters whose whole module has two. Stage 1 stores frozen weights in
+ * the module alone, rounded; they are counted. */
+static fsdp_status read_others(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    module_names names = {
+        .members = ds_members_of(archive, ds_member(archive, archive->pickle.root, "module"))};
+    if (set->is_split) /* the module holds nothing */
+        return FSDP_OK;
+    fsdp_status st = note_known(set, &names, err);
+    for (size_t i = 0; i < names.members.count && st == FSDP_OK; i += 2)
+        st = add_place(set, archive, &names, i, err);
+    for (size_t i = 0; i < names.members.count && st == FSDP_OK; i += 2)
+        st = add_other(set, archive, &names, i, err);
+    fsdp_name_table_release(&names.known);
+    fsdp_name_table_release(&names.places);
+    return st;
+}
+
 /* --- files ---------------------------------------------------------------------------------------- */
 
 static bool is_none(const torch_archive *archive, fsdp_node node)
@@ -247,7 +342,8 @@ static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *e
     if (is_none(archive, shapes) && !is_none(archive, ds_member(archive, root, "module")))
         return ds_read_plain(set, archive, err);
     FSDP_TRY(read_frozen(set, archive, err));
-    return read_tied(set, archive, err);
+    FSDP_TRY(read_tied(set, archive, err));
+    return read_others(set, archive, err);
 }
 
 /* The names in a layer's file are those below the layer's number. */

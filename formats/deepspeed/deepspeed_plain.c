@@ -57,31 +57,13 @@ typedef struct plain {
 
 /* --- the model -------------------------------------------------------------------------------------- */
 
-/* The place of a tensor, by which tied weights are found. */
-typedef struct tensor_place {
-    int64_t file, stream, offset, ndim, dtype;
-    int64_t shape[FSDP_MAX_DIMS], strides[FSDP_MAX_DIMS];
-} tensor_place;
-
 /* Notes a tensor that another name has already. */
 static fsdp_status find_tie(plain *at, fsdp_name_table *places, const plain_weight *weight,
                             bool *is_tied_out, fsdp_error *err)
 {
     const torch_tensor *tensor = &weight->tensor;
-    tensor_place *place = fsdp_arena_alloc(&at->set->arena, 1, sizeof *place);
-    if (!place)
-        return fsdp_fail_memory(err, "the weights of a model");
-    *place = (tensor_place){tensor->storage.file,
-                            tensor->storage.stream,
-                            tensor->offset,
-                            tensor->ndim,
-                            tensor->dtype,
-                            {0},
-                            {0}};
-    if (tensor->ndim > 0) {
-        memcpy(place->shape, tensor->shape, (size_t)tensor->ndim * sizeof *place->shape);
-        memcpy(place->strides, tensor->strides, (size_t)tensor->ndim * sizeof *place->strides);
-    }
+    const ds_tensor_place *place;
+    FSDP_TRY(ds_tensor_place_of(at->set, tensor, &place, err));
     const uint64_t *number =
         fsdp_name_table_enter(places, (const char *)place, sizeof *place, at->weight_count);
     if (!number)

@@ -128,8 +128,14 @@ static fsdp_status create(const fsdp_probe *probe, ds_set *set, ds_state **state
 
 static fsdp_status read_optims(ds_set *set, fsdp_error *err)
 {
-    size_t count;
+    size_t count, others;
     const ds_file *files = ds_files_of(&set->files, DS_FILE_OPTIM, set->part, &count);
+    if (!files && ds_files_of(&set->files, DS_FILE_LAYER, -1, &others) &&
+        !ds_files_of(&set->files, DS_FILE_OPTIM, -1, &others))
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s' has no optimizer files: a pipeline without ZeRO, whose stages have "
+                         "their optimizers in model files, is not read; save it with stage 1",
+                         set->directory);
     if (!files)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s': there is no optimizer file of model-parallel rank %d, which has "

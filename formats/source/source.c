@@ -505,6 +505,16 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *chec
     return FSDP_OK;
 }
 
+int64_t fsdp_source_rounded_count(const fsdp_source *source)
+{
+    return source->rounded_count;
+}
+
+void fsdp_source_count_rounded(fsdp_source *source)
+{
+    source->rounded_count++;
+}
+
 size_t fsdp_source_check_count(const fsdp_source *source)
 {
     size_t checks = source->ops.check_count ? source->ops.check_count(source->state) : 0;

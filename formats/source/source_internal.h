@@ -58,6 +58,7 @@ struct fsdp_source {
     size_t tensor_count, tensor_room;
     source_file *files;
     size_t file_count, file_room;
+    int64_t rounded_count;     /* weights that fsdp_source_count_rounded counted */
     size_t noted_count;        /* files that the format did not add; they are never opened */
     packed_stream **streams;
     size_t stream_count, stream_room;

@@ -318,6 +318,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
         FSDP_TRY(check_chunk(job->opts.chunk_bytes, err));
     fsdp_flow("statedict/convert/convert_plan.c", "open '%s'", from);
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
+    plan->rounded = job->from->source ? fsdp_source_rounded_count(job->from->source) : 0;
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
     FSDP_TRY(derive(job, plan, err));

@@ -220,6 +220,22 @@ def check_forms(folder):
         check("other" in tensors, "a folder that no model file mentions")
 
 
+def check_names_of_the_module(folder):
+    """A module under two names is tied, as its parameters are; a weight of the module alone is told of."""
+    files = made.files(2)
+    module = files[made.model_name(0, 2)]["module"]
+    module |= {"again": made.view_of(module["w"]), "other": made.view_of(module["w"], (5, 3)),
+               "alone": made.tensor([1.0], None, "e")}
+    path = made.write(folder / "names", files)
+    tensors = listing(path)["tensors"]
+    check(tensors["again"] == tensors["w"], f"a second name: {tensors.get('again')}")
+    check("other" not in tensors and "alone" not in tensors, f"rounded weights: {list(tensors)}")
+    ran = run("fsdp-convert", path, folder / "names-hf", "--to", "hf", "--no-sync")
+    check(ran.returncode == 0 and "2 weights left out" in ran.stderr, f"rounded weights: {ran.stderr}")
+    ran = run("fsdp-convert", made.write(folder / "all", made.files(2)), folder / "all-hf", "--to", "hf")
+    check(ran.returncode == 0 and "left out:" not in ran.stderr, f"no rounded weights: {ran.stderr}")
+
+
 def check_unsure(folder):
     """Two weights of one shape, of which one is frozen: moments keep their numbers."""
     files = made.plain_files("torch")
@@ -323,6 +339,8 @@ def refusals():
     yield "a rank is missing", without(2, rank(1)), DAMAGED, "rank_1_mp_rank_00_optim_states.pt"
     yield "the first rank is missing", without(2, rank(0)), DAMAGED, "rank 0 is missing"
     yield "all ranks are missing", {made.model_name(0, 2): made.model(0, 2)}, DAMAGED, "no optimizer file"
+    yield ("a pipeline without ZeRO", {made.model_name(0, 0): made.model(0, 1) | {"module": None},
+                                       "layer_00-model_states.pt": {}}, REFUSED, "a pipeline without ZeRO")
     yield "no model file", without(2, made.model_name(0, 2)), DAMAGED, "no model file"
     yield "a model file is missing", without(3, made.model_name(1, 3)), DAMAGED, "ranks"
     yield "a rank is there twice", made.files(2) | {"bf16_" + rank(1): made.optim(1, 2)}, DAMAGED, "same rank"
@@ -389,7 +407,7 @@ def check_refusals(folder):
 def main():
     check_golden()
     for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
-                      check_unsure, check_refusals, check_limits):
+                      check_names_of_the_module, check_unsure, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 

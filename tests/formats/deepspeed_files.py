@@ -58,6 +58,13 @@ def tensor(numbers, shape=None, kind="f"):
     return Call(rebuild_tensor, Storage(kind, numbers), 0, shape, strides, False, OrderedDict())
 
 
+def view_of(other, shape=None):
+    """A second tensor in the storage of another one."""
+    storage, shape = other.args[0], other.args[2] if shape is None else shape
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return Call(rebuild_tensor, storage, 0, shape, strides, False, OrderedDict())
+
+
 class Pickler(pickle._Pickler):  # the one in Python calls persistent_id for stand-ins, too
     def __init__(self, file):
         super().__init__(file, protocol=2)

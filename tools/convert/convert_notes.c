@@ -178,6 +178,17 @@ static void add_names(fsdp_text *text, const convert_options *opts, const fsdp_c
                    plan->map_from, plan->map, plan->map_to);
 }
 
+static void add_rounded(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    char number[CLI_NUMBER];
+    (void)opts;
+    if (plan->rounded > 0)
+        fsdp_text_addf(text,
+                       "%s left out: DeepSpeed's stage 1 stores frozen weights in the rounded "
+                       "model alone, which is not read",
+                       cli_plural(plan->rounded, "weight", number));
+}
+
 static void add_tuples(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     (void)opts;
@@ -197,7 +208,7 @@ static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options
     [CONVERT_NOTE_STRIPPED] = add_stripped,   [CONVERT_NOTE_TIED] = add_tied,
     [CONVERT_NOTE_CODE] = add_code,           [CONVERT_NOTE_FORM] = add_form,
     [CONVERT_NOTE_TOKENIZER] = add_tokenizer, [CONVERT_NOTE_NAMES] = add_names,
-    [CONVERT_NOTE_TUPLES] = add_tuples,
+    [CONVERT_NOTE_ROUNDED] = add_rounded,     [CONVERT_NOTE_TUPLES] = add_tuples,
 };
 
 void convert_add_note(fsdp_text *text, convert_note note, const convert_options *opts,

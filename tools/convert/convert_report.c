@@ -97,6 +97,7 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     convert_add_carried(text, opts, plan);
     convert_add_note(text, CONVERT_NOTE_FORM, opts, plan);
     convert_add_note(text, CONVERT_NOTE_TOKENIZER, opts, plan);
+    convert_add_note(text, CONVERT_NOTE_ROUNDED, opts, plan);
     convert_add_note(text, CONVERT_NOTE_TUPLES, opts, plan);
     convert_add_note(text, CONVERT_NOTE_SHORT, opts, plan);
     if (plan->prefix[0] && !is_ours(opts) && !is_model(opts)) {
@@ -186,6 +187,8 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     if (plan->optim_form)
         fsdp_text_addf(text, ", \"optim\": \"%s\"",
                        plan->optim_form == FSDP_OPTIM_FORM_FLAT ? "flat" : "nested");
+    if (plan->rounded > 0)
+        fsdp_text_addf(text, ", \"rounded\": %" PRId64, plan->rounded);
     if (plan->in_tuples > 0)
         fsdp_text_addf(text, ", \"in_tuples\": %" PRId64, plan->in_tuples);
     if (plan->lacks_tokenizer)

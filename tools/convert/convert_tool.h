@@ -92,6 +92,7 @@ typedef enum convert_note {
     CONVERT_NOTE_FORM,         /* "hyper-parameters nested, as PyTorch's get_optimizer_state_dict has them" */
     CONVERT_NOTE_TOKENIZER,    /* "no tokenizer.json ...: --copy-from DIR names its directory" */
     CONVERT_NOTE_NAMES,        /* "names of megatron stay: --map megatron-gpt2 makes those of hf" */
+    CONVERT_NOTE_ROUNDED,      /* "2 weights left out: DeepSpeed's stage 1 ..." */
     CONVERT_NOTE_TUPLES,       /* "2 tensors are in tuples: dcp stores them in lists, as PyTorch does" */
     CONVERT_NOTES
 } convert_note;
