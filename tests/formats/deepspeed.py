@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import deepspeed_files as made
-from tools import check, listing, problems, run
+from tools import check, follow_next, listing, problems, run
 
 GOLDEN = Path(sys.argv[2]) / "deepspeed"
 FEWER = "FSDP_TEST_FEWER" in os.environ
@@ -99,6 +99,9 @@ def check_universal(case, expected, folder):
     where = f"{case.name} -> universal"
     ran = run("fsdp-convert", case / "data", folder / "universal", "--to", "universal")
     check(ran.returncode == 0, f"{where}: {ran.stderr}")
+    compared = follow_next(ran.stdout)
+    if compared:  # a line that would be long is not printed
+        check(compared.returncode == 0, f"{where}: what is next finds {compared.stdout}{compared.stderr}")
     ran = run("fsdp-convert", folder / "universal", folder / "again", "--to", "dcp")
     check(ran.returncode == 0, f"{where} -> dcp: {ran.stderr}")
     told = listing(folder / "again")

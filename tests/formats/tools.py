@@ -1,6 +1,7 @@
 """Runs the tools, whose directory is the first argument of every test here, and collects what is wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,14 @@ def listing(path):
     """None for what cannot be listed."""
     ran = list_path(path)
     return json.loads(ran.stdout) if ran.returncode == 0 else None
+
+
+def follow_next(said):
+    """Runs the line that a conversion printed as its next one; None where it printed none."""
+    line = next((line[6:] for line in said.splitlines() if line.startswith("next  ")), None)
+    path = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    return line and subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=SECONDS,
+                                   check=False, env=path)
 
 
 def every_name(listed):

@@ -404,17 +404,25 @@ static void add_map(fsdp_text *text, const convert_options *opts, const fsdp_con
     }
 }
 
-/* A checkpoint of Megatron has objects and common values that its map does not make. */
+/* Names of values that the writer of a format makes anew; NULL: none. A checkpoint of Megatron has objects
+ * and a common state that its map does not make; a universal one is of one rank, with a step per group. */
+static const char *made_anew(const left_out *left)
+{
+    if (left->plan->is_mapped && strcmp(left->plan->map_to, "megatron") == 0)
+        return "^common\\.|/shard_";
+    return strcmp(left->opts->convert.format, "universal") == 0
+               ? "^(optimizer_state\\.(step|param_groups)|mp_world_size)$"
+               : NULL;
+}
+
 static void add_excluded(fsdp_text *text, const left_out *left)
 {
-    static const char added[] = "^common\\.|/shard_";
-    const char *pattern = pattern_of(left);
-    bool adds = left->plan->is_mapped && strcmp(left->plan->map_to, "megatron") == 0;
+    const char *pattern = pattern_of(left), *made = made_anew(left);
     fsdp_text whole = {0};
-    if (!pattern && !adds)
+    if (!pattern && !made)
         return;
-    fsdp_text_addf(&whole, pattern && adds ? "(%s)|%s" : "%s%s", pattern ? pattern : "",
-                   adds ? added : "");
+    fsdp_text_addf(&whole, pattern && made ? "%s|%s" : "%s%s", pattern ? pattern : "",
+                   made ? made : "");
     fsdp_text_addf(text, " -X");
     cli_add_argument(text, whole.failed ? "" : whole.data);
     text->failed = text->failed || whole.failed;
