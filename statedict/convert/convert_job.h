@@ -56,6 +56,7 @@ typedef struct convert_job {
     const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
     fsdp_names_known known;    /* of the source's names */
     fsdp_model_kind model_kind;        /* known.model_type points into it */
+    bool unties;               /* an adapter gives the tied output a tensor of its own */
     char *made_config;         /* its text, see fsdp_map_make_config; NULL: none */
     fsdp_copies copies;        /* files beside the weights */
     bool casts;                /* at least one tensor gets another dtype */

@@ -184,6 +184,7 @@ static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp
         fsdp_adapter_merge(job->opts.adapter, &job->opts.open.access, &job->from, &report, err);
     plan->merged = report.merged;
     plan->replaced = report.replaced;
+    job->unties = report.unties;
     return st;
 }
 
@@ -323,7 +324,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
     FSDP_TRY(derive(job, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd,
-                                       job->made_config};
+                                       job->made_config, job->unties};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
     FSDP_TRY(fsdp_convert_fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));

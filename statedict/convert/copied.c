@@ -222,6 +222,8 @@ static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
     fsdp_status st = fsdp_copies_config(copies, &text, &size, &path, err);
     if (st == FSDP_OK && text)
         st = fsdp_model_config_read(text, size, path, &copies->config, err);
+    if (copies->unties)
+        copies->config.tied = 0;
     fsdp_free(text);
     return st;
 }
@@ -336,7 +338,9 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
     const char *dir = opts->copy_from;
     fsdp_file_info info;
     bool is_hf = opts->format && strcmp(opts->format, "hf") == 0;
-    *copies = (fsdp_copies){.carrier = places->from, .config = {.vocab_size = -1, .tied = -1}};
+    *copies = (fsdp_copies){.carrier = places->from,
+                            .config = {.vocab_size = -1, .tied = -1},
+                            .unties = places->unties};
     if (!dir && opts->copy_code)
         return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)
@@ -445,10 +449,13 @@ static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const
     char *text = NULL;
     fsdp_edited_config edited = {0};
     size_t size;
-    fsdp_config_edits edits = {.dtype = strcmp(file->name, "config.json") == 0 ? dtype : NULL,
+    bool is_main = strcmp(file->name, "config.json") == 0;
+    fsdp_config_edits edits = {.dtype = is_main ? dtype : NULL,
                                .no_code = !opts->copy_code,
-                               .no_quantization = opts->dequant != NULL};
-    if (!is_config(file->name) || (!edits.dtype && !edits.no_code && !edits.no_quantization))
+                               .no_quantization = opts->dequant != NULL,
+                               .untied = is_main && copies->unties};
+    if (!is_config(file->name) ||
+        (!edits.dtype && !edits.no_code && !edits.no_quantization && !edits.untied))
         return FSDP_OK;
     fsdp_status st = read_whole(copies, file, &text, &size, err);
     if (st == FSDP_OK)

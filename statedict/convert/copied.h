@@ -28,6 +28,7 @@ typedef struct fsdp_copies {
     fsdp_copied_file *files;
     size_t count, room;
     fsdp_model_config config;
+    bool unties;               /* config.json says that embeddings are not tied, whatever it said before */
     fsdp_text record;          /* {"name": hash}; the hashes are zero before write */
 } fsdp_copies;
 
@@ -39,6 +40,7 @@ typedef struct fsdp_copies_places {
     const char *from, *to;
     const fsdp_sd *sd;         /* of the source */
     const char *made_config;   /* a config.json that was made of it, or NULL */
+    bool unties;               /* an adapter made an output of its own */
 } fsdp_copies_places;
 /* Lists the files of opts->copy_from; where that is NULL and the format is hf, the files that the source
  * carries as values. FSDP_ERR_NOT_FOUND when the directory does not exist or has no file to copy. */

@@ -8,16 +8,19 @@
 #include <stdio.h>
 #include <string.h>
 
+typedef enum cut_kind { REMOVED, TO_DTYPE, TO_FALSE } cut_kind;
+
 /* A range of the text and its replacement. */
 typedef struct config_cut {
     const char *from, *to;
-    bool is_dtype; /* replaced by the quoted dtype; else removed */
+    cut_kind kind;
 } config_cut;
 
 typedef struct config_walk {
     fsdp_json json;
     fsdp_model_config config, inner; /* inner: of text_config */
     const fsdp_config_edits *edits;  /* NULL: the text is only read */
+    const char *first_key;           /* of the whole text, or NULL */
     config_cut *cuts;
     size_t cut_count, cut_room;
     char was[32];
@@ -51,17 +54,31 @@ static fsdp_status add_cut(config_walk *walk, config_cut cut, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* The member is added before the first one, which no cut removes then. */
+static bool lacks_tied(const config_walk *walk)
+{
+    return walk->edits->untied && walk->config.tied < 0 && walk->inner.tied < 0 &&
+           walk->first_key && (walk->cut_count == 0 || walk->cuts[0].from >= walk->first_key);
+}
+
 static fsdp_status apply_cuts(const config_walk *walk, fsdp_text *out, fsdp_error *err)
 {
     const char *at = walk->json.text;
+    if (lacks_tied(walk)) {
+        fsdp_text_add(out, at, (size_t)(walk->first_key - at));
+        fsdp_text_addf(out, "\"tie_word_embeddings\": false,\n  ");
+        at = walk->first_key;
+    }
     for (size_t i = 0; i < walk->cut_count; i++) {
         const config_cut *cut = &walk->cuts[i];
         fsdp_text_add(out, at, (size_t)(cut->from - at));
-        if (cut->is_dtype)
+        if (cut->kind == TO_DTYPE)
             fsdp_text_addf(out, "\"%s\"", walk->edits->dtype);
+        else if (cut->kind == TO_FALSE)
+            fsdp_text_addf(out, "false");
         at = cut->to;
     }
-    if (walk->cut_count > 0)
+    if (at != walk->json.text)
         fsdp_text_add(out, at, (size_t)(walk->json.end - at));
     return out->failed ? fsdp_fail_memory(err, walk->json.name) : FSDP_OK;
 }
@@ -111,7 +128,7 @@ static fsdp_status read_dtype(config_walk *walk, fsdp_error *err)
         return FSDP_OK;
     if (!walk->was[0])
         fsdp_printable(data, size, walk->was, sizeof walk->was);
-    return add_cut(walk, (config_cut){from, walk->json.at, true}, err);
+    return add_cut(walk, (config_cut){from, walk->json.at, TO_DTYPE}, err);
 }
 
 static fsdp_status read_vocab(config_walk *walk, fsdp_model_config *config, fsdp_error *err)
@@ -126,9 +143,12 @@ static fsdp_status read_tied(config_walk *walk, fsdp_model_config *config, fsdp_
     bool value;
     if (fsdp_json_peek(&walk->json) != FSDP_JSON_BOOL)
         return walk_value(walk, ELSEWHERE, err);
+    const char *from = walk->json.at;
     FSDP_TRY(fsdp_json_bool(&walk->json, &value, err));
     config->tied = value;
-    return FSDP_OK;
+    return value && walk->edits && walk->edits->untied
+               ? add_cut(walk, (config_cut){from, walk->json.at, TO_FALSE}, err)
+               : FSDP_OK;
 }
 
 /* Reads the members with a meaning here; two of one name are an error, because they may disagree. */
@@ -178,6 +198,8 @@ static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error
         FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
         if (!more)
             return FSDP_OK;
+        if (place == AT_TOP && !walk->first_key)
+            walk->first_key = start_of_key(before, json->end);
         bool goes = is_removed(walk->edits, key, size);
         FSDP_TRY(goes ? walk_value(walk, ELSEWHERE, err)
                       : walk_member(walk, place, key, size, &seen, err));

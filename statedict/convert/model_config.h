@@ -23,6 +23,7 @@ typedef struct fsdp_config_edits {
                                 * NAME_config (not quantization_config); NULL: unchanged */
     bool no_code;              /* remove every "auto_map" */
     bool no_quantization;      /* remove every "quantization_config" */
+    bool untied;               /* "tie_word_embeddings" is false, also where the text lacks it */
 } fsdp_config_edits;
 
 typedef struct fsdp_edited_config {

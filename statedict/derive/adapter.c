@@ -14,6 +14,7 @@ typedef struct adapter_merge {
     fsdp_derivation *derivation;
     const fsdp_sd *base;
     bool *is_used;     /* per entry of the adapter */
+    int64_t tied;      /* of the base: the embedding that is the output, too; -1: none */
     bool lacks_memory; /* a name could not be made, so what find() said does not count */
     fsdp_adapter_report report;
 } adapter_merge;
@@ -175,63 +176,133 @@ static fsdp_status find_whole(adapter_merge *merge, fsdp_derived_name name,
     return FSDP_OK;
 }
 
-static bool has_tensor(const fsdp_sd *sd, const char *name)
+/* The sum of a tensor, or of the base's where *tensor is NULL, and the product of a module. */
+static fsdp_status merge_stored(adapter_merge *merge, size_t number, fsdp_derived_name module,
+                                const module_parts *parts, const fsdp_derived **tensor,
+                                fsdp_error *err)
 {
-    int64_t entry = fsdp_sd_find(sd, name, strlen(name));
-    return entry >= 0 && fsdp_sd_at(sd, (size_t)entry)->kind == FSDP_ENTRY_TENSOR;
+    if (!*tensor)
+        FSDP_TRY(fsdp_derive_stored(fsdp_derivation_arena(merge->derivation),
+                                    fsdp_derivation_base(merge->derivation), number, tensor, err));
+    fsdp_status st = merge_module(merge, *tensor, module, parts, tensor, err);
+    if (st != FSDP_OK)
+        fsdp_error_prefix(err, "'%.*s'", (int)module.size, module.text);
+    return st;
 }
 
-/* PEFT trains an embedding apart from the output that was tied to it, which keeps the old weights. */
-static fsdp_status check_output(const adapter_merge *merge, fsdp_derived_name name, fsdp_error *err)
+/* --- an output that the base ties to its embedding -------------------------------------------------- */
+
+static const char output_module[] = "lm_head";
+static const fsdp_derived_name output = {"lm_head.weight", sizeof "lm_head.weight" - 1};
+
+static int64_t find_tensor(const fsdp_sd *sd, const char *name)
+{
+    int64_t entry = fsdp_sd_find(sd, name, strlen(name));
+    bool is_tensor = entry >= 0 && fsdp_sd_at(sd, (size_t)entry)->kind == FSDP_ENTRY_TENSOR;
+    return is_tensor ? entry : -1;
+}
+
+static int64_t find_tied(const fsdp_sd *sd)
 {
     static const char *const embeddings[] = {"model.embed_tokens.weight", "transformer.wte.weight"};
     static const char *const outputs[] = {"lm_head.weight", "score.weight", "classifier.weight"};
-    bool is_embedding = false, has_output = false;
-    for (size_t i = 0; i < sizeof embeddings / sizeof *embeddings; i++)
-        is_embedding |=
-            name.size == strlen(embeddings[i]) && memcmp(name.text, embeddings[i], name.size) == 0;
+    int64_t embedding = -1;
+    for (size_t i = 0; i < sizeof embeddings / sizeof *embeddings && embedding < 0; i++)
+        embedding = find_tensor(sd, embeddings[i]);
     for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
-        has_output |= has_tensor(merge->base, outputs[i]);
-    return !is_embedding || has_output || merge->config.ties_weights
-               ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_USAGE,
-                           "'%.*s' was trained without the output that the base ties to it: PEFT's "
-                           "merge_and_unload makes two tensors of them",
-                           (int)name.size, name.text);
+        if (find_tensor(sd, outputs[i]) >= 0)
+            return -1;
+    return embedding;
 }
 
-/* A tensor of the model: with a product, replaced by the adapter's, or as it is. */
-static fsdp_status add_tensor(adapter_merge *merge, size_t number, fsdp_error *err)
+/* The output's part of a sum: the adapter's product on the tensor, or on the base's where *tensor is NULL. */
+static fsdp_status merge_output(adapter_merge *merge, const fsdp_derived **tensor, fsdp_error *err)
+{
+    const fsdp_derived_name module = {output_module, sizeof output_module - 1};
+    module_parts parts = {0};
+    FSDP_TRY(find_parts(merge, module.text, module.size, &parts, err));
+    if (!parts.a)
+        return FSDP_OK;
+    if (!*tensor)
+        FSDP_TRY(find_whole(merge, output, tensor, err));
+    return merge_stored(merge, (size_t)merge->tied, module, &parts, tensor, err);
+}
+
+/* The adapter's own tensor of a module that has no product; *is_whole_out tells whether there is one. */
+static fsdp_status find_trained(adapter_merge *merge, fsdp_derived_name name, bool *is_whole_out,
+                                fsdp_error *err)
+{
+    const fsdp_derived *tensor = NULL;
+    module_parts parts = {0};
+    FSDP_TRY(find_whole(merge, name, &tensor, err));
+    FSDP_TRY(find_parts(merge, name.text, name.size - (sizeof ".weight" - 1), &parts, err));
+    *is_whole_out = tensor && !parts.a;
+    return FSDP_OK;
+}
+
+/* An embedding or an output that was trained whole is no longer the other one, unless PEFT was told to keep
+ * them tied. */
+static fsdp_status find_untied(adapter_merge *merge, fsdp_error *err)
+{
+    bool has_embedding = false, has_output = false;
+    merge->tied = find_tied(merge->base);
+    if (merge->tied < 0)
+        return FSDP_OK;
+    const fsdp_entry *entry = fsdp_sd_at(merge->base, (size_t)merge->tied);
+    FSDP_TRY(find_trained(merge, (fsdp_derived_name){entry->name, entry->name_size}, &has_embedding,
+                          err));
+    FSDP_TRY(find_trained(merge, output, &has_output, err));
+    merge->report.unties = (has_embedding || has_output) && !merge->config.ties_weights;
+    merge->report.replaced += has_output && merge->report.unties;
+    return FSDP_OK;
+}
+
+/* An output that was not trained whole keeps the base's numbers. */
+static fsdp_status add_output(adapter_merge *merge, fsdp_error *err)
+{
+    const fsdp_derived *tensor = NULL;
+    if (!merge->report.unties)
+        return FSDP_OK;
+    FSDP_TRY(find_whole(merge, output, &tensor, err));
+    FSDP_TRY(merge_output(merge, &tensor, err));
+    if (!tensor)
+        FSDP_TRY(fsdp_derive_stored(fsdp_derivation_arena(merge->derivation),
+                                    fsdp_derivation_base(merge->derivation), (size_t)merge->tied,
+                                    &tensor, err));
+    return fsdp_derivation_add(merge->derivation, output, tensor, err);
+}
+
+/* --- the model -------------------------------------------------------------------------------------- */
+
+/* Finds what the adapter makes of a tensor of the model; *out stays NULL where it makes nothing. */
+static fsdp_status merge_tensor(adapter_merge *merge, size_t number, fsdp_derived_name name,
+                                const fsdp_derived **out, fsdp_error *err)
 {
     static const char suffix[] = ".weight";
-    const fsdp_entry *entry = fsdp_sd_at(merge->base, number);
-    fsdp_arena *arena = fsdp_derivation_arena(merge->derivation);
-    const fsdp_derived_name name = {entry->name, entry->name_size};
-    const fsdp_derived *tensor = NULL;
     bool is_weight =
         name.size > sizeof suffix - 1 &&
         memcmp(name.text + name.size - (sizeof suffix - 1), suffix, sizeof suffix - 1) == 0;
     module_parts parts = {0};
     const fsdp_derived_name module = {name.text,
                                       is_weight ? name.size - (sizeof suffix - 1) : name.size};
-    FSDP_TRY(find_whole(merge, name, &tensor, err));
+    FSDP_TRY(find_whole(merge, name, out, err));
     if (is_weight)
         FSDP_TRY(find_parts(merge, module.text, module.size, &parts, err));
-    merge->report.replaced += tensor != NULL && !parts.a;
-    if (tensor && !parts.a)
-        FSDP_TRY(check_output(merge, name, err));
-    if (!parts.a)
-        return tensor ? fsdp_derivation_replace(merge->derivation, number, name, tensor, err)
-                      : fsdp_derivation_keep(merge->derivation, number, err);
-    if (!tensor)
-        FSDP_TRY(fsdp_derive_stored(arena, fsdp_derivation_base(merge->derivation), number, &tensor,
-                                    err));
-    fsdp_status st = merge_module(merge, tensor, module, &parts, &tensor, err);
-    if (st != FSDP_OK) {
-        fsdp_error_prefix(err, "'%.*s'", (int)name.size, name.text);
-        return st;
-    }
-    return fsdp_derivation_replace(merge->derivation, number, name, tensor, err);
+    bool is_whole = *out && !parts.a, is_tied = (int64_t)number == merge->tied;
+    merge->report.replaced += is_whole;
+    if (parts.a)
+        FSDP_TRY(merge_stored(merge, number, module, &parts, out, err));
+    return is_tied && !merge->report.unties ? merge_output(merge, out, err) : FSDP_OK;
+}
+
+static fsdp_status add_tensor(adapter_merge *merge, size_t number, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(merge->base, number);
+    const fsdp_derived_name name = {entry->name, entry->name_size};
+    const fsdp_derived *tensor = NULL;
+    FSDP_TRY(merge_tensor(merge, number, name, &tensor, err));
+    return tensor ? fsdp_derivation_replace(merge->derivation, number, name, tensor, err)
+                  : fsdp_derivation_keep(merge->derivation, number, err);
 }
 
 /* Square weights of a model are stored as its other ones are, of which an adapter that says nothing of
@@ -255,15 +326,23 @@ static fsdp_status find_transposed(adapter_merge *merge, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A second name of a merged tensor becomes a tensor of its own only if the adapter has one for it. */
+/* True for the second name that the base has for a tied output, which gets a tensor of its own. */
+static bool is_left(const adapter_merge *merge, const fsdp_entry *entry)
+{
+    return merge->report.unties && entry->kind == FSDP_ENTRY_ALIAS &&
+           entry->name_size == output.size && memcmp(entry->name, output.text, output.size) == 0;
+}
+
 static fsdp_status add_entries(adapter_merge *merge, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(merge->base); i++) {
-        bool is_tensor = fsdp_sd_at(merge->base, i)->kind == FSDP_ENTRY_TENSOR;
-        FSDP_TRY(is_tensor ? add_tensor(merge, i, err)
-                           : fsdp_derivation_keep(merge->derivation, i, err));
+        const fsdp_entry *entry = fsdp_sd_at(merge->base, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            FSDP_TRY(add_tensor(merge, i, err));
+        else if (!is_left(merge, entry))
+            FSDP_TRY(fsdp_derivation_keep(merge->derivation, i, err));
     }
-    return FSDP_OK;
+    return add_output(merge, err);
 }
 
 static bool ends_with(const fsdp_entry *entry, const char *end)
@@ -281,9 +360,8 @@ static const char *reason_of(const fsdp_entry *entry)
     } rows[] = {
         {".lora_B.bias", "adapters with biases (lora_bias) are not merged here"},
         {".trainable_tokens_delta", "single trained tokens are not merged here"},
-        {"lm_head.weight", "the base has no output, or one that is tied to its embedding"},
-        {"lm_head.base_layer.weight",
-         "the base has no output, or one that is tied to its embedding"},
+        {"lm_head.weight", "the base has no output"},
+        {"lm_head.base_layer.weight", "the base has no output"},
         {".base_layer.lora_A.weight", "adapters of single parameters are not merged here"},
         {".base_layer.lora_B.weight", "adapters of single parameters are not merged here"},
         {"", "is it of this model?"},
@@ -359,6 +437,8 @@ fsdp_status fsdp_adapter_merge(const char *dir, const fsdp_access *access,
     fsdp_status st = open_adapter(&merge, dir, access, err);
     if (st == FSDP_OK)
         st = find_transposed(&merge, err);
+    if (st == FSDP_OK)
+        st = find_untied(&merge, err);
     if (st == FSDP_OK)
         st = add_entries(&merge, err);
     if (st == FSDP_OK)

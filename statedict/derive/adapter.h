@@ -7,13 +7,15 @@
 typedef struct fsdp_adapter_report {
     int64_t merged;            /* weights with a product added */
     int64_t replaced;          /* tensors that the adapter holds whole */
+    bool unties;               /* the output got a tensor of its own, which the base tied to the embedding */
 } fsdp_adapter_report;
 
 /*
  * Replaces the checkpoint by the model with the adapter of a directory (adapter_config.json and its weights)
- * merged in: LoRA and DoRA, with patterns of ranks and factors, tensors that were trained whole, and
- * weights that are stored transposed. The checkpoint is closed and NULL after a failure. FSDP_ERR_USAGE names
- * what cannot be merged.
+ * merged in: LoRA and DoRA, with patterns of ranks and factors, tensors that were trained whole, and weights
+ * that are stored transposed. An output that the base ties to its embedding becomes a tensor of its own if
+ * the adapter has one of them whole, as in PEFT's merge_and_unload. The checkpoint is closed and NULL after
+ * a failure. FSDP_ERR_USAGE names what cannot be merged.
  */
 fsdp_status fsdp_adapter_merge(const char *dir, const fsdp_access *access, fsdp_checkpoint **checkpoint,
                                fsdp_adapter_report *report_out, fsdp_error *err);

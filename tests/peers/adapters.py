@@ -5,6 +5,7 @@ usage: adapters.py FSDP_CONVERT [CASE...]
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,7 @@ def check(model, dtype, **settings):
     write(model, LoraConfig(**{"r": 4, "lora_alpha": 16, **settings}))
     theirs = merged(dtype)
     theirs.save_pretrained("theirs")
+    shutil.rmtree("ours", ignore_errors=True)
     done = convert("base", "ours", "--to", "hf", "--adapter", "adapter", "--mem", "64M")
     assert done.returncode == 0, done.stderr
     ours, wanted, base = (load_file(f"{name}/model.safetensors") for name in ("ours", "theirs", "base"))
@@ -75,7 +77,7 @@ def check(model, dtype, **settings):
         # bf16: PEFT rounds the product and the sum, fsdp-convert the sum alone
         close = {"rtol": 0, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-9}
         assert torch.allclose(ours[name].float(), tensor.float(), **close), name
-        changed += name in base and not torch.equal(base[name], ours[name])
+        changed += name not in base or not torch.equal(base[name], ours[name])
     assert changed > 0
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
         "ours", dtype=dtype, output_loading_info=True)
@@ -113,6 +115,28 @@ def an_embedding():
 @case
 def an_embedding_that_is_tied():
     check(llama(tied=True), torch.float32, target_modules=["q_proj", "embed_tokens"])
+
+
+@case
+def an_output_that_is_tied():
+    """A product of either is added to the tensor that is both."""
+    check(llama(tied=True), torch.float32, target_modules=["q_proj", "lm_head"])
+    check(llama(tied=True), torch.float32, target_modules=["embed_tokens", "lm_head"])
+
+
+@case
+def tied_weights_that_were_trained_whole():
+    """The embedding and the output are two tensors then, unless PEFT keeps them tied."""
+    for model in (llama, gpt2):
+        embedding, modules = ("embed_tokens", MODULES) if model == llama else ("wte", ["c_attn"])
+        for whole in ([embedding], ["lm_head"], [embedding, "lm_head"]):
+            check(model(tied=True), torch.float32, target_modules=modules, modules_to_save=whole)
+            assert "lm_head.weight" in load_file("ours/model.safetensors"), whole
+            with open("ours/config.json") as file:
+                assert json.load(file)["tie_word_embeddings"] is False, whole
+    check(llama(tied=True), torch.float32, target_modules=MODULES, modules_to_save=["embed_tokens"],
+          ensure_weight_tying=True)
+    assert "lm_head.weight" not in load_file("ours/model.safetensors")
 
 
 @case
@@ -180,9 +204,6 @@ def adapters_that_are_not_merged():
     for words, model, settings in (
             ("init_lora_weights 'pissa'", llama(), {"target_modules": MODULES, "init_lora_weights": "pissa"}),
             ("init_lora_weights 'olora'", llama(), {"target_modules": MODULES, "init_lora_weights": "olora"}),
-            ("without the output that the base ties to it", llama(tied=True),
-             {"target_modules": MODULES, "modules_to_save": ["embed_tokens"]}),
-            ("one that is tied to its embedding", llama(tied=True), {"target_modules": ["lm_head"]}),
             ("biases (lora_bias)", llama(attention_bias=True),
              {"target_modules": ["q_proj"], "lora_bias": True}),
             ("single trained tokens", llama(), tokens)):

@@ -8,9 +8,8 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-static void expect_edit(const char *text, const char *dtype, bool no_code, const char *expected)
+static void expect_edits(const char *text, fsdp_config_edits edits, const char *expected)
 {
-    fsdp_config_edits edits = {.dtype = dtype, .no_code = no_code};
     fsdp_edited_config out = {0};
     fsdp_error err = {0};
     cr_assert_eq(fsdp_model_config_edit(text, strlen(text), "c", &edits, &out, &err), FSDP_OK, "%s",
@@ -20,6 +19,11 @@ static void expect_edit(const char *text, const char *dtype, bool no_code, const
     else
         cr_expect_eq(out.text.size, 0, "%s became %s", text, out.text.data);
     fsdp_text_release(&out.text);
+}
+
+static void expect_edit(const char *text, const char *dtype, bool no_code, const char *expected)
+{
+    expect_edits(text, (fsdp_config_edits){.dtype = dtype, .no_code = no_code}, expected);
 }
 
 static fsdp_status read(const char *text, fsdp_model_config *config)
@@ -71,6 +75,22 @@ Test(model_config, code_is_removed_wherever_it_stands)
 }
 
 /* Every edit leaves valid JSON. */
+Test(model_config, embeddings_are_said_not_to_be_tied)
+{
+    const fsdp_config_edits untied = {.untied = true};
+    expect_edits("{\"tie_word_embeddings\": true, \"x\": 1}", untied,
+                 "{\"tie_word_embeddings\": false, \"x\": 1}");
+    expect_edits("{\"text_config\": {\"tie_word_embeddings\": true}}", untied,
+                 "{\"text_config\": {\"tie_word_embeddings\": false}}");
+    expect_edits("{\"tie_word_embeddings\": false}", untied, NULL);
+    expect_edits("{\n  \"x\": 1\n}\n", untied,
+                 "{\n  \"tie_word_embeddings\": false,\n  \"x\": 1\n}\n");
+    expect_edits("{\"auto_map\": {}, \"x\": 1, \"dtype\": \"float32\"}",
+                 (fsdp_config_edits){.untied = true, .no_code = true, .dtype = "float16"},
+                 "{\"tie_word_embeddings\": false,\n  \"x\": 1, \"dtype\": \"float16\"}");
+    expect_edits("{}", untied, NULL);
+}
+
 Test(model_config, what_is_left_can_be_read)
 {
     static const char *const members[] = {"\"a\":1", "\"auto_map\":{\"b\":[1,2]}",
