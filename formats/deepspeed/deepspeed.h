@@ -76,6 +76,8 @@ typedef struct ds_param {
     int64_t *shape;
     int64_t count, gap;        /* elements, and padding behind them in the flat tensor */
     bool is_copy;              /* an earlier part of the pipeline has it, too */
+    bool has_step;             /* a step of its own, in universal checkpoints */
+    float step;
     size_t tensors[DS_KINDS];  /* number in the source plus 1; 0: none yet */
 } ds_param;
 
@@ -115,6 +117,8 @@ typedef struct ds_owner {
     const char *name;
     size_t name_size, slot, order;
     bool has_state;
+    bool has_step;             /* of its own, which counts more than that of its group */
+    float step;
 } ds_owner;
 
 typedef struct ds_set {
@@ -250,6 +254,7 @@ fsdp_status ds_split_end(ds_set *set, fsdp_error *err);
 /* Notes the parameter of a state, or those of all groups of the part. */
 fsdp_status ds_note_owner(ds_set *set, size_t slot, const ds_param *param, fsdp_error *err);
 fsdp_status ds_note_owners(ds_set *set, fsdp_error *err);
+bool ds_is_number(const fsdp_value *value, float *number_out);
 /* Adds optim.state.NAME.step and optim.param_groups.N.KEY with names of parameters. */
 fsdp_status ds_add_resume(ds_set *set, fsdp_error *err);
 

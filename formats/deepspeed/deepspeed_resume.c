@@ -9,7 +9,11 @@
 
 fsdp_status ds_note_owner(ds_set *set, size_t slot, const ds_param *param, fsdp_error *err)
 {
-    ds_owner owner = {.slot = slot, .order = set->owner_count, .name_size = param->name_size};
+    ds_owner owner = {.slot = slot,
+                      .order = set->owner_count,
+                      .name_size = param->name_size,
+                      .has_step = param->has_step,
+                      .step = param->step};
     if (set->is_as_stored || param->is_copy)
         return FSDP_OK;
     for (size_t kind = DS_MASTER + 1; kind < set->kind_count; kind++)
@@ -68,17 +72,26 @@ static fsdp_status add_step(ds_set *set, const ds_owner *owner, float step, fsdp
     return fsdp_source_add_chunk(set->source, tensor, &chunk, err);
 }
 
+bool ds_is_number(const fsdp_value *value, float *number_out)
+{
+    bool is_integer = value->kind == FSDP_VALUE_I64;
+    *number_out = is_integer ? (float)value->as.i64 : 0;
+    if (value->kind == FSDP_VALUE_F64)
+        *number_out = (float)value->as.f64;
+    return is_integer || value->kind == FSDP_VALUE_F64;
+}
+
 static fsdp_status add_steps(ds_set *set, fsdp_error *err)
 {
     for (size_t i = 0; i < set->owner_count; i++) {
         const ds_owner *owner = &set->owners[i];
-        if (!owner->has_state || owner->slot >= set->steps.as.list.count)
+        if (owner->has_state && owner->has_step)
+            FSDP_TRY(add_step(set, owner, owner->step, err));
+        if (!owner->has_state || owner->has_step || owner->slot >= set->steps.as.list.count)
             continue;
-        const fsdp_value *step = &set->steps.as.list.items[owner->slot];
-        if (step->kind == FSDP_VALUE_F64)
-            FSDP_TRY(add_step(set, owner, (float)step->as.f64, err));
-        else if (step->kind == FSDP_VALUE_I64)
-            FSDP_TRY(add_step(set, owner, (float)step->as.i64, err));
+        float step;
+        if (ds_is_number(&set->steps.as.list.items[owner->slot], &step))
+            FSDP_TRY(add_step(set, owner, step, err));
     }
     return FSDP_OK;
 }

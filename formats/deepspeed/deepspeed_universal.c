@@ -143,7 +143,23 @@ static fsdp_status read_files(ds_set *set, const char *below, const fsdp_io_name
     return FSDP_OK;
 }
 
-/* Reads the folder of a parameter; step_out (may be NULL) gets its step where it has one. */
+/* Reads the step of the parameter, and keeps the first one of its group. A listing has no others. */
+static fsdp_status take_step(ds_set *set, const char *below, fsdp_value *first, fsdp_error *err)
+{
+    bool is_first = first->kind == FSDP_VALUE_NULL;
+    if (!is_first && set->is_as_stored)
+        return FSDP_OK;
+    FSDP_TRY(read_named(set, below, step_name, read_step, err));
+    set->param->has_step = ds_is_number(&set->step, &set->param->step);
+    fsdp_value unused = is_first ? (fsdp_value){0} : set->step;
+    if (is_first)
+        *first = set->step;
+    set->step = (fsdp_value){0};
+    fsdp_value_release(&unused);
+    return FSDP_OK;
+}
+
+/* Reads the folder of a parameter; step_out (may be NULL) gets the first step of its group. */
 static fsdp_status read_param(ds_set *set, ds_param *param, fsdp_value *step_out, fsdp_error *err)
 {
     fsdp_text below = {0};
@@ -160,11 +176,8 @@ static fsdp_status read_param(ds_set *set, ds_param *param, fsdp_value *step_out
     fsdp_status st = list(set, below.data, is_torch_file, &names, err);
     if (st == FSDP_OK)
         st = read_files(set, below.data, &names, &has_step, err);
-    if (st == FSDP_OK && has_step && step_out && step_out->kind == FSDP_VALUE_NULL) {
-        st = read_named(set, below.data, step_name, read_step, err);
-        *step_out = set->step;
-        set->step = (fsdp_value){0};
-    }
+    if (st == FSDP_OK && has_step && step_out)
+        st = take_step(set, below.data, step_out, err);
     fsdp_io_names_release(&names);
     fsdp_text_release(&below);
     return st;

@@ -223,6 +223,18 @@ def check_forms(folder):
         check("other" in tensors, "a folder that no model file mentions")
 
 
+def check_own_steps(folder):
+    """Parameters of one group may have different steps in a universal checkpoint."""
+    names = list(made.SHAPES)[:2]
+    files = universal(2, f"zero/{names[1]}/step.pt", made.tensor([9.0], ()))
+    source = made.write(folder / "own_steps", files)
+    ran = run("fsdp-convert", source, folder / "own_steps_fsdp")
+    check(ran.returncode == 0, f"other steps: {ran.stderr}")
+    tensors = listing(folder / "own_steps_fsdp")["tensors"]
+    first, second = (tensors.get(f"optim.state.{name}.step", {}).get("sha256") for name in names)
+    check(first and second == digest("f", 9) != first, f"other steps: {first}, {second}")
+
+
 def check_names_of_the_module(folder):
     """A module under two names is tied, as its parameters are; a weight of the module alone is told of."""
     files = made.files(2)
@@ -410,7 +422,7 @@ def check_refusals(folder):
 def main():
     check_golden()
     for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
-                      check_names_of_the_module, check_unsure, check_refusals, check_limits):
+                      check_own_steps, check_names_of_the_module, check_unsure, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 
