@@ -228,7 +228,7 @@ def check_own_steps(folder):
     names = list(made.SHAPES)[:2]
     files = universal(2, f"zero/{names[1]}/step.pt", made.tensor([9.0], ()))
     source = made.write(folder / "own_steps", files)
-    ran = run("fsdp-convert", source, folder / "own_steps_fsdp")
+    ran = run("fsdp-convert", source, folder / "own_steps_fsdp", "--to", "fsdp")
     check(ran.returncode == 0, f"other steps: {ran.stderr}")
     tensors = listing(folder / "own_steps_fsdp")["tensors"]
     first, second = (tensors.get(f"optim.state.{name}.step", {}).get("sha256") for name in names)
