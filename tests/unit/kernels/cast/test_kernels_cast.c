@@ -7,6 +7,7 @@
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -472,19 +473,21 @@ static void compare_tables(fsdp_dtype to_type, fsdp_dtype from_type, const uint8
     }
 }
 
-/* data += factor * values by casts, and by add_scaled of every table. The values have no NaNs: which of two
- * NaNs a sum keeps depends on the compiler. */
+/* data += factor * values by casts, and by add_scaled of every table, over several of its blocks. The values
+ * have no NaNs: which of two NaNs a sum keeps depends on the compiler. Some sums are the largest of f32. */
 static void compare_sums(fsdp_dtype type, const uint8_t *random, float factor)
 {
-    enum { MOST = 200 };
+    enum { MOST = 2100, SMALL = 200 };
     const fsdp_kernels *tables[8];
     size_t table_count = fsdp_kernels_all(tables, 8), size = fsdp_dtype_size(type);
-    for (size_t i = 0; i < MOST; i++) {
-        size_t count = i % MOST, shift = i % 7 * size;
+    for (size_t i = 0; i < SMALL + 8; i++) {
+        size_t count = i < SMALL ? i : MOST - i, shift = i % 7 * size;
         float values[MOST], sums[MOST];
         uint8_t expected[8 * MOST + 64], found[8 * MOST + 64];
         for (size_t j = 0; j < count; j++)
-            values[j] = ldexpf((float)random[i + j] - 128, random[i + j + 1] % 140 - 20);
+            values[j] = j % 37 == 5
+                            ? FLT_MAX / 3
+                            : ldexpf((float)random[i + j] - 128, random[i + j + 1] % 140 - 20);
         memcpy(expected, random + i, sizeof expected);
         tables[0]->cast(sums, FSDP_F32, expected + shift, type, count, FSDP_OVERFLOW_INF);
         for (size_t j = 0; j < count; j++)
@@ -517,7 +520,7 @@ static void fill_random(uint8_t *random, size_t size)
 
 Test(kernels_cast, sums_with_scaled_values_are_rounded_as_by_casts)
 {
-    static uint8_t random[8192];
+    static uint8_t random[32768];
     fill_random(random, sizeof random);
     for (int i = 0; i < FLOATS; i++)
         if (floats[i] != FSDP_F8_E8M0FNU)
