@@ -3,6 +3,8 @@
 
 #include "kernels/kernels.h"
 
+#include <math.h>
+
 /* --- casts ---------------------------------------------------------------------------------------- */
 
 static fsdp_status cast_run(const fsdp_derived *tensor, const void *from, size_t count, void *to,
@@ -88,32 +90,49 @@ fsdp_status fsdp_derive_cast(fsdp_arena *arena, const fsdp_derived *part, fsdp_d
 
 enum { SOME = 4096 };
 
-static void scale_f64(const double *from, size_t count, double factor, double *to)
+/* Functions that scale return how many finite numbers do not fit afterwards. */
+static size_t scale_f64(const double *from, size_t count, double factor, double *to)
 {
-    for (size_t i = 0; i < count; i++)
+    size_t misfits = 0;
+    for (size_t i = 0; i < count; i++) {
         to[i] = from[i] * factor;
+        misfits += isfinite(from[i]) && !isfinite(to[i]);
+    }
+    return misfits;
+}
+
+static size_t scale_f32(float *numbers, size_t count, float factor)
+{
+    size_t misfits = 0;
+    for (size_t i = 0; i < count; i++) {
+        float scaled = numbers[i] * factor;
+        misfits += isfinite(numbers[i]) && !isfinite(scaled);
+        numbers[i] = scaled;
+    }
+    return misfits;
+}
+
+static size_t scale_by_casts(const fsdp_derived *tensor, const char *from, size_t count, char *to)
+{
+    const fsdp_kernels *kernels = fsdp_kernels_get();
+    fsdp_dtype dtype = tensor->dtype;
+    size_t size = fsdp_dtype_size(dtype), misfits = 0;
+    float some[SOME];
+    for (size_t at = 0; at < count; at += SOME) {
+        size_t n = count - at < SOME ? count - at : SOME;
+        kernels->cast(some, FSDP_F32, from + at * size, dtype, n, FSDP_OVERFLOW_INF);
+        misfits += scale_f32(some, n, (float)tensor->factor);
+        misfits += kernels->cast(to + at * size, dtype, some, FSDP_F32, n, FSDP_OVERFLOW_FAIL);
+    }
+    return misfits;
 }
 
 /* `to` and `from` have the same dtype. */
 static fsdp_status scale_run(const fsdp_derived *tensor, const void *from, size_t count, void *to,
                              fsdp_error *err)
 {
-    const fsdp_kernels *kernels = fsdp_kernels_get();
-    size_t size = fsdp_dtype_size(tensor->dtype), misfits = 0;
-    float some[SOME], factor = (float)tensor->factor;
-    if (tensor->dtype == FSDP_F64) {
-        scale_f64(from, count, tensor->factor, to);
-        return FSDP_OK;
-    }
-    for (size_t at = 0; at < count; at += SOME) {
-        size_t n = count - at < SOME ? count - at : SOME;
-        kernels->cast(some, FSDP_F32, (const char *)from + at * size, tensor->dtype, n,
-                      FSDP_OVERFLOW_INF);
-        for (size_t i = 0; i < n; i++)
-            some[i] *= factor;
-        misfits += kernels->cast((char *)to + at * size, tensor->dtype, some, FSDP_F32, n,
-                                 FSDP_OVERFLOW_FAIL);
-    }
+    size_t misfits = tensor->dtype == FSDP_F64 ? scale_f64(from, count, tensor->factor, to)
+                                               : scale_by_casts(tensor, from, count, to);
     return misfits == 0 ? FSDP_OK
                         : fsdp_fail(err, FSDP_ERR_DAMAGED, "a value times %g does not fit in %s",
                                     tensor->factor, fsdp_dtype_name(tensor->dtype));
@@ -141,5 +160,9 @@ fsdp_status fsdp_derive_scale(fsdp_arena *arena, const fsdp_derived *part, doubl
     if (factor == 1)
         return FSDP_OK;
     FSDP_TRY(check_float(part->dtype, err));
+    if (part->dtype != FSDP_F64 && ((float)factor == 0 || isinf((float)factor)))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "f32, in which %s is scaled, does not hold the factor %g",
+                         fsdp_dtype_name(part->dtype), factor);
     return make_changed(arena, &like, out, err);
 }

@@ -271,6 +271,8 @@ Test(derived, shapes_that_do_not_fit_are_named)
     REFUSED("u8 is no floating type", fsdp_derive_cast(arena, bytes, FSDP_F32, &out, &err));
     REFUSED("u8 is no floating type", fsdp_derive_cast(arena, t.node, FSDP_U8, &out, &err));
     REFUSED("u8 is no floating type", fsdp_derive_scale(arena, bytes, 2, &out, &err));
+    REFUSED("the factor 1e+39", fsdp_derive_scale(arena, t.node, 1e39, &out, &err));
+    REFUSED("the factor 1e-46", fsdp_derive_scale(arena, t.node, 1e-46, &out, &err));
     REFUSED("[4, 6] times [4, 6] does not fit",
             fsdp_derive_low_rank(arena, t.node, &low, &out, &err));
     REFUSED("magnitudes of [4, 6]", fsdp_derive_row_lengths(arena, t.node, t.node, &out, &err));
@@ -298,6 +300,24 @@ Test(derived, a_value_that_does_not_fit_is_an_error_of_the_read)
                  FSDP_ERR_DAMAGED);
     cr_expect(strstr(none.text, "'result'") && strstr(none.text, "does not fit in f16"), "%s",
               none.text);
+    fsdp_checkpoint_close(checkpoint);
+    free(t.data);
+}
+
+Test(derived, a_product_that_is_not_finite_is_an_error_of_the_read)
+{
+    fsdp_derivation *derivation = NULL;
+    whole_pair t = stored(&derivation, 1, (const int64_t[]){3}), new = pair_like(&t);
+    fsdp_arena *arena = fsdp_derivation_arena(derivation);
+    const fsdp_box whole = fsdp_box_whole(1, t.shape);
+    fsdp_error none = {0};
+    float data[3];
+    MAKE(t.node, fsdp_derive_scale(arena, t.node, 1e30, &out, &err));
+    MAKE(new.node, fsdp_derive_scale(arena, t.node, 1e20, &out, &err));
+    fsdp_checkpoint *checkpoint = finish(derivation, &new);
+    cr_assert_eq(fsdp_checkpoint_read(checkpoint, 0, &whole, data, FSDP_CHECK_OFF, &none),
+                 FSDP_ERR_DAMAGED);
+    cr_expect(strstr(none.text, "times 1e+20 does not fit in f32"), "%s", none.text);
     fsdp_checkpoint_close(checkpoint);
     free(t.data);
 }
