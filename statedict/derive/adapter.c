@@ -141,9 +141,8 @@ static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight
 {
     if (parts->a->ndim != 2 || parts->b->ndim != 2)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%.*s' has an adapter of a convolution, which cannot be merged here: "
-                         "PEFT's merge_and_unload does",
-                         (int)module.size, module.text);
+                         "an adapter of a convolution cannot be merged here: PEFT's "
+                         "merge_and_unload does");
     const fsdp_low_rank pair = {
         parts->b, parts->a,
         fsdp_adapter_factor(&merge->config, module.text, module.size, parts->a->shape[0])};
@@ -152,8 +151,8 @@ static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight
         return merge_pair(merge, weight, parts, &pair, out, err);
     if (parts->is_embedding)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%.*s' is an embedding with DoRA, which cannot be merged here",
-                         (int)module.size, module.text);
+                         "an embedding with DoRA cannot be merged here: PEFT's merge_and_unload "
+                         "does");
     return merge_lengths(merge, weight, parts, &pair, out, err);
 }
 

@@ -220,7 +220,8 @@ def adapters_that_do_not_fit():
     start = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     for change, words in (
             ({start + "A.weight": None}, "has one matrix of the pair"),
-            ({start + "A.weight": torch.zeros(())}, "adapter of a convolution"),
+            ({start + "A.weight": torch.zeros(())},
+             "error: 'model.layers.0.self_attn.q_proj': an adapter of a convolution"),
             ({start + "A.weight": torch.zeros(4, 63)}, "does not fit a weight of [64, 64]"),
             ({start + "A.weight": torch.zeros(0, 64), start + "B.weight": torch.zeros(64, 0)},
              "does not fit"),
