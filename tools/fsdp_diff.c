@@ -108,6 +108,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (state->arg_num < 2)
             cli_usage_error("two checkpoints are expected, A and B");
+        if (opts->size_count > 0 && opts->map_count == 0)
+            cli_usage_error("--size is a size of a map: --map names it");
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

@@ -1,5 +1,6 @@
 /* The map of a conversion: the one that the user names, or one that fits source and target. See map.h. */
 #include "statedict/map/map_config.h"
+#include "statedict/map/map_rules.h"
 
 #include "statedict/expect/config_members.h"
 #include "statedict/select/expression.h"
@@ -223,6 +224,7 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
                                   .may_stay = may_stay,
                                   .context = &choice};
     *sides_out = (fsdp_map_sides){0};
+    FSDP_TRY(map_sizes_check(&choice.call, err));
     if (request->config && fsdp_model_kind_read(request->config, request->config_size,
                                                 "config.json", &choice.kind, NULL) != FSDP_OK)
         choice.kind = (fsdp_model_kind){0};

@@ -77,6 +77,8 @@ typedef struct map_sizes {
     map_size_value *values;    /* per size */
 } map_sizes;
 
+/* FSDP_ERR_USAGE names a size of the user that is not NAME=NUMBER. */
+fsdp_status map_sizes_check(const fsdp_map_call *call, fsdp_error *err);
 /* Computes an expression: + - * / % ( ) over numbers, sizes, up(A,B), which is A rounded up to a multiple
  * of B, and dim(NAME,D), which is a dim of a tensor of the checkpoint. FSDP_ERR_USAGE names what is not
  * known. */

@@ -79,6 +79,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (opts->path_count == 0)
             cli_usage_error("PATH is missing");
+        if (opts->map.size_count > 0 && !opts->map.map)
+            cli_usage_error("--size is a size of a map: --map names it");
         if (opts->mode == LS_SUMMARY)
             opts->mode = opts->usual;
         if (opts->mode == LS_TREE && !opts->sort_given)
