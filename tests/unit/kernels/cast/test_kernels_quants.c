@@ -49,6 +49,51 @@ Test(kernels_quants, several_blocks_follow_each_other)
     }
 }
 
+static uint32_t next_number(uint32_t *state)
+{
+    return *state = *state * 1664525U + 1013904223U;
+}
+
+/* Checksums of what gguf-py makes of the same bytes. */
+Test(kernels_quants, all_bits_of_a_block_count)
+{
+    enum { COUNT = 4 };
+    static const struct {
+        size_t scales[2]; /* where f16 numbers lie; infinities and NaNs are none of this test */
+        uint32_t crc;
+    } rows[] = {{{0, 0}, 0xc30bfee9},     {{0, 2}, 0x2fbae509}, {{0, 0}, 0x09154e56},
+                {{0, 2}, 0x536acc6c},     {{0, 0}, 0xe0e696e2}, {{80, 82}, 0x77300a3e},
+                {{108, 108}, 0xba5731f3}, {{0, 2}, 0x9d0258e0}, {{0, 2}, 0x161e5e25},
+                {{208, 208}, 0x9fd71e0e}};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe(types[t]);
+        uint8_t blocks[COUNT * FSDP_QUANT_BYTES];
+        float out[COUNT * FSDP_QUANT_VALUES];
+        uint32_t state = 1;
+        for (size_t i = 0; i < COUNT * info->size; i++)
+            blocks[i] = (uint8_t)(next_number(&state) >> 24);
+        for (size_t i = 0; i < COUNT * 2; i++)
+            blocks[i / 2 * info->size + rows[t].scales[i % 2] + 1] &= 0xBF;
+        fsdp_blocks_to_f32(types[t], blocks, COUNT, out);
+        cr_assert_eq(fsdp_crc32(0, out, COUNT * info->values * sizeof *out), rows[t].crc, "%s",
+                     info->name);
+    }
+}
+
+Test(kernels_quants, numbers_are_encoded_as_gguf_py_does)
+{
+    enum { COUNT = 64 };
+    static float values[COUNT * 32];
+    static uint8_t blocks[COUNT * 34];
+    uint32_t state = 1;
+    for (size_t i = 0; i < COUNT * 32; i++)
+        values[i] = (float)((int32_t)(next_number(&state) >> 8) - (1 << 23)) / 65536;
+    fsdp_blocks_from_f32(FSDP_Q8_0, values, COUNT, blocks);
+    cr_assert_eq(fsdp_crc32(0, blocks, COUNT * 34), 0x4b961696);
+    fsdp_blocks_from_f32(FSDP_Q4_0, values, COUNT, blocks);
+    cr_assert_eq(fsdp_crc32(0, blocks, COUNT * 18), 0x1e0ba9e1);
+}
+
 /* Every code of the scale is the number that the cast of f16 says, times the integer 1. */
 Test(kernels_quants, scales_are_f16)
 {
@@ -62,22 +107,39 @@ Test(kernels_quants, scales_are_f16)
     }
 }
 
+/* In all variants. */
+static void check_scale(float most)
+{
+    const fsdp_kernels *tables[8];
+    size_t table_count = fsdp_kernels_all(tables, 8);
+    float values[32] = {most}, scale = most / 127;
+    uint8_t block[34], expected[2];
+    size_t misfits = tables[0]->cast(expected, FSDP_F16, &scale, FSDP_F32, 1, FSDP_OVERFLOW_INF);
+    for (size_t t = 0; t < table_count; t++) {
+        cr_assert_eq(tables[t]->encode_q8_0(values, 1, block), misfits, "%a", most);
+        cr_assert_arr_eq(block, expected, 2, "%a", most);
+    }
+}
+
 Test(kernels_quants, encoded_scales_are_rounded_as_f16)
 {
+    /* rounded to infinity, halves that are rounded down and up, and where subnormal numbers begin and end */
+    static const float ends[] = {
+        65520, 1025.0F / 1024 + 0x1p-11F, 1 + 0x1p-11F, 0x1p-14F, 0x1.8p-24F, 0x1p-25F};
     srand(7);
-    for (int i = 0; i < 200000; i++) {
-        float values[32] = {0};
-        uint8_t block[34], expected[2];
+    for (int i = 0; i < 50000; i++) {
         uint32_t bits = (uint32_t)rand() * 2654435761U & 0x7FFFFFFF;
-        memcpy(values, &bits, sizeof bits);
-        if (!isfinite(values[0]))
-            continue;
-        float scale = values[0] / 127;
-        size_t overflows = fsdp_blocks_from_f32(FSDP_Q8_0, values, 1, block);
-        size_t misfits =
-            fsdp_kernels_get()->cast(expected, FSDP_F16, &scale, FSDP_F32, 1, FSDP_OVERFLOW_INF);
-        cr_assert_arr_eq(block, expected, 2, "%08x", bits);
-        cr_assert_eq(overflows, misfits, "%08x", bits);
+        float most;
+        memcpy(&most, &bits, sizeof bits);
+        if (isfinite(most))
+            check_scale(most);
+    }
+    check_scale(INFINITY);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        float most = ends[i] * 127;
+        check_scale(nextafterf(most, 0));
+        check_scale(most);
+        check_scale(nextafterf(most, INFINITY));
     }
 }
 
@@ -107,6 +169,9 @@ Test(kernels_quants, odd_values_do_no_harm)
         values[5] = odd[i];
         cr_assert_eq(fsdp_blocks_from_f32(FSDP_Q8_0, values, 1, block), odd[i] == 3e38F);
         cr_assert_eq(fsdp_blocks_from_f32(FSDP_Q4_0, values, 1, block), odd[i] == 3e38F);
+        float back[32];
+        fsdp_blocks_to_f32(FSDP_Q4_0, block, 1, back);
+        cr_assert(!isnan(odd[i]) || isnan(back[0]), "a NaN is lost");
     }
     cr_assert_not(fsdp_blocks_can_encode(FSDP_Q4_K));
     cr_assert_eq(fsdp_blocks_from_f32(FSDP_F32, odd, 1, NULL), 0);
