@@ -29,7 +29,9 @@ static int64_t find(adapter_merge *merge, const char *module, size_t size, const
     int64_t entry = -1;
     for (int i = 0; i < 2 && entry < 0; i++) {
         fsdp_text name = {0};
-        fsdp_text_addf(&name, "%s%.*s%s", prefixes[i], (int)size, module, end);
+        fsdp_text_addf(&name, "%s", prefixes[i]);
+        fsdp_text_add(&name, module, size);
+        fsdp_text_addf(&name, "%s", end);
         merge->lacks_memory = merge->lacks_memory || name.failed;
         if (!name.failed)
             entry = fsdp_sd_find(sd, name.data, name.size);

@@ -77,12 +77,26 @@ static fsdp_status read_start(fsdp_json *json, fsdp_adapter_config *config, fsdp
     return FSDP_OK;
 }
 
+/* PEFT writes null or false for a variant that is not used. */
+static fsdp_status read_variant(fsdp_json *json, fsdp_adapter_config *config, const char *name,
+                                fsdp_error *err)
+{
+    bool is_used = fsdp_json_peek(json) != FSDP_JSON_NULL;
+    FSDP_TRY(fsdp_json_peek(json) == FSDP_JSON_BOOL ? fsdp_json_bool(json, &is_used, err)
+                                                    : fsdp_json_skip(json, err));
+    config->variant = is_used ? name : config->variant;
+    return FSDP_OK;
+}
+
 static fsdp_status read_members(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
 {
-    static const char *const names[] = {"peft_type",          "lora_alpha",     "alpha_pattern",
-                                        "use_rslora",         "fan_in_fan_out", "init_lora_weights",
-                                        "ensure_weight_tying"};
-    fsdp_json_members members = {.names = names, .count = 7};
+    static const char *const names[] = {
+        "peft_type",           "lora_alpha",     "alpha_pattern",
+        "use_rslora",          "fan_in_fan_out", "init_lora_weights",
+        "ensure_weight_tying", "use_qalora",     "alora_invocation_tokens",
+        "arrow_config",        "kasa_config",    "monteclora_config",
+        "use_bdlora"};
+    fsdp_json_members members = {.names = names, .count = sizeof names / sizeof *names};
     int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
@@ -95,7 +109,8 @@ static fsdp_status read_members(fsdp_json *json, fsdp_adapter_config *config, fs
         case 4: FSDP_TRY(read_flag(json, &config->is_transposed, err)); break;
         case 5: FSDP_TRY(read_start(json, config, err)); break;
         case 6: FSDP_TRY(read_flag(json, &config->ties_weights, err)); break;
-        default: return fsdp_json_finish(json, err);
+        case -1: return fsdp_json_finish(json, err);
+        default: FSDP_TRY(read_variant(json, config, names[which], err));
         }
     }
 }
@@ -118,6 +133,11 @@ static fsdp_status check_kind(const fsdp_adapter_config *config, const char *pat
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' is of an adapter that is no LoRA: PEFT's merge_and_unload merges it",
                          path);
+    if (config->variant)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has %s, a variant of LoRA that is not merged here: PEFT's "
+                         "merge_and_unload merges it, or says why it cannot",
+                         path, config->variant);
     if (start_changes_base(config->start))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' says init_lora_weights '%s', with which PEFT changes the base, too: "

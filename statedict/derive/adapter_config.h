@@ -21,6 +21,7 @@ typedef struct fsdp_adapter_config {
     bool is_lora;              /* peft_type */
     bool ties_weights;         /* ensure_weight_tying: a tied weight is trained with the other one */
     char start[24];            /* init_lora_weights, if it is a word */
+    const char *variant;       /* a member that asks for another product than LoRA's; NULL: none */
 } fsdp_adapter_config;
 
 /* Reads DIR/adapter_config.json. Release the config after a failure, too. */

@@ -206,6 +206,8 @@ def adapters_that_are_not_merged():
             ("init_lora_weights 'olora'", llama(), {"target_modules": MODULES, "init_lora_weights": "olora"}),
             ("biases (lora_bias)", llama(attention_bias=True),
              {"target_modules": ["q_proj"], "lora_bias": True}),
+            ("alora_invocation_tokens", llama(),
+             {"target_modules": MODULES, "task_type": "CAUSAL_LM", "alora_invocation_tokens": [1, 2]}),
             ("single trained tokens", llama(), tokens)):
         write(model, LoraConfig(r=4, **settings))
         done = convert("base", "ours", "--to", "hf", "--adapter", "adapter")
