@@ -6,7 +6,6 @@
 #include "statedict/derive/derived_ties.h"
 #include "statedict/sd/layout_internal.h"
 
-#include <stdint.h>
 #include <string.h>
 
 enum { BASES = 2, NOTED = 4 };
@@ -424,7 +423,7 @@ static int compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_
 {
     const fsdp_derived *a = derived_at(checkpoint, first), *b = derived_at(checkpoint, second);
     if (a->checkpoint != b->checkpoint)
-        return (uintptr_t)a->checkpoint < (uintptr_t)b->checkpoint ? -1 : 1;
+        return a->checkpoint == base_of(checkpoint) ? -1 : 1;
     return a->checkpoint->ops->compare_places(a->checkpoint, a->entry, b->entry);
 }
 
