@@ -424,6 +424,18 @@ static bool read_counted(map_reader *reader, const char *word, map_step *step)
     return true;
 }
 
+/* Each dim once. */
+static bool read_order(const map_reader *reader, int *at, map_step *step)
+{
+    for (; *at < reader->count && step->order_count < MAP_NAMES; (*at)++)
+        if (!read_dim(reader->words[*at], &step->order[step->order_count++]))
+            return false;
+    unsigned seen = 0;
+    for (int d = 0; d < step->order_count; d++)
+        seen |= 1U << (step->order[d] < MAP_NAMES ? step->order[d] : MAP_NAMES);
+    return step->order_count > 0 && seen == (1U << step->order_count) - 1;
+}
+
 static bool read_argument(map_reader *reader, char kind, int *at, map_step *step)
 {
     const char *word = *at < reader->count ? reader->words[*at] : "";
@@ -442,11 +454,7 @@ static bool read_argument(map_reader *reader, char kind, int *at, map_step *step
             if (!read_counted(reader, reader->words[*at], step))
                 return false;
         return step->counted_count > 1;
-    case 'o':
-        for (; *at < reader->count && step->order_count < MAP_NAMES; (*at)++)
-            if (!read_dim(reader->words[*at], &step->order[step->order_count++]))
-                return false;
-        return step->order_count > 0;
+    case 'o': return read_order(reader, at, step);
     default: {
         bool is_read = read_sizes(reader, *at, kind == 't' ? 0 : 1, step);
         *at = reader->count;

@@ -111,11 +111,11 @@ static fsdp_status replace_dims(map_run *run, const fsdp_derived *part, const di
     return fsdp_derive_reshape(run->arena, part, ndim, shape, out, err);
 }
 
-static fsdp_status compute_sizes(map_run *run, const map_step *step, int first, int64_t *sizes_out,
+static fsdp_status compute_sizes(map_run *run, const map_step *step, int64_t *sizes_out,
                                  fsdp_error *err)
 {
-    for (int i = first; i < step->size_count; i++)
-        FSDP_TRY(map_sizes_compute(&run->sizes, step->sizes[i], &sizes_out[i - first], err));
+    for (int i = 0; i < step->size_count; i++)
+        FSDP_TRY(map_sizes_compute(&run->sizes, step->sizes[i], &sizes_out[i], err));
     return FSDP_OK;
 }
 
@@ -187,7 +187,7 @@ static fsdp_status make_split(map_run *run, int number, int list, const map_bind
         return take_part(run, part, step->dim, (const int64_t[]){list, run->lists[number]}, out,
                          err);
     FSDP_TRY(check_dim(part, step->dim, err));
-    FSDP_TRY(compute_sizes(run, step, 0, sizes, err));
+    FSDP_TRY(compute_sizes(run, step, sizes, err));
     for (int i = 0; i < step->size_count; i++) {
         lo = i == list ? all : lo;
         is_huge = is_huge || fsdp_add_overflow(all, sizes[i], &all);
@@ -253,7 +253,7 @@ static fsdp_status make_padded(map_run *run, const map_step *step, const fsdp_de
     int64_t sizes[2], shape[FSDP_MAX_DIMS];
     const fsdp_derived *both[2] = {part};
     FSDP_TRY(check_dim(part, step->dim, err));
-    FSDP_TRY(compute_sizes(run, step, 0, sizes, err));
+    FSDP_TRY(compute_sizes(run, step, sizes, err));
     if (step->verb == MAP_UNPAD)
         return fsdp_derive_slice(run->arena, part, step->dim, (const int64_t[]){0, sizes[0]}, out,
                                  err);
@@ -335,9 +335,13 @@ static fsdp_status make_reshaped(map_run *run, const map_step *step, const fsdp_
                                  const fsdp_derived **out, fsdp_error *err)
 {
     int64_t sizes[MAP_NAMES];
-    FSDP_TRY(compute_sizes(run, step, step->split_at, sizes, err));
-    return fsdp_derive_reshape(run->arena, part, step->size_count - step->split_at, sizes, out,
-                               err);
+    int old = step->split_at;
+    char shape[128];
+    FSDP_TRY(compute_sizes(run, step, sizes, err));
+    if (part->ndim != old || memcmp(sizes, part->shape, (size_t)old * sizeof *sizes) != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a tensor %s does not have the sizes to reshape",
+                         fsdp_derived_text(part, shape, sizeof shape));
+    return fsdp_derive_reshape(run->arena, part, step->size_count - old, sizes + old, out, err);
 }
 
 static fsdp_status make_changed(map_run *run, const map_step *step, const fsdp_derived *part,
