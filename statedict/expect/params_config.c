@@ -43,18 +43,20 @@ bool fsdp_is_meta_llama(const fsdp_sd *sd)
 
 /* --- params.json -------------------------------------------------------------------------------- */
 
+/* Anything but a number is no number, which is refused where it counts. */
 static fsdp_status take_member(fsdp_json *json, int which, meta_params *params, fsdp_error *err)
 {
+    fsdp_json_kind kind = fsdp_json_peek(json);
     bool flag = false;
-    switch (fsdp_json_peek(json)) {
-    case FSDP_JSON_BOOL:
-        FSDP_TRY(fsdp_json_bool(json, &flag, err));
-        params->numbers[which] = flag;
-        break;
-    case FSDP_JSON_NUMBER: FSDP_TRY(fsdp_json_f64(json, &params->numbers[which], err)); break;
-    default: return fsdp_json_skip(json, err);
+    params->has[which] = kind != FSDP_JSON_NULL;
+    if (kind == FSDP_JSON_NUMBER)
+        return fsdp_json_f64(json, &params->numbers[which], err);
+    if (kind != FSDP_JSON_BOOL || which != SCALED) {
+        params->numbers[which] = NAN;
+        return fsdp_json_skip(json, err);
     }
-    params->has[which] = true;
+    FSDP_TRY(fsdp_json_bool(json, &flag, err));
+    params->numbers[which] = flag;
     return FSDP_OK;
 }
 
@@ -78,13 +80,14 @@ static bool is_size(double number)
 
 static fsdp_status check(const meta_params *params, fsdp_error *err)
 {
-    for (int i = 0; i <= LENGTH; i++) {
-        bool is_needed = i <= HEADS;
-        if (params->has[i] ? !is_size(params->numbers[i]) : is_needed)
+    for (int i = 0; i < SCALED; i++) {
+        bool is_needed = i <= HEADS, of_size = i <= LENGTH;
+        double number = params->numbers[i];
+        if (params->has[i] ? !(of_size ? is_size(number) : number > 0) : is_needed)
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' has no size '%s', which a config.json needs: --copy-from DIR "
+                             "'%s' has no %s '%s', which a config.json needs: --copy-from DIR "
                              "names that of the model",
-                             params->path, names[i]);
+                             params->path, of_size ? "size" : "positive number", names[i]);
     }
     if (params->has[SCALED] && params->numbers[SCALED] != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
