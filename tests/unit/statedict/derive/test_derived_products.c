@@ -104,6 +104,37 @@ Test(derived, a_product_of_several_tiles)
     check_product(3, 5, 300000, FSDP_F32);
 }
 
+/* The largest sums round to more than bf16 holds. Rows behind them, of which a tile has fewer, fit. */
+Test(derived, a_sum_that_does_not_fit_is_an_error_of_the_read)
+{
+    enum { ROWS = 1300, BEHIND = 16 };
+    factor_pairs factors = make_factors(ROWS, 1, 1, FSDP_BF16);
+    const float *b = (const float *)factors.b.data, a = *(const float *)factors.a.data;
+    uint16_t data[ROWS];
+    fsdp_error none = {0};
+    float largest = 0;
+    int end = 0, behind = -1;
+    for (int i = 0; i < ROWS; i++)
+        largest = fmaxf(largest, fabsf(b[i] * a));
+    for (; end < ROWS && behind < BEHIND; end++)
+        behind = fabsf(b[end] * a) == largest ? 0 : behind < 0 ? -1 : behind + 1;
+    cr_assert_eq(behind, BEHIND);
+    const fsdp_low_rank low = {factors.b.node, factors.a.node, 3.399e38 / largest};
+    whole_pair new = pair_like(&factors.weight);
+    MAKE(new.node, fsdp_derive_low_rank(fsdp_derivation_arena(factors.derivation),
+                                        factors.weight.node, &low, &out, &err));
+    fsdp_checkpoint *checkpoint = finish(factors.derivation, &new);
+    fsdp_box box = {.ndim = 2, .len = {end, 1}};
+    cr_assert_eq(fsdp_checkpoint_read(checkpoint, 0, &box, data, FSDP_CHECK_OFF, &none),
+                 FSDP_ERR_DAMAGED);
+    cr_expect(strstr(none.text, "a sum does not fit in bf16"), "%s", none.text);
+    box.lo[0] = end - BEHIND;
+    box.len[0] = BEHIND;
+    cr_assert_eq(fsdp_checkpoint_read(checkpoint, 0, &box, data, FSDP_CHECK_OFF, &none), FSDP_OK);
+    fsdp_checkpoint_close(checkpoint);
+    free_factors(&factors);
+}
+
 /* --- rows of given lengths -------------------------------------------------------------------- */
 
 static void check_row_lengths(int64_t rows, int64_t columns)
