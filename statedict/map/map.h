@@ -42,7 +42,7 @@ const char *fsdp_map_name(const fsdp_map *map);
  * for all. */
 const char *fsdp_map_layout(const fsdp_map *map, bool right);
 bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
-/* True when the type is one of the types; "": there are no others. */
+/* True when the type is one of the types ("llama mistral"), or these are none (""). */
 bool fsdp_map_types_have(const char *types, const char *model_type);
 
 /* --- map_apply.c --- */

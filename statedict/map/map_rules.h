@@ -145,7 +145,7 @@ struct fsdp_map {
     const char *path, *name;
     bool is_file;              /* the path is one */
     const char *layouts[2];    /* of the left and of the right side */
-    const char *types;         /* " llama mistral " */
+    const char *types;         /* "llama mistral" */
     map_number numbers[MAP_SIZES];     /* values of a side */
     size_t number_count;
     map_words words;
