@@ -1,6 +1,7 @@
 /* Merges an adapter into a model: see adapter.h. */
 #include "statedict/derive/adapter.h"
 
+#include "base/text.h"
 #include "statedict/derive/adapter_config.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/derived_product.h"
@@ -171,7 +172,7 @@ static fsdp_status find_whole(adapter_merge *merge, fsdp_derived_name name,
     for (int i = 0; i < 2 && !*out; i++) {
         size_t size = strlen(ends[i]);
         const char *const wrapped[] = {i == 0 ? ".base_layer.weight" : ".base_layer.bias", NULL};
-        if (name.size > size && memcmp(name.text + name.size - size, ends[i], size) == 0)
+        if (name.size > size && fsdp_bytes_end(name.text, name.size, ends[i]))
             FSDP_TRY(find_part(merge, name.text, name.size - size, wrapped, out, err));
     }
     return FSDP_OK;
@@ -280,9 +281,7 @@ static fsdp_status merge_tensor(adapter_merge *merge, size_t number, fsdp_derive
                                 const fsdp_derived **out, fsdp_error *err)
 {
     static const char suffix[] = ".weight";
-    bool is_weight =
-        name.size > sizeof suffix - 1 &&
-        memcmp(name.text + name.size - (sizeof suffix - 1), suffix, sizeof suffix - 1) == 0;
+    bool is_weight = name.size > sizeof suffix - 1 && fsdp_bytes_end(name.text, name.size, suffix);
     module_parts parts = {0};
     const fsdp_derived_name module = {name.text,
                                       is_weight ? name.size - (sizeof suffix - 1) : name.size};
@@ -317,7 +316,7 @@ static fsdp_status find_transposed(adapter_merge *merge, fsdp_error *err)
         module_parts parts = {0};
         if (entry->kind != FSDP_ENTRY_TENSOR || entry->ndim != 2 ||
             entry->name_size < sizeof suffix ||
-            memcmp(entry->name + size, suffix, sizeof suffix - 1) != 0)
+            !fsdp_bytes_end(entry->name, entry->name_size, suffix))
             continue;
         FSDP_TRY(find_parts(merge, entry->name, size, &parts, err));
         merge->config.is_transposed = parts.a && !parts.is_embedding && parts.a->ndim == 2 &&
@@ -331,7 +330,7 @@ static fsdp_status find_transposed(adapter_merge *merge, fsdp_error *err)
 static bool is_left(const adapter_merge *merge, const fsdp_entry *entry)
 {
     return merge->report.unties && entry->kind == FSDP_ENTRY_ALIAS &&
-           entry->name_size == output.size && memcmp(entry->name, output.text, output.size) == 0;
+           fsdp_bytes_are(entry->name, entry->name_size, output.text);
 }
 
 static fsdp_status add_entries(adapter_merge *merge, fsdp_error *err)
@@ -344,13 +343,6 @@ static fsdp_status add_entries(adapter_merge *merge, fsdp_error *err)
             FSDP_TRY(fsdp_derivation_keep(merge->derivation, i, err));
     }
     return add_output(merge, err);
-}
-
-static bool ends_with(const fsdp_entry *entry, const char *end)
-{
-    size_t size = strlen(end);
-    return entry->name_size >= size &&
-           memcmp(entry->name + entry->name_size - size, end, size) == 0;
 }
 
 /* Why no tensor of the model took one of the adapter. */
@@ -368,7 +360,7 @@ static const char *reason_of(const fsdp_entry *entry)
         {"", "is it of this model?"},
     };
     size_t row = 0;
-    while (!ends_with(entry, rows[row].end))
+    while (!fsdp_bytes_end(entry->name, entry->name_size, rows[row].end))
         row++;
     return rows[row].reason;
 }

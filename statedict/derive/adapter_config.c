@@ -62,7 +62,7 @@ static fsdp_status read_type(fsdp_json *json, fsdp_adapter_config *config, fsdp_
     const char *type;
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &type, &size, err));
-    config->is_lora = size == 4 && memcmp(type, "LORA", 4) == 0;
+    config->is_lora = fsdp_bytes_are(type, size, "LORA");
     return FSDP_OK;
 }
 

@@ -2,6 +2,7 @@
 #include "statedict/derive/dequant.h"
 
 #include "base/data/json.h"
+#include "base/text.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/derived_scaled.h"
 #include "statedict/sd/layout_internal.h"
@@ -25,9 +26,7 @@ typedef struct dequant_job {
 
 static bool ends(const fsdp_entry *entry, const char *end)
 {
-    size_t size = strlen(end);
-    return entry->name_size >= size &&
-           memcmp(entry->name + entry->name_size - size, end, size) == 0;
+    return fsdp_bytes_end(entry->name, entry->name_size, end);
 }
 
 /* The entry whose name is this one's with another end; -1: none. */
@@ -225,7 +224,7 @@ static void read_blocks(fsdp_json *json, int64_t block[2])
     if (fsdp_json_enter_object(json, NULL) != FSDP_OK)
         return;
     while (fsdp_json_next_key(json, &key, &size, &more, NULL) == FSDP_OK && more) {
-        bool is_it = size == 17 && memcmp(key, "weight_block_size", 17) == 0 &&
+        bool is_it = fsdp_bytes_are(key, size, "weight_block_size") &&
                      fsdp_json_peek(json) == FSDP_JSON_ARRAY;
         if (!is_it) {
             if (fsdp_json_skip(json, NULL) != FSDP_OK)
@@ -250,7 +249,7 @@ static void read_config(dequant_job *job)
     fsdp_status st = fsdp_json_enter_object(&json, NULL);
     while (st == FSDP_OK && fsdp_json_next_key(&json, &key, &size, &more, NULL) == FSDP_OK &&
            more) {
-        bool is_it = size == 19 && memcmp(key, "quantization_config", 19) == 0 &&
+        bool is_it = fsdp_bytes_are(key, size, "quantization_config") &&
                      fsdp_json_peek(&json) == FSDP_JSON_OBJECT;
         if (is_it)
             read_blocks(&json, job->block);

@@ -5,6 +5,7 @@
 #include "statedict/map/map_rules.h"
 
 #include "base/data/json.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -80,7 +81,7 @@ static fsdp_status config_member(fsdp_json *json, const char *name, size_t size,
         if (!more)
             return FSDP_OK;
         bool is_it = key_size == size && memcmp(key, name, size) == 0;
-        bool is_text = key_size == 11 && memcmp(key, "text_config", 11) == 0;
+        bool is_text = fsdp_bytes_are(key, key_size, "text_config");
         fsdp_json_kind kind = fsdp_json_peek(json);
         if (is_it && kind == FSDP_JSON_NUMBER) {
             fsdp_json whole = *json;
