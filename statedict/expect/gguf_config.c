@@ -193,14 +193,6 @@ static const struct {
     {"vocab_size", VOCAB, false},
 };
 
-static fsdp_status add_text(fsdp_named_values *out, const char *key, const char *text,
-                            fsdp_error *err)
-{
-    fsdp_value value = {.kind = FSDP_VALUE_NULL};
-    FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, text, strlen(text), err));
-    return fsdp_named_values_add(out, key, &value, err);
-}
-
 static fsdp_status add_number(fsdp_named_values *out, const char *architecture, const char *key,
                               double number, bool f32, fsdp_error *err)
 {
@@ -252,7 +244,7 @@ static fsdp_status add_rope(const model_config *config, const char *architecture
         return FSDP_OK;
     char name[128];
     snprintf(name, sizeof name, "%s.rope.scaling.type", architecture);
-    FSDP_TRY(add_text(out, name, config->rope_type, err));
+    FSDP_TRY(fsdp_named_values_add_text(out, name, config->rope_type, err));
     return add_number(out, architecture, "rope.scaling.factor", config->rope_factor, true, err);
 }
 
@@ -267,10 +259,10 @@ static fsdp_status add_pairs(const model_config *config, const char *architectur
         first--;
     char name[200];
     snprintf(name, sizeof name, "%.*s", (int)(size - first), directory + first);
-    FSDP_TRY(add_text(out, "general.architecture", architecture, err));
-    FSDP_TRY(add_text(out, "general.type", "model", err));
-    FSDP_TRY(
-        add_text(out, "general.name", fsdp_utf8_valid(name, strlen(name)) ? name : "model", err));
+    FSDP_TRY(fsdp_named_values_add_text(out, "general.architecture", architecture, err));
+    FSDP_TRY(fsdp_named_values_add_text(out, "general.type", "model", err));
+    FSDP_TRY(fsdp_named_values_add_text(out, "general.name",
+                                        fsdp_utf8_valid(name, strlen(name)) ? name : "model", err));
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         if (config->has[pairs[i].number])
             FSDP_TRY(add_number(out, architecture, pairs[i].key, config->numbers[pairs[i].number],

@@ -28,3 +28,11 @@ fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, f
     *value = (fsdp_value){.kind = FSDP_VALUE_NULL};
     return FSDP_OK;
 }
+
+fsdp_status fsdp_named_values_add_text(fsdp_named_values *values, const char *name,
+                                       const char *text, fsdp_error *err)
+{
+    fsdp_value value = {.kind = FSDP_VALUE_NULL};
+    FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, text, strlen(text), err));
+    return fsdp_named_values_add(values, name, &value, err);
+}

@@ -5,7 +5,8 @@
  *   gguf_values.c      all of them
  *   gguf_pairs.c       lists of pairs
  *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ...
- *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> tokenizer.ggml.*
+ *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> gguf_vocab.h
+ *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
  *   gguf_model.c       the way back: key-value pairs -> config.json
  */
 #ifndef FSDP_GGUF_VALUES_H
@@ -30,6 +31,8 @@ void fsdp_named_values_release(fsdp_named_values *values);
 /* Copies the name and takes over the contents of value, which becomes null; also after a failure. */
 fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, fsdp_value *value,
                                   fsdp_error *err);
+fsdp_status fsdp_named_values_add_text(fsdp_named_values *values, const char *name, const char *text,
+                                       fsdp_error *err);
 
 /* A model's config.json, and the directory of its tokenizer, which names the model, too. */
 typedef struct fsdp_gguf_model {

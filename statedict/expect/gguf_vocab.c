@@ -1,0 +1,195 @@
+/* Tokens, scores and merges, and their key-value pairs: see gguf_vocab.h. */
+#include "statedict/expect/gguf_vocab.h"
+
+#include "base/text.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const keys[FSDP_GGUF_SPECIALS] = {
+    [FSDP_GGUF_BOS] = "tokenizer.ggml.bos_token_id",
+    [FSDP_GGUF_EOS] = "tokenizer.ggml.eos_token_id",
+    [FSDP_GGUF_UNK] = "tokenizer.ggml.unknown_token_id",
+    [FSDP_GGUF_PAD] = "tokenizer.ggml.padding_token_id",
+    [FSDP_GGUF_SEP] = "tokenizer.ggml.seperator_token_id"}; /* llama.cpp's spelling */
+
+void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab)
+{
+    *vocab = (fsdp_gguf_vocab){.path = ""};
+    for (int i = 0; i < FSDP_GGUF_SPECIALS; i++)
+        vocab->ids_of[i] = -1;
+}
+
+void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab)
+{
+    fsdp_free(vocab->tokens);
+    fsdp_free(vocab->merges);
+    fsdp_name_table_release(&vocab->ids);
+    fsdp_arena_release(&vocab->arena);
+}
+
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
+                                const fsdp_gguf_token *like, fsdp_error *err)
+{
+    char shown[100];
+    if (id < 0 || id >= FSDP_GGUF_TOKENS_MOST)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': token '%s' has the number %" PRId64,
+                         vocab->path, fsdp_printable(text, size, shown, sizeof shown), id);
+    size_t need = (size_t)id + 1, before = vocab->count;
+    if (!fsdp_grow(&vocab->tokens, &vocab->capacity, need, sizeof *vocab->tokens))
+        return fsdp_fail_memory(err, vocab->path);
+    for (; vocab->count < need; vocab->count++)
+        vocab->tokens[vocab->count] = (fsdp_gguf_token){.text = NULL};
+    fsdp_gguf_token *token = &vocab->tokens[id];
+    bool is_new = (size_t)id >= before || !token->text;
+    *token = (fsdp_gguf_token){.text = is_new ? fsdp_arena_strndup(&vocab->arena, text, size)
+                                              : token->text,
+                               .size = is_new ? size : token->size,
+                               .score = like->score,
+                               .type = like->type};
+    if (!token->text)
+        return fsdp_fail_memory(err, vocab->path);
+    if (!fsdp_name_table_find(&vocab->ids, token->text, token->size) &&
+        !fsdp_name_table_put(&vocab->ids, token->text, token->size, (uint64_t)id))
+        return fsdp_fail_memory(err, vocab->path);
+    return FSDP_OK;
+}
+
+/* --- pairs ------------------------------------------------------------------------------------ */
+
+/* "<0x0A>" */
+static bool is_byte(const char *text, size_t size)
+{
+    return size == 6 && memcmp(text, "<0x", 3) == 0 && text[5] == '>' &&
+           strspn(text + 3, "0123456789ABCDEFabcdef") == 2;
+}
+
+/* llama.cpp merges the pair first whose token has the highest score. That is the first merge of
+ * tokenizer.json when a token's score counts down with the merge that makes it, as in SentencePiece's own
+ * files. */
+static fsdp_status score_merges(fsdp_gguf_vocab *vocab, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    for (size_t i = vocab->merge_count; i-- > 0;) {
+        char *merge = vocab->merges[i], *space = strchr(merge, ' ');
+        if (!space)
+            continue;
+        text.size = 0;
+        fsdp_text_add(&text, merge, (size_t)(space - merge));
+        fsdp_text_addf(&text, "%s", space + 1);
+        const uint64_t *id =
+            text.failed ? NULL : fsdp_name_table_find(&vocab->ids, text.data, text.size);
+        if (id && vocab->tokens[*id].type == FSDP_GGUF_NORMAL)
+            vocab->tokens[*id].score = -(double)i;
+    }
+    bool has_failed = text.failed;
+    fsdp_text_release(&text);
+    return has_failed ? fsdp_fail_memory(err, vocab->path) : FSDP_OK;
+}
+
+/* A vocabulary that is padded has tokens of no text for the rest of its rows. */
+static fsdp_status pad(fsdp_gguf_vocab *vocab, int64_t vocab_size, fsdp_error *err)
+{
+    size_t rows = vocab_size > 0 && vocab_size <= FSDP_GGUF_TOKENS_MOST ? (size_t)vocab_size : 0;
+    for (size_t id = 0; id < vocab->count || id < rows; id++) {
+        char name[32];
+        if (id < vocab->count && vocab->tokens[id].text)
+            continue;
+        snprintf(name, sizeof name, "[PAD%zu]", id);
+        fsdp_gguf_token like = {.score = FSDP_GGUF_NO_SCORE, .type = FSDP_GGUF_UNUSED};
+        FSDP_TRY(fsdp_gguf_vocab_set(vocab, (int64_t)id, name, strlen(name), &like, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status begin_list(fsdp_value *list, size_t count, fsdp_error *err)
+{
+    *list = (fsdp_value){.kind = FSDP_VALUE_NULL};
+    return fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err);
+}
+
+static fsdp_status add_tokens(const fsdp_gguf_vocab *vocab, fsdp_named_values *out, fsdp_error *err)
+{
+    fsdp_value list;
+    FSDP_TRY(begin_list(&list, vocab->count, err));
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < vocab->count && st == FSDP_OK; i++)
+        st = fsdp_value_set_bytes(&list.as.list.items[i], FSDP_VALUE_STRING, vocab->tokens[i].text,
+                                  vocab->tokens[i].size, err);
+    if (st == FSDP_OK)
+        return fsdp_named_values_add(out, "tokenizer.ggml.tokens", &list, err);
+    fsdp_value_release(&list);
+    return st;
+}
+
+static fsdp_status add_types(const fsdp_gguf_vocab *vocab, fsdp_named_values *out, fsdp_error *err)
+{
+    fsdp_value list;
+    bool has_bytes = vocab->has_bytes || vocab->is_unigram;
+    FSDP_TRY(begin_list(&list, vocab->count, err));
+    for (size_t i = 0; i < vocab->count; i++) {
+        const fsdp_gguf_token *token = &vocab->tokens[i];
+        fsdp_gguf_token_type type = token->type;
+        if (type == FSDP_GGUF_NORMAL && has_bytes && is_byte(token->text, token->size))
+            type = FSDP_GGUF_BYTE;
+        if (has_bytes && (int64_t)i == vocab->ids_of[FSDP_GGUF_UNK])
+            type = FSDP_GGUF_UNKNOWN;
+        list.as.list.items[i] = fsdp_value_i64(type);
+    }
+    return fsdp_named_values_add(out, "tokenizer.ggml.token_type", &list, err);
+}
+
+static fsdp_status add_scores(const fsdp_gguf_vocab *vocab, fsdp_named_values *out, fsdp_error *err)
+{
+    fsdp_value list;
+    FSDP_TRY(begin_list(&list, vocab->count, err));
+    for (size_t i = 0; i < vocab->count; i++)
+        list.as.list.items[i] = fsdp_value_f64((double)(float)vocab->tokens[i].score);
+    return fsdp_named_values_add(out, "tokenizer.ggml.scores", &list, err);
+}
+
+static fsdp_status add_merges(const fsdp_gguf_vocab *vocab, fsdp_named_values *out, fsdp_error *err)
+{
+    fsdp_value list;
+    FSDP_TRY(begin_list(&list, vocab->merge_count, err));
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < vocab->merge_count && st == FSDP_OK; i++)
+        st = fsdp_value_set_bytes(&list.as.list.items[i], FSDP_VALUE_STRING, vocab->merges[i],
+                                  strlen(vocab->merges[i]), err);
+    if (st == FSDP_OK)
+        return fsdp_named_values_add(out, "tokenizer.ggml.merges", &list, err);
+    fsdp_value_release(&list);
+    return st;
+}
+
+fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
+                                  fsdp_named_values *out, fsdp_error *err)
+{
+    bool is_spm = vocab->is_unigram || vocab->has_bytes;
+    FSDP_TRY(pad(vocab, tokens->vocab_size, err));
+    if (vocab->has_bytes && !vocab->is_unigram)
+        FSDP_TRY(score_merges(vocab, err));
+    FSDP_TRY(
+        fsdp_named_values_add_text(out, "tokenizer.ggml.model", is_spm ? "llama" : "gpt2", err));
+    FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.pre", is_spm ? "default" : tokens->pre,
+                                        err));
+    FSDP_TRY(add_tokens(vocab, out, err));
+    if (is_spm)
+        FSDP_TRY(add_scores(vocab, out, err));
+    FSDP_TRY(add_types(vocab, out, err));
+    if (vocab->merge_count > 0)
+        FSDP_TRY(add_merges(vocab, out, err));
+    for (int i = 0; i < FSDP_GGUF_SPECIALS; i++) {
+        int64_t id = vocab->ids_of[i];
+        id = id < 0 && i == FSDP_GGUF_BOS   ? tokens->bos
+             : id < 0 && i == FSDP_GGUF_EOS ? tokens->eos
+                                            : id;
+        fsdp_value value = fsdp_value_i64(id);
+        if (id >= 0)
+            FSDP_TRY(fsdp_named_values_add(out, keys[i], &value, err));
+    }
+    return FSDP_OK;
+}

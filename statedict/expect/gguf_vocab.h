@@ -1,0 +1,55 @@
+/*
+ * The vocabulary of a tokenizer on its way into a GGUF file: gguf_tokenizer.c fills it from tokenizer.json and
+ * gguf_sentencepiece.c from tokenizer.model; fsdp_gguf_vocab_pairs makes tokenizer.ggml.* of it.
+ */
+#ifndef FSDP_GGUF_VOCAB_H
+#define FSDP_GGUF_VOCAB_H
+
+#include "base/core/mem.h"
+#include "base/data/name_table.h"
+#include "statedict/expect/gguf_values.h"
+
+/* NO_SCORE: of a token that no merge makes; those of merges are above it. */
+enum { FSDP_GGUF_TOKENS_MOST = 4 << 20, FSDP_GGUF_NO_SCORE = -1000000 };
+
+/* Types of tokens, as llama.cpp numbers them. */
+typedef enum fsdp_gguf_token_type {
+    FSDP_GGUF_NORMAL = 1, FSDP_GGUF_UNKNOWN = 2, FSDP_GGUF_CONTROL = 3, FSDP_GGUF_USER_DEFINED = 4,
+    FSDP_GGUF_UNUSED = 5, FSDP_GGUF_BYTE = 6
+} fsdp_gguf_token_type;
+
+typedef struct fsdp_gguf_token {
+    char *text;                /* NULL: no token has this number */
+    size_t size;
+    double score;
+    fsdp_gguf_token_type type;
+} fsdp_gguf_token;
+
+typedef enum fsdp_gguf_special {
+    FSDP_GGUF_BOS, FSDP_GGUF_EOS, FSDP_GGUF_UNK, FSDP_GGUF_PAD, FSDP_GGUF_SEP, FSDP_GGUF_SPECIALS
+} fsdp_gguf_special;
+
+typedef struct fsdp_gguf_vocab {
+    const char *path;          /* of the file that is read, for messages */
+    fsdp_arena arena;
+    fsdp_name_table ids;       /* of tokens */
+    fsdp_gguf_token *tokens;
+    size_t count, capacity;
+    char **merges;
+    size_t merge_count, merge_capacity;
+    bool is_unigram, has_bytes; /* the model "Unigram"; tokens <0x00> for bytes */
+    int64_t ids_of[FSDP_GGUF_SPECIALS];        /* -1: none */
+} fsdp_gguf_vocab;
+
+void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab);
+void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab);
+
+/* Gives the token of this number the score and type of `like`, and this text (copied) unless it has one. */
+fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
+                                const fsdp_gguf_token *like, fsdp_error *err);
+
+/* Adds tokenizer.ggml.* to out. Tokens are added to the vocabulary up to the size of tokens->vocab_size. */
+fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
+                                  fsdp_named_values *out, fsdp_error *err);
+
+#endif
