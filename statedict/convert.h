@@ -158,6 +158,7 @@ typedef struct fsdp_convert_plan {
                                 * map_to: its two sides */
     char map_from[32], map_to[32];
     bool lacks_tokenizer;      /* gguf: none lies beside the weights, and llama.cpp runs no model without */
+    bool has_tiktoken;         /* then: one lies there that is not read, since it lacks the special tokens */
     bool is_mapped;            /* false: it is not used, since no config.json says that it is for the model */
     const char *parts;         /* "model 29 · ema 29 left out · optimizer left out"; NULL: all are taken */
     const char *other_part;    /* of them, weights that select.part would take ("ema"); NULL: none */

@@ -233,12 +233,6 @@ static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_p
     return FSDP_OK;
 }
 
-static bool has_tokenizer(const fsdp_checkpoint *checkpoint)
-{
-    static const char name[] = "tokenizer.ggml.model";
-    return fsdp_sd_find(checkpoint->manifest.sd, name, sizeof name - 1) >= 0;
-}
-
 /* The loader of a framework may ask for more than the format that the user names: Megatron's files beside
  * those of DCP. */
 static void fit_format(convert_job *job, const char *layout)
@@ -261,9 +255,12 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                                       .limits = job->limits};
     fsdp_map_sides sides = {0};
     FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
+    fsdp_gguf_found tokenizer = FSDP_GGUF_TOKENIZER;
     if (sides.needs_pairs)
-        FSDP_TRY(fsdp_map_add_gguf_pairs(&request, main_dtype(&job->opts.select), &job->from, err));
-    plan->lacks_tokenizer = sides.needs_pairs && !has_tokenizer(job->from);
+        FSDP_TRY(fsdp_map_add_gguf_pairs(&request, main_dtype(&job->opts.select), &job->from,
+                                         &tokenizer, err));
+    plan->lacks_tokenizer = tokenizer != FSDP_GGUF_TOKENIZER;
+    plan->has_tiktoken = tokenizer == FSDP_GGUF_TIKTOKEN;
     plan->is_mapped = sides.is_used;
     snprintf(plan->map, sizeof plan->map, "%s", sides.name);
     snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);

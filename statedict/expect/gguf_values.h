@@ -6,6 +6,7 @@
  *   gguf_pairs.c       lists of pairs
  *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ...
  *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> gguf_vocab.h
+ *   gguf_sentencepiece.c   tokenizer.model -> gguf_vocab.h
  *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
  *   gguf_model.c       the way back: key-value pairs -> config.json
  */
@@ -40,10 +41,15 @@ typedef struct fsdp_gguf_model {
     size_t config_size;
     const char *directory;
 } fsdp_gguf_model;
+typedef enum fsdp_gguf_found {
+    FSDP_GGUF_NO_TOKENIZER,
+    FSDP_GGUF_TIKTOKEN,        /* tokenizer.model is a list of tiktoken, which lacks the special tokens */
+    FSDP_GGUF_TOKENIZER
+} fsdp_gguf_found;
 /* FSDP_ERR_USAGE: llama.cpp has no names for such a model; a tokenizer that is not there gives no pairs. The
  * caller releases out, also after a failure. */
 fsdp_status fsdp_gguf_values(fsdp_io *io, const fsdp_gguf_model *model, fsdp_named_values *out,
-                             fsdp_error *err);
+                             fsdp_gguf_found *found_out, fsdp_error *err);
 
 /* Appends the text of config.json that the pairs of a GGUF file ask for; sd has its names. FSDP_ERR_USAGE:
  * the architecture is not known, or a number is not there. */
@@ -59,6 +65,6 @@ typedef struct fsdp_gguf_tokens {
 fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,
                              fsdp_gguf_tokens *tokens_out, fsdp_error *err);
 fsdp_status fsdp_gguf_tokenizer(fsdp_io *io, const char *directory, const fsdp_gguf_tokens *tokens,
-                                fsdp_named_values *out, fsdp_error *err);
+                                fsdp_named_values *out, fsdp_gguf_found *found_out, fsdp_error *err);
 
 #endif

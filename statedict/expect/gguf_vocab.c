@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* llama.cpp's converter gives it to rows without a piece. */
+enum { PADDING_SCORE = -10000 };
+
 static const char *const keys[FSDP_GGUF_SPECIALS] = {
     [FSDP_GGUF_BOS] = "tokenizer.ggml.bos_token_id",
     [FSDP_GGUF_EOS] = "tokenizer.ggml.eos_token_id",
@@ -14,11 +17,11 @@ static const char *const keys[FSDP_GGUF_SPECIALS] = {
     [FSDP_GGUF_PAD] = "tokenizer.ggml.padding_token_id",
     [FSDP_GGUF_SEP] = "tokenizer.ggml.seperator_token_id"}; /* llama.cpp's spelling */
 
-void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab)
+void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab, int64_t rows)
 {
-    *vocab = (fsdp_gguf_vocab){.path = ""};
+    *vocab = (fsdp_gguf_vocab){.path = "", .rows = rows, .space_prefix = -1};
     for (int i = 0; i < FSDP_GGUF_SPECIALS; i++)
-        vocab->ids_of[i] = -1;
+        vocab->ids_of[i] = vocab->own_ids[i] = -1;
 }
 
 void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab)
@@ -35,7 +38,7 @@ fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *
                                 const fsdp_gguf_token *like, fsdp_error *err)
 {
     char shown[100];
-    if (id < 0 || id >= FSDP_GGUF_TOKENS_MOST)
+    if (id < 0 || id >= vocab->most)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': token '%s' has the number %" PRId64,
                          vocab->path, fsdp_printable(text, size, shown, sizeof shown), id);
     size_t need = (size_t)id + 1, before = vocab->count;
@@ -61,7 +64,7 @@ fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *
 /* --- pairs ------------------------------------------------------------------------------------ */
 
 /* "<0x0A>" */
-static bool is_byte(const char *text, size_t size)
+bool fsdp_gguf_is_byte(const char *text, size_t size)
 {
     return size == 6 && memcmp(text, "<0x", 3) == 0 && text[5] == '>' &&
            strspn(text + 3, "0123456789ABCDEFabcdef") == 2;
@@ -91,15 +94,17 @@ static fsdp_status score_merges(fsdp_gguf_vocab *vocab, fsdp_error *err)
 }
 
 /* A vocabulary that is padded has tokens of no text for the rest of its rows. */
-static fsdp_status pad(fsdp_gguf_vocab *vocab, int64_t vocab_size, fsdp_error *err)
+static fsdp_status pad(fsdp_gguf_vocab *vocab, fsdp_error *err)
 {
-    size_t rows = vocab_size > 0 && vocab_size <= FSDP_GGUF_TOKENS_MOST ? (size_t)vocab_size : 0;
+    bool is_known = vocab->rows > 0 && vocab->rows <= FSDP_GGUF_TOKENS_MOST;
+    size_t rows = is_known ? (size_t)vocab->rows : 0;
+    double score = vocab->is_sentencepiece ? PADDING_SCORE : FSDP_GGUF_NO_SCORE;
     for (size_t id = 0; id < vocab->count || id < rows; id++) {
         char name[32];
         if (id < vocab->count && vocab->tokens[id].text)
             continue;
         snprintf(name, sizeof name, "[PAD%zu]", id);
-        fsdp_gguf_token like = {.score = FSDP_GGUF_NO_SCORE, .type = FSDP_GGUF_UNUSED};
+        fsdp_gguf_token like = {.score = score, .type = FSDP_GGUF_UNUSED};
         FSDP_TRY(fsdp_gguf_vocab_set(vocab, (int64_t)id, name, strlen(name), &like, err));
     }
     return FSDP_OK;
@@ -133,7 +138,7 @@ static fsdp_status add_types(const fsdp_gguf_vocab *vocab, fsdp_named_values *ou
     for (size_t i = 0; i < vocab->count; i++) {
         const fsdp_gguf_token *token = &vocab->tokens[i];
         fsdp_gguf_token_type type = token->type;
-        if (type == FSDP_GGUF_NORMAL && has_bytes && is_byte(token->text, token->size))
+        if (type == FSDP_GGUF_NORMAL && has_bytes && fsdp_gguf_is_byte(token->text, token->size))
             type = FSDP_GGUF_BYTE;
         if (has_bytes && (int64_t)i == vocab->ids_of[FSDP_GGUF_UNK])
             type = FSDP_GGUF_UNKNOWN;
@@ -165,11 +170,43 @@ static fsdp_status add_merges(const fsdp_gguf_vocab *vocab, fsdp_named_values *o
     return st;
 }
 
+static fsdp_status add_space_prefix(const fsdp_gguf_vocab *vocab, fsdp_named_values *out,
+                                    fsdp_error *err)
+{
+    fsdp_value value = fsdp_value_bool(vocab->space_prefix > 0);
+    return fsdp_named_values_add(out, "tokenizer.ggml.add_space_prefix", &value, err);
+}
+
+/* The number that tokenizer_config.json names, else config.json, else tokenizer.model. */
+static int64_t special_id(const fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
+                          fsdp_gguf_special which)
+{
+    int64_t id = vocab->ids_of[which];
+    if (id < 0 && which == FSDP_GGUF_BOS)
+        id = tokens->bos;
+    if (id < 0 && which == FSDP_GGUF_EOS)
+        id = tokens->eos;
+    bool is_none = id < 0 || (vocab->is_sentencepiece && id >= (int64_t)vocab->count);
+    return is_none ? vocab->own_ids[which] : id;
+}
+
+static fsdp_status add_specials(const fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
+                                fsdp_named_values *out, fsdp_error *err)
+{
+    for (int i = 0; i < FSDP_GGUF_SPECIALS; i++) {
+        int64_t id = special_id(vocab, tokens, (fsdp_gguf_special)i);
+        fsdp_value value = fsdp_value_i64(id);
+        if (id >= 0)
+            FSDP_TRY(fsdp_named_values_add(out, keys[i], &value, err));
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
                                   fsdp_named_values *out, fsdp_error *err)
 {
-    bool is_spm = vocab->is_unigram || vocab->has_bytes;
-    FSDP_TRY(pad(vocab, tokens->vocab_size, err));
+    bool is_spm = vocab->is_unigram || vocab->has_bytes || vocab->is_sentencepiece;
+    FSDP_TRY(pad(vocab, err));
     if (vocab->has_bytes && !vocab->is_unigram)
         FSDP_TRY(score_merges(vocab, err));
     FSDP_TRY(
@@ -182,14 +219,7 @@ fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens
     FSDP_TRY(add_types(vocab, out, err));
     if (vocab->merge_count > 0)
         FSDP_TRY(add_merges(vocab, out, err));
-    for (int i = 0; i < FSDP_GGUF_SPECIALS; i++) {
-        int64_t id = vocab->ids_of[i];
-        id = id < 0 && i == FSDP_GGUF_BOS   ? tokens->bos
-             : id < 0 && i == FSDP_GGUF_EOS ? tokens->eos
-                                            : id;
-        fsdp_value value = fsdp_value_i64(id);
-        if (id >= 0)
-            FSDP_TRY(fsdp_named_values_add(out, keys[i], &value, err));
-    }
-    return FSDP_OK;
+    if (vocab->space_prefix >= 0)
+        FSDP_TRY(add_space_prefix(vocab, out, err));
+    return add_specials(vocab, tokens, out, err);
 }

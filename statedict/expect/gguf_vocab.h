@@ -1,6 +1,6 @@
 /*
- * The vocabulary of a tokenizer on its way into a GGUF file: gguf_tokenizer.c fills it from tokenizer.json and
- * gguf_sentencepiece.c from tokenizer.model; fsdp_gguf_vocab_pairs makes tokenizer.ggml.* of it.
+ * The vocabulary of a tokenizer on its way into a GGUF file: gguf_tokenizer.c fills it from tokenizer.json,
+ * or gguf_sentencepiece.c from tokenizer.model, and fsdp_gguf_vocab_pairs makes tokenizer.ggml.* of it.
  */
 #ifndef FSDP_GGUF_VOCAB_H
 #define FSDP_GGUF_VOCAB_H
@@ -37,19 +37,39 @@ typedef struct fsdp_gguf_vocab {
     size_t count, capacity;
     char **merges;
     size_t merge_count, merge_capacity;
-    bool is_unigram, has_bytes; /* the model "Unigram"; tokens <0x00> for bytes */
-    int64_t ids_of[FSDP_GGUF_SPECIALS];        /* -1: none */
+    int64_t most;              /* tokens have lower numbers: the files that were read bound them */
+    int64_t rows;              /* tokens that config.json says the model has; below 1: it does not say */
+    bool is_unigram, has_bytes; /* of tokenizer.json: the model "Unigram"; tokens <0x00> for bytes */
+    bool is_sentencepiece;     /* of tokenizer.model: its tokens have their types and scores */
+    bool is_tiktoken;          /* tokenizer.model is of another kind, which was not read */
+    int space_prefix;          /* whether text gets a space before it; -1: as llama.cpp does without a word */
+    int64_t ids_of[FSDP_GGUF_SPECIALS];        /* that tokenizer_config.json names; -1: none */
+    int64_t own_ids[FSDP_GGUF_SPECIALS];       /* of tokenizer.model, for those that no other file names */
 } fsdp_gguf_vocab;
 
-void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab);
+void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab, int64_t rows);
 void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab);
 
 /* Gives the token of this number the score and type of `like`, and this text (copied) unless it has one. */
 fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
                                 const fsdp_gguf_token *like, fsdp_error *err);
 
-/* Adds tokenizer.ggml.* to out. Tokens are added to the vocabulary up to the size of tokens->vocab_size. */
+/* "<0x0A>" */
+bool fsdp_gguf_is_byte(const char *text, size_t size);
+
+/* Adds tokenizer.ggml.* to out. Rows that have no token get one of the type UNUSED. */
 fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
                                   fsdp_named_values *out, fsdp_error *err);
+
+/* --- gguf_sentencepiece.c --- */
+
+/* Takes the pieces of a tokenizer.model, and none of one of tiktoken. FSDP_ERR_USAGE: llama.cpp does not run
+ * such a model. */
+fsdp_status fsdp_gguf_take_sentencepiece(fsdp_gguf_vocab *vocab, const char *data, size_t size,
+                                         fsdp_error *err);
+/* Takes a token that another file adds to a tokenizer.model, or puts in place of one of its pieces. A token
+ * behind the rows of the model is left out, as by llama.cpp's converter. */
+fsdp_status fsdp_gguf_add_to_sentencepiece(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
+                                           bool is_special, fsdp_error *err);
 
 #endif

@@ -23,6 +23,7 @@
 
 #include "formats/target.h"
 #include "statedict/derive/derived_checkpoint.h"
+#include "statedict/expect/gguf_values.h"
 #include <fsdp/convert.h>
 
 enum { MAP_VARIABLES = 10, MAP_NAMES = 16, MAP_STEPS = 16, MAP_PIECES = 16, MAP_SIZES = 64 };
@@ -118,7 +119,8 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
  * directory of its config.json; dtype: that of the result's matrices, or NONE. The checkpoint is replaced, or
  * closed as above. */
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
-                                    fsdp_checkpoint **checkpoint, fsdp_error *err);
+                                    fsdp_checkpoint **checkpoint, fsdp_gguf_found *tokenizer_out,
+                                    fsdp_error *err);
 
 /* --- map_config.c --- */
 

@@ -2,7 +2,6 @@
 #include "statedict/map/map.h"
 
 #include "formats/frameworks.h"
-#include "statedict/expect/gguf_values.h"
 #include "statedict/expect/rope_factors.h"
 
 #include <string.h>
@@ -78,7 +77,8 @@ static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_map_request 
 }
 
 static fsdp_status read_pairs(const fsdp_map_request *request, const char *path,
-                              fsdp_named_values *pairs, fsdp_error *err)
+                              fsdp_named_values *pairs, fsdp_gguf_found *tokenizer_out,
+                              fsdp_error *err)
 {
     char *beside = NULL;
     fsdp_gguf_model model = {.config = request->config,
@@ -91,7 +91,7 @@ static fsdp_status read_pairs(const fsdp_map_request *request, const char *path,
     model.directory = model.directory ? model.directory : beside;
     fsdp_status st =
         model.directory && model.config
-            ? fsdp_gguf_values(request->io, &model, pairs, err)
+            ? fsdp_gguf_values(request->io, &model, pairs, tokenizer_out, err)
             : fsdp_fail(err, FSDP_ERR_USAGE,
                         "a GGUF file needs the config.json and the tokenizer of its model, and "
                         "none lies %s '%s': --copy-from DIR names them",
@@ -102,12 +102,13 @@ static fsdp_status read_pairs(const fsdp_map_request *request, const char *path,
 }
 
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
-                                    fsdp_checkpoint **checkpoint, fsdp_error *err)
+                                    fsdp_checkpoint **checkpoint, fsdp_gguf_found *tokenizer_out,
+                                    fsdp_error *err)
 {
     fsdp_named_values pairs = {0};
     fsdp_derivation *derivation = NULL;
     fsdp_checkpoint *base = *checkpoint;
-    fsdp_status st = read_pairs(request, base->path, &pairs, err);
+    fsdp_status st = read_pairs(request, base->path, &pairs, tokenizer_out, err);
     if (st == FSDP_OK) {
         *checkpoint = NULL;
         st = fsdp_derivation_begin(base, &derivation, err);

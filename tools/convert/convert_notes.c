@@ -162,9 +162,16 @@ static void add_tokenizer(fsdp_text *text, const convert_options *opts,
                           const fsdp_convert_plan *plan)
 {
     (void)opts;
-    if (plan->lacks_tokenizer)
-        fsdp_text_addf(text, "no tokenizer.json lies beside the config.json, and llama.cpp runs no "
-                             "model without a tokenizer: --copy-from DIR takes both from DIR");
+    if (plan->has_tiktoken)
+        fsdp_text_addf(text,
+                       "tokenizer.model is a list of tiktoken, which lacks the special tokens, and "
+                       "llama.cpp runs no model without a tokenizer: --copy-from DIR takes "
+                       "config.json and tokenizer.json from DIR");
+    else if (plan->lacks_tokenizer)
+        fsdp_text_addf(text,
+                       "no tokenizer.json and no tokenizer.model lie beside the config.json, and "
+                       "llama.cpp runs no model without a tokenizer: --copy-from DIR takes them "
+                       "from DIR");
 }
 
 static void add_names(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)

@@ -12,6 +12,7 @@ static const char *config = "{}";
 static char directory[64];
 static fsdp_named_values values;
 static fsdp_error err;
+static fsdp_gguf_found found;
 
 static void begin(void)
 {
@@ -40,7 +41,7 @@ static fsdp_status read_all(void)
                                    .config_path = "config.json",
                                    .config_size = strlen(config),
                                    .directory = directory};
-    return fsdp_gguf_values(fsdp_io_posix(), &model, &values, &err);
+    return fsdp_gguf_values(fsdp_io_posix(), &model, &values, &found, &err);
 }
 
 static const fsdp_value *find(const char *name)
