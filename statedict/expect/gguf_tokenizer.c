@@ -14,6 +14,16 @@ enum { LARGEST_FILE = 256 << 20, LARGEST_CONFIG = 16 << 20 };
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
+/* A token of the model; one that is an added token, too, has the type of that, whichever comes first. */
+static fsdp_status set_plain(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
+                             double score, fsdp_error *err)
+{
+    fsdp_gguf_token like = {.score = score, .type = FSDP_GGUF_NORMAL};
+    if (id >= 0 && id < (int64_t)vocab->count && vocab->tokens[id].text)
+        like.type = vocab->tokens[id].type;
+    return fsdp_gguf_vocab_set(vocab, id, text, size, &like, err);
+}
+
 static fsdp_status take_vocab(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_error *err)
 {
     const char *key;
@@ -31,8 +41,7 @@ static fsdp_status take_vocab(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_erro
         if (!copy)
             return fsdp_fail_memory(err, vocab->path);
         FSDP_TRY(fsdp_json_i64(json, &id, err));
-        fsdp_gguf_token like = {.score = FSDP_GGUF_NO_SCORE, .type = FSDP_GGUF_NORMAL};
-        FSDP_TRY(fsdp_gguf_vocab_set(vocab, id, copy, size, &like, err));
+        FSDP_TRY(set_plain(vocab, id, copy, size, FSDP_GGUF_NO_SCORE, err));
     }
 }
 
@@ -44,7 +53,7 @@ static fsdp_status take_scores(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_err
     for (int64_t id = 0;; id++) {
         const char *text;
         size_t size;
-        fsdp_gguf_token like = {.type = FSDP_GGUF_NORMAL};
+        double score;
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
         if (!more)
             return FSDP_OK;
@@ -55,11 +64,11 @@ static fsdp_status take_scores(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_err
         if (!copy)
             return fsdp_fail_memory(err, vocab->path);
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        FSDP_TRY(fsdp_json_f64(json, &like.score, err));
+        FSDP_TRY(fsdp_json_f64(json, &score, err));
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
         if (more)
             return fsdp_json_fail(json, err, "a token with its score has a third item");
-        FSDP_TRY(fsdp_gguf_vocab_set(vocab, id, copy, size, &like, err));
+        FSDP_TRY(set_plain(vocab, id, copy, size, score, err));
     }
 }
 

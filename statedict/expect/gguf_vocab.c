@@ -138,7 +138,7 @@ static fsdp_status add_types(const fsdp_gguf_vocab *vocab, fsdp_named_values *ou
     for (size_t i = 0; i < vocab->count; i++) {
         const fsdp_gguf_token *token = &vocab->tokens[i];
         fsdp_gguf_token_type type = token->type;
-        if (type == FSDP_GGUF_NORMAL && has_bytes && fsdp_gguf_is_byte(token->text, token->size))
+        if (has_bytes && fsdp_gguf_is_byte(token->text, token->size))
             type = FSDP_GGUF_BYTE;
         if (has_bytes && (int64_t)i == vocab->ids_of[FSDP_GGUF_UNK])
             type = FSDP_GGUF_UNKNOWN;

@@ -149,6 +149,24 @@ Test(gguf_values, byte_fallback_and_unigrams_are_sentencepiece)
         cr_assert_eq(item("tokenizer.ggml.token_type", i)->as.i64, types[i], "%zu", i);
 }
 
+/* The programs that write tokenizer.json put the added tokens first, and the model has them, too. */
+Test(gguf_values, a_token_of_the_model_that_is_added_too_has_the_type_of_that)
+{
+    config = llama;
+    put("tokenizer.json",
+        "{\"added_tokens\": [{\"id\": 0, \"content\": \"<unk>\", \"special\": true}, "
+        "{\"id\": 1, \"content\": \"<s>\", \"special\": true}, {\"id\": 2, \"content\": "
+        "\"<0x0A>\", "
+        "\"special\": true}, {\"id\": 3, \"content\": \"<t>\", \"special\": false}], "
+        "\"model\": {\"byte_fallback\": true, \"vocab\": {\"<unk>\": 0, \"<s>\": 1, \"<0x0A>\": 2, "
+        "\"<t>\": 3, \"a\": 4}, \"merges\": []}}");
+    put("tokenizer_config.json", "{\"unk_token\": \"<unk>\"}");
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    const int64_t types[] = {2, 3, 6, 4, 1};
+    for (size_t i = 0; i < 5; i++)
+        cr_assert_eq(item("tokenizer.ggml.token_type", i)->as.i64, types[i], "%zu", i);
+}
+
 Test(gguf_values, what_makes_no_sense_is_refused)
 {
     static const struct {
