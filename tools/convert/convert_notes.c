@@ -77,14 +77,17 @@ static void add_missing(fsdp_text *text, const convert_options *opts, const fsdp
     }
 }
 
-/* "model." of the rule s/^model\.// and "module." of s/(^|\.)(module\.)+/\1/g */
+static const char root_rule[] = "s/^";
+
+/* "model." of the rule s/^model\.//, "module." of s/(^|\.)(module\.)+/\1/g, and "optimizer." of
+ * s/^optimizer\.(state|param_groups)\./optim.\1./ */
 static void add_taken_away(fsdp_text *text, const char *rule)
 {
-    static const char wrapper[] = "s/(^|\\.)(", root[] = "s/^";
+    static const char wrapper[] = "s/(^|\\.)(";
     bool is_wrapper = strncmp(rule, wrapper, sizeof wrapper - 1) == 0;
     fsdp_text taken = {0};
-    const char *at = rule + (is_wrapper ? sizeof wrapper : sizeof root) - 1;
-    for (; *at && *at != (is_wrapper ? ')' : '/'); at++) {
+    const char *at = rule + (is_wrapper ? sizeof wrapper : sizeof root_rule) - 1;
+    for (; *at && !strchr(is_wrapper ? ")" : "(/", *at); at++) {
         at += *at == '\\' && at[1];
         fsdp_text_add(&taken, at, 1);
     }
@@ -92,6 +95,12 @@ static void add_taken_away(fsdp_text *text, const char *rule)
     if (taken.data)
         cli_add_message(text, taken.data);
     fsdp_text_release(&taken);
+}
+
+/* The rule of an optimizer that has no names before its own takes nothing away. */
+static bool takes_away(const char *rule)
+{
+    return strncmp(rule, root_rule, sizeof root_rule - 1) != 0 || rule[sizeof root_rule - 1] != '(';
 }
 
 /* "strip 'model.' and 'module.' from 29 names (--names keep leaves them)" */
@@ -102,14 +111,16 @@ static void add_stripped(fsdp_text *text, const convert_options *opts,
     char number[CLI_NUMBER];
     if (!plan->strips || plan->renamed == 0)
         return;
-    fsdp_text_addf(text, "strip");
-    for (size_t i = 0; i < plan->rename_count; i++) {
-        const char *between = i + 1 == plan->rename_count ? " and" : ",";
+    size_t count = plan->rename_count; /* a rule of the optimizer is the last */
+    count -= count > 0 && !takes_away(plan->renames[count - 1]);
+    fsdp_text_addf(text, count > 0 ? "strip" : "put 'optim.' before");
+    for (size_t i = 0; i < count; i++) {
+        const char *between = i + 1 == count ? " and" : ",";
         fsdp_text_addf(text, "%s '", i > 0 ? between : "");
         add_taken_away(text, plan->renames[i]);
         fsdp_text_addf(text, "'");
     }
-    fsdp_text_addf(text, " from %s (--names keep leaves them)",
+    fsdp_text_addf(text, "%s %s (--names keep leaves them)", count > 0 ? " from" : "",
                    cli_plural(plan->renamed, "name", number));
 }
 
