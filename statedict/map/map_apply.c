@@ -118,6 +118,18 @@ static fsdp_status count_all(map_run *run, int number, const map_numbered *numbe
     return FSDP_OK;
 }
 
+/* Adds the keys of the bindings before the step. */
+static fsdp_status add_keys(map_run *run, int number, bool counts_all, fsdp_error *err)
+{
+    const binding_list *before = &run->bindings[number];
+    for (size_t i = 0; i < before->count; i++) {
+        map_binding key = map_counted_key(&run->steps[number], &before->items[i], counts_all);
+        FSDP_TRY(map_bindings_add(&run->counted[number], &key, err));
+    }
+    map_bindings_sort(&run->counted[number]);
+    return FSDP_OK;
+}
+
 /* The values of several variables become one number. */
 static fsdp_status number_values(map_run *run, int number, fsdp_error *err)
 {
@@ -130,11 +142,7 @@ static fsdp_status number_values(map_run *run, int number, fsdp_error *err)
     counted->count = 0;
     if (numbered)
         FSDP_TRY(count_all(run, number, numbered, found, err));
-    for (size_t i = 0; i < before->count; i++) {
-        map_binding key = map_counted_key(step, &before->items[i], all);
-        FSDP_TRY(map_bindings_add(counted, &key, err));
-    }
-    map_bindings_sort(counted);
+    FSDP_TRY(add_keys(run, number, all, err));
     for (size_t i = 0; i < before->count; i++) {
         map_binding one = before->items[i], key = map_counted_key(step, &one, all);
         for (int k = 0; k < step->counted_count; k++)
@@ -155,8 +163,11 @@ static fsdp_status follow_step(map_run *run, int number, fsdp_error *err)
                              : verb != MAP_SPLIT ? run->lists[number]
                              : step->size_count  ? step->size_count
                                                  : run->to_count;
-    if (verb == MAP_FIRST)
+    if (verb == MAP_FIRST) {
+        run->counted[number].count = 0;
+        FSDP_TRY(add_keys(run, number, false, err));
         FSDP_TRY(take_all(run, number, err));
+    }
     if (verb == MAP_STACK || verb == MAP_GATHER || verb == MAP_FIRST)
         return merge_numbers(run, number, err);
     if (verb == MAP_NUMBER)

@@ -47,24 +47,6 @@ int64_t map_bindings_count(const binding_list *list, const map_binding *binding,
     return next.values[variable];
 }
 
-const map_binding *map_bindings_first(const binding_list *list, const map_binding *binding,
-                                      int variable)
-{
-    enum { TRIED = 64 };
-    const map_binding *lowest = NULL;
-    map_binding one = *binding;
-    for (one.values[variable] = 0; one.values[variable] < TRIED; one.values[variable]++)
-        if (map_bindings_have(list, &one))
-            return bsearch(&one, list->items, list->count, sizeof *list->items, compare_bindings);
-    for (size_t i = 0; i < list->count; i++) {
-        one.values[variable] = list->items[i].values[variable];
-        if (compare_bindings(&one, &list->items[i]) == 0 &&
-            (!lowest || one.values[variable] < lowest->values[variable]))
-            lowest = &list->items[i];
-    }
-    return lowest;
-}
-
 /* --- numbers of several variables together ---------------------------------------------------------- */
 
 static bool is_counted(const map_step *step, int variable)

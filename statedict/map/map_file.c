@@ -479,6 +479,8 @@ static fsdp_status read_step(map_reader *reader, fsdp_error *err)
     for (const char *kind = verbs[number].arguments; *kind; kind++)
         if (!read_argument(reader, *kind, &at, step))
             return refuse(reader, "the step has other arguments; see docs/maps.md", err);
+    if (step->verb == MAP_FIRST)
+        step->counted[step->counted_count++] = step->variable;
     return at == reader->count ? FSDP_OK : refuse(reader, "the step has too many arguments", err);
 }
 

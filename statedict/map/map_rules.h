@@ -107,7 +107,7 @@ typedef struct map_step {
     map_verb verb;
     int dim;
     int variable;
-    int counted[MAP_COUNTED];  /* of a number: the variables that it counts together */
+    int counted[MAP_COUNTED];  /* of a number: the variables that it counts together; of a first: its own */
     int counted_count;
     const char *sizes[MAP_NAMES];      /* expressions */
     int size_count, split_at;  /* of a reshape: where the sizes of its other side begin */

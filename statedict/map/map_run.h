@@ -28,7 +28,7 @@ typedef struct map_run {
     map_step steps[MAP_STEPS]; /* in the order of this direction */
     int lists[MAP_STEPS + 1];  /* tensors in the list before each step, and behind the last */
     binding_list bindings[MAP_STEPS + 1]; /* likewise */
-    binding_list counted[MAP_STEPS]; /* of a step that numbers: the keys that it counts */
+    binding_list counted[MAP_STEPS]; /* of a step with counted variables: the keys of its bindings */
     bool counts_all[MAP_STEPS];      /* they are those of a line "numbered" */
 } map_run;
 
@@ -38,8 +38,6 @@ fsdp_status map_bindings_add(binding_list *list, const map_binding *binding, fsd
 /* Sorts, and keeps one of equal ones. */
 void map_bindings_sort(binding_list *list);
 bool map_bindings_have(const binding_list *list, const map_binding *binding);
-/* The first of the bindings that are equal but for a variable; NULL: none. */
-const map_binding *map_bindings_first(const binding_list *list, const map_binding *binding, int variable);
 /* Counts the numbers of a variable, from 0 on, in the bindings that are equal but for it. */
 int64_t map_bindings_count(const binding_list *list, const map_binding *binding, int variable);
 

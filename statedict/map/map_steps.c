@@ -223,10 +223,12 @@ static fsdp_status make_part(map_run *run, int number, int list, const map_bindi
 static fsdp_status make_first(map_run *run, int number, int list, const map_binding *binding,
                               const fsdp_derived **out, fsdp_error *err)
 {
-    const map_binding *first =
-        map_bindings_first(&run->bindings[number - 1], binding, run->steps[number - 1].variable);
-    return first ? map_make(run, number - 1, list, first, out, err)
-                 : fsdp_fail(err, FSDP_ERR_INTERNAL, "the first tensor of a map is lost");
+    const map_step *step = &run->steps[number - 1];
+    map_binding before = *binding, key = map_counted_key(step, binding, false);
+    if (!map_counted_find(&run->counted[number - 1], step, 0, &key))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the first tensor of a map is lost");
+    before.values[step->variable] = key.values[MAP_VARIABLES - 1];
+    return map_make(run, number - 1, list, &before, out, err);
 }
 
 /* The tensor whose variables together have this number in their order. */
