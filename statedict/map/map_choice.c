@@ -106,6 +106,13 @@ static const fsdp_builtin_map *find_second(const map_choice *choice, const char 
     return NULL;
 }
 
+/* True when the named map goes on from a first one, and not back to the layout of the source. */
+static bool goes_on(const map_way *way, const fsdp_builtin_map *first)
+{
+    return strcmp(fsdp_map_layout(way->map, way->from_right), first->layouts[1]) == 0 &&
+           strcmp(fsdp_map_layout(way->map, !way->from_right), first->layouts[0]) != 0;
+}
+
 /* Takes a built-in map as the first one if it fits, and the second one, unless the user names that. */
 static fsdp_status try_first(const map_choice *choice, const fsdp_builtin_map *builtin,
                              map_way *way, fsdp_error *err)
@@ -117,7 +124,7 @@ static fsdp_status try_first(const map_choice *choice, const fsdp_builtin_map *b
         way->from_right = strcmp(fsdp_map_layout(way->map, true), joined) == 0;
     else
         second = find_second(choice, joined, &way->from_right);
-    if (!second && !(way->map && strcmp(fsdp_map_layout(way->map, way->from_right), joined) == 0))
+    if (!second && !(way->map && goes_on(way, builtin)))
         return FSDP_OK;
     FSDP_TRY(fsdp_map_builtin(builtin->name, &first, err));
     fsdp_status st = FSDP_OK;
