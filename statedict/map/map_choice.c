@@ -175,7 +175,8 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
     way->from_right = from_right;
     if (left.taken + right.taken > 0)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' is one of the map '%s'",
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "no name in '%s' is one of the map '%s': fsdp-ls lists them",
                      choice->from->path, choice->request->opts->map);
 }
 
