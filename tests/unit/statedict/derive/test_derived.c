@@ -2,6 +2,7 @@
  * Derived tensors beside a plain computation of the whole tensor: random trees of operations that move
  * elements, operations on several pieces, shapes that do not fit, and failing memory.
  */
+#include "kernels/quants.h"
 #include "statedict/derive/derived_product.h"
 #include "statedict/derive/derived_scaled.h"
 #include "tests/unit/statedict/derive/whole_pair.h"
@@ -206,6 +207,84 @@ Test(derived, a_cast_and_a_scale_of_several_pieces)
     free(old.data);
     free(half.data);
     free(new.data);
+}
+
+/* --- blocks of quantized numbers ---------------------------------------------------------------- */
+
+static whole_pair encoded(fsdp_arena *arena, const whole_pair *old, fsdp_dtype dtype)
+{
+    whole_pair new = pair_like(old);
+    new.dtype = dtype;
+    new.shape[old->ndim - 1] /= 32;
+    give_room(&new);
+    fsdp_blocks_from_f32(dtype, (const float *)old->data, (size_t)count_of(&new), new.data);
+    MAKE(new.node, fsdp_derive_blocks(arena, old->node, dtype, &out, &err));
+    return new;
+}
+
+static whole_pair decoded(fsdp_arena *arena, const whole_pair *old)
+{
+    whole_pair new = pair_like(old);
+    new.dtype = FSDP_F32;
+    new.shape[old->ndim - 1] *= 32;
+    give_room(&new);
+    fsdp_blocks_to_f32(old->dtype, old->data, (size_t)count_of(old), (float *)new.data);
+    MAKE(new.node, fsdp_derive_values(arena, old->node, &out, &err));
+    return new;
+}
+
+static void check_blocks(fsdp_dtype dtype, int64_t rows, int64_t columns)
+{
+    fsdp_derivation *derivation = NULL;
+    whole_pair old = stored(&derivation, 2, (const int64_t[]){rows, columns});
+    fsdp_arena *arena = fsdp_derivation_arena(derivation);
+    whole_pair blocks = encoded(arena, &old, dtype), values = decoded(arena, &blocks);
+    fsdp_checkpoint *checkpoint = finish(derivation, &values);
+    const fsdp_box boxes[] = {fsdp_box_whole(2, values.shape),
+                              random_box(&values),
+                              random_box(&values),
+                              {.ndim = 2, .lo = {0, 31}, .len = {rows, 1}},
+                              {.ndim = 2, .lo = {0, 31}, .len = {rows, 2}},
+                              {.ndim = 2, .lo = {rows - 1, 1}, .len = {1, columns - 2}}};
+    for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++)
+        if (boxes[i].lo[1] + boxes[i].len[1] <= columns)
+            check_box(checkpoint, &values, &boxes[i]);
+    fsdp_checkpoint_close(checkpoint);
+    free(values.data);
+    free(blocks.data);
+    free(old.data);
+}
+
+Test(derived, blocks_of_quantized_numbers_are_made_and_read)
+{
+    for (int i = 0; i < 2; i++) {
+        fsdp_dtype dtype = i == 0 ? FSDP_Q8_0 : FSDP_Q4_0;
+        check_blocks(dtype, 5, 96);
+        check_blocks(dtype, 1, 32);
+        check_blocks(dtype, 8000, 64);
+        check_blocks(dtype, 2, 640000);
+    }
+}
+
+Test(derived, a_number_that_is_too_large_for_a_block_is_an_error_of_the_read)
+{
+    float numbers[64] = {1, [40] = 1e30F};
+    const stored_tensor tensor = {"stored", FSDP_F32, 2, {2, 32}, numbers};
+    fsdp_checkpoint *base = stored_open(&tensor, 1);
+    fsdp_derivation *derivation = NULL;
+    fsdp_error refusal = {0};
+    whole_pair pair = {.ndim = 2, .dtype = FSDP_Q8_0, .shape = {2, 1}};
+    char read[68];
+    cr_assert_eq(fsdp_derivation_begin(base, &derivation, &refusal), FSDP_OK);
+    fsdp_arena *arena = fsdp_derivation_arena(derivation);
+    MAKE(pair.node, fsdp_derive_stored(arena, base, 0, &out, &err));
+    MAKE(pair.node, fsdp_derive_blocks(arena, pair.node, FSDP_Q8_0, &out, &err));
+    fsdp_checkpoint *checkpoint = finish(derivation, &pair);
+    const fsdp_box box = fsdp_box_whole(2, pair.shape);
+    fsdp_status st = fsdp_checkpoint_read(checkpoint, 0, &box, read, FSDP_CHECK_OFF, &refusal);
+    cr_assert_eq(st, FSDP_ERR_DAMAGED);
+    cr_assert_str_eq(refusal.text, "'result': a value is too large for q8_0");
+    fsdp_checkpoint_close(checkpoint);
 }
 
 /* A reshape whose boxes are columns: a run of the tensor for each element. */
