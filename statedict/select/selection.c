@@ -4,8 +4,8 @@
 #include "base/core/mem.h"
 #include "base/data/value_internal.h"
 #include "statedict/select/cast_rules.h"
+#include "statedict/select/drop_rules.h"
 #include "statedict/select/excess.h"
-#include "statedict/select/expression.h"
 #include "statedict/select/model_part.h"
 #include "statedict/select/part_text.h"
 #include "statedict/sd/layout_internal.h"
@@ -16,14 +16,6 @@
 #include <fsdp/filter.h>
 
 #include <string.h>
-
-/* One --drop. */
-typedef struct drop_rule {
-    enum { DROP_VALUES, DROP_OPAQUE, DROP_OPTIM, DROP_DTYPE, DROP_TENSORS, DROP_NAMES } kind;
-    fsdp_dtype dtype;
-    const char *tensor_kind; /* see tensor_kinds.h */
-    regex_t expression;
-} drop_rule;
 
 struct fsdp_selection {
     fsdp_selected *entries;
@@ -46,7 +38,7 @@ typedef struct selecting {
     bool looks_only;
     fsdp_selection *selection;
     fsdp_filter *filter;
-    drop_rule *drops;
+    fsdp_drop_rules *drops;
     fsdp_rename **renames;
     fsdp_cast_rules *casts;
     fsdp_only only;
@@ -61,78 +53,13 @@ static bool is_optim(const selecting *work, const fsdp_entry *entry)
     return fsdp_entry_is_optim(entry, work->parts.state_is_optim);
 }
 
-/* --- dropping --------------------------------------------------------------------------------- */
+/* --- taking and dropping ---------------------------------------------------------------------- */
 
 static fsdp_dtype dtype_of(const fsdp_sd *sd, const fsdp_entry *entry)
 {
     if (entry->kind == FSDP_ENTRY_VALUE)
         return FSDP_DTYPE_NONE;
     return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target)->dtype : entry->dtype;
-}
-
-static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err)
-{
-    static const char *const words[] = {"values", "opaque", "optim"};
-    for (int i = 0; i < 3; i++) {
-        rule->kind = i == 0 ? DROP_VALUES : i == 1 ? DROP_OPAQUE : DROP_OPTIM;
-        if (strcmp(text, words[i]) == 0)
-            return FSDP_OK;
-    }
-    if (strncmp(text, FSDP_DROP_DTYPE, strlen(FSDP_DROP_DTYPE)) == 0) {
-        rule->kind = DROP_DTYPE;
-        rule->dtype = fsdp_dtype_from_typed(text + 6, strlen(text + 6));
-        return rule->dtype != FSDP_DTYPE_NONE
-                   ? FSDP_OK
-                   : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
-    }
-    if (strncmp(text, FSDP_DROP_TENSORS, strlen(FSDP_DROP_TENSORS)) == 0) {
-        rule->kind = DROP_TENSORS;
-        rule->tensor_kind = fsdp_tensor_kind_named(text + strlen(FSDP_DROP_TENSORS));
-        return rule->tensor_kind
-                   ? FSDP_OK
-                   : fsdp_fail(err, FSDP_ERR_USAGE,
-                               "--drop '%.60s' names no kind of tensors; known are %s", text,
-                               fsdp_tensor_kinds());
-    }
-    FSDP_TRY(fsdp_expression_compile(text, REG_NOSUB, &rule->expression, err));
-    rule->kind = DROP_NAMES;
-    return FSDP_OK;
-}
-
-/* --drop values keeps tensors that a source lists as values (tensor_kinds.h). */
-static bool is_dropped(const selecting *work, const fsdp_entry *entry, const char *tensor_kind)
-{
-    bool is_value = entry->kind == FSDP_ENTRY_VALUE && !tensor_kind;
-    for (size_t i = 0; i < work->opts->drop_count; i++) {
-        const drop_rule *rule = &work->drops[i];
-        switch (rule->kind) {
-        case DROP_VALUES:
-            if (is_value && !fsdp_value_holds_tensor(&entry->value))
-                return true;
-            break;
-        case DROP_OPAQUE:
-            if (is_value && fsdp_value_is_opaque(&entry->value))
-                return true;
-            break;
-        case DROP_OPTIM:
-            if (is_optim(work, entry))
-                return true;
-            break;
-        case DROP_DTYPE:
-            if (dtype_of(work->sd, entry) == rule->dtype)
-                return true;
-            break;
-        case DROP_TENSORS:
-            if (tensor_kind == rule->tensor_kind)
-                return true;
-            break;
-        case DROP_NAMES:
-            if (fsdp_expression_matches(&rule->expression, entry->name, entry->name_size))
-                return true;
-            break;
-        }
-    }
-    return false;
 }
 
 static bool is_taken(const selecting *work, const fsdp_entry *entry)
@@ -158,35 +85,14 @@ static bool is_kept(selecting *work, size_t i)
         selection->left_out++;
         return false;
     }
-    if (is_dropped(work, entry, selection->entries[i].kind)) {
+    const fsdp_droppable what = {entry, dtype_of(work->sd, entry), selection->entries[i].kind,
+                                 optim};
+    if (fsdp_drop_rules_take(work->drops, &what)) {
         selection->dropped++;
         return false;
     }
     selection->kept++;
     return true;
-}
-
-static bool matches_some(const fsdp_sd *sd, const regex_t *expression)
-{
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        if (fsdp_expression_matches(expression, entry->name, entry->name_size))
-            return true;
-    }
-    return false;
-}
-
-/* A pattern of --drop that matches no name at all is a mistake of the user. */
-static fsdp_status check_drops(const selecting *work, fsdp_error *err)
-{
-    for (size_t r = 0; r < work->opts->drop_count; r++) {
-        const drop_rule *rule = &work->drops[r];
-        if (rule->kind == DROP_NAMES && !matches_some(work->sd, &rule->expression))
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "--drop '%.200s' matches no name: fsdp-ls lists them",
-                             work->opts->drops[r]);
-    }
-    return FSDP_OK;
 }
 
 /* --- dtypes ----------------------------------------------------------------------------------- */
@@ -484,14 +390,12 @@ static void find_prefix(selecting *work)
 static fsdp_status take_rules(selecting *work, fsdp_error *err)
 {
     const fsdp_select_opts *opts = work->opts;
-    work->drops = fsdp_alloc(opts->drop_count, sizeof *work->drops);
     work->renames = fsdp_alloc(opts->rename_count, sizeof(fsdp_rename *));
-    if (!work->drops || !work->renames)
+    if (!work->renames)
         return fsdp_fail_memory(err, "rules");
     FSDP_TRY(fsdp_filter_create(opts->include, opts->exclude, &work->filter, err));
     FSDP_TRY(fsdp_cast_rules_create(opts, &work->casts, err));
-    for (size_t i = 0; i < opts->drop_count; i++)
-        FSDP_TRY(parse_drop(opts->drops[i], &work->drops[i], err));
+    FSDP_TRY(fsdp_drop_rules_create(opts, &work->drops, err));
     for (size_t i = 0; i < opts->rename_count; i++)
         FSDP_TRY(fsdp_rename_create(opts->renames[i], &work->renames[i], err));
     return FSDP_OK;
@@ -499,12 +403,9 @@ static fsdp_status take_rules(selecting *work, fsdp_error *err)
 
 static void release_rules(selecting *work)
 {
-    for (size_t i = 0; work->drops && i < work->opts->drop_count; i++)
-        if (work->drops[i].kind == DROP_NAMES)
-            regfree(&work->drops[i].expression);
     for (size_t i = 0; work->renames && i < work->opts->rename_count; i++)
         fsdp_rename_free(work->renames[i]);
-    fsdp_free(work->drops);
+    fsdp_drop_rules_free(work->drops);
     fsdp_free(work->renames);
     fsdp_filter_free(work->filter);
     fsdp_cast_rules_free(work->casts);
@@ -572,7 +473,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
         return fsdp_fail_memory(err, "a selection");
     FSDP_TRY(fsdp_parts_find(work->sd, work->known, work->opts->part, &work->parts, err));
     if (count > 0)
-        FSDP_TRY(check_drops(work, err));
+        FSDP_TRY(fsdp_drop_rules_check(work->drops, work->sd, err));
     for (size_t i = 0; i < count; i++)
         work->selection->entries[i].is_kept =
             !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
