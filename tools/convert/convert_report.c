@@ -73,7 +73,9 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
         fsdp_text_addf(text, "  dequantize %s to %s, without %" PRId64 " scales\n",
                        cli_plural(plan->dequantized, "weight", number), opts->convert.dequant,
                        plan->scales);
-    if (plan->is_mapped)
+    if (plan->is_mapped && (!plan->map_from[0] || !plan->map_to[0]))
+        fsdp_text_addf(text, "  names become those of the map '%s'\n", plan->map);
+    else if (plan->is_mapped)
         fsdp_text_addf(text, "  names of %s become those of %s (--map %s)\n", plan->map_from,
                        plan->map_to, plan->map);
     convert_add_note(text, CONVERT_NOTE_NAMES, opts, plan);
