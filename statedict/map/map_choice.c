@@ -3,7 +3,7 @@
 #include "statedict/map/map_rules.h"
 
 #include "statedict/expect/config_members.h"
-#include "statedict/select/expression.h"
+#include "statedict/select/drop_rules.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -15,22 +15,10 @@ typedef struct map_choice {
     const fsdp_checkpoint *from;
     fsdp_model_kind kind; /* of config.json */
     fsdp_map_call call;
+    fsdp_drop_rules *drops;
     bool state_is_optim;
     bool is_chosen; /* the map is applied, and no longer compared with others */
 } map_choice;
-
-static bool is_dropped(const fsdp_select_opts *select, const fsdp_entry *entry)
-{
-    regex_t expression;
-    bool matches = false;
-    for (size_t i = 0; i < select->drop_count && !matches; i++) {
-        if (fsdp_expression_compile(select->drops[i], REG_NOSUB, &expression, NULL) != FSDP_OK)
-            continue; /* the selection says what is wrong */
-        matches = fsdp_expression_matches(&expression, entry->name, entry->name_size);
-        regfree(&expression);
-    }
-    return matches;
-}
 
 /* A tensor may stay outside of the map if the selection leaves it out afterwards. */
 static bool may_stay(void *context, const fsdp_entry *entry)
@@ -40,9 +28,11 @@ static bool may_stay(void *context, const fsdp_entry *entry)
     const fsdp_limits *limits = choice->request->limits;
     bool model_only = select->only == FSDP_ONLY_MODEL ||
                       (select->only == FSDP_ONLY_DEFAULT && limits && limits->model_only);
-    return (choice->is_chosen && choice->request->keeps_rest) ||
-           (model_only && fsdp_entry_is_optim(entry, choice->state_is_optim)) ||
-           is_dropped(select, entry);
+    const fsdp_droppable what = {.entry = entry,
+                                 .dtype = entry->dtype,
+                                 .is_optim = fsdp_entry_is_optim(entry, choice->state_is_optim)};
+    return (choice->is_chosen && choice->request->keeps_rest) || (model_only && what.is_optim) ||
+           fsdp_drop_rules_take(choice->drops, &what);
 }
 
 /* --- the choice --------------------------------------------------------------------------------- */
@@ -233,6 +223,7 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
                                   .context = &choice};
     *sides_out = (fsdp_map_sides){0};
     FSDP_TRY(map_sizes_check(&choice.call, err));
+    FSDP_TRY(fsdp_drop_rules_create(&request->opts->select, &choice.drops, err));
     if (request->config && fsdp_model_kind_read(request->config, request->config_size,
                                                 "config.json", &choice.kind, NULL) != FSDP_OK)
         choice.kind = (fsdp_model_kind){0};
@@ -245,6 +236,7 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
     }
     fsdp_map_free(way.first);
     fsdp_map_free(way.map);
+    fsdp_drop_rules_free(choice.drops);
     return st;
 }
 
