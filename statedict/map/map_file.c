@@ -92,6 +92,9 @@ static fsdp_status read_size(map_reader *reader, fsdp_error *err)
         return refuse(reader, "a size is: size NAME = SOURCE | SOURCE ...", err);
     if (map->size_count == MAP_SIZES)
         return refuse(reader, "there are too many sizes", err);
+    for (size_t i = 0; i < map->size_count; i++)
+        if (strcmp(map->sizes[i].name, reader->words[1]) == 0)
+            return refuse(reader, "the size is here twice", err);
     map_size size = {reader->words[1], join_words(reader, 3), reader->line};
     if (!size.sources)
         return no_memory(err);

@@ -86,6 +86,11 @@ static size_t match_number(const char *name, size_t size, int64_t *value_out)
     return digits > 1 && name[0] == '0' ? 0 : digits;
 }
 
+static bool is_rest(const char *words)
+{
+    return strcmp(words, "*") == 0;
+}
+
 /* "{rest:*}" is all that follows, up to the text at the end of the name. */
 static size_t match_rest(const map_pattern *pattern, int piece, size_t size, int64_t *value_out)
 {
@@ -123,8 +128,7 @@ bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t si
         size -= piece->text_size;
         if (piece->variable < 0)
             continue;
-        size_t taken = piece->words && strcmp(piece->words, "*") == 0
-                           ? match_rest(pattern, i, size, &value)
+        size_t taken = piece->words && is_rest(piece->words) ? match_rest(pattern, i, size, &value)
                        : piece->words ? match_word(piece->words, name, size, &value)
                                       : match_number(name, size, &value);
         int64_t *bound = &binding_out->values[piece->variable];
@@ -137,8 +141,11 @@ bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t si
     return size == 0;
 }
 
+/* A rule keeps no text of "{rest:*}": it has no word. */
 static bool render_word(const char *words, int64_t number, fsdp_text *out)
 {
+    if (is_rest(words))
+        return false;
     for (; number > 0; number--) {
         words += strcspn(words, "|");
         if (!*words)
