@@ -29,12 +29,12 @@ def listing(path):
     return json.loads(ran.stdout) if ran.returncode == 0 else None
 
 
-def follow_next(said):
+def follow_next(said, **more):
     """Runs the line that a conversion printed as its next one; None where it printed none."""
     line = next((line[6:] for line in said.splitlines() if line.startswith("next  ")), None)
     path = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     return line and subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=SECONDS,
-                                   check=False, env=path)
+                                   check=False, env=path, **more)
 
 
 def every_name(listed):

@@ -56,10 +56,11 @@ static void add_left_out(fsdp_text *text, const convert_options *opts,
                    opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
 }
 
-/* Targets that hold a model: its names are stripped where that is sure. */
-static bool is_model(const convert_options *opts)
+/* Names of hf are stripped already, and those of a universal checkpoint are the engine's. */
+static bool keeps_prefix(const convert_options *opts)
 {
-    return strcmp(opts->convert.format, "hf") == 0;
+    const char *format = opts->convert.format;
+    return strcmp(format, "hf") == 0 || strcmp(format, "universal") == 0;
 }
 
 /* Lines for entries that are renamed, cast, dropped or left out. */
@@ -102,7 +103,7 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     convert_add_note(text, CONVERT_NOTE_ROUNDED, opts, plan);
     convert_add_note(text, CONVERT_NOTE_TUPLES, opts, plan);
     convert_add_note(text, CONVERT_NOTE_SHORT, opts, plan);
-    if (plan->prefix[0] && !is_ours(opts) && !is_model(opts)) {
+    if (plan->prefix[0] && !is_ours(opts) && !keeps_prefix(opts)) {
         fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
                        plan->prefix);
         for (const char *c = plan->prefix; *c; c++)
