@@ -99,7 +99,7 @@ fsdp_status gguf_take_count(gguf_input *in, size_t least, const char *what, size
 fsdp_status gguf_take_string(gguf_input *in, size_t most, const char *what, char **out,
                              size_t *size_out, fsdp_error *err)
 {
-    size_t size;
+    size_t size = 0;
     *out = NULL;
     FSDP_TRY(gguf_take_count(in, 1, what, &size, err));
     if (size > most)

@@ -122,7 +122,7 @@ fsdp_status pickle_push_int(pickle_vm *vm, int64_t value)
     const fsdp_pickle_node *node = &vm->nodes[*known];
     if (is_shared && node->kind == FSDP_NODE_INT && node->as.i64 == value)
         return pickle_push(vm, *known);
-    fsdp_node made;
+    fsdp_node made = 0;
     FSDP_TRY(pickle_new_node(
         vm, (fsdp_pickle_node){.kind = FSDP_NODE_INT, .flags = FSDP_NODE_HASHABLE, .as.i64 = value},
         &made));

@@ -56,7 +56,7 @@ fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tens
 {
     rank_files *set = context;
     rank_entry *entry;
-    rank_item *item;
+    rank_item *item = NULL;
     FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     item->is_tensor = true;
@@ -104,7 +104,7 @@ fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value 
 {
     rank_files *set = context;
     rank_entry *entry;
-    rank_item *item;
+    rank_item *item = NULL;
     if (found->name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
         return FSDP_OK; /* a rank without the entry */
     FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));

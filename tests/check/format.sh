@@ -3,6 +3,7 @@
 # comments stay in columns (at most 110). Nothing has tabs or blanks at line ends.
 # usage: format.sh REPOSITORY
 set -u
+export LC_ALL=C.UTF-8 # grep counts characters, not bytes
 cd "$1" || exit 1
 folders=(base kernels formats statedict runtime tools tests)
 failed=0

@@ -3,7 +3,9 @@
 run.py [--new] [--table] [ROOM, FILE or NAME...]   plants those bugs, or all; ./dev mutants calls it
     --new     only those that were not caught yet as they are in the list now
     --table   then writes the table of docs/reliability.md
-run.py --check BUILD                               checks the list itself: a check of the source
+run.py --check BUILD [FEATURE...]                  checks the list itself: a check of the source
+
+A bug that `requires` a feature, such as cuda, has tests only in builds that have it.
 
 A mutant is found once in its file, compiles, and its tests pass without it: anything else is an error,
 not "caught". The tree is a copy in build-mutants/, so that the checkout stays as it is.
@@ -27,7 +29,8 @@ TREE = WORK / "tree"
 RESULTS = WORK / "results.json"
 PAGE = ROOT / "docs/reliability.md"
 JOBS = str(os.cpu_count() or 2)
-KEYS = {"name", "file", "before", "after", "tests", "sanitize", "cannot_matter"}
+KEYS = {"name", "file", "before", "after", "tests"}
+OPTIONAL = {"requires", "sanitize", "cannot_matter"}
 # Seconds that a test may take that declares no longer time: some bugs make it wait for ever.
 TIMEOUT = 60
 
@@ -40,8 +43,8 @@ def read_list():
     mutants = []
     for path in sorted(HERE.glob("*.toml")):
         for mutant in tomllib.loads(path.read_text()).get("mutant", []):
-            unknown = mutant.keys() - KEYS
-            missing = KEYS - {"sanitize", "cannot_matter"} - mutant.keys()
+            unknown = mutant.keys() - KEYS - OPTIONAL
+            missing = KEYS - mutant.keys()
             if unknown or missing:
                 raise Wrong(f"{path.name}: '{mutant.get('name')}': unknown {sorted(unknown)}, "
                             f"missing {sorted(missing)}")
@@ -99,12 +102,15 @@ def matching(mutant, tests):
     return found
 
 
-def check(build):
+def check(build, features):
     tests = tests_in(pathlib.Path(build))
     mutants = read_list()
     wrong = []
     for mutant in mutants:
-        for look in (lambda: planted(mutant, ROOT), lambda: matching(mutant, tests)):
+        looks = [lambda: planted(mutant, ROOT)]
+        if mutant.get("requires") in (None, *features):
+            looks.append(lambda: matching(mutant, tests))
+        for look in looks:
             try:
                 look()
             except Wrong as error:
@@ -261,7 +267,7 @@ def end_on_signals():
 
 def main(arguments):
     if arguments[:1] == ["--check"]:
-        return check(arguments[1])
+        return check(arguments[1], arguments[2:])
     mutants = read_list()
     chosen = selected(mutants, [word for word in arguments if word not in ("--table", "--new")])
     if "--new" in arguments:
@@ -279,7 +285,13 @@ def main(arguments):
     for build in sorted({build_dir(mutant) for mutant in chosen}):
         prepare(build)
         tests[build] = tests_in(build)
-        check_unmutated(build, [m for m in chosen if build_dir(m) == build], tests[build])
+        here = [mutant for mutant in chosen if build_dir(mutant) == build]
+        left_out = [mutant for mutant in here if "requires" in mutant
+                    and not any(re.search(mutant["tests"], name) for name in tests[build])]
+        for mutant in left_out:
+            print(f"'{mutant['name']}' is left out: this machine has no {mutant['requires']}")
+            chosen.remove(mutant)
+        check_unmutated(build, [mutant for mutant in here if mutant not in left_out], tests[build])
     for mutant in chosen:
         try:
             result = plant(mutant, tests[build_dir(mutant)])

@@ -3,7 +3,7 @@
 
 fsdp_status bench_mpi_begin(int deadline_ms, fsdp_ctl **ctl_out, fsdp_error *err)
 {
-    (void)ctl_out;
+    (void)deadline_ms, (void)ctl_out;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "started by mpirun, but this build has no MPI; use --world-size for threads");
 }
