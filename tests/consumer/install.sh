@@ -15,14 +15,26 @@ for tool in ls inspect verify diff gc convert bench; do
     grep -q "^#compdef fsdp-$tool" "$prefix/share/zsh/site-functions/_fsdp-$tool"
     grep -q "^complete -c fsdp-$tool" "$prefix/share/fish/vendor_completions.d/fsdp-$tool.fish"
 done
+for text in LICENSE README.md; do
+    cmp "$here/../../$text" "$prefix/share/doc/fsdp/$text"
+done
 libdir=$(dirname "$(find "$work/prefix" -name libfsdp.a)")
 mkdir "$work/consumer"
 cd "$work/consumer"
 
 case $1 in
 cmake)
-    cmake -S "$here/cmake" -B . -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/log"
+    configure() { cmake -S "$here/cmake" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" "$@" >>"$work/log" 2>&1; }
+    configure -B .
     cmake --build . >>"$work/log"
+    # The shared library asks for no other package; the static one says what it needs.
+    bare=-DCMAKE_DISABLE_FIND_PACKAGE_PkgConfig=ON
+    configure -B shared -DLIBRARIES=fsdp $bare
+    cmake --build shared --target with_fsdp >>"$work/log"
+    if configure -B static $bare || ! grep -q "component 'static' of fsdp is not here" "$work/log"; then
+        echo "a static library without pkg-config is not refused by name"
+        exit 1
+    fi
     ;;
 pkgconfig)
     export PKG_CONFIG_PATH=$libdir/pkgconfig
