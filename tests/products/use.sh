@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# What a build of the product must be able to do, whatever it was built with: save, verify, convert, train.
+# usage: use.sh DIRECTORY, which is empty; the tools are on PATH
+set -euo pipefail
+cd "$1"
+fsdp-bench make --quiet --model gpt2 --scale 0.01 --world-size 3 --seed 1 ckpt
+fsdp-verify ckpt
+fsdp-convert --quiet ckpt on-2 --world-size 2 --compress zstd
+fsdp-diff ckpt on-2
+fsdp-convert --quiet on-2 model.safetensors -I '^model'
+fsdp-bench step --np 2 --steps 2 --save trained
+fsdp-verify trained
