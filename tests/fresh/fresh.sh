@@ -87,7 +87,7 @@ make_root() {
 # --- commands -------------------------------------------------------------------------------------
 
 # Lines of README.md that begin with a word, without their comments.
-typed() { sed -n "s/ *#.*//; /^$1 /p" "$HERE/README.md"; }
+typed() { grep "^$1 " "$HERE/README.md" | sed 's/ *#.*//'; }
 
 wrong=0
 
@@ -119,7 +119,8 @@ administrator_types() {
 
 user_types_all() {
     local commands command
-    mapfile -t commands < <(typed ./dev)
+    mapfile -t commands < <(typed '\./dev')
+    [ ${#commands[@]} = 2 ] || die "README.md has ${#commands[@]} commands of ./dev, not 2"
     for command in "${commands[@]}"; do
         types "$1" "$command" 0
     done
@@ -139,6 +140,7 @@ guest_types_cmake() {
     typed apt-get | sed 's/^/    /' >"$root.out"
     administrator_types
     mapfile -t commands < <(typed cmake)
+    [ ${#commands[@]} = 3 ] || die "README.md has ${#commands[@]} commands of cmake, not 3"
     for command in "${commands[@]}"; do
         types guest "$command" 0
     done
