@@ -18,15 +18,16 @@
  *   --check              check who owns which buffer, that all ranks do the same, and that parameters and
  *                        gradients are used rightly (slower; docs/runtime.md, "Checks")
  *
- * They are found in this order: options, FSDP_*, torchrun's variables, Open MPI's, PMIx's, Slurm's. Rank 0
- * reports on standard error which one applied, unless that was the command line or none; FSDP_VERBOSE=1:
- * always, FSDP_VERBOSE=0: never. A contradiction is exit code 2.
+ * They are found in this order: options, FSDP_*, torchrun's variables, those of an MPI's launcher (Open MPI,
+ * MVAPICH, jsrun, PMIx; MPICH, Intel MPI and Cray; flux), Slurm's: docs/launch.md has them all. Rank 0 reports
+ * on standard error which one applied, unless that was the command line or none; FSDP_VERBOSE=1: always,
+ * FSDP_VERBOSE=0: never. A contradiction is exit code 2.
  *
  * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
  * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never connect). FSDP_MASTER also
- * sets the rendezvous of srun's ranks. FSDP_HOST_ID is a name that is equal on ranks that can share memory
- * (default: the boot, the name and the network of their host): for containers of one host, and for tests,
- * which play several hosts on one.
+ * sets the rendezvous of srun's ranks, and connects those of an MPI's launcher over TCP. FSDP_HOST_ID is a name
+ * that is equal on ranks that can share memory (default: the boot, the name and the network of their host): for
+ * containers of one host, and for tests, which play several hosts on one.
  *
  * Every rank of --np has about two files open for each other one, over TCP three: where the soft limit of
  * open files is too low for that it is raised, up to the hard one.

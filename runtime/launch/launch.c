@@ -52,9 +52,7 @@ static fsdp_status decide_here(const fsdp_launch_options *options, const fsdp_pl
 static fsdp_status decide_started(const fsdp_launch_options *options, const fsdp_place *place,
                                   fsdp_launch_mode *mode_out, fsdp_error *err)
 {
-    const bool is_mpi =
-        place->launcher == FSDP_LAUNCHED_OPEN_MPI || place->launcher == FSDP_LAUNCHED_PMIX;
-    const bool is_bare = place->launcher == FSDP_LAUNCHED_BARE;
+    const bool is_mpi = place->is_mpi, is_bare = place->launcher == FSDP_LAUNCHED_BARE;
     if (is_mpi || (is_bare && options->comm == FSDP_COMM_MPI))
         *mode_out = FSDP_MODE_MPI;
     else
@@ -114,24 +112,10 @@ static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
     return fsdp_launch_rank(job, ctl, NULL);
 }
 
-/* Otherwise each rank of the job would be a world of its own, and all would write the same
- * files. */
-static fsdp_status check_world(const fsdp_place *place, const fsdp_ctl *ctl, fsdp_error *err)
-{
-    if (place->launcher != FSDP_LAUNCHED_OPEN_MPI || fsdp_ctl_size(ctl) == place->size)
-        return FSDP_OK;
-    return fsdp_fail(
-        err, FSDP_ERR_USAGE,
-        "OMPI_COMM_WORLD_SIZE is %d, but MPI itself has %d ranks: mpirun did not start "
-        "this process, or is of another MPI than libfsdp_mpi; in a program that a rank "
-        "starts, unset OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE and PMIX_RANK",
-        place->size, fsdp_ctl_size(ctl));
-}
-
 static int run_mpi_rank(const fsdp_launch_job *job, const fsdp_place *place, fsdp_ctl *ctl)
 {
     fsdp_error err = {0};
-    if (check_world(place, ctl, &err) == FSDP_OK)
+    if (fsdp_launch_check_mpi(place, fsdp_ctl_rank(ctl), fsdp_ctl_size(ctl), &err) == FSDP_OK)
         return fsdp_launch_rank(job, ctl, NULL);
     fsdp_ctl_free(ctl);
     return fsdp_error_report(&err);

@@ -11,11 +11,22 @@
 
 enum { FIRST_PORT = 10000, PORTS = 20000 }; /* below the ephemeral ports */
 
+typedef struct launcher launcher;
+
 typedef struct environment {
     fsdp_getenv get;
     void *context;
-    const char *set; /* the name of the set, for messages */
+    const launcher *row;
 } environment;
+
+struct launcher {
+    fsdp_launcher kind;
+    const char *name;                     /* "mpirun (OMPI_COMM_WORLD_RANK)" */
+    const char *set;                      /* the set of variables, for messages */
+    const char *begins[5];                /* any of them begins the set */
+    const char *rank, *size, *local_size; /* NULL: no variable says it */
+    fsdp_status (*detect)(const environment *from, fsdp_place *place, fsdp_error *err);
+};
 
 /* An empty variable is none. */
 static const char *variable(const environment *from, const char *name)
@@ -40,7 +51,7 @@ static fsdp_status need(const environment *from, const char *name, const char **
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "%s is not set, but others of %s are: set all of them, or none", name,
-                     from->set);
+                     from->row->set);
 }
 
 static fsdp_status need_int(const environment *from, const char *name, int least, int most,
@@ -62,19 +73,10 @@ static fsdp_status maybe_int(const environment *from, const char *name, int leas
     return variable(from, name) ? need_int(from, name, least, most, value_out, err) : FSDP_OK;
 }
 
-static fsdp_status need_ranks(const environment *from, const char *rank, const char *size,
-                              fsdp_place *place, fsdp_error *err)
+static fsdp_status need_ranks(const environment *from, fsdp_place *place, fsdp_error *err)
 {
-    FSDP_TRY(need_int(from, size, 1, FSDP_MAX_RANKS, &place->size, err));
-    return need_int(from, rank, 0, place->size - 1, &place->rank, err);
-}
-
-static fsdp_status need_local(const environment *from, const char *rank, const char *size,
-                              fsdp_place *place, fsdp_error *err)
-{
-    int local_rank; /* only checked: worlds compute their own */
-    FSDP_TRY(need_int(from, size, 1, place->size, &place->local_size, err));
-    return need_int(from, rank, 0, place->local_size - 1, &local_rank, err);
+    FSDP_TRY(need_int(from, from->row->size, 1, FSDP_MAX_RANKS, &place->size, err));
+    return need_int(from, from->row->rank, 0, place->size - 1, &place->rank, err);
 }
 
 static fsdp_status copy_text(const char *name, const char *text, char *out, size_t out_size,
@@ -109,8 +111,8 @@ static fsdp_status take_master(const char *text, fsdp_place *place, fsdp_error *
 static fsdp_status detect_variables(const environment *from, fsdp_place *place, fsdp_error *err)
 {
     const char *master, *job = variable(from, "FSDP_JOB_ID");
-    FSDP_TRY(need_ranks(from, "FSDP_RANK", "FSDP_WORLD_SIZE", place, err));
-    FSDP_TRY(maybe_int(from, "FSDP_LOCAL_WORLD_SIZE", 1, place->size, &place->local_size, err));
+    FSDP_TRY(need_ranks(from, place, err));
+    FSDP_TRY(maybe_int(from, from->row->local_size, 1, place->size, &place->local_size, err));
     if (place->size == 1)
         return FSDP_OK;
     FSDP_TRY(need(from, "FSDP_MASTER", &master, err));
@@ -123,8 +125,10 @@ static fsdp_status detect_torchrun(const environment *from, fsdp_place *place, f
     const char *host, *run = variable(from, "TORCHELASTIC_RUN_ID");
     const char *restart = variable(from, "TORCHELASTIC_RESTART_COUNT");
     const char *store = variable(from, "TORCHELASTIC_USE_AGENT_STORE");
-    FSDP_TRY(need_ranks(from, "RANK", "WORLD_SIZE", place, err));
-    FSDP_TRY(need_local(from, "LOCAL_RANK", "LOCAL_WORLD_SIZE", place, err));
+    int local_rank; /* only checked: worlds compute their own */
+    FSDP_TRY(need_ranks(from, place, err));
+    FSDP_TRY(need_int(from, from->row->local_size, 1, place->size, &place->local_size, err));
+    FSDP_TRY(need_int(from, "LOCAL_RANK", 0, place->local_size - 1, &local_rank, err));
     FSDP_TRY(need(from, "MASTER_ADDR", &host, err));
     FSDP_TRY(need_int(from, "MASTER_PORT", 1, 65535, &place->port, err));
     FSDP_TRY(copy_text("MASTER_ADDR", host, place->host, sizeof place->host, err));
@@ -136,16 +140,26 @@ static fsdp_status detect_torchrun(const environment *from, fsdp_place *place, f
     return FSDP_OK;
 }
 
-static fsdp_status detect_open_mpi(const environment *from, fsdp_place *place, fsdp_error *err)
+/* MPI connects the ranks; with FSDP_MASTER the rendezvous does, whichever MPI started them. */
+static fsdp_status detect_mpi(const environment *from, fsdp_place *place, fsdp_error *err)
 {
-    FSDP_TRY(need_ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", place, err));
-    return maybe_int(from, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, place->size, &place->local_size, err);
+    const char *master = variable(from, "FSDP_MASTER"), *job = variable(from, "FSDP_JOB_ID");
+    const char *local_size = from->row->local_size;
+    FSDP_TRY(need_ranks(from, place, err));
+    if (local_size)
+        FSDP_TRY(maybe_int(from, local_size, 1, place->size, &place->local_size, err));
+    place->is_mpi = !master || place->size == 1;
+    if (place->is_mpi)
+        return FSDP_OK;
+    FSDP_TRY(take_master(master, place, err));
+    return copy_text("FSDP_JOB_ID", job ? job : "", place->job, sizeof place->job, err);
 }
 
 static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_error *err)
 {
     place->size = 0; /* MPI knows */
-    return need_int(from, "PMIX_RANK", 0, FSDP_MAX_RANKS - 1, &place->rank, err);
+    place->is_mpi = true;
+    return need_int(from, from->row->rank, 0, FSDP_MAX_RANKS - 1, &place->rank, err);
 }
 
 /* The first of "gpu[01-03,07],cpu2": "gpu01". Names that go on behind their numbers are not guessed
@@ -180,7 +194,7 @@ static fsdp_status detect_slurm(const environment *from, fsdp_place *place, fsdp
     const char *step = variable(from, "SLURM_STEP_ID");
     const char *hosts = variable(from, "SLURM_STEP_NODELIST");
     int local_rank;
-    FSDP_TRY(need_ranks(from, "SLURM_PROCID", "SLURM_NTASKS", place, err));
+    FSDP_TRY(need_ranks(from, place, err));
     FSDP_TRY(need_int(from, "SLURM_LOCALID", 0, place->size - 1, &local_rank, err));
     if (!hosts)
         hosts = variable(from, "SLURM_NODELIST");
@@ -191,6 +205,85 @@ static fsdp_status detect_slurm(const environment *from, fsdp_place *place, fsdp
     return first_host(hosts ? hosts : FSDP_LOOPBACK, place, err);
 }
 
+/* In this order: the launcher that is nearest to the process first. mpiexec may start its helpers by
+ * srun, one per host, and their SLURM_PROCID is not the rank. */
+static const launcher launchers[] = {
+    {FSDP_LAUNCHED_VARIABLES,
+     "FSDP_RANK and FSDP_WORLD_SIZE",
+     "FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER",
+     {"FSDP_RANK", "FSDP_WORLD_SIZE"},
+     "FSDP_RANK",
+     "FSDP_WORLD_SIZE",
+     "FSDP_LOCAL_WORLD_SIZE",
+     detect_variables},
+    {FSDP_LAUNCHED_TORCHRUN,
+     "torchrun (RANK)",
+     "torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, "
+     "MASTER_PORT)",
+     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+     "RANK",
+     "WORLD_SIZE",
+     "LOCAL_WORLD_SIZE",
+     detect_torchrun},
+    {FSDP_LAUNCHED_OPEN_MPI,
+     "mpirun (OMPI_COMM_WORLD_RANK)",
+     "mpirun's variables (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, PMIX_RANK)",
+     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     detect_mpi},
+    {FSDP_LAUNCHED_MVAPICH,
+     "mpirun_rsh (MV2_COMM_WORLD_RANK)",
+     "MVAPICH's variables (MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE)",
+     {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
+     "MV2_COMM_WORLD_RANK",
+     "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_SIZE",
+     detect_mpi},
+    {FSDP_LAUNCHED_JSRUN,
+     "jsrun (JSM_NAMESPACE_RANK)",
+     "jsrun's variables (JSM_NAMESPACE_RANK, JSM_NAMESPACE_SIZE, PMIX_RANK)",
+     {"JSM_NAMESPACE_RANK"},
+     "JSM_NAMESPACE_RANK",
+     "JSM_NAMESPACE_SIZE",
+     NULL,
+     detect_mpi},
+    {FSDP_LAUNCHED_PMIX,
+     "PMIx (PMIX_RANK)",
+     "PMIx's variables (PMIX_RANK)",
+     {"PMIX_RANK"},
+     "PMIX_RANK",
+     NULL,
+     NULL,
+     detect_pmix},
+    {FSDP_LAUNCHED_PMI,
+     "mpiexec (PMI_RANK)",
+     "mpiexec's variables (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS, PALS_RANKID)",
+     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PALS_RANKID"},
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALNRANKS",
+     detect_mpi},
+    {FSDP_LAUNCHED_FLUX,
+     "flux (FLUX_TASK_RANK)",
+     "flux's variables (FLUX_TASK_RANK, FLUX_JOB_SIZE)",
+     {"FLUX_TASK_RANK"},
+     "FLUX_TASK_RANK",
+     "FLUX_JOB_SIZE",
+     NULL,
+     detect_mpi},
+    {FSDP_LAUNCHED_SLURM,
+     "srun (SLURM_PROCID)",
+     "srun's variables (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID)",
+     {"SLURM_PROCID"},
+     "SLURM_PROCID",
+     "SLURM_NTASKS",
+     NULL,
+     detect_slurm},
+};
+enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
+
 /* A batch script has the variables of rank 0, and is no rank: only steps (srun) are. */
 static bool is_slurm_step(const environment *from)
 {
@@ -198,55 +291,65 @@ static bool is_slurm_step(const environment *from)
            (variable(from, "SLURM_STEP_ID") || !variable(from, "SLURM_JOB_ID"));
 }
 
-typedef struct launcher {
-    fsdp_launcher kind;
-    const char *set, *name;
-    const char *begins[5]; /* any of them begins the set */
-    fsdp_status (*detect)(const environment *from, fsdp_place *place, fsdp_error *err);
-} launcher;
+static bool is_same(const environment *from, const char *name, const char *other)
+{
+    const char *text = variable(from, name), *other_text = variable(from, other);
+    return text && other_text && strcmp(text, other_text) == 0;
+}
 
-/* In this order. */
-static const launcher launchers[] = {
-    {FSDP_LAUNCHED_VARIABLES,
-     "FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER",
-     "FSDP_RANK and FSDP_WORLD_SIZE",
-     {"FSDP_RANK", "FSDP_WORLD_SIZE"},
-     detect_variables},
-    {FSDP_LAUNCHED_TORCHRUN,
-     "torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, "
-     "MASTER_PORT)",
-     "torchrun (RANK)",
-     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-     detect_torchrun},
-    {FSDP_LAUNCHED_OPEN_MPI,
-     "mpirun's variables",
-     "mpirun (OMPI_COMM_WORLD_RANK)",
-     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-     detect_open_mpi},
-    {FSDP_LAUNCHED_PMIX, "PMIx's variables", "PMIx (PMIX_RANK)", {"PMIX_RANK"}, detect_pmix},
-    {FSDP_LAUNCHED_SLURM,
-     "srun's variables (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID)",
-     "srun (SLURM_PROCID)",
-     {"SLURM_PROCID"},
-     detect_slurm},
-};
+/* srun --mpi=pmi2 sets both sets of variables, to the same numbers, and srun's need no MPI. */
+static bool is_pmi_of_srun(const environment *from)
+{
+    return is_slurm_step(from) && is_same(from, "PMI_RANK", "SLURM_PROCID") &&
+           is_same(from, "PMI_SIZE", "SLURM_NTASKS");
+}
+
+static bool has_started(const environment *from)
+{
+    if (!has_any(from, from->row->begins))
+        return false;
+    switch (from->row->kind) {
+    case FSDP_LAUNCHED_SLURM: return is_slurm_step(from);
+    case FSDP_LAUNCHED_PMI: return !is_pmi_of_srun(from);
+    default: return true;
+    }
+}
+
+static const launcher *row_of(fsdp_launcher kind)
+{
+    for (int i = 0; i < LAUNCHERS; i++)
+        if (launchers[i].kind == kind)
+            return &launchers[i];
+    return NULL;
+}
 
 const char *fsdp_launcher_name(fsdp_launcher kind)
 {
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
-        if (launchers[i].kind == kind)
-            return launchers[i].name;
-    return "no launcher";
+    const launcher *row = row_of(kind);
+    return row ? row->name : "no launcher";
+}
+
+fsdp_status fsdp_launch_check_mpi(const fsdp_place *place, int rank, int size, fsdp_error *err)
+{
+    const launcher *row = row_of(place->launcher);
+    if (!row || (rank == place->rank && (place->size == 0 || size == place->size)))
+        return FSDP_OK;
+    bool is_rank = place->size == 0 || size == place->size;
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "%s is %d, but in MPI itself this is rank %d of %d: libfsdp_mpi is of another MPI than the "
+        "launcher (use mpirun of the same MPI, or set FSDP_MASTER=HOST:PORT and the ranks connect "
+        "over TCP), or a rank started this program, which then must not see %s",
+        is_rank ? row->rank : row->size, is_rank ? place->rank : place->size, rank, size, row->set);
 }
 
 fsdp_status fsdp_launch_detect(fsdp_getenv get, void *context, fsdp_place *place_out,
                                fsdp_error *err)
 {
     fsdp_place place = {.size = 1, .local_size = -1};
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
-        const environment from = {get, context, launchers[i].set};
-        if (!has_any(&from, launchers[i].begins) ||
-            (launchers[i].kind == FSDP_LAUNCHED_SLURM && !is_slurm_step(&from)))
+    for (int i = 0; i < LAUNCHERS; i++) {
+        const environment from = {get, context, &launchers[i]};
+        if (!has_started(&from))
             continue;
         place.launcher = launchers[i].kind;
         FSDP_TRY(launchers[i].detect(&from, &place, err));

@@ -58,13 +58,15 @@ bool fsdp_parse_int(const char *text, int64_t least, int64_t most, int *value_ou
 
 typedef enum fsdp_launcher {
     FSDP_LAUNCHED_BARE = 0, FSDP_LAUNCHED_VARIABLES, FSDP_LAUNCHED_TORCHRUN, FSDP_LAUNCHED_OPEN_MPI,
-    FSDP_LAUNCHED_PMIX, FSDP_LAUNCHED_SLURM
+    FSDP_LAUNCHED_MVAPICH, FSDP_LAUNCHED_JSRUN, FSDP_LAUNCHED_PMIX, FSDP_LAUNCHED_PMI, FSDP_LAUNCHED_FLUX,
+    FSDP_LAUNCHED_SLURM
 } fsdp_launcher;
 
 typedef struct fsdp_place {
     fsdp_launcher launcher;
     int rank, size;            /* PMIX: size 0, which MPI knows */
     int local_size;            /* -1: not set */
+    bool is_mpi;               /* MPI connects the ranks, not a rendezvous */
     char host[FSDP_HOST_SIZE]; /* of the rendezvous; "" under MPI */
     int port;
     bool has_store;            /* a torchrun store listens there, not rank 0 */
@@ -75,6 +77,9 @@ typedef struct fsdp_place {
 fsdp_status fsdp_launch_detect(fsdp_getenv get, void *context, fsdp_place *place_out, fsdp_error *err);
 /* "mpirun (OMPI_COMM_WORLD_RANK)" */
 const char *fsdp_launcher_name(fsdp_launcher launcher);
+/* FSDP_ERR_USAGE: MPI has another rank or another number of ranks than the launcher. Each rank would then be a
+ * world of its own, and all would write the same files. */
+fsdp_status fsdp_launch_check_mpi(const fsdp_place *place, int rank, int size, fsdp_error *err);
 
 /* --- running ranks ---------------------------------------------------------------------------- */
 

@@ -22,7 +22,7 @@ PROGRAM, WHAT, *REST = sys.argv[1:]
 TIMEOUT = 120
 MARK = f"FSDP_LAUNCH_TEST={uuid.uuid4()}"
 CLEAN = {name: value for name, value in os.environ.items()
-         if not name.startswith(("FSDP_", "SLURM_", "OMPI_", "PMIX_")) and name not in ("RANK", "WORLD_SIZE")}
+         if not name.startswith(("FSDP_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "MPI_")) and name not in ("RANK", "WORLD_SIZE")}
 problems = []
 
 
@@ -497,8 +497,10 @@ def mpirun():
            "a rank that failed under mpirun:", code, out, err)
     said = expect_run(0, "rank 0", 2, PROGRAM, command=command)
     expect(said.count("fsdp: rank 0 of 2, started by mpirun (OMPI_COMM_WORLD_RANK)\n") == 1, "who won:", said)
-    expect_run(2, "OMPI_COMM_WORLD_SIZE is 2, but MPI itself has 1 ranks", OMPI_COMM_WORLD_RANK=1,
+    expect_run(2, "OMPI_COMM_WORLD_SIZE is 2, but in MPI itself this is rank 0 of 1", OMPI_COMM_WORLD_RANK=1,
                OMPI_COMM_WORLD_SIZE=2)
+    expect_run(2, "PMI_SIZE is 2, but in MPI itself this is rank 0 of 1", PMI_RANK=0, PMI_SIZE=2,
+               MPI_LOCALRANKID=0, MPI_LOCALNRANKS=2)
     expect_run(2, "--threads contradicts mpirun", 2, PROGRAM, "--threads", 2, command=command)
     more = (*command, "3", PROGRAM, "--comm", "mpi")
     at_once(*times(command=more, how=["busy", "late"]))

@@ -6,25 +6,15 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static int number_in_environment(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atoi(text) : 0;
-}
-
 int bench_mpi_world(void)
 {
-    return number_in_environment("OMPI_COMM_WORLD_SIZE");
+    return cli_mpi_find().size;
 }
 
 int bench_mpi_local_world(void)
 {
-    return number_in_environment("OMPI_COMM_WORLD_LOCAL_SIZE");
-}
-
-static int mpi_rank(void)
-{
-    return number_in_environment("OMPI_COMM_WORLD_RANK");
+    const cli_mpi mpi = cli_mpi_find();
+    return mpi.local_size > 0 ? mpi.local_size : mpi.size;
 }
 
 typedef struct rank_job {
@@ -41,11 +31,25 @@ static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
     return job->body(job->context, ctl, err);
 }
 
+/* Otherwise each process would be a world of its own, and all would write the same files. */
+static fsdp_status check_world(const fsdp_ctl *ctl, fsdp_error *err)
+{
+    const cli_mpi mpi = cli_mpi_find();
+    if (fsdp_ctl_size(ctl) == mpi.size)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s is %d, but MPI itself has %d ranks: use mpirun of the MPI that fsdp-bench "
+                     "was built with; inside a job 'env -u %s fsdp-bench ...'",
+                     mpi.size_name, mpi.size, fsdp_ctl_size(ctl), mpi.size_name);
+}
+
 static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)
 {
     fsdp_ctl *ctl = NULL;
     FSDP_TRY(bench_mpi_begin(job->opts->deadline_ms, &ctl, err));
-    fsdp_status st = run_rank(job, ctl, err);
+    fsdp_status st = check_world(ctl, err);
+    if (st == FSDP_OK)
+        st = run_rank(job, ctl, err);
     fsdp_ctl_free(ctl);
     return st;
 }
@@ -97,7 +101,7 @@ int bench_end_rank(int rank, fsdp_status status, const fsdp_error *err)
 
 _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err)
 {
-    int code = bench_end_rank(mpi_rank(), status, err);
+    int code = bench_end_rank(cli_mpi_find().rank, status, err);
     fflush(NULL);
     if (bench_mpi_world() > 0 && !bench_mpi_end())
         _exit(code);

@@ -419,14 +419,14 @@ static void raise_file_limit(void)
 /* Refuses to run under mpirun, where all ranks would write the same result at once. */
 static void refuse_ranks(void)
 {
-    int ranks = cli_number_in_environment("OMPI_COMM_WORLD_SIZE");
-    if (ranks <= 1 || !cli_process.tool->runs_alone)
+    const cli_mpi mpi = cli_mpi_find();
+    if (mpi.size <= 1 || !cli_process.tool->runs_alone)
         return;
-    if (cli_number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
+    if (mpi.rank > 0)
         exit(FSDP_ERR_USAGE); /* only rank 0 reports */
     cli_usage_error("mpirun started %s %d times: run it once, without mpirun; inside a job with "
-                    "'env -u OMPI_COMM_WORLD_SIZE %s ...'",
-                    cli_process.tool->name, ranks, cli_process.tool->name);
+                    "'env -u %s %s ...'",
+                    cli_process.tool->name, mpi.size, mpi.size_name, cli_process.tool->name);
 }
 
 /* The options of a file are in front of those that were typed, which therefore win. */

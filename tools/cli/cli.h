@@ -61,6 +61,13 @@ enum { CLI_NEVER_GUESSED = OPTION_NO_USAGE };
 /* Sets up signals and parses. tool and input must live as long as the program. */
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input);
 
+/* An MPI's launcher, as its variables tell; all 0 and NULL without one. */
+typedef struct cli_mpi {
+    const char *size_name;     /* "PMI_SIZE" */
+    int rank, size, local_size;
+} cli_mpi;
+cli_mpi cli_mpi_find(void);
+
 /* "error: TEXT" (and as JSON), where to look, exit code 2. For argument parsers only. */
 _Noreturn void cli_usage_error(const char *format, ...) FSDP_PRINTF(1, 2);
 

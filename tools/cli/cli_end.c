@@ -98,12 +98,6 @@ void cli_report(const fsdp_error *err)
     cli_log("error", err->text[0] ? err->text : fsdp_status_name(err->status));
 }
 
-int cli_number_in_environment(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atoi(text) : 0;
-}
-
 /* "FILE:LINE: " of that argument when a file of options has it, else "". */
 static void add_place(int argument, char *out, size_t out_size)
 {
@@ -131,7 +125,7 @@ _Noreturn void cli_usage_error(const char *format, ...)
     va_end(args);
     add_place(cli_process.parsing ? cli_process.parsing->next - 1 : 0, place, sizeof place);
     fsdp_fail(&err, FSDP_ERR_USAGE, "%s%s", place, text);
-    if (cli_number_in_environment("OMPI_COMM_WORLD_RANK") == 0)
+    if (cli_mpi_find().rank == 0)
         print_json_error(FSDP_ERR_USAGE, &err);
     (void)cli_begin_log(NULL); /* it may be an option behind --log that is wrong */
     cli_report(&err);

@@ -30,7 +30,5 @@ enum { CLI_BY_SECCOMP, CLI_BY_LIMITS };
 
 /* Opens the log of --log once; OK without one. */
 fsdp_status cli_begin_log(fsdp_error *err);
-/* 0 when it is not set. */
-int cli_number_in_environment(const char *name);
 
 #endif

@@ -221,6 +221,75 @@ Test(detection, of_mpi_before_slurm)
     expect_place(&place, FSDP_LAUNCHED_PMIX, 5, 0);
 }
 
+static void expect_mpi(void *variables, fsdp_launcher launcher, int rank, int size, int local_size)
+{
+    fsdp_place place = detect(variables);
+    expect_place(&place, launcher, rank, size);
+    cr_assert(place.is_mpi);
+    cr_assert_eq(place.local_size, local_size);
+    cr_assert_str_eq(place.host, "");
+}
+
+#define HYDRA "PMI_RANK", "3", "PMI_SIZE", "4", "MPI_LOCALRANKID", "1", "MPI_LOCALNRANKS", "2"
+
+Test(detection, of_every_mpi)
+{
+    expect_mpi(ENVIRONMENT(HYDRA, "PMI_FD", "9"), FSDP_LAUNCHED_PMI, 3, 4, 2);
+    expect_mpi(ENVIRONMENT("PMI_RANK", "0", "PMI_SIZE", "1"), FSDP_LAUNCHED_PMI, 0, 1, -1);
+    expect_mpi(ENVIRONMENT("PALS_RANKID", "1", "PMI_RANK", "1", "PMI_SIZE", "2"), FSDP_LAUNCHED_PMI,
+               1, 2, -1);
+    expect_mpi(ENVIRONMENT("MV2_COMM_WORLD_RANK", "1", "MV2_COMM_WORLD_SIZE", "2",
+                           "MV2_COMM_WORLD_LOCAL_SIZE", "2", HYDRA),
+               FSDP_LAUNCHED_MVAPICH, 1, 2, 2);
+    expect_mpi(ENVIRONMENT("JSM_NAMESPACE_RANK", "5", "JSM_NAMESPACE_SIZE", "6", "PMIX_RANK", "5"),
+               FSDP_LAUNCHED_JSRUN, 5, 6, -1);
+    expect_mpi(ENVIRONMENT("FLUX_TASK_RANK", "1", "FLUX_JOB_SIZE", "3"), FSDP_LAUNCHED_FLUX, 1, 3,
+               -1);
+    fsdp_place place = detect(ENVIRONMENT(HYDRA, "FSDP_MASTER", "h:12", "FSDP_JOB_ID", "j"));
+    expect_place(&place, FSDP_LAUNCHED_PMI, 3, 4);
+    cr_assert(!place.is_mpi);
+    cr_assert_str_eq(place.host, "h");
+    cr_assert_str_eq(place.job, "j");
+    cr_assert_eq(place.port, 12);
+}
+
+/* mpiexec starts a helper on each host with srun; its ranks inherit the helper's SLURM_PROCID. */
+Test(detection, of_mpiexec_inside_of_slurm)
+{
+    fsdp_place place =
+        detect(ENVIRONMENT(HYDRA, "SLURM_PROCID", "1", "SLURM_NTASKS", "2", "SLURM_LOCALID", "0"));
+    expect_place(&place, FSDP_LAUNCHED_PMI, 3, 4);
+    place = detect(ENVIRONMENT(SLURM, "PMI_RANK", "2", "PMI_SIZE", "8")); /* srun --mpi=pmi2 */
+    expect_place(&place, FSDP_LAUNCHED_SLURM, 2, 8);
+    place = detect(ENVIRONMENT(SLURM, "PMI_RANK", "2", "PMI_SIZE", "9"));
+    expect_place(&place, FSDP_LAUNCHED_PMI, 2, 9);
+    place = detect(ENVIRONMENT(SLURM, "SLURM_JOB_ID", "9", "PMI_RANK", "2", "PMI_SIZE", "8"));
+    expect_place(&place, FSDP_LAUNCHED_PMI, 2, 8);
+}
+
+Test(detection, is_compared_with_what_mpi_says)
+{
+    static const struct {
+        fsdp_place place;
+        int rank, size;
+        const char *text; /* NULL: they agree */
+    } cases[] = {
+        {{.launcher = FSDP_LAUNCHED_PMI, .rank = 1, .size = 2}, 1, 2, NULL},
+        {{.launcher = FSDP_LAUNCHED_PMI, .rank = 0, .size = 2}, 0, 1, "PMI_SIZE is 2, but in MPI"},
+        {{.launcher = FSDP_LAUNCHED_PMI, .rank = 1, .size = 2}, 0, 2, "PMI_RANK is 1, but in MPI"},
+        {{.launcher = FSDP_LAUNCHED_PMIX, .rank = 1, .size = 0}, 1, 2, NULL},
+        {{.launcher = FSDP_LAUNCHED_PMIX, .rank = 1, .size = 0}, 0, 1, "PMIX_RANK is 1"},
+        {{.launcher = FSDP_LAUNCHED_BARE, .rank = 0, .size = 1}, 2, 4, NULL}, /* --comm mpi */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsdp_error err = {0};
+        fsdp_status status =
+            fsdp_launch_check_mpi(&cases[i].place, cases[i].rank, cases[i].size, &err);
+        cr_assert_eq(status, cases[i].text ? FSDP_ERR_USAGE : FSDP_OK, "%zu: %s", i, err.text);
+        cr_assert(!cases[i].text || strstr(err.text, cases[i].text), "%s", err.text);
+    }
+}
+
 Test(detection, of_slurm_steps)
 {
     static const struct {
@@ -271,6 +340,12 @@ Test(detection, names_what_is_missing_or_wrong)
         {{"SLURM_PROCID", "0", NULL}, "SLURM_NTASKS is not set"},
         {{"SLURM_PROCID", "0", "SLURM_NTASKS", "2", NULL}, "SLURM_LOCALID is not set"},
         {{"PMIX_RANK", "-1", NULL}, "PMIX_RANK is '-1'"},
+        {{"PMI_RANK", "0", NULL}, "PMI_SIZE is not set, but others of mpiexec's variables"},
+        {{"PMI_SIZE", "2", NULL}, "PMI_RANK is not set"},
+        {{"MPI_LOCALRANKID", "0", NULL}, "PMI_SIZE is not set"},
+        {{"PALS_RANKID", "0", NULL}, "PMI_SIZE is not set"},
+        {{"MV2_COMM_WORLD_RANK", "0", NULL}, "MV2_COMM_WORLD_SIZE is not set"},
+        {{"FLUX_TASK_RANK", "0", NULL}, "FLUX_JOB_SIZE is not set"},
         {{SLURM, "SLURM_NODELIST", "rack[1-2]x[3-4]", NULL}, "first host of 'rack[1-2]x[3-4]'"},
         {{SLURM, "SLURM_NODELIST", "node[1-2]-ib", NULL}, "set FSDP_MASTER=HOST:PORT"},
         {{SLURM, "SLURM_NODELIST", "node[1-2", NULL}, "first host of 'node[1-2'"},
@@ -297,7 +372,10 @@ typedef struct decision {
 static void expect_decision(const decision *want)
 {
     fsdp_launch_options options = want->options;
-    const fsdp_place place = {.launcher = want->launcher, .size = want->size};
+    const fsdp_place place = {.launcher = want->launcher,
+                              .size = want->size,
+                              .is_mpi = want->launcher >= FSDP_LAUNCHED_OPEN_MPI &&
+                                        want->launcher <= FSDP_LAUNCHED_FLUX};
     fsdp_launch_mode mode;
     fsdp_error err = {0};
     options.np_name = "--np";
@@ -335,6 +413,7 @@ Test(decision, follows_options_then_the_launcher)
         {{.comm = FSDP_COMM_NCCL}, FSDP_LAUNCHED_TORCHRUN, 4, FSDP_MODE_TCP, NULL},
         {{.comm = FSDP_COMM_NCCL}, FSDP_LAUNCHED_OPEN_MPI, 4, FSDP_MODE_MPI, NULL},
         {{.comm = FSDP_COMM_MPI}, FSDP_LAUNCHED_PMIX, 0, FSDP_MODE_MPI, NULL},
+        {{0}, FSDP_LAUNCHED_PMI, 4, FSDP_MODE_MPI, NULL},
         {{.trace = "t"}, FSDP_LAUNCHED_BARE, 1, FSDP_MODE_SELF, NULL},
         {{.trace = "t-%r", .np = 2}, FSDP_LAUNCHED_BARE, 1, FSDP_MODE_PROCESSES, NULL},
     };
@@ -348,6 +427,7 @@ Test(decision, names_contradictions)
         {{.np = 2}, FSDP_LAUNCHED_OPEN_MPI, 4, 0, "--np contradicts mpirun"},
         {{.threads = 2}, FSDP_LAUNCHED_TORCHRUN, 4, 0, "--threads contradicts torchrun"},
         {{.np = 2}, FSDP_LAUNCHED_PMIX, 0, 0, "--np contradicts PMIx"},
+        {{.np = 2}, FSDP_LAUNCHED_PMI, 4, 0, "--np contradicts mpiexec (PMI_RANK)"},
         {{.np = 2, .comm = FSDP_COMM_THREADS}, 0, 1, 0, "--comm threads contradicts --np"},
         {{.np = 2, .comm = FSDP_COMM_SELF}, 0, 1, 0, "--comm self contradicts --np"},
         {{.np = 2, .comm = FSDP_COMM_MPI}, 0, 1, 0, "--comm mpi contradicts --np"},
