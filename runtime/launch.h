@@ -25,9 +25,9 @@
  *
  * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
  * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never connect). FSDP_MASTER also
- * sets the rendezvous of srun's ranks, and connects those of an MPI's launcher over TCP. FSDP_HOST_ID is a name
- * that is equal on ranks that can share memory (default: the boot, the name and the network of their host): for
- * containers of one host, and for tests, which play several hosts on one.
+ * sets the rendezvous of srun's ranks, and connects those of an MPI's launcher over TCP. FSDP_HOST_ID is a
+ * name that is equal on ranks that can share memory (default: the boot, the name and the network of their
+ * host): for containers of one host, and for tests, which play several hosts on one.
  *
  * Every rank of --np has about two files open for each other one, over TCP three: where the soft limit of
  * open files is too low for that it is raised, up to the hard one.

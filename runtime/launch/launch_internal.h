@@ -77,8 +77,8 @@ typedef struct fsdp_place {
 fsdp_status fsdp_launch_detect(fsdp_getenv get, void *context, fsdp_place *place_out, fsdp_error *err);
 /* "mpirun (OMPI_COMM_WORLD_RANK)" */
 const char *fsdp_launcher_name(fsdp_launcher launcher);
-/* FSDP_ERR_USAGE: MPI has another rank or another number of ranks than the launcher. Each rank would then be a
- * world of its own, and all would write the same files. */
+/* FSDP_ERR_USAGE: MPI has another rank or another number of ranks than the launcher. Each rank would then be
+ * a world of its own, and all would write the same files. */
 fsdp_status fsdp_launch_check_mpi(const fsdp_place *place, int rank, int size, fsdp_error *err);
 
 /* --- running ranks ---------------------------------------------------------------------------- */

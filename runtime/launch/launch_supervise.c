@@ -162,14 +162,15 @@ static int lateness(const fsdp_supervisor *supervisor, const process *rank)
     return (code == FSDP_ERR_PEER ? 2 : 1) * (supervisor->size + 1) + place;
 }
 
+/* A rank that ends with SIGPIPE's code has lost the reader of its output, who wants no more of it. */
 static void report_end(const process *rank, int number)
 {
+    int code = rank->noted ? rank->noted : rank->code;
     if (rank->has_ended && rank->signal != 0)
         fprintf(stderr, "fsdp: rank %d was killed by signal %d (%s)\n", number, rank->signal,
                 strsignal(rank->signal));
-    else
-        fprintf(stderr, "fsdp: rank %d ended with exit code %d\n", number,
-                rank->noted ? rank->noted : rank->code);
+    else if (code != 128 + SIGPIPE)
+        fprintf(stderr, "fsdp: rank %d ended with exit code %d\n", number, code);
 }
 
 /* The rank that failed first, by what is known now; -1: none. */

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(sys.argv[1])
+NAME = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK"
 PAGE = (ROOT / "docs" / "launch.md").read_text()
 DETECT = (ROOT / "runtime" / "launch" / "launch_detect.c").read_text()
 SOURCES = [DETECT, *((ROOT / name).read_text() for name in
@@ -18,8 +19,8 @@ SOURCES = [DETECT, *((ROOT / name).read_text() for name in
 
 
 def main():
-    known = {name for source in SOURCES for name in re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK)"', source)}
-    told = set(re.findall(r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK)`", PAGE))
+    known = {name for source in SOURCES for name in re.findall(f'"({NAME})"', source)}
+    told = set(re.findall(f"`({NAME})`", PAGE))
     problems = [f"docs/launch.md does not have {name}" for name in sorted(known - told)]
     problems += [f"docs/launch.md has {name}, which no program looks at" for name in sorted(told - known)]
     begins = re.findall(r'^     \{("[A-Z].*)\},$', DETECT, re.M)

@@ -21,8 +21,9 @@ from ports import free_port
 PROGRAM, WHAT, *REST = sys.argv[1:]
 TIMEOUT = 120
 MARK = f"FSDP_LAUNCH_TEST={uuid.uuid4()}"
+FOREIGN = ("FSDP_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "MPI_")
 CLEAN = {name: value for name, value in os.environ.items()
-         if not name.startswith(("FSDP_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "MPI_")) and name not in ("RANK", "WORLD_SIZE")}
+         if not name.startswith(FOREIGN) and name not in ("RANK", "WORLD_SIZE")}
 problems = []
 
 

@@ -4,6 +4,7 @@
 #include "tools/cli/cli_process.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,18 +137,20 @@ _Noreturn void cli_usage_error(const char *format, ...)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-/* A closed pipe gets no message, since its reader has ended, but scripts need the exit code. */
-static fsdp_status finish_output(void)
+/* Returns the exit code: 0 when all was written. A closed pipe gets no message, since its reader has what it
+ * wants, and the code of a program that SIGPIPE ended; a failure of the work matters more. */
+static int finish_output(fsdp_status status)
 {
     fsdp_error err = {0};
     if (fflush(stdout) != 0 && output_errnum == 0)
         output_errnum = errno ? errno : EIO;
     if (output_errnum == 0)
-        return FSDP_OK;
+        return 0;
+    if (output_errnum == EPIPE)
+        return status == FSDP_OK || status == FSDP_ERR_CANCELLED ? 128 + SIGPIPE : 0;
     fsdp_fail_errno(&err, output_errnum, "cannot write to standard output");
-    if (output_errnum != EPIPE)
-        cli_report(&err);
-    return err.status;
+    cli_report(&err);
+    return (int)err.status;
 }
 
 static void say_latest(const char *run)
@@ -166,13 +169,13 @@ static int report_end(fsdp_status status, const fsdp_error *err)
     cli_progress_clear();
     if (status != FSDP_OK)
         print_json_error(status, err);
-    fsdp_status output = finish_output();
+    int output = finish_output(status);
     if (cli_stopped() && status == FSDP_ERR_CANCELLED) {
         cli_say("stop", "by signal %d; nothing is left half-written", cli_stopped());
         return 128 + cli_stopped();
     }
-    if (output != FSDP_OK)
-        return (int)output;
+    if (output != 0)
+        return output;
     cli_report(err && status != FSDP_OK ? err : NULL);
     if (err && status == FSDP_ERR_DAMAGED && cli_opened_run())
         say_latest(cli_opened_run());
