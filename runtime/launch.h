@@ -19,9 +19,9 @@
  *                        gradients are used rightly (slower; docs/runtime.md, "Checks")
  *
  * They are found in this order: options, FSDP_*, torchrun's variables, those of an MPI's launcher (Open MPI,
- * MVAPICH, jsrun, PMIx; MPICH, Intel MPI and Cray; flux), Slurm's: docs/launch.md has them all. Rank 0 reports
- * on standard error which one applied, unless that was the command line or none; FSDP_VERBOSE=1: always,
- * FSDP_VERBOSE=0: never. A contradiction is exit code 2.
+ * MVAPICH, jsrun, PMIx; MPICH, Intel MPI and Cray; flux), Slurm's: docs/launch.md has them all. Rank 0
+ * reports on standard error which one applied, unless that was the command line or none; FSDP_VERBOSE=1:
+ * always, FSDP_VERBOSE=0: never. A contradiction is exit code 2.
  *
  * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
  * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never connect). FSDP_MASTER also

@@ -4,11 +4,14 @@ usage: docs_console.py REPOSITORY BUILD [--update] [WORD]...
 
 A block is fenced with ```console. Its lines that begin with "$ " are commands; what follows up to
 the next command is what they print, both streams together. "..." stands for any text, also over
-several lines; figures of the machine (times, rates, free space) may be any. A command that fails
-shows its exit status ("; echo $?"). A block fenced with ```console (not run) is for reading only.
+several lines; figures of the machine (times, rates, free space) may be any. A command that fails ends with
+a line "[exit 4]", which "..." does not stand for. The status of a line with pipes is that of the last command
+that failed; a command whose reader ended first (SIGPIPE) did not. A block fenced with ```console (not run)
+is for reading only.
 
 All blocks of one document run one after the other in one directory, with the tools on PATH: an
-empty one, or for a page of docs/cookbook one of its own with what docs_setup.sh makes.
+empty one, or for a page of docs/cookbook one of its own with what docs_setup.sh makes, by the command that
+the README there has.
 
 WORD: only documents whose path holds one of these words. --update: write what commands print into
 the documents, where it is not what they say.
@@ -27,7 +30,10 @@ ARGUMENTS = [argument for argument in sys.argv[1:] if argument != "--update"]
 ROOT, BUILD, WORDS = Path(ARGUMENTS[0]), Path(ARGUMENTS[1]).resolve(), ARGUMENTS[2:]
 UPDATE = "--update" in sys.argv
 COOKBOOK = ROOT / "docs" / "cookbook"
+SETUP = re.compile(r"^\$ (.*docs_setup\.sh examples)$", re.M)
 TIMEOUT = 120
+EXIT = re.compile(r"^\[exit (\d+)\]\n?\Z", re.M)
+SIGPIPE = 141
 # Output that differs between machines and runs: pattern, and what it becomes on both sides.
 FIGURES = [(re.compile(pattern), word) for pattern, word in [
     (r"\d+(\.\d+)? [kMGT]?B/s", "RATE"),
@@ -71,18 +77,23 @@ def tidy(text):
     return text
 
 
-def matches(expected, printed):
+def matches(expected, printed, status):
+    shown = EXIT.search(expected)
+    if int(shown[1] if shown else 0) != status:
+        return False
+    expected = EXIT.sub("", expected)
     pattern = ".*".join(re.escape(part) for part in tidy(expected).split("..."))
     return re.fullmatch(pattern, tidy(printed), re.DOTALL) is not None
 
 
 def run(command, directory):
+    """What the command prints, and its exit status."""
     environment = dict(os.environ, LC_ALL="C.UTF-8", FSDP_BUILD=str(BUILD))
     environment["PATH"] = f"{BUILD}/bin:{environment['PATH']}"
-    done = subprocess.run(["bash", "-c", command], cwd=directory, env=environment, text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=directory, env=environment,
+                          text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           timeout=TIMEOUT, check=False)
-    return done.stdout, done.returncode
+    return done.stdout, 0 if done.returncode == SIGPIPE else done.returncode
 
 
 def updated(groups):
@@ -101,9 +112,9 @@ def run_document(document, directory):
             command, expected = group
             count += 1
             printed, status = run(command, directory)
-            if status != 0:
-                printed += f"exit status {status}, and the page does not show it: '; echo $?'\n"
-            if not matches(expected, printed):
+            if not matches(expected, printed, status):
+                if status != 0:
+                    printed += f"[exit {status}]\n"
                 problems.append(f"{document.relative_to(ROOT)}:{first}: $ {command}\n"
                                 f"--- expected\n{expected}--- printed\n{printed}")
                 group[1] = printed
@@ -138,14 +149,22 @@ def run_in_scratch(document, scratch):
     return problems, count
 
 
+def fails_unnoticed():
+    """Whether a page may hide that a command failed, or what it printed."""
+    return (matches("...\n", "error\n", 4) or matches("...\n[exit 4]\n", "error\n", 0)
+            or matches("[exit 4]\n", "error\n", 4) or not matches("...\n[exit 4]\n", "error\n", 4))
+
+
 def main():
+    if fails_unnoticed():
+        print("docs_console.py does not notice that a command fails")
+        return 1
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     documents = [path for path in documents if not WORDS or any(word in str(path) for word in WORDS)]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        (scratch / "kitchen").mkdir()
-        setup = Path(__file__).resolve().parent / "docs_setup.sh"
-        printed, status = run(f"'{setup}' '{ROOT.resolve()}'", scratch / "kitchen")
+        setup = SETUP.search((COOKBOOK / "README.md").read_text())[1]
+        printed, status = run(setup.replace("examples", str(scratch / "kitchen")), ROOT)
         if status != 0:
             print(f"{setup}: exit status {status}\n{printed}")
             return 1
