@@ -141,7 +141,7 @@ static fsdp_status make_layers(fsdp_transformer *t, int64_t rows, fsdp_error *er
 static int64_t logit_rows_for(const fsdp_transformer *t, int64_t rows)
 {
     enum { MOST = 1 << 24 }; /* elements: 64 MiB */
-    int64_t some = MOST / t->config.vocab;
+    int64_t some = (t->opts.logit_room > 0 ? t->opts.logit_room : MOST) / t->config.vocab;
     return some < 1 ? 1 : some < rows ? some : rows;
 }
 

@@ -29,6 +29,7 @@ typedef struct fsdp_transformer_opts {
                                 * f32 */
     bool recompute;            /* layers keep their input only and run again in backward */
     int threads;               /* of this rank's mathematics; 0: 1 */
+    int64_t logit_room;        /* elements of logits that are made at a time; 0: 2^24 (64 MiB) */
 } fsdp_transformer_opts;
 
 /* Collective. Parameters are zero until fsdp_transformer_init or a load. *transformer_out is the caller's. */

@@ -128,6 +128,46 @@ Test(nn, blocks_of_a_linear_layer_do_not_show)
     finish_nn(nn);
 }
 
+/* A turned result of three chunks, the last one smaller: the bits are those of the product that is made in
+ * place, from the same matrix as it is not turned. */
+static void check_chunks(int threads, int64_t rows, int64_t columns, int64_t inner)
+{
+    fsdp_nn *nn = open_nn(threads);
+    float *a = values("a", rows * inner), *turned = values("b", columns * inner);
+    float *b = values("b", columns * inner), *bias = values("bias", columns);
+    float *out = guarded_values("out", rows * columns), *want = values("out", rows * columns);
+    for (int64_t j = 0; j < columns; j++)
+        for (int64_t p = 0; p < inner; p++)
+            b[p * columns + j] = turned[j * inner + p];
+    fsdp_nn_product call = {.out = want,
+                            .a = a,
+                            .b = b,
+                            .bias = bias,
+                            .rows = rows,
+                            .columns = columns,
+                            .inner = inner};
+    nn->ops->product(nn, &call);
+    call.out = out;
+    call.b = turned;
+    call.b_is_turned = true;
+    nn->ops->product(nn, &call);
+    cr_assert_arr_eq(out, want, (size_t)(rows * columns) * sizeof *out, "%lld x %lld x %lld",
+                     (long long)rows, (long long)columns, (long long)inner);
+    free(a);
+    free(b);
+    free(turned);
+    free(bias);
+    free(want);
+    free_guarded(out, rows * columns);
+    finish_nn(nn);
+}
+
+Test(nn, chunks_of_a_turned_result_do_not_show)
+{
+    check_chunks(1, 600, 1011, 601);  /* 384 columns at a time */
+    check_chunks(2, 1311, 493, 1312); /* rows are cut over threads; 192 columns at a time */
+}
+
 Test(nn, sums_of_columns_are_added_in_row_order)
 {
     enum { ROWS = 37, COLUMNS = 1021 };

@@ -2,9 +2,11 @@
  * Products of OpenBLAS (kernels/nn/nn_openblas.c), which this processor may do as well without: they are
  * asked for by FSDP_PRODUCTS. Every test is a process of its own, so each one may choose anew.
  */
+#include "kernels/nn/nn_cpu.h"
 #include "tests/unit/kernels/nn/nn_values.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,6 +108,61 @@ Test(nn_openblas, bits_do_not_depend_on_the_number_of_threads)
         }
         free(one);
     }
+}
+
+/* --- pieces, of an OpenBLAS that only notes them ------------------------------------------------------- */
+
+typedef struct noted_piece {
+    int rows, columns;
+} noted_piece;
+
+static struct {
+    noted_piece pieces[8]; /* by their place in the result */
+    int count;
+    pthread_mutex_t lock;
+} noted = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static float noted_out[ROWS * COLUMNS];
+
+static void note_piece(int order, int a_is_turned, int b_is_turned, int rows, int columns,
+                       int inner, float alpha, const float *a, int a_columns, const float *b,
+                       int b_columns, float beta, float *c, int c_columns)
+{
+    (void)order, (void)a_is_turned, (void)b_is_turned, (void)inner, (void)alpha, (void)a;
+    (void)a_columns, (void)b, (void)b_columns, (void)beta;
+    const int64_t at = c - noted_out, piece = c_columns == COLUMNS ? at : at / c_columns;
+    cr_assert(piece % 256 == 0 && piece / 256 < 3, "a piece begins at %lld", (long long)piece);
+    pthread_mutex_lock(&noted.lock);
+    noted.pieces[piece / 256] = (noted_piece){rows, columns};
+    noted.count++;
+    pthread_mutex_unlock(&noted.lock);
+}
+
+/* Whatever its bits are: the same calls come from any number of threads. */
+Test(nn_openblas, pieces_do_not_depend_on_the_number_of_threads)
+{
+    static const fsdp_nn_openblas noting = {.sgemm = note_piece};
+    for (int threads = 1; threads < 6; threads++)
+        for (int is_high = 0; is_high < 2; is_high++) {
+            const int64_t rows = is_high ? COLUMNS : ROWS, columns = is_high ? ROWS : COLUMNS;
+            float *a = values("a", rows * INNER), *b = values("b", INNER * columns);
+            fsdp_nn_product call = describe(0, rows, columns, NULL);
+            fsdp_nn *nn = open_nn(threads);
+            ((fsdp_nn_cpu *)nn)->blas = &noting;
+            call.a = a;
+            call.b = b;
+            call.out = noted_out;
+            noted.count = 0;
+            nn->ops->product(nn, &call);
+            cr_assert_eq(noted.count, 3, "%d pieces on %d threads", noted.count, threads);
+            for (int i = 0; i < 3; i++) {
+                const int long_side = i < 2 ? 256 : COLUMNS - 2 * 256;
+                cr_assert_eq(noted.pieces[i].rows, is_high ? long_side : ROWS);
+                cr_assert_eq(noted.pieces[i].columns, is_high ? ROWS : long_side);
+            }
+            free(a);
+            free(b);
+            finish_nn(nn);
+        }
 }
 
 Test(nn_openblas, is_configured_without_a_change_that_other_programs_inherit)

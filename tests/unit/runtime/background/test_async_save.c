@@ -391,6 +391,146 @@ Test(async_save, a_model_that_did_not_change_is_an_alarm)
     run_on(NULL, save_stale, "cpu");
 }
 
+/* What a save of that step tells, with no lr so that only the optimizer's state changes between saves. */
+static fsdp_status save_unchanged(toy *net, fsdp_async_saver *saver, fsdp_root_save_opts opts,
+                                  const char *name, bool *is_stale_out, fsdp_error *err)
+{
+    fsdp_async_report report;
+    for (size_t i = 0; i < fsdp_optim_group_count(net->optim); i++)
+        FSDP_TRY(fsdp_optim_set_lr(net->optim, i, 0, err));
+    FSDP_TRY(net_train(net, 1, err));
+    FSDP_TRY(fsdp_async_save(saver, in_dir(name), &opts, err));
+    FSDP_TRY(fsdp_async_save_wait(saver, &report, err));
+    *is_stale_out = report.is_stale;
+    return FSDP_OK;
+}
+
+/* Steps that are equal, or that one of the two does not have, are no reason. */
+static fsdp_status save_steps(toy *net, fsdp_error *err)
+{
+    enum { NONE = 99 };
+    static const int64_t steps[] = {0, 1, 1, NONE, NONE, 1, 2};
+    static const bool are_stale[] = {false, true, false, false, false, false, true};
+    fsdp_async_saver *saver = NULL;
+    const fsdp_async_opts opts = {.allow_equal = true};
+    FSDP_TRY(fsdp_async_saver_create(net->root, &opts, &saver, err));
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        const char name[] = {'s', (char)('0' + i), '\0'};
+        const fsdp_root_save_opts save = {.save.step = steps[i] == NONE ? NULL : &steps[i]};
+        bool is_stale;
+        FSDP_TRY(save_unchanged(net, saver, save, name, &is_stale, err));
+        if (is_stale != are_stale[i])
+            return fsdp_fail(err, FSDP_DIFFERS, "save %zu", i);
+    }
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, a_save_of_no_other_step_is_no_alarm)
+{
+    run_on(NULL, save_steps, "cpu");
+}
+
+/* The optimizer's state and the caller's entries change, under whatever names: the model did not. */
+static fsdp_status save_names(toy *net, fsdp_error *err)
+{
+    static const char *const prefixes[] = {"model.", "", "model."};
+    static const char *const names[] = {"data.row", "row", "model.row"};
+    const fsdp_placement rows = {FSDP_SHARD, 0, 0};
+    const int64_t shape[] = {RANKS, 2};
+    fsdp_async_saver *saver = NULL;
+    int64_t step = 0;
+    FSDP_TRY(
+        fsdp_async_saver_create(net->root, &(fsdp_async_opts){.allow_equal = true}, &saver, err));
+    for (int i = 0; i < 6; i++) {
+        float row[] = {1, (float)i};
+        fsdp_sd *extra = NULL;
+        bool is_stale;
+        FSDP_TRY(fsdp_sd_create(&extra, err));
+        FSDP_TRY(fsdp_sd_add_tensor(
+            extra, names[i / 2], strlen(names[i / 2]),
+            &(fsdp_tensor){FSDP_F32, 2, shape, {.mesh = net->mesh, .placement = {rows}}, row},
+            err));
+        step++;
+        const fsdp_root_save_opts save = {.save.step = &step,
+                                          .save.overwrite = true,
+                                          .state.model_prefix = prefixes[i / 2],
+                                          .extra = extra};
+        FSDP_TRY(save_unchanged(net, saver, save, "names", &is_stale, err));
+        fsdp_sd_free(extra);
+        if (is_stale != (i > 0))
+            return fsdp_fail(err, FSDP_DIFFERS, "save %d", i);
+    }
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, only_the_model_is_compared)
+{
+    run_on(NULL, save_names, "cpu");
+}
+
+static fsdp_status save_optimizer(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    for (int64_t step = 1; step < 3; step++) {
+        const fsdp_root_save_opts save = {
+            .save.step = &step, .save.overwrite = true, .state.part = FSDP_STATE_OPTIM};
+        bool is_stale;
+        FSDP_TRY(save_unchanged(net, saver, save, "optim", &is_stale, err));
+        EXPECT(!is_stale);
+    }
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, a_save_without_a_model_is_no_alarm)
+{
+    run_on(NULL, save_optimizer, "cpu");
+}
+
+/* --- retention -------------------------------------------------------------------------------- */
+
+static bool step_exists(int64_t step)
+{
+    char name[40];
+    snprintf(name, sizeof name, "run/step-%08lld", (long long)step);
+    return exists(name);
+}
+
+/* The caller's list of pins may go as soon as the call has returned. */
+static fsdp_status keep_pins_of_call(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_root_save_opts opts = {.into_run = true};
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    for (int64_t step = 1; step <= 5; step++) {
+        int64_t pins[] = {1, 3};
+        const fsdp_retention retain = {.keep_last = 2, .pins = pins, .pin_count = 2};
+        opts.save.step = &step;
+        opts.save.retain = step == 5 ? &retain : NULL;
+        opts.save.access.disk = step == 5 ? (void *)net->user : NULL;
+        FSDP_TRY(net_train(net, 1, err));
+        FSDP_TRY(fsdp_async_save(saver, in_dir("run"), &opts, err));
+        pins[0] = pins[1] = 2;
+        if (step == 5)
+            atomic_fetch_sub(&ranks_at_work, 1);
+        FSDP_TRY(fsdp_async_save_wait(saver, NULL, err));
+    }
+    fsdp_async_saver_free(saver);
+    if (fsdp_world_rank(net->rank->world) > 0) /* rank 0 tidies up when the others are done */
+        return FSDP_OK;
+    EXPECT(step_exists(1) && !step_exists(2) && step_exists(3));
+    EXPECT(step_exists(4) && step_exists(5));
+    return FSDP_OK;
+}
+
+Test(async_save, steps_stay_that_were_pinned_at_the_call)
+{
+    run_on(gated_disk(), keep_pins_of_call, "cpu");
+}
+
 /* --- the end ---------------------------------------------------------------------------------- */
 
 static atomic_int notices;

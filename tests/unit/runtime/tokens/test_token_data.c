@@ -211,6 +211,33 @@ Test(token_data, the_end_of_a_text_stands_between_files, .init = init, .fini = r
     fsdp_tokenizer_free(gpt2);
 }
 
+/* Ids of a text are kept in as few bytes as the vocabulary needs: 1, 2 or 4. */
+Test(token_data, the_last_id_of_a_vocabulary_is_kept, .init = init, .fini = release)
+{
+    static const int64_t last[] = {255, 256, 65535, 65536, 1 << 24};
+    const char *path = write_text("t", "ab~ab~");
+    for (size_t i = 0; i < sizeof last / sizeof *last; i++) {
+        char file[500];
+        fsdp_tokenizer *tokenizer;
+        int64_t ids[6];
+        const int64_t wanted[] = {0, 1, last[i], 0, 1, last[i]};
+        snprintf(file, sizeof file,
+                 "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
+                 "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":"
+                 "{\"a\":0,\"b\":1,\"~\":%lld},\"merges\":[]}}",
+                 (long long)last[i]);
+        fsdp_error err = {0};
+        cr_assert_eq(fsdp_tokenizer_parse(file, strlen(file), "t", &tokenizer, &err), FSDP_OK, "%s",
+                     err.text);
+        fsdp_token_data *data = open_data((fsdp_token_options){
+            .path = path, .val = path, .tokenizer = tokenizer, .length = 5, .in_order = true});
+        cr_assert_eq(fsdp_token_data_read(data, FSDP_TOKENS_TRAIN, 0, 0, ids, NULL), FSDP_OK);
+        cr_assert_arr_eq(ids, wanted, sizeof wanted, "%lld", (long long)last[i]);
+        fsdp_token_data_close(data);
+        fsdp_tokenizer_free(tokenizer);
+    }
+}
+
 Test(token_data, token_files, .init = init, .fini = release)
 {
     write_bin("train_0.bin", 2, 0, 10);
@@ -314,12 +341,16 @@ Test(token_data, identity_follows_the_bytes_and_not_the_place, .init = init, .fi
     fsdp_value before = identity_of(path_of("a"), NULL);
     cr_assert_eq(rename(path_of("a"), path_of("b")), 0);
     fsdp_value moved = identity_of(path_of("b"), NULL),
-               with_val = identity_of(path_of("b"), path_of("b/t"));
+               with_val = identity_of(path_of("b"), path_of("b/t")),
+               other_val = identity_of(path_of("b"), path_of("b/u"));
     write_text("b/t", "same size");
     fsdp_value changed = identity_of(path_of("b"), NULL);
     cr_assert(fsdp_value_equal(&before, &moved));
     cr_assert_not(fsdp_value_equal(&before, &changed));
     cr_assert_not(fsdp_value_equal(&before, &with_val));
+    cr_assert_not(fsdp_value_equal(&with_val, &other_val));
+    cr_assert(fsdp_value_equal(&with_val.as.list.items[1], &other_val.as.list.items[1]));
+    cr_assert_eq(with_val.as.list.items[3].as.list.count, 1);
     const fsdp_value *file = &before.as.list.items[1].as.list.items[0];
     cr_assert_eq(memcmp(file->as.list.items[1].as.bytes.data, "t", 1), 0);
     cr_assert_eq(file->as.list.items[3].as.i64, 9);
@@ -328,6 +359,7 @@ Test(token_data, identity_follows_the_bytes_and_not_the_place, .init = init, .fi
     fsdp_value_release(&moved);
     fsdp_value_release(&changed);
     fsdp_value_release(&with_val);
+    fsdp_value_release(&other_val);
     write_bin("1.bin", 2, 0, 100);
     write_bin("2.bin", 2, 1, 100);
     before = identity_of(path_of("1.bin"), NULL);

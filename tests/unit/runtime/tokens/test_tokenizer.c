@@ -174,6 +174,37 @@ Test(tokenizer, a_pair_that_is_gone_merges_no_more)
     cr_assert_str_eq(ids_of(file, "\"abcabx\"", false), "[7,5,3]");
 }
 
+/* Words of at most 22 bytes and 10 ids are remembered: every word is the same the first time and again. */
+Test(tokenizer, a_word_has_the_same_ids_each_time)
+{
+    enum { LONGEST = 26, TIMES = 45 };
+    fsdp_tokenizer *tokenizer;
+    cr_assert_eq(parse(WITH("\"version\":\"1.0\""), &tokenizer, NULL), FSDP_OK);
+    for (int size = 1; size <= LONGEST; size++)
+        for (int letter = 0; letter < 2;
+             letter++) { /* aaa is an id per letter, ababab one per four */
+            fsdp_text text = {0};
+            fsdp_ids ids = {0};
+            for (int i = 0; i < TIMES * (1 + size); i++)
+                fsdp_text_add(&text,
+                              i % (1 + size) == 0             ? " "
+                              : i % (1 + size) % 2 || !letter ? "a"
+                                                              : "b",
+                              1);
+            fsdp_text_add(&text, "                                                   ", 50);
+            while (text.size < 1024) /* texts that are shorter need no memory of words */
+                fsdp_text_add(&text, " a", 2);
+            cr_assert_eq(fsdp_tokenizer_encode(tokenizer, text.data, text.size, false, &ids, NULL),
+                         FSDP_OK);
+            const size_t each = 1 + (size_t)(letter ? size / 4 + size % 4 / 2 + size % 2 : size);
+            for (size_t i = each; i < TIMES * each; i++)
+                cr_assert_eq(ids.ids[i], ids.ids[i - each], "%d bytes: id %zu", size, i);
+            fsdp_text_release(&text);
+            fsdp_ids_release(&ids);
+        }
+    fsdp_tokenizer_free(tokenizer);
+}
+
 Test(tokenizer, added_tokens)
 {
     const char *file =

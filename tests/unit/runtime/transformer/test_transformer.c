@@ -10,12 +10,16 @@
 #include <string.h>
 
 enum { SEQUENCES = 3, LENGTH = 7, MOST_PARAMS = 64, VOCAB = 23 };
+/* Of the logits: the 7 rows of a rank's sequence are made in three pieces, the last of them smaller, and so
+ * are the 21 of all. */
+enum { FEW_ROWS = 3 * VOCAB + 1 };
 
 typedef struct model_case {
     const char *text; /* config.json */
     int64_t replicate, micro;
     bool recompute;
     int threads, reshard;
+    int64_t logit_room;
 } model_case;
 
 /* --- models of a rank ----------------------------------------------------------------------------- */
@@ -49,7 +53,8 @@ static fsdp_status make(world_rank *rank, const model_case *what, made_model *ma
     const fsdp_transformer_opts opts = {
         .unit = {.mesh = made->mesh, .reshard_after_forward = what->reshard},
         .recompute = what->recompute,
-        .threads = what->threads};
+        .threads = what->threads,
+        .logit_room = what->logit_room};
     FSDP_TRY(fsdp_transformer_create(rank->world, config, &opts, &made->t, err));
     made->root = fsdp_transformer_root(made->t);
     for (int i = 0; i < SEQUENCES * (LENGTH + 1); i++)
@@ -215,7 +220,7 @@ enum { MODELS = sizeof models / sizeof *models };
 Test(transformer, gradients_are_differences_of_the_loss)
 {
     for (int i = 0; i < MODELS; i++) {
-        model_case what = {.text = models[i]};
+        model_case what = {.text = models[i], .logit_room = i % 2 ? 0 : 2 * FEW_ROWS};
         expect_body_on(1, "cpu", expect_gradients, &what);
     }
 }
@@ -282,6 +287,11 @@ Test(transformer, ranks_do_not_change_the_loss)
         const way micro = run(2, (model_case){.text = models[i], .micro = 1});
         expect_close(&one, &replicated, models[i]);
         expect_close(&one, &micro, models[i]);
+        for (int64_t room = FEW_ROWS; room > 0;
+             room -= FEW_ROWS - 1) { /* the last one: a row at a time */
+            const way pieces = run(2, (model_case){.text = models[i], .logit_room = room});
+            expect_close(&one, &pieces, models[i]);
+        }
     }
 }
 
@@ -299,6 +309,32 @@ Test(transformer, ways_to_run_give_the_same_bits)
                          plain.norm, others[k].norm);
         }
     }
+}
+
+/* Logits of all rows, made in pieces and at once. */
+static fsdp_status expect_logits(world_rank *rank, fsdp_error *err)
+{
+    float logits[2][SEQUENCES * LENGTH * VOCAB];
+    double losses[2];
+    for (int i = 0; i < 2; i++) {
+        const model_case what = {.text = models[0], .logit_room = i * 2 * FEW_ROWS};
+        made_model made;
+        FSDP_TRY(make(rank, &what, &made, err));
+        const fsdp_token_batch batch = part_of(&made, 0, SEQUENCES);
+        FSDP_TRY(fsdp_transformer_logits(made.t, &batch, logits[i], err));
+        FSDP_TRY(fsdp_transformer_evaluate(made.t, &batch, &losses[i], err));
+        unmake(&made);
+    }
+    for (int i = 0; i < SEQUENCES * LENGTH * VOCAB;
+         i++) /* products of other sizes may round otherwise */
+        EXPECT(fabsf(logits[0][i] - logits[1][i]) <= 1e-5f);
+    EXPECT(fabs(losses[0] - losses[1]) <= 1e-5);
+    return FSDP_OK;
+}
+
+Test(transformer, pieces_of_the_logits_do_not_show)
+{
+    expect_body_on(1, "cpu", expect_logits, NULL);
 }
 
 /* --- first values --------------------------------------------------------------------------------- */
@@ -371,6 +407,22 @@ static fsdp_status sample(made_model *made, fsdp_sampling how, int64_t *ids_out,
     return FSDP_OK;
 }
 
+/* Equal prompts: each sequence draws for itself, the first one what it draws alone. */
+static fsdp_status expect_own_draws(made_model *made, const int64_t *alone, fsdp_error *err)
+{
+    const fsdp_sampling hot = {.temperature = 1.5, .seed = 3, .count = NEW};
+    int64_t prompts[SEQUENCES][PROMPT], ids[SEQUENCES][NEW];
+    for (int i = 0; i < SEQUENCES; i++)
+        memcpy(prompts[i], made->ids, sizeof prompts[i]);
+    const fsdp_token_batch batch = {prompts[0], SEQUENCES, PROMPT, PROMPT};
+    FSDP_TRY(fsdp_transformer_sample(made->t, &batch, &hot, ids[0], err));
+    EXPECT(memcmp(ids[0], alone, sizeof ids[0]) == 0);
+    EXPECT(memcmp(ids[0], ids[1], sizeof ids[0]) != 0);
+    EXPECT(memcmp(ids[1], ids[2], sizeof ids[1]) != 0);
+    EXPECT(memcmp(ids[0], ids[2], sizeof ids[0]) != 0);
+    return FSDP_OK;
+}
+
 static fsdp_status expect_samples(world_rank *rank, fsdp_error *err)
 {
     const fsdp_sampling hot = {.temperature = 1.5, .seed = 3},
@@ -389,6 +441,7 @@ static fsdp_status expect_samples(world_rank *rank, fsdp_error *err)
     FSDP_TRY(sample(&made, hot, a, err));
     FSDP_TRY(sample(&made, hot, b, err));
     EXPECT(memcmp(a, b, sizeof a) == 0);
+    FSDP_TRY(expect_own_draws(&made, a, err));
     FSDP_TRY(sample(&made, other, b, err));
     EXPECT(memcmp(a, b, sizeof a) != 0);
     unmake(&made);

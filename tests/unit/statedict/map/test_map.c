@@ -563,6 +563,7 @@ Test(map, sizes_are_expressions_over_numbers_from_three_places)
     const fsdp_map_call config = call_of(
         "{\"n\":7,\"real\":1.5,\"flag\":true,\"text_config\":{\"deep\":9,\"n\":1}}", NULL, 0);
     const fsdp_map_call user = call_of("{\"n\":7}", given, 2);
+    const fsdp_map_call both = call_of("{\"args.n\":14,\"n\":7}", NULL, 0);
     expect_rows(&config, "2*3+4", 10);
     expect_rows(&config, "2+3*4", 14);
     expect_rows(&config, "(2+3)*4-1", 19);
@@ -572,6 +573,8 @@ Test(map, sizes_are_expressions_over_numbers_from_three_places)
     expect_rows(&config, "both", 7);
     expect_rows(&config, "seen", 12);
     expect_rows(&config, "args.n/2", 6);
+    expect_rows(&both, "args.n/2", 6); /* what the checkpoint says goes before its config.json */
+    expect_rows(&both, "n", 7);
     expect_rows(&config, "dim(a,0)/3", 8);
     expect_rows(&config, "deep+flag", 10);
     expect_rows(&user, "both", 5);
