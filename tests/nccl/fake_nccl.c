@@ -41,6 +41,7 @@ typedef struct batch {
     struct ncclComm *comm;
     uint64_t number;
     int n;
+    bool has_failed;
     call calls[MOST_OPS];
 } batch;
 
@@ -440,10 +441,14 @@ static fsdp_nccl_result start_batch(batch *mine, fsdp_nccl_stream stream)
 static fsdp_nccl_result add(struct ncclComm *comm, const call *made, fsdp_nccl_stream stream)
 {
     enter(comm);
-    if (is_planned(comm->rank) && plan()->fail_at == comm->calls + 1)
+    const bool is_first = !grouped || depth == 0;
+    bool fails = is_planned(comm->rank) && plan()->fail_at == comm->calls + 1 &&
+                 (is_first ? 0 : grouped->n) >= plan()->fail_part;
+    if (fails && is_first)
         return leave(comm, plan()->fail_code);
-    batch *mine = grouped && depth > 0 ? grouped : make(1, sizeof *mine);
+    batch *mine = is_first ? make(1, sizeof *mine) : grouped;
     mine->comm = comm;
+    mine->has_failed |= fails;
     if (mine->n == MOST_OPS)
         abort();
     mine->calls[mine->n++] = *made;
@@ -451,7 +456,9 @@ static fsdp_nccl_result add(struct ncclComm *comm, const call *made, fsdp_nccl_s
         return leave(comm, start_batch(mine, stream));
     grouped = mine;
     grouped_stream = stream;
-    return leave(comm, FSDP_NCCL_SUCCESS);
+    if (fails)
+        return leave(comm, plan()->fail_code);
+    return leave(comm, plan()->polls > 0 ? FSDP_NCCL_IN_PROGRESS : FSDP_NCCL_SUCCESS);
 }
 
 EXPORT fsdp_nccl_result ncclGroupStart(void)
@@ -466,7 +473,10 @@ EXPORT fsdp_nccl_result ncclGroupEnd(void)
     if (--depth > 0 || !mine)
         return FSDP_NCCL_SUCCESS;
     grouped = NULL;
-    return start_batch(mine, grouped_stream);
+    if (!mine->has_failed)
+        return start_batch(mine, grouped_stream);
+    free(mine); /* its caller knows */
+    return FSDP_NCCL_SUCCESS;
 }
 
 EXPORT fsdp_nccl_result ncclAllGather(const void *send, void *recv, size_t count,

@@ -15,6 +15,7 @@ typedef struct fake_nccl_plan {
     int polls;                 /* a result is pending for so many questions */
     int rank;                  /* what follows is of this rank of any communicator; -1: of all */
     int fail_at, fail_code;    /* its n-th collective (1: the first) returns this ncclResult_t */
+    int fail_part;             /* of a collective that is a group of calls, the first that does; 0: all */
     int async_at, async_code;  /* its n-th collective never runs, and this is found later */
     int init_code;             /* of ncclCommInitRankConfig, at once */
     int init_async_code;       /* the same, found later */

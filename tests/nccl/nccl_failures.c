@@ -79,6 +79,44 @@ static void fails_at_a_call(void)
     }
 }
 
+/* A collective with uneven parts is a group of calls, of which one fails. */
+static fsdp_status call_in_parts(nccl_rank *rank, fsdp_error *err)
+{
+    static float in[RANKS][16], out[RANKS][16];
+    static const int64_t uneven[] = {2, 3, 5}, even[] = {4, 4, 4};
+    const fsdp_collective_kind *kind = rank->context;
+    const bool is_even = *kind == FSDP_ALL_TO_ALL;
+    const fsdp_collective call = {.kind = *kind,
+                                  .dtype = FSDP_F32,
+                                  .in = in[rank->rank],
+                                  .out = out[rank->rank],
+                                  .counts = is_even ? even : uneven,
+                                  .out_counts = is_even ? even : NULL,
+                                  .unit = "layers.1",
+                                  .stream = rank->stream};
+    FSDP_TRY(fsdp_comm_run(rank->comm, &call, err));
+    return await_failure(rank, err);
+}
+
+static void fails_in_a_part(void)
+{
+    const fsdp_collective_kind kinds[] = {FSDP_ALL_GATHER, FSDP_REDUCE_SCATTER, FSDP_ALL_TO_ALL};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        for (int part = 0; part < RANKS; part++) {
+            fsdp_collective_kind kind = kinds[i];
+            plan((fake_nccl_plan){.rank = 1,
+                                  .polls = part,
+                                  .fail_at = 1,
+                                  .fail_part = part,
+                                  .fail_code = SYSTEM_ERROR,
+                                  .last_error = "a cable"});
+            expect_all(
+                &(nccl_world){
+                    .size = RANKS, .deadline_ms = LONG_MS, .body = call_in_parts, .context = &kind},
+                FSDP_ERR_PEER, 1, "unhandled system error: a cable");
+        }
+}
+
 static void fails_later(void)
 {
     plan((fake_nccl_plan){.rank = 2, .async_at = 1, .async_code = SYSTEM_ERROR});
@@ -409,6 +447,7 @@ typedef struct test_case {
 static const test_case cases[] = {
     {"too_old", is_too_old}, /* before a library was taken */
     {"fails_at_a_call", fails_at_a_call},
+    {"fails_in_a_part", fails_in_a_part},
     {"fails_later", fails_later},
     {"lost_rank", notices_a_lost_rank},
     {"names_a_lost_rank", names_a_lost_rank},

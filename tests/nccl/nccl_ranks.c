@@ -89,6 +89,23 @@ static int choose_gpu(fsdp_device *device)
     return 0;
 }
 
+/* Staging memory, of which nothing is left when a world has ended: flags too, of calls that failed. */
+static const fsdp_device_ops *counted_ops;
+static atomic_int staging;
+
+static void *alloc_staging(fsdp_device *device, size_t size)
+{
+    void *made = counted_ops->alloc_staging(device, size);
+    atomic_fetch_add(&staging, made != NULL);
+    return made;
+}
+
+static void dealloc_staging(fsdp_device *device, void *data, size_t size)
+{
+    atomic_fetch_sub(&staging, data != NULL);
+    counted_ops->dealloc_staging(device, data, size);
+}
+
 static fsdp_device_ops ops;
 static fsdp_device_kernels kernels;
 static pthread_once_t ops_made = PTHREAD_ONCE_INIT;
@@ -102,6 +119,9 @@ static void make_ops(void)
     kernels = *ops.kernels;
     kernels.fill = fill_flag;
     ops.kernels = &kernels;
+    counted_ops = device->ops;
+    ops.alloc_staging = alloc_staging;
+    ops.dealloc_staging = dealloc_staging;
     ops.native = native_of;
     ops.choose_gpu = choose_gpu;
     ops.close(device);
@@ -176,6 +196,8 @@ void run_nccl_world(const nccl_world *world, nccl_rank *results)
         pthread_join(starts[i].thread, NULL);
     snprintf(left, sizeof left, "%d left, %d misuses", fake->alive(), fake->misuses());
     expect(fake->alive() == 0 && fake->misuses() == 0, "nothing is left in NCCL", left);
+    snprintf(left, sizeof left, "%d blocks", atomic_load(&staging));
+    expect(atomic_load(&staging) == 0, "staging memory is given back", left);
 }
 
 fsdp_status give_call(nccl_rank *rank, fsdp_error *err)
