@@ -13,6 +13,7 @@
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
  *         -> deepspeed_universal.c universal checkpoints: one folder per parameter
  *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
+ *         -> deepspeed_agree.c     what several files say, which must be the same
  *   universal.h is the way back: it writes universal checkpoints.
  *   deepspeed.c holds files, tensors of the model and kinds of moments for all of them, deepspeed_values.c
  *   reads members of dicts and values.
@@ -28,6 +29,7 @@
 #define FSDP_DEEPSPEED_H
 
 #include "base/data/name_table.h"
+#include "formats/source/source_facts.h"
 #include "formats/torch/torch_internal.h"
 
 /* --- deepspeed_names.c ----------------------------------------------------------------------------- */
@@ -78,6 +80,7 @@ typedef struct ds_param {
     bool is_copy;              /* an earlier part of the pipeline has it, too */
     bool has_step;             /* a step of its own, in universal checkpoints */
     float step;
+    const torch_tensor *weight;    /* the module's, rounded; NULL: it has none */
     size_t tensors[DS_KINDS];  /* number in the source plus 1; 0: none yet */
 } ds_param;
 
@@ -154,6 +157,13 @@ typedef struct ds_set {
     size_t named_bytes;        /* of the names in groups */
     fsdp_value steps;          /* a list by the number of a state, null without one */
     fsdp_value param_groups;
+    fsdp_facts facts;          /* that all files must state alike */
+    bool is_chosen;            /* the person named the format: an optimizer that began anew is meant */
+    const char *model_file;    /* the first; NULL: not read yet */
+    int64_t global_steps, skipped_steps;   /* of that file; -1: not stated */
+    fsdp_text print;           /* hashes of the flat tensors of the file that is being read */
+    bool print_tells;          /* they are not of constants alone */
+    fsdp_name_table prints;    /* hash of a file's print -> number of the file */
 } ds_set;
 
 /* --- deepspeed.c ---------------------------------------------------------------------------------- */
@@ -207,6 +217,8 @@ fsdp_status ds_read_tensor(const torch_archive *archive, fsdp_node node, const c
 /* Adds the members of a dict as values "PREFIX.KEY", except those of the list, which ends with NULL. */
 fsdp_status ds_add_values(ds_set *set, torch_archive *archive, fsdp_node dict, const char *prefix,
                           const char *const *but, fsdp_error *err);
+/* The number of an enum: a call of its class with one int. 0: it is none. */
+fsdp_node ds_enum_number(const torch_archive *archive, fsdp_node node);
 /* Reads a step: a number, or a tensor of one. */
 fsdp_status ds_read_step(torch_archive *archive, fsdp_node node, fsdp_value *value_out, fsdp_error *err);
 /* Adds the value optimizer_state.step: a list of the states' steps. Nothing where no state has one. */
@@ -248,6 +260,23 @@ fsdp_status ds_place(ds_set *set, ds_param *param, int kind, const torch_tensor 
 fsdp_status ds_split(ds_set *set, ds_lane *lane, int kind, const torch_tensor *flat, fsdp_error *err);
 /* Checks that all parameters got all of their elements. Stage 3: after each rank; else after the last. */
 fsdp_status ds_split_end(ds_set *set, fsdp_error *err);
+
+/* --- deepspeed_agree.c --------------------------------------------------------------------------------- */
+
+/* Compares the numbers of a model file, or of an optimizer's file, with those of the files before. */
+fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err);
+fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim, const fsdp_node *states,
+                           size_t count, fsdp_error *err);
+/* True in *does_out when the first elements of a run of a flat master, rounded, are those of the weight. */
+fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds_run *run,
+                         const torch_tensor *weight, bool *does_out, fsdp_error *err);
+/* Compares a run of a parameter's master with its weight in the module, if it has one. */
+fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param, const torch_tensor *flat,
+                            const ds_run *run, fsdp_error *err);
+/* Adds a flat tensor to the print of the file that is being read; tells: no two ranks have it alike by chance. */
+fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fsdp_error *err);
+/* Ends the print: FSDP_ERR_DAMAGED when another file has the same one. */
+fsdp_status ds_print_end(ds_set *set, const char *what, const torch_archive *archive, fsdp_error *err);
 
 /* --- deepspeed_resume.c -------------------------------------------------------------------------------- */
 

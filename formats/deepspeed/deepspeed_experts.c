@@ -67,6 +67,7 @@ static fsdp_status copy_param(ds_set *set, const ds_param *from, size_t rank,
     *to = *from;
     to->name = text.failed ? NULL : fsdp_arena_strndup(&set->arena, text.data, text.size);
     to->name_size = text.size;
+    to->weight = NULL; /* the module has the experts of one rank */
     fsdp_text_release(&text);
     return to->name ? FSDP_OK : fsdp_fail_memory(err, "experts");
 }

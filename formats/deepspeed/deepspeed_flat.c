@@ -96,6 +96,8 @@ fsdp_status ds_place(ds_set *set, ds_param *param, int kind, const torch_tensor 
     if (param->is_copy || run->count == 0)
         return FSDP_OK;
     FSDP_TRY(ds_param_tensor(set, param, kind, flat->dtype, &tensor, err));
+    if (kind == DS_MASTER)
+        FSDP_TRY(ds_agree_weight(set, param, flat, run, err));
     int count = fsdp_box_cut(&whole, run->first, run->count, boxes);
     int64_t at = run->at;
     for (int i = 0; i < count; i++) {

@@ -154,6 +154,7 @@ static fsdp_status add_fragment(ds_set *set, torch_archive *archive, ds_param *p
         return FSDP_OK;
     int64_t left = param->count - first;
     const ds_run run = {first, 0, left < part ? left : part};
+    FSDP_TRY(ds_print_add(set, &tensor, true, err));
     return ds_place(set, param, DS_MASTER, &tensor, &run, err);
 }
 
@@ -174,11 +175,13 @@ static fsdp_status add_fragments(ds_set *set, torch_archive *archive, fsdp_error
                     : ds_bad(archive, "frozen_param_fragments and frozen_param_shapes differ", err);
     }
     fsdp_name_table_release(&found);
-    return st;
+    return st == FSDP_OK ? ds_print_end(set, "frozen weights", archive, err) : st;
 }
 
-static fsdp_status read_fragments(ds_set *set, torch_archive *archive, fsdp_error *err)
+/* A model file of stage 3 beside that of rank 0. */
+static fsdp_status read_other_model(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
+    FSDP_TRY(ds_agree_model(set, archive, err));
     return add_fragments(set, archive, err);
 }
 
@@ -216,18 +219,19 @@ static fsdp_status read_tied(ds_set *set, const torch_archive *archive, fsdp_err
 /* Names of the module: those of parameters, and of the others those of one tensor with a parameter. */
 typedef struct module_names {
     ds_members members;
-    fsdp_name_table known;  /* names of parameters */
+    fsdp_name_table known;  /* names -> number of the parameter, or 0 */
     fsdp_name_table places; /* of tensors of parameters -> number of the member */
 } module_names;
 
 static fsdp_status note_known(ds_set *set, module_names *names, fsdp_error *err)
 {
     bool is_noted = true;
+    uint64_t number = 0; /* of the parameters, from 1 */
     for (size_t g = 0; g < set->group_count; g++)
         for (size_t i = 0; i < set->groups[g].lanes->count; i++) {
             const ds_param *param = &set->groups[g].lanes->params[i];
-            is_noted &=
-                fsdp_name_table_enter(&names->known, param->name, param->name_size, 0) != NULL;
+            is_noted &= fsdp_name_table_enter(&names->known, param->name, param->name_size,
+                                              ++number) != NULL;
         }
     for (size_t i = 0; i < set->frozen_count; i++)
         is_noted &= fsdp_name_table_enter(&names->known, set->frozen[i].name,
@@ -238,20 +242,35 @@ static fsdp_status note_known(ds_set *set, module_names *names, fsdp_error *err)
     return is_noted ? FSDP_OK : fsdp_fail_memory(err, "the weights of a model");
 }
 
-/* The place of a member's tensor, or NULL for what is no tensor with elements. */
-static fsdp_status read_place(ds_set *set, torch_archive *archive, fsdp_node node,
-                              const ds_tensor_place **place_out, fsdp_error *err)
+/* A member's tensor; false for what is no tensor with elements. */
+static bool read_weight(const torch_archive *archive, fsdp_node node, torch_tensor *tensor_out)
 {
-    torch_tensor tensor;
     fsdp_error why = {0}; /* nothing else reads the module's tensors, which may be of any kind */
-    *place_out = NULL;
     if (torch_tensor_kind(archive, node) != TORCH_KIND_TENSOR ||
-        ds_read_tensor(archive, node, "a weight", &tensor, &why) != FSDP_OK)
-        return FSDP_OK;
-    fsdp_box whole = fsdp_box_whole(tensor.ndim, tensor.shape);
-    if (fsdp_box_count(&whole) == 0)
-        return FSDP_OK;
-    return ds_tensor_place_of(set, &tensor, place_out, err);
+        ds_read_tensor(archive, node, "a weight", tensor_out, &why) != FSDP_OK)
+        return false;
+    fsdp_box whole = fsdp_box_whole(tensor_out->ndim, tensor_out->shape);
+    return fsdp_box_count(&whole) > 0;
+}
+
+/* Keeps the module's weight, with which the master is compared. */
+static fsdp_status keep_weight(ds_set *set, const torch_archive *archive, uint64_t number,
+                               const torch_tensor *tensor, fsdp_error *err)
+{
+    ds_param *param = &set->groups[0].lanes->params[number - 1]; /* those of all groups follow */
+    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+    char shown[200];
+    if (fsdp_box_count(&whole) != param->count)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "%s: the weight '%s' of its module has not the shape in param_shapes",
+                         archive->where,
+                         fsdp_printable(param->name, param->name_size, shown, sizeof shown));
+    torch_tensor *kept = fsdp_arena_alloc(&set->arena, 1, sizeof *kept);
+    if (!kept)
+        return fsdp_fail_memory(err, "the weights of a model");
+    *kept = *tensor;
+    param->weight = kept;
+    return FSDP_OK;
 }
 
 static fsdp_status add_place(ds_set *set, torch_archive *archive, module_names *names, size_t i,
@@ -259,11 +278,15 @@ static fsdp_status add_place(ds_set *set, torch_archive *archive, module_names *
 {
     size_t size;
     const char *text = ds_text(archive, names->members.items[i], &size);
+    const uint64_t *known = text ? fsdp_name_table_find(&names->known, text, size) : NULL;
     const ds_tensor_place *place;
-    if (!text || !fsdp_name_table_find(&names->known, text, size))
+    torch_tensor tensor;
+    if (!known || !read_weight(archive, names->members.items[i + 1], &tensor))
         return FSDP_OK;
-    FSDP_TRY(read_place(set, archive, names->members.items[i + 1], &place, err));
-    return !place || fsdp_name_table_enter(&names->places, (const char *)place, sizeof *place, i)
+    if (*known > 0)
+        FSDP_TRY(keep_weight(set, archive, *known, &tensor, err));
+    FSDP_TRY(ds_tensor_place_of(set, &tensor, &place, err));
+    return fsdp_name_table_enter(&names->places, (const char *)place, sizeof *place, i)
                ? FSDP_OK
                : fsdp_fail_memory(err, "the weights of a model");
 }
@@ -273,13 +296,14 @@ static fsdp_status add_other(ds_set *set, torch_archive *archive, const module_n
 {
     ds_tied tied = {0};
     const ds_tensor_place *place;
+    torch_tensor tensor;
     tied.name = ds_text(archive, names->members.items[i], &tied.name_size);
     if (!tied.name || fsdp_name_table_find(&names->known, tied.name, tied.name_size) ||
         fsdp_name_table_find(&set->buffers, tied.name, tied.name_size))
         return FSDP_OK;
-    FSDP_TRY(read_place(set, archive, names->members.items[i + 1], &place, err));
-    if (!place)
+    if (!read_weight(archive, names->members.items[i + 1], &tensor))
         return FSDP_OK;
+    FSDP_TRY(ds_tensor_place_of(set, &tensor, &place, err));
     const uint64_t *same = fsdp_name_table_find(&names->places, (const char *)place, sizeof *place);
     if (!same)
         fsdp_source_count_rounded(set->source);
@@ -332,6 +356,7 @@ static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *e
 {
     fsdp_node root = archive->pickle.root, shapes = ds_member(archive, root, "param_shapes");
     FSDP_TRY(check_model(archive, err));
+    FSDP_TRY(ds_agree_model(set, archive, err));
     if (set->part == 0)
         FSDP_TRY(ds_add_values(set, archive, root, "", ds_model_members, err));
     FSDP_TRY(note_buffers(set, archive, ds_member(archive, root, "buffer_names"), err));
@@ -375,9 +400,9 @@ fsdp_status ds_read_models(ds_set *set, fsdp_error *err)
     }
     set->rank = 0;
     FSDP_TRY(ds_read_file(set, files[0].name, read_model, err));
-    for (size_t i = 1; i < count && set->frozen_count > 0; i++) {
+    for (size_t i = 1; i < count; i++) {
         set->rank = files[i].rank;
-        FSDP_TRY(ds_read_file(set, files[i].name, read_fragments, err));
+        FSDP_TRY(ds_read_file(set, files[i].name, read_other_model, err));
     }
     return FSDP_OK;
 }

@@ -179,6 +179,7 @@ fsdp_status ds_read_moments(ds_set *set, const torch_archive *archive, fsdp_node
         if (!is_moment(set, &tensor, master))
             continue;
         FSDP_TRY(ds_kind(set, name, size, &kind, err));
+        FSDP_TRY(ds_print_add(set, &tensor, true, err));
         FSDP_TRY(ds_split(set, lane, kind, &tensor, err));
     }
     return FSDP_OK;
@@ -192,6 +193,7 @@ static fsdp_status read_group(ds_set *set, const torch_archive *archive, const o
     FSDP_TRY(ds_read_tensor(archive, parts->masters.items[group], "a master", &master, err));
     if (master.ndim != 1)
         return ds_bad(archive, "a master is not flat", err);
+    FSDP_TRY(ds_print_add(set, &master, false, err));
     FSDP_TRY(ds_split(set, lane, DS_MASTER, &master, err));
     return ds_read_moments(set, archive, parts->states[group], lane, &master, err);
 }
@@ -202,10 +204,12 @@ static fsdp_status read_parts(ds_set *set, torch_archive *archive, const optim_p
     if (!set->is_split && parts->masters.count != set->group_count)
         return ds_bad(archive, "it has another number of groups than param_shapes", err);
     FSDP_TRY(read_counts(set, archive, parts->optim, err));
+    FSDP_TRY(ds_agree_optim(set, archive, parts->optim, parts->states, parts->masters.count, err));
     if (set->rank == 0 && !set->is_split)
         FSDP_TRY(read_gaps(set, archive, parts->optim, err));
     for (size_t g = 0; g < parts->masters.count; g++)
         FSDP_TRY(read_group(set, archive, parts, g, err));
+    FSDP_TRY(ds_print_end(set, "masters and moments", archive, err));
     if (set->is_split)
         FSDP_TRY(ds_split_end(set, err));
     if (set->rank != 0 || set->part != 0)

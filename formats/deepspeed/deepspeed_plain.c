@@ -17,8 +17,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { COMPARED = 1024 }; /* elements of a weight that are compared with its master */
-
 typedef enum plain_form { FORM_TORCH, FORM_EACH, FORM_FLAT } plain_form;
 
 /* A weight of the model, and where the optimizer has it. */
@@ -221,47 +219,12 @@ static bool same_shape(const torch_tensor *a, const torch_tensor *b)
            (a->ndim <= 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-static bool is_contiguous(const torch_tensor *tensor)
-{
-    int64_t stride = (int64_t)fsdp_dtype_size(tensor->dtype);
-    for (int dim = tensor->ndim - 1; dim >= 0; dim--) {
-        if (tensor->shape[dim] > 1 && tensor->strides[dim] != stride)
-            return false;
-        stride *= tensor->shape[dim];
-    }
-    return tensor->fix == 0;
-}
-
-static fsdp_status read_elements(const plain *at, const torch_tensor *tensor, int64_t first,
-                                 size_t count, void *data, fsdp_error *err)
-{
-    size_t size = fsdp_dtype_size(tensor->dtype);
-    int64_t offset = tensor->offset + first * (int64_t)size;
-    return tensor->storage.stream >= 0
-               ? fsdp_source_stream_pread(at->set->source, tensor->storage.stream, data,
-                                          count * size, offset, err)
-               : fsdp_source_pread(at->set->source, tensor->storage.file, data, count * size,
-                                   offset, err);
-}
-
 /* Compares the first elements of a weight with its master, which the engine rounded. */
 static fsdp_status rounds_to(const plain *at, const torch_tensor *master, int64_t first,
                              const plain_weight *weight, bool *does_out, fsdp_error *err)
 {
-    const torch_tensor *tensor = &weight->tensor;
-    const fsdp_dtype_info *info = fsdp_dtype_describe(tensor->dtype);
-    char exact[COMPARED * 8], rounded[COMPARED * 8], stored[COMPARED * 8];
-    size_t count = weight->param.count < COMPARED ? (size_t)weight->param.count : COMPARED;
-    *does_out = true;
-    if (!is_contiguous(tensor) || !is_contiguous(master) || !info->is_float ||
-        !fsdp_dtype_describe(master->dtype)->is_float)
-        return FSDP_OK; /* its shape alone must do */
-    FSDP_TRY(read_elements(at, master, first, count, exact, err));
-    FSDP_TRY(read_elements(at, tensor, 0, count, stored, err));
-    fsdp_kernels_get()->cast(rounded, tensor->dtype, exact, master->dtype, count,
-                             FSDP_OVERFLOW_INF);
-    *does_out = memcmp(rounded, stored, count * info->size) == 0;
-    return FSDP_OK;
+    const ds_run run = {0, first, weight->param.count};
+    return ds_rounds_to(at->set, master, &run, &weight->tensor, does_out, err);
 }
 
 /* True when the next parameter of the group may be the weight. */

@@ -240,12 +240,16 @@ static fsdp_status open_deepspeed(const fsdp_probe *probe, fsdp_source **source_
                   .directory = probe->path,
                   .kinds = {""},
                   .kind_count = 1,
-                  .is_as_stored = probe->opts && probe->opts->as_stored};
+                  .is_as_stored = probe->opts && probe->opts->as_stored,
+                  .is_chosen = probe->opts && probe->opts->format};
     fsdp_status st = read_set(probe, &set, err);
     *source_out = set.source;
     ds_files_release(&set.files);
     fsdp_name_table_release(&set.tensors);
     fsdp_name_table_release(&set.buffers);
+    fsdp_name_table_release(&set.prints);
+    fsdp_facts_release(&set.facts);
+    fsdp_text_release(&set.print);
     fsdp_free(set.tied);
     fsdp_free(set.widened);
     fsdp_free(set.owners);

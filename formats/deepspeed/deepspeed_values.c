@@ -89,8 +89,7 @@ fsdp_status ds_read_tensor(const torch_archive *archive, fsdp_node node, const c
 
 /* --- values -------------------------------------------------------------------------------------- */
 
-/* The number of an enum: a call of its class with one int. 0: it is none. */
-static fsdp_node enum_number(const torch_archive *archive, fsdp_node node)
+fsdp_node ds_enum_number(const torch_archive *archive, fsdp_node node)
 {
     const fsdp_pickle_node *call = torch_node(archive, node);
     bool is_call = call->kind == FSDP_NODE_CALL && call->flags & FSDP_NODE_OPAQUE &&
@@ -153,7 +152,7 @@ static fsdp_status read_and_add(ds_set *set, torch_archive *archive, fsdp_node n
                                 const char *name, size_t size, fsdp_error *err)
 {
     fsdp_value value;
-    fsdp_node number = enum_number(archive, node);
+    fsdp_node number = ds_enum_number(archive, node);
     fsdp_status st = set->is_as_stored || number != 0 || !has_attributes(archive, node)
                          ? torch_value_read(archive, number != 0 ? number : node, &value, err)
                          : read_attributes(archive, node, &value, err);

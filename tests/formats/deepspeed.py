@@ -290,7 +290,8 @@ def counting(stage, count):
 
 
 def other_shapes(**shapes):
-    return with_model(2, param_shapes=[made.OrderedDict(made.SHAPES) | shapes])
+    """The module has no weights, which would contradict the shapes."""
+    return with_model(2, param_shapes=[made.OrderedDict(made.SHAPES) | shapes], module={})
 
 
 def with_gaps(gaps):
@@ -302,12 +303,15 @@ def with_states(states):
 
 
 def mastering(master, stage=2):
+    """Rank 1 has other masters, and the module no weights, which would contradict them."""
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
 
-    def change(optim):
-        optim[key] = master
-
-    return changed(stage, 1, change)
+    files = made.files(stage)
+    files[made.optim_name(1)]["optimizer_state_dict"][key] = master
+    for name, thing in files.items():
+        if "model" in name:
+            thing["module"] = {}
+    return files
 
 
 def universal(stage, name, thing):
@@ -346,6 +350,71 @@ def wrong_rounding():
     files = made.plain_files("flat")
     files[made.model_name(0, 0)]["module"]["w"] = made.tensor([9.0] * 15, (3, 5), "e")
     return files
+
+
+def of_step(stage, step, *names):
+    """Of these files the optimizer, or the engine, is at another step."""
+    files = made.files(stage)
+    for name in names:
+        if "model" in name:
+            files[name]["global_steps"] = step
+            continue
+        told = files[name]["optimizer_state_dict"]
+        told["optimizer_state_dict" if stage == 3 else "base_optimizer_state"]["state"][0]["step"] = step
+    return files
+
+
+def twice(stage, name, other):
+    """One rank's file twice."""
+    files = made.files(stage)
+    return files | {other: files[name]}
+
+
+def contradictions():
+    """Files of two saves in one tag, as a save leaves them that was cut short: as refusals()."""
+    ranks, steps = [made.optim_name(rank) for rank in range(2)], "says 5; they are of different saves"
+    models = [made.model_name(rank, 3) for rank in range(2)]
+    for stage in (1, 2, 3):
+        yield f"a rank of another step, {stage}", of_step(stage, 5, ranks[1]), DAMAGED, steps
+        yield (f"optimizers of an older step, {stage}", of_step(stage, 5, *ranks), DAMAGED,
+               "global_steps is 7, and")
+        yield (f"optimizers of a newer step, {stage}", of_step(stage, 9, *ranks), DAMAGED,
+               "its optimizer took 9 steps")
+    yield "a model file of another step", of_step(3, 5, models[1]), DAMAGED, \
+        f"{models[0]}' says that global_steps is 7, and"
+    yield "another world", with_model(3, dp_world_size=9), DAMAGED, "dp_world_size is 9"
+    yield "another number of samples", with_model(3, global_samples=[3]) | \
+        {models[1]: made.model(1, 3) | {"global_samples": [4]}}, DAMAGED, "global_samples is [3]"
+    yield "another version", changed(2, 1, lambda optim: optim.update(ds_version="0.5")), DAMAGED, '"0.5"'
+    yield "another stage", changed(2, 1, lambda optim: optim.update(zero_stage=1)), DAMAGED, "zero_stage is 2"
+    yield "another count of partitions", changed(2, 1, lambda optim: optim.update(partition_count=2)), \
+        DAMAGED, "partition_count is [2], and"
+    yield "one rank twice", twice(3, *ranks), DAMAGED, f"{ranks[1]}' have the same masters and moments"
+    yield "one model file twice", twice(3, *models), DAMAGED, f"{models[1]}' have the same frozen weights"
+    yield "one rank of stage 2 twice", twice(2, *ranks), DAMAGED, "'w' of its module is not the one of"
+    weight = made.tensor([9.0] * 15, (3, 5), "e")
+    yield ("a module of another step", with_model(2, module=made.OrderedDict(w=weight)), DAMAGED,
+           "rounded to f16")
+    weight = made.tensor([9.0] * 5, (5,), "e")
+    yield "a weight of another shape", with_model(2, module={"w": weight}), DAMAGED, "shape in param_shapes"
+
+
+def check_began_anew(folder):
+    """A run whose optimizer began anew is read when the format is named; one that diverged is read."""
+    path = made.write(folder / "anew", of_step(2, 5, *(made.optim_name(rank) for rank in range(2))))
+    for options, status in ((), DAMAGED), (("--from", "deepspeed"), 0):
+        ran = run("fsdp-convert", path, folder / "anew-out", "--to", "fsdp", *options)
+        check(ran.returncode == status, f"an optimizer that began anew, {options}: {ran.stderr}")
+    files, nan = made.files(2), float("nan")
+    files[made.model_name(0, 2)]["module"]["b"] = made.tensor([nan] * 4, None, "e")
+    for rank in range(2):
+        masters = files[made.optim_name(rank)]["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+        storage = masters[0].args[0]
+        numbers = struct.unpack(f"<{storage.count}f", storage.data)
+        masters[0] = made.tensor([nan if 15 <= at + 10 * rank < 19 else number
+                                  for at, number in enumerate(numbers)])  # "b", behind "w"
+    ran = run("fsdp-ls", made.write(folder / "nan", files))
+    check(ran.returncode == 0, f"weights that are not a number: {ran.stderr}")
 
 
 def refusals():
@@ -412,7 +481,7 @@ def check_limits(folder):
 
 
 def check_refusals(folder):
-    for number, (what, files, status, words) in enumerate(refusals()):
+    for number, (what, files, status, words) in enumerate([*refusals(), *contradictions()]):
         ran = run("fsdp-ls", "--json", made.write(folder / str(number), files))
         check(ran.returncode == status and words in ran.stderr,
               f"{what}: status {ran.returncode}, not {status} with {words!r}: {ran.stderr.strip()}")
@@ -422,7 +491,8 @@ def check_refusals(folder):
 def main():
     check_golden()
     for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
-                      check_own_steps, check_names_of_the_module, check_unsure, check_refusals, check_limits):
+                      check_own_steps, check_names_of_the_module, check_unsure, check_began_anew,
+                      check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 

@@ -1,0 +1,34 @@
+/*
+ * What several files of one checkpoint say of it: its step, the number of ranks, the sizes of the model. Files
+ * that say different things are of different saves, and joining them would make a checkpoint that never was.
+ *
+ * Callers: the format rooms that read one checkpoint out of several files (ranks, deepspeed, dcp, frameworks).
+ */
+#ifndef FSDP_SOURCE_FACTS_H
+#define FSDP_SOURCE_FACTS_H
+
+#include "base/core/mem.h"
+#include "base/data/name_table.h"
+#include <fsdp/value.h>
+
+/* Zero-initialise; release when done. */
+typedef struct fsdp_facts {
+    struct fsdp_fact *items;   /* in the order in which they were said first */
+    size_t count, room;
+    fsdp_name_table names;
+    fsdp_arena arena;
+} fsdp_facts;
+
+/* What to do about files that contradict one another; follows the message. */
+#define FSDP_TWO_SAVES "; they are of different saves: put the files of one save together"
+
+void fsdp_facts_release(fsdp_facts *facts);
+
+/*
+ * Notes that a file says `what` ("global_steps") is this value. FSDP_ERR_DAMAGED when another file said something
+ * else: the message names both files and both values. Values without a short text (dicts, objects) are ignored.
+ */
+fsdp_status fsdp_facts_note(fsdp_facts *facts, const char *what, const char *file, const fsdp_value *value,
+                            fsdp_error *err);
+
+#endif
