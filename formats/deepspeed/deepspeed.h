@@ -161,6 +161,10 @@ typedef struct ds_set {
     bool is_chosen;            /* the person named the format: an optimizer that began anew is meant */
     const char *model_file;    /* the first; NULL: not read yet */
     int64_t global_steps, skipped_steps;   /* of that file; -1: not stated */
+    int64_t tensor_ranks;      /* of that file: ranks of tensor parallelism, 1 without */
+    bool is_universal;
+    bool is_vocabulary;        /* universal: the file that is being read lost the padding of its rows */
+    fsdp_name_table module;    /* universal: names in the modules */
     fsdp_text print;           /* hashes of the flat tensors of the file that is being read */
     bool print_tells;          /* they are not of constants alone */
     fsdp_name_table prints;    /* hash of a file's print -> number of the file */
@@ -273,7 +277,7 @@ fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds
 /* Compares a run of a parameter's master with its weight in the module, if it has one. */
 fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param, const torch_tensor *flat,
                             const ds_run *run, fsdp_error *err);
-/* Adds a flat tensor to the print of the file that is being read; tells: no two ranks have it alike by chance. */
+/* Adds a flat tensor to the print of the file that is being read; tells: no two ranks have it by chance. */
 fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fsdp_error *err);
 /* Ends the print: FSDP_ERR_DAMAGED when another file has the same one. */
 fsdp_status ds_print_end(ds_set *set, const char *what, const torch_archive *archive, fsdp_error *err);

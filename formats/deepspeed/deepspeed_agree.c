@@ -56,9 +56,10 @@ static fsdp_status note_all(ds_set *set, torch_archive *archive, fsdp_node dict,
     return FSDP_OK;
 }
 
-static void read_count(const torch_archive *archive, const char *key, int64_t *count)
+static void read_count(const torch_archive *archive, fsdp_node dict, const char *key,
+                       int64_t *count)
 {
-    fsdp_node node = ds_member(archive, archive->pickle.root, key);
+    fsdp_node node = ds_member(archive, dict, key);
     int64_t found;
     if (fsdp_pickle_int(&archive->pickle, node, &found) && found >= 0)
         *count = found;
@@ -69,10 +70,15 @@ fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err)
     FSDP_TRY(note_all(set, archive, archive->pickle.root, model_facts, err));
     if (set->model_file)
         return FSDP_OK;
+    fsdp_node root = archive->pickle.root;
     set->global_steps = -1;
     set->skipped_steps = 0;
-    read_count(archive, "global_steps", &set->global_steps);
-    read_count(archive, "skipped_steps", &set->skipped_steps);
+    set->tensor_ranks = 1;
+    read_count(archive, root, "global_steps", &set->global_steps);
+    read_count(archive, root, "skipped_steps", &set->skipped_steps);
+    read_count(archive, root, "mp_world_size", &set->tensor_ranks);
+    read_count(archive, ds_member(archive, root, "checkpoint_parallel_dimensions"), "tp_degree",
+               &set->tensor_ranks);
     const char *path = path_of(set, archive);
     set->model_file = fsdp_arena_strndup(&set->arena, path, strlen(path));
     return set->model_file ? FSDP_OK : fsdp_fail_memory(err, path);

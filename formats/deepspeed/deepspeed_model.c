@@ -330,6 +330,20 @@ static fsdp_status read_others(ds_set *set, torch_archive *archive, fsdp_error *
     return st;
 }
 
+/* The names of the module, by which other folders of a universal checkpoint are known. */
+static fsdp_status note_module(ds_set *set, const torch_archive *archive, fsdp_error *err)
+{
+    ds_members members = ds_members_of(archive, ds_member(archive, archive->pickle.root, "module"));
+    for (size_t i = 0; i < members.count && set->is_universal; i += 2) {
+        size_t size;
+        const char *text = ds_text(archive, members.items[i], &size);
+        const char *name = text ? fsdp_arena_strndup(&set->arena, text, size) : NULL;
+        if (text && (!name || !fsdp_name_table_enter(&set->module, name, size, 0)))
+            return fsdp_fail_memory(err, "the weights of a model");
+    }
+    return FSDP_OK;
+}
+
 /* --- files ---------------------------------------------------------------------------------------- */
 
 static bool is_none(const torch_archive *archive, fsdp_node node)
@@ -357,6 +371,7 @@ static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *e
     fsdp_node root = archive->pickle.root, shapes = ds_member(archive, root, "param_shapes");
     FSDP_TRY(check_model(archive, err));
     FSDP_TRY(ds_agree_model(set, archive, err));
+    FSDP_TRY(note_module(set, archive, err));
     if (set->part == 0)
         FSDP_TRY(ds_add_values(set, archive, root, "", ds_model_members, err));
     FSDP_TRY(note_buffers(set, archive, ds_member(archive, root, "buffer_names"), err));

@@ -248,6 +248,7 @@ static fsdp_status open_deepspeed(const fsdp_probe *probe, fsdp_source **source_
     fsdp_name_table_release(&set.tensors);
     fsdp_name_table_release(&set.buffers);
     fsdp_name_table_release(&set.prints);
+    fsdp_name_table_release(&set.module);
     fsdp_facts_release(&set.facts);
     fsdp_text_release(&set.print);
     fsdp_free(set.tied);

@@ -11,6 +11,7 @@
 #include "base/data/box_internal.h"
 #include "base/text.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,13 +28,60 @@ bool ds_is_universal(const char *const *names, size_t count)
 
 /* --- one file --------------------------------------------------------------------------------------- */
 
-/* A parameter of tensor parallelism has its whole shape only here: param_shapes has that of a rank. */
+/* True when the shape can be that of param_shapes, which has that of one rank: tensor parallelism cuts one dim of it,
+ * and ds_to_universal takes the padding of the vocabulary off. */
+static bool fits_shapes(const ds_set *set, const ds_param *param, const torch_tensor *tensor)
+{
+    int others = 0;
+    if (param->ndim != tensor->ndim)
+        return false;
+    for (int dim = 0; dim < tensor->ndim; dim++) {
+        bool may_be_cut = dim == 0 && set->is_vocabulary;
+        if (param->shape[dim] == tensor->shape[dim] ||
+            (may_be_cut && tensor->shape[dim] < param->shape[dim]))
+            continue;
+        others++;
+        if (set->tensor_ranks == 1 || tensor->shape[dim] < param->shape[dim])
+            return false;
+    }
+    return others <= 1;
+}
+
+static void add_shape(int ndim, const int64_t *shape, fsdp_text *text)
+{
+    fsdp_text_addf(text, "[");
+    for (int dim = 0; dim < ndim; dim++)
+        fsdp_text_addf(text, "%s%" PRId64, dim > 0 ? ", " : "", shape[dim]);
+    fsdp_text_addf(text, "]");
+}
+
+static fsdp_status fail_shape(const ds_set *set, const torch_tensor *tensor, fsdp_error *err)
+{
+    const ds_param *param = set->param;
+    fsdp_text own = {0}, said = {0};
+    add_shape(tensor->ndim, tensor->shape, &own);
+    add_shape(param->ndim, param->shape, &said);
+    fsdp_status st =
+        own.failed || said.failed
+            ? fsdp_fail_memory(err, "a shape")
+            : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                        "'%s' has the shape %s, and param_shapes of '%s' %s" FSDP_TWO_SAVES,
+                        fsdp_source_file_path(set->source, (size_t)tensor->storage.file), own.data,
+                        set->model_file, said.data);
+    fsdp_text_release(&own);
+    fsdp_text_release(&said);
+    return st;
+}
+
+/* The master has the shape: param_shapes has that of one rank of tensor parallelism. */
 static fsdp_status take_shape(ds_set *set, ds_param *param, const torch_tensor *tensor,
                               fsdp_error *err)
 {
     size_t bytes = (size_t)tensor->ndim * sizeof *tensor->shape;
     if (set->kind == DS_MASTER) {
         fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+        if (param->shape && !fits_shapes(set, param, tensor))
+            return fail_shape(set, tensor, err);
         param->shape = fsdp_arena_alloc(&set->arena, (size_t)tensor->ndim, sizeof *tensor->shape);
         if (!param->shape)
             return fsdp_fail_memory(err, "a shape");
@@ -68,6 +116,7 @@ static fsdp_status read_state(ds_set *set, torch_archive *archive, fsdp_error *e
     fsdp_node param = ds_member(archive, archive->pickle.root, "param");
     FSDP_TRY(ds_read_tensor(archive, param != 0 ? param : archive->pickle.root, "a parameter",
                             &tensor, err));
+    set->is_vocabulary = ds_member(archive, archive->pickle.root, "vocab_tensor") != 0;
     if (param != 0 || !set->param->shape)
         return add_whole(set, &tensor, err);
     if (tensor.ndim != 1 || tensor.shape[0] != set->param->count)
@@ -159,6 +208,31 @@ static fsdp_status take_step(ds_set *set, const char *below, fsdp_value *first, 
     return FSDP_OK;
 }
 
+/* True when the model files are those of all stages, as fsdp-convert writes them: param_shapes has the trained weights
+ * alone. ds_to_universal leaves the files of one stage. */
+static bool has_all_stages(const ds_set *set)
+{
+    size_t count;
+    const ds_file *files = ds_files_of(&set->files, DS_FILE_MODEL, 0, &count);
+    return files && files[0].rank < 0 && files[count - 1].rank >= 0;
+}
+
+/* A folder of no parameter is of a weight that the module has, or that was not trained. */
+static fsdp_status check_named(const ds_set *set, const fsdp_io_names *files, fsdp_error *err)
+{
+    const ds_param *param = set->param;
+    char shown[200];
+    if (param->shape || !set->model_file || (has_all_stages(set) && files->count == 1) ||
+        fsdp_name_table_find(&set->module, param->name, param->name_size))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s/%s/%s' is a parameter that neither param_shapes nor the module of '%s' "
+                     "has" FSDP_TWO_SAVES,
+                     set->directory, folder,
+                     fsdp_printable(param->name, param->name_size, shown, sizeof shown),
+                     set->model_file);
+}
+
 /* Reads the folder of a parameter; step_out (may be NULL) gets the first step of its group. */
 static fsdp_status read_param(ds_set *set, ds_param *param, fsdp_value *step_out, fsdp_error *err)
 {
@@ -174,6 +248,8 @@ static fsdp_status read_param(ds_set *set, ds_param *param, fsdp_value *step_out
     }
     set->param = param;
     fsdp_status st = list(set, below.data, is_torch_file, &names, err);
+    if (st == FSDP_OK)
+        st = check_named(set, &names, err);
     if (st == FSDP_OK)
         st = read_files(set, below.data, &names, &has_step, err);
     if (st == FSDP_OK && has_step && step_out)
@@ -224,7 +300,7 @@ static fsdp_status read_folder(ds_set *set, const char *name, fsdp_error *err)
     return param.name ? read_param(set, &param, NULL, err) : fsdp_fail_memory(err, "a name");
 }
 
-/* Reads the folders that no model file mentions: the model files may be of another run's shape. */
+/* Reads the folders of weights that are no parameters of param_shapes. */
 static fsdp_status read_others(ds_set *set, fsdp_error *err)
 {
     fsdp_io_names names = {0};
@@ -273,6 +349,7 @@ static bool has_optim(const ds_set *set)
 fsdp_status ds_read_universal(ds_set *set, fsdp_error *err)
 {
     size_t count;
+    set->is_universal = true;
     for (set->part = 0; ds_files_of(&set->files, DS_FILE_MODEL, set->part, &count); set->part++) {
         FSDP_TRY(ds_read_models(set, err));
         FSDP_TRY(read_groups(set, err));

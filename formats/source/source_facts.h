@@ -1,8 +1,8 @@
 /*
- * What several files of one checkpoint say of it: its step, the number of ranks, the sizes of the model. Files
- * that say different things are of different saves, and joining them would make a checkpoint that never was.
+ * What several files of one checkpoint say of it: its step, the number of ranks, the sizes of the model.
+ * Files that say different things are of different saves, and joining them makes a checkpoint that never was.
  *
- * Callers: the format rooms that read one checkpoint out of several files (ranks, deepspeed, dcp, frameworks).
+ * Callers: the format rooms that read one checkpoint out of several files.
  */
 #ifndef FSDP_SOURCE_FACTS_H
 #define FSDP_SOURCE_FACTS_H
@@ -25,8 +25,9 @@ typedef struct fsdp_facts {
 void fsdp_facts_release(fsdp_facts *facts);
 
 /*
- * Notes that a file says `what` ("global_steps") is this value. FSDP_ERR_DAMAGED when another file said something
- * else: the message names both files and both values. Values without a short text (dicts, objects) are ignored.
+ * Notes that a file says `what` ("global_steps") is this value. FSDP_ERR_DAMAGED when another file said
+ * something else: the message names both files and both values. Values without a short text (dicts, objects)
+ * are ignored.
  */
 fsdp_status fsdp_facts_note(fsdp_facts *facts, const char *what, const char *file, const fsdp_value *value,
                             fsdp_error *err);

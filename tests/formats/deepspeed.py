@@ -220,7 +220,7 @@ def check_forms(folder):
         check_form(folder, form, made.plain_files(form), ("", "exp_avg"))
     for stage in (1, 3):
         tensors = check_form(folder, f"universal{stage}", made.universal_files(stage), ("", "exp_avg"))
-        check("other" in tensors, "a folder that no model file mentions")
+        check("other" in tensors, "a folder that the module alone has")
 
 
 def check_own_steps(folder):
@@ -399,6 +399,46 @@ def contradictions():
     yield "a weight of another shape", with_model(2, module={"w": weight}), DAMAGED, "shape in param_shapes"
 
 
+def with_parallel(shape, rows, **more):
+    """A universal checkpoint of two ranks of tensor parallelism: "w" has this shape, and in param_shapes rows."""
+    files = made.universal_files(2)
+    told = files[made.model_name(0, 2)]
+    told |= {"checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": more.pop("ranks", 2)},
+             "mp_world_size": 2, "param_shapes": [made.OrderedDict(made.SHAPES) | {"w": rows}],
+             "module": {"other": told["module"]["other"]}}
+    for file in ("fp32", "exp_avg"):
+        count = shape[0] * shape[1]
+        files[f"zero/w/{file}.pt"] = {"param": made.tensor([float(n) for n in range(count)], shape)} | more
+    return files
+
+
+def universal_contradictions():
+    """Universal checkpoints whose folders are not those of their model files."""
+    whole, name = {"param": made.tensor([1.0] * 15, (5, 3))}, made.model_name(0, 2)
+    yield ("another shape than param_shapes", universal(2, "zero/w/fp32.pt", whole), DAMAGED,
+           "zero/w/fp32.pt' has the shape [5, 3], and param_shapes of ")
+    yield ("another number of dims", universal(2, "zero/w/fp32.pt", {"param": made.tensor([1.0] * 15)}),
+           DAMAGED, "has the shape [15], and param_shapes")
+    extra = universal(2, "zero/x/fp32.pt", whole)
+    yield "a parameter of no model", extra, DAMAGED, "zero/x' is a parameter that neither"
+    both = extra | {made.model_name(0, 3): made.model(0, 3)}
+    yield ("a trained parameter of no model", both | {"zero/x/exp_avg.pt": whole}, DAMAGED,
+           "zero/x' is a parameter that neither")
+    yield "parts of other shapes", with_parallel((6, 10), (3, 5)), DAMAGED, "has the shape [6, 10]"
+    yield "parts of pipelines alone", with_parallel((6, 5), (3, 5), ranks=1), DAMAGED, "has the shape [6, 5]"
+    yield "fewer rows", with_parallel((2, 5), (3, 5), ranks=1), DAMAGED, "has the shape [2, 5]"
+
+
+def check_universal_shapes(folder):
+    """The whole of tensor parallelism has more rows than a rank, and a vocabulary loses its padding."""
+    for name, shape, rows, more in (("rows", (6, 5), (3, 5), {}), ("columns", (3, 10), (3, 5), {}),
+                                    ("padding", (5, 5), (3, 5), {"vocab_tensor": True}),
+                                    ("one rank", (2, 5), (3, 5), {"vocab_tensor": True, "ranks": 1})):
+        told = listing(made.write(folder / name, with_parallel(shape, rows, **more)))
+        found = told and told["tensors"].get("w", {}).get("shape")
+        check(found == list(shape), f"a universal checkpoint of parts, {name}: {found}")
+
+
 def check_began_anew(folder):
     """A run whose optimizer began anew is read when the format is named; one that diverged is read."""
     path = made.write(folder / "anew", of_step(2, 5, *(made.optim_name(rank) for rank in range(2))))
@@ -481,7 +521,8 @@ def check_limits(folder):
 
 
 def check_refusals(folder):
-    for number, (what, files, status, words) in enumerate([*refusals(), *contradictions()]):
+    cases = [*refusals(), *contradictions(), *universal_contradictions()]
+    for number, (what, files, status, words) in enumerate(cases):
         ran = run("fsdp-ls", "--json", made.write(folder / str(number), files))
         check(ran.returncode == status and words in ran.stderr,
               f"{what}: status {ran.returncode}, not {status} with {words!r}: {ran.stderr.strip()}")
@@ -491,8 +532,8 @@ def check_refusals(folder):
 def main():
     check_golden()
     for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
-                      check_own_steps, check_names_of_the_module, check_unsure, check_began_anew,
-                      check_refusals, check_limits):
+                      check_own_steps, check_names_of_the_module, check_unsure, check_universal_shapes,
+                      check_began_anew, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 

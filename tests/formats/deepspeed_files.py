@@ -197,6 +197,9 @@ def universal_files(stage):
             made[f"zero/{name}/{file}.pt"] = whole if stage == 3 else {"param": whole, "cat_dim": 0}
         made[f"zero/{name}/step.pt"] = tensor([7.0], ())
     made["zero/other/fp32.pt"] = {"param": tensor([1.0])}
+    for name, thing in made.items():
+        if "model" in name:
+            thing["module"]["other"] = tensor([1.0], None, "e")
     groups = [{"lr": 0.1, "params": [0]}]
     return made | {"zero/optimizer_state.pt": settings(stage) | {"param_groups": groups}}
 
