@@ -10,6 +10,7 @@
  *   framework_names.c  names that match patterns
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
  *   framework_modules.c fsdp_framework_modules: folders of a model's further modules
+ *   framework_agree.c  what the files of several ranks have twice, which must be the same
  *   framework_folder.h one directory while a path is resolved: framework_folder.c lists it, framework_parts.c
  *                      opens all parts of a row as one source, framework_notes.c has the notes
  *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there;
@@ -49,6 +50,9 @@ typedef struct fsdp_framework_row {
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
     const char *shards;        /* in place of member: the file in each folder of the first marker, whose name
                                 * has the numbers of a tensor and a pipeline rank */
+    const char *weights;       /* with shards: names of tensors of the model, which have one dtype on all ranks */
+    const char *replicated;    /* those that all tensor ranks have whole */
+    const char *agreed;        /* values that all ranks have alike */
     bool is_one;               /* the parts are always read with the model, whose names stay as they are */
     const char *others;        /* what else lies beside the model and is left out; NULL: nothing */
     bool yields;               /* to weights of transformers beside it: hubs hold the same ones twice */

@@ -211,11 +211,28 @@ static fsdp_status make_keys(shard_list *list, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status compare_ranks(const shard_list *list, fsdp_error *err)
+{
+    fsdp_folder_rank *ranks = fsdp_alloc(list->count, sizeof *ranks);
+    if (!ranks)
+        return fsdp_fail_memory(err, list->folder->path);
+    for (size_t i = 0; i < list->count; i++) {
+        int64_t at[COORDINATES] = {0};
+        for (int d = 0; d < list->coordinates; d++)
+            at[list->roles[d]] = list->shards[i].at[d];
+        ranks[i] = (fsdp_folder_rank){list->parts[i].source, at[TENSOR], at[PIPELINE], at[EXPERT]};
+    }
+    fsdp_status st = fsdp_folder_ranks_agree(list->folder->row, ranks, list->count, err);
+    fsdp_free(ranks);
+    return st;
+}
+
 static fsdp_status prepare(shard_list *list, const fsdp_source_opts *opts, fsdp_error *err)
 {
     FSDP_TRY(list_shards(list, err));
     FSDP_TRY(open_shards(list, opts, err));
     find_roles(list);
+    FSDP_TRY(compare_ranks(list, err));
     FSDP_TRY(check_sizes(list, err));
     return make_keys(list, err);
 }

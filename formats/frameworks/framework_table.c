@@ -85,7 +85,15 @@ const fsdp_framework_row fsdp_framework_rows[] = {
      .is_one = true},
     {.made_by = "Megatron-LM",
      .markers = {"mp_rank_#|mp_rank_#_#|mp_rank_#_#_#"},
-     .shards = "model_optim_rng.pt"},
+     .shards = "model_optim_rng.pt",
+     .weights = "model.*|model#.*",
+     .replicated = "*layernorm.*|*layer_norm_*|*final_norm.*|*.linear_proj.bias|*.linear_fc2.bias|"
+                   "*.router.*|*position_embeddings.*",
+     .agreed = "iteration|checkpoint_version|args.*_size|args.num_*|args.swiglu|args.normalization|"
+               "args.kv_channels|args.*_head_dim|args.group_query_attention|args.add_*|"
+               "args.*_embedding_type|args.rotary_*|args.untie_embeddings_and_output_weights|"
+               "args.moe_*|args.*_lora_rank|args.bf16|args.fp16|args.consumed_*_samples|"
+               "args.virtual_pipeline_model_parallel_size"},
     {.made_by = "Flax",
      .markers = {"flax_model.msgpack"},
      .say = "load it in transformers with from_pretrained(DIR, from_flax=True) and save it again"},

@@ -170,13 +170,75 @@ def as_tensor(name, rows):
     return made.tensor([number for row in rows for number in row], shape)
 
 
-def write_ranks(run_folder, weights):
+def write_ranks(run_folder, weights, change=None):
+    """change: a function that is given what each rank and stage saves, which has options of the run then."""
     for rank in range(RANKS):
         for stage in range(len(STAGES)):
             part = {name: as_tensor(name, rows) for name, rows in part_of(weights, rank, stage).items()}
-            made.save(run_folder / f"iter_0000005/mp_rank_{rank:02d}_{stage:03d}/model_optim_rng.pt",
-                      {"checkpoint_version": 3.0, "iteration": 5, "model": part,
-                       "optimizer": {"param_groups": [{"lr": 0.1}]}})
+            saved = {"checkpoint_version": 3.0, "iteration": 5, "model": part,
+                     "optimizer": {"param_groups": [{"lr": 0.1}]}}
+            if change:
+                saved["args"] = {"swiglu": True, "num_attention_heads": HEADS, "rank": rank}
+                change(saved, rank, stage)
+            made.save(run_folder / f"iter_0000005/mp_rank_{rank:02d}_{stage:03d}/model_optim_rng.pt", saved)
+
+
+def setting(rank, stage, *keys, to):
+    """Changes what one rank saves."""
+    def change(saved, at_rank, at_stage):
+        if (at_rank, at_stage) == (rank, stage):
+            for key in keys[:-1]:
+                saved = saved[key]
+            saved[keys[-1]] = to
+    return change
+
+
+def check_contradictions(folder):
+    """Files of ranks that say different things are not joined: what differs is named, with both files."""
+    weights, layer = model(), "decoder.layers.0."
+    norm = layer + "self_attention.linear_qkv.layer_norm_weight"
+    half = made.tensor([0.0] * (PADDED // RANKS * HIDDEN), (PADDED // RANKS, HIDDEN), "e")
+    nan = made.tensor([float("nan")] * HIDDEN, (HIDDEN,))
+    first, last = "mp_rank_00_000/model_optim_rng.pt'", "mp_rank_01_001/model_optim_rng.pt'"
+    cases = {
+        "iteration": (setting(1, 1, "iteration", to=7), f"{first} says that iteration is 5, and",
+                      f"{last} says 7"),
+        "config": (setting(1, 1, "args", "swiglu", to=False), "args.swiglu is true", f"{last} says false"),
+        "heads": (setting(0, 0, "args", "num_attention_heads", to=3), "num_attention_heads is 3", "says 4"),
+        "norm": (setting(1, 0, "model", norm, to=made.tensor([9.0] * HIDDEN)),
+                 f"{first} and", f"different values of 'model.{norm}'"),
+        "nan": (setting(1, 1, "model", "decoder.final_layernorm.weight", to=nan),
+                "mp_rank_00_001", "different values of 'model.decoder.final_layernorm.weight'"),
+        "shape": (setting(1, 0, "model", norm, to=made.tensor([1.0])), f"{first} and", "different values"),
+        "dtype": (setting(1, 0, "model", "embedding.word_embeddings.weight", to=half),
+                  'stage 0 is "f32"', 'says "f16"')}
+    for name, (change, *words) in cases.items():
+        write_ranks(folder / name, weights, change)
+        for command in (("fsdp-ls", folder / name), ("fsdp-convert", folder / name, folder / f"{name}-out")):
+            ran = run(*command)
+            check(ran.returncode == 4 and all(word in ran.stderr for word in words),
+                  f"{name}: {ran.returncode} {ran.stderr}")
+    write_ranks(folder / "own", weights, setting(1, 1, "args", "rank", to=70))
+    ran = run("fsdp-ls", folder / "own")
+    check(ran.returncode == 0, f"what a rank has of its own: {ran.stderr}")
+
+
+def check_expert_ranks(folder):
+    """All weights but those of experts are whole in each expert rank; large ones are compared by their begin."""
+    rows = 40000  # more than is compared
+    for name, of_rank, changed in (("same", 0.0, None), ("late", 1.0, rows - 1), ("differs", 1.0, 5)):
+        for expert in range(2):
+            numbers = [0.0] * rows
+            if changed is not None:
+                numbers[changed] = of_rank * expert
+            layer = "decoder.layers.0."
+            saved = {"args": {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 1},
+                     "model": {layer + "self_attention.linear_proj.weight": made.tensor(numbers, (rows, 1)),
+                               layer + "mlp.experts.local_experts.0.linear_fc2.weight":
+                                   made.tensor([float(expert)])}}
+            made.save(folder / name / f"iter_0000005/mp_rank_00_{expert:03d}/model_optim_rng.pt", saved)
+        ran = run("fsdp-ls", folder / name)
+        check(ran.returncode == (4 if name == "differs" else 0), f"expert ranks, {name}: {ran.stderr}")
 
 
 def check_mapped(legacy, folder):
@@ -229,8 +291,9 @@ def main():
         for checked in (check_case, check_written, check_damage):
             with tempfile.TemporaryDirectory() as folder:
                 checked(case, Path(folder))
-    with tempfile.TemporaryDirectory() as folder:
-        check_ranks(Path(folder))
+    for checked in (check_ranks, check_contradictions, check_expert_ranks):
+        with tempfile.TemporaryDirectory() as folder:
+            checked(Path(folder))
     print("\n".join(problems))
     return 1 if problems else 0
 

@@ -1,0 +1,190 @@
+/*
+ * What the files of several tensor, pipeline and expert ranks say twice: steps and sizes of the model, dtypes, and
+ * tensors that ranks have whole. The map takes the first of each, so that the others must be the same. See
+ * framework_folder.h.
+ */
+#include "formats/frameworks/framework_folder.h"
+
+#include "base/data/box_internal.h"
+#include "base/data/name_table.h"
+#include "formats/source/source_facts.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { HEAD = 64 << 10 }; /* bytes of a tensor that are compared */
+
+typedef struct holder {
+    size_t rank, tensor;
+} holder;
+
+typedef struct agreement {
+    const fsdp_framework_row *row;
+    const fsdp_folder_rank *ranks;
+    fsdp_facts facts;
+    fsdp_name_table
+        names; /* of replicated tensors, with the ranks that share them -> number in holders */
+    holder *holders;
+    size_t count, room;
+    fsdp_arena arena;
+    fsdp_source_reader reader;
+    char *heads; /* of two tensors */
+} agreement;
+
+static bool is_listed(const char *list, const char *name, size_t size)
+{
+    return list && strlen(name) == size && fsdp_framework_matches(list, name, NULL);
+}
+
+/* --- values --------------------------------------------------------------------------------------- */
+
+static fsdp_status compare_values(agreement *all, size_t rank, fsdp_error *err)
+{
+    const fsdp_source *source = all->ranks[rank].source;
+    for (size_t i = 0; i < fsdp_source_entry_count(source); i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        if (entry->value && is_listed(all->row->agreed, entry->name, entry->name_size))
+            FSDP_TRY(fsdp_facts_note(&all->facts, entry->name, fsdp_source_path(source),
+                                     entry->value, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- tensors -------------------------------------------------------------------------------------- */
+
+/* The first elements of a tensor, as many as HEAD holds. */
+static fsdp_box head_of(const fsdp_source_tensor *tensor)
+{
+    fsdp_box box = fsdp_box_whole(tensor->ndim, tensor->shape);
+    int64_t left = HEAD / (int64_t)fsdp_dtype_size(tensor->dtype); /* elements */
+    for (int dim = tensor->ndim - 1; dim >= 0; dim--) {
+        box.len[dim] = box.len[dim] < left ? box.len[dim] : left;
+        left = box.len[dim] < tensor->shape[dim] ? 1
+               : box.len[dim] > 0                ? left / box.len[dim]
+                                                 : left;
+    }
+    return box;
+}
+
+static fsdp_status compare_heads(agreement *all, const holder *a, const holder *b, bool *same_out,
+                                 fsdp_error *err)
+{
+    fsdp_source *first = all->ranks[a->rank].source, *second = all->ranks[b->rank].source;
+    const fsdp_source_tensor *one = fsdp_source_tensor_at(first, a->tensor);
+    const fsdp_source_tensor *other = fsdp_source_tensor_at(second, b->tensor);
+    *same_out = one->ndim == other->ndim &&
+                (one->ndim == 0 ||
+                 memcmp(one->shape, other->shape, (size_t)one->ndim * sizeof *one->shape) == 0);
+    if (!*same_out)
+        return FSDP_OK;
+    fsdp_box box = head_of(one);
+    size_t bytes = (size_t)fsdp_box_count(&box) * fsdp_dtype_size(one->dtype);
+    if (!all->heads && !(all->heads = fsdp_alloc(2, HEAD)))
+        return fsdp_fail_memory(err, "comparing ranks");
+    FSDP_TRY(fsdp_source_read(first, a->tensor, &box, all->heads, &all->reader, err));
+    FSDP_TRY(fsdp_source_read(second, b->tensor, &box, all->heads + HEAD, &all->reader, err));
+    *same_out = memcmp(all->heads, all->heads + HEAD, bytes) == 0;
+    return FSDP_OK;
+}
+
+/* The ranks that have a tensor of this name whole, in front of it. */
+static void spell_sharers(const agreement *all, size_t rank, const fsdp_source_entry *entry,
+                          fsdp_text *key)
+{
+    const fsdp_folder_rank *at = &all->ranks[rank];
+    if (!is_listed(all->row->replicated, entry->name, entry->name_size))
+        fsdp_text_addf(key, "tp%" PRId64 ".", at->tensor);
+    if (strstr(entry->name, ".layers."))
+        fsdp_text_addf(key, "pp%" PRId64 ".", at->pipeline);
+    if (strstr(entry->name, ".experts."))
+        fsdp_text_addf(key, "ep%" PRId64 ".", at->expert);
+    fsdp_text_add(key, entry->name, entry->name_size);
+}
+
+static fsdp_status add_holder(agreement *all, const fsdp_text *key, const holder *next,
+                              fsdp_error *err)
+{
+    const char *kept = fsdp_arena_strndup(&all->arena, key->data, key->size);
+    if (!kept || !fsdp_grow(&all->holders, &all->room, all->count + 1, sizeof *all->holders) ||
+        !fsdp_name_table_put(&all->names, kept, key->size, all->count))
+        return fsdp_fail_memory(err, "comparing ranks");
+    all->holders[all->count++] = *next;
+    return FSDP_OK;
+}
+
+static fsdp_status compare_tensor(agreement *all, const fsdp_text *key, const holder *next,
+                                  const char *name, fsdp_error *err)
+{
+    const uint64_t *known = fsdp_name_table_find(&all->names, key->data, key->size);
+    bool is_same;
+    if (!known)
+        return add_holder(all, key, next, err);
+    const holder *first = &all->holders[*known];
+    FSDP_TRY(compare_heads(all, first, next, &is_same, err));
+    if (is_same)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' and '%s' have different values of '%s', which is whole in "
+                     "both" FSDP_TWO_SAVES,
+                     fsdp_source_path(all->ranks[first->rank].source),
+                     fsdp_source_path(all->ranks[next->rank].source), name);
+}
+
+/* The parts of one tensor have one dtype. */
+static fsdp_status compare_dtype(agreement *all, size_t rank, const fsdp_source_entry *entry,
+                                 fsdp_error *err)
+{
+    const fsdp_source *source = all->ranks[rank].source;
+    const char *dtype = fsdp_dtype_name(fsdp_source_tensor_at(source, entry->tensor)->dtype);
+    fsdp_text what = {0};
+    fsdp_value value = {0};
+    fsdp_text_addf(&what, "the dtype of '%s' in stage %" PRId64, entry->name,
+                   all->ranks[rank].pipeline);
+    fsdp_status st =
+        what.failed ? fsdp_fail_memory(err, "comparing ranks")
+                    : fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, dtype, strlen(dtype), err);
+    if (st == FSDP_OK)
+        st = fsdp_facts_note(&all->facts, what.data, fsdp_source_path(source), &value, err);
+    fsdp_value_release(&value);
+    fsdp_text_release(&what);
+    return st;
+}
+
+static fsdp_status compare_tensors(agreement *all, size_t rank, fsdp_error *err)
+{
+    const fsdp_source *source = all->ranks[rank].source;
+    for (size_t i = 0; i < fsdp_source_entry_count(source); i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        const holder next = {rank, entry->tensor};
+        fsdp_text key = {0};
+        if (!entry->is_tensor || entry->is_alias ||
+            !is_listed(all->row->weights, entry->name, entry->name_size) ||
+            strstr(entry->name, "_extra_state"))
+            continue;
+        FSDP_TRY(compare_dtype(all, rank, entry, err));
+        spell_sharers(all, rank, entry, &key);
+        fsdp_status st = key.failed ? fsdp_fail_memory(err, "comparing ranks")
+                                    : compare_tensor(all, &key, &next, entry->name, err);
+        fsdp_text_release(&key);
+        FSDP_TRY(st);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_folder_ranks_agree(const fsdp_framework_row *row, const fsdp_folder_rank *ranks,
+                                    size_t count, fsdp_error *err)
+{
+    agreement all = {.row = row, .ranks = ranks};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = compare_values(&all, i, err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = compare_tensors(&all, i, err);
+    fsdp_facts_release(&all.facts);
+    fsdp_name_table_release(&all.names);
+    fsdp_arena_release(&all.arena);
+    fsdp_source_reader_release(&all.reader);
+    fsdp_free(all.holders);
+    fsdp_free(all.heads);
+    return st;
+}
