@@ -53,6 +53,7 @@ static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err
     status = job->target->end(job, status, err);
     fsdp_io_reuse_free(job->reuse);
     fsdp_copies_release(&job->copies);
+    fsdp_export_report_release(&job->seen);
     fsdp_ties_release(&job->ties);
     fsdp_free(job->rule_list);
     fsdp_free(job->made_config);

@@ -28,6 +28,7 @@
 #include "statedict/convert/plan_text.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/expect/export_check.h"
+#include "statedict/map/map.h"
 #include "statedict/select/cast_box.h"
 
 #include <stdatomic.h>
@@ -59,6 +60,7 @@ typedef struct convert_job {
     bool unties;               /* an adapter gives the tied output a tensor of its own */
     char *made_config;         /* its text, see fsdp_map_make_config; NULL: none */
     fsdp_copies copies;        /* files beside the weights */
+    fsdp_export_report seen;   /* of a model that a map renamed */
     bool casts;                /* at least one tensor gets another dtype */
 
     /* plan */
@@ -157,7 +159,11 @@ fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err);
 /* Compares a model with the config.json that is copied beside it (export_check.h), once its description was
  * made; nothing when only a part is asked for. The caller releases the report. */
-fsdp_status fsdp_convert_check_names(const convert_job *job, fsdp_export_report *report_out, fsdp_error *err);
+fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *report_out, fsdp_error *err);
+/* The comparison for targets of other names: before a map renames the model. For fsdp_map_request; context is
+ * the job, which keeps the report for fsdp_convert_check_names. */
+fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *request,
+                                   fsdp_checkpoint *checkpoint, fsdp_error *err);
 
 /* --- convert_move.c --------------------------------------------------------------------------- */
 

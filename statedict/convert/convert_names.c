@@ -6,6 +6,7 @@
 #include "statedict/convert/convert_job.h"
 
 #include "formats/source.h"
+#include "statedict/expect/like.h"
 #include "statedict/select/model_part.h"
 
 #include <string.h>
@@ -68,33 +69,87 @@ static bool drops_tensors(const fsdp_select_opts *select)
 
 /* An adapter has no tensor of the model that a config beside it may describe. It is known by the name of its
  * file, or by its tensors. */
-static bool is_adapter(const convert_job *job)
+static bool is_adapter(const fsdp_checkpoint *from, const fsdp_sd *sd)
 {
-    const fsdp_source *source = job->from->source;
+    const fsdp_source *source = from->source;
     const char *path = source && fsdp_source_file_count(source) > 0
                            ? fsdp_source_file_path(source, 0)
-                           : job->from->path;
+                           : from->path;
     const char *slash = strrchr(path, '/');
     if (strncmp(slash ? slash + 1 : path, "adapter", 7) == 0)
         return true;
-    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind != FSDP_ENTRY_VALUE && !memmem(entry->name, entry->name_size, ".lora_", 6))
             return false;
     }
     return true;
 }
 
-/* True when the person asked for the whole model under the names of its loader. */
-static bool is_whole_model(const convert_job *job)
+/* True when the person asked for the whole model. */
+static bool asks_for_model(const convert_job *job)
 {
     const fsdp_select_opts *select = &job->opts.select;
-    return job->limits && job->limits->for_loaders && !select->include && !select->exclude &&
-           !select->part && !select->keep_names && select->only != FSDP_ONLY_OPTIM &&
-           select->only != FSDP_ONLY_ALL && !drops_tensors(select) && !is_adapter(job);
+    return !select->include && !select->exclude && !select->part && !select->keep_names &&
+           select->only != FSDP_ONLY_OPTIM && !drops_tensors(select);
 }
 
-fsdp_status fsdp_convert_check_names(const convert_job *job, fsdp_export_report *report_out,
+fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *request,
+                                   fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    convert_job *job = context;
+    fsdp_edited_config edited = {0};
+    const fsdp_config_edits edits = {.no_quantization = true};
+    const char *path = request->config_path ? request->config_path : checkpoint->path;
+    fsdp_like_model model = {.checkpoint = checkpoint, .path = (char *)checkpoint->path};
+    bool is_checked_later = job->limits && job->limits->for_loaders;
+    if (!request->config || is_checked_later || !asks_for_model(job) ||
+        is_adapter(checkpoint, checkpoint->manifest.sd))
+        return FSDP_OK;
+    if (job->opts.dequant)
+        FSDP_TRY(fsdp_model_config_edit(request->config, request->config_size, path, &edits,
+                                        &edited, err));
+    bool is_edited = edited.text.size > 0;
+    fsdp_status st = fsdp_like_model_select(&model, NULL, err);
+    const fsdp_export_check check = {
+        .text = is_edited ? edited.text.data : request->config,
+        .size = is_edited ? edited.text.size : request->config_size,
+        .config = path,
+        .from = checkpoint->path,
+        .sd = model.sd,
+        .allow_missing = job->opts.open.allow_missing,
+    };
+    fsdp_export_report_release(&job->seen);
+    if (st == FSDP_OK)
+        st = fsdp_export_compare(&check, &job->seen, err);
+    model.checkpoint = NULL; /* it stays the caller's */
+    model.path = NULL;
+    fsdp_like_model_release(&model);
+    fsdp_text_release(&edited.text);
+    return st;
+}
+
+/* A file of safetensors has no config beside it. The one beside a directory of weights says what it holds. */
+static fsdp_status find_config(const convert_job *job, char **text_out, size_t *size_out,
+                               char **path_out, fsdp_error *err)
+{
+    const char *path = NULL;
+    if (!job->limits)
+        return FSDP_OK;
+    if (job->limits->for_loaders) {
+        FSDP_TRY(fsdp_copies_config(&job->copies, text_out, size_out, &path, err));
+        *path_out = *text_out ? fsdp_strndup(path, strlen(path)) : NULL;
+        return !*text_out || *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
+    }
+    fsdp_file_info info;
+    if (strcmp(job->limits->format, "safetensors") == 0 && job->from->source &&
+        job->io->ops->info(job->io, job->from->path, &info) >= 0 &&
+        info.kind == FSDP_FILE_DIRECTORY)
+        *text_out = fsdp_config_find(job->io, NULL, job->from->path, size_out, path_out);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *report_out,
                                      fsdp_error *err)
 {
     fsdp_export_check check = {.from = job->from->path,
@@ -102,13 +157,19 @@ fsdp_status fsdp_convert_check_names(const convert_job *job, fsdp_export_report 
                                .allow_missing = job->opts.open.allow_missing,
                                .ties = job->ties.items,
                                .tie_count = job->ties.count};
-    char *text = NULL;
-    *report_out = (fsdp_export_report){0};
-    if (!is_whole_model(job))
+    char *text = NULL, *path = NULL;
+    *report_out = job->seen;
+    job->seen = (fsdp_export_report){0};
+    bool is_whole = asks_for_model(job) && job->opts.select.only != FSDP_ONLY_ALL;
+    if (report_out->model[0] || !is_whole || is_adapter(job->from, job->sd))
         return FSDP_OK;
-    FSDP_TRY(fsdp_copies_config(&job->copies, &text, &check.size, &check.config, err));
+    fsdp_status st = find_config(job, &text, &check.size, &path, err);
     check.text = text;
-    fsdp_status st = text ? fsdp_export_compare(&check, report_out, err) : FSDP_OK;
+    check.config = path;
+    check.may_be_unnamed = !job->limits || !job->limits->for_loaders;
+    if (st == FSDP_OK && text)
+        st = fsdp_export_compare(&check, report_out, err);
+    fsdp_free(path);
     fsdp_free(text);
     return st;
 }

@@ -252,7 +252,9 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                                       .config = config->text,
                                       .config_path = config->path,
                                       .config_size = config->size,
-                                      .limits = job->limits};
+                                      .limits = job->limits,
+                                      .see_model = fsdp_convert_see_model,
+                                      .context = job};
     fsdp_map_sides sides = {0};
     FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
     fsdp_gguf_found tokenizer = FSDP_GGUF_TOKENIZER;

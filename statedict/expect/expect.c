@@ -1,6 +1,7 @@
 /* The tensors that a model has, compared with a state dict: see expect.h. */
 #include "statedict/expect/expect.h"
 
+#include "base/text.h"
 #include "base/values_shape.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/sd/layout_internal.h"
@@ -333,16 +334,56 @@ static bool may_be_extra(const comparison *job, const fsdp_entry *entry)
            is_head_name(entry->name, entry->name_size);
 }
 
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* The name with the number that begins at `at` replaced by 0, if it is an element of its own. */
+static bool name_first(const fsdp_entry *entry, size_t at, fsdp_text *out)
+{
+    const char *name = entry->name;
+    size_t end = at;
+    while (end < entry->name_size && is_digit(name[end]))
+        end++;
+    if (end == at || end == entry->name_size || name[end] != '.' || at == 0 || name[at - 1] != '.')
+        return false;
+    out->size = 0;
+    fsdp_text_add(out, name, at);
+    fsdp_text_add(out, "0", 1);
+    fsdp_text_add(out, name + end, entry->name_size - end);
+    return !out->failed;
+}
+
+/* True when layer 0, or expert 0, has a tensor of this name that is expected. */
+static bool is_beyond(const comparison *job, const fsdp_entry *entry, fsdp_text *first)
+{
+    for (size_t i = 0; i < entry->name_size; i++) {
+        int64_t at =
+            name_first(entry, i, first) ? fsdp_sd_find(job->sd, first->data, first->size) : -1;
+        if (at >= 0 && job->is_expected[at])
+            return true;
+    }
+    return false;
+}
+
 static fsdp_status report_extra(comparison *job, fsdp_error *err)
 {
-    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+    fsdp_text first = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd) && st == FSDP_OK; i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         if (entry->kind == FSDP_ENTRY_VALUE || job->is_expected[i] || may_be_extra(job, entry))
             continue;
         job->counts.extra++;
-        FSDP_TRY(job->report(job->context, FSDP_EXPECT_EXTRA, NULL, entry, err));
+        fsdp_expect_fault fault =
+            is_beyond(job, entry, &first) ? FSDP_EXPECT_BEYOND : FSDP_EXPECT_EXTRA;
+        st = job->report(job->context, fault, NULL, entry, err);
     }
-    return FSDP_OK;
+    if (st == FSDP_OK && first.failed)
+        st = fsdp_fail_memory(err, "a name");
+    fsdp_text_release(&first);
+    return st;
 }
 
 static fsdp_status choose_form(comparison *job, expect_form *form, fsdp_error *err)

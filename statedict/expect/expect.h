@@ -59,17 +59,18 @@ typedef struct fsdp_expected {
 } fsdp_expected;
 
 typedef enum fsdp_expect_fault {
-    FSDP_EXPECT_MISSING, FSDP_EXPECT_EXTRA, FSDP_EXPECT_SHAPE
+    FSDP_EXPECT_MISSING, FSDP_EXPECT_EXTRA, FSDP_EXPECT_SHAPE,
+    FSDP_EXPECT_BEYOND         /* extra: of a layer or an expert behind the last one */
 } fsdp_expect_fault;
 
-/* Reports one fault. expected: NULL for EXTRA; entry: NULL for MISSING. */
+/* Reports one fault. expected: NULL for EXTRA and BEYOND; entry: NULL for MISSING. */
 typedef fsdp_status (*fsdp_expect_report)(void *context, fsdp_expect_fault fault,
                                           const fsdp_expected *expected, const fsdp_entry *entry,
                                           fsdp_error *err);
 
 typedef struct fsdp_expect_counts {
     int64_t expected, found;   /* required tensors; those of them that are there, of whatever shape */
-    int64_t missing, extra, shapes;
+    int64_t missing, extra, shapes;    /* extra: with those beyond */
 } fsdp_expect_counts;
 
 /* Compares the tensors of sd with the list. Names may have several spellings (with and without

@@ -1,4 +1,4 @@
-/* The comparison before a conversion to hf: see export_check.h. */
+/* The comparison before a conversion: see export_check.h. */
 #include "statedict/expect/export_check.h"
 
 #include "statedict/expect/expect.h"
@@ -11,7 +11,7 @@ typedef struct export_job {
     const fsdp_export_check *check;
     fsdp_export_report *report;
     fsdp_filter *allowed;
-    fsdp_name_list lost;
+    fsdp_name_list lost, shapes, beyond;
     char shape[256]; /* of the first that has another one */
 } export_job;
 
@@ -30,15 +30,17 @@ static fsdp_status take_fault(void *context, fsdp_expect_fault fault, const fsdp
                               const fsdp_entry *entry, fsdp_error *err)
 {
     export_job *job = context;
-    bool fine = true;
+    fsdp_name_list *list = &job->lost;
     if (fault == FSDP_EXPECT_SHAPE)
         note_shape(job, expected, entry);
+    if (fault == FSDP_EXPECT_SHAPE || fault == FSDP_EXPECT_BEYOND)
+        list = fault == FSDP_EXPECT_SHAPE ? &job->shapes : &job->beyond;
     else if (fault == FSDP_EXPECT_EXTRA)
-        fine = fsdp_names_add(&job->report->extra, entry->name, entry->name_size);
+        list = &job->report->extra;
     else if (job->allowed && fsdp_filter_selects(job->allowed, expected->name, expected->name_size))
-        fine = fsdp_names_add(&job->report->missing, expected->name, expected->name_size);
-    else
-        fine = fsdp_names_add(&job->lost, expected->name, expected->name_size);
+        list = &job->report->missing;
+    bool fine = entry ? fsdp_names_add(list, entry->name, entry->name_size)
+                      : fsdp_names_add(list, expected->name, expected->name_size);
     return fine ? FSDP_OK : fsdp_fail_memory(err, "a list of names");
 }
 
@@ -69,13 +71,30 @@ static bool are_tied(const export_job *job)
     return true;
 }
 
-static fsdp_status fail_missing(const export_job *job, const char *model, fsdp_error *err)
+/* config.json and the tensors are of two models where a shape differs, or where it has fewer layers. */
+static bool is_another(const export_job *job)
+{
+    return job->shapes.count + job->beyond.count > 0;
+}
+
+static const char *advice(const export_job *job)
+{
+    return is_another(job) ? "; --copy-from takes the config of the same model"
+           : are_tied(job) ? ", tied in the source: --tied keep writes every name"
+                           : "; --allow-missing REGEX converts the rest";
+}
+
+static fsdp_status fail_with_lists(const export_job *job, const char *model, fsdp_error *err)
 {
     fsdp_text text = {0};
-    fsdp_text_addf(&text, "'%s' is not all of the %s", job->check->from, model);
+    fsdp_text_addf(&text, "'%s' is not %sthe %s", job->check->from,
+                   is_another(job) ? "" : "all of ", model);
+    if (job->shape[0])
+        fsdp_text_addf(&text, ": %s", job->shape);
+    (void)fsdp_names_append(&job->shapes, "of another shape", &text);
+    (void)fsdp_names_append(&job->beyond, "behind its last layer or expert", &text);
     (void)fsdp_names_append(&job->lost, "missing", &text);
-    fsdp_text_addf(&text, are_tied(job) ? ", tied in the source: --tied keep writes every name"
-                                        : "; --allow-missing REGEX converts the rest");
+    fsdp_text_addf(&text, "%s", advice(job));
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
                                  : fsdp_fail(err, FSDP_ERR_DAMAGED, "%s", text.data);
     fsdp_text_release(&text);
@@ -92,12 +111,7 @@ static fsdp_status judge(const export_job *job, const fsdp_expect_counts *counts
                          "no tensor of '%s' has a name of the %s, such as '%s': --rename gives "
                          "them names, --no-copy leaves the config out",
                          from, model, job->lost.items[0]);
-    if (counts->shapes > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is not the %s: %s (of %lld tensors the shape differs); --copy-from "
-                         "takes the config of the same model",
-                         from, model, job->shape, (long long)counts->shapes);
-    return job->lost.count > 0 ? fail_missing(job, model, err) : FSDP_OK;
+    return job->lost.count > 0 || is_another(job) ? fail_with_lists(job, model, err) : FSDP_OK;
 }
 
 static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_error *err)
@@ -111,6 +125,10 @@ static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_erro
     if (st != FSDP_OK)
         return fsdp_fail(err, st, "%s%s", odd.text,
                          st == FSDP_ERR_USAGE ? "; --no-copy leaves the config out" : "");
+    if (job->check->may_be_unnamed && counts.found == 0) {
+        job->report->model[0] = '\0';
+        return FSDP_OK;
+    }
     job->report->expected = counts.expected;
     job->report->lost = job->lost.count;
     return judge(job, &counts, err);
@@ -132,6 +150,8 @@ fsdp_status fsdp_export_compare(const fsdp_export_check *check, fsdp_export_repo
     if (st == FSDP_OK)
         st = compare(&job, expect, err);
     fsdp_names_release(&job.lost);
+    fsdp_names_release(&job.shapes);
+    fsdp_names_release(&job.beyond);
     fsdp_filter_free(job.allowed);
     fsdp_expect_free(expect);
     return st;

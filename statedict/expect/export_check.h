@@ -1,4 +1,5 @@
-/* The comparison of a model with its config.json before a conversion to hf writes the two. */
+/* The comparison of a model with its config.json before a conversion writes the two, or what it computes of
+ * them. */
 #ifndef FSDP_EXPORT_CHECK_H
 #define FSDP_EXPORT_CHECK_H
 
@@ -13,6 +14,7 @@ typedef struct fsdp_export_check {
     const char *allow_missing; /* regex over names that may be missing; NULL: none */
     const fsdp_convert_tie *ties;      /* names that are left out for another one */
     size_t tie_count;
+    bool may_be_unnamed;       /* names that are none of the model's say nothing */
 } fsdp_export_check;
 
 typedef struct fsdp_export_report {
@@ -22,8 +24,8 @@ typedef struct fsdp_export_report {
     size_t lost;               /* missing ones that are not allowed */
 } fsdp_export_report;
 
-/* FSDP_ERR_DAMAGED names tensors that are missing, FSDP_ERR_USAGE those of another shape, or says that no
- * name is one of the model's. Release the report also after a failure. */
+/* FSDP_ERR_DAMAGED names tensors that are missing, of another shape, or of a layer that config.json has not;
+ * FSDP_ERR_USAGE says that no name is one of the model's. Release the report also after a failure. */
 fsdp_status fsdp_export_compare(const fsdp_export_check *check, fsdp_export_report *report_out,
                                 fsdp_error *err);
 void fsdp_export_report_release(fsdp_export_report *report);

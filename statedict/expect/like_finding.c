@@ -34,7 +34,7 @@ fsdp_status fsdp_like_take_fault(void *context, fsdp_expect_fault fault,
     const char *wanted = fsdp_expect_name(job->expect);
     char own[128], other[128];
     (void)err;
-    if (fault == FSDP_EXPECT_EXTRA) {
+    if (fault == FSDP_EXPECT_EXTRA || fault == FSDP_EXPECT_BEYOND) {
         fsdp_like_emit(job->like, FSDP_FINDING_EXTRA, entry->name, entry->name_size,
                        "is extra: '%s' has no such tensor", wanted);
         return FSDP_OK;

@@ -55,16 +55,21 @@ fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_o
                                  fsdp_like_model *model, fsdp_error *err)
 {
     const fsdp_open_opts open = {.allow_missing = from->allow_missing, .access = opts->access};
+    FSDP_TRY(fsdp_checkpoint_resolve(from->path, &open, &opts->watch, &model->path, err));
+    FSDP_TRY(fsdp_checkpoint_open(model->path, &open, &model->checkpoint, err));
+    return fsdp_like_model_select(model, from->model_type, err);
+}
+
+fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_type, fsdp_error *err)
+{
     fsdp_parts parts;
     fsdp_text rules = {0};
     size_t count = 0;
-    FSDP_TRY(fsdp_checkpoint_resolve(from->path, &open, &opts->watch, &model->path, err));
-    FSDP_TRY(fsdp_checkpoint_open(model->path, &open, &model->checkpoint, err));
-    bool is_known = from->model_type && from->model_type[0];
+    bool is_known = model_type && model_type[0];
     const char *format = fsdp_checkpoint_describe(model->checkpoint)->format;
     const fsdp_names_known known = {.paths = model->checkpoint->source != NULL,
                                     .only_tensors = strcmp(format, "deepspeed") == 0,
-                                    .model_type = is_known ? from->model_type : NULL};
+                                    .model_type = is_known ? model_type : NULL};
     FSDP_TRY(fsdp_parts_find(model->checkpoint->manifest.sd, known, NULL, &parts, err));
     fsdp_status st = fsdp_parts_add_rules(&parts, &rules, &count, err);
     if (st == FSDP_OK)

@@ -199,12 +199,29 @@ static fsdp_map_sides sides_of(const map_choice *choice, const map_way *way)
     return sides;
 }
 
+/* One map of the way. Its rules tell of the first tensor that they lack, and who sees the model of all. */
+static fsdp_status apply_one(const map_choice *choice, const fsdp_map *map, bool from_right,
+                             fsdp_checkpoint **checkpoint, fsdp_error *err)
+{
+    const fsdp_map_request *request = choice->request;
+    const char *from = fsdp_map_layout(map, from_right);
+    bool is_hf = strcmp(from, "hf") == 0 || strncmp(from, "transformers", 12) == 0;
+    fsdp_status st = FSDP_OK;
+    if (is_hf && request->see_model)
+        st = request->see_model(request->context, request, *checkpoint, err);
+    if (st == FSDP_OK)
+        return fsdp_map_apply(map, from_right, &choice->call, checkpoint, err);
+    fsdp_checkpoint_close(*checkpoint);
+    *checkpoint = NULL;
+    return st;
+}
+
 static fsdp_status apply(const map_choice *choice, const map_way *way, fsdp_checkpoint **checkpoint,
                          fsdp_error *err)
 {
     if (way->first)
-        FSDP_TRY(fsdp_map_apply(way->first, false, &choice->call, checkpoint, err));
-    return fsdp_map_apply(way->map, way->from_right, &choice->call, checkpoint, err);
+        FSDP_TRY(apply_one(choice, way->first, false, checkpoint, err));
+    return apply_one(choice, way->map, way->from_right, checkpoint, err);
 }
 
 static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
