@@ -163,7 +163,7 @@ fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *repor
 /* The comparison for targets of other names: before a map renames the model. For fsdp_map_request; context is
  * the job, which keeps the report for fsdp_convert_check_names. */
 fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *request,
-                                   fsdp_checkpoint *checkpoint, fsdp_error *err);
+                                   fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err);
 
 /* --- convert_move.c --------------------------------------------------------------------------- */
 

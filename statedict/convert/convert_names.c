@@ -94,37 +94,50 @@ static bool asks_for_model(const convert_job *job)
            select->only != FSDP_ONLY_OPTIM && !drops_tensors(select);
 }
 
+/* The model of the checkpoint beside the check's config, with names below a further one. */
+static fsdp_status see_below(convert_job *job, fsdp_export_check *check,
+                             fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err)
+{
+    fsdp_like_model model = {.checkpoint = checkpoint, .path = checkpoint->path};
+    fsdp_export_report_release(&job->seen);
+    fsdp_status st = fsdp_like_model_select(&model, NULL, below, err);
+    check->sd = model.sd;
+    if (st == FSDP_OK)
+        st = fsdp_export_compare(check, &job->seen, err);
+    model.checkpoint = NULL; /* it stays the caller's */
+    model.path = NULL;
+    fsdp_like_model_release(&model);
+    return st;
+}
+
 fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *request,
-                                   fsdp_checkpoint *checkpoint, fsdp_error *err)
+                                   fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err)
 {
     convert_job *job = context;
     fsdp_edited_config edited = {0};
     const fsdp_config_edits edits = {.no_quantization = true};
-    const char *path = request->config_path ? request->config_path : checkpoint->path;
-    fsdp_like_model model = {.checkpoint = checkpoint, .path = (char *)checkpoint->path};
+    fsdp_export_check check = {.text = request->config,
+                               .size = request->config_size,
+                               .config =
+                                   request->config_path ? request->config_path : checkpoint->path,
+                               .from = checkpoint->path,
+                               .allow_missing = job->opts.open.allow_missing,
+                               .may_be_unnamed = below != NULL};
     bool is_checked_later = job->limits && job->limits->for_loaders;
     if (!request->config || is_checked_later || !asks_for_model(job) ||
         is_adapter(checkpoint, checkpoint->manifest.sd))
         return FSDP_OK;
     if (job->opts.dequant)
-        FSDP_TRY(fsdp_model_config_edit(request->config, request->config_size, path, &edits,
-                                        &edited, err));
-    bool is_edited = edited.text.size > 0;
-    fsdp_status st = fsdp_like_model_select(&model, NULL, err);
-    const fsdp_export_check check = {
-        .text = is_edited ? edited.text.data : request->config,
-        .size = is_edited ? edited.text.size : request->config_size,
-        .config = path,
-        .from = checkpoint->path,
-        .sd = model.sd,
-        .allow_missing = job->opts.open.allow_missing,
-    };
-    fsdp_export_report_release(&job->seen);
-    if (st == FSDP_OK)
-        st = fsdp_export_compare(&check, &job->seen, err);
-    model.checkpoint = NULL; /* it stays the caller's */
-    model.path = NULL;
-    fsdp_like_model_release(&model);
+        FSDP_TRY(
+            fsdp_model_config_edit(check.text, check.size, check.config, &edits, &edited, err));
+    if (edited.text.size > 0) {
+        check.text = edited.text.data;
+        check.size = edited.text.size;
+    }
+    fsdp_status st = see_below(job, &check, checkpoint, NULL, err);
+    check.may_be_unnamed = false;
+    if (st == FSDP_OK && !job->seen.model[0] && below)
+        st = see_below(job, &check, checkpoint, below, err);
     fsdp_text_release(&edited.text);
     return st;
 }

@@ -40,6 +40,7 @@ typedef struct fsdp_gguf_model {
     const char *config, *config_path;
     size_t config_size;
     const char *directory;
+    const fsdp_sd *sd;         /* its tensors under the names of GGUF, whose sizes count; NULL: not known */
 } fsdp_gguf_model;
 typedef enum fsdp_gguf_found {
     FSDP_GGUF_NO_TOKENIZER,

@@ -23,8 +23,9 @@ typedef struct fsdp_like_open {
 /* Release the model also after a failure. */
 fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_opts *opts,
                                  fsdp_like_model *model, fsdp_error *err);
-/* Fills in sd and source of a checkpoint that is open. */
-fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_type, fsdp_error *err);
+/* Fills in sd and source of a checkpoint that is open. below: "model." is stripped, too; NULL: nothing. */
+fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_type, const char *below,
+                                   fsdp_error *err);
 void fsdp_like_model_release(fsdp_like_model *model);
 
 /* --- like_finding.c ----------------------------------------------------------------------------- */

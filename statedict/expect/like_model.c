@@ -57,10 +57,21 @@ fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_o
     const fsdp_open_opts open = {.allow_missing = from->allow_missing, .access = opts->access};
     FSDP_TRY(fsdp_checkpoint_resolve(from->path, &open, &opts->watch, &model->path, err));
     FSDP_TRY(fsdp_checkpoint_open(model->path, &open, &model->checkpoint, err));
-    return fsdp_like_model_select(model, from->model_type, err);
+    return fsdp_like_model_select(model, from->model_type, NULL, err);
 }
 
-fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_type, fsdp_error *err)
+/* "s/^model\.//", with a zero behind it. */
+static void add_below(const char *below, fsdp_text *rules, size_t *count)
+{
+    fsdp_text_addf(rules, "s/^");
+    for (const char *at = below; *at; at++)
+        fsdp_text_addf(rules, *at == '.' ? "\\." : "%c", *at);
+    fsdp_text_add(rules, "//", 3);
+    (*count)++;
+}
+
+fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_type,
+                                   const char *below, fsdp_error *err)
 {
     fsdp_parts parts;
     fsdp_text rules = {0};
@@ -72,6 +83,10 @@ fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_typ
                                     .model_type = is_known ? model_type : NULL};
     FSDP_TRY(fsdp_parts_find(model->checkpoint->manifest.sd, known, NULL, &parts, err));
     fsdp_status st = fsdp_parts_add_rules(&parts, &rules, &count, err);
+    if (below)
+        add_below(below, &rules, &count);
+    if (rules.failed)
+        st = fsdp_fail_memory(err, "rules of names");
     if (st == FSDP_OK)
         st = select_with(model, known, &rules, count, err);
     fsdp_text_release(&rules);

@@ -99,9 +99,10 @@ typedef struct fsdp_map_request {
     size_t config_size;
     const fsdp_limits *limits; /* of the target; NULL: native */
     bool keeps_rest;           /* tensors that no rule takes stay as they are */
-    /* Sees the checkpoint before a map takes it away from the names of transformers. NULL: nobody does. */
+    /* Sees the checkpoint before a map takes it away from the names of transformers, which may all be below
+     * a further one ("model."; NULL: not). NULL: nobody does. */
     fsdp_status (*see_model)(void *context, const struct fsdp_map_request *request,
-                             fsdp_checkpoint *checkpoint, fsdp_error *err);
+                             fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err);
     void *context;
 } fsdp_map_request;
 

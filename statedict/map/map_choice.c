@@ -199,6 +199,17 @@ static fsdp_map_sides sides_of(const map_choice *choice, const map_way *way)
     return sides;
 }
 
+/* "model." of a frame "model.*" on that side; "" without one. */
+static void find_below(const fsdp_map *map, bool right, char below[64])
+{
+    below[0] = '\0';
+    for (size_t i = 0; i < map->frame_count && !below[0]; i++) {
+        const char *text = map->frames[i][right], *star = strchr(text, '*');
+        if (star > text && !star[1] && !strchr(text, '{'))
+            snprintf(below, 64, "%.*s", (int)(star - text), text);
+    }
+}
+
 /* One map of the way. Its rules tell of the first tensor that they lack, and who sees the model of all. */
 static fsdp_status apply_one(const map_choice *choice, const fsdp_map *map, bool from_right,
                              fsdp_checkpoint **checkpoint, fsdp_error *err)
@@ -207,8 +218,12 @@ static fsdp_status apply_one(const map_choice *choice, const fsdp_map *map, bool
     const char *from = fsdp_map_layout(map, from_right);
     bool is_hf = strcmp(from, "hf") == 0 || strncmp(from, "transformers", 12) == 0;
     fsdp_status st = FSDP_OK;
-    if (is_hf && request->see_model)
-        st = request->see_model(request->context, request, *checkpoint, err);
+    if (is_hf && request->see_model) {
+        char below[64];
+        find_below(map, from_right, below);
+        st = request->see_model(request->context, request, *checkpoint, below[0] ? below : NULL,
+                                err);
+    }
     if (st == FSDP_OK)
         return fsdp_map_apply(map, from_right, &choice->call, checkpoint, err);
     fsdp_checkpoint_close(*checkpoint);
@@ -222,6 +237,54 @@ static fsdp_status apply(const map_choice *choice, const map_way *way, fsdp_chec
     if (way->first)
         FSDP_TRY(apply_one(choice, way->first, false, checkpoint, err));
     return apply_one(choice, way->map, way->from_right, checkpoint, err);
+}
+
+/* --- GGUF without a map ---------------------------------------------------------------------------- */
+
+/* "gpt2, llama, mistral": the types of models that built-in maps take to GGUF. */
+static void list_types(const char *layout, fsdp_text *out)
+{
+    const fsdp_builtin_map *map;
+    for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL; i++)
+        for (const char *at = map->types; strcmp(map->layouts[0], layout) == 0 && *at;) {
+            size_t size = strcspn(at, " ");
+            fsdp_text_addf(out, "%s%.*s", out->size > 0 ? ", " : "", (int)size, at);
+            at += size + (at[size] == ' ');
+        }
+}
+
+/* Without a map the names stay, and are GGUF's only where the source is of GGUF. */
+static fsdp_status check_gguf(const map_choice *choice, const map_way *way, fsdp_error *err)
+{
+    static const char own[] = "general.architecture";
+    const fsdp_map_request *request = choice->request;
+    bool is_gguf = request->limits && strcmp(request->limits->format, "gguf") == 0;
+    fsdp_text types = {0};
+    char type[80];
+    if (!is_gguf || way->is_short || request->opts->map || request->opts->select.keep_names ||
+        fsdp_sd_find(choice->from->manifest.sd, own, sizeof own - 1) >= 0)
+        return FSDP_OK;
+    if (!way->map && !choice->kind.type[0])
+        return FSDP_OK; /* the names may be GGUF's */
+    if (way->map)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "a GGUF file needs the config.json of its model, with a model_type, and "
+                         "none lies beside '%s': --copy-from DIR names one",
+                         choice->from->path);
+    list_types("gguf", &types);
+    fsdp_status st =
+        types.failed
+            ? fsdp_fail_memory(err, "a message")
+            : fsdp_fail(
+                  err, FSDP_ERR_USAGE,
+                  "no map takes the tensors of '%s' (model_type '%s') to GGUF: that is "
+                  "written for %s, under the names of transformers; convert_hf_to_gguf.py "
+                  "of llama.cpp knows more families and takes the result of --to hf",
+                  choice->from->path,
+                  fsdp_printable(choice->kind.type, strlen(choice->kind.type), type, sizeof type),
+                  types.data);
+    fsdp_text_release(&types);
+    return st;
 }
 
 static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
@@ -251,6 +314,8 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
         if (sides_out->is_used)
             st = apply(&choice, &way, checkpoint, err);
     }
+    if (st == FSDP_OK && !sides_out->is_used)
+        st = check_gguf(&choice, &way, err);
     fsdp_map_free(way.first);
     fsdp_map_free(way.map);
     fsdp_drop_rules_free(choice.drops);

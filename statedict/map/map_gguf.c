@@ -76,15 +76,17 @@ static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_map_request 
     return fsdp_derivation_add(derivation, (fsdp_derived_name){name, sizeof name - 1}, tensor, err);
 }
 
-static fsdp_status read_pairs(const fsdp_map_request *request, const char *path,
+static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkpoint *base,
                               fsdp_named_values *pairs, fsdp_gguf_found *tokenizer_out,
                               fsdp_error *err)
 {
     char *beside = NULL;
+    const char *path = base->path;
     fsdp_gguf_model model = {.config = request->config,
                              .config_path =
                                  request->config_path ? request->config_path : "config.json",
                              .config_size = request->config_size,
+                             .sd = base->manifest.sd,
                              .directory = request->opts->copy_from};
     if (!model.directory)
         FSDP_TRY(fsdp_framework_config(request->io, path, &beside, err));
@@ -108,7 +110,7 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     fsdp_named_values pairs = {0};
     fsdp_derivation *derivation = NULL;
     fsdp_checkpoint *base = *checkpoint;
-    fsdp_status st = read_pairs(request, base->path, &pairs, tokenizer_out, err);
+    fsdp_status st = read_pairs(request, base, &pairs, tokenizer_out, err);
     if (st == FSDP_OK) {
         *checkpoint = NULL;
         st = fsdp_derivation_begin(base, &derivation, err);

@@ -13,6 +13,7 @@ static char directory[64];
 static fsdp_named_values values;
 static fsdp_error err;
 static fsdp_gguf_found found;
+static fsdp_sd *tensors; /* NULL: not known */
 
 static void begin(void)
 {
@@ -23,6 +24,7 @@ static void begin(void)
 static void end(void)
 {
     fsdp_named_values_release(&values);
+    fsdp_sd_free(tensors);
     cr_assert_eq(fsdp_io_remove_tree(NULL, directory, &err), FSDP_OK);
 }
 
@@ -40,7 +42,8 @@ static fsdp_status read_all(void)
     const fsdp_gguf_model model = {.config = config,
                                    .config_path = "config.json",
                                    .config_size = strlen(config),
-                                   .directory = directory};
+                                   .directory = directory,
+                                   .sd = tensors};
     return fsdp_gguf_values(fsdp_io_posix(), &model, &values, &found, &err);
 }
 
@@ -104,6 +107,173 @@ Test(gguf_values, gpt2_has_other_names_and_no_inner_size)
     cr_assert_eq(number("gpt2.feed_forward_length"), 32);
     cr_assert_eq(number("gpt2.context_length"), 16);
     cr_assert_null(find("gpt2.rope.dimension_count"));
+}
+
+/* --- numbers of tensors --------------------------------------------------------------------------- */
+
+static void add_dims(const char *name, int ndim, const int64_t *shape)
+{
+    static fsdp_mesh *mesh;
+    if (!mesh)
+        cr_assert_eq(
+            fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &mesh, &err),
+            FSDP_OK);
+    const fsdp_tensor tensor = {FSDP_F32, ndim, shape, {.mesh = mesh}, NULL};
+    if (!tensors)
+        cr_assert_eq(fsdp_sd_create(&tensors, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_tensor(tensors, name, strlen(name), &tensor, &err), FSDP_OK, "%s",
+                 err.text);
+}
+
+static void add_tensor(const char *name, int64_t rows, int64_t columns)
+{
+    add_dims(name, 2, (int64_t[]){rows, columns});
+}
+
+static const char bare[] =
+    "{\"model_type\": \"qwen3\", \"num_attention_heads\": 4, \"max_position_embeddings\": 128}";
+
+Test(gguf_values, numbers_that_the_config_lacks_are_those_of_the_tensors)
+{
+    config = bare;
+    add_tensor("token_embd.weight", 9, 64);
+    add_tensor("blk.0.attn_q.weight", 4 * 24, 64);
+    add_tensor("blk.0.attn_k.weight", 2 * 24, 64);
+    add_tensor("blk.0.ffn_up.weight", 80, 64);
+    add_tensor("blk.10.ffn_up.weight", 80, 64);
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_eq(number("qwen3.block_count"), 11);
+    cr_assert_eq(number("qwen3.embedding_length"), 64);
+    cr_assert_eq(number("qwen3.feed_forward_length"), 80);
+    cr_assert_eq(number("qwen3.vocab_size"), 9);
+    cr_assert_eq(number("qwen3.attention.head_count_kv"), 2);
+    cr_assert_eq(number("qwen3.attention.key_length"), 24);
+    cr_assert_eq(number("qwen3.rope.dimension_count"), 24);
+}
+
+Test(gguf_values, experts_are_counted_in_their_tensor)
+{
+    config = "{\"model_type\": \"mixtral\", \"num_attention_heads\": 4, \"intermediate_size\": 12, "
+             "\"max_position_embeddings\": 128}";
+    add_tensor("token_embd.weight", 9, 64);
+    add_dims("blk.0.ffn_up_exps.weight", 3, (int64_t[]){6, 12, 64});
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_eq(number("llama.expert_count"), 6);
+    cr_assert_eq(number("llama.feed_forward_length"), 12);
+}
+
+Test(gguf_values, numbers_that_contradict_the_tensors_are_damage)
+{
+    static const struct {
+        const char *tensor;
+        int64_t rows, columns;
+        const char *said;
+    } odd[] = {
+        {"token_embd.weight", 8, 64, "vocab_size 7, and 'token_embd.weight' has 8"},
+        {"token_embd.weight", 7, 60, "hidden_size 64, and 'token_embd.weight' has 60"},
+        {"blk.0.ffn_up.weight", 95, 64, "intermediate_size 96, and 'blk.0.ffn_up.weight' has 95"},
+        {"blk.0.attn_k.weight", 16, 64, "num_key_value_heads 2, and 'blk.0.attn_k.weight' has 1"},
+        {"blk.0.attn_k.weight", 17, 64, "num_attention_heads 4, and that many are not in the 64"},
+    };
+    config = llama;
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        add_tensor(odd[i].tensor, odd[i].rows, odd[i].columns);
+        if (strstr(odd[i].tensor, "attn_k"))
+            add_tensor("blk.0.attn_q.weight", 64, 64);
+        cr_assert_eq(read_all(), FSDP_ERR_DAMAGED, "%zu", i);
+        cr_assert(strstr(err.text, odd[i].said), "%s", err.text);
+        fsdp_named_values_release(&values);
+        fsdp_sd_free(tensors);
+        tensors = NULL;
+    }
+}
+
+/* --- what llama.cpp has keys for ------------------------------------------------------------------ */
+
+/* The config of a llama with further members. */
+static fsdp_status read_with(const char *type, const char *members)
+{
+    static char text[600];
+    snprintf(text, sizeof text,
+             "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"hidden_size\": 64, "
+             "\"num_attention_heads\": 4, \"max_position_embeddings\": 128, %s}",
+             type, members);
+    config = text;
+    fsdp_named_values_release(&values);
+    return read_all();
+}
+
+Test(gguf_values, yarn_has_the_length_before_it)
+{
+    cr_assert_eq(read_with("qwen2", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, "
+                                    "\"original_max_position_embeddings\": 32, "
+                                    "\"beta_fast\": 32, \"attention_factor\": 1.1386294361119891}"),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_str_eq(text_of(find("qwen2.rope.scaling.type")), "yarn");
+    cr_assert_eq(find("qwen2.rope.scaling.factor")->as.f64, 4);
+    cr_assert_eq(number("qwen2.rope.scaling.original_context_length"), 32);
+    /* as in transformers, the context is that of before where no other one is said */
+    cr_assert_eq(
+        read_with("qwen2", "\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 2}"),
+        FSDP_OK, "%s", err.text);
+    cr_assert_eq(number("qwen2.rope.scaling.original_context_length"), 128);
+}
+
+Test(gguf_values, what_has_no_key_is_refused_by_name)
+{
+    static const struct {
+        const char *type, *members, *said;
+    } odd[] = {
+        {"llama", "\"hidden_act\": \"gelu\"", "hidden_act 'gelu'"},
+        {"gpt2", "\"activation_function\": \"relu\"", "activation_function 'relu'"},
+        {"gpt2", "\"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx 1"},
+        {"gpt2", "\"scale_attn_weights\": false", "scale_attn_weights 0"},
+        {"llama", "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}",
+         "rope_type 'dynamic'"},
+        {"llama", "\"rope_scaling\": {\"type\": \"longrope\"}", "rope_type 'longrope'"},
+        {"llama", "\"rope_scaling\": {\"type\": \"yarn\"}", "'yarn' without a factor"},
+        {"llama", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"beta_fast\": 64}",
+         "beta_fast 64"},
+        {"llama", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"mscale\": 1}", "mscale"},
+        {"llama", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"attention_factor\": 1}",
+         "attention_factor"},
+        {"llama", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}",
+         "several types of layers"},
+        {"llama", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor 0.5"},
+        {"mistral", "\"sliding_window\": 127", "sliding_window 127 in a context of 128"},
+        {"qwen2", "\"sliding_window\": 64, \"use_sliding_window\": true, \"max_window_layers\": 1",
+         "sliding_window 64"},
+        {"qwen3",
+         "\"sliding_window\": 64, \"use_sliding_window\": true, \"layer_types\": "
+         "[\"full_attention\", \"sliding_attention\"]",
+         "sliding_window 64"},
+    };
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        cr_assert_eq(read_with(odd[i].type, odd[i].members), FSDP_ERR_USAGE, "%s", odd[i].members);
+        cr_assert(strstr(err.text, odd[i].said), "%s", err.text);
+    }
+}
+
+Test(gguf_values, what_changes_nothing_is_written)
+{
+    static const struct {
+        const char *type, *members;
+    } fine[] = {
+        {"llama", "\"hidden_act\": \"silu\", \"rope_scaling\": null, \"sliding_window\": 8"},
+        {"gpt2", "\"activation_function\": \"gelu_new\", \"scale_attn_weights\": true"},
+        {"mistral", "\"sliding_window\": 128"},
+        {"mistral", "\"sliding_window\": null"},
+        {"qwen2", "\"sliding_window\": 64, \"use_sliding_window\": false"},
+        {"qwen2", "\"sliding_window\": 64, \"use_sliding_window\": true, \"max_window_layers\": 2"},
+        {"qwen2", "\"sliding_window\": 64, \"use_sliding_window\": true, \"layer_types\": "
+                  "[\"full_attention\", \"full_attention\"], \"max_window_layers\": 0"},
+        {"llama", "\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8}"},
+        {"llama", "\"rope_parameters\": {\"rope_type\": \"default\", \"beta_fast\": 1}"},
+    };
+    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++) {
+        cr_assert_eq(read_with(fine[i].type, fine[i].members), FSDP_OK, "%s", err.text);
+        cr_assert_null(find("llama.rope.scaling.type"));
+    }
 }
 
 Test(gguf_values, a_tokenizer_of_bytes_gives_tokens_types_and_merges)
