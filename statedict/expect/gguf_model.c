@@ -101,6 +101,30 @@ static fsdp_status add_members(const fsdp_sd *sd, const struct gguf_model *model
     return FSDP_OK;
 }
 
+/* The scaling of rotary frequencies; "none" is none. */
+static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp_text *out,
+                               fsdp_error *err)
+{
+    const fsdp_value *scaling = find_below(sd, architecture, "rope.scaling.type");
+    const fsdp_value *factor = find_below(sd, architecture, "rope.scaling.factor");
+    const fsdp_value *length = find_below(sd, architecture, "rope.scaling.original_context_length");
+    const char *type =
+        scaling && scaling->kind == FSDP_VALUE_STRING ? scaling->as.bytes.data : "none";
+    bool is_yarn = strcmp(type, "yarn") == 0;
+    if (strcmp(type, "none") == 0)
+        return FSDP_OK;
+    if ((!is_yarn && strcmp(type, "linear") != 0) || !is_number(factor))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "no config.json can be made of '%s.rope.scaling.type' '%.40s'",
+                         architecture, type);
+    fsdp_text_addf(out, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\"", type);
+    add_member(out, "factor", factor);
+    if (is_yarn && is_number(length))
+        add_member(out, "original_max_position_embeddings", length);
+    fsdp_text_addf(out, "}");
+    return FSDP_OK;
+}
+
 /* Members that follow from several pairs, or from tensors. */
 static void add_others(const fsdp_sd *sd, const struct gguf_model *model, fsdp_text *out)
 {
@@ -114,14 +138,6 @@ static void add_others(const fsdp_sd *sd, const struct gguf_model *model, fsdp_t
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         if (is_number(find_value(sd, tokens[i][0])))
             add_member(out, tokens[i][1], find_value(sd, tokens[i][0]));
-    const fsdp_value *scaling = find_below(sd, model->architecture, "rope.scaling.type");
-    const fsdp_value *factor = find_below(sd, model->architecture, "rope.scaling.factor");
-    if (scaling && scaling->kind == FSDP_VALUE_STRING && is_number(factor) &&
-        strcmp(scaling->as.bytes.data, "linear") == 0) {
-        fsdp_text_addf(out, ",\n  \"rope_scaling\": {\"rope_type\": \"linear\"");
-        add_member(out, "factor", factor);
-        fsdp_text_addf(out, "}");
-    }
     int64_t table = fsdp_sd_find(sd, "token_embd.weight", strlen("token_embd.weight"));
     const fsdp_entry *entry = table < 0 ? NULL : fsdp_sd_at(sd, (size_t)table);
     if (entry && entry->kind == FSDP_ENTRY_TENSOR && entry->ndim == 2)
@@ -148,6 +164,7 @@ fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error 
     fsdp_text_addf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
                    models[i].class_name, models[i].type);
     FSDP_TRY(add_members(sd, &models[i], out, err));
+    FSDP_TRY(add_scaling(sd, architecture, out, err));
     add_others(sd, &models[i], out);
     fsdp_text_addf(out, "\n}\n");
     return out->failed ? fsdp_fail_memory(err, "config.json") : FSDP_OK;

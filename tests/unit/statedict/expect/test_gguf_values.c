@@ -370,11 +370,11 @@ static void add_value(fsdp_sd *sd, const char *name, const fsdp_value *value)
     cr_assert_eq(fsdp_sd_add_value(sd, name, strlen(name), value, &err), FSDP_OK, "%s", err.text);
 }
 
-Test(gguf_values, a_config_comes_back_out_of_its_pairs)
+static void comes_back(void)
 {
     fsdp_sd *sd = NULL;
     fsdp_text text = {0};
-    config = llama;
+    fsdp_named_values_release(&values);
     cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
     for (size_t i = 0; i < values.count; i++)
@@ -392,9 +392,21 @@ Test(gguf_values, a_config_comes_back_out_of_its_pairs)
     }
     cr_assert_not_null(strstr(text.data, "\"rms_norm_eps\": 1e-05"), "%s", text.data);
     cr_assert_not_null(strstr(text.data, "\"tie_word_embeddings\": true"));
+    config = "{}"; /* the text goes */
     fsdp_named_values_release(&before);
     fsdp_text_release(&text);
     fsdp_sd_free(sd);
+}
+
+Test(gguf_values, a_config_comes_back_out_of_its_pairs)
+{
+    config = llama;
+    comes_back();
+    cr_assert_eq(read_with("llama", "\"rms_norm_eps\": 1e-05, \"rope_scaling\": {\"type\": "
+                                    "\"yarn\", \"factor\": 4, "
+                                    "\"original_max_position_embeddings\": 32}"),
+                 FSDP_OK);
+    comes_back();
 }
 
 Test(gguf_values, a_config_of_another_architecture_is_refused)
@@ -408,6 +420,16 @@ Test(gguf_values, a_config_of_another_architecture_is_refused)
     add_value(sd, "general.architecture", &value);
     cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE, "no numbers");
     fsdp_value_release(&value);
+    static const char *const needed[] = {"gpt2.block_count", "gpt2.context_length",
+                                         "gpt2.embedding_length", "gpt2.attention.head_count"};
+    const fsdp_value two = fsdp_value_i64(2);
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        add_value(sd, needed[i], &two);
+    cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, "longrope", 8, &err), FSDP_OK);
+    add_value(sd, "gpt2.rope.scaling.type", &value);
+    fsdp_value_release(&value);
+    cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE, "no such scaling");
     fsdp_text_release(&text);
     fsdp_sd_free(sd);
 }
