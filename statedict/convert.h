@@ -184,6 +184,7 @@ typedef struct fsdp_convert_plan {
     fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* the first cast_pairs are filled in */
     int cast_pairs;
     fsdp_optim_form optim_form;        /* that hyper-parameters get; DEFAULT: they stay as they are */
+    int64_t optim_named;       /* parameters that the optimizer numbers, and that got names */
     int64_t rounded;           /* weights of which the source has rounded copies alone, which are not read */
     int64_t in_tuples;         /* tensors of tuples that the format stores as lists (dcp) */
     int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */

@@ -14,6 +14,7 @@
 #include "statedict/convert/plan_notes.h"
 #include "statedict/derive/adapter.h"
 #include "statedict/derive/dequant.h"
+#include "statedict/derive/numbered_optim.h"
 #include "statedict/derive/target_types.h"
 #include "statedict/map/map.h"
 #include "statedict/select/optim_form.h"
@@ -77,7 +78,8 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 static fsdp_status form_optim(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_optim_form form = job->opts.optim_form;
-    if (job->limits && job->limits->nests_groups && form == FSDP_OPTIM_FORM_DEFAULT)
+    bool nests = job->limits && (job->limits->nests_groups || plan->optim_named > 0);
+    if (nests && form == FSDP_OPTIM_FORM_DEFAULT)
         form = FSDP_OPTIM_FORM_NESTED;
     if (job->limits && job->limits->names_groups)
         return fsdp_optim_form_apply(form, &job->sd, &job->source, &plan->optim_form, err);
@@ -243,6 +245,28 @@ static void fit_format(convert_job *job, const char *layout)
     job->limits = job->format->ops ? &job->format->limits : NULL;
 }
 
+/* Numbers of an optimizer become names, where the target's loaders ask for these. Other formats than these two
+ * have the numbers because a program wanted them; so may one file of torch.save, without a config.json. */
+static fsdp_status name_optim(convert_job *job, const model_config *config, fsdp_convert_plan *plan,
+                              fsdp_error *err)
+{
+    const char *format = fsdp_checkpoint_describe(job->from)->format;
+    bool is_torch = strcmp(format, "torch") == 0;
+    fsdp_model_kind kind = {0};
+    if (!job->limits || !job->limits->names_groups || job->opts.select.keep_names ||
+        job->opts.select.only == FSDP_ONLY_MODEL ||
+        (!is_torch && strcmp(format, "safetensors") != 0))
+        return FSDP_OK;
+    if (config->text &&
+        fsdp_model_kind_read(config->text, config->size, "config.json", &kind, NULL) != FSDP_OK)
+        kind = (fsdp_model_kind){0};
+    const fsdp_numbered_opts opts = {
+        .known = {.paths = true, .model_type = kind.type[0] ? kind.type : NULL},
+        .keeps_order = is_torch,
+        .may_stay = is_torch && !config->text};
+    return fsdp_name_numbered(&opts, &job->from, &plan->optim_named, err);
+}
+
 /* The source under the names of another framework, if a map is named or needed. */
 static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                                  fsdp_convert_plan *plan, fsdp_error *err)
@@ -291,6 +315,8 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
         fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size, &config.path);
     fsdp_status st = config.text ? FSDP_OK : make_config(job, &made, &config.size, err);
     config.text = config.text ? config.text : made;
+    if (st == FSDP_OK)
+        st = name_optim(job, &config, plan, err);
     if (st == FSDP_OK)
         st = merge_adapter(job, plan, err);
     if (st == FSDP_OK)

@@ -16,7 +16,7 @@ GOLDEN, FORMAT, GROUPS = Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
 RANKS = ["--world-size", "3"]
 SUFFIX, OPTIONS = {
     "torch": (".pt", []),
-    "dcp": (".dcp", RANKS),
+    "dcp": (".dcp", [*RANKS, "--names", "keep"]),
     "fsdp": (".fsdp", RANKS),
     "hdf5": (".h5", ["--opaque", "copy"]),
 }[FORMAT]

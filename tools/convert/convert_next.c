@@ -280,7 +280,7 @@ static bool is_word(const char *drop)
 }
 
 /* Begins the pattern with the patterns of --exclude and --drop, as they were given, and hyper-parameters that
- * got another form. */
+ * got another form, or other names. */
 static void add_typed(left_out *left)
 {
     const fsdp_select_opts *select = &left->opts->convert.select;
@@ -289,6 +289,8 @@ static void add_typed(left_out *left)
     if (left->plan->optim_form)
         fsdp_text_addf(&left->pattern, "%s(^|\\.)param_groups(\\.|$)",
                        left->pattern.size > 0 ? "|" : "");
+    if (left->plan->optim_named > 0)
+        fsdp_text_addf(&left->pattern, "|(^|\\.)opt[^.]*\\.state\\.");
     for (size_t i = 0; i < select->drop_count; i++)
         if (!is_word(select->drops[i]))
             fsdp_text_addf(&left->pattern, "%s%s", left->pattern.size > 0 ? "|" : "",
