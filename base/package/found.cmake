@@ -43,7 +43,8 @@ found_line(OpenBLAS "${FSDP_OPENBLAS}"
     "none (libopenblas0-pthread): slower training on processors with AVX-512")
 found_line(scdoc "${SCDOC}" "none (scdoc): no man pages")
 
-set(found_text "fsdp ${PROJECT_VERSION}: ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}, ${CMAKE_BUILD_TYPE}")
+set(found_text "fsdp ${PROJECT_VERSION}: ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}")
+string(APPEND found_text ", ${CMAKE_BUILD_TYPE}")
 if(FSDP_SANITIZE)
     string(APPEND found_text ", sanitizers: ${FSDP_SANITIZE}")
 endif()

@@ -468,6 +468,32 @@ static bool add_uuid(const key_repr *at, fsdp_node key, bool is_inside)
     return true;
 }
 
+/* Python 3.13 pickles a path as it was given: pathlib drops '.' and separators that follow one. */
+static void drop_empty_parts(fsdp_text *path, char separator)
+{
+    size_t size = 0, i = 0;
+    while (i < path->size && path->data[i] == separator)
+        i++;
+    if (i > 0)
+        size = i == 2 ? 2 : 1; /* two are a root of their own */
+    while (i < path->size) {
+        size_t end = i;
+        while (end < path->size && path->data[end] != separator)
+            end++;
+        bool is_dropped = end == i || (end == i + 1 && path->data[i] == '.');
+        for (; !is_dropped && i < end; i++)
+            path->data[size++] = path->data[i];
+        if (!is_dropped && end < path->size)
+            path->data[size++] = separator;
+        i = end + 1;
+    }
+    bool is_root = size <= 2 && path->size > 0 && path->data[0] == separator;
+    bool is_drive = size == 3 && path->data[1] == ':' && separator == '\\';
+    if (size > 0 && path->data[size - 1] == separator && !is_root && !is_drive)
+        size--;
+    path->size = size;
+}
+
 static bool add_path(const key_repr *at, fsdp_node key, bool is_inside)
 {
     const char *class_name = torch_class_name(at->archive, key);
@@ -484,6 +510,9 @@ static bool add_path(const key_repr *at, fsdp_node key, bool is_inside)
             fsdp_text_add(&path, is_windows ? "\\" : "/", 1);
         fsdp_text_add(&path, part->as.text, part->count);
     }
+    for (size_t i = 0; is_windows && i < path.size; i++)
+        path.data[i] = path.data[i] == '/' ? '\\' : path.data[i];
+    drop_empty_parts(&path, is_windows ? '\\' : '/');
     if (path.size == 0)
         fsdp_text_add(&path, ".", 1);
     at->text->failed |= path.failed;

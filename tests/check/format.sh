@@ -9,7 +9,10 @@ folders=(base kernels formats statedict runtime tools tests)
 failed=0
 
 mapfile -t sources < <(find "${folders[@]}" -name '*.c' -o -name '*.cu' | sort)
-ugly=$(clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^: ]+\.cu?:' | sort -u)
+# Another clang-format lays out otherwise.
+tested=14 version=$(clang-format --version | grep -oE '[0-9]+' | head -n 1)
+[ "$version" = $tested ] || sources=()
+ugly=$([ ${#sources[@]} = 0 ] || clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^: ]+\.cu?:' | sort -u)
 if [ -n "$ugly" ]; then
     printf 'not laid out; ./dev format does it:\n%s\n' "$ugly"
     failed=1
@@ -27,4 +30,8 @@ if grep -nE '^.{111,}' "${texts[@]}"; then
     failed=1
 fi
 echo "${#sources[@]} sources, ${#texts[@]} texts"
+if [ $failed = 0 ] && [ "$version" != $tested ]; then
+    echo "skipped: clang-format $version is not $tested, which the sources are laid out by"
+    exit 77
+fi
 exit $failed

@@ -24,7 +24,9 @@ cd "$work/consumer"
 
 case $1 in
 cmake)
-    configure() { cmake -S "$here/cmake" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" "$@" >>"$work/log" 2>&1; }
+    configure() {
+        cmake -S "$here/cmake" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" "$@" >>"$work/log" 2>&1
+    }
     configure -B .
     cmake --build . >>"$work/log"
     # The shared library asks for no other package; the static one says what it needs.

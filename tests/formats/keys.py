@@ -119,6 +119,19 @@ def far_zones(path):
     return problems
 
 
+def raw_paths(path):
+    """Paths as Python 3.13 pickles them: in the words of the program."""
+    problems = []
+    paths = ["x//y/./z", "./a", "a/", "a/.", "/", "///a", ".", "./.", "C:/x//y/", "C:/", "a/../b"]
+    for of, more in ((pathlib.PurePosixPath, ["//a/b"]), (pathlib.PureWindowsPath, ["x\\y/z"])):
+        for words in paths + more:
+            wanted = str(of(words))
+            names = listed({Claim(of, words): 1}, 2, path)
+            if names != [wanted]:
+                problems.append(f"{of.__name__}({words!r}) is {wanted!r}, not {names}")
+    return problems
+
+
 def main():
     problems = []
     with tempfile.TemporaryDirectory() as folder:
@@ -133,6 +146,7 @@ def main():
                 if found != wanted:
                     problems.append(f"protocol {protocol}: a key is {found!r}, not {wanted!r}")
         problems += far_zones(Path(folder) / "zones.pt")
+        problems += raw_paths(Path(folder) / "paths.pt")
     print("\n".join(problems) or f"{len(expected)} keys, as Python and numpy {numpy.__version__} call them")
     return 1 if problems else 0
 

@@ -24,13 +24,11 @@ command -v debootstrap >/dev/null || die "it needs debootstrap: apt-get install 
 
 # --- roots ----------------------------------------------------------------------------------------
 
-# The mirror that this machine's apt takes Debian from.
+# The mirror that this machine's apt takes Debian from; nothing where it has none: debootstrap knows one.
 mirror() {
-    local found=''
     # shellcheck disable=SC2016 # apt-get expands it
-    ! command -v apt-get >/dev/null || found=$(apt-get indextargets --format '$(SITE) $(ORIGIN) $(COMPONENT)' \
-        'Created-By: Packages' | sed -n 's,^\([^ ]*[^y]\) Debian main$,\1,p' | head -n 1) || true
-    printf '%s\n' "${found:-http://deb.debian.org/debian}"
+    apt-get indextargets --format '$(SITE) $(ORIGIN) $(COMPONENT)' 'Created-By: Packages' 2>/dev/null |
+        sed -n 's,^\([^ ]*[^y]\) Debian main$,\1,p' | head -n 1
 }
 
 # inside ROOT USER COMMAND: a login of USER types COMMAND in the project's folder.
@@ -40,6 +38,7 @@ inside() {
     # shellcheck disable=SC2016 # the inner shell expands it
     unshare --mount --pid --fork --kill-child bash -c '
         mount -t proc proc "$1/proc"
+        mount --rbind /sys "$1/sys"
         mount --rbind /dev "$1/dev"
         mount -t tmpfs -o mode=1777 shm "$1/dev/shm"
         exec chroot "$1" su --login "$2" --command "cd \"$3/fsdp\" && $4"' \
@@ -47,10 +46,11 @@ inside() {
 }
 
 make_base() {
-    local base=$WORK/$RELEASE-base
+    local base=$WORK/$RELEASE-base mirrors
     [ ! -e "$base/complete" ] || return 0
     rm -rf "$base"
-    debootstrap --variant=minbase --include=ca-certificates "$RELEASE" "$base" "$(mirror)" \
+    mapfile -t mirrors < <(mirror)
+    debootstrap --variant=minbase --include=ca-certificates "$RELEASE" "$base" "${mirrors[@]}" \
         >"$base.log" 2>&1 || die "debootstrap failed: $base.log"
     touch "$base/complete"
 }
@@ -61,6 +61,7 @@ make_root() {
     rm -rf "$root"
     cp -a --reflink=auto "$WORK/$RELEASE-base" "$root"
     cp /etc/resolv.conf "$root/etc/resolv.conf"
+    printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$(hostname)" >"$root/etc/hosts" # as the installer does
     grep -lsi 'acquire::.*proxy' /etc/apt/apt.conf.d/* | xargs -r cp -t "$root/etc/apt/apt.conf.d" || true
     mkdir -p "$WORK/$RELEASE-packages"
     find "$WORK/$RELEASE-packages" -name '*.deb' -exec cp -t "$root/var/cache/apt/archives" {} +

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a build of the product must be able to do, whatever it was built with: save, verify, convert, train.
+# Every build of the product saves, verifies, converts and trains, whatever it was built with.
 # usage: use.sh DIRECTORY, which is empty; the tools are on PATH
 set -euo pipefail
 cd "$1"

@@ -738,7 +738,7 @@ Test(map, a_map_is_for_whole_types)
 {
     fsdp_map *map = parse("right hf for llama qwen2\na = b\n");
     cr_expect(fsdp_map_is_for(map, "llama") && fsdp_map_is_for(map, "qwen2"));
-    cr_expect(!fsdp_map_is_for(map, "qwen") && !fsdp_map_is_for(map, "lama") &&
+    cr_expect(!fsdp_map_is_for(map, "qwen") && !fsdp_map_is_for(map, "alpaca") &&
               !fsdp_map_is_for(map, ""));
     fsdp_map_free(map);
 }
