@@ -87,12 +87,12 @@ def matches(expected, printed, status):
 
 
 def run(command, directory):
-    """What the command prints, and its exit status."""
+    """Returns what the command prints, and its exit status."""
     environment = dict(os.environ, LC_ALL="C.UTF-8", FSDP_BUILD=str(BUILD))
     environment["PATH"] = f"{BUILD}/bin:{environment['PATH']}"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=directory, env=environment,
-                          text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          timeout=TIMEOUT, check=False)
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=TIMEOUT, check=False)
     return done.stdout, 0 if done.returncode == SIGPIPE else done.returncode
 
 

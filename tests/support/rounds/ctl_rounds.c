@@ -10,7 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BUSY_MS = 300, SHORT_MS = 60 };
+/* PATIENCE_MS: a rank that comes back in time may still get the processor late. */
+enum { BUSY_MS = 300, SHORT_MS = 60, PATIENCE_MS = 60000 };
 
 typedef struct round {
     fsdp_ctl *ctl;
@@ -154,7 +155,7 @@ static int64_t busy_until(void *context, int rank)
 fsdp_status send_to_busy_rank(void *user, fsdp_ctl *ctl, fsdp_error *err)
 {
     const size_t size = 2 * (size_t)FSDP_CTL_WINDOW;
-    int64_t until_ms = fsdp_now_ms() + BUSY_MS;
+    int64_t until_ms = fsdp_now_ms() + PATIENCE_MS;
     fsdp_status status = FSDP_OK;
     (void)user;
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
