@@ -68,6 +68,7 @@ static void close_cpu(fsdp_nn *nn)
     fsdp_nn_cpu *cpu = (fsdp_nn_cpu *)nn;
     if (!cpu)
         return;
+    fsdp_nn_openblas_give_back(cpu->blas, cpu->threads);
     fsdp_nn_team_free(cpu->team);
     for (int i = 0; cpu->workers && i < cpu->threads; i++) {
         fsdp_free(cpu->workers[i].blocks.a);
@@ -138,13 +139,14 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err)
         return fsdp_fail_memory(err, "the mathematics of models");
     cpu->nn.ops = &cpu_ops;
     cpu->loops = fsdp_nn_loops_get();
-    cpu->blas = blas->is_used ? blas : NULL;
-    if (!make_workers(cpu, threads)) {
+    fsdp_status status = make_workers(cpu, threads)
+                             ? fsdp_nn_openblas_take(cpu->threads, &cpu->blas, err)
+                             : fsdp_fail_memory(err, "the mathematics of models");
+    if (status == FSDP_OK)
+        *nn_out = &cpu->nn;
+    else
         close_cpu(&cpu->nn);
-        return fsdp_fail_memory(err, "the mathematics of models");
-    }
-    *nn_out = &cpu->nn;
-    return FSDP_OK;
+    return status;
 }
 
 const char *fsdp_nn_cpu_variant(void)

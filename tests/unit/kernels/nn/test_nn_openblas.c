@@ -7,8 +7,11 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 enum { ROWS = 37, COLUMNS = 700, INNER = 130 }; /* columns of three pieces */
 
@@ -163,6 +166,58 @@ Test(nn_openblas, pieces_do_not_depend_on_the_number_of_threads)
             free(b);
             finish_nn(nn);
         }
+}
+
+/* 'ulimit -v', in so many MiB more than are mapped now. */
+static void limit_address_space(int more_mib)
+{
+    struct rlimit limit;
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    cr_assert(file && fscanf(file, "%ld", &pages) == 1);
+    fclose(file);
+    cr_assert_eq(getrlimit(RLIMIT_AS, &limit), 0);
+    limit.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + ((rlim_t)more_mib << 20);
+    cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+/* OpenBLAS would map a buffer for each thread in its first call, and try that for ever. */
+Test(nn_openblas, is_not_used_without_room_for_its_buffers, .timeout = 60)
+{
+    fsdp_nn *nn = NULL;
+    fsdp_error err = {0};
+    finish_nn(open_blas(1)); /* its code and one buffer are there */
+    limit_address_space(350);
+    cr_assert_eq(fsdp_nn_open_cpu(4, &nn, &err), FSDP_ERR_LIMIT);
+    cr_assert(strstr(err.text, "per thread, and there are 4: raise 'ulimit -v'"), "%s", err.text);
+    cr_assert_null(nn);
+    nn = open_blas(2);
+    check_product(nn, describe(0, ROWS, COLUMNS, NULL));
+    finish_nn(nn);
+}
+
+Test(nn_openblas, is_not_opened_without_room_for_it)
+{
+    fsdp_nn *nn = NULL;
+    fsdp_error err = {0};
+    setenv("FSDP_PRODUCTS", "openblas", 1);
+    limit_address_space(150);
+    cr_assert_eq(fsdp_nn_open_cpu(1, &nn, &err), FSDP_ERR_LIMIT);
+    cr_assert(strstr(err.text, "FSDP_PRODUCTS=own"), "%s", err.text);
+}
+
+/* Where it is the default (nn_openblas.h), the products here take its place. */
+Test(nn_openblas, gives_way_to_the_own_products_where_nobody_asked_for_it, .timeout = 60)
+{
+    fsdp_nn *nn = NULL;
+    fsdp_error err = {0};
+    setenv("FSDP_PRODUCTS", "auto", 1);
+    (void)fsdp_nn_cpu_products();
+    limit_address_space(150);
+    cr_assert_eq(fsdp_nn_open_cpu(2, &nn, &err), FSDP_OK, "%s", err.text);
+    cr_assert_str_eq(fsdp_nn_cpu_products(), fsdp_nn_cpu_variant());
+    check_product(nn, describe(0, ROWS, COLUMNS, NULL));
+    finish_nn(nn);
 }
 
 Test(nn_openblas, is_configured_without_a_change_that_other_programs_inherit)
