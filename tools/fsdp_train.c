@@ -134,6 +134,29 @@ static fsdp_status fail_nan(train_job *job, const train_result *result, fsdp_err
                      job->step, isfinite(result->loss) ? "norm of the gradients" : "loss");
 }
 
+/* Collective. What is due behind a step. */
+static fsdp_status finish_step(train_job *job, const train_result *result, int64_t *saved,
+                               fsdp_error *err)
+{
+    const train_config *config = job->config;
+    if (result->save_is_done)
+        FSDP_TRY(train_save_finish(job, false, err));
+    if (is_due(job->step, config->eval.every))
+        FSDP_TRY(evaluate(job, err));
+    if (is_due(job->step, config->save.every) && !result->stop) {
+        FSDP_TRY(train_save(job, job->step == config->train.steps, err));
+        *saved = job->step;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status save_last(train_job *job, int64_t saved, fsdp_error *err)
+{
+    if (job->step != saved)
+        FSDP_TRY(train_save(job, true, err));
+    return train_save_finish(job, true, err);
+}
+
 static fsdp_status train(train_job *job, fsdp_error *err)
 {
     const train_config *config = job->config;
@@ -144,21 +167,18 @@ static fsdp_status train(train_job *job, fsdp_error *err)
         double began = cli_now();
         FSDP_TRY(train_agree(job, train_batches_next(job, &batch, err), err));
         FSDP_TRY(train_step(job, &batch, &result, err));
+        train_signals_step(cli_now() - began);
         say_step(job, &batch, &result, cli_now() - began);
         if (!result.is_finite && config->train.on_nan == TRAIN_NAN_STOP)
             return fail_nan(job, &result, err);
-        if (result.save_is_done)
-            FSDP_TRY(train_save_finish(job, false, err));
-        if (is_due(job->step, config->eval.every))
-            FSDP_TRY(evaluate(job, err));
-        if (is_due(job->step, config->save.every) && !result.stop) {
-            FSDP_TRY(train_save(job, job->step == config->train.steps, err));
-            saved = job->step;
-        }
+        train_signals_shield(true);
+        fsdp_status st = finish_step(job, &result, &saved, err);
+        train_signals_shield(false);
+        FSDP_TRY(st);
     }
-    if (job->step != saved)
-        FSDP_TRY(train_save(job, true, err));
-    FSDP_TRY(train_save_finish(job, true, err));
+    train_signals_shield(true);
+    FSDP_TRY(save_last(job, saved, err));
+    train_signals_end();
     if (result.stop)
         return stop(job, err);
     say_stop(job, "steps");
@@ -175,6 +195,7 @@ static fsdp_status work(train_job *job, const train_options *opts, fsdp_world *w
         return train_use_eval(job, err);
     if (opts->sample)
         return train_use_sample(job, err);
+    train_signals_begin(fsdp_world_rank(world) == 0);
     FSDP_TRY(train_job_begin(job, opts, world, err));
     if (train_job_is_done(job))
         return say_done(job);
@@ -206,11 +227,19 @@ static int print_config(const train_options *opts)
 /* A rank that a signal ended was lost, unless the signal asks a program to end. */
 static int exit_code(int launched)
 {
-    static const int asking[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+    static const int asking[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM, SIGUSR1};
     for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
         if (launched == 128 + asking[i])
             return launched;
     return launched > 128 ? FSDP_ERR_PEER : launched;
+}
+
+/* The one that the launcher takes, which refuses others. */
+static double deadline_of(const train_options *opts)
+{
+    const char *text = opts->deadline ? opts->deadline : getenv("FSDP_DEADLINE");
+    const double seconds = text ? strtod(text, NULL) : 0;
+    return seconds > 0 && seconds < INT32_MAX ? seconds : 30;
 }
 
 /* The launcher reads --comm, then FSDP_COMM: the command line beats the variable, which beats the file. */
@@ -237,7 +266,7 @@ int main(int argc, char **argv)
         return train_use_tokenizer(&opts);
     (void)fsdp_nn_cpu_products(); /* before threads */
     if (opts.run)
-        train_catch_signals();
+        train_catch_signals(deadline_of(&opts));
     choose_comm(&opts);
     return exit_code(fsdp_launch(argc, argv, run_rank, &opts));
 }

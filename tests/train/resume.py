@@ -169,6 +169,25 @@ def second_interrupt(work):
     check("SIGINT twice: exit", process.returncode == 130, f"{process.returncode}: {said}")
 
 
+def endless_step(work):
+    """A step that does not end is given up at the deadline of the first SIGTERM, and at the second one."""
+    for deadline, times in (1, 1), (LIMIT_S, 2):
+        name = f"endless step {times}"
+        directory = place(work, name)
+        process = start(command(directory, 2, "--model.width", 512, "--train.batch", 65536, "--train.micro", 32,
+                                "--deadline", deadline))
+        metrics, until = directory / "run/metrics.jsonl", time.monotonic() + LIMIT_S
+        while not (metrics.exists() and '"start"' in metrics.read_text()) and time.monotonic() < until:
+            time.sleep(0.01)
+        for i in range(times):
+            time.sleep(1.5 * i)
+            process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=LIMIT_S)[1]
+        check(f"{name}: exit", process.returncode == 143 and said.count("in a step that did not end") == 1,
+              f"{process.returncode}: {said}")
+        check(f"{name}: is not saved", steps_of(directory) == [], steps_of(directory))
+
+
 def one_rank_signalled(work):
     """A signal to any one rank stops all."""
     directory = place(work, "one rank")
@@ -821,8 +840,8 @@ def events(work):
     check("events: losses", losses == wanted, losses)
 
 
-CASES = [signals, second_interrupt, one_rank_signalled, stop_file, stop_directory, nothing_left, lines,
-         lost_rank, slow_conversion, kills, damage, changes, not_finite, full_disk, full_log, inputs, sources,
+CASES = [signals, second_interrupt, endless_step, one_rank_signalled, stop_file, stop_directory, nothing_left,
+         lines, lost_rank, slow_conversion, kills, damage, changes, not_finite, full_disk, full_log, inputs, sources,
          tied_head, outputs, runs, events, mixed]
 
 

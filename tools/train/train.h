@@ -60,6 +60,7 @@ typedef struct train_options {
     double temperature, top_p;
     int64_t top_k, seed;
     bool special, decode;
+    const char *deadline;      /* seconds; NULL: not given */
     int argc;                  /* as the program was started: fsdp_launch takes its part */
     char **argv;
 } train_options;
@@ -200,9 +201,17 @@ fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err);
 
 /* --- requests to stop (train_signals.c) ---------------------------------------------------------- */
 
-/* SIGTERM, SIGUSR1, SIGHUP and SIGINT from now on ask to stop; a second SIGINT ends the program with 130. */
-void train_catch_signals(void);
+/* SIGTERM, SIGUSR1, SIGHUP and SIGINT from now on ask to stop; a second SIGINT ends the program with 130. A
+ * step that has not ended `deadline` seconds after the signal, or at a second one, ends the program, too, with
+ * 128 plus the signal's number. Steps may take four times as long as the longest one. */
+void train_catch_signals(double deadline);
 bool train_was_signalled(void);
+/* This process has ranks, and rank 0; and what a signal asks for is done. */
+void train_signals_begin(bool is_first);
+void train_signals_end(void);
+/* Around saves and evaluations: they take longer than a step, and are waited for. */
+void train_signals_shield(bool is_begin);
+void train_signals_step(double seconds);       /* a step took so long */
 
 /* Rank 0: the file RUN/STOP. FSDP_ERR_EXISTS: a directory stands in its place. */
 fsdp_status train_stop_file_check(const char *run, fsdp_error *err);

@@ -131,6 +131,7 @@ static bool parse_training(train_options *opts, int key, char *arg)
     case KEY_BATCHES: opts->batches = arg; return true;
     case KEY_STEPS: set_key(opts, "train.steps", arg); return true;
     case KEY_DUMP: opts->dump_grads = arg; return true;
+    case KEY_DEADLINE: opts->deadline = arg; return true;
     default: return false;
     }
 }
@@ -299,7 +300,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         set_key(opts, name_of(key), arg);
         return 0;
     }
-    if (is_launch_key(key) || parse_training(opts, key, arg) || parse_use(opts, key, arg))
+    if (parse_training(opts, key, arg) || parse_use(opts, key, arg) || is_launch_key(key))
         return 0;
     return ARGP_ERR_UNKNOWN;
 }

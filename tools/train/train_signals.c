@@ -3,32 +3,123 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* --- signals ------------------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t was_asked, interrupts;
+enum { REPEATED_MS = 1000, STEPS_OF_PATIENCE = 4 };
+
+static volatile sig_atomic_t was_asked, interrupts, asked_by;
+static volatile sig_atomic_t is_rank, speaks,
+    is_over; /* this process: has ranks, has rank 0, has saved */
+static atomic_llong asked_ms;
+static atomic_int shields; /* works of this process that take their time, and end by themselves */
+static atomic_uint patience_s;
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* For the handler: nothing but _exit ends a step that does not come to its end. */
+static void end_now(int number)
+{
+    static const char text[] = "error: stopped by a signal in a step that did not end in time; the "
+                               "checkpoints that were saved stay\n";
+    if (speaks)
+        (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(128 + number);
+}
+
+/* Schedulers repeat a signal at once; a person who repeats it does not wait for the step. */
+static void note_again(int number)
+{
+    if (number == SIGINT && interrupts++)
+        _exit(128 + SIGINT); /* who asks twice does not wait for the save */
+    if (is_rank && !is_over && atomic_load(&shields) == 0 &&
+        now_ms() - atomic_load(&asked_ms) >= REPEATED_MS)
+        end_now(number);
+}
 
 static void note_signal(int number)
 {
-    was_asked = 1;
-    if (number == SIGINT && interrupts++)
-        _exit(128 + SIGINT); /* who asks twice does not wait for the save */
+    const int before = errno;
+    if (was_asked) {
+        note_again(number);
+    } else {
+        interrupts += number == SIGINT;
+        asked_by = number;
+        atomic_store(&asked_ms, now_ms());
+        was_asked = 1;
+        if (is_rank)
+            (void)alarm(atomic_load(&patience_s));
+    }
+    errno = before;
 }
 
-/* Unlike those of other tools, a second SIGTERM does not end the program: schedulers repeat it. A signal that
- * is ignored from the start (nohup, a job in the background) stays ignored. */
-void train_catch_signals(void)
+static void note_deadline(int number)
 {
-    static const int asking[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
-    struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART}, before;
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
-        if (sigaction(asking[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(asking[i], &action, NULL);
+    (void)number;
+    if (is_over)
+        return;
+    if (atomic_load(&shields) > 0)
+        (void)alarm(atomic_load(&patience_s));
+    else
+        end_now(asked_by);
+}
+
+static void catch_signal(int number, void (*handler)(int))
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
+    sigfillset(&action.sa_mask);
+    if (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(number, &action, NULL);
+}
+
+/* A signal that is ignored from the start (nohup, a job in the background) stays ignored. */
+void train_catch_signals(double deadline)
+{
+    atomic_store(&patience_s, (unsigned)ceil(deadline));
+    catch_signal(SIGALRM, note_deadline);
+    catch_signal(SIGINT, note_signal);
+    catch_signal(SIGTERM, note_signal);
+    catch_signal(SIGUSR1, note_signal);
+    catch_signal(SIGHUP, note_signal);
+}
+
+/* The supervisor of --np has the handlers, too, and only passes signals on. */
+void train_signals_begin(bool is_first)
+{
+    speaks = speaks || is_first;
+    is_rank = 1;
+    if (was_asked)
+        (void)alarm(atomic_load(&patience_s));
+}
+
+void train_signals_end(void)
+{
+    is_over = 1;
+    (void)alarm(0);
+}
+
+void train_signals_shield(bool is_begin)
+{
+    atomic_fetch_add(&shields, is_begin ? 1 : -1);
+}
+
+void train_signals_step(double seconds)
+{
+    const double patience = ceil(STEPS_OF_PATIENCE * seconds);
+    if (patience > atomic_load(&patience_s) && patience < INT_MAX)
+        atomic_store(&patience_s, (unsigned)patience);
 }
 
 bool train_was_signalled(void)
