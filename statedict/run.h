@@ -77,7 +77,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, cons
                                                           fsdp_error *err);
 
 typedef struct fsdp_retain_action {
-    const char *name;          /* of the directory in the run */
+    const char *name;          /* of the directory in the run; of a copy "hf/00000100" */
     bool remove;               /* otherwise it stays */
     const char *reason;        /* "newest 3", "pinned", "every 5000", "interrupted save", ... */
 } fsdp_retain_action;
@@ -95,7 +95,9 @@ typedef struct fsdp_retain_opts {
 
 /*
  * Local. Applies a policy (NULL keeps every step) to a run and finishes interrupted deletes, overwrites and
- * abandoned saves; a save that is under way is left alone. The newest two steps that verify always stay.
+ * abandoned saves; a save that is under way is left alone. The newest two steps that verify always stay. The
+ * copies of a step that goes, RUN/hf/N and RUN/dcp/N (fsdp-train's save.also), go with it, and so does what
+ * killed conversions left there.
  * opts NULL: all zero, which removes nothing; opts->apply takes the run's lease.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,

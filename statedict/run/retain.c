@@ -11,6 +11,7 @@
 #include "statedict/commit/commit_internal.h"
 #include "statedict/commit/lease_internal.h"
 #include "statedict/manifest/manifest.h"
+#include "statedict/run/copies.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -40,6 +41,7 @@ typedef struct retention {
     fsdp_run_steps steps;
     verdict *verdicts; /* one per step */
     int good;          /* counted so far */
+    fsdp_run_copies copies;
 } retention;
 
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err)
@@ -321,10 +323,14 @@ static fsdp_status check_stop(retention *retain, const fsdp_run_step *step, fsdp
 
 static fsdp_status remove_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
+    if (retain->lease) {
+        FSDP_TRY(check_stop(retain, step, err));
+        FSDP_TRY(fsdp_lease_refresh(retain->lease, err));
+    }
+    if (step->state == FSDP_STEP_GOOD)
+        fsdp_run_copies_remove(&retain->copies, step->step);
     if (!retain->lease)
         return FSDP_OK;
-    FSDP_TRY(check_stop(retain, step, err));
-    FSDP_TRY(fsdp_lease_refresh(retain->lease, err));
     char *path = fsdp_path_join(retain->run, step->name);
     if (!path)
         return fsdp_fail_memory(err, retain->run);
@@ -447,9 +453,20 @@ static fsdp_status do_all(retention *retain, fsdp_error *err)
     return first;
 }
 
+static void report_copy(void *context, const char *name, bool is_removed, const char *reason)
+{
+    report_verdict(context, name, is_removed, reason);
+}
+
 static fsdp_status retain_all(retention *retain, fsdp_error *err)
 {
     FSDP_TRY(fsdp_run_scan(retain->run, retain->io, &retain->steps, err));
+    retain->copies = (fsdp_run_copies){.io = retain->io,
+                                       .run = retain->run,
+                                       .applies = retain->lease != NULL,
+                                       .report = report_copy,
+                                       .context = retain};
+    fsdp_run_copies_look(&retain->copies);
     retain->verdicts = fsdp_alloc(retain->steps.count + 1, sizeof *retain->verdicts);
     fsdp_status status =
         retain->verdicts ? do_all(retain, err) : fsdp_fail_memory(err, retain->run);
@@ -457,6 +474,8 @@ static fsdp_status retain_all(retention *retain, fsdp_error *err)
         fsdp_free(retain->verdicts[i].reason);
     fsdp_free(retain->verdicts);
     fsdp_run_steps_release(&retain->steps);
+    if (status == FSDP_OK)
+        fsdp_run_copies_clear(&retain->copies);
     if (status == FSDP_ERR_CANCELLED && retain->keeper.lost.status != FSDP_OK)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "%s", retain->keeper.lost.text);
     return status;

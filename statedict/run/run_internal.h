@@ -11,6 +11,7 @@
  *   candidates.c  the checkpoints that a load tries, newest first
  *   verified.c    remembers which checkpoints this process has verified
  *   retain.c      removes steps that the policy does not keep, and what killed saves left
+ *   copies.c      the same for copies of steps in other formats
  */
 #ifndef FSDP_RUN_INTERNAL_H
 #define FSDP_RUN_INTERNAL_H

@@ -174,8 +174,8 @@ def endless_step(work):
     for deadline, times in (1, 1), (LIMIT_S, 2):
         name = f"endless step {times}"
         directory = place(work, name)
-        process = start(command(directory, 2, "--model.width", 512, "--train.batch", 65536, "--train.micro", 32,
-                                "--deadline", deadline))
+        process = start(command(directory, 2, "--model.width", 512, "--train.batch", 65536, "--train.micro",
+                                32, "--deadline", deadline))
         metrics, until = directory / "run/metrics.jsonl", time.monotonic() + LIMIT_S
         while not (metrics.exists() and '"start"' in metrics.read_text()) and time.monotonic() < until:
             time.sleep(0.01)
@@ -318,6 +318,28 @@ def slow_conversion(work):
         ranks[0].send_signal(signal.SIGCONT)
     codes = [(rank.communicate(timeout=LIMIT_S)[1], rank.returncode) for rank in ranks]
     check("slow conversion: exits", [code for _, code in codes] == [0, 0] and was_slow, codes)
+
+
+def killed_conversion(work):
+    """A training that is killed while it makes a copy: the next start removes what it left."""
+    name = "killed conversion"
+    words = ["--save.also", "hf", "--save.every", 1, "--steps", 100000]
+    for _ in range(TRIES):
+        directory = place(work, name)
+        process = start(command(directory, 0, *words))
+        until = time.monotonic() + LIMIT_S
+        while not is_converting(directory) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.0002)
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+        if is_converting(directory):
+            break
+        shutil.rmtree(directory)
+    check(f"{name}: there is one", is_converting(directory))
+    done = run(command(directory, 0, "--save.every", 0, "--steps", max(steps_of(directory), default=0) + 1))
+    check(f"{name}: goes on", done.returncode == 0, done.stderr)
+    left = [path.name for path in (directory / "run/hf").iterdir() if not path.name.isdigit()]
+    check(f"{name}: nothing is left", left == [], left)
 
 
 def children_of(process):
@@ -840,9 +862,9 @@ def events(work):
     check("events: losses", losses == wanted, losses)
 
 
-CASES = [signals, second_interrupt, endless_step, one_rank_signalled, stop_file, stop_directory, nothing_left,
-         lines, lost_rank, slow_conversion, kills, damage, changes, not_finite, full_disk, full_log, inputs, sources,
-         tied_head, outputs, runs, events, mixed]
+CASES = [signals, second_interrupt, endless_step, one_rank_signalled, stop_file, stop_directory,
+         nothing_left, lines, lost_rank, slow_conversion, killed_conversion, kills, damage, changes,
+         not_finite, full_disk, full_log, inputs, sources, tied_head, outputs, runs, events, mixed]
 
 
 def main(cases=CASES):

@@ -122,7 +122,6 @@ typedef struct train_job {
     fsdp_async_saver *saver;   /* NULL: saves are synchronous */
     bool is_saving;            /* in the background */
     bool has_changed;          /* since the last save, some step was finite and had a learning rate */
-    fsdp_run_steps steps_before;                       /* of the run, when the save at work began: rank 0 */
     bool resumed;
 } train_job;
 

@@ -335,6 +335,18 @@ static const train_source *source_of_model(const train_job *job, const job_sourc
     return from->has_resume && (job->opts->batches || job->opts->init) ? &from->resume : NULL;
 }
 
+/* Rank 0: what a killed training left in the run. Leftovers that stay are no failure. */
+static void clean_run(const train_job *job)
+{
+    enum { LONGEST_MS = 600000 };
+    fsdp_error ignored = {0};
+    if (job->rank != 0)
+        return;
+    fsdp_world_begin_busy(job->world, LONGEST_MS);
+    (void)!fsdp_run_retain(job->opts->run, NULL, &(fsdp_retain_opts){.apply = true}, &ignored);
+    fsdp_world_end_busy(job->world);
+}
+
 static fsdp_status make_saver(train_job *job, fsdp_error *err)
 {
     if (!job->config->save.async)
@@ -359,6 +371,7 @@ static fsdp_status begin(train_job *job, job_sources *from, fsdp_error *err)
     FSDP_TRY(fsdp_ctl_agree(job->ctl, check_newest(job, from, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, bring_values(job, from, err), err));
     FSDP_TRY(fsdp_ctl_agree(job->ctl, open_log(job, err), err));
+    clean_run(job);
     return make_saver(job, err);
 }
 
@@ -445,5 +458,4 @@ void train_job_end(train_job *job)
     fsdp_text_release(&job->model_text);
     fsdp_text_release(&job->generation_text);
     fsdp_text_release(&job->tokenizer_config_text);
-    fsdp_run_steps_release(&job->steps_before);
 }

@@ -4,8 +4,6 @@
  */
 #include "tools/train/train.h"
 
-#include "tools/train/train_file.h"
-
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -23,7 +21,8 @@ typedef struct saved_step {
 
 static const char *const formats[] = {NULL, "dcp", "hf"}; /* of save.also */
 
-/* RUN/hf/N or RUN/dcp/N, by rank 0: a directory step-N is always a native checkpoint. */
+/* RUN/hf/N or RUN/dcp/N, by rank 0: a directory step-N is always a native checkpoint. The retention of the run
+ * removes copies with their steps. */
 static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
 {
     const char *format = formats[job->config->save.also], *run = job->opts->run;
@@ -37,57 +36,6 @@ static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return fsdp_fail_errno(err, errno, "cannot create '%s'", folder);
     return fsdp_checkpoint_convert(from, to, &opts, err);
-}
-
-/* A copy is a directory, not a link to one, with the file that its format is known by; a directory that
- * someone made has no such file. */
-static bool is_copy(const char *path, int also)
-{
-    static const char *const files[][2] = {
-        [TRAIN_ALSO_DCP] = {".metadata"},
-        [TRAIN_ALSO_HF] = {"model.safetensors", "model.safetensors.index.json"}};
-    char file[PATH_MAX];
-    struct stat info;
-    if (lstat(path, &info) != 0 || !S_ISDIR(info.st_mode))
-        return false;
-    for (int i = 0; i < 2 && files[also][i]; i++)
-        if (snprintf(file, sizeof file, "%s/%s", path, files[also][i]) < (int)sizeof file &&
-            lstat(file, &info) == 0)
-            return true;
-    return false;
-}
-
-/* Rank 0 lists the steps before a save. Without the list all copies stay. */
-static void note_steps(train_job *job)
-{
-    fsdp_error ignored = {0};
-    fsdp_run_steps_release(&job->steps_before);
-    if (job->rank == 0 && job->config->save.also != TRAIN_ALSO_NONE &&
-        job->config->save.keep_last > 0 &&
-        fsdp_run_list(job->opts->run, NULL, &job->steps_before, &ignored) != FSDP_OK)
-        job->steps_before = (fsdp_run_steps){0};
-}
-
-/* Removes the copies of steps that went with this save; those of steps that a user removed before it stay.
- * A copy that cannot be removed is no failure of a save. */
-static void thin_copies(train_job *job)
-{
-    const int also = job->config->save.also;
-    const char *run = job->opts->run;
-    char saved[PATH_MAX], copy[PATH_MAX];
-    struct stat info;
-    for (size_t i = 0; i < job->steps_before.count; i++) {
-        const fsdp_run_step *step = &job->steps_before.items[i];
-        fsdp_error err = {0};
-        if (snprintf(saved, sizeof saved, "%s/%s", run, step->name) >= (int)sizeof saved ||
-            snprintf(copy, sizeof copy, "%s/%s/%08lld", run, formats[also],
-                     (long long)step->step) >= (int)sizeof copy)
-            continue;
-        bool is_removed =
-            step->state == FSDP_STEP_GOOD && lstat(saved, &info) != 0 && errno == ENOENT;
-        if (is_removed && is_copy(copy, also) && train_file_remove_directory(copy, &err) != FSDP_OK)
-            train_log_warn(&job->log, "%s", err.text);
-    }
 }
 
 /* --- failures ------------------------------------------------------------------------------------ */
@@ -146,7 +94,6 @@ static fsdp_status save(train_job *job, const fsdp_sd *values, bool async, fsdp_
 static fsdp_status begin(train_job *job, bool async, fsdp_error *err)
 {
     fsdp_sd *values = NULL;
-    note_steps(job);
     fsdp_status st = fsdp_sd_create(&values, err);
     if (st == FSDP_OK)
         st = train_state_add(job, values, err);
@@ -167,7 +114,6 @@ static fsdp_status convert_too(train_job *job, int64_t step, fsdp_error *err)
         return FSDP_OK;
     if (job->rank == 0) {
         fsdp_world_begin_busy(job->world, LONGEST_MS);
-        thin_copies(job);
         st = convert(job, step, &why);
         fsdp_world_end_busy(job->world);
     }
