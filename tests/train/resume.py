@@ -735,6 +735,30 @@ def overtaken(work):
           steps_of(directory))
 
 
+def linked_logs(work):
+    """Files of a run are not links out of it, which would cut a file of somebody else."""
+    for name in "metrics.jsonl", "main.log":
+        directory, other = place(work, f"linked {name}"), work / f"other {name}"
+        file = directory / "run" / name
+        file.parent.mkdir()
+        for target in other, work / "absent":
+            other.write_text('{"step": 5}\n')
+            file.symlink_to(target)
+            expect_refusal(f"a link {name}", run(command(directory, 1)), 6, f"{name}' is a link")
+            check(f"a link {name}: the other file", other.read_text() == '{"step": 5}\n')
+            check(f"a link {name}: nothing is made", not (work / "absent").exists())
+            file.unlink()
+        os.mkfifo(file)
+        expect_refusal(f"a pipe {name}", run(command(directory, 1)), 6, f"{name}' is no file")
+        file.unlink()
+        (directory / "run/logs").mkdir()
+        file.symlink_to(f"logs/{name}")
+        (directory / "run/logs" / name).touch()
+        done = run(command(directory, 1, "--steps", 1))
+        check(f"a link {name} inside of the run", done.returncode == 0 and file.stat().st_size > 0,
+              done.stderr)
+
+
 def runs(work):
     """A run is that of one training at a time."""
     directory = place(work, "one training")
@@ -756,6 +780,7 @@ def runs(work):
     expect_refusal("lines of another program", run(command(metrics.parents[1], 1)), 6, "another program")
     check("lines of another program stay", metrics.read_text() == '{"loss": 3}\n')
     overtaken(work)
+    linked_logs(work)
     for name, word in ("data.txt", "no directory"), ("one training/run/latest", "no directory"), (
             f"one training/run/step-{steps[-1]:08}", "is a checkpoint"):
         words = command(directory, 1)

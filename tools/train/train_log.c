@@ -4,6 +4,7 @@
 #include "tools/cli/cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <fsdp/run.h>
 #include <limits.h>
 #include <math.h>
@@ -81,14 +82,46 @@ static fsdp_status find_kept(FILE *stream, const char *path, int64_t step, off_t
     return ferror(stream) ? fsdp_fail_errno(err, errno, "cannot read '%s'", path) : FSDP_OK;
 }
 
+/* A link is followed inside of the run only: what it leads to outside is no log of this run. */
+static fsdp_status check_link(const char *run, const char *path, fsdp_error *err)
+{
+    struct stat info;
+    char place[PATH_MAX], target[PATH_MAX];
+    if (lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
+        return FSDP_OK;
+    size_t size = realpath(run, place) && realpath(path, target) ? strlen(place) : 0;
+    if (size > 0 && strncmp(target, place, size) == 0 && target[size] == '/')
+        return FSDP_OK;
+    return fsdp_fail(
+        err, FSDP_ERR_EXISTS,
+        "'%s' is a link to a place outside of the run, which is not written to: remove "
+        "the link, or name another run (--run)",
+        path);
+}
+
+/* Not a pipe, which would wait for a reader. */
+static fsdp_status open_file(const char *path, FILE **stream_out, fsdp_error *err)
+{
+    struct stat info;
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (fd < 0 && errno != ENXIO)
+        return fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
+        (*stream_out = fdopen(fd, "a")))
+        return FSDP_OK;
+    if (fd >= 0)
+        close(fd);
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no file: name another run (--run)", path);
+}
+
 static fsdp_status open_append(const char *run, const char *name, FILE **stream_out,
                                fsdp_error *err)
 {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/%s", run, name) >= (int)sizeof path)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%s' is too long", run);
-    *stream_out = fopen(path, "ae");
-    return *stream_out ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    FSDP_TRY(check_link(run, path, err));
+    return open_file(path, stream_out, err);
 }
 
 fsdp_status train_log_lock(train_log *log, const char *run, fsdp_error *err)
