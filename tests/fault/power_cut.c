@@ -37,7 +37,7 @@ enum {
 static fsdp_host host;
 
 typedef struct counts {
-    int64_t points, taken, disks, nested, old, new, lost, undurable, stuck;
+    int64_t points, taken, disks, nested, old, new, later, wrong, lost, undurable, stuck;
 } counts;
 
 /* Disks as power cuts left them, taken while the work goes on. */
@@ -97,6 +97,8 @@ static void judge(const scenario *s, fsdp_io *disk, const char *when, scenario_f
     scenario_found found = scenario_look(s, disk, ROOT, &err);
     c->old += found == FOUND_OLD || found == FOUND_NOTHING;
     c->new += found == FOUND_NEW;
+    c->later += found == FOUND_LATER;
+    c->wrong += found == FOUND_WRONG;
     if (!scenario_is_whole(s, found)) {
         c->lost++;
         tell(s, when, "lost", &err);
@@ -318,6 +320,12 @@ static bool run_kills(const scenario *s, bool exchanges, test_sampler *sampler, 
 
 /* --- all ---------------------------------------------------------------------------------------- */
 
+/* Each disk is in one of the counts. */
+static bool adds_up(const counts *c)
+{
+    return c->old + c->new + c->later + c->wrong == c->disks;
+}
+
 static bool report(bool are_all, int64_t every, const counts *c)
 {
     matrix_row row = {"power cut at a storage call, simulated disk", "points", c->taken,
@@ -325,10 +333,10 @@ static bool report(bool are_all, int64_t every, const counts *c)
     bool is_true = matrix_row_print(
         &row,
         ", %" PRId64 " disks, %" PRId64 " of them cut again during recovery: old %" PRId64
-        ", new %" PRId64 " | lost %" PRId64 ", reported and not there %" PRId64
+        ", new %" PRId64 ", of the next save %" PRId64 " | lost %" PRId64 ", reported and not there %" PRId64
         ", next save fails %" PRId64,
-        c->disks, c->nested, c->old, c->new, c->lost, c->undurable, c->stuck);
-    return is_true && c->taken > 0 && c->lost + c->undurable + c->stuck == 0;
+        c->disks, c->nested, c->old, c->new, c->later, c->lost, c->undurable, c->stuck);
+    return is_true && adds_up(c) && c->taken > 0 && c->lost + c->undurable + c->stuck == 0;
 }
 
 static bool report_kills(bool are_all, int64_t every, const counts *c)
@@ -337,9 +345,9 @@ static bool report_kills(bool are_all, int64_t every, const counts *c)
                       c->taken, are_all ? c->points : 0, every};
     bool is_true = matrix_row_print(&row,
                                     ", %" PRId64 " disks: old %" PRId64 ", new %" PRId64
-                                    " | lost %" PRId64 ", next save fails %" PRId64,
-                                    c->disks, c->old, c->new, c->lost, c->stuck);
-    return is_true && c->lost + c->stuck == 0;
+                                    ", of the next save %" PRId64 " | lost %" PRId64 ", next save fails %" PRId64,
+                                    c->disks, c->old, c->new, c->later, c->lost, c->stuck);
+    return is_true && adds_up(c) && c->lost + c->stuck == 0;
 }
 
 /* usage: power_cut cuts|kills [WORDS] */
