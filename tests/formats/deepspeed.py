@@ -223,6 +223,48 @@ def check_forms(folder):
         check("other" in tensors, "a folder that the module alone has")
 
 
+def check_ranks(folder):
+    """Parameters, and the gaps behind them, that lie on one rank, on several, and begin within one. Of 20
+    elements on 5 ranks 'w' is on four."""
+    gaps = [[3, 9, 0, 2], [0, 0, 0, 13], [1, 1, 1, 1], made.NO_GAPS]
+    for ranks in (1, 3, 5, 6, 20):
+        check_form(folder, f"zero3 of {ranks}", made.files(3, ranks), ("", "exp_avg", "exp_avg_sq"))
+        for number, some in enumerate(gaps[:: 3 if FEWER else 1]):
+            check_form(folder, f"zero2 of {ranks}, gaps {number}", made.files(2, ranks, some),
+                       ("", "exp_avg", "exp_avg_sq"))
+
+
+def check_padding(folder):
+    """Ranks are padded to a multiple of two elements each; more is no padding."""
+    for rows, columns, wanted in (3, 5, 0), (3, 4, 0), (1, 11, DAMAGED):
+        files = made.files(2, 2)
+        shapes = made.OrderedDict(made.SHAPES) | {"w": (rows, columns)}
+        files[made.model_name(0, 2)] |= {"param_shapes": [shapes], "frozen_param_shapes": {}, "module": {},
+                                         "frozen_param_fragments": {}, "buffer_names": []}
+        ran = run("fsdp-ls", "--json", made.write(folder / str(columns), files))
+        check(ran.returncode == wanted, f"padding of {15 - rows * columns}: {ran.returncode} {ran.stderr}")
+
+
+def members_of_universal(folder, what, source, *options):
+    """The values of the model's file, as a universal checkpoint of the source has them."""
+    ran = run("fsdp-convert", source, folder / what, "--to", "universal", *options)
+    check(ran.returncode == 0, f"{what}: {ran.stderr}")
+    tag = folder / what / (folder / what / "latest_universal").read_text()
+    return listing(tag / "mp_rank_00_model_states.pt")["values"]
+
+
+def names_below(values, prefix):
+    return [name.removeprefix(prefix) for name in values if name.startswith(prefix)]
+
+
+def check_lists_of_universal(folder):
+    """The lists by which DeepSpeed finds what it loads: every name once, in whatever order they come."""
+    made.save(folder / "tied.pt", made.pytorch_file())
+    told = members_of_universal(folder, "tied", folder / "tied.pt")
+    names, tied = told["buffer_names"], names_below(told, "shared_params.")
+    check((names, tied) == (["count", "other"], ["again", "same"]), f"buffers: {names}, {tied}")
+
+
 def check_own_steps(folder):
     """Parameters of one group may have different steps in a universal checkpoint."""
     names = list(made.SHAPES)[:2]
@@ -531,9 +573,9 @@ def check_refusals(folder):
 
 def main():
     check_golden()
-    for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
-                      check_own_steps, check_names_of_the_module, check_unsure, check_universal_shapes,
-                      check_began_anew, check_refusals, check_limits):
+    for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms, check_ranks,
+                      check_padding, check_lists_of_universal, check_own_steps, check_names_of_the_module,
+                      check_unsure, check_universal_shapes, check_began_anew, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 

@@ -93,6 +93,7 @@ def save(path, thing):
 
 SHAPES = OrderedDict([("w", (3, 5)), ("b", (4,)), ("none", (0,)), ("s", ())])
 FROZEN = OrderedDict([("frozen", (2, 3))])
+NO_GAPS = [0] * len(SHAPES)
 
 
 def numbers_of(name, kind=0):
@@ -106,42 +107,42 @@ def cut(numbers, rank, ranks=RANKS):
     return (numbers[rank * part : (rank + 1) * part] + [0.0] * part)[:part]
 
 
-def flat(rank, kind, stage, ranks=RANKS):
+def flat(rank, kind, stage, ranks=RANKS, gaps=NO_GAPS):
     names = list(SHAPES)
     if stage == 3:
         return [number for name in names for number in cut(numbers_of(name, kind), rank, ranks)]
-    whole = [number for name in names for number in numbers_of(name, kind)]
+    whole = [number for name, gap in zip(names, gaps) for number in numbers_of(name, kind) + [-1.0] * gap]
     whole += [0.0] * (-len(whole) % (2 * ranks))
     part = len(whole) // ranks
     return whole[rank * part : (rank + 1) * part]
 
 
-def settings(stage):
+def settings(stage, ranks=RANKS):
     return {
         "zero_stage": Call(zero_stage, stage), "loss_scaler": LossScaler(), "clip_grad": 1.0,
-        "partition_count": RANKS if stage == 3 else [RANKS], "ds_version": "0.19.8",
+        "partition_count": ranks if stage == 3 else [ranks], "ds_version": "0.19.8",
     }
 
 
-def state(rank, stage):
-    moments = {"step": tensor([7.0], ()), "exp_avg": tensor(flat(rank, 1, stage)),
-               "exp_avg_sq": tensor(flat(rank, 2, stage))}
+def state(rank, stage, *cuts):
+    moments = {"step": tensor([7.0], ()), "exp_avg": tensor(flat(rank, 1, stage, *cuts)),
+               "exp_avg_sq": tensor(flat(rank, 2, stage, *cuts))}
     return {"state": {0: moments}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0]}]}
 
 
-def optim(rank, stage):
-    told = settings(stage)
+def optim(rank, stage, ranks=RANKS, gaps=NO_GAPS):
+    told, master = settings(stage, ranks), tensor(flat(rank, 0, stage, ranks, gaps))
     if stage == 3:
-        told |= {"fp32_flat_groups": [tensor(flat(rank, 0, 3))], "optimizer_state_dict": state(rank, 3)}
+        told |= {"fp32_flat_groups": [master], "optimizer_state_dict": state(rank, 3, ranks)}
     else:
-        told |= {"single_partition_of_fp32_groups": [tensor(flat(rank, 0, stage))], "group_paddings": [0],
-                 "param_alignment_paddings": [[0] * len(SHAPES)], "base_optimizer_state": state(rank, stage)}
+        told |= {"single_partition_of_fp32_groups": [master], "group_paddings": [0],
+                 "param_alignment_paddings": [gaps], "base_optimizer_state": state(rank, stage, ranks, gaps)}
     return {"optimizer_state_dict": told, "ds_config": {}, "ds_version": "0.19.8"}
 
 
-def model(rank, stage):
+def model(rank, stage, ranks=RANKS):
     module = OrderedDict((name, tensor(numbers_of(name), shape, "e")) for name, shape in SHAPES.items())
-    fragments = {name: tensor(cut(numbers_of(name), rank) if stage == 3 else numbers_of(name),
+    fragments = {name: tensor(cut(numbers_of(name), rank, ranks) if stage == 3 else numbers_of(name),
                               None if stage == 3 else shape, "e") for name, shape in FROZEN.items()}
     module |= {"half": tensor([0.5, 1.5], (2,), "e"), "count": tensor([5], (), "q"),
                "double": tensor([0.25], (1,), "d")}
@@ -149,7 +150,7 @@ def model(rank, stage):
         "module": module, "buffer_names": ["half", "count", "double"], "optimizer": None,
         "param_shapes": [OrderedDict(SHAPES)], "frozen_param_shapes": OrderedDict(FROZEN),
         "shared_params": {"tied": "w"} if rank == 0 else {}, "frozen_param_fragments": fragments,
-        "lr_scheduler": {"last": 2}, "global_steps": 7, "dp_world_size": RANKS,
+        "lr_scheduler": {"last": 2}, "global_steps": 7, "dp_world_size": ranks,
     }
 
 
@@ -161,10 +162,10 @@ def optim_name(rank):
     return f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
 
-def files(stage):
+def files(stage, ranks=RANKS, gaps=NO_GAPS):
     """{name: what is saved} of a tag."""
-    made = {model_name(rank, stage): model(rank, stage) for rank in range(RANKS if stage == 3 else 1)}
-    return made | {optim_name(rank): optim(rank, stage) for rank in range(RANKS)}
+    made = {model_name(rank, stage): model(rank, stage, ranks) for rank in range(ranks if stage == 3 else 1)}
+    return made | {optim_name(rank): optim(rank, stage, ranks, gaps) for rank in range(ranks)}
 
 
 def plain_files(form):
@@ -186,6 +187,15 @@ def plain_files(form):
     module = OrderedDict((name, tensor(numbers_of(name), SHAPES[name], kind)) for name in names)
     module["tied"] = module["w"]
     return {model_name(0, 0): {"module": module, "buffer_names": [], "optimizer": told, "param_shapes": None}}
+
+
+def pytorch_file():
+    """A state as FSDP2 has it, with second names of a weight and of a buffer."""
+    weight, buffer = tensor([1.0] * 6, (2, 3)), tensor([5, 6], None, "q")
+    state = {"w": {"exp_avg": tensor([2.0] * 6, (2, 3)), "step": tensor([7.0], ())}}
+    return {"model": {"w": weight, "again": view_of(weight), "count": buffer, "same": view_of(buffer),
+                      "other": tensor([7], None, "q")},
+            "optim": {"state": state, "param_groups": [{"lr": 0.1, "params": ["w"]}]}}
 
 
 def universal_files(stage):

@@ -12,7 +12,14 @@
 #include "base/core/clock.h"
 #include "runtime/comm_nccl/comm_nccl.h"
 
-enum { RANKS = 3, LONG_MS = 60000, SHORT_MS = 1000, SYSTEM_ERROR = 2, CALLS = 3 };
+enum {
+    RANKS = 3,
+    LONG_MS = 60000,
+    SHORT_MS = 1000,
+    PATIENT_MS = 8000,
+    SYSTEM_ERROR = 2,
+    CALLS = 3
+};
 
 static fake_nccl_control *fake;
 
@@ -110,10 +117,11 @@ static void fails_in_a_part(void)
                                   .fail_part = part,
                                   .fail_code = SYSTEM_ERROR,
                                   .last_error = "a cable"});
-            expect_all(
-                &(nccl_world){
-                    .size = RANKS, .deadline_ms = LONG_MS, .body = call_in_parts, .context = &kind},
-                FSDP_ERR_PEER, 1, "unhandled system error: a cable");
+            expect_all(&(nccl_world){.size = RANKS,
+                                     .deadline_ms = PATIENT_MS,
+                                     .body = call_in_parts,
+                                     .context = &kind},
+                       FSDP_ERR_PEER, 1, "unhandled system error: a cable");
         }
 }
 

@@ -137,6 +137,40 @@ Test(universal_write, as_many_files_and_bytes_as_announced)
     cr_assert_eq(announced, bytes);
 }
 
+/* The bytes of the model file, which the caller frees, of two entries in that order. */
+static char *model_file_of(fsdp_target_entry first, fsdp_target_entry second, size_t *size_out)
+{
+    fsdp_error err = {0};
+    char *bytes;
+    entries[RATE] = first;
+    entries[PARAMS] = second;
+    entries[RATE].is_optim = entries[PARAMS].is_optim = true;
+    cr_assert_eq(fsdp_io_mkdir(disk, "/out", &err), FSDP_OK);
+    cr_assert_eq(write_all("/out", &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_io_read_file(disk, "/out/universal/mp_rank_00_model_states.pt", 1 << 20,
+                                   &bytes, size_out, &err),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_io_remove_tree(disk, "/out", NULL), FSDP_OK);
+    return bytes;
+}
+
+/* The model file lists the parameters of each group, whichever comes first. */
+Test(universal_write, groups_come_in_any_order)
+{
+    const fsdp_target_entry first = value("optim.param_groups.0.params", &params),
+                            last = value("optim.param_groups.2.lr", &rate),
+                            between = value("optim.param_groups.1.lr", &rate);
+    size_t size, turned_size, fewer_size;
+    char *in_order = model_file_of(first, last, &size);
+    char *turned = model_file_of(last, first, &turned_size);
+    char *fewer = model_file_of(first, between, &fewer_size);
+    cr_assert(size == turned_size && memcmp(in_order, turned, size) == 0);
+    cr_assert(size != fewer_size || memcmp(in_order, fewer, size) != 0);
+    fsdp_free(in_order);
+    fsdp_free(turned);
+    fsdp_free(fewer);
+}
+
 /* DeepSpeed looks for the folder of the name that its optimizer has. */
 Test(universal_write, a_tied_weight_has_the_name_that_has_states)
 {
