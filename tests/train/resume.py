@@ -503,6 +503,20 @@ def full_disk(work):
         check(f"full {how}: the rest is whole", done.returncode == 0, done.stderr)
 
 
+def failed_behind(work):
+    """A save that fails while a step goes on ends the training at the next save, or before. On one processor
+    the saver, which is nicer than the step, is not done by then."""
+    def limit():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        limit_files(4000000)()
+
+    directory = place(work, "failed behind")
+    done = run(command(directory, 0, "--save.every", 1, "--steps", 9, "--model.width", 128, "--eval.every", 0,
+                       "--train.batch", 8), preexec_fn=limit)
+    expect_refusal("failed behind", done, 7, "step-00000001.", "File too large")
+    check("failed behind: steps", len(lines_of(directory)) <= 2, lines_of(directory))
+
+
 def full_log(work):
     """Rank 0 alone writes metrics.jsonl; every rank stops with its error. Over TCP, because shared memory is
     files, too."""
@@ -519,6 +533,9 @@ def full_log(work):
     done = run(words, preexec_fn=limit_files(3000))
     expect_refusal("full log continue", done, 7, "its lines are left out", "TensorBoard's events end here",
                    "lines left out of")
+    for name in "full log", "full log continue":
+        text = (work / name / "run/metrics.jsonl").read_text()
+        check(f"{name}: the last line is whole", 2500 < len(text) < 3000 and text.endswith("}\n"), text[-200:])
 
 
 def inputs(work):
@@ -661,6 +678,12 @@ def outputs(work):
         check(f"{source} to a link", link.is_symlink() and 0 < file.stat().st_size != 8128, done.stderr)
         done = run([*words, str(file)])
         check(f"{source} over another array", done.returncode == 0, done.stderr)
+        kept = file.read_bytes()
+        expect_refusal(f"{source} on a full disk", run([*words, str(file)], preexec_fn=limit_files(100)), 7,
+                       f"cannot write '{file}'")
+        check(f"{source} on a full disk: the old array stays", file.read_bytes() == kept)
+        check(f"{source} on a full disk: nothing else is left", not list(directory.glob("file.npy.*")))
+        expect_refusal(f"{source} to a full device", run([*words, "/dev/full"]), 7, "cannot write '/dev/full'")
         before = tokens.read_bytes()
         expect_refusal(f"{source} over its input", run([*words, str(tokens)]), 6, "is read by this command")
         expect_refusal(f"{source} over a text", run([*words, str(directory / "notes.txt")]), 6, "is no array")
@@ -889,7 +912,7 @@ def events(work):
 
 CASES = [signals, second_interrupt, endless_step, one_rank_signalled, stop_file, stop_directory,
          nothing_left, lines, lost_rank, slow_conversion, killed_conversion, kills, damage, changes,
-         not_finite, full_disk, full_log, inputs, sources, tied_head, outputs, runs, events, mixed]
+         not_finite, full_disk, failed_behind, full_log, inputs, sources, tied_head, outputs, runs, events, mixed]
 
 
 def main(cases=CASES):

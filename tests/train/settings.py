@@ -133,6 +133,12 @@ def ways(work):
     expect_close("micro", micro, plain)
     counts = [sum(event["event"] == "unshard" for event in events_of(each)) for each in (micro, plain)]
     check("micro: three microbatches of a step", counts[0] == 3 * counts[1], counts)
+    for ranks in 1, 2: # 5 sequences in three parts, 3 in two: the last ones are smaller
+        parts = way(work, f"parts{ranks}", ranks, "--train.micro", 2, "--eval.every", 4, "--eval.batches", 2)
+        expect_close(f"parts of {ranks} ranks", parts, plain)
+    whole = way(work, "whole", 2, "--eval.every", 4, "--eval.batches", 2)
+    told = [metrics(each, "eval")[0] for each in (parts, whole)]
+    check("parts: evaluation", abs(told[0]["loss"] - told[1]["loss"]) <= 1e-5, told)
     expect_refusal("mesh", train(place(work, "mesh"), "--parallel.mesh", "dp=3", ranks=2), 2,
                    "parallel.mesh has 3 ranks, there are 2")
 
@@ -281,6 +287,40 @@ def order(work):
         check(f"seed of {name}", same == [name == "values", False], same)
 
 
+def rows_by_hash(work, model, rows):
+    """{hash of a batch of one sequence: its place}"""
+    np.save(work / "singles.npy", rows[:, None])
+    singles = place(work, "singles")
+    done = run(tool("fsdp-train", "--run", singles / "run", "--init", model, "--batches", work / "singles.npy",
+                    "--save.every", 0))
+    check("singles: exit", done.returncode == 0, done.stderr)
+    return {line["batch"]: i for i, line in enumerate(step_lines(singles))}
+
+
+def epochs(work):
+    """Batches go on over the end of an epoch: every epoch has each sequence once, in an order of its own. 11
+    sequences in batches of 5: the third batch and the fifth are of two epochs."""
+    text = TEXT[:11 * CONTEXT + 1]
+    (work / "short.txt").write_text(text)
+    more = ["--data.path", work / "short.txt", "--data.val", work / "short.txt", "--eval.every", 0]
+    model = trained(work, "model", *more, "--save.also", "hf", "--steps", 1) / "run/hf/00000001"
+    rows = sequences(text, CONTEXT)
+    where = rows_by_hash(work, model, rows)
+    ones = trained(work, "one by one", *more, "--train.batch", 1, "--steps", 33, "--save.every", 0)
+    order = [where[line["batch"]] for line in step_lines(ones)]
+    each = [order[at:at + 11] for at in range(0, 33, 11)]
+    check("epochs", len(rows) == 11 and all(sorted(some) == list(range(11)) for some in each), each)
+    check("epochs: orders", each[0] != each[1] != each[2] != each[0], each)
+    np.save(work / "fives.npy", rows[order[:30]].reshape(6, 5, -1))
+    given = place(work, "fives")
+    done = run(tool("fsdp-train", "--run", given / "run", "--init", model, "--batches", work / "fives.npy",
+                    "--save.every", 0))
+    check("fives: exit", done.returncode == 0, done.stderr)
+    fives = trained(work, "of two epochs", *more, "--steps", 6, "--save.every", 0)
+    hashes = [[line["batch"] for line in step_lines(directory)] for directory in (fives, given)]
+    check("epochs: batches", hashes[0] == hashes[1] and len(hashes[0]) == 6, hashes)
+
+
 # --- evaluation ----------------------------------------------------------------------------------
 
 
@@ -421,7 +461,7 @@ def export_memory(work):
     check("export: memory", peaks[1] - peaks[0] <= 4 << 20 and size > 18 << 20, (peaks, size))
 
 
-CASES = [start_line, ways, recompute, new_models, adamw, schedules, order, evaluation, sampling, stale,
+CASES = [start_line, ways, recompute, new_models, adamw, schedules, order, epochs, evaluation, sampling, stale,
          export_memory]
 
 
