@@ -1,6 +1,6 @@
 """Tools name the GPU and NCCL of a machine in --version, or what is missing; --device cuda ends with that.
 
-usage: accelerators.py BUILD FAKE_NCCL OLD_FAKE_NCCL
+usage: accelerators.py BUILD FAKE_NCCL OLD_FAKE_NCCL BARE_NCCL
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-BUILD, FAKE, OLD_FAKE = sys.argv[1:]
+BUILD, FAKE, OLD_FAKE, BARE = sys.argv[1:]
 TOOLS = sorted(path for path in (Path(BUILD) / "bin").glob("fsdp-*") if os.access(path, os.X_OK))
 BENCH = Path(BUILD) / "bin/fsdp-bench"
 NOT_NCCL = "libm.so.6"
@@ -62,6 +62,7 @@ def check_nccl(folder):
     text.write_text("no library")
     for path, word in [(FAKE, f"NCCL 2.28.9 ({FAKE})"), (OLD_FAKE, f"NCCL 2.28.9 ({OLD_FAKE})"),
                        (folder, f"FSDP_NCCL_LIB is '{folder}': "), (text, f"FSDP_NCCL_LIB is '{text}': "),
+                       (BARE, f"no NCCL: {BARE} (NCCL 2.28.9) has no nccl"),
                        ("/no/such/file", "FSDP_NCCL_LIB is '/no/such/file': "),
                        (NOT_NCCL, f"no NCCL: {NOT_NCCL} is no NCCL: it does not tell its version; install")]:
         line = lines_of(BENCH, FSDP_NCCL_LIB=str(path))[2]

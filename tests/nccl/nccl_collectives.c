@@ -77,6 +77,30 @@ static fsdp_status run_factors(nccl_rank *rank, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* Host memory goes another way, and so do its errors and its NaN. */
+static fsdp_status meet(const nccl_rank *rank, fsdp_error *err)
+{
+    double one = 1, all = 0;
+    const fsdp_collective call = {
+        .kind = FSDP_ALL_REDUCE, .dtype = FSDP_F64, .in = &one, .out = &all, .count = 1};
+    return fsdp_comm_run(rank->comm, &call, err);
+}
+
+/* A block is registered with every group that there is: so many are they, with their members. */
+static fsdp_status register_with_all(const nccl_rank *rank, int wanted, fsdp_error *err)
+{
+    FSDP_TRY(meet(rank, err));
+    int before = fake_nccl_of()->registrations();
+    FSDP_TRY(meet(rank, err));
+    float *data = fsdp_comm_alloc(rank->comm, 8 * sizeof *data);
+    FSDP_TRY(meet(rank, err));
+    expect(!data || fake_nccl_of()->registrations() - before == wanted, "all groups know a block",
+           "another number of them");
+    FSDP_TRY(meet(rank, err));
+    fsdp_comm_dealloc(rank->comm, data);
+    return FSDP_OK;
+}
+
 /* Ranks 0, 2, ... of the world in another order, and all of them once more. */
 static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
 {
@@ -89,6 +113,8 @@ static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
     fsdp_status status = ops->comm_create(rank->transport, some, n, &groups[0], err);
     if (status == FSDP_OK)
         status = ops->comm_create(rank->transport, all, rank->size, &groups[1], err);
+    if (status == FSDP_OK)
+        status = register_with_all(rank, 2 * rank->size + (n > 1 ? n : 0), err);
     for (int i = 0; i < 2 && status == FSDP_OK; i++)
         if (groups[i] && fsdp_comm_size(groups[i]) > 1)
             status = run_dtype(groups[i], FSDP_BF16, rank->stream, err);
@@ -97,25 +123,20 @@ static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* Host memory goes another way, and so do its errors and its NaN. */
-static fsdp_status meet(const nccl_rank *rank, fsdp_error *err)
-{
-    double one = 1, all = 0;
-    const fsdp_collective call = {
-        .kind = FSDP_ALL_REDUCE, .dtype = FSDP_F64, .in = &one, .out = &all, .count = 1};
-    return fsdp_comm_run(rank->comm, &call, err);
-}
-
 /* A group that is made later knows the blocks that are there. */
 static fsdp_status run_groups_with_memory(nccl_rank *rank, fsdp_error *err)
 {
     float *data = fsdp_comm_alloc(rank->comm, 8 * sizeof *data);
     FSDP_TRY(meet(rank, err)); /* all have theirs ... */
-    int before = fake_nccl_of()->registrations();
+    int before = fake_nccl_of()->registrations(), alive = fake_nccl_of()->alive();
     FSDP_TRY(meet(rank, err)); /* ... and know how many registrations there are */
     FSDP_TRY(run_groups(rank, err));
     expect(!data || fake_nccl_of()->registrations() > before, "a new group registers memory",
            "none");
+    FSDP_TRY(meet(rank, err)); /* no rank has a group of these any more */
+    expect(!data || fake_nccl_of()->alive() == alive,
+           "groups that were closed leave the others alone", "another number of registrations");
+    FSDP_TRY(meet(rank, err));
     fsdp_comm_dealloc(rank->comm, data);
     return FSDP_OK;
 }

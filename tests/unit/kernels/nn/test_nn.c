@@ -164,8 +164,8 @@ static void check_chunks(int threads, int64_t rows, int64_t columns, int64_t inn
 
 Test(nn, chunks_of_a_turned_result_do_not_show)
 {
-    check_chunks(1, 600, 1011, 601);  /* 384 columns at a time */
-    check_chunks(2, 1311, 493, 1312); /* rows are cut over threads; 192 columns at a time */
+    check_chunks(1, 300, 1801, 301); /* 864 columns at a time */
+    check_chunks(3, 70, 1011, 301);  /* columns are cut over threads */
 }
 
 Test(nn, sums_of_columns_are_added_in_row_order)
@@ -445,35 +445,41 @@ Test(nn, rotation_turns_halves_and_back)
     finish_nn(nn);
 }
 
-Test(nn, embeddings_and_their_gradients)
+static void check_embeddings(int64_t columns)
 {
-    enum { SEQUENCES = 2, LENGTH = 5, COLUMNS = 35, IDS = 4, FIRST = 2, ROWS = SEQUENCES * LENGTH };
+    enum { SEQUENCES = 2, LENGTH = 5, IDS = 4, FIRST = 2, ROWS = SEQUENCES * LENGTH };
     static const int64_t ids[ROWS] = {3, 0, 0, 1, 3, 3, 1, 2, 0, 0};
     fsdp_nn *nn = open_nn(3);
-    float *table = values("t", IDS * COLUMNS), *positions = values("p", (FIRST + LENGTH) * COLUMNS);
-    float *out = values("o", ROWS * COLUMNS), *want_p = values("p", (FIRST + LENGTH) * COLUMNS);
+    float *table = values("t", IDS * columns), *positions = values("p", (FIRST + LENGTH) * columns);
+    float *out = values("o", ROWS * columns), *want_p = values("p", (FIRST + LENGTH) * columns);
     nn->ops->embed(
-        nn, &(fsdp_nn_embedding){ids, table, positions, out, SEQUENCES, LENGTH, FIRST, COLUMNS});
-    for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
-        int64_t row = i / COLUMNS, j = i % COLUMNS;
-        cr_assert_eq(out[i], table[ids[row] * COLUMNS + j] +
-                                 positions[(FIRST + row % LENGTH) * COLUMNS + j]);
+        nn, &(fsdp_nn_embedding){ids, table, positions, out, SEQUENCES, LENGTH, FIRST, columns});
+    for (int64_t i = 0; i < ROWS * columns; i++) {
+        int64_t row = i / columns, j = i % columns;
+        cr_assert_eq(out[i], table[ids[row] * columns + j] +
+                                 positions[(FIRST + row % LENGTH) * columns + j]);
     }
-    float *want_t = values("t", IDS * COLUMNS);
+    float *want_t = values("t", IDS * columns);
     nn->ops->embed_grad(
-        nn, &(fsdp_nn_embedding_grad){ids, out, table, positions, SEQUENCES, LENGTH, COLUMNS});
-    for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
-        want_t[ids[i / COLUMNS] * COLUMNS + i % COLUMNS] += out[i];
-        want_p[i / COLUMNS % LENGTH * COLUMNS + i % COLUMNS] += out[i];
+        nn, &(fsdp_nn_embedding_grad){ids, out, table, positions, SEQUENCES, LENGTH, columns});
+    for (int64_t i = 0; i < ROWS * columns; i++) {
+        want_t[ids[i / columns] * columns + i % columns] += out[i];
+        want_p[i / columns % LENGTH * columns + i % columns] += out[i];
     }
-    cr_assert_arr_eq(table, want_t, IDS * COLUMNS * sizeof *table);
-    cr_assert_arr_eq(positions, want_p, (FIRST + LENGTH) * COLUMNS * sizeof *table);
-    nn->ops->embed(nn, &(fsdp_nn_embedding){ids, table, NULL, out, 1, 3, 0, COLUMNS});
-    cr_assert_arr_eq(out, table + 3 * COLUMNS, COLUMNS * sizeof *out);
+    cr_assert_arr_eq(table, want_t, (size_t)(IDS * columns) * sizeof *table);
+    cr_assert_arr_eq(positions, want_p, (size_t)((FIRST + LENGTH) * columns) * sizeof *table);
+    nn->ops->embed(nn, &(fsdp_nn_embedding){ids, table, NULL, out, 1, 3, 0, columns});
+    cr_assert_arr_eq(out, table + 3 * columns, (size_t)columns * sizeof *out);
     float *all[] = {table, positions, out, want_p, want_t};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     finish_nn(nn);
+}
+
+Test(nn, embeddings_and_their_gradients)
+{
+    check_embeddings(35);
+    check_embeddings(2999); /* columns of gradients are cut over three threads */
 }
 
 static void check_cross_entropy(int64_t rows, int64_t columns, float spread)

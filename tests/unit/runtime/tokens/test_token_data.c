@@ -243,7 +243,7 @@ Test(token_data, token_files, .init = init, .fini = release)
     write_bin("train_0.bin", 2, 0, 10);
     write_bin("train_1.bin", 2, 10, 3);
     write_bin("train_2.bin", 2, 13, 0);
-    write_bin("train_3.bin", 4, 13, 12000);
+    write_bin("train_30.bin", 4, 13, 12000);
     const char *val = write_bin("val.bin", 4, 64000, 6007);
     fsdp_token_data *data = open_data((fsdp_token_options){.path = path_of("train_*.bin"),
                                                            .val = val,
@@ -367,6 +367,44 @@ Test(token_data, identity_follows_the_bytes_and_not_the_place, .init = init, .fi
     cr_assert_not(fsdp_value_equal(&before, &changed));
     fsdp_value_release(&before);
     fsdp_value_release(&changed);
+}
+
+/* Files are hashed a MiB at a time: two and a half here. */
+Test(token_data, identity_follows_every_byte_of_a_large_file, .init = init, .fini = release)
+{
+    enum { TOKENS = 5 << 18, SIZE = 1024 + 2 * TOKENS };
+    uint8_t *data = fsdp_alloc(SIZE, 1);
+    const uint32_t header[3] = {20240520, 1, TOKENS};
+    memcpy(data, header, sizeof header);
+    fsdp_value first = identity_of(write_file("t.bin", data, SIZE), NULL);
+    for (int part = 0; part < 3; part++) {
+        const size_t at = part == 2 ? SIZE - 2 : 5000 + ((size_t)part << 20);
+        data[at] = 1;
+        fsdp_value other = identity_of(write_file("t.bin", data, SIZE), NULL);
+        cr_expect_not(fsdp_value_equal(&first, &other), "byte %zu", at);
+        fsdp_value_release(&other);
+        data[at] = 0;
+    }
+    fsdp_value_release(&first);
+    fsdp_free(data);
+}
+
+/* Of several links to a folder the first name counts, in whatever order the disk has them. */
+Test(token_data, a_folder_under_several_names, .init = init, .fini = release)
+{
+    cr_assert_eq(mkdir(path_of("data"), 0700), 0);
+    cr_assert_eq(mkdir(path_of(".outside"), 0700), 0);
+    write_text(".outside/t", "some text");
+    for (int i = 0; i < 40; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "data/link%02d", (i * 7 + 20) % 40);
+        cr_assert_eq(symlink("../.outside", path_of(name)), 0);
+    }
+    fsdp_value value = identity_of(path_of("data"), NULL);
+    const fsdp_value *files = &value.as.list.items[1];
+    cr_assert_eq(files->as.list.count, 1);
+    cr_assert_eq(memcmp(files->as.list.items[0].as.list.items[1].as.bytes.data, "link00/t", 8), 0);
+    fsdp_value_release(&value);
 }
 
 static fsdp_status whole_way(const char *path)

@@ -7,6 +7,7 @@
 #include "base/io/io.h"
 #include "runtime/tokens/tokenize_lines.h"
 #include "runtime/tokens/tokenizer.h"
+#include "runtime/tokens/vocab.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -203,6 +204,56 @@ Test(tokenizer, a_word_has_the_same_ids_each_time)
             fsdp_ids_release(&ids);
         }
     fsdp_tokenizer_free(tokenizer);
+}
+
+/* Few places for remembered words, and many words of one length: each is itself. */
+Test(tokenizer, words_do_not_take_the_ids_of_others)
+{
+    enum { LETTERS = 9, WORDS = 1 << LETTERS };
+    fsdp_tokenizer *tokenizer;
+    fsdp_text text = {0};
+    fsdp_ids all = {0}, one = {0};
+    cr_assert_eq(parse(WITH("\"version\":\"1.0\""), &tokenizer, NULL), FSDP_OK);
+    for (int word = 0; word < WORDS; word++) {
+        char letters[1 + LETTERS] = " ";
+        for (int i = 0; i < LETTERS; i++)
+            letters[1 + i] = word >> i & 1 ? 'a' : 'b';
+        fsdp_text_add(&text, letters, sizeof letters);
+        cr_assert_eq(fsdp_tokenizer_encode(tokenizer, letters, sizeof letters, false, &one, NULL),
+                     FSDP_OK);
+    }
+    cr_assert_eq(fsdp_tokenizer_encode(tokenizer, text.data, text.size, false, &all, NULL),
+                 FSDP_OK);
+    cr_assert_eq(all.count, one.count);
+    cr_assert_arr_eq(all.ids, one.ids, one.count * sizeof *one.ids);
+    fsdp_text_release(&text);
+    fsdp_ids_release(&all);
+    fsdp_ids_release(&one);
+    fsdp_tokenizer_free(tokenizer);
+}
+
+Test(tokenizer, a_text_that_fails_leaves_no_ids)
+{
+    fsdp_tokenizer *tokenizer;
+    fsdp_ids ids = {0};
+    cr_assert_eq(parse(WITH("\"version\":\"1.0\""), &tokenizer, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_tokenizer_encode(tokenizer, "ab", 2, false, &ids, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_tokenizer_encode(tokenizer, "ab w", 4, false, &ids, NULL), FSDP_ERR_USAGE);
+    cr_assert_eq(ids.count, 1);
+    fsdp_ids_release(&ids);
+    fsdp_tokenizer_free(tokenizer);
+}
+
+/* The letters that GPT-2 writes bytes with: 188 stand for themselves. */
+Test(tokenizer, letters_of_bytes)
+{
+    static const struct {
+        uint8_t byte;
+        uint32_t letter;
+    } cases[] = {{0, 0x100}, {32, 0x120}, {33, 33},     {126, 126}, {127, 0x121}, {160, 0x142},
+                 {161, 161}, {172, 172},  {173, 0x143}, {174, 174}, {255, 255}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        cr_expect_eq(fsdp_alphabet_letter(cases[i].byte), cases[i].letter, "%d", cases[i].byte);
 }
 
 Test(tokenizer, added_tokens)
