@@ -1,5 +1,5 @@
-"""Tensors of three slabs of 4 MiB, the last one partial: what a tool says of a tensor is no matter of the slab
-that it reads last.
+"""Tensors of three slabs of 4 MiB, the last one partial: what a tool says of a tensor is no matter of the
+slab that it reads last.
 
 usage: large_tensors.py BUILD
 """

@@ -224,8 +224,8 @@ def check_forms(folder):
 
 
 def check_ranks(folder):
-    """Parameters, and the gaps behind them, that lie on one rank, on several, and begin within one. Of 20
-    elements on 5 ranks 'w' is on four."""
+    """Parameters, and the gaps behind them, that lie on one rank, on several, and begin within one: 'w' has
+    15 of 20 elements, so that it is on four of five ranks."""
     gaps = [[3, 9, 0, 2], [0, 0, 0, 13], [1, 1, 1, 1], made.NO_GAPS]
     for ranks in (1, 3, 5, 6, 20):
         check_form(folder, f"zero3 of {ranks}", made.files(3, ranks), ("", "exp_avg", "exp_avg_sq"))

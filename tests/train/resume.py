@@ -535,7 +535,8 @@ def full_log(work):
                    "lines left out of")
     for name in "full log", "full log continue":
         text = (work / name / "run/metrics.jsonl").read_text()
-        check(f"{name}: the last line is whole", 2500 < len(text) < 3000 and text.endswith("}\n"), text[-200:])
+        is_whole = 2500 < len(text) < 3000 and text.endswith("}\n")
+        check(f"{name}: the last line is whole", is_whole, text[-200:])
 
 
 def inputs(work):
@@ -683,7 +684,8 @@ def outputs(work):
                        f"cannot write '{file}'")
         check(f"{source} on a full disk: the old array stays", file.read_bytes() == kept)
         check(f"{source} on a full disk: nothing else is left", not list(directory.glob("file.npy.*")))
-        expect_refusal(f"{source} to a full device", run([*words, "/dev/full"]), 7, "cannot write '/dev/full'")
+        expect_refusal(f"{source} to a full device", run([*words, "/dev/full"]), 7,
+                       "cannot write '/dev/full'")
         before = tokens.read_bytes()
         expect_refusal(f"{source} over its input", run([*words, str(tokens)]), 6, "is read by this command")
         expect_refusal(f"{source} over a text", run([*words, str(directory / "notes.txt")]), 6, "is no array")

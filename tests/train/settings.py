@@ -291,8 +291,8 @@ def rows_by_hash(work, model, rows):
     """{hash of a batch of one sequence: its place}"""
     np.save(work / "singles.npy", rows[:, None])
     singles = place(work, "singles")
-    done = run(tool("fsdp-train", "--run", singles / "run", "--init", model, "--batches", work / "singles.npy",
-                    "--save.every", 0))
+    done = run(tool("fsdp-train", "--run", singles / "run", "--init", model, "--batches",
+                    work / "singles.npy", "--save.every", 0))
     check("singles: exit", done.returncode == 0, done.stderr)
     return {line["batch"]: i for i, line in enumerate(step_lines(singles))}
 
@@ -461,8 +461,8 @@ def export_memory(work):
     check("export: memory", peaks[1] - peaks[0] <= 4 << 20 and size > 18 << 20, (peaks, size))
 
 
-CASES = [start_line, ways, recompute, new_models, adamw, schedules, order, epochs, evaluation, sampling, stale,
-         export_memory]
+CASES = [start_line, ways, recompute, new_models, adamw, schedules, order, epochs, evaluation, sampling,
+         stale, export_memory]
 
 
 if __name__ == "__main__":

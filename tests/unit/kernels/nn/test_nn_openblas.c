@@ -140,7 +140,7 @@ static void note_piece(int order, int a_is_turned, int b_is_turned, int rows, in
     pthread_mutex_unlock(&noted.lock);
 }
 
-/* Whatever its bits are: the same calls come from any number of threads. */
+/* Any number of threads makes the same calls, so that the bits of this OpenBLAS do not matter. */
 Test(nn_openblas, pieces_do_not_depend_on_the_number_of_threads)
 {
     static const fsdp_nn_openblas noting = {.sgemm = note_piece};

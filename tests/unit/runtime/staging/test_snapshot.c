@@ -1,7 +1,7 @@
 /*
  * Copies of a state dict in waves (runtime/staging/snapshot.c), from a device whose memory the host may not
- * read: which tensors a wave has, what lies in them, and the hashes. tests/unit/runtime/step/test_device_memory.c
- * saves whole roots so.
+ * read: which tensors a wave has, what lies in them, and the hashes. step/test_device_memory.c saves whole
+ * roots so.
  */
 #include "runtime/staging/snapshot.h"
 

@@ -389,7 +389,7 @@ Test(token_data, identity_follows_every_byte_of_a_large_file, .init = init, .fin
     fsdp_free(data);
 }
 
-/* Of several links to a folder the first name counts, in whatever order the disk has them. */
+/* The first name of a folder counts where several links lead to it, in whatever order the disk has them. */
 Test(token_data, a_folder_under_several_names, .init = init, .fini = release)
 {
     cr_assert_eq(mkdir(path_of("data"), 0700), 0);

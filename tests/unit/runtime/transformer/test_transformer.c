@@ -6,12 +6,12 @@
 #include "tests/unit/runtime/expect_toy.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SEQUENCES = 3, LENGTH = 7, MOST_PARAMS = 64, VOCAB = 23 };
-/* Of the logits: the 7 rows of a rank's sequence are made in three pieces, the last of them smaller, and so
- * are the 21 of all. */
+/* Elements of logits at a time: the 7 rows of a rank's sequence are three pieces, the last one smaller. */
 enum { FEW_ROWS = 3 * VOCAB + 1 };
 
 typedef struct model_case {
@@ -337,6 +337,21 @@ Test(transformer, pieces_of_the_logits_do_not_show)
     expect_body_on(1, "cpu", expect_logits, NULL);
 }
 
+/* The loss of the logits, whose targets are the next ids. */
+static double loss_of_logits(const made_model *made, const float *logits)
+{
+    double loss = 0;
+    for (int s = 0; s < SEQUENCES; s++)
+        for (int i = 0; i < LENGTH; i++) {
+            const float *row = logits + (s * LENGTH + i) * VOCAB;
+            double sum = 0;
+            for (int v = 0; v < VOCAB; v++)
+                sum += exp((double)row[v]);
+            loss += log(sum) - (double)row[made->ids[s * (LENGTH + 1) + i + 1]];
+        }
+    return loss;
+}
+
 /* Looking changes nothing: a step behind it is like one before it. A batch with an id that no row of the
  * embedding has is refused wherever it is. */
 static fsdp_status look_and_train(world_rank *rank, fsdp_error *err)
@@ -352,6 +367,7 @@ static fsdp_status look_and_train(world_rank *rank, fsdp_error *err)
     fsdp_root_zero_grad(made.root);
     FSDP_TRY(fsdp_transformer_logits(made.t, &batch, logits, err));
     FSDP_TRY(fsdp_transformer_evaluate(made.t, &batch, &evaluated, err));
+    EXPECT(fabs(evaluated - loss_of_logits(&made, logits)) <= 1e-4);
     FSDP_TRY(backward(rank, what, &made, &loss, err));
     FSDP_TRY(fsdp_root_clip_grad_norm(made.root, &(fsdp_clip_opts){0}, &norm_behind, err));
     EXPECT(norm == norm_behind && fabs(loss - evaluated / (SEQUENCES * LENGTH)) <= 1e-6);
@@ -366,6 +382,53 @@ Test(transformer, looking_changes_nothing)
 {
     model_case what = {.text = models[3]};
     expect_body_on(1, "cpu", look_and_train, &what);
+}
+
+/* --- forms of one model --------------------------------------------------------------------------- */
+
+static double loss_of_text(const char *more)
+{
+    char text[1000];
+    snprintf(text, sizeof text, "{%s, " LLAMA "}", more);
+    return run(1, (model_case){.text = text}).loss;
+}
+
+static void expect_loss(const char *one, const char *other, bool is_equal)
+{
+    const double a = loss_of_text(one), b = loss_of_text(other);
+    cr_expect((fabs(a - b) <= 1e-7) == is_equal, "%s: %.9g; %s: %.9g", one, a, other, b);
+}
+
+#define PLAIN "\"model_type\": \"llama\""
+#define ROPE(type, more) \
+    PLAIN ", \"rope_parameters\": {\"rope_type\": \"" type "\", \"rope_theta\": 10000.0" more "}"
+#define LLAMA3(low, high, context)                                                                \
+    ROPE("llama3", ", \"factor\": 4.0, \"low_freq_factor\": " low ", \"high_freq_factor\": " high \
+                   ", \"original_max_position_embeddings\": " context)
+
+/* Waves that all are long are divided, as linear positions are; short ones are not. */
+Test(transformer, scaled_positions)
+{
+    const char *linear = ROPE("linear", ", \"factor\": 4.0"), *some = LLAMA3("1.0", "4.0", "2000");
+    expect_loss(PLAIN, ROPE("linear", ", \"factor\": 1.0"), true);
+    expect_loss(PLAIN, linear, false);
+    expect_loss(linear, LLAMA3("1.0", "4.0", "4"), true);
+    expect_loss(PLAIN, LLAMA3("1.0", "4.0", "1000000"), true);
+    expect_loss(PLAIN, some, false);
+    expect_loss(linear, some, false);
+}
+
+/* A window holds for the layers from max_window_layers on. */
+Test(transformer, windows_of_some_layers)
+{
+#define QWEN2(layers)                                                                  \
+    "\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 2, " \
+    "\"max_window_layers\": " layers
+    const char *all = "\"model_type\": \"mistral\", \"sliding_window\": 2";
+    expect_loss(QWEN2("2"), PLAIN, true);
+    expect_loss(QWEN2("0"), all, true);
+    expect_loss(QWEN2("1"), PLAIN, false);
+    expect_loss(QWEN2("1"), all, false);
 }
 
 /* --- first values --------------------------------------------------------------------------------- */
@@ -408,8 +471,8 @@ Test(transformer, first_values_have_their_deviation)
 
 enum { PROMPT = 4, NEW = 20 };
 
-/* Greedy ids by the whole forward of the ids that a cache would hold: all so far, and behind the context's end
- * those from its last half on. */
+/* Greedy ids by the whole forward of the ids that a cache would hold: all so far, and behind the context's
+ * end those from its last half on. */
 static fsdp_status expect_greedy(made_model *made, const int64_t *sampled, fsdp_error *err)
 {
     enum { CONTEXT = 12 };
