@@ -23,6 +23,7 @@
 #define FSDP_RANKS_H
 
 #include "formats/source/rank_names.h"
+#include "formats/source/source_facts.h"
 #include "formats/torch/torch_internal.h"
 #include "kernels/kernels.h"
 
@@ -177,6 +178,8 @@ typedef struct rank_files {
     int64_t work;              /* steps so far, which a hostile file could multiply */
     int64_t bytes, compared;   /* bytes of files so far; bytes of compared tensors */
     rank_parts parts;
+    fsdp_facts facts;          /* that all files must state alike */
+    const char *path;          /* of the file that is being read */
     bool is_placed;            /* the current rank is known to be one of all (ShardedTensor) */
 
     rank_entry *entries;       /* entries[0] is not used */
@@ -237,9 +240,14 @@ fsdp_status rank_tensor_pread(fsdp_source *source, const torch_tensor *tensor, i
                               size_t size, fsdp_error *err);
 /* Bytes from the first one of the tensor to the last one. */
 int64_t rank_tensor_span(const torch_tensor *tensor);
-/* Compares dtype, shape and bytes of two tensors. */
+/* Compares dtype, shape and the first `most` bytes of two tensors; INT64_MAX: all of them. */
 fsdp_status rank_same_elements(fsdp_source *source, const torch_tensor *a, const torch_tensor *b,
-                               bool *same_out, fsdp_error *err);
+                               int64_t most, bool *same_out, fsdp_error *err);
+/* Compares the begin of two copies of one box. FSDP_ERR_DAMAGED: they differ. */
+fsdp_status rank_same_replica(rank_files *set, const rank_entry *entry, const rank_chunk *a,
+                              const rank_chunk *b, fsdp_error *err);
+/* Counts bytes of tensors that are compared: many views of one small storage would cost much. */
+fsdp_status rank_files_count_compared(rank_files *set, int64_t bytes, fsdp_error *err);
 
 /* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. */
 fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err);

@@ -1,9 +1,9 @@
-/* Compares two tensors: their bytes in the files, a block at a time. See ranks.h. */
+/* Compares two tensors, or two copies of a part: their bytes in the files, a block at a time. See ranks.h. */
 #include "formats/ranks/ranks.h"
 
 #include <string.h>
 
-enum { BLOCK = 256 << 10, MOST_PIECES = 1 << 20 };
+enum { BLOCK = 256 << 10, MOST_PIECES = 1 << 20, REPLICA = 64 << 10 };
 
 fsdp_status rank_tensor_pread(fsdp_source *source, const torch_tensor *tensor, int64_t offset,
                               void *data, size_t size, fsdp_error *err)
@@ -34,6 +34,7 @@ int64_t rank_tensor_span(const torch_tensor *tensor)
 typedef struct comparison {
     fsdp_source *source;
     const torch_tensor *a, *b;
+    int64_t most; /* bytes to compare */
     char *blocks; /* two blocks */
 } comparison;
 
@@ -41,6 +42,7 @@ static fsdp_status same_bytes(const comparison *at, int64_t a, int64_t b, int64_
                               bool *same_out, fsdp_error *err)
 {
     *same_out = true;
+    size = size < at->most ? size : at->most;
     for (int64_t done = 0; done < size && *same_out; done += BLOCK) {
         size_t block = size - done < BLOCK ? (size_t)(size - done) : BLOCK;
         FSDP_TRY(rank_tensor_pread(at->source, at->a, a + done, at->blocks, block, err));
@@ -76,6 +78,8 @@ static fsdp_status same_pieces(const comparison *at, bool *same_out, fsdp_error 
         run *= a->shape[order[--count]];
     for (int i = 0; i < count && pieces <= MOST_PIECES; i++)
         pieces = fsdp_mul_overflow(pieces, a->shape[order[i]], &pieces) ? INT64_MAX : pieces;
+    if (pieces > at->most / run)
+        pieces = at->most / run + 1;
     if (pieces > MOST_PIECES)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "its elements are too scattered to be compared");
     *same_out = true;
@@ -109,7 +113,7 @@ static fsdp_status compare(const comparison *at, bool *same_out, fsdp_error *err
         *same_out = true;
         return bytes == 0 ? FSDP_OK : same_bytes(at, 0, 0, bytes, same_out, err);
     }
-    if (same_strides(at->a, at->b)) {
+    if (same_strides(at->a, at->b) && (span == bytes || at->most == INT64_MAX)) {
         FSDP_TRY(same_bytes(at, 0, 0, span, same_out, err));
         if (*same_out || span == bytes)
             return FSDP_OK;
@@ -118,16 +122,71 @@ static fsdp_status compare(const comparison *at, bool *same_out, fsdp_error *err
 }
 
 fsdp_status rank_same_elements(fsdp_source *source, const torch_tensor *a, const torch_tensor *b,
-                               bool *same_out, fsdp_error *err)
+                               int64_t most, bool *same_out, fsdp_error *err)
 {
     *same_out = false;
     if (a->dtype != b->dtype || a->ndim != b->ndim || a->fix != b->fix || !a->data != !b->data ||
         memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
         return FSDP_OK;
-    comparison at = {source, a, b, fsdp_alloc(2, BLOCK)};
+    comparison at = {source, a, b, most, fsdp_alloc(2, BLOCK)};
     if (!at.blocks)
         return fsdp_fail_memory(err, "comparing tensors");
     fsdp_status st = compare(&at, same_out, err);
     fsdp_free(at.blocks);
     return st;
+}
+
+/* --- replicas ----------------------------------------------------------------------------------- */
+
+fsdp_status rank_files_count_compared(rank_files *set, int64_t bytes, fsdp_error *err)
+{
+    const int64_t views = 16, small = (int64_t)1 << 30;
+    set->compared += bytes;
+    return set->compared / views <= set->bytes + small / views
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_LIMIT,
+                           "'%s': the tensors of the ranks are far larger than their files",
+                           set->where);
+}
+
+static void describe(const rank_entry *entry, const fsdp_source_chunk *chunk,
+                     torch_tensor *tensor_out)
+{
+    size_t bytes = (size_t)entry->ndim * sizeof(int64_t);
+    *tensor_out = (torch_tensor){.dtype = entry->dtype,
+                                 .ndim = entry->ndim,
+                                 .storage = {.file = chunk->file, .stream = chunk->stream},
+                                 .offset = chunk->offset,
+                                 .fix = chunk->fix};
+    int64_t stride = (int64_t)fsdp_dtype_size(entry->dtype);
+    for (int dim = entry->ndim - 1; dim >= 0; dim--) {
+        tensor_out->strides[dim] = stride;
+        stride *= chunk->len[dim];
+    }
+    if (bytes > 0) {
+        memcpy(tensor_out->shape, chunk->len, bytes);
+        if (chunk->strides)
+            memcpy(tensor_out->strides, chunk->strides, bytes);
+    }
+}
+
+fsdp_status rank_same_replica(rank_files *set, const rank_entry *entry, const rank_chunk *a,
+                              const rank_chunk *b, fsdp_error *err)
+{
+    torch_tensor one, other;
+    bool is_same;
+    char shown[200];
+    if (a->chunk.file < 0 || b->chunk.file < 0)
+        return FSDP_OK;
+    describe(entry, &a->chunk, &one);
+    describe(entry, &b->chunk, &other);
+    FSDP_TRY(rank_files_count_compared(set, REPLICA, err));
+    FSDP_TRY(rank_same_elements(set->source, &one, &other, REPLICA, &is_same, err));
+    return is_same ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                               "'%s' and '%s' have different values of a part of '%s' that both "
+                               "hold" FSDP_TWO_SAVES,
+                               fsdp_source_file_path(set->source, (size_t)a->chunk.file),
+                               fsdp_source_file_path(set->source, (size_t)b->chunk.file),
+                               fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }

@@ -118,8 +118,9 @@ static bool same_box(const rank_entry *entry, const rank_chunk *a, const rank_ch
                           memcmp(a->chunk.len, b->chunk.len, bytes) == 0);
 }
 
-/* Keeps one chunk of each box, that of the lowest rank. */
-static void drop_replicas(rank_entry *entry, rank_chunks *chunks)
+/* Keeps one chunk of each box, that of the lowest rank; the others must begin alike. */
+static fsdp_status drop_replicas(rank_files *set, rank_entry *entry, rank_chunks *chunks,
+                                 fsdp_error *err)
 {
     size_t kept = 0;
     if (chunks->count > 1)
@@ -128,10 +129,14 @@ static void drop_replicas(rank_entry *entry, rank_chunks *chunks)
         bool is_replica = kept > 0 &&
                           same_box(entry, &chunks->items[i], &chunks->items[kept - 1]) &&
                           chunks->items[i].rank != chunks->items[kept - 1].rank;
-        if (!is_replica)
+        if (is_replica)
+            FSDP_TRY(
+                rank_same_replica(set, entry, &chunks->items[kept - 1], &chunks->items[i], err));
+        else
             chunks->items[kept++] = chunks->items[i];
     }
     chunks->count = kept;
+    return FSDP_OK;
 }
 
 /* Chooses the interpretation that matches the sizes of the pieces. */
@@ -187,7 +192,7 @@ static fsdp_status settle_boxes(rank_files *set, int64_t missing, fsdp_error *er
             entry->readings[RANK_ORDERED] = *chunks;
             *chunks = other;
         }
-        drop_replicas(entry, &entry->readings[RANK_ORDERED]);
+        FSDP_TRY(drop_replicas(set, entry, &entry->readings[RANK_ORDERED], err));
         if (missing >= 0 && !fsdp_source_tolerates(set->source)) /* reported later */
             FSDP_TRY(check_whole(set, entry, &entry->readings[RANK_ORDERED], missing, err));
     }

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/data/box_internal.h"
 #include "base/data/value_internal.h"
 #include "formats/torch/torch_resave.h"
 
@@ -39,16 +40,86 @@ static fsdp_status named(const rank_entry *entry, fsdp_status status, fsdp_error
     return status;
 }
 
-/* Limits comparisons: many views of one small storage would cost much. */
-static fsdp_status check_work(rank_files *set, const torch_tensor *tensor, fsdp_error *err)
+/* --- the step ----------------------------------------------------------------------------------- */
+
+/* Names of numbers that all ranks have alike: at the top of their files, or the last part of any name. */
+static const char *const top_steps[] = {"iteration", "iter", "epoch", "world_size", NULL};
+static const char *const any_steps[] = {"step", "global_step", "global_steps", NULL};
+
+static bool is_step(const torch_item *found)
 {
-    const int64_t views = 16, small = (int64_t)1 << 30;
-    set->compared += tensor->data ? 0 : rank_tensor_span(tensor);
-    return set->compared / views <= set->bytes + small / views
-               ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_LIMIT,
-                           "'%s': the tensors of the ranks are far larger than their files",
-                           set->where);
+    for (const char *const *name = top_steps; *name; name++)
+        if (fsdp_bytes_are(found->name, found->name_size, *name))
+            return true;
+    for (const char *const *name = any_steps; *name; name++) {
+        size_t size = strlen(*name);
+        if (fsdp_bytes_end(found->name, found->name_size, *name) &&
+            (found->name_size == size || found->name[found->name_size - size - 1] == '.'))
+            return true;
+    }
+    return false;
+}
+
+/* A tensor of one element as a number. */
+static fsdp_status read_number(rank_files *set, const torch_tensor *tensor, fsdp_value *value_out,
+                               fsdp_error *err)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(tensor->dtype);
+    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+    char stored[16];
+    double number = 0;
+    if (fsdp_box_count(&whole) != 1 || tensor->fix != 0 || info->size > sizeof number ||
+        !(info->is_float || tensor->dtype == FSDP_I64))
+        return FSDP_OK;
+    FSDP_TRY(rank_tensor_pread(set->source, tensor, 0, stored, info->size, err));
+    if (info->is_float) {
+        fsdp_kernels_get()->cast(&number, FSDP_F64, stored, tensor->dtype, 1, FSDP_OVERFLOW_INF);
+        *value_out = fsdp_value_f64(number);
+    } else {
+        int64_t count;
+        memcpy(&count, stored, sizeof count);
+        *value_out = fsdp_value_i64(count);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status note_step(rank_files *set, const torch_item *found, const fsdp_value *value,
+                             fsdp_error *err)
+{
+    char shown[200];
+    if (value->kind != FSDP_VALUE_I64 && value->kind != FSDP_VALUE_F64)
+        return FSDP_OK;
+    return fsdp_facts_note(&set->facts,
+                           fsdp_printable(found->name, found->name_size, shown, sizeof shown),
+                           set->path, value, err);
+}
+
+static fsdp_status note_step_tensor(rank_files *set, const torch_item *found,
+                                    const torch_tensor *tensor, fsdp_error *err)
+{
+    fsdp_value value = {0};
+    FSDP_TRY(read_number(set, tensor, &value, err));
+    return note_step(set, found, &value, err);
+}
+
+/* --- entries ------------------------------------------------------------------------------------ */
+
+/* Ranks may have other numbers in a tensor of their own, never of another type. */
+static fsdp_status check_dtype(const rank_files *set, const rank_entry *entry,
+                               const torch_tensor *tensor, fsdp_error *err)
+{
+    const torch_tensor *first = entry->items[0].tensor;
+    char shown[200];
+    bool has_shape = first->ndim == tensor->ndim &&
+                     (first->ndim == 0 || memcmp(first->shape, tensor->shape,
+                                                 (size_t)first->ndim * sizeof *first->shape) == 0);
+    if (first->dtype == tensor->dtype || !has_shape)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s': tensor '%s' is of %s on rank %d and of %s on rank %d" FSDP_TWO_SAVES,
+                     set->where, fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
+                     fsdp_dtype_name(first->dtype), entry->items[0].rank,
+                     fsdp_dtype_name(tensor->dtype), set->rank);
 }
 
 fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tensor *tensor,
@@ -57,15 +128,19 @@ fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tens
     rank_files *set = context;
     rank_entry *entry;
     rank_item *item = NULL;
+    if (is_step(found))
+        FSDP_TRY(note_step_tensor(set, found, tensor, err));
     FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     item->is_tensor = true;
     const rank_item *first = &entry->items[0];
     if (item != first && first->is_tensor) {
-        FSDP_TRY(check_work(set, tensor, err));
-        FSDP_TRY(named(entry,
-                       rank_same_elements(set->source, first->tensor, tensor, &item->is_same, err),
-                       err));
+        FSDP_TRY(rank_files_count_compared(set, tensor->data ? 0 : rank_tensor_span(tensor), err));
+        FSDP_TRY(check_dtype(set, entry, tensor, err));
+        FSDP_TRY(named(
+            entry,
+            rank_same_elements(set->source, first->tensor, tensor, INT64_MAX, &item->is_same, err),
+            err));
     }
     if (item->is_same)
         return FSDP_OK;
@@ -107,6 +182,8 @@ fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value 
     rank_item *item = NULL;
     if (found->name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
         return FSDP_OK; /* a rank without the entry */
+    if (is_step(found))
+        FSDP_TRY(note_step(set, found, value, err));
     FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     const rank_item *first = &entry->items[0];

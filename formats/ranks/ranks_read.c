@@ -199,6 +199,7 @@ static fsdp_status walk_file(rank_files *set, int file, fsdp_error *err)
                                    .value = rank_files_value};
     torch_archive archive;
     const char *path = fsdp_source_file_path(set->source, (size_t)file);
+    set->path = path;
     fsdp_text where = {0};
     fsdp_text_addf(&where, "'%s'", path);
     if (where.failed)
@@ -250,6 +251,7 @@ static void release(rank_files *set)
     fsdp_free(set->seen);
     fsdp_free(set->flats);
     fsdp_name_table_release(&set->names);
+    fsdp_facts_release(&set->facts);
     fsdp_arena_release(&set->arena);
 }
 

@@ -356,6 +356,40 @@ def plain():
     holds("a name twice", [twice, twice], {}, {"1": 1.0, "1#2": 2.0})
 
 
+def contradictions():
+    """Files of two saves: what all ranks say, and parts that several of them hold, must be the same."""
+    saves = "says 7; they are of different saves"
+    for name in ("step", "iteration", "epoch", "global_step", "world_size"):
+        fails(f"another {name}", DAMAGED, f"says that {name} is 5, and", [{name: 5}, {name: 7}])
+    fails("another step below", DAMAGED, saves, [{"state": {"step": n}} for n in (5, 5, 7)])
+    fails("another step of a parameter", DAMAGED, saves,
+          [{"state": {"x": {"step": tensor([n], ())}}} for n in (5.0, 7.0)])
+    holds("one step in two types", [{"step": 5}, {"step": 5.0}], {}, {"step": {"per_rank": [5, 5.0]}})
+    holds("an epoch of its own", [{"data": {"epoch": n}} for n in (5, 7)], {},
+          {"data.epoch": {"per_rank": [5, 7]}})
+    fails("another dtype", DAMAGED, "tensor 'x' is of f32 on rank 0 and of i32 on rank 1",
+          [{"x": tensor([1.0])}, {"x": tensor([1], kind="i")}])
+
+    def replicas(size, changed, **more):
+        """Two ranks with all of a tensor, of which one element differs; None: none does."""
+        states = []
+        for rank in range(2):
+            numbers = [0.0] * size
+            if changed is not None:
+                numbers[changed] = float(rank)
+            local = tensor(numbers, (size // 2, 2), **more)
+            states.append({"x": dtensor((size // 2, 2), old_mesh([0, 1], (2,)), (new(Replicate),), local)})
+        return states
+
+    differ = "rank_1.pt' have different values of a part of 'x' that both hold"
+    fails("another replica", DAMAGED, differ, replicas(6, 5))
+    fails("another large replica", DAMAGED, differ, replicas(40000, 16000))
+    holds("replicas with one begin", replicas(40000, 39999), {"x": ((20000, 2), [0.0] * 40000)})
+    fails("another turned replica", DAMAGED, differ, replicas(6, 5, strides=(1, 3)))
+    mixed = [replicas(6, None)[0], replicas(6, None, strides=(1, 3))[1]]
+    holds("replicas of other strides", mixed, {"x": ((3, 2), [0.0] * 6)})
+
+
 def names():
     states = [{"x": half(r, old_mesh([0, 1], (2,)))} for r in range(2)]
     whole = {"x": ((5,), rows(0, 5))}
@@ -405,7 +439,7 @@ def flats():
     fails("flat, huge", DAMAGED, "", flat([[huge], [(*b, (0, 2))]], 7, [(0, 4), (4, 3)]))
 
 
-for part in (meshes, placements, readings, shards, plain, names, flats):
+for part in (meshes, placements, readings, shards, plain, contradictions, names, flats):
     part()
 print("\n".join(problems) or "all as they should be")
 sys.exit(1 if problems else 0)
