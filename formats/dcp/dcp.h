@@ -5,6 +5,7 @@
  * of a target. Out: the catalog of a source (source.h), or such a directory.
  *
  *   read:   dcp_read.c            the format: bid, open, items; uneven shards are chunks of one tensor
+ *           dcp_replicas.c        items that several ranks stored, which must be the same
  *           dcp_metadata.c        names, boxes and file ranges from the pickled metadata
  *           dcp_ranges.c          the table of file ranges by name and box
  *   write:  dcp_write.c           the target "dcp": items in one file per rank
@@ -18,6 +19,7 @@
 #define FSDP_DCP_H
 
 #include "formats/safetensors/safetensors.h"
+#include "formats/source/source_facts.h"
 #include "formats/torch/torch_internal.h"
 
 typedef struct dcp_state dcp_state;
@@ -57,5 +59,11 @@ void dcp_expect(dcp_state *state, size_t pieces);
 /* Reads a whole file of metadata; the caller frees *data_out, also after a failure. */
 fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out, fsdp_error *err);
 bool dcp_is_rank_metadata(const char *name);
+
+/* --- dcp_replicas.c --- */
+
+/* Compares two ranks' items of one name: tensors by their begin, steps. FSDP_ERR_DAMAGED: they differ. */
+fsdp_status dcp_same_items(fsdp_source *source, const char *name, size_t name_size, const dcp_item items[2],
+                           fsdp_facts *facts, fsdp_error *err);
 
 #endif

@@ -35,6 +35,14 @@ typedef struct listed {
     int64_t bytes, stored; /* compared by check_sizes */
 } listed;
 
+/* An item that an earlier rank stored, too. */
+typedef struct replica {
+    const char *name;
+    size_t name_size;
+    uint32_t first; /* range of the item that is read */
+    dcp_range range;
+} replica;
+
 typedef struct metadata {
     dcp_state *state;
     fsdp_source *source;
@@ -44,6 +52,8 @@ typedef struct metadata {
     item_file *item_files;
     size_t file_count, file_room;
     dcp_ranges ranges;
+    replica *replicas;
+    size_t replica_count, replica_room;
     fsdp_name_table names; /* -> number in entries */
     listed *entries;
     size_t entry_count, entry_room;
@@ -253,6 +263,23 @@ static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_range *range, 
     return FSDP_OK;
 }
 
+/* Another rank's copy of an item, to be compared when all names are known. */
+static fsdp_status keep_replica(metadata *meta, fsdp_node index, fsdp_node info, uint32_t first,
+                                fsdp_error *err)
+{
+    const fsdp_pickle_node *name = node_at(meta, attribute(meta, index, "fqn"));
+    dcp_range range = {0};
+    FSDP_TRY(read_range(meta, info, &range, err));
+    if (file_of(meta, &range)->is_lost || range.is_packed)
+        return FSDP_OK;
+    char *kept = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
+    if (!kept || !fsdp_grow(&meta->replicas, &meta->replica_room, meta->replica_count + 1,
+                            sizeof *meta->replicas))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    meta->replicas[meta->replica_count++] = (replica){kept, name->count, first, range};
+    return FSDP_OK;
+}
+
 static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, fsdp_error *err)
 {
     if (!is_object(meta, index, FSDP_KNOWN_DCP_INDEX) ||
@@ -273,7 +300,7 @@ static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, f
         FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges,
                                  &(dcp_range_key){number, ndim, lo}, &known, err));
         if (known != DCP_NO_RANGE && !file_of(meta, &meta->ranges.all[known])->is_lost)
-            return FSDP_OK;
+            return keep_replica(meta, index, info, known, err);
         if (known != DCP_NO_RANGE) {
             meta->ranges.all[known].was_used = false;
             return read_range(meta, info, &meta->ranges.all[known], err);
@@ -592,6 +619,21 @@ static fsdp_status check_sizes(const metadata *meta, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status compare_replicas(metadata *meta, fsdp_error *err)
+{
+    fsdp_facts facts = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < meta->replica_count && st == FSDP_OK; i++) {
+        const replica *at = &meta->replicas[i];
+        const dcp_range *first = &meta->ranges.all[at->first];
+        const dcp_item items[] = {item_of(meta, first), item_of(meta, &at->range)};
+        if (!first->is_packed && !items[0].header && !items[1].header)
+            st = dcp_same_items(meta->source, at->name, at->name_size, items, &facts, err);
+    }
+    fsdp_facts_release(&facts);
+    return st;
+}
+
 static void release(metadata *meta)
 {
     for (size_t i = 0; i < meta->file_count; i++)
@@ -600,6 +642,7 @@ static void release(metadata *meta)
             fsdp_free(meta->item_files[i].header);
         }
     fsdp_free(meta->item_files);
+    fsdp_free(meta->replicas);
     dcp_ranges_release(&meta->ranges);
     fsdp_free(meta->path);
     fsdp_free(meta->entries);
@@ -630,7 +673,7 @@ static fsdp_status read_ranks(metadata *meta, const fsdp_probe *probe, fsdp_erro
     for (size_t i = 0; st == FSDP_OK && i < count; i++)
         st = read_file(meta, probe, names[i], err);
     fsdp_free(names);
-    return st;
+    return st == FSDP_OK ? compare_replicas(meta, err) : st;
 }
 
 fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_source *source,

@@ -10,10 +10,10 @@
  *         -> ranks_mesh.c    the mesh of a tensor and the rank's coordinate
  *         -> ranks_place.c   boxes of placements
  *         -> ranks_dist.c    DTensor, ShardedTensor: boxes of the whole
- *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank (ranks_compare.c)
+ *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank
  *         -> ranks_parts.c   Meta's parts of tensor parallelism, joined by rules and params.json
  *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters
- *         -> ranks_merge.c   drops replicas, checks for missing ranks, fills the source
+ *         -> ranks_merge.c   drops replicas (ranks_compare.c), checks for missing ranks, fills the source
  *   ranks.c holds entries, boxes and meshes for all of them.
  *
  * A pickle is freed before the next file is opened; its boxes and the places of their bytes are kept. Only
@@ -235,14 +235,6 @@ fsdp_status rank_files_part(void *context, const torch_item *found, torch_tensor
 
 /* --- ranks_compare.c --- */
 
-/* Reads bytes relative to the tensor's first element, from file, stream or memory. */
-fsdp_status rank_tensor_pread(fsdp_source *source, const torch_tensor *tensor, int64_t offset, void *data,
-                              size_t size, fsdp_error *err);
-/* Bytes from the first one of the tensor to the last one. */
-int64_t rank_tensor_span(const torch_tensor *tensor);
-/* Compares dtype, shape and the first `most` bytes of two tensors; INT64_MAX: all of them. */
-fsdp_status rank_same_elements(fsdp_source *source, const torch_tensor *a, const torch_tensor *b,
-                               int64_t most, bool *same_out, fsdp_error *err);
 /* Compares the begin of two copies of one box. FSDP_ERR_DAMAGED: they differ. */
 fsdp_status rank_same_replica(rank_files *set, const rank_entry *entry, const rank_chunk *a,
                               const rank_chunk *b, fsdp_error *err);

@@ -62,7 +62,7 @@ static fsdp_status gather_ranks(const torch_archive *archive, const torch_tensor
                                 int64_t **values_out, size_t *count_out, fsdp_error *err)
 {
     fsdp_box box = fsdp_box_whole(tensor->ndim, tensor->shape);
-    int64_t count = fsdp_box_count(&box), span = rank_tensor_span(tensor);
+    int64_t count = fsdp_box_count(&box), span = torch_tensor_span(tensor);
     if (count < 1 || count > RANK_MESH_LIMIT)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: a device mesh has %lld ranks, 1 to %d are read",
                          archive->where, (long long)count, RANK_MESH_LIMIT);
@@ -72,7 +72,7 @@ static fsdp_status gather_ranks(const torch_archive *archive, const torch_tensor
     int64_t *values = fsdp_alloc((size_t)count, sizeof *values);
     fsdp_status st = data && values ? FSDP_OK : fsdp_fail_memory(err, "a device mesh");
     if (st == FSDP_OK)
-        st = rank_tensor_pread(archive->source, tensor, 0, data, (size_t)span, err);
+        st = torch_tensor_pread(archive->source, tensor, 0, data, (size_t)span, err);
     if (st == FSDP_OK)
         gather(tensor, data, values, (size_t)count);
     fsdp_free(data);

@@ -42,24 +42,6 @@ static fsdp_status named(const rank_entry *entry, fsdp_status status, fsdp_error
 
 /* --- the step ----------------------------------------------------------------------------------- */
 
-/* Names of numbers that all ranks have alike: at the top of their files, or the last part of any name. */
-static const char *const top_steps[] = {"iteration", "iter", "epoch", "world_size", NULL};
-static const char *const any_steps[] = {"step", "global_step", "global_steps", NULL};
-
-static bool is_step(const torch_item *found)
-{
-    for (const char *const *name = top_steps; *name; name++)
-        if (fsdp_bytes_are(found->name, found->name_size, *name))
-            return true;
-    for (const char *const *name = any_steps; *name; name++) {
-        size_t size = strlen(*name);
-        if (fsdp_bytes_end(found->name, found->name_size, *name) &&
-            (found->name_size == size || found->name[found->name_size - size - 1] == '.'))
-            return true;
-    }
-    return false;
-}
-
 /* A tensor of one element as a number. */
 static fsdp_status read_number(rank_files *set, const torch_tensor *tensor, fsdp_value *value_out,
                                fsdp_error *err)
@@ -71,7 +53,7 @@ static fsdp_status read_number(rank_files *set, const torch_tensor *tensor, fsdp
     if (fsdp_box_count(&whole) != 1 || tensor->fix != 0 || info->size > sizeof number ||
         !(info->is_float || tensor->dtype == FSDP_I64))
         return FSDP_OK;
-    FSDP_TRY(rank_tensor_pread(set->source, tensor, 0, stored, info->size, err));
+    FSDP_TRY(torch_tensor_pread(set->source, tensor, 0, stored, info->size, err));
     if (info->is_float) {
         fsdp_kernels_get()->cast(&number, FSDP_F64, stored, tensor->dtype, 1, FSDP_OVERFLOW_INF);
         *value_out = fsdp_value_f64(number);
@@ -128,18 +110,18 @@ fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tens
     rank_files *set = context;
     rank_entry *entry;
     rank_item *item = NULL;
-    if (is_step(found))
+    if (fsdp_fact_is_step(found->name, found->name_size))
         FSDP_TRY(note_step_tensor(set, found, tensor, err));
     FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     item->is_tensor = true;
     const rank_item *first = &entry->items[0];
     if (item != first && first->is_tensor) {
-        FSDP_TRY(rank_files_count_compared(set, tensor->data ? 0 : rank_tensor_span(tensor), err));
+        FSDP_TRY(rank_files_count_compared(set, tensor->data ? 0 : torch_tensor_span(tensor), err));
         FSDP_TRY(check_dtype(set, entry, tensor, err));
         FSDP_TRY(named(
             entry,
-            rank_same_elements(set->source, first->tensor, tensor, INT64_MAX, &item->is_same, err),
+            torch_same_elements(set->source, first->tensor, tensor, INT64_MAX, &item->is_same, err),
             err));
     }
     if (item->is_same)
@@ -182,7 +164,7 @@ fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value 
     rank_item *item = NULL;
     if (found->name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
         return FSDP_OK; /* a rank without the entry */
-    if (is_step(found))
+    if (fsdp_fact_is_step(found->name, found->name_size))
         FSDP_TRY(note_step(set, found, value, err));
     FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));

@@ -13,6 +13,21 @@ struct fsdp_fact {
     const char *text, *file;
 };
 
+bool fsdp_fact_is_step(const char *name, size_t size)
+{
+    static const char *const at_top[] = {"iteration", "iter", "epoch", "world_size", NULL};
+    static const char *const anywhere[] = {"step", "global_step", "global_steps", NULL};
+    for (const char *const *word = at_top; *word; word++)
+        if (fsdp_bytes_are(name, size, *word))
+            return true;
+    for (const char *const *word = anywhere; *word; word++) {
+        size_t length = strlen(*word);
+        if (fsdp_bytes_end(name, size, *word) && (size == length || name[size - length - 1] == '.'))
+            return true;
+    }
+    return false;
+}
+
 void fsdp_facts_release(fsdp_facts *facts)
 {
     fsdp_free(facts->items);

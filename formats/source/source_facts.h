@@ -22,6 +22,10 @@ typedef struct fsdp_facts {
 /* What to do about files that contradict one another; follows the message. */
 #define FSDP_TWO_SAVES "; they are of different saves: put the files of one save together"
 
+/* True for the name of a number that all ranks have alike: a step anywhere ("state.w.step"), an iteration, an
+ * epoch or a world size at the top. */
+bool fsdp_fact_is_step(const char *name, size_t size);
+
 void fsdp_facts_release(fsdp_facts *facts);
 
 /*

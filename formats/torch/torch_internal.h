@@ -8,6 +8,7 @@
  *   bytes -> torch_zip.c or torch_legacy.c (an archive: a pickle and its storages)
  *         -> torch_storage.c (persistent ids: the place of each storage)   torch_code.c (code that it holds)
  *         -> torch_tensor.c (nodes that are tensors)   torch_numpy.c (arrays, scalars)
+ *         -> torch_compare.c (two tensors that should be one)
  *         -> torch_names.c (the walk that names entries; torch_keys.c: keys of dicts)
  *         -> torch_value.c (other nodes as values)   torch_dist.c (DTensor, ShardedTensor)
  *         -> torch_read.c (the format: bid, open, index) -> the builder of the source
@@ -167,6 +168,21 @@ void torch_tensor_chunk(const torch_tensor *tensor, const int64_t *lo, fsdp_sour
 /* Adds the tensor to the source, with name NULL as an inner one. Takes the data of tensor. */
 fsdp_status torch_tensor_add(torch_archive *archive, const char *name, size_t name_size, torch_tensor *tensor,
                              size_t *number_out, fsdp_error *err);
+
+/* --- torch_compare.c --- */
+
+enum { TORCH_REPLICA = 64 << 10 };   /* bytes by which copies of one tensor are compared */
+
+/* Reads bytes relative to the tensor's first element, from file, stream or memory. */
+fsdp_status torch_tensor_pread(fsdp_source *source, const torch_tensor *tensor, int64_t offset, void *data,
+                               size_t size, fsdp_error *err);
+/* Bytes from the first one of the tensor to the last one. */
+int64_t torch_tensor_span(const torch_tensor *tensor);
+/* Compares dtype, shape and the first `most` bytes of two tensors; INT64_MAX: all of them. */
+fsdp_status torch_same_elements(fsdp_source *source, const torch_tensor *a, const torch_tensor *b,
+                                int64_t most, bool *same_out, fsdp_error *err);
+
+/* --- torch_tensor.c --- */
 
 /* fsdp_shape_check for a shape from a file: FSDP_ERR_DAMAGED. */
 fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int64_t *shape, fsdp_dtype dtype,

@@ -54,11 +54,31 @@ def change_dtype(data):
     data[begin:end] = data[begin:end].replace(pickled, changed).replace(*checksums)
 
 
-def convert(what, change, words):
+def flip_replica(data):
+    """The last item is a tensor that both ranks hold."""
+    begin, end = list(items(data))[-1]
+    with zipfile.ZipFile(io.BytesIO(data[begin:end])) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data/0"))
+        at = begin + data[begin:end].rindex(archive.read(name))
+    data[at + 1] ^= 1
+
+
+def change_step(data):
+    """The first item is the step, an int of one byte."""
+    begin, end = next(items(data))
+    with zipfile.ZipFile(io.BytesIO(data[begin:end])) as archive:
+        pickled = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+    at = pickled.index(b"K") + 1
+    changed = pickled[:at] + bytes([pickled[at] + 1]) + pickled[at + 1 :]
+    checksums = [struct.pack("<I", zlib.crc32(text)) for text in (pickled, changed)]
+    data[begin:end] = data[begin:end].replace(pickled, changed).replace(*checksums)
+
+
+def convert(what, change, words, case="dtypes-w1", name="__0_0.distcp"):
     with tempfile.TemporaryDirectory() as folder:
         source, target = f"{folder}/source", f"{folder}/target"
-        shutil.copytree(GOLDEN / "dcp/dtypes-w1/data", source)
-        path = Path(source) / "__0_0.distcp"
+        shutil.copytree(GOLDEN / "dcp" / case / "data", source)
+        path = Path(source) / name
         data = bytearray(path.read_bytes())
         change(data)
         path.write_bytes(data)
@@ -72,5 +92,9 @@ def convert(what, change, words):
 convert("nothing", lambda data: None, "")
 convert("a flipped bit", flip_element, "do not have the checksum of their item")
 convert("another dtype", change_dtype, "is not the tensor that the metadata speaks of")
+ranks = {"case": "rank-metadata-w2", "name": "__1_0.distcp"}
+convert("ranks", lambda data: None, "", **ranks)
+convert("another replica", flip_replica, "/__1_0.distcp' have different values of 'plain2'", **ranks)
+convert("another step", change_step, "says that meta.step is ", **ranks)
 print("\n".join(problems) or "nothing damaged is converted")
 sys.exit(1 if problems else 0)

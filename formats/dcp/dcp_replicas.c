@@ -1,0 +1,71 @@
+/* Items that several ranks stored, as a save without collectives leaves them: see dcp.h. */
+#include "formats/dcp/dcp.h"
+
+#include <string.h>
+
+/* What an item holds: a tensor, or a value. */
+typedef struct item_contents {
+    torch_archive archive;
+    torch_kind kind;
+    torch_tensor tensor;
+    fsdp_value value;
+} item_contents;
+
+static const char *path_of(fsdp_source *source, const dcp_item *item)
+{
+    return fsdp_source_file_path(source, (size_t)item->file);
+}
+
+static void release(item_contents *contents)
+{
+    torch_tensor_release(&contents->tensor);
+    fsdp_value_release(&contents->value);
+    torch_archive_release(&contents->archive);
+}
+
+static fsdp_status open_item(fsdp_source *source, const dcp_item *item, bool has_value,
+                             item_contents *out, fsdp_error *err)
+{
+    torch_wrapper wrapper;
+    const torch_opening opening = {.source = source,
+                                   .file = item->file,
+                                   .stream = FSDP_NO_STREAM,
+                                   .where = path_of(source, item)};
+    FSDP_TRY(torch_zip_open(&opening, item->offset, item->length, false, &out->archive, err));
+    FSDP_TRY(torch_tensor_read(&out->archive, out->archive.pickle.root, &out->kind, &out->tensor,
+                               &wrapper, err));
+    return out->kind == TORCH_KIND_NONE && has_value
+               ? torch_value_read(&out->archive, out->archive.pickle.root, &out->value, err)
+               : FSDP_OK;
+}
+
+static fsdp_status compare(fsdp_source *source, const char *name, const dcp_item items[2],
+                           item_contents both[2], fsdp_facts *facts, fsdp_error *err)
+{
+    bool is_same = true, is_step = fsdp_fact_is_step(name, strlen(name));
+    for (int i = 0; i < 2; i++)
+        FSDP_TRY(open_item(source, &items[i], is_step, &both[i], err));
+    for (int i = 0; i < 2 && is_step && both[0].kind == TORCH_KIND_NONE; i++)
+        FSDP_TRY(fsdp_facts_note(facts, name, path_of(source, &items[i]), &both[i].value, err));
+    if (both[0].kind != both[1].kind)
+        is_same = false;
+    else if (both[0].kind == TORCH_KIND_TENSOR)
+        FSDP_TRY(torch_same_elements(source, &both[0].tensor, &both[1].tensor, TORCH_REPLICA,
+                                     &is_same, err));
+    return is_same ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                               "'%s' and '%s' have different values of '%s'" FSDP_TWO_SAVES,
+                               path_of(source, &items[0]), path_of(source, &items[1]), name);
+}
+
+fsdp_status dcp_same_items(fsdp_source *source, const char *name, size_t name_size,
+                           const dcp_item items[2], fsdp_facts *facts, fsdp_error *err)
+{
+    item_contents both[2] = {{.kind = TORCH_KIND_NONE}};
+    char shown[200];
+    fsdp_status st = compare(source, fsdp_printable(name, name_size, shown, sizeof shown), items,
+                             both, facts, err);
+    release(&both[0]);
+    release(&both[1]);
+    return st;
+}
