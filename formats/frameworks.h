@@ -45,7 +45,8 @@ typedef struct fsdp_framework_row {
                                 * opened */
     const char *checked;       /* a pattern of rank files that must open: the member may be one of them
                                 * without the others; NULL: none */
-    const char *pointer;       /* in place of member: a file whose text is the name of the model */
+    const char *pointer;       /* in place of member: a file whose text is the name of the model ... */
+    const char *pointed;       /* ... or the number in a name of this pattern; NULL: always the name */
     bool counts_models;        /* '#' is the number of a model, not of a step: the person chooses one */
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
     const char *shards;        /* in place of member: the file in each folder of the first marker, whose name
@@ -92,6 +93,7 @@ typedef void (*fsdp_framework_note)(void *context, const char *text);
 typedef struct fsdp_framework_way {
     fsdp_framework_note note;  /* NULL: none */
     void *context;
+    bool is_chosen;            /* the person named the format: a pointer is not followed */
     bool whole;                /* a directory with parts beside its model is the checkpoint, not the model */
 } fsdp_framework_way;
 

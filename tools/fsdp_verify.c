@@ -334,8 +334,13 @@ static fsdp_status verify_resolved(verify_report *report, const char *path,
         *err = found;
         return status;
     }
-    if (status != FSDP_OK)
-        return fsdp_checkpoint_verify(path, opts, summary_out, err);
+    if (status != FSDP_OK) {
+        fsdp_status verified = fsdp_checkpoint_verify(path, opts, summary_out, err);
+        if (verified != FSDP_ERR_NOT_FOUND)
+            return verified;
+        *err = found; /* the path leads to no checkpoint, and this is why */
+        return status;
+    }
     report->path = resolved;
     return fsdp_checkpoint_verify(resolved, opts, summary_out, err);
 }

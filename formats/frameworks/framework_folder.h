@@ -24,6 +24,7 @@ typedef struct fsdp_folder {
     void *context;
     const fsdp_framework_row *row; /* that fits; NULL: none */
     bool whole;                /* a row with parts is the result, not its model */
+    bool is_chosen;            /* the person named the format: pointers are not followed */
     int deeper;                /* levels that the resolution may still go down from here */
     int *left;                 /* listings and opens that all of it may still make; -1: exceeded */
 } fsdp_folder;
@@ -44,9 +45,10 @@ const char *fsdp_folder_find(const fsdp_folder *folder, const char *list);
 bool fsdp_folder_is_model(const fsdp_framework_row *row);
 /* True for "DIR/.": the model of such a directory without its parts. */
 bool fsdp_folder_is_alone(const char *path);
-/* The name in the directory that the row's pointer has as its text; NULL: none. */
-const char *fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row);
-/* The first row whose markers are there, and the name that its pointer has; or NULL. */
+/* The name in the directory that the row's pointer means. FSDP_ERR_DAMAGED: it is not there. */
+fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
+                                const char **name_out, fsdp_error *err);
+/* The first row whose markers are there, and whose pointer is a file; or NULL. */
 const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
 /* The list of names of steps that the directory has, or NULL. */
 const char *fsdp_folder_steps(const fsdp_folder *folder);
@@ -64,6 +66,9 @@ fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *cons
 /* Notes "it is read as MEMBER and PARTS", or the entries beside the member that are left out. Nothing for a
  * directory that is read as it is and whole. */
 void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
+/* The pointer names what is not there; the message has what is. */
+fsdp_status fsdp_folder_fail_pointer(const fsdp_folder *folder, const fsdp_framework_row *row,
+                                     const char *text, size_t size, fsdp_error *err);
 void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why);
 
 /* --- framework_parts.c --------------------------------------------------------------------------- */

@@ -102,6 +102,7 @@ static fsdp_status try_step(const fsdp_folder *folder, const char *name, bool *i
     bool is_whole = false;
     const fsdp_folder way = {.io = folder->io,
                              .whole = folder->whole,
+                             .is_chosen = folder->is_chosen,
                              .deeper = folder->deeper - 1,
                              .left = folder->left};
     fsdp_status st = path ? resolve(&way, path, &member, err) : fsdp_fail_memory(err, "a path");
@@ -188,10 +189,8 @@ static fsdp_status find_member(fsdp_folder *folder, const fsdp_framework_row *ro
                                const char **name_out, fsdp_error *err)
 {
     *name_out = NULL;
-    if (row->pointer) {
-        *name_out = fsdp_folder_pointed(folder, row);
-        return FSDP_OK;
-    }
+    if (row->pointer)
+        return fsdp_folder_pointed(folder, row, name_out, err);
     if (fsdp_folder_is_model(row)) {
         *name_out = fsdp_folder_is_alone(folder->path) ? NULL : row->member;
         return FSDP_OK;
@@ -334,6 +333,7 @@ fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, const fsdp_fra
                              .note = given->note,
                              .context = given->context,
                              .whole = given->whole,
+                             .is_chosen = given->is_chosen,
                              .deeper = DEEPEST,
                              .left = &left};
     return resolve(&way, path, path_out, err);

@@ -129,7 +129,10 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts
     FSDP_NEED(err, path, path_out);
     fsdp_file_info info;
     const fsdp_access *access = opts ? &opts->access : NULL;
-    const fsdp_framework_way way = {notify_way, (void *)(uintptr_t)watch, opts && opts->whole};
+    const fsdp_framework_way way = {.note = notify_way,
+                                    .context = (void *)(uintptr_t)watch,
+                                    .is_chosen = opts && opts->format,
+                                    .whole = opts && opts->whole};
     fsdp_io *io = fsdp_access_io(access);
     *path_out = NULL;
     int errnum = io->ops->info(io, path, &info);

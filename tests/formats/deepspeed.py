@@ -187,9 +187,23 @@ def check_paths(folder):
     check((folder / "hf" / "config.json").exists(), "a Trainer's configuration is not copied")
     (trainer / "latest").unlink()
     check(steps_of(trainer) == 3, "the only tag is not found")
-    (folder / "run" / "latest").write_text("../trainer/checkpoint-3/global_step3")
-    shutil.rmtree(folder / "run" / "step_a")
-    check(steps_of(folder / "run") == 3, "latest leads out of its directory, or hides the tag")
+    check_pointers(folder, folder / "run")
+
+
+def check_pointers(folder, path):
+    """A pointer to what is not there is no other checkpoint: a tag or --from chooses."""
+    for name in ("../trainer/checkpoint-3/global_step3", "global_step9", "", "global_step3\nstep_a"):
+        (path / "latest").write_text(name)
+        shown = name.replace("\n", "")[:10]
+        for command in (("fsdp-ls", path), ("fsdp-verify", path), ("fsdp-verify", "--latest", path),
+                        ("fsdp-convert", path, folder / "no", "--to", "fsdp")):
+            ran = run(*command)
+            words = (f"/latest' names '{shown}", "which is not there", "has 'global_step3', 'step_a'")
+            check(ran.returncode == DAMAGED and all(word in ran.stderr for word in words),
+                  f"{command[0]} with a pointer to {name!r}: {ran.returncode} {ran.stderr}")
+    ran = run("fsdp-convert", path, folder / "chosen", "--to", "fsdp", "--from", "deepspeed")
+    check(ran.returncode == 0 and steps_of(folder / "chosen") == 3, f"a format is chosen: {ran.stderr}")
+    check(steps_of(path / "step_a") == 2, "a tag is not read beside a pointer to nothing")
 
 
 # --- forms ------------------------------------------------------------------------------------------
