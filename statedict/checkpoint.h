@@ -319,6 +319,7 @@ typedef struct fsdp_verify_opts {
     fsdp_digests digests;
     bool repair;               /* writes a missing or wrong view anew when the data is whole. FSDP_ERR_USAGE
                                   with FSDP_VERIFY_QUICK and for checkpoints of other programs */
+    const char *variant;       /* as in fsdp_open_opts */
     int threads;
     int64_t memory;
     void (*finding)(void *context, const fsdp_finding *finding);   /* once per finding; may be NULL */

@@ -32,6 +32,7 @@ typedef struct diff_options {
     const char *map; /* of a framework */
     const char **sizes;
     size_t size_count;
+    const char *variant;
     const char *plot_path;
     color_mode color;
     char *map_text; /* of the file; rules point into it */
@@ -58,7 +59,8 @@ enum {
     KEY_MAP,
     KEY_SIZE,
     KEY_COLOR,
-    KEY_PLOT
+    KEY_PLOT,
+    KEY_VARIANT
 };
 
 static const struct argp_option options[] = {
@@ -70,6 +72,7 @@ static const struct argp_option options[] = {
     {"map", KEY_MAP, "MAP", 0,
      "names of A in B: a map as in fsdp-convert, or a file of s/REGEX/NEW/", 0},
     {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
+    {"variant", KEY_VARIANT, "NAME", 0, "the files model.NAME.safetensors, of A or B or both", 0},
     {"color", KEY_COLOR, "WHEN", 0, "auto (default), always or never", 0},
     {"plot", KEY_PLOT, "FILE", 0, "write the largest differences as a picture (SVG)", 0},
     {0}};
@@ -97,6 +100,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             cli_usage_error("--map is given at most twice: a map of a framework, and rules");
         opts->map_paths[opts->map_count++] = arg;
         return 0;
+    case KEY_VARIANT: opts->variant = arg; return 0;
     case KEY_SIZE: opts->sizes[opts->size_count++] = arg; return 0;
     case KEY_COLOR: opts->color = (color_mode)cli_parse_word("--color", arg, colors); return 0;
     case KEY_PLOT: opts->plot_path = arg; return 0;
@@ -629,15 +633,31 @@ static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const side
     return st;
 }
 
+/* A side without the variant is read as it is, since the other one may be what was made of it. */
+static fsdp_status open_sides(const diff_options *opts, fsdp_checkpoint **sides, fsdp_error *err)
+{
+    fsdp_watch watch = cli_watch(&opts->common);
+    bool has_variant = false;
+    for (int i = 0; i < 2; i++) {
+        fsdp_open_opts open = {.variant = opts->variant, .whole = true};
+        fsdp_status st = cli_open_checkpoint(opts->paths[i], &open, &watch, &sides[i], err);
+        bool lacks = st == FSDP_ERR_USAGE && opts->variant && (i == 0 || has_variant);
+        has_variant = has_variant || st == FSDP_OK;
+        if (lacks) {
+            open.variant = NULL;
+            *err = (fsdp_error){0};
+            st = cli_open_checkpoint(opts->paths[i], &open, &watch, &sides[i], err);
+        }
+        FSDP_TRY(st);
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status diff_paths(const diff_options *opts, fsdp_error *err)
 {
     fsdp_checkpoint *sides[2] = {0};
     diff_list list = {0};
-    const fsdp_open_opts open = {.whole = true};
-    fsdp_watch watch = cli_watch(&opts->common);
-    fsdp_status st = cli_open_checkpoint(opts->paths[0], &open, &watch, &sides[0], err);
-    if (st == FSDP_OK)
-        st = cli_open_checkpoint(opts->paths[1], &open, &watch, &sides[1], err);
+    fsdp_status st = open_sides(opts, sides, err);
     if (st == FSDP_OK)
         st = rename_a(opts, &sides[0], sides[1], err);
     if (st == FSDP_OK && !opts->keys_only)

@@ -16,7 +16,7 @@ typedef struct verify_options {
     cli_common common;
     fsdp_verify_level level;
     bool quick, deep, repair, latest, write_digests;
-    const char *like;
+    const char *like, *variant;
     const char **paths;
     int path_count;
 } verify_options;
@@ -38,7 +38,15 @@ typedef struct verify_report {
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_REPAIR, KEY_LATEST, KEY_WRITE_DIGESTS, KEY_LIKE };
+enum {
+    KEY_QUICK = 0x2000,
+    KEY_DEEP,
+    KEY_REPAIR,
+    KEY_LATEST,
+    KEY_WRITE_DIGESTS,
+    KEY_LIKE,
+    KEY_VARIANT
+};
 
 static const struct argp_option options[] = {
     {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
@@ -50,6 +58,7 @@ static const struct argp_option options[] = {
      0},
     {"write-digests", KEY_WRITE_DIGESTS, NULL, 0,
      "leave PATH.xxh3 beside a good checkpoint, which later calls compare", 0},
+    {"variant", KEY_VARIANT, "NAME", 0, "of PATH the files model.NAME.safetensors", 0},
     {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
     {0}};
 
@@ -67,6 +76,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_REPAIR: opts->repair = true; return 0;
     case KEY_LATEST: opts->latest = true; return 0;
     case KEY_LIKE: opts->like = arg; return 0;
+    case KEY_VARIANT: opts->variant = arg; return 0;
     case KEY_WRITE_DIGESTS: opts->write_digests = true; return 0;
     case ARGP_KEY_ARG: opts->paths[opts->path_count++] = arg; return 0;
     case ARGP_KEY_END:
@@ -83,6 +93,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (opts->latest && opts->like)
             cli_usage_error("--latest prints a path, and --like verifies: call them one after the "
                             "other");
+        if (opts->like && opts->variant)
+            cli_usage_error("--like compares the plain files: it does not go with --variant");
         if (opts->latest && opts->path_count > 1)
             cli_usage_error("--latest takes one run, '%s' is too many", opts->paths[1]);
         opts->level = opts->quick  ? FSDP_VERIFY_QUICK
@@ -387,6 +399,7 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
                                                                        : FSDP_DIGESTS_USE,
                              .access = *cli_access(),
                              .repair = report->options->repair,
+                             .variant = report->options->variant,
                              .threads = common->jobs,
                              .memory = common->memory,
                              .finding = on_finding,

@@ -69,14 +69,17 @@ void fsdp_file_set_of(const char *name, fsdp_file_set *set_out);
 bool fsdp_file_sets_are_one(const fsdp_file_set *a, const fsdp_file_set *b);
 
 typedef fsdp_status (*fsdp_safetensors_visit)(void *context, const char *name, fsdp_error *err);
-/* The index of a directory, of the variant that the options name; NULL: none. FSDP_ERR_USAGE when several
- * are of equal right. */
+/* The index of a directory, of the variant that the options name; without one the only index there is, also that
+ * of a variant; NULL: none. FSDP_ERR_USAGE when several are of equal right. */
 fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err);
 /* Visits the files of the one model of a directory without an index. FSDP_ERR_USAGE lists the models when
  * nothing says which one is meant. */
 fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetensors_visit visit,
                                           void *context, fsdp_error *err);
 
+/* FSDP_ERR_DAMAGED: the name is of a set of files ("-00001-of-00002"), and one of them is not there. */
+fsdp_status fsdp_safetensors_check_one(const char *name, const char *const *names, size_t count,
+                                       fsdp_error *err);
 /* Checks a directory without an index: when the names of its files state their number, all of them must
  * exist. FSDP_ERR_DAMAGED names the first one that is missing. */
 fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names, size_t count,

@@ -33,26 +33,32 @@ static bool is_variant_of(const fsdp_file_set *set, const fsdp_file_set *plain)
            memcmp(set->stem, plain->stem, plain->stem_size) == 0;
 }
 
-static bool has_variant(const fsdp_file_set *set, const char *variant)
+static bool has_variant(const fsdp_file_set *set, const char *variant, size_t size)
 {
-    size_t size = strlen(variant);
     return set->stem_size > size + 1 &&
            memcmp(set->stem + set->stem_size - size, variant, size) == 0 &&
            set->stem[set->stem_size - size - 1] == '.';
 }
 
+/* The variant in "model.safetensors.index.fp16.json"; NULL: it is no index of one. */
+static const char *variant_of_index(const char *name, size_t *size_out)
+{
+    static const char middle[] = ".safetensors.index.", end[] = ".json";
+    const char *at = strstr(name, middle);
+    if (!at || at == name || !fsdp_has_suffix(at + sizeof middle - 1, end))
+        return NULL;
+    at += sizeof middle - 1;
+    *size_out = strlen(at) - (sizeof end - 1);
+    return at;
+}
+
 /* "model.safetensors.index.json", and "model.safetensors.index.fp16.json" for a variant. */
 static bool is_index_of(const char *name, const char *variant)
 {
-    static const char middle[] = ".safetensors.index.", end[] = ".json";
-    if (!variant)
-        return fsdp_has_suffix(name, index_suffix);
-    const char *at = strstr(name, middle);
-    size_t size = strlen(variant);
-    if (!at || at == name)
-        return false;
-    at += sizeof middle - 1;
-    return strncmp(at, variant, size) == 0 && strcmp(at + size, end) == 0;
+    size_t size = 0;
+    const char *own = variant_of_index(name, &size);
+    return variant ? own && fsdp_bytes_are(own, size, variant)
+                   : fsdp_has_suffix(name, index_suffix);
 }
 
 /* --- indexes ---------------------------------------------------------------------------------- */
@@ -66,6 +72,50 @@ static int rank_of_index(const char *name)
             return i;
     }
     return USUAL_STEMS;
+}
+
+/* True when files without the variant in their names are a whole model: one file, or as many as the names count. */
+static fsdp_status has_plain_model(const fsdp_probe *probe, const char *variant, size_t size,
+                                   bool *has_out, fsdp_error *err)
+{
+    *has_out = false;
+    for (size_t i = 0; i < probe->name_count && !*has_out; i++) {
+        fsdp_error why = {0};
+        fsdp_file_set set;
+        if (!fsdp_has_suffix(probe->names[i], file_suffix))
+            continue;
+        fsdp_file_set_of(probe->names[i], &set);
+        if (has_variant(&set, variant, size))
+            continue;
+        fsdp_status st =
+            fsdp_safetensors_check_one(probe->names[i], probe->names, probe->name_count, &why);
+        if (st != FSDP_OK && st != FSDP_ERR_DAMAGED)
+            return fsdp_fail_memory(err, probe->path);
+        *has_out = st == FSDP_OK;
+    }
+    return FSDP_OK;
+}
+
+/* The only index of a directory may be a variant's. It counts unless there is a whole model without one: a part of
+ * one is left of a download. */
+static fsdp_status choose_variant(const fsdp_probe *probe, const char **name_out, fsdp_error *err)
+{
+    const char *only = NULL, *variant = NULL;
+    size_t size = 0;
+    bool has_plain;
+    for (size_t i = 0; i < probe->name_count; i++) {
+        size_t own_size;
+        const char *own = variant_of_index(probe->names[i], &own_size);
+        if (own && only)
+            return FSDP_OK; /* the files decide, or --variant */
+        if (own)
+            only = probe->names[i], variant = own, size = own_size;
+    }
+    if (!only)
+        return FSDP_OK;
+    FSDP_TRY(has_plain_model(probe, variant, size, &has_plain, err));
+    *name_out = has_plain ? NULL : only;
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **name_out,
@@ -83,6 +133,8 @@ fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **
         } else if (rank_of_index(name) == rank_of_index(*name_out))
             other = name;
     }
+    if (!*name_out && !variant)
+        return choose_variant(probe, name_out, err);
     if (!other)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -159,7 +211,7 @@ static size_t keep_only(choosing *choice, bool (*is_kept)(const candidate *, con
 
 static bool has_this_variant(const candidate *item, const void *variant)
 {
-    return has_variant(&item->set, variant);
+    return has_variant(&item->set, variant, strlen(variant));
 }
 
 static bool has_this_stem(const candidate *item, const void *stem)

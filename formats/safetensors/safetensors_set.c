@@ -124,6 +124,17 @@ static fsdp_status check_set(const char *directory, const char *first, const fsd
                      first + written.stem_size + 1 + (size_t)written.digits + 4);
 }
 
+fsdp_status fsdp_safetensors_check_one(const char *name, const char *const *names, size_t count,
+                                       fsdp_error *err)
+{
+    fsdp_file_set set;
+    int number;
+    if (!parse(name, &set, &number) || set.count < 1 || set.count > MOST_FILES)
+        return FSDP_OK;
+    without_rank(&set);
+    return check_set("", name, &set, names, count, err);
+}
+
 fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names,
                                        size_t count, fsdp_error *err)
 {

@@ -17,6 +17,7 @@ typedef struct digest_place {
     char *file;          /* PATH.xxh3 */
     size_t root_size;    /* of the directory to which names are relative, with its slash */
     bool is_directory;
+    const char *variant; /* borrowed: see fsdp_open_opts */
 } digest_place;
 
 static void place_release(digest_place *place)
@@ -94,7 +95,8 @@ static fsdp_status list_files(const digest_place *place, fsdp_file_list *list, f
     part_walk walk = {place, list};
     if (place->is_directory)
         FSDP_TRY(fsdp_file_list_add_tree(list, place->path, place->root_size, is_kept, err));
-    FSDP_TRY(fsdp_checkpoint_open_as(place->io, place->path, NULL, &checkpoint, err));
+    const fsdp_open_opts open = {.variant = place->variant};
+    FSDP_TRY(fsdp_checkpoint_open_as(place->io, place->path, &open, &checkpoint, err));
     fsdp_status st = FSDP_OK;
     if (checkpoint->source || checkpoint->is_one_file) {
         st = fsdp_checkpoint_need_all(checkpoint, err);
@@ -364,6 +366,7 @@ fsdp_status fsdp_digests_verify(fsdp_io *io, const char *path, const fsdp_verify
     bool must_write = opts->digests == FSDP_DIGESTS_WRITE && status == FSDP_OK;
     fsdp_error why = {0};
     fsdp_status st = place_init(&place, io, path, &why);
+    place.variant = opts->variant;
     if (st == FSDP_OK) {
         status = verify_place(&job, status, err);
     } else if (must_write || st != FSDP_ERR_USAGE) { /* "." has no name to put the digests beside */

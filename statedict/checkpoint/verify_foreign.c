@@ -117,7 +117,8 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
     verify_job job = {.opts = opts};
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error found = {0};
-    fsdp_status st = fsdp_foreign_open(io, path, NULL, &checkpoint, &found);
+    const fsdp_open_opts open = {.variant = opts->variant};
+    fsdp_status st = fsdp_foreign_open(io, path, &open, &checkpoint, &found);
     if (st == FSDP_OK)
         st = verify_opened(&job, checkpoint, err);
     else if (st == FSDP_ERR_DAMAGED)

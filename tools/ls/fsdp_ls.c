@@ -20,7 +20,8 @@ enum {
     KEY_DIGEST,
     KEY_SORT,
     KEY_MAP,
-    KEY_SIZE
+    KEY_SIZE,
+    KEY_VARIANT
 };
 
 static const struct argp_option options[] = {
@@ -34,6 +35,7 @@ static const struct argp_option options[] = {
     {"sort", KEY_SORT, "KEY", 0, "order (as saved), name or size", 0},
     {"map", KEY_MAP, "MAP", 0, "under the names of another framework, as fsdp-convert has it", 0},
     {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
+    {"variant", KEY_VARIANT, "NAME", 0, "of PATH the files model.NAME.safetensors", 0},
     {0}};
 
 static const char *const sort_keys[] = {
@@ -69,6 +71,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->sort_given = true;
         return 0;
     case KEY_MAP: opts->map.map = arg; return 0;
+    case KEY_VARIANT: opts->variant = arg; return 0;
     case KEY_SIZE: opts->sizes[opts->map.size_count++] = arg; return 0;
     case KEY_DIGEST:
         if (strcmp(arg, "sha256") != 0)
@@ -155,7 +158,7 @@ static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_t
 {
     const ls_options *opts = listing->options;
     listing->watch = cli_watch(&opts->common);
-    const fsdp_open_opts open = {.whole = true, .as_stored = true};
+    const fsdp_open_opts open = {.variant = opts->variant, .whole = true, .as_stored = true};
     FSDP_TRY(cli_open_checkpoint(path, &open, &listing->watch, &listing->checkpoint, err));
     if (opts->map.map)
         FSDP_TRY(fsdp_checkpoint_map(&listing->checkpoint, &opts->map, err));

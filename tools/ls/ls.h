@@ -24,6 +24,7 @@ typedef struct ls_options {
     bool digest, sort_given;
     fsdp_map_opts map;         /* of another framework, whose names are shown */
     const char **sizes;        /* of the map, which borrows them */
+    const char *variant;       /* of a directory; NULL: the plain files */
 } ls_options;
 
 typedef struct ls_listing {
