@@ -376,6 +376,18 @@ static bool is_gone(const char *path)
     return lstat(path, &info) != 0 && errno == ENOENT;
 }
 
+/* A step is not named by the user: a link in its place is followed on request only. */
+static fsdp_status check_link(const char *path, fsdp_error *err)
+{
+    struct stat info;
+    if (cli_access()->follow_links || lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_REFUSED,
+                     "cannot open '%s': it is a symbolic link, and those are not followed here; "
+                     "--follow-links follows them",
+                     path);
+}
+
 /* Drops findings about a step that was removed meanwhile; before: the report without them. */
 static void forget_path(verify_report *report, const verify_report *before,
                         const fsdp_run_step *step)
@@ -408,7 +420,9 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
     double began = cli_now();
     const verify_report before = *report;
     begin_path(report, path);
-    fsdp_status status = verify_resolved(report, path, &opts, &summary, &err);
+    fsdp_status status = step ? check_link(path, &err) : FSDP_OK;
+    if (status == FSDP_OK)
+        status = verify_resolved(report, path, &opts, &summary, &err);
     if (report->options->like && status == FSDP_OK)
         status = verify_like(report, path, &opts, &summary, &err);
     if (step && status != FSDP_OK && status != FSDP_ERR_CANCELLED && is_gone(path)) {

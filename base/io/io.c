@@ -44,6 +44,17 @@ unsigned fsdp_io_read_beneath(const fsdp_io *io)
     return FSDP_IO_READ | (io && io->trust & FSDP_TRUST_LINKS ? 0 : FSDP_IO_BENEATH);
 }
 
+fsdp_status fsdp_io_check_link(fsdp_io *io, const char *path, fsdp_error *err)
+{
+    fsdp_file *file = NULL;
+    io = or_posix(io);
+    if (io->trust & FSDP_TRUST_LINKS)
+        return FSDP_OK;
+    int result = io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
+    (void)fsdp_io_close(&file, path, NULL);                   /* only opened */
+    return result == -ELOOP ? fail_link(err, path) : FSDP_OK; /* other failures are of the reader */
+}
+
 fsdp_status fsdp_io_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out,
                          fsdp_error *err)
 {

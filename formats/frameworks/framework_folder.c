@@ -60,6 +60,21 @@ fsdp_status fsdp_folder_info(fsdp_io *io, const char *path, fsdp_file_kind *kind
     return result == -ENOMEM ? fsdp_fail_memory(err, path) : FSDP_OK;
 }
 
+fsdp_status fsdp_folder_check_links(const fsdp_folder *folder, const char *name, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    for (size_t end = 0; st == FSDP_OK && name[end] != '\0';) {
+        end += strcspn(name + end, "/");
+        char *own = fsdp_strndup(name, end);
+        char *path = own ? fsdp_path_join(folder->path, own) : NULL;
+        st = path ? fsdp_io_check_link(folder->io, path, err) : fsdp_fail_memory(err, "a path");
+        fsdp_free(own);
+        fsdp_free(path);
+        end += name[end] == '/';
+    }
+    return st;
+}
+
 const char *fsdp_folder_find(const fsdp_folder *folder, const char *list)
 {
     const char *found = NULL;

@@ -33,12 +33,14 @@ typedef struct fsdp_folder {
 bool fsdp_folder_may_look(const fsdp_folder *folder);
 /* Lists the directory; the caller releases names. */
 fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err);
-/* The kind of a name in the directory; a link counts as nothing unless links are trusted. */
+/* The kind of what a name in the directory leads to. */
 fsdp_status fsdp_folder_kind(const fsdp_folder *folder, const char *name, fsdp_file_kind *kind_out,
                              fsdp_error *err);
 /* The kind of a path; FSDP_FILE_OTHER where it is not there. Only a lack of memory is an error. */
 fsdp_status fsdp_folder_info(fsdp_io *io, const char *path, fsdp_file_kind *kind_out, bool *is_there_out,
                              fsdp_error *err);
+/* FSDP_ERR_REFUSED when "NAME" or "FOLDER/NAME" in the directory is or goes through a link. */
+fsdp_status fsdp_folder_check_links(const fsdp_folder *folder, const char *name, fsdp_error *err);
 /* The name with the highest number that matches; NULL: none. */
 const char *fsdp_folder_find(const fsdp_folder *folder, const char *list);
 /* True when the model of the row is the directory itself. */

@@ -93,10 +93,11 @@ static fsdp_status open_part(const fsdp_folder *folder, const char *name,
         own.may_lack = may_lack;
         own.context = &lack;
     }
-    fsdp_status st = !path ? fsdp_fail_memory(err, "a path")
-                     : !fsdp_folder_may_look(folder)
-                         ? fsdp_folder_fail_looks(folder->path, err)
-                         : fsdp_source_open(folder->io, path, &own, source_out, err);
+    fsdp_status st = !path                           ? fsdp_fail_memory(err, "a path")
+                     : !fsdp_folder_may_look(folder) ? fsdp_folder_fail_looks(folder->path, err)
+                                                     : fsdp_folder_check_links(folder, name, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_open(folder->io, path, &own, source_out, err);
     fsdp_free(path);
     return st;
 }

@@ -174,11 +174,13 @@ static fsdp_status open_shard(shard_list *list, size_t number, const char *name,
     const fsdp_folder *folder = list->folder;
     fsdp_text path = {0};
     fsdp_text_addf(&path, "%s/%s/%s", folder->path, name, folder->row->shards);
-    fsdp_status st =
-        path.failed ? fsdp_fail_memory(err, "a path")
-        : !fsdp_folder_may_look(folder)
-            ? fsdp_folder_fail_looks(folder->path, err)
-            : fsdp_source_open(folder->io, path.data, opts, &list->parts[number].source, err);
+    fsdp_status st = path.failed                     ? fsdp_fail_memory(err, "a path")
+                     : !fsdp_folder_may_look(folder) ? fsdp_folder_fail_looks(folder->path, err)
+                                                     : FSDP_OK;
+    if (st == FSDP_OK)
+        st = fsdp_folder_check_links(folder, path.data + strlen(folder->path) + 1, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_open(folder->io, path.data, opts, &list->parts[number].source, err);
     fsdp_text_release(&path);
     return st;
 }

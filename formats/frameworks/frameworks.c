@@ -105,7 +105,10 @@ static fsdp_status try_step(const fsdp_folder *folder, const char *name, bool *i
                              .is_chosen = folder->is_chosen,
                              .deeper = folder->deeper - 1,
                              .left = folder->left};
-    fsdp_status st = path ? resolve(&way, path, &member, err) : fsdp_fail_memory(err, "a path");
+    fsdp_status st =
+        path ? fsdp_io_check_link(folder->io, path, err) : fsdp_fail_memory(err, "a path");
+    if (st == FSDP_OK)
+        st = resolve(&way, path, &member, err);
     if (st == FSDP_OK && !fsdp_folder_may_look(folder))
         st = fsdp_folder_fail_looks(folder->path, err);
     if (st == FSDP_OK && folder->row && folder->whole)
@@ -280,8 +283,12 @@ static fsdp_status step_down(fsdp_folder *folder, char **path, bool *is_end_out,
     if (*is_end_out)
         return FSDP_OK;
     char *next = fsdp_path_join(folder->path, name);
-    if (!next)
-        return fsdp_fail_memory(err, "a path");
+    fsdp_status st =
+        next ? fsdp_io_check_link(folder->io, next, err) : fsdp_fail_memory(err, "a path");
+    if (st != FSDP_OK) {
+        fsdp_free(next);
+        return st;
+    }
     fsdp_free(*path);
     *path = next;
     return FSDP_OK;

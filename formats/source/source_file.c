@@ -65,14 +65,6 @@ static bool same_node(const fsdp_file_info *a, const fsdp_file_info *b)
     return a->device == b->device && a->node == b->node;
 }
 
-static fsdp_status fail_leads_out(const char *path, fsdp_error *err)
-{
-    return fsdp_fail(err, FSDP_ERR_REFUSED,
-                     "'%s' leads out of its directory; --follow-links follows it, 'cp -rL' makes a "
-                     "copy without links",
-                     path);
-}
-
 /* True for "a/b" without empty parts, "." and "..". The parts are checked one after another. */
 static bool is_clean(const char *name)
 {
@@ -87,27 +79,19 @@ static bool is_clean(const char *name)
     }
 }
 
-/* The folders between the checkpoint and the file must not be links: beyond a link, ".." has
- * another meaning. */
+/* The folders between the checkpoint and the file must not be links, as the file must not be one: beyond a link, ".."
+ * has another meaning. */
 static fsdp_status check_folders(fsdp_io *io, size_t root_size, const char *path, fsdp_error *err)
 {
     char text[LONGEST_PATH];
-    fsdp_file_info parent, above;
     for (size_t end = root_size;;) {
         size_t next = end + 1 + strcspn(path + end + 1, "/");
         if (path[next] == '\0')
             return FSDP_OK;
-        if (next + 4 > sizeof text)
+        if (next >= sizeof text)
             return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is too long a path", path);
-        snprintf(text, sizeof text, "%.*s", (int)end, path);
-        int result = io->ops->info(io, end > 0 ? text : "/", &parent);
-        snprintf(text, sizeof text, "%.*s/..", (int)next, path);
-        if (result == 0)
-            result = io->ops->info(io, text, &above);
-        if (result < 0)
-            return fsdp_fail_errno(err, -result, "cannot open '%s'", path);
-        if (!same_node(&parent, &above))
-            return fail_leads_out(path, err);
+        snprintf(text, sizeof text, "%.*s", (int)next, path);
+        FSDP_TRY(fsdp_io_check_link(io, text, err));
         end = next;
     }
 }

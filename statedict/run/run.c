@@ -346,6 +346,17 @@ static void notify_set_aside(const fsdp_watch *watch, const char *run, const fsd
     fsdp_free(path);
 }
 
+/* The step was not named by the user: a link to another place is followed on request only, and an older step does not
+ * stand for it. */
+static fsdp_status check_link(const char *run, const fsdp_run_step *step, fsdp_io *io,
+                              fsdp_error *err)
+{
+    char *path = fsdp_path_join(run, step->name);
+    fsdp_status st = path ? fsdp_io_check_link(io, path, err) : fsdp_fail_memory(err, run);
+    fsdp_free(path);
+    return st;
+}
+
 static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps,
                              const fsdp_verify_opts *opts, char **path_out, fsdp_error *err)
 {
@@ -357,6 +368,7 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps,
         if (step->state != FSDP_STEP_GOOD)
             continue;
         fsdp_error reason = {0};
+        FSDP_TRY(check_link(run, step, io, err));
         fsdp_status status = fsdp_run_check(run, step, opts, &reason);
         if (status == FSDP_OK) {
             *path_out = fsdp_path_join(run, step->name);
