@@ -11,8 +11,9 @@
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
  *   framework_modules.c fsdp_framework_modules: folders of a model's further modules
  *   framework_agree.c  what the files of several ranks have twice, which must be the same
- *   framework_folder.h one directory while a path is resolved: framework_folder.c lists it, framework_parts.c
- *                      opens all parts of a row as one source, framework_notes.c has the notes
+ *   framework_folder.h one directory while a path is resolved: framework_folder.c lists it, framework_row.c
+ *                      finds its row and follows pointers, framework_parts.c opens all parts of a row as one
+ *                      source, framework_notes.c has the notes
  *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there;
  *                      fsdp_framework_open
  *
@@ -51,7 +52,7 @@ typedef struct fsdp_framework_row {
     fsdp_framework_part parts[FSDP_FRAMEWORK_PARTS];
     const char *shards;        /* in place of member: the file in each folder of the first marker, whose name
                                 * has the numbers of a tensor and a pipeline rank */
-    const char *weights;       /* with shards: names of tensors of the model, which have one dtype on all ranks */
+    const char *weights;       /* with shards: tensors of the model, which have one dtype on all ranks */
     const char *replicated;    /* those that all tensor ranks have whole */
     const char *agreed;        /* values that all ranks have alike */
     bool is_one;               /* the parts are always read with the model, whose names stay as they are */

@@ -107,8 +107,8 @@ fsdp_io *fsdp_io_posix_trusting(unsigned trust);
 /* Flags to open a file in a checkpoint: READ | BENEATH, or READ with FSDP_TRUST_LINKS. */
 unsigned fsdp_io_read_beneath(const fsdp_io *io);
 
-/* FSDP_ERR_REFUSED when the path is a symbolic link, to a file or a directory, unless links are trusted. The part of
- * a path that a person types is not checked; each name that is found below it is. */
+/* FSDP_ERR_REFUSED when the path is a symbolic link, to a file or a directory, unless links are trusted.
+ * Callers check each name that they find below the path that a person typed. */
 fsdp_status fsdp_io_check_link(fsdp_io *io, const char *path, fsdp_error *err);
 
 /* Helpers (io.c) that add loops, paths and messages to the table. io NULL means fsdp_io_posix(). */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* What an item holds: a tensor, or a value. */
+/* The contents of an item: a tensor, or a value. */
 typedef struct item_contents {
     torch_archive archive;
     torch_kind kind;

@@ -1,5 +1,5 @@
 /*
- * What the files of a tag say twice. A save into a tag that was there (`best`) writes one file after the other, and
+ * Compares the files of a tag. A save into a tag that was there (`best`) writes one file after the other, and
  * when it is cut short some are of the new step and some of the old one. See deepspeed.h.
  *
  *   numbers    steps, ranks and versions are those of the file before
@@ -19,7 +19,7 @@ enum { COMPARED = 1024 }; /* elements of a weight that are compared with its mas
 
 /* --- numbers -------------------------------------------------------------------------------------- */
 
-/* Members that the engine itself writes. What a program adds may differ between its ranks. */
+/* Members that the engine itself writes. Members of a program may differ between its ranks. */
 static const char *const model_facts[] = {"global_steps",
                                           "global_samples",
                                           "skipped_steps",
@@ -84,8 +84,8 @@ fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err)
     return set->model_file ? FSDP_OK : fsdp_fail_memory(err, path);
 }
 
-/* The steps of the optimizer are those of the engine, of which it does not take the skipped ones; a group that was
- * added later has fewer. */
+/* The steps of the optimizer are those of the engine, of which it does not take the skipped ones; a group
+ * that was added later has fewer. */
 static fsdp_status compare_steps(const ds_set *set, const torch_archive *archive, double most,
                                  fsdp_error *err)
 {

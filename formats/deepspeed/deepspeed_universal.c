@@ -28,8 +28,8 @@ bool ds_is_universal(const char *const *names, size_t count)
 
 /* --- one file --------------------------------------------------------------------------------------- */
 
-/* True when the shape can be that of param_shapes, which has that of one rank: tensor parallelism cuts one dim of it,
- * and ds_to_universal takes the padding of the vocabulary off. */
+/* True when the shape can be that of param_shapes, which has that of one rank: tensor parallelism cuts one
+ * dim of it, and ds_to_universal takes the padding of the vocabulary off. */
 static bool fits_shapes(const ds_set *set, const ds_param *param, const torch_tensor *tensor)
 {
     int others = 0;
@@ -208,8 +208,8 @@ static fsdp_status take_step(ds_set *set, const char *below, fsdp_value *first, 
     return FSDP_OK;
 }
 
-/* True when the model files are those of all stages, as fsdp-convert writes them: param_shapes has the trained weights
- * alone. ds_to_universal leaves the files of one stage. */
+/* True when the model files are those of all stages, as fsdp-convert writes them: param_shapes has the
+ * trained weights alone. ds_to_universal leaves the files of one stage. */
 static bool has_all_stages(const ds_set *set)
 {
     size_t count;

@@ -1,5 +1,5 @@
 /*
- * What the files of several tensor, pipeline and expert ranks say twice: steps and sizes of the model, dtypes, and
+ * Compares the files of several tensor, pipeline and expert ranks: steps and sizes of the model, dtypes, and
  * tensors that ranks have whole. The map takes the first of each, so that the others must be the same. See
  * framework_folder.h.
  */

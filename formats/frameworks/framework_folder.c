@@ -98,65 +98,6 @@ bool fsdp_folder_is_alone(const char *path)
     return size > 2 && strcmp(path + size - 2, "/.") == 0;
 }
 
-/* The name in the directory that the text is, or whose number it is: "5" for iter_0000005. */
-static const char *find_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
-                                const char *text)
-{
-    size_t digits = strspn(text, "0123456789");
-    bool is_number = digits > 0 && digits < 18 && text[digits] == '\0';
-    for (size_t i = 0; i < folder->names.count; i++) {
-        int64_t number;
-        if (strcmp(folder->names.items[i], text) == 0 ||
-            (is_number && row->pointed &&
-             fsdp_framework_matches(row->pointed, folder->names.items[i], &number) &&
-             number == strtoll(text, NULL, 10)))
-            return folder->names.items[i];
-    }
-    return NULL;
-}
-
-enum { POINTER_MOST = 4096 };
-
-static bool has_pointer(const fsdp_folder *folder, const fsdp_framework_row *row)
-{
-    fsdp_file_kind kind;
-    return fsdp_folder_kind(folder, row->pointer, &kind, NULL) == FSDP_OK &&
-           kind == FSDP_FILE_REGULAR;
-}
-
-fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
-                                const char **name_out, fsdp_error *err)
-{
-    char *path = fsdp_path_join(folder->path, row->pointer), *text = NULL;
-    size_t size = 0;
-    *name_out = NULL;
-    fsdp_status st = path ? fsdp_io_read_file(folder->io, path, POINTER_MOST, &text, &size, err)
-                          : fsdp_fail_memory(err, "a path");
-    if (st == FSDP_OK) { /* less the line ends and spaces behind it */
-        while (size > 0 && strchr(" \t\r\n", text[size - 1]))
-            text[--size] = '\0';
-        *name_out = find_pointed(folder, row, text);
-        if (!*name_out)
-            st = fsdp_folder_fail_pointer(folder, row, text, size, err);
-    }
-    fsdp_free(text);
-    fsdp_free(path);
-    return st;
-}
-
-const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder)
-{
-    for (size_t r = 0; r < fsdp_framework_row_count; r++) {
-        const fsdp_framework_row *row = &fsdp_framework_rows[r];
-        bool is_it = true;
-        for (int i = 0; i < FSDP_FRAMEWORK_MARKERS && is_it && row->markers[i]; i++)
-            is_it = fsdp_folder_find(folder, row->markers[i]) != NULL;
-        if (is_it && (!row->pointer || (!folder->is_chosen && has_pointer(folder, row))))
-            return row;
-    }
-    return NULL;
-}
-
 const char *fsdp_folder_steps(const fsdp_folder *folder)
 {
     for (size_t i = 0; fsdp_framework_steps[i]; i++)

@@ -2,7 +2,8 @@
  * One directory while a path is resolved to a checkpoint: its names, the row of the table that fits, and the
  * parts that the row reads together. Private to the room; frameworks.c goes from directory to directory.
  *
- *   framework_folder.c  lists a directory, finds names and rows, recognises files of other programs
+ *   framework_folder.c  lists a directory, finds names, recognises files of other programs
+ *   framework_row.c     the row of the table that fits, and what its pointer names
  *   framework_notes.c   notes and errors of the resolution
  *   framework_shards.c  the files of tensor and pipeline ranks, opened as one source
  *   framework_agree.c   what several of those files say, which must be the same
@@ -47,17 +48,20 @@ const char *fsdp_folder_find(const fsdp_folder *folder, const char *list);
 bool fsdp_folder_is_model(const fsdp_framework_row *row);
 /* True for "DIR/.": the model of such a directory without its parts. */
 bool fsdp_folder_is_alone(const char *path);
-/* The name in the directory that the row's pointer means. FSDP_ERR_DAMAGED: it is not there. */
-fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
-                                const char **name_out, fsdp_error *err);
-/* The first row whose markers are there, and whose pointer is a file; or NULL. */
-const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
 /* The list of names of steps that the directory has, or NULL. */
 const char *fsdp_folder_steps(const fsdp_folder *folder);
 bool fsdp_folder_is_weights(const char *name);
 /* FSDP_ERR_NOT_FOUND for a file, or a file of weights in the directory, that another program reads. */
 fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *err);
 fsdp_status fsdp_folder_check(const fsdp_folder *folder, fsdp_error *err);
+
+/* --- framework_row.c ----------------------------------------------------------------------------- */
+
+/* The name in the directory that the row's pointer means. FSDP_ERR_DAMAGED: it is not there. */
+fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
+                                const char **name_out, fsdp_error *err);
+/* The first row whose markers are there, and whose pointer is a file; or NULL. */
+const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
 
 /* --- framework_notes.c --------------------------------------------------------------------------- */
 
@@ -68,9 +72,6 @@ fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *cons
 /* Notes "it is read as MEMBER and PARTS", or the entries beside the member that are left out. Nothing for a
  * directory that is read as it is and whole. */
 void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
-/* The pointer names what is not there; the message has what is. */
-fsdp_status fsdp_folder_fail_pointer(const fsdp_folder *folder, const fsdp_framework_row *row,
-                                     const char *text, size_t size, fsdp_error *err);
 void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why);
 
 /* --- framework_parts.c --------------------------------------------------------------------------- */

@@ -41,47 +41,6 @@ fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *cons
     return st;
 }
 
-/* Folders, and files of weights. */
-static fsdp_status list_there(const fsdp_folder *folder, fsdp_text *text, fsdp_error *err)
-{
-    size_t shown = 0;
-    for (size_t i = 0; i < folder->names.count && i < FSDP_FOLDER_NAMES; i++) {
-        const char *name = folder->names.items[i];
-        fsdp_file_kind kind;
-        char quoted[200];
-        FSDP_TRY(fsdp_folder_kind(folder, name, &kind, err));
-        if (kind != FSDP_FILE_DIRECTORY && !fsdp_folder_is_weights(name))
-            continue;
-        if (shown++ < NAMES_SHOWN)
-            fsdp_text_addf(text, "%s'%s'", shown > 1 ? ", " : "",
-                           fsdp_printable(name, strlen(name), quoted, sizeof quoted));
-    }
-    if (shown > NAMES_SHOWN)
-        fsdp_text_addf(text, " and %zu more", shown - NAMES_SHOWN);
-    if (shown == 0)
-        fsdp_text_addf(text, "no checkpoint");
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_folder_fail_pointer(const fsdp_folder *folder, const fsdp_framework_row *row,
-                                     const char *text, size_t size, fsdp_error *err)
-{
-    fsdp_text there = {0};
-    char quoted[120];
-    fsdp_status st = list_there(folder, &there, err);
-    if (st == FSDP_OK)
-        st = there.failed
-                 ? fsdp_fail_memory(err, folder->path)
-                 : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s/%s' names '%s', which is not there; '%s' has %s: name the one to "
-                             "read by its path, or fsdp-convert --from FORMAT",
-                             folder->path, row->pointer,
-                             fsdp_printable(text, size, quoted, sizeof quoted), folder->path,
-                             there.data);
-    fsdp_text_release(&there);
-    return st;
-}
-
 /* Is it left out when the model alone is read? */
 static bool is_other(const fsdp_framework_row *row, const char *name)
 {

@@ -69,8 +69,8 @@ void fsdp_file_set_of(const char *name, fsdp_file_set *set_out);
 bool fsdp_file_sets_are_one(const fsdp_file_set *a, const fsdp_file_set *b);
 
 typedef fsdp_status (*fsdp_safetensors_visit)(void *context, const char *name, fsdp_error *err);
-/* The index of a directory, of the variant that the options name; without one the only index there is, also that
- * of a variant; NULL: none. FSDP_ERR_USAGE when several are of equal right. */
+/* The index of a directory, of the variant that the options name; without one the only index there is, also
+ * that of a variant; NULL: none. FSDP_ERR_USAGE when several are of equal right. */
 fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err);
 /* Visits the files of the one model of a directory without an index. FSDP_ERR_USAGE lists the models when
  * nothing says which one is meant. */

@@ -74,7 +74,8 @@ static int rank_of_index(const char *name)
     return USUAL_STEMS;
 }
 
-/* True when files without the variant in their names are a whole model: one file, or as many as the names count. */
+/* True when files without the variant in their names are a whole model: one file, or as many as the names
+ * count. */
 static fsdp_status has_plain_model(const fsdp_probe *probe, const char *variant, size_t size,
                                    bool *has_out, fsdp_error *err)
 {
@@ -96,8 +97,8 @@ static fsdp_status has_plain_model(const fsdp_probe *probe, const char *variant,
     return FSDP_OK;
 }
 
-/* The only index of a directory may be a variant's. It counts unless there is a whole model without one: a part of
- * one is left of a download. */
+/* The only index of a directory may be a variant's. It counts unless there is a whole model without one: a
+ * part of one is left of a download. */
 static fsdp_status choose_variant(const fsdp_probe *probe, const char **name_out, fsdp_error *err)
 {
     const char *only = NULL, *variant = NULL;

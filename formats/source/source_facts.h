@@ -1,5 +1,5 @@
 /*
- * What several files of one checkpoint say of it: its step, the number of ranks, the sizes of the model.
+ * Facts that several files of one checkpoint state: its step, the number of ranks, the sizes of the model.
  * Files that say different things are of different saves, and joining them makes a checkpoint that never was.
  *
  * Callers: the format rooms that read one checkpoint out of several files.
@@ -19,7 +19,7 @@ typedef struct fsdp_facts {
     fsdp_arena arena;
 } fsdp_facts;
 
-/* What to do about files that contradict one another; follows the message. */
+/* The end of a message about files that contradict one another. */
 #define FSDP_TWO_SAVES "; they are of different saves: put the files of one save together"
 
 /* True for the name of a number that all ranks have alike: a step anywhere ("state.w.step"), an iteration, an

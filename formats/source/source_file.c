@@ -79,8 +79,8 @@ static bool is_clean(const char *name)
     }
 }
 
-/* The folders between the checkpoint and the file must not be links, as the file must not be one: beyond a link, ".."
- * has another meaning. */
+/* The folders between the checkpoint and the file must not be links, as the file must not be one: beyond a
+ * link, ".." has another meaning. */
 static fsdp_status check_folders(fsdp_io *io, size_t root_size, const char *path, fsdp_error *err)
 {
     char text[LONGEST_PATH];

@@ -346,8 +346,8 @@ static void notify_set_aside(const fsdp_watch *watch, const char *run, const fsd
     fsdp_free(path);
 }
 
-/* The step was not named by the user: a link to another place is followed on request only, and an older step does not
- * stand for it. */
+/* The step was not named by the user: a link to another place is followed on request only, and an older step
+ * does not stand for it. */
 static fsdp_status check_link(const char *run, const fsdp_run_step *step, fsdp_io *io,
                               fsdp_error *err)
 {

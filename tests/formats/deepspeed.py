@@ -409,7 +409,7 @@ def wrong_rounding():
 
 
 def of_step(stage, step, *names):
-    """Of these files the optimizer, or the engine, is at another step."""
+    """The optimizer or the engine is at another step in these files."""
     files = made.files(stage)
     for name in names:
         if "model" in name:
@@ -456,7 +456,7 @@ def contradictions():
 
 
 def with_parallel(shape, rows, **more):
-    """A universal checkpoint of two ranks of tensor parallelism: "w" has this shape, and in param_shapes rows."""
+    """A universal checkpoint of two tensor-parallel ranks: "w" has this shape, in param_shapes `rows`."""
     files = made.universal_files(2)
     told = files[made.model_name(0, 2)]
     told |= {"checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": more.pop("ranks", 2)},

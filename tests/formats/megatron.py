@@ -229,20 +229,22 @@ def check_pointer(folder):
     shutil.copytree(folder / "iter_0000005", folder / "iter_0000009")
     (folder / "iter_0000009/mp_rank_00_000/model_optim_rng.pt").write_text("was not finished")
     pointer = folder / "latest_checkpointed_iteration.txt"
-    for text, words, status in (("5", "is read as 'iter_0000005'", 0), ("iter_0000005\n", "'iter_0000005'", 0),
+    for text, words, status in (("5", "is read as 'iter_0000005'", 0),
+                                ("iter_0000005\n", "is read as 'iter_0000005'", 0),
                                 ("7", "iteration.txt' names '7', which is not there", 4),
                                 ("7", "has 'iter_0000005', 'iter_0000009'", 4), ("9", "iter_0000009", 3),
                                 ("release", "names 'release', which", 4)):
         pointer.write_text(text)
         ran = run("fsdp-ls", folder)
-        check(ran.returncode == status and words in ran.stderr, f"iteration {text}: {ran.returncode} {ran.stderr}")
+        check(ran.returncode == status and words in ran.stderr,
+              f"iteration {text}: {ran.returncode} {ran.stderr}")
     (folder / "iter_0000005").rename(folder / "release")
     ran = run("fsdp-ls", folder)
     check(ran.returncode == 0 and "is read as 'release'" in ran.stderr, f"a release: {ran.stderr}")
 
 
 def check_expert_ranks(folder):
-    """All weights but those of experts are whole in each expert rank; large ones are compared by their begin."""
+    """All weights but those of experts are whole in each expert rank; the begin of large ones counts."""
     rows = 40000  # more than is compared
     for name, of_rank, changed in (("same", 0.0, None), ("late", 1.0, rows - 1), ("differs", 1.0, 5)):
         for expert in range(2):
