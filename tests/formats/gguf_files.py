@@ -129,10 +129,17 @@ def refused(folder):
         "a block without dims": (gguf([ARCHITECTURE], [("w", "f32", ())]).replace(
             struct.pack("<IIQ", 0, 0, 0), struct.pack("<IIQ", 0, 8, 0)), "multiple"),
         "a key twice": (gguf([ARCHITECTURE, ARCHITECTURE], good), "twice"),
+        "a row of one block and a number": (gguf([ARCHITECTURE], [("w", "q8_0", (32,))]).replace(
+            struct.pack("<IQI", 1, 32, 8), struct.pack("<IQI", 1, 33, 8)), "no multiple of 32 values"),
+        "an offset between two places": (gguf([ARCHITECTURE], good).replace(
+            struct.pack("<IQIQ", 1, 4, 0, 0), struct.pack("<IQIQ", 1, 4, 0, 2)), "no multiple of 32"),
+        "version 4": (gguf(PAIRS, good, version=4), "version 4; 2 and 3 are known"),
+        "version 1": (gguf(PAIRS, good, version=1), "version 1; 2 and 3 are known"),
         "a key that is a tensor": (gguf([ARCHITECTURE, ("w", U8, 1)], good), "twice"),
         "arrays in an array": (gguf([("a", ARRAY, (U32, []))], []).replace(
             struct.pack("<IIQ", ARRAY, U32, 0), struct.pack("<IIQ", ARRAY, ARRAY, 0)), "array of arrays"),
         "a part of a model": (gguf([("split.count", U16, 2), ("split.no", U16, 0)], good), "parts"),
+        "alignment of three parts": (gguf([("general.alignment", U32, 96)], good), "power of two (96)"),
         "alignment as text": (gguf([("general.alignment", STRING, "32")], good), "power of two"),
     }
     for what, (data, said) in cases.items():

@@ -86,15 +86,18 @@ def refused(folder):
     for what, data in cases.items():
         path.write_bytes(data)
         ran = list_path(path)
-        check(ran.returncode == 4, f"{what}: {ran.returncode} {ran.stderr}")
+        said = {"no layers": "num_layers of an llm.c model is 0"}.get(what, "")
+        check(ran.returncode == 4 and said in ran.stderr, f"{what}: {ran.returncode} {ran.stderr}")
 
 
 def not_written(folder):
     path, out = folder / "v3.bin", folder / "out.bin"
     cases = {
         "a missing tensor": (["--exclude", "^lnfb$"], "lnfb"),
-        "another name": (["--rename", "^lnfb$=final"], "final"),
-        "a missing number": (["--exclude", "^channels$"], "channels"),
+        "another name": (["--rename", "s/^lnfb$/final/"], "no tensor 'final'"),
+        "a missing number": (["--exclude", "^channels$"], "need the value 'channels'"),
+        "biases of another size": ([word for rule in ("s/^qkvb$/x/", "s/^fcb$/qkvb/", "s/^x$/fcb/")
+                                    for word in ("--rename", rule)], "'qkvb' has not the shape"),
         "two dtypes": (["--dtype-for", "^wpe$=bf16"], "wpe"),
     }
     for what, (options, said) in cases.items():

@@ -99,6 +99,8 @@ def expect_close(what, a, b):
     check(f"{what}: batches", [x["batch"] for x in one] == [x["batch"] for x in other])
     apart = max(abs(x["loss"] - y["loss"]) for x, y in zip(one, other, strict=True))
     check(f"{what}: losses", apart <= 1e-5, apart)
+    apart = max(abs(x["grad_norm"] / y["grad_norm"] - 1) for x, y in zip(one, other, strict=True))
+    check(f"{what}: gradients", apart <= 1e-4, apart)
 
 
 def ways(work):
@@ -440,6 +442,10 @@ def stale(work):
     done = train(directory, *words, "--optim.lr", 1e-300)
     expect_refusal("stale", done, 2, "stale: the model of step 2", "step 1")
     check("stale: the one before", steps_of(directory) == [1], steps_of(directory))
+    for how in "retry", "continue": # that is no failure that may pass
+        again = train(place(work, f"stale {how}"), *words, "--optim.lr", 1e-300, "--save.on_error", how)
+        expect_refusal(f"stale {how}", again, 2, "stale: the model of step 2")
+        check(f"stale {how}: tries", "is not saved" not in again.stderr, again.stderr)
     trained(work, "no rate", *words, "--optim.lr", 0)
     last = trained(work, "no rate at last", "--steps", 3, "--save.every", 2, "--optim.min_lr", 0)
     check("no rate at last: lr", step_lines(last)[-1]["lr"] == 0 and steps_of(last) == [2, 3], steps_of(last))

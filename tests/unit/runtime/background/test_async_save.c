@@ -431,6 +431,57 @@ Test(async_save, a_save_of_no_other_step_is_no_alarm)
     run_on(NULL, save_steps, "cpu");
 }
 
+/* A part of the model that one rank has changes, and then one of another rank. */
+static fsdp_status save_parts(toy *net, fsdp_error *err)
+{
+    const fsdp_async_opts opts = {.allow_equal = true};
+    fsdp_async_saver *saver = NULL;
+    FSDP_TRY(fsdp_async_saver_create(net->root, &opts, &saver, err));
+    for (int64_t step = 0; step < 4; step++) {
+        const fsdp_root_save_opts save = {.save.step = &step, .save.overwrite = true};
+        float *shard = fsdp_param_shard(fsdp_unit_param_at(net->unit[0], 0), NULL);
+        bool is_stale;
+        if (shard && fsdp_world_rank(net->rank->world) == step - 1)
+            shard[0] += 1;
+        FSDP_TRY(save_unchanged(net, saver, save, "parts", &is_stale, err));
+        EXPECT(is_stale == (step == 3));
+    }
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, a_change_on_any_rank_is_one)
+{
+    run_on(NULL, save_parts, "cpu");
+}
+
+/* What could not be saved is nothing to compare with. */
+static fsdp_status save_again(toy *net, fsdp_error *err)
+{
+    fsdp_async_saver *saver = NULL;
+    fsdp_async_report report;
+    fsdp_root_save_opts opts = {.save.overwrite = true};
+    FSDP_TRY(fsdp_async_saver_create(net->root, NULL, &saver, err));
+    for (int64_t step = 1; step <= 3; step++) {
+        opts.save.step = &step;
+        opts.save.access.disk = step == 2 ? (void *)net->user : NULL;
+        if (step < 3)
+            FSDP_TRY(net_train(net, 1, err));
+        FSDP_TRY(fsdp_async_save(saver, in_dir("again"), &opts, err));
+        fsdp_error why = {0};
+        EXPECT(fsdp_async_save_wait(saver, &report, &why) ==
+               (step == 2 ? FSDP_ERR_NO_SPACE : FSDP_OK));
+        EXPECT(!report.is_stale);
+    }
+    fsdp_async_saver_free(saver);
+    return FSDP_OK;
+}
+
+Test(async_save, a_save_behind_one_that_failed_is_no_alarm)
+{
+    run_on(full_disk(), save_again, "cpu");
+}
+
 /* The optimizer's state and the caller's entries change, under whatever names: the model did not. */
 static fsdp_status save_names(toy *net, fsdp_error *err)
 {

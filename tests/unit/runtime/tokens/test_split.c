@@ -62,6 +62,7 @@ Test(split, words_of_llama3_and_qwen2, .init = init, .fini = release)
     expect_words(LLAMA3, "x'LLy z'\xC5\xBFy", "x|'LL|y| z|'\xC5\xBF|y");
     expect_words(QWEN2, "a123 4", "a|1|2|3| |4");
     expect_words(QWEN2, "  \n \n  b!!\n\nc\td", "  \n \n| | b|!!\n\n|c|\td");
+    expect_words(QWEN2, "x\ra", "x|\r|a");
     expect_words(QWEN2, "?\r\ra\r\nb.\n\r=", "?\r\r|a|\r\n|b|.\n\r|=");
     expect_words(LLAMA3, "  x   ", " | x|   ");
     expect_words(LLAMA3, "\xF0\x9F\x98\x80word\xF0\x9F\x98\x80 1",

@@ -233,6 +233,10 @@ Test(map, rows_behind_the_size_are_cut_off)
     checkpoint = apply("a\n  unpad 0 4 6\n  = b\n", true, checkpoint);
     expect_tensor(checkpoint, "a", "6: 0 1 2 3 0 0");
     fsdp_checkpoint_close(checkpoint);
+    /* as many zeros as fill it, whatever the size was said to be */
+    checkpoint = apply("a\n  pad 0 4 9\n  = b\n", false, stored_open(&a, 1));
+    expect_tensor(checkpoint, "b", "9: 0 1 2 3 4 5 0 0 0");
+    fsdp_checkpoint_close(checkpoint);
 }
 
 Test(map, steps_of_several_tensors_in_both_directions)
@@ -655,14 +659,15 @@ Test(map, a_join_of_nothing_is_refused)
 Test(map, tensors_that_are_missing_or_too_many_are_named)
 {
     const stored_tensor stored[] = {tensor("a.0", 2, 3, 0), tensor("a.2", 2, 3, 6),
-                                    tensor("b.0", 3, 0, 0), tensor("c", 3, 2, 0)};
+                                    tensor("b.0", 3, 0, 0), tensor("c", 3, 2, 0),
+                                    tensor("d", 12, 0, 0)};
     static const struct {
         const char *text, *words;
     } cases[] = {
         {"keep others\na.{x}\n  stack 0 {x}\n  = n\n",
          "x.map, line 2, 'a.{x}': number 1 of {x} is missing"},
         {"keep others\nb.{x}\n  + d.{x}\n  concat 0\n  = n\n", "the tensor 'd.0' is missing"},
-        {"a.{x} = n.{x}\n", "no rule of the map 'x' takes 'b.0', 'c'; --drop REGEX"},
+        {"a.{x} = n.{x}\n", "no rule of the map 'x' takes 'b.0', 'c', 'd'; --drop REGEX"},
         {"keep others\na.{x} = n\n", "'n'"},
         {"keep others\na.{x} = n.{y}\n", "line 2, 'a.{x}': a variable of 'n.{y}' has no value"},
         {"keep others\na.{x} = n.{x:p|q}\n", "a variable of 'n.{x:p|q}' has no value"},
@@ -670,6 +675,10 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\nc\n  stack 0 {x}\n  = n\n", "no name has {x}, whose tensors become one"},
         {"keep others\nc\n  split 0 2 2\n  = n\n  + m\n",
          "dim 0 of [3, 2] does not have the 4 rows of its parts"},
+        {"keep others\nc\n  split 0 1 1\n  = n\n  + m\n",
+         "dim 0 of [3, 2] does not have the 2 rows of its parts"},
+        {"keep others\nd\n  unflatten 0 2 3\n  = n\n",
+         "a dim of 12 does not have the sizes of its parts, 6 together"},
         {"keep others\nc\n  split 0 9223372036854775807 9223372036854775807\n  = n\n  + m\n",
          "the number is too large"},
         {"keep others\nc\n  split 0 2 1\n  = n\n",
@@ -690,7 +699,7 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\nc\n  reshape 3 2 : 5\n  = n\n", "[3, 2] cannot become [5]"},
         {"keep others\nc\n  unpad 0 5 6\n  = n\n", "[3, 2] has no rows 0 to 5 in dim 0"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        expect_failure(&plain_call, cases[i].text, stored_open(stored, 4), cases[i].words);
+        expect_failure(&plain_call, cases[i].text, stored_open(stored, 5), cases[i].words);
 }
 
 /* Lists of lists would be made again for each of their names. */
