@@ -179,6 +179,9 @@ fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *repor
     fsdp_status st = find_config(job, &text, &check.size, &path, err);
     check.text = text;
     check.config = path;
+    check.weights = job->opts.copy_from;
+    check.access = job->opts.open.access;
+    check.memory = job->opts.memory > 0 ? job->opts.memory : FSDP_MEMORY_DEFAULT;
     check.may_be_unnamed = !job->limits || !job->limits->for_loaders;
     if (st == FSDP_OK && text)
         st = fsdp_export_compare(&check, report_out, err);

@@ -310,7 +310,7 @@ static fsdp_status add_beside(fsdp_io *io, const fsdp_convert_opts *opts, const 
     fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied: %s", dir,
                 why.text);
     copies->count = carried;
-    copies->config = (fsdp_model_config){.vocab_size = -1, .tied = -1};
+    copies->config = (fsdp_model_config){.tied = -1};
     return carried > 0 ? read_config(copies, err) : FSDP_OK;
 }
 
@@ -338,9 +338,8 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
     const char *dir = opts->copy_from;
     fsdp_file_info info;
     bool is_hf = opts->format && strcmp(opts->format, "hf") == 0;
-    *copies = (fsdp_copies){.carrier = places->from,
-                            .config = {.vocab_size = -1, .tied = -1},
-                            .unties = places->unties};
+    *copies =
+        (fsdp_copies){.carrier = places->from, .config = {.tied = -1}, .unties = places->unties};
     if (!dir && opts->copy_code)
         return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)
@@ -379,24 +378,6 @@ void fsdp_copies_release(fsdp_copies *copies)
 static const char *shown(const char *name, size_t size, char out[160])
 {
     return fsdp_printable(name, size, out, 160);
-}
-
-static fsdp_status check_vocab(const fsdp_copies *copies, const fsdp_target_entry *entry,
-                               fsdp_error *err)
-{
-    char name[160];
-    bool is_packed =
-        !fsdp_dtype_describe(entry->dtype)->is_float; /* a quantized one has other rows */
-    int64_t rows = entry->ndim == 2 && !is_packed ? entry->shape[0] : -1,
-            told = copies->config.vocab_size;
-    if (rows < 0 || told < 0 || rows == told ||
-        !fsdp_name_is_vocabulary(entry->name, entry->name_size))
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' says vocab_size %" PRId64 ", and '%s' has %" PRId64
-                     " rows: copy from the directory of the same model",
-                     path_of(copies, find_config(copies)), told,
-                     shown(entry->name, entry->name_size, name), rows);
 }
 
 /* If config.json says tied, loaders use one of the two tensors for both, so the two must be equal. */
@@ -480,7 +461,6 @@ fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
         const fsdp_target_entry *entry = &beside->entries[i];
         if (entry->value || !beside->is_model[i])
             continue;
-        FSDP_TRY(check_vocab(copies, entry, err));
         if (fsdp_name_is_vocabulary(entry->name, entry->name_size))
             embedding = entry;
         if (fsdp_name_is_head(entry->name, entry->name_size))

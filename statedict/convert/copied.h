@@ -5,7 +5,7 @@
  * docs/formats.md, "Copied files".
  *
  *   open (lists the files, with the checks that reading weights has)  ->  fit (compares them with the result:
- *   dtype, vocabulary, tied weights; edits config.json)  ->  write (into the staging directory, with a record
+ *   dtype, tied weights; edits config.json)  ->  write (into the staging directory, with a record
  *   of names and hashes that the weights keep)  ->  check (reads them back)
  *
  * A later overwrite may replace the files that this record lists (output_place.c).
@@ -54,8 +54,8 @@ typedef struct fsdp_copies_beside {
     size_t count;
     const fsdp_ties *ties;
 } fsdp_copies_beside;
-/* Compares the copies with the result and edits config.json. FSDP_ERR_USAGE names a mismatch: a vocabulary of
- * another size, or weights tied in only one of the two. */
+/* Compares the copies with the result and edits config.json. FSDP_ERR_USAGE names weights that are tied in only
+ * one of the two. */
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err);
 

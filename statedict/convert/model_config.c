@@ -131,13 +131,6 @@ static fsdp_status read_dtype(config_walk *walk, fsdp_error *err)
     return add_cut(walk, (config_cut){from, walk->json.at, TO_DTYPE}, err);
 }
 
-static fsdp_status read_vocab(config_walk *walk, fsdp_model_config *config, fsdp_error *err)
-{
-    if (fsdp_json_peek(&walk->json) != FSDP_JSON_NUMBER)
-        return walk_value(walk, ELSEWHERE, err);
-    return fsdp_json_i64(&walk->json, &config->vocab_size, err);
-}
-
 static fsdp_status read_tied(config_walk *walk, fsdp_model_config *config, fsdp_error *err)
 {
     bool value;
@@ -155,20 +148,17 @@ static fsdp_status read_tied(config_walk *walk, fsdp_model_config *config, fsdp_
 static fsdp_status walk_member(config_walk *walk, config_place place, const char *key, size_t size,
                                unsigned *seen, fsdp_error *err)
 {
-    static const char *const names[] = {"dtype", "torch_dtype", "vocab_size",
-                                        "tie_word_embeddings"};
+    static const char *const names[] = {"dtype", "torch_dtype", "tie_word_embeddings"};
     fsdp_model_config *config = place == IN_TEXT_CONFIG ? &walk->inner : &walk->config;
     int which = 0;
-    while (which < 4 && !fsdp_bytes_are(key, size, names[which]))
+    while (which < 3 && !fsdp_bytes_are(key, size, names[which]))
         which++;
-    if (which == 4 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
+    if (which == 3 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
         return walk_value(walk, place_below(place, key, size), err);
     if (*seen & 1U << which)
         return fsdp_json_fail(&walk->json, err, "'%s' is here twice", names[which]);
     *seen |= 1U << which;
-    if (which < 2)
-        return read_dtype(walk, err);
-    return which == 2 ? read_vocab(walk, config, err) : read_tied(walk, config, err);
+    return which < 2 ? read_dtype(walk, err) : read_tied(walk, config, err);
 }
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -240,7 +230,7 @@ static fsdp_status walk_value(config_walk *walk, config_place place, fsdp_error 
 static fsdp_status walk_text(config_walk *walk, const char *text, size_t size, const char *path,
                              fsdp_error *err)
 {
-    walk->config = walk->inner = (fsdp_model_config){.vocab_size = -1, .tied = -1};
+    walk->config = walk->inner = (fsdp_model_config){.tied = -1};
     fsdp_json_init(&walk->json, text, size, path);
     if (fsdp_json_peek(&walk->json) != FSDP_JSON_OBJECT)
         return fsdp_json_fail(&walk->json, err, "no JSON object begins here");
@@ -254,8 +244,6 @@ fsdp_status fsdp_model_config_read(const char *text, size_t size, const char *pa
     config_walk walk = {0};
     fsdp_status st = walk_text(&walk, text, size, path, err);
     *config_out = walk.config;
-    if (config_out->vocab_size < 0)
-        config_out->vocab_size = walk.inner.vocab_size;
     if (config_out->tied < 0)
         config_out->tied = walk.inner.tied;
     fsdp_json_release(&walk.json);

@@ -10,7 +10,6 @@
 
 /* Members of config.json or, if it lacks them, of its "text_config". */
 typedef struct fsdp_model_config {
-    int64_t vocab_size;        /* -1: missing */
     int tied;                  /* tie_word_embeddings: 1, 0, or -1: missing */
 } fsdp_model_config;
 

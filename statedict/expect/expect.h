@@ -13,6 +13,7 @@
  *   like.c                 fsdp_checkpoint_verify_like
  *   like_model.c           the model of a checkpoint, under the names that a conversion to hf gives it
  *   like_values.c          faults of the elements: zeros, NaN, equal experts
+ *   like_ties.c            further names of a tensor, which are neither missing nor extra
  *   like_step.c            the step before, whose model must be another one
  *   like_finding.c         what is reported
  *

@@ -1,7 +1,8 @@
 /* The comparison before a conversion: see export_check.h. */
 #include "statedict/expect/export_check.h"
 
-#include "statedict/expect/expect.h"
+#include "statedict/expect/config_members.h"
+#include "statedict/expect/like.h"
 #include <fsdp/filter.h>
 
 #include <stdio.h>
@@ -11,8 +12,10 @@ typedef struct export_job {
     const fsdp_export_check *check;
     fsdp_export_report *report;
     fsdp_filter *allowed;
+    fsdp_like_model *wanted; /* the weights of a directory; NULL: config.json is asked for */
     fsdp_name_list lost, shapes, beyond;
     char shape[256]; /* of the first that has another one */
+    int64_t lost_elements, extra_elements;
 } export_job;
 
 static void note_shape(export_job *job, const fsdp_expected *expected, const fsdp_entry *entry)
@@ -26,29 +29,94 @@ static void note_shape(export_job *job, const fsdp_expected *expected, const fsd
              fsdp_shape_text(expected->ndim, expected->shape, other, sizeof other));
 }
 
+/* Buffers that some versions of transformers store. */
+static bool is_buffer(const fsdp_expected *expected)
+{
+    static const char *const ends[] = {"inv_freq", "masked_bias"};
+    const fsdp_dtype_info *info = fsdp_dtype_describe(expected->dtype);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        size_t n = strlen(ends[i]);
+        if (expected->name_size >= n &&
+            memcmp(expected->name + expected->name_size - n, ends[i], n) == 0)
+            return true;
+    }
+    return info && !info->is_float && info->values == 1;
+}
+
+/* Elements of all; at the bound the sum stays there. */
+static void add_elements(int ndim, const int64_t *shape, int64_t *sum)
+{
+    int64_t count = 1;
+    for (int d = 0; d < ndim; d++)
+        if (fsdp_mul_overflow(count, shape[d], &count))
+            count = INT64_MAX;
+    if (fsdp_add_overflow(*sum, count, sum))
+        *sum = INT64_MAX;
+}
+
+static bool is_dropped_tie(const fsdp_export_check *check, const char *name, size_t size)
+{
+    for (size_t i = 0; i < check->tie_count; i++)
+        if (size == check->ties[i].dropped_size && memcmp(name, check->ties[i].dropped, size) == 0)
+            return true;
+    return false;
+}
+
+/* True for a tensor of the directory that need not be there under this name. */
+static fsdp_status may_lack(const export_job *job, const fsdp_expected *expected, bool *may_out,
+                            fsdp_error *err)
+{
+    *may_out = job->wanted && (is_buffer(expected) ||
+                               is_dropped_tie(job->check, expected->name, expected->name_size));
+    if (*may_out || !job->wanted)
+        return FSDP_OK;
+    int64_t at = fsdp_sd_find(job->wanted->sd, expected->name, expected->name_size);
+    return at < 0 ? FSDP_OK
+                  : fsdp_like_find_other_name(job->wanted, (size_t)at, job->check->sd,
+                                              job->check->memory, may_out, err);
+}
+
+static fsdp_status take_missing(export_job *job, const fsdp_expected *expected, fsdp_error *err)
+{
+    bool may;
+    fsdp_name_list *list = &job->lost;
+    FSDP_TRY(may_lack(job, expected, &may, err));
+    if (may)
+        return FSDP_OK;
+    if (job->allowed && fsdp_filter_selects(job->allowed, expected->name, expected->name_size))
+        list = &job->report->missing;
+    else
+        add_elements(expected->ndim, expected->shape, &job->lost_elements);
+    return fsdp_names_add(list, expected->name, expected->name_size)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, "a list of names");
+}
+
 static fsdp_status take_fault(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
                               const fsdp_entry *entry, fsdp_error *err)
 {
     export_job *job = context;
-    fsdp_name_list *list = &job->lost;
+    if (fault == FSDP_EXPECT_MISSING)
+        return take_missing(job, expected, err);
+    fsdp_name_list *list = fault == FSDP_EXPECT_SHAPE    ? &job->shapes
+                           : fault == FSDP_EXPECT_BEYOND ? &job->beyond
+                                                         : &job->report->extra;
     if (fault == FSDP_EXPECT_SHAPE)
         note_shape(job, expected, entry);
-    if (fault == FSDP_EXPECT_SHAPE || fault == FSDP_EXPECT_BEYOND)
-        list = fault == FSDP_EXPECT_SHAPE ? &job->shapes : &job->beyond;
-    else if (fault == FSDP_EXPECT_EXTRA)
-        list = &job->report->extra;
-    else if (job->allowed && fsdp_filter_selects(job->allowed, expected->name, expected->name_size))
-        list = &job->report->missing;
-    bool fine = entry ? fsdp_names_add(list, entry->name, entry->name_size)
-                      : fsdp_names_add(list, expected->name, expected->name_size);
-    return fine ? FSDP_OK : fsdp_fail_memory(err, "a list of names");
+    else if (entry->kind == FSDP_ENTRY_TENSOR)
+        add_elements(entry->ndim, entry->shape, &job->extra_elements);
+    return fsdp_names_add(list, entry->name, entry->name_size)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, "a list of names");
 }
 
 /* "llama of 'base/config.json'"; a checkpoint may carry its config itself. */
 static const char *model_text(const export_job *job, char out[FSDP_ERROR_TEXT])
 {
     const fsdp_export_check *check = job->check;
-    if (strcmp(check->config, check->from) == 0)
+    if (job->wanted)
+        snprintf(out, FSDP_ERROR_TEXT, "model of '%s'", check->weights);
+    else if (strcmp(check->config, check->from) == 0)
         snprintf(out, FSDP_ERROR_TEXT, "%s of its own config", job->report->model);
     else
         snprintf(out, FSDP_ERROR_TEXT, "%s of '%s'", job->report->model, check->config);
@@ -58,16 +126,9 @@ static const char *model_text(const export_job *job, char out[FSDP_ERROR_TEXT])
 /* True when all that is missing was left out as another name of a tensor. */
 static bool are_tied(const export_job *job)
 {
-    const fsdp_export_check *check = job->check;
-    for (size_t i = 0; i < job->lost.count; i++) {
-        bool is_tied = false;
-        for (size_t t = 0; t < check->tie_count; t++)
-            is_tied = is_tied || (strlen(job->lost.items[i]) == check->ties[t].dropped_size &&
-                                  memcmp(job->lost.items[i], check->ties[t].dropped,
-                                         check->ties[t].dropped_size) == 0);
-        if (!is_tied)
+    for (size_t i = 0; i < job->lost.count; i++)
+        if (!is_dropped_tie(job->check, job->lost.items[i], strlen(job->lost.items[i])))
             return false;
-    }
     return true;
 }
 
@@ -106,6 +167,8 @@ static fsdp_status judge(const export_job *job, const fsdp_expect_counts *counts
     char model[FSDP_ERROR_TEXT];
     const char *from = job->check->from;
     (void)model_text(job, model);
+    if (job->wanted && !is_another(job) && job->lost_elements == job->extra_elements)
+        return FSDP_OK; /* the same model, as far as its names tell */
     if (job->lost.count > 0 && counts->found == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "no tensor of '%s' has a name of the %s, such as '%s': --rename gives "
@@ -134,26 +197,65 @@ static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_erro
     return judge(job, &counts, err);
 }
 
-fsdp_status fsdp_export_compare(const fsdp_export_check *check, fsdp_export_report *report_out,
-                                fsdp_error *err)
+static fsdp_status compare_config(export_job *job, bool *is_known_out, fsdp_error *err)
 {
-    export_job job = {.check = check, .report = report_out};
+    const fsdp_export_check *check = job->check;
     fsdp_expect *expect = NULL;
-    *report_out = (fsdp_export_report){0};
     fsdp_status st = fsdp_expect_config(check->text, check->size, check->config, &expect, err);
+    *is_known_out = st != FSDP_ERR_USAGE;
     if (st == FSDP_ERR_USAGE)
-        return FSDP_OK; /* nothing is known of the model */
+        return FSDP_OK;
     if (st == FSDP_ERR_DAMAGED && err) {
         const fsdp_error odd = *err;
         fsdp_fail(err, st, "%s; --no-copy leaves the config out", odd.text);
     }
     if (st == FSDP_OK)
-        st = compare(&job, expect, err);
+        st = compare(job, expect, err);
+    fsdp_expect_free(expect);
+    return st;
+}
+
+/* Weights that cannot be read say nothing, nor do quantized ones, whose tensors are others. */
+static fsdp_status compare_weights(export_job *job, fsdp_error *err)
+{
+    const fsdp_export_check *check = job->check;
+    const fsdp_verify_opts opts = {.access = check->access};
+    const fsdp_like_open open = {.path = check->weights};
+    fsdp_like_model wanted = {0};
+    fsdp_expect *expect = NULL;
+    fsdp_model_kind kind;
+    fsdp_model_kind_find(fsdp_access_io(&check->access), check->weights, check->weights, &kind);
+    if (kind.is_quantized || fsdp_like_model_open(&open, &opts, &wanted, NULL) != FSDP_OK) {
+        fsdp_like_model_release(&wanted);
+        return FSDP_OK;
+    }
+    const fsdp_expect_sd from = {
+        .sd = wanted.sd, .path = check->weights, .may_lack_head = kind.is_tied};
+    job->wanted = &wanted;
+    fsdp_status st = fsdp_expect_from(&from, &expect, err);
+    if (st == FSDP_OK)
+        st = compare(job, expect, err);
+    snprintf(job->report->model, sizeof job->report->model, "%s",
+             kind.type[0] ? kind.type : "model");
+    job->wanted = NULL;
+    fsdp_expect_free(expect);
+    fsdp_like_model_release(&wanted);
+    return st;
+}
+
+fsdp_status fsdp_export_compare(const fsdp_export_check *check, fsdp_export_report *report_out,
+                                fsdp_error *err)
+{
+    export_job job = {.check = check, .report = report_out};
+    bool is_known = false;
+    *report_out = (fsdp_export_report){0};
+    fsdp_status st = compare_config(&job, &is_known, err);
+    if (st == FSDP_OK && !is_known && check->weights)
+        st = compare_weights(&job, err);
     fsdp_names_release(&job.lost);
     fsdp_names_release(&job.shapes);
     fsdp_names_release(&job.beyond);
     fsdp_filter_free(job.allowed);
-    fsdp_expect_free(expect);
     return st;
 }
 

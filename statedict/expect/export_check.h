@@ -3,12 +3,17 @@
 #ifndef FSDP_EXPORT_CHECK_H
 #define FSDP_EXPORT_CHECK_H
 
+#include "statedict/sd/access.h"
 #include "statedict/sd/names.h"
 #include <fsdp/convert.h>
 
 typedef struct fsdp_export_check {
     const char *text;          /* of config.json */
     size_t size;
+    const char *weights;       /* a directory of the model, which decides where the architecture is not known;
+                                * NULL: none */
+    fsdp_access access;        /* for it */
+    int64_t memory;
     const char *config, *from; /* paths, for messages */
     const fsdp_sd *sd;         /* what is written */
     const char *allow_missing; /* regex over names that may be missing; NULL: none */

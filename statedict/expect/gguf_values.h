@@ -2,10 +2,9 @@
  * A model of Hugging Face as the key-value pairs of a GGUF file, as llama.cpp's convert_hf_to_gguf.py writes
  * them: general.*, the numbers of the architecture, and the tokenizer.
  *
- *   gguf_values.c      all of them
  *   gguf_pairs.c       lists of pairs
  *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ...
- *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> gguf_vocab.h
+ *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> gguf_vocab.h; all pairs of a model
  *   gguf_sentencepiece.c   tokenizer.model -> gguf_vocab.h
  *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
  *   gguf_model.c       the way back: key-value pairs -> config.json

@@ -102,7 +102,7 @@ static fsdp_status check_model(fsdp_like_job *job, const like_wanted *wanted, fs
     fsdp_like_context context = {job, wanted->expect};
     FSDP_TRY(fsdp_expect_compare(wanted->expect, job->model.sd, fsdp_like_take_fault, &context,
                                  &counts, err));
-    job->summary->expected = counts.expected;
+    job->summary->expected = counts.expected - job->tied;
     job->summary->found = counts.found;
     if (job->opts->level == FSDP_VERIFY_QUICK)
         return FSDP_OK;

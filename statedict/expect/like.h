@@ -13,6 +13,9 @@ typedef struct fsdp_like_model {
     char *path;                /* of the checkpoint that was opened */
     fsdp_sd *sd;
     size_t *source;            /* per entry of sd: its number in the checkpoint */
+    size_t *one;               /* of like_ties.c: fsdp_same_tensors of the checkpoint; NULL: not asked yet */
+    struct fsdp_like_digest *digests;  /* likewise, per entry of sd */
+    int searches;
 } fsdp_like_model;
 
 typedef struct fsdp_like_open {
@@ -28,14 +31,22 @@ fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_typ
                                    fsdp_error *err);
 void fsdp_like_model_release(fsdp_like_model *model);
 
+/* --- like_ties.c -------------------------------------------------------------------------------- */
+
+/* True when tensor i of the model has a further name that `in` holds: an alias, one that lies in the same
+ * bytes, or a copy of it, whose elements are read. */
+fsdp_status fsdp_like_find_other_name(fsdp_like_model *model, size_t i, const fsdp_sd *in, int64_t memory,
+                                      bool *found_out, fsdp_error *err);
+
 /* --- like_finding.c ----------------------------------------------------------------------------- */
 
 typedef struct fsdp_like_job {
     const fsdp_verify_opts *opts;
     const char *model_type;    /* NULL: not known */
     fsdp_like_model model;
-    const fsdp_like_model *wanted;     /* the other checkpoint; NULL: a config.json is asked for */
+    fsdp_like_model *wanted;   /* the other checkpoint; NULL: a config.json is asked for */
     fsdp_like_summary *summary;
+    int64_t tied;              /* names that are missing, and have another one that is there */
 } fsdp_like_job;
 
 /* Emits a finding about a tensor, or with an empty name about the model. */

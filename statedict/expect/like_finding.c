@@ -26,6 +26,26 @@ void fsdp_like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name
             &(fsdp_finding){.file = "", .tensor = tensor, .block = -1, .text = text, .kind = kind});
 }
 
+/* True when another name of the tensor is on the other side. A layer too many is none, even of copies. */
+static fsdp_status is_tied(fsdp_like_job *job, fsdp_expect_fault fault,
+                           const fsdp_expected *expected, const fsdp_entry *entry, bool *is_out,
+                           fsdp_error *err)
+{
+    bool is_missing = fault == FSDP_EXPECT_MISSING;
+    *is_out = false;
+    if (!job->wanted || fault == FSDP_EXPECT_SHAPE || fault == FSDP_EXPECT_BEYOND)
+        return FSDP_OK;
+    fsdp_like_model *model = is_missing ? job->wanted : &job->model;
+    int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
+    int64_t at = is_missing ? fsdp_sd_find(model->sd, expected->name, expected->name_size)
+                            : fsdp_sd_find(model->sd, entry->name, entry->name_size);
+    if (at >= 0)
+        FSDP_TRY(fsdp_like_find_other_name(
+            model, (size_t)at, is_missing ? job->model.sd : job->wanted->sd, memory, is_out, err));
+    job->tied += is_missing && *is_out;
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_like_take_fault(void *context, fsdp_expect_fault fault,
                                  const fsdp_expected *expected, const fsdp_entry *entry,
                                  fsdp_error *err)
@@ -33,7 +53,10 @@ fsdp_status fsdp_like_take_fault(void *context, fsdp_expect_fault fault,
     const fsdp_like_context *job = context;
     const char *wanted = fsdp_expect_name(job->expect);
     char own[128], other[128];
-    (void)err;
+    bool is_fine = false;
+    FSDP_TRY(is_tied(job->like, fault, expected, entry, &is_fine, err));
+    if (is_fine)
+        return FSDP_OK;
     if (fault == FSDP_EXPECT_EXTRA || fault == FSDP_EXPECT_BEYOND) {
         fsdp_like_emit(job->like, FSDP_FINDING_EXTRA, entry->name, entry->name_size,
                        "is extra: '%s' has no such tensor", wanted);

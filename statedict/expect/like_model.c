@@ -97,6 +97,8 @@ void fsdp_like_model_release(fsdp_like_model *model)
 {
     fsdp_sd_free(model->sd);
     fsdp_free(model->source);
+    fsdp_free(model->one);
+    fsdp_free(model->digests);
     fsdp_checkpoint_close(model->checkpoint);
     fsdp_string_free(model->path);
     *model = (fsdp_like_model){0};

@@ -119,23 +119,26 @@ Test(model_config, what_is_left_can_be_read)
 Test(model_config, the_top_is_asked_before_the_text_model)
 {
     fsdp_model_config config;
-    cr_assert_eq(read("{\"text_config\":{\"vocab_size\":5,\"tie_word_embeddings\":false},"
-                      "\"tie_word_embeddings\":true,\"vision_config\":{\"vocab_size\":9}}",
+    cr_assert_eq(read("{\"text_config\":{\"tie_word_embeddings\":false},"
+                      "\"tie_word_embeddings\":true}",
                       &config),
                  FSDP_OK);
-    cr_expect_eq(config.vocab_size, 5);
     cr_expect_eq(config.tied, 1);
-    cr_assert_eq(read("{\"vocab_size\":null,\"tie_word_embeddings\":null}", &config), FSDP_OK);
-    cr_expect_eq(config.vocab_size, -1);
+    cr_assert_eq(read("{\"text_config\":{\"tie_word_embeddings\":false}}", &config), FSDP_OK);
+    cr_expect_eq(config.tied, 0);
+    cr_assert_eq(read("{\"tie_word_embeddings\":null}", &config), FSDP_OK);
     cr_expect_eq(config.tied, -1);
 }
 
 Test(model_config, two_answers_are_none)
 {
     fsdp_model_config config;
-    cr_expect_eq(read("{\"vocab_size\":1,\"vocab_size\":1}", &config), FSDP_ERR_DAMAGED);
+    cr_expect_eq(read("{\"tie_word_embeddings\":true,\"tie_word_embeddings\":true}", &config),
+                 FSDP_ERR_DAMAGED);
     cr_expect_eq(read("{\"dtype\":\"a\",\"dtype\":\"a\"}", &config), FSDP_ERR_DAMAGED);
-    cr_expect_eq(read("{\"a\":{\"vocab_size\":1,\"vocab_size\":1}}", &config), FSDP_OK);
+    cr_expect_eq(
+        read("{\"a\":{\"tie_word_embeddings\":true,\"tie_word_embeddings\":true}}", &config),
+        FSDP_OK);
 }
 
 Test(model_config, what_is_no_object_is_damaged)
