@@ -3,7 +3,8 @@
  * model.
  *
  * Not every zero is a fault: biases, norms that store their distance from 1, and an adapter's second factor
- * begin as zeros. Matrices of layers do not, and no training makes one.
+ * begin as zeros. Matrices of layers do not, and no training makes one, nor a matrix of which an eighth is zero
+ * (a rank's part that was not written), nor equal matrices in two layers or experts.
  */
 #include "statedict/expect/like.h"
 
@@ -19,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STACKED_MOST = 1 << 16 };
+enum { STACKED_MOST = 1 << 16, PARTS = 8, ALL_PARTS = (1 << PARTS) - 1 };
 
 /* An expert's part of a tensor. */
 typedef struct expert_part {
@@ -31,7 +32,9 @@ typedef struct expert_part {
 typedef struct value_facts {
     int64_t nans, infinities;
     bool is_read, is_zero, is_constant;
-    fsdp_hash hash; /* of an expert's tensor */
+    /* bit k: part k of the row-major order, or of each row, has a value that is not zero */
+    unsigned runs, columns;
+    fsdp_hash hash; /* of a tensor of a layer or an expert */
     expert_part
         *stacked; /* of a tensor that holds all experts of a layer: one per index of dim 0 */
     int64_t stacked_count;
@@ -47,6 +50,14 @@ typedef struct value_job {
 
 /* --- names -------------------------------------------------------------------------------------- */
 
+static size_t count_digits(const char *at, size_t size)
+{
+    size_t digits = 0;
+    while (digits < size && at[digits] >= '0' && at[digits] <= '9')
+        digits++;
+    return digits > 0 && digits < size && at[digits] == '.' ? digits : 0;
+}
+
 /* The number of an expert in a name: "experts.7."; NULL: there is none. */
 static const char *expert_number(const char *name, size_t size, size_t *digits_out)
 {
@@ -55,11 +66,26 @@ static const char *expert_number(const char *name, size_t size, size_t *digits_o
     if (!at || (at > name && at[-1] != '.'))
         return NULL;
     at += sizeof word - 1;
-    size_t rest = size - (size_t)(at - name), digits = 0;
-    while (digits < rest && at[digits] >= '0' && at[digits] <= '9')
-        digits++;
-    *digits_out = digits;
-    return digits > 0 && digits < rest && at[digits] == '.' ? at : NULL;
+    *digits_out = count_digits(at, size - (size_t)(at - name));
+    return *digits_out > 0 ? at : NULL;
+}
+
+/* The first element of a name that is a number: of a layer. */
+static const char *layer_number(const char *name, size_t size, size_t *digits_out)
+{
+    for (size_t i = 0; i < size; i++) {
+        *digits_out = i == 0 || name[i - 1] == '.' ? count_digits(name + i, size - i) : 0;
+        if (*digits_out > 0)
+            return name + i;
+    }
+    return NULL;
+}
+
+/* The number by which a tensor has its like: of the expert, or of the layer. */
+static const char *unit_number(const fsdp_entry *entry, size_t *digits_out)
+{
+    const char *expert = expert_number(entry->name, entry->name_size, digits_out);
+    return expert ? expert : layer_number(entry->name, entry->name_size, digits_out);
 }
 
 static bool holds_word(const fsdp_entry *entry, const char *word)
@@ -84,6 +110,15 @@ static bool is_matrix(const fsdp_entry *tensor)
     return wide >= 2;
 }
 
+/* True for a tensor that is hashed: no two layers, and no two experts, have the same one. */
+static bool is_hashed(const fsdp_entry *entry, const fsdp_entry *tensor)
+{
+    size_t digits;
+    return !is_stacked(entry, tensor) &&
+           (expert_number(entry->name, entry->name_size, &digits) ||
+            (is_matrix(tensor) && layer_number(entry->name, entry->name_size, &digits)));
+}
+
 /* True for a tensor of which a zero in every element is a fault. */
 static bool may_not_be_zero(const fsdp_entry *entry, const fsdp_entry *tensor)
 {
@@ -93,6 +128,17 @@ static bool may_not_be_zero(const fsdp_entry *entry, const fsdp_entry *tensor)
         if (holds_word(entry, fine[i]))
             return false;
     return is_matrix(tensor);
+}
+
+/* Elements in a part, and in a part of a row, so many that zeros are no chance. */
+static bool has_runs(const fsdp_entry *tensor, int64_t count)
+{
+    return is_matrix(tensor) && count >= 8 * PARTS;
+}
+
+static bool has_columns(const fsdp_entry *tensor)
+{
+    return is_matrix(tensor) && tensor->shape[tensor->ndim - 1] >= 2 * PARTS;
 }
 
 /* --- reading ------------------------------------------------------------------------------------ */
@@ -117,6 +163,41 @@ static bool is_all_zero(const char *data, size_t size)
     return size == 0 || (data[0] == 0 && repeats(data, size, 1));
 }
 
+static void note_values(const char *data, size_t bytes, unsigned bit, unsigned *bits)
+{
+    if (!(*bits & bit) && !is_all_zero(data, bytes))
+        *bits |= bit;
+}
+
+/* The parts of a tensor, or of a row, in which elements [first, first + count) of `whole` have values. */
+static void note_parts(const char *data, size_t size, int64_t first, int64_t count, int64_t whole,
+                       unsigned *bits)
+{
+    int64_t each = whole / PARTS;
+    while (count > 0) {
+        int64_t part = first / each < PARTS ? first / each : PARTS - 1;
+        int64_t left = (part == PARTS - 1 ? whole : (part + 1) * each) - first;
+        int64_t n = count < left ? count : left;
+        note_values(data, (size_t)n * size, 1U << part, bits);
+        data += (size_t)n * size;
+        first += n;
+        count -= n;
+    }
+}
+
+/* Rows end anywhere in a slab. */
+static void note_columns(const char *data, size_t size, int64_t first, int64_t count, int64_t row,
+                         unsigned *bits)
+{
+    while (count > 0 && *bits != ALL_PARTS) {
+        int64_t at = first % row, n = count < row - at ? count : row - at;
+        note_parts(data, size, at, n, row, bits);
+        data += (size_t)n * size;
+        first += n;
+        count -= n;
+    }
+}
+
 /* Slabs come in row-major order, so one expert follows the other. */
 static void add_stacked(tensor_scan *scan, const char *data, int64_t bytes)
 {
@@ -136,10 +217,17 @@ static void add_stacked(tensor_scan *scan, const char *data, int64_t bytes)
 }
 
 /* Statistics take long, so only slabs that are not finite get them. */
-static void add_facts(tensor_scan *scan, fsdp_dtype dtype, const char *data, int64_t count)
+static void add_facts(tensor_scan *scan, const fsdp_entry *tensor, int64_t first, int64_t count,
+                      const char *data)
 {
     value_facts *facts = scan->facts;
+    fsdp_dtype dtype = tensor->dtype;
     size_t size = fsdp_dtype_size(dtype), bytes = (size_t)count * size;
+    int64_t whole = fsdp_entry_bytes(tensor) / (int64_t)size;
+    if (has_runs(tensor, whole))
+        note_parts(data, size, first, count, whole, &facts->runs);
+    if (has_columns(tensor))
+        note_columns(data, size, first, count, tensor->shape[tensor->ndim - 1], &facts->columns);
     if (!facts->is_read)
         memcpy(scan->first, data, size);
     facts->is_constant = (!facts->is_read || facts->is_constant) &&
@@ -159,9 +247,8 @@ static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t firs
 {
     tensor_scan *scan = context;
     int64_t bytes = count * (int64_t)fsdp_dtype_size(entry->dtype);
-    (void)first;
     if (count > 0)
-        add_facts(scan, entry->dtype, data, count);
+        add_facts(scan, entry, first, count, data);
     if (scan->each > 0)
         add_stacked(scan, data, bytes);
     else if (scan->hasher)
@@ -172,9 +259,8 @@ static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t firs
 static fsdp_status prepare(tensor_scan *scan, const fsdp_entry *entry, const fsdp_entry *tensor,
                            fsdp_error *err)
 {
-    size_t digits;
     bool stacks = is_stacked(entry, tensor);
-    if (!stacks && !expert_number(entry->name, entry->name_size, &digits))
+    if (!stacks && !is_hashed(entry, tensor))
         return FSDP_OK;
     scan->hasher = fsdp_hasher_create();
     if (!scan->hasher)
@@ -233,31 +319,73 @@ static fsdp_status read_wanted(value_job *job, const fsdp_entry *entry, value_fa
     return at < 0 ? FSDP_OK : scan_entry(job, wanted, (size_t)at, facts_out, err);
 }
 
+/* Bits of parts that hold zeros only. */
+static unsigned dead_of(const value_facts *facts, const fsdp_entry *tensor, unsigned *columns_out)
+{
+    int64_t count = fsdp_entry_bytes(tensor) / (int64_t)fsdp_dtype_size(tensor->dtype);
+    bool reads_runs = facts->is_read && !facts->stacked && has_runs(tensor, count);
+    *columns_out = facts->is_read && has_columns(tensor) ? ALL_PARTS & ~facts->columns : 0;
+    return reads_runs ? ALL_PARTS & ~facts->runs : 0;
+}
+
+/* The first of the parts, and those behind it. */
+static void emit_dead(value_job *job, const fsdp_entry *entry, unsigned dead, int64_t whole,
+                      const char *what)
+{
+    int first = 0;
+    while (!(dead & 1U << first))
+        first++;
+    int end = first + 1;
+    while (end < PARTS && (dead & 1U << end))
+        end++;
+    fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
+                   "holds zeros only in %s %" PRId64 " to %" PRId64 " of %" PRId64, what,
+                   first * (whole / PARTS), (end == PARTS ? whole : end * (whole / PARTS)) - 1,
+                   whole);
+}
+
+/* Tells of one fault of the elements, unless the model that is asked for has the same. */
+static void emit_first(value_job *job, const fsdp_entry *entry, const fsdp_entry *tensor,
+                       const value_facts *facts, const value_facts *wanted)
+{
+    unsigned columns, right_columns, runs = dead_of(facts, tensor, &columns);
+    unsigned right_runs = dead_of(wanted, tensor, &right_columns);
+    int64_t count = fsdp_entry_bytes(tensor) / (int64_t)fsdp_dtype_size(tensor->dtype);
+    if (facts->nans > 0 && wanted->nans == 0)
+        fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
+                       "holds %" PRId64 " NaN", facts->nans);
+    else if (facts->infinities > 0 && wanted->infinities == 0)
+        fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
+                       "holds %" PRId64 " Inf", facts->infinities);
+    else if (!may_not_be_zero(entry, tensor) || wanted->is_zero)
+        return;
+    else if (facts->is_zero)
+        fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
+                       "holds zeros only");
+    else if (runs & ~right_runs)
+        emit_dead(job, entry, runs & ~right_runs, count, "elements");
+    else if (columns & ~right_columns)
+        emit_dead(job, entry, columns & ~right_columns, tensor->shape[tensor->ndim - 1], "columns");
+}
+
 static fsdp_status emit_elements(value_job *job, size_t i, fsdp_error *err)
 {
     const fsdp_sd *sd = job->like->model.sd;
     const fsdp_entry *entry = fsdp_sd_at(sd, i);
+    const fsdp_entry *tensor = fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i));
     const value_facts *facts = &job->facts[i];
     value_facts wanted;
+    unsigned columns;
     bool is_finite = facts->nans == 0 && facts->infinities == 0;
-    bool is_zero =
-        facts->is_zero && may_not_be_zero(entry, fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i)));
-    if (!facts->is_read || (is_finite && !is_zero))
+    bool is_dead = facts->is_read && may_not_be_zero(entry, tensor) &&
+                   (facts->is_zero || dead_of(facts, tensor, &columns) || columns);
+    if (!facts->is_read || (is_finite && !is_dead))
         return FSDP_OK;
     fsdp_status st = read_wanted(job, entry, &wanted, err);
+    if (st == FSDP_OK)
+        emit_first(job, entry, tensor, facts, &wanted);
     fsdp_free(wanted.stacked);
-    if (st != FSDP_OK)
-        return st;
-    if (facts->nans > 0 && wanted.nans == 0)
-        fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
-                       "holds %" PRId64 " NaN", facts->nans);
-    else if (facts->infinities > 0 && wanted.infinities == 0)
-        fsdp_like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
-                       "holds %" PRId64 " Inf", facts->infinities);
-    else if (is_zero && !wanted.is_zero)
-        fsdp_like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
-                       "holds zeros only");
-    return FSDP_OK;
+    return st;
 }
 
 static int compare_parts(const void *a, const void *b)
@@ -322,13 +450,13 @@ static fsdp_status emit_stacked(value_job *job, size_t i, fsdp_error *err)
     return st;
 }
 
-/* --- experts in tensors of their own ------------------------------------------------------------ */
+/* --- layers, and experts in tensors of their own ------------------------------------------------ */
 
-typedef struct expert_entry {
+typedef struct unit_entry {
     const fsdp_entry *entry;
     const value_facts *facts;
     size_t begin, digits; /* of the number in the name */
-} expert_entry;
+} unit_entry;
 
 static int compare_text(const char *a, size_t a_size, const char *b, size_t b_size)
 {
@@ -336,8 +464,8 @@ static int compare_text(const char *a, size_t a_size, const char *b, size_t b_si
     return order != 0 ? order : (a_size > b_size) - (a_size < b_size);
 }
 
-/* By layer and matrix, which is the name without the number; then by bytes. */
-static int compare_group(const expert_entry *a, const expert_entry *b)
+/* By matrix, which is the name without the number; then by bytes. */
+static int compare_group(const unit_entry *a, const unit_entry *b)
 {
     size_t a_end = a->begin + a->digits, b_end = b->begin + b->digits;
     int order = compare_text(a->entry->name, a->begin, b->entry->name, b->begin);
@@ -347,57 +475,62 @@ static int compare_group(const expert_entry *a, const expert_entry *b)
     return order != 0 ? order : memcmp(&a->facts->hash, &b->facts->hash, sizeof a->facts->hash);
 }
 
-static int compare_experts(const void *a, const void *b)
+static int compare_units(const void *a, const void *b)
 {
-    const expert_entry *one = a, *other = b;
+    const unit_entry *one = a, *other = b;
     int order = compare_group(one, other);
     return order != 0 ? order : (one->entry > other->entry) - (one->entry < other->entry);
 }
 
-static size_t list_experts(const value_job *job, expert_entry *experts)
+static size_t list_units(const value_job *job, unit_entry *units)
 {
     size_t count = 0;
-    for (size_t i = 0; i < fsdp_sd_count(job->like->model.sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(job->like->model.sd, i);
+    const fsdp_sd *sd = job->like->model.sd;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
         size_t digits;
-        const char *number = expert_number(entry->name, entry->name_size, &digits);
-        if (number && job->facts[i].is_read && !job->facts[i].is_constant)
-            experts[count++] =
-                (expert_entry){entry, &job->facts[i], (size_t)(number - entry->name), digits};
+        if (!job->facts[i].is_read || job->facts[i].is_constant || !is_hashed(entry, entry))
+            continue;
+        const char *number = unit_number(entry, &digits);
+        units[count++] =
+            (unit_entry){entry, &job->facts[i], (size_t)(number - entry->name), digits};
     }
     return count;
 }
 
-/* True when the two experts are equal in the model that is asked for, too. */
-static fsdp_status are_equal_there(value_job *job, const expert_entry *a, const expert_entry *b,
+/* True when the two are equal in the model that is asked for, too, or one of them is not there: that is extra, or
+ * tied. */
+static fsdp_status are_equal_there(value_job *job, const unit_entry *a, const unit_entry *b,
                                    bool *are_out, fsdp_error *err)
 {
     value_facts one, other;
     FSDP_TRY(read_wanted(job, a->entry, &one, err));
     FSDP_TRY(read_wanted(job, b->entry, &other, err));
-    *are_out = one.is_read && other.is_read && is_equal(&one.hash, &other.hash);
+    *are_out =
+        one.is_read && other.is_read ? is_equal(&one.hash, &other.hash) : job->like->wanted != NULL;
     return FSDP_OK;
 }
 
 static fsdp_status emit_twins(value_job *job, fsdp_error *err)
 {
-    expert_entry *experts = fsdp_alloc(fsdp_sd_count(job->like->model.sd) + 1, sizeof *experts);
+    unit_entry *units = fsdp_alloc(fsdp_sd_count(job->like->model.sd) + 1, sizeof *units);
     fsdp_status st = FSDP_OK;
-    if (!experts)
-        return fsdp_fail_memory(err, "experts");
-    size_t count = list_experts(job, experts);
-    qsort(experts, count, sizeof *experts, compare_experts);
+    if (!units)
+        return fsdp_fail_memory(err, "layers");
+    size_t count = list_units(job, units);
+    qsort(units, count, sizeof *units, compare_units);
     for (size_t e = 1; e < count && st == FSDP_OK; e++) {
-        const expert_entry *before = &experts[e - 1], *expert = &experts[e];
+        const unit_entry *before = &units[e - 1], *unit = &units[e];
         bool is_right = true;
-        if (compare_group(before, expert) == 0)
-            st = are_equal_there(job, before, expert, &is_right, err);
+        if (compare_group(before, unit) == 0)
+            st = are_equal_there(job, before, unit, &is_right, err);
         if (st == FSDP_OK && !is_right)
-            fsdp_like_emit(job->like, FSDP_FINDING_TWIN, expert->entry->name,
-                           expert->entry->name_size, "is equal to that of expert %.*s",
+            fsdp_like_emit(job->like, FSDP_FINDING_TWIN, unit->entry->name, unit->entry->name_size,
+                           "is equal to that of %s %.*s",
+                           holds_word(unit->entry, "experts.") ? "expert" : "layer",
                            (int)before->digits, before->entry->name + before->begin);
     }
-    fsdp_free(experts);
+    fsdp_free(units);
     return st;
 }
 
