@@ -146,4 +146,6 @@ const char fsdp_framework_beside[] =
 const char fsdp_framework_not_beside[] =
     "*.safetensors|*.bin|*.pt|*.pth|*.ckpt|*.h5|*.hdf5|*.keras|*.npz|*.npy|*.gguf|*.onnx|*.tflite|"
     "*.msgpack|*.pkl|*.distcp|*.index.json";
+const char fsdp_framework_pickles[] =
+    "*.bin|*.pt|*.pth|*.ckpt|*.pkl|*.pickle|*.joblib|*.dill|*.npy|*.npz|*.h5|*.hdf5|*.keras";
 const char fsdp_framework_module_list[] = "modules.json";

@@ -1,6 +1,6 @@
 /*
- * Values that a program runs code for when it loads them: objects of classes outside the evaluated
- * list of the pickle reader. A target gets them only with opts.opaque copy, and the plan names
+ * Values, and copied files, that a program runs code for when it loads them: objects of classes outside the
+ * evaluated list of the pickle reader. A target gets them only with opts.opaque copy, and the plan names
  * each. See plan_notes.h.
  */
 #include "statedict/checkpoint/verify_code.h"
@@ -20,16 +20,22 @@ typedef struct code_list {
     fsdp_name_list names; /* for the message */
 } code_list;
 
-static fsdp_status add_item(code_list *list, const fsdp_entry *entry, const fsdp_selected *selected,
-                            const char *class_name, fsdp_error *err)
+/* A value: its name in the result, and in the source for messages; or a copied file. */
+typedef struct code_name {
+    const char *name, *from;
+    size_t size, from_size;
+} code_name;
+
+static fsdp_status add_item(code_list *list, code_name name, int64_t bytes, const char *class_name,
+                            fsdp_error *err)
 {
     fsdp_text shown = {0};
-    fsdp_convert_code item = {
-        .name = fsdp_arena_strndup(list->arena, selected->name, selected->name_size),
-        .name_size = selected->name_size,
-        .class_name = fsdp_arena_strndup(list->arena, class_name, strlen(class_name)),
-        .bytes = (int64_t)fsdp_value_bytes(&entry->value)};
-    fsdp_text_add(&shown, entry->name, entry->name_size);
+    fsdp_convert_code item = {.name = fsdp_arena_strndup(list->arena, name.name, name.size),
+                              .name_size = name.size,
+                              .class_name =
+                                  fsdp_arena_strndup(list->arena, class_name, strlen(class_name)),
+                              .bytes = bytes};
+    fsdp_text_add(&shown, name.from, name.from_size);
     fsdp_text_addf(&shown, " (%s)", class_name);
     bool is_whole = item.name && item.class_name && !shown.failed &&
                     fsdp_names_add(&list->names, shown.data, shown.size);
@@ -55,9 +61,22 @@ static fsdp_status check_entry(code_list *list, size_t i, fsdp_error *err)
     if (st == FSDP_OK && classes.failed)
         st = fsdp_fail_memory(err, "a plan");
     if (st == FSDP_OK && classes.size > 1)
-        st = add_item(list, entry, selected, classes.data, err);
+        st = add_item(
+            list, (code_name){selected->name, entry->name, selected->name_size, entry->name_size},
+            (int64_t)fsdp_value_bytes(&entry->value), classes.data, err);
     fsdp_text_release(&classes);
     return st;
+}
+
+/* A file that is copied as it is. */
+static fsdp_status check_copy(code_list *list, const fsdp_copies *copies, size_t i, fsdp_error *err)
+{
+    fsdp_file_info info;
+    const char *name = fsdp_copies_name(copies, i), *code = fsdp_copies_code(copies, i);
+    if (!code || !fsdp_copies_path(copies, i, &info))
+        return FSDP_OK;
+    return add_item(list, (code_name){name, name, strlen(name), strlen(name)}, info.size, code,
+                    err);
 }
 
 static fsdp_status fail_code(const code_list *list, fsdp_error *err)
@@ -77,10 +96,12 @@ fsdp_status fsdp_plan_note_code(fsdp_convert_plan *plan, const convert_job *job,
 {
     code_list list = {.sd = job->from->manifest.sd, .selection = selection, .arena = plan->memory};
     size_t count = fsdp_sd_count(list.sd);
-    list.items = fsdp_arena_alloc(list.arena, count, sizeof *list.items);
+    list.items = fsdp_arena_alloc(list.arena, count + job->copies.count, sizeof *list.items);
     fsdp_status st = list.items ? FSDP_OK : fsdp_fail_memory(err, "a plan");
     for (size_t i = 0; i < count && st == FSDP_OK; i++)
         st = check_entry(&list, i, err);
+    for (size_t i = 0; i < job->copies.count && st == FSDP_OK; i++)
+        st = check_copy(&list, &job->copies, i, err);
     plan->code = list.items;
     plan->code_count = list.count;
     if (st == FSDP_OK && list.count > 0 && job->opts.opaque != FSDP_OPAQUE_COPY)

@@ -5,6 +5,7 @@
 #include "formats/frameworks.h"
 #include "formats/source.h"
 #include "kernels/kernels.h"
+#include "statedict/checkpoint/verify_code.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/meter.h"
 
@@ -23,7 +24,8 @@ struct fsdp_copied_file {
     bool has_text;
     fsdp_text text; /* what is written, if it has_text: edited or carried */
     char change[96];
-    fsdp_hash hash; /* of the bytes that were written */
+    const char *code; /* what a program runs when it loads the file; NULL: nothing */
+    fsdp_hash hash;   /* of the bytes that were written */
 };
 
 /* --- listing files ---------------------------------------------------------------------------- */
@@ -38,12 +40,18 @@ bool fsdp_copied_name(const char *name, bool with_code)
            fsdp_framework_matches(fsdp_framework_beside, name, NULL);
 }
 
+static const char *base_name(const char *name)
+{
+    const char *slash = strrchr(name, '/');
+    return slash ? slash + 1 : name;
+}
+
 /* True for files whose "auto_map" names code. Others are data: a vocabulary may hold any word. */
 static bool is_config(const char *name)
 {
     return fsdp_framework_matches("config.json|generation_config.json|tokenizer_config.json|"
                                   "preprocessor_config.json|processor_config.json",
-                                  name, NULL);
+                                  base_name(name), NULL);
 }
 
 static bool wanted(void *context, const char *name)
@@ -58,36 +66,73 @@ static int compare_names(const void *a, const void *b)
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-static fsdp_status add_file(fsdp_copies *copies, fsdp_io *io, const char *dir, const char *name,
-                            fsdp_error *err)
+static fsdp_status keep_file(fsdp_copies *copies, const fsdp_copied_file *file, const char *path,
+                             fsdp_error *err)
+{
+    int64_t most = is_config(file->name)     ? EDITED_MOST
+                   : strchr(file->name, '/') ? INT64_MAX /* weights of a module */
+                                             : COPIED_MOST;
+    int64_t size = fsdp_source_file_size(copies->source, (size_t)file->number);
+    if (size > most)
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s' has %" PRId64 " bytes, at most %" PRId64 " are copied", path, size,
+                         most);
+    if (!fsdp_grow(&copies->files, &copies->room, copies->count + 1, sizeof *file))
+        return fsdp_fail_memory(err, "a list of files");
+    copies->files[copies->count++] = *file;
+    return FSDP_OK;
+}
+
+static bool drops_code(const fsdp_convert_opts *opts)
+{
+    for (size_t i = 0; i < opts->select.drop_count; i++)
+        if (strcmp(opts->select.drops[i], "opaque") == 0)
+            return true;
+    return false;
+}
+
+/* Files obey the rule of values: code is copied only where it is asked for (fsdp_plan_note_code). */
+static fsdp_status find_code(fsdp_copies *copies, const fsdp_convert_opts *opts, const char *path,
+                             fsdp_copied_file *file, fsdp_error *err)
+{
+    fsdp_text names = {0};
+    if (!fsdp_framework_matches(fsdp_framework_pickles, file->name, NULL))
+        return FSDP_OK;
+    fsdp_status st = fsdp_file_code(path, &opts->open.access, &names, err);
+    if (st == FSDP_OK && names.size > 0) {
+        file->code = fsdp_arena_strndup(&copies->arena, names.data, names.size);
+        st = file->code ? FSDP_OK : fsdp_fail_memory(err, path);
+    }
+    fsdp_text_release(&names);
+    return st;
+}
+
+static fsdp_status add_path(fsdp_copies *copies, fsdp_io *io, const fsdp_convert_opts *opts,
+                            const char *path, fsdp_copied_file *file, fsdp_error *err)
 {
     fsdp_file_info info;
+    int result = io->ops->info(io, path, &info);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot open '%s'", path);
+    if (info.kind == FSDP_FILE_DIRECTORY)
+        return FSDP_OK;
+    if (info.kind == FSDP_FILE_OTHER)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no regular file, and cannot be copied",
+                         path);
+    FSDP_TRY(find_code(copies, opts, path, file, err));
+    if (file->code && drops_code(opts))
+        return FSDP_OK;
+    FSDP_TRY(fsdp_source_add_file(copies->source, path, true, &file->number, err));
+    return keep_file(copies, file, path, err);
+}
+
+static fsdp_status add_file(fsdp_copies *copies, fsdp_io *io, const fsdp_convert_opts *opts,
+                            const char *name, fsdp_error *err)
+{
     fsdp_copied_file file = {.name = fsdp_arena_strndup(&copies->arena, name, strlen(name))};
-    char *path = fsdp_path_join(dir, name);
-    fsdp_status st = path && file.name ? FSDP_OK : fsdp_fail_memory(err, "a path");
-    int result = st == FSDP_OK ? io->ops->info(io, path, &info) : 0;
-    bool is_directory = st == FSDP_OK && result == 0 && info.kind == FSDP_FILE_DIRECTORY;
-    if (st == FSDP_OK && result < 0)
-        st = fsdp_fail_errno(err, -result, "cannot open '%s'", path);
-    else if (st == FSDP_OK && info.kind == FSDP_FILE_OTHER)
-        st =
-            fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no regular file, and cannot be copied", path);
-    else if (st == FSDP_OK && !is_directory)
-        st = fsdp_source_add_file(copies->source, path, true, &file.number, err);
-    if (st == FSDP_OK && !is_directory) {
-        int64_t most = is_config(name)     ? EDITED_MOST
-                       : strchr(name, '/') ? INT64_MAX /* weights of a module */
-                                           : COPIED_MOST;
-        int64_t size = fsdp_source_file_size(copies->source, (size_t)file.number);
-        if (size > most)
-            st = fsdp_fail(err, FSDP_ERR_LIMIT,
-                           "'%s' has %" PRId64 " bytes, at most %" PRId64 " are copied", path, size,
-                           most);
-        else if (!fsdp_grow(&copies->files, &copies->room, copies->count + 1, sizeof file))
-            st = fsdp_fail_memory(err, "a list of files");
-        else
-            copies->files[copies->count++] = file;
-    }
+    char *path = fsdp_path_join(opts->copy_from, name);
+    fsdp_status st = path && file.name ? add_path(copies, io, opts, path, &file, err)
+                                       : fsdp_fail_memory(err, "a path");
     fsdp_free(path);
     return st;
 }
@@ -153,8 +198,7 @@ static fsdp_status add_folder(fsdp_copies *copies, fsdp_io *io, const fsdp_conve
         qsort(names.items, names.count, sizeof *names.items, compare_names);
     for (size_t i = 0; i < names.count && st == FSDP_OK; i++) {
         char *name = fsdp_path_join(folder, names.items[i]);
-        st = name ? add_file(copies, io, opts->copy_from, name, err)
-                  : fsdp_fail_memory(err, "a path");
+        st = name ? add_file(copies, io, opts, name, err) : fsdp_fail_memory(err, "a path");
         fsdp_free(name);
     }
     fsdp_io_names_release(&names);
@@ -191,7 +235,7 @@ static fsdp_status add_files(fsdp_copies *copies, fsdp_io *io, const fsdp_conver
     if (st == FSDP_OK && names.count > 0)
         qsort(names.items, names.count, sizeof *names.items, compare_names);
     for (size_t i = 0; i < names.count && st == FSDP_OK; i++)
-        st = add_file(copies, io, opts->copy_from, names.items[i], err);
+        st = add_file(copies, io, opts, names.items[i], err);
     fsdp_io_names_release(&names);
     if (st == FSDP_OK)
         st = add_modules(copies, io, opts, err);
@@ -433,7 +477,7 @@ static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const
     bool is_main = strcmp(file->name, "config.json") == 0;
     fsdp_config_edits edits = {.dtype = is_main ? dtype : NULL,
                                .no_code = !opts->copy_code,
-                               .no_quantization = opts->dequant != NULL,
+                               .no_quantization = opts->dequant && !strchr(file->name, '/'),
                                .untied = is_main && copies->unties};
     if (!is_config(file->name) ||
         (!edits.dtype && !edits.no_code && !edits.no_quantization && !edits.untied))
@@ -632,6 +676,11 @@ const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info
 const char *fsdp_copies_name(const fsdp_copies *copies, size_t i)
 {
     return copies->files[i].name;
+}
+
+const char *fsdp_copies_code(const fsdp_copies *copies, size_t i)
+{
+    return copies->files[i].code;
 }
 
 const char *fsdp_copies_change(const fsdp_copies *copies, size_t i)

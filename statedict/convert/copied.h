@@ -73,6 +73,8 @@ void fsdp_copies_release(fsdp_copies *copies);
 /* The source's path of copy i, for plans; NULL: the source carries it as a value. */
 const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out);
 const char *fsdp_copies_name(const fsdp_copies *copies, size_t i);
+/* Classes that a program runs when it loads the copy; NULL: none. */
+const char *fsdp_copies_code(const fsdp_copies *copies, size_t i);
 /* "dtype float32 -> bfloat16", or "" */
 const char *fsdp_copies_change(const fsdp_copies *copies, size_t i);
 /* True when the file at the path is copied. */
