@@ -85,7 +85,7 @@ extern const char *const fsdp_framework_configs[], *const fsdp_framework_config_
 
 /* The files that loaders read beside weights, and those of them that are weights, indexes or states. */
 extern const char fsdp_framework_beside[], fsdp_framework_not_beside[];
-/* Those that may be pickles, or hold some. */
+/* Files that may be pickles, or hold some. */
 extern const char fsdp_framework_pickles[];
 /* The file that lists the modules of a model which lie in folders beside its first one. */
 extern const char fsdp_framework_module_list[];

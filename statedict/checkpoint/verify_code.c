@@ -2,7 +2,6 @@
 #include "statedict/checkpoint/verify_code.h"
 
 #include "formats/source.h"
-#include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/manifest/large_value.h"
 
 #include <string.h>
@@ -15,27 +14,6 @@ fsdp_status fsdp_value_code(const fsdp_value *value, fsdp_text *names, fsdp_erro
     for (size_t i = 0; is_list && i < value->as.list.count; i++)
         FSDP_TRY(fsdp_value_code(&value->as.list.items[i], names, err));
     return FSDP_OK;
-}
-
-fsdp_status fsdp_file_code(const char *path, const fsdp_access *access, fsdp_text *names,
-                           fsdp_error *err)
-{
-    const fsdp_open_opts open = {.access = *access};
-    fsdp_checkpoint *checkpoint = NULL;
-    const char *name;
-    fsdp_error odd = {0};
-    fsdp_status st = fsdp_checkpoint_open(path, &open, &checkpoint, &odd);
-    if (st == FSDP_ERR_LIMIT)
-        return fsdp_fail(err, st, "%s", odd.text);
-    if (st != FSDP_OK || !checkpoint->source)
-        fsdp_text_addf(names, "not understood");
-    for (size_t file = 0;
-         st == FSDP_OK && checkpoint->source && file < fsdp_source_file_count(checkpoint->source);
-         file++)
-        for (size_t n = 0; (name = fsdp_source_code_at(checkpoint->source, file, n)) != NULL; n++)
-            fsdp_text_addf(names, "%s%s", names->size > 0 ? ", " : "", name);
-    fsdp_checkpoint_close(checkpoint);
-    return names->failed ? fsdp_fail_memory(err, path) : FSDP_OK;
 }
 
 fsdp_status fsdp_code_report(const fsdp_verify_opts *opts, const char *file, const char *tensor,

@@ -9,10 +9,6 @@
  * FSDP_ERR_REFUSED: a call that no checkpoint may have. */
 fsdp_status fsdp_value_code(const fsdp_value *value, fsdp_text *names, fsdp_error *err);
 
-/* The same for a file of another program, such as weights that are copied as they are; one that is not understood
- * may run anything, and names says so. */
-fsdp_status fsdp_file_code(const char *path, const fsdp_access *access, fsdp_text *names, fsdp_error *err);
-
 /* Reports that a file holds such objects; tensor: the printable name of the value, or "". */
 fsdp_status fsdp_code_report(const fsdp_verify_opts *opts, const char *file, const char *tensor,
                              const fsdp_text *names, fsdp_error *err);

@@ -77,3 +77,24 @@ void fsdp_convert_io_end(fsdp_convert_io *how)
     fsdp_io_direct_free(how->direct);
     fsdp_io_limit_free(how->limit);
 }
+
+fsdp_status fsdp_convert_file_code(const char *path, const fsdp_access *access, fsdp_text *names,
+                                   fsdp_error *err)
+{
+    const fsdp_open_opts open = {.access = *access};
+    fsdp_checkpoint *checkpoint = NULL;
+    const char *name;
+    fsdp_error odd = {0};
+    fsdp_status st = fsdp_checkpoint_open(path, &open, &checkpoint, &odd);
+    if (st == FSDP_ERR_LIMIT)
+        return fsdp_fail(err, st, "%s", odd.text);
+    if (st != FSDP_OK || !checkpoint->source)
+        fsdp_text_addf(names, "not understood");
+    for (size_t file = 0;
+         st == FSDP_OK && checkpoint->source && file < fsdp_source_file_count(checkpoint->source);
+         file++)
+        for (size_t n = 0; (name = fsdp_source_code_at(checkpoint->source, file, n)) != NULL; n++)
+            fsdp_text_addf(names, "%s%s", names->size > 0 ? ", " : "", name);
+    fsdp_checkpoint_close(checkpoint);
+    return names->failed ? fsdp_fail_memory(err, path) : FSDP_OK;
+}

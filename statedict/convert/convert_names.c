@@ -155,7 +155,9 @@ static fsdp_status find_config(const convert_job *job, char **text_out, size_t *
         return !*text_out || *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
     }
     fsdp_file_info info;
-    if (strcmp(job->limits->format, "safetensors") == 0 && job->from->source &&
+    const fsdp_convert_opts *opts = &job->opts;
+    bool has_own_names = opts->select.rename_count == 0 && !opts->map;
+    if (has_own_names && strcmp(job->limits->format, "safetensors") == 0 && job->from->source &&
         job->io->ops->info(job->io, job->from->path, &info) >= 0 &&
         info.kind == FSDP_FILE_DIRECTORY)
         *text_out = fsdp_config_find(job->io, NULL, job->from->path, size_out, path_out);

@@ -5,7 +5,7 @@
 #include "formats/frameworks.h"
 #include "formats/source.h"
 #include "kernels/kernels.h"
-#include "statedict/checkpoint/verify_code.h"
+#include "statedict/convert/convert_io.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/meter.h"
 
@@ -98,7 +98,7 @@ static fsdp_status find_code(fsdp_copies *copies, const fsdp_convert_opts *opts,
     fsdp_text names = {0};
     if (!fsdp_framework_matches(fsdp_framework_pickles, file->name, NULL))
         return FSDP_OK;
-    fsdp_status st = fsdp_file_code(path, &opts->open.access, &names, err);
+    fsdp_status st = fsdp_convert_file_code(path, &opts->open.access, &names, err);
     if (st == FSDP_OK && names.size > 0) {
         file->code = fsdp_arena_strndup(&copies->arena, names.data, names.size);
         st = file->code ? FSDP_OK : fsdp_fail_memory(err, path);

@@ -54,8 +54,8 @@ typedef struct fsdp_copies_beside {
     size_t count;
     const fsdp_ties *ties;
 } fsdp_copies_beside;
-/* Compares the copies with the result and edits config.json. FSDP_ERR_USAGE names weights that are tied in only
- * one of the two. */
+/* Compares the copies with the result and edits config.json. FSDP_ERR_USAGE names weights that are tied in
+ * only one of the two. */
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err);
 

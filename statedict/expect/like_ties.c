@@ -1,6 +1,6 @@
 /*
- * Further names of a tensor: see like.h. Programs store tied weights once, as aliases, or with every name as a
- * copy; a model is the same in each of the three forms.
+ * Further names of a tensor: see like.h. Programs store tied weights once, as aliases, or with every name as
+ * a copy; a model is the same in each of the three forms.
  */
 #include "statedict/expect/like.h"
 
@@ -119,8 +119,8 @@ static fsdp_status digest_of(fsdp_like_model *model, size_t i, int64_t memory,
     return st;
 }
 
-/* Equal elements are the same tensor, unless all are equal to one another, as those of a fresh norm or bias are
- * in every layer. */
+/* Equal elements are the same tensor, unless all are equal to one another, as those of a fresh norm or bias
+ * are in every layer. */
 static fsdp_status is_copy(fsdp_like_model *model, size_t i, size_t k, int64_t memory, bool *is_out,
                            fsdp_error *err)
 {

@@ -3,8 +3,8 @@
  * model.
  *
  * Not every zero is a fault: biases, norms that store their distance from 1, and an adapter's second factor
- * begin as zeros. Matrices of layers do not, and no training makes one, nor a matrix of which an eighth is zero
- * (a rank's part that was not written), nor equal matrices in two layers or experts.
+ * begin as zeros. Matrices of layers do not, and no training makes one, nor a matrix of which an eighth is
+ * zero (a rank's part that was not written), nor equal matrices in two layers or experts.
  */
 #include "statedict/expect/like.h"
 
@@ -498,8 +498,8 @@ static size_t list_units(const value_job *job, unit_entry *units)
     return count;
 }
 
-/* True when the two are equal in the model that is asked for, too, or one of them is not there: that is extra, or
- * tied. */
+/* True when the two are equal in the model that is asked for, too, or one of them is not there, which is extra
+ * or tied. */
 static fsdp_status are_equal_there(value_job *job, const unit_entry *a, const unit_entry *b,
                                    bool *are_out, fsdp_error *err)
 {

@@ -220,6 +220,23 @@ static void add_tuples(fsdp_text *text, const convert_options *opts, const fsdp_
                    plan->in_tuples, one ? " is" : "s are", one ? "it" : "them");
 }
 
+/* DCP is what trainers leave, and mostly without the configuration that a loader asks for. */
+static void add_config(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    const fsdp_convert_opts *convert = &opts->convert;
+    bool is_hf = convert->format && strcmp(convert->format, "hf") == 0;
+    bool is_dcp = strcmp(fsdp_checkpoint_describe(opts->source)->format, "dcp") == 0;
+    if (!is_hf || !is_dcp || convert->copy_from || convert->skip_copies ||
+        convert->select.only == FSDP_ONLY_OPTIM)
+        return;
+    for (size_t i = 0; i < plan->copied_count; i++)
+        if (strcmp(plan->copied[i].name, "config.json") == 0)
+            return;
+    fsdp_text_addf(text,
+                   "no config.json is here, which loaders of the result ask for: --copy-from DIR "
+                   "takes it and the tokenizer from the model's directory");
+}
+
 /* --- lines and messages -------------------------------------------------------------------------- */
 
 static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options *opts,
@@ -230,6 +247,7 @@ static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options
     [CONVERT_NOTE_CODE] = add_code,           [CONVERT_NOTE_FORM] = add_form,
     [CONVERT_NOTE_TOKENIZER] = add_tokenizer, [CONVERT_NOTE_NAMES] = add_names,
     [CONVERT_NOTE_ROUNDED] = add_rounded,     [CONVERT_NOTE_TUPLES] = add_tuples,
+    [CONVERT_NOTE_CONFIG] = add_config,
 };
 
 void convert_add_note(fsdp_text *text, convert_note note, const convert_options *opts,
