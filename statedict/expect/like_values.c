@@ -319,13 +319,27 @@ static fsdp_status read_wanted(value_job *job, const fsdp_entry *entry, value_fa
     return at < 0 ? FSDP_OK : scan_entry(job, wanted, (size_t)at, facts_out, err);
 }
 
+/* The rows of a vocabulary are padded with zeros up to a round number: fewer than half of them at its end say
+ * nothing. */
+static unsigned without_padding(unsigned dead, const fsdp_entry *entry)
+{
+    size_t digits;
+    unsigned padding = 0;
+    if (layer_number(entry->name, entry->name_size, &digits))
+        return dead;
+    int parts = 0;
+    for (unsigned bit = 1U << (PARTS - 1); dead & bit; bit >>= 1, parts++)
+        padding |= bit;
+    return parts < PARTS / 2 ? dead & ~padding : dead;
+}
+
 /* Bits of parts that hold zeros only. */
 static unsigned dead_of(const value_facts *facts, const fsdp_entry *tensor, unsigned *columns_out)
 {
     int64_t count = fsdp_entry_bytes(tensor) / (int64_t)fsdp_dtype_size(tensor->dtype);
     bool reads_runs = facts->is_read && !facts->stacked && has_runs(tensor, count);
     *columns_out = facts->is_read && has_columns(tensor) ? ALL_PARTS & ~facts->columns : 0;
-    return reads_runs ? ALL_PARTS & ~facts->runs : 0;
+    return reads_runs ? without_padding(ALL_PARTS & ~facts->runs, tensor) : 0;
 }
 
 /* The first of the parts, and those behind it. */
@@ -498,7 +512,7 @@ static size_t list_units(const value_job *job, unit_entry *units)
     return count;
 }
 
-/* True when the two are equal in the model that is asked for, too, or one of them is not there, which is extra
+/* True when the two are equal in the model that is asked for, too, or one of them is not there: it is extra
  * or tied. */
 static fsdp_status are_equal_there(value_job *job, const unit_entry *a, const unit_entry *b,
                                    bool *are_out, fsdp_error *err)

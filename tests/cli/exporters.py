@@ -172,7 +172,7 @@ def vocabulary_padded_twice(model):
     for name in names:
         shape, values = model[name]
         model[name] = ([2 * shape[0], shape[1]], values + [0.0] * len(values))
-    return {"shape": names}
+    return {"shape": names, "zero": names}
 
 
 def adapter_not_merged(model):

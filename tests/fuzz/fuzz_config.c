@@ -40,7 +40,8 @@ static fsdp_status tell(void *context, fsdp_expect_fault fault, const fsdp_expec
 {
     int64_t *told = context;
     (void)err;
-    require((fault == FSDP_EXPECT_EXTRA) == !expected && (fault == FSDP_EXPECT_MISSING) == !entry);
+    require((fault == FSDP_EXPECT_EXTRA || fault == FSDP_EXPECT_BEYOND) == !expected &&
+            (fault == FSDP_EXPECT_MISSING) == !entry);
     for (int d = 0; expected && d < expected->ndim; d++)
         require(expected->shape[d] >= 0);
     require(!expected || (expected->name_size > 0 && !strchr(expected->name, '{')));
