@@ -245,8 +245,8 @@ static void fit_format(convert_job *job, const char *layout)
     job->limits = job->format->ops ? &job->format->limits : NULL;
 }
 
-/* Numbers of an optimizer become names, where the target's loaders ask for these. Other formats than these two
- * have the numbers because a program wanted them; so may one file of torch.save, without a config.json. */
+/* Numbers of an optimizer become names, where the target's loaders ask for these. Formats beside these two
+ * have numbers because a program wanted them; so may one file of torch.save, without a config.json. */
 static fsdp_status name_optim(convert_job *job, const model_config *config, fsdp_convert_plan *plan,
                               fsdp_error *err)
 {

@@ -1,4 +1,4 @@
-"""An optimizer of Trainer, which numbers its parameters, gets their names on the way to DCP and to DeepSpeed's
+"""An optimizer of Trainer, which numbers its parameters, gets names on the way to DCP and to DeepSpeed's
 universal checkpoints, or is refused. tests/peers/trainer_optim.py has PyTorch load the results.
 
 usage: numbered_optim.py BIN GOLDEN
@@ -17,7 +17,8 @@ USAGE = 2
 
 
 def run(program, *words, status=0):
-    done = subprocess.run([BIN / program, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([BIN / program, *map(str, words)], capture_output=True, text=True, timeout=60,
+                          check=False)
     assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
     return done.stdout + done.stderr
 
@@ -35,7 +36,8 @@ def names_follow_the_order_of_the_model(folder):
     layer = "model.layers.0."
     decayed = ["model.embed_tokens.weight", *(f"{layer}self_attn.{one}_proj.weight" for one in "qkvo"),
                *(f"{layer}mlp.{one}_proj.weight" for one in ("gate", "up", "down")), "lm_head.weight"]
-    others = [f"{layer}input_layernorm.weight", f"{layer}post_attention_layernorm.weight", "model.norm.weight"]
+    others = [f"{layer}input_layernorm.weight", f"{layer}post_attention_layernorm.weight",
+              "model.norm.weight"]
     source = tensors(folder / "step")
     convert(folder / "step", folder / "out.dcp", "--to", "dcp")
     found = tensors(folder / "out.dcp")
@@ -53,8 +55,8 @@ def names_follow_the_order_of_the_model(folder):
 def the_typed_comparison_is_equal(folder):
     said = convert(folder / "step", folder / "again.dcp", "--to", "dcp")
     command = next(line for line in said.splitlines() if line.startswith("next")).split(None, 1)[1]
-    done = subprocess.run(command.replace("fsdp-", f"{BIN}/fsdp-", 1), shell=True, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(command.replace("fsdp-", f"{BIN}/fsdp-", 1), shell=True, capture_output=True,
+                          text=True, check=False)
     assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 

@@ -1,5 +1,5 @@
-"""Writes statedict/select/parameter_orders.txt: the order in which models of transformers have their parameters.
-An optimizer numbers parameters in that order, and a file of safetensors has them in the order of their names.
+"""Writes statedict/select/parameter_orders.txt: the order of the parameters of transformers' models.
+An optimizer numbers parameters in that order; a file of safetensors has them in the order of their names.
 
 usage: parameter_orders.py ORDERS [--check]    --check: exit 1 where ORDERS holds something else
 
@@ -159,7 +159,8 @@ def orders():
 def main():
     transformers.logging.set_verbosity_error()
     path = Path(sys.argv[1])
-    head = [f"# Made by tests/peers/parameter_orders.py of transformers {transformers.__version__}, which says what it is."]
+    head = [f"# Made by tests/peers/parameter_orders.py, which says what it is, of transformers "
+            f"{transformers.__version__}."]
     text = "\n".join(head + [line for group in orders() for line in group.lines()]) + "\n"
     if "--check" in sys.argv:
         sys.exit(0 if path.read_text() == text else f"{path} is another one")
