@@ -33,6 +33,8 @@ typedef struct fsdp_select_opts {
     size_t drop_count;
     const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
     size_t rename_count;
+    const char *under;         /* "model": the dict, or "app.model": the dicts that the new names which begin
+                                * with it lie in. NULL: as the source has them */
     /* Floating types of the result, names of fsdp_castable_at. Only tensors of such a type are cast. */
     const char *dtype;                 /* of the model's tensors; NULL or "keep": as they are */
     const char *const *dtype_rules;    /* "REGEX=DTYPE" over names of the source; the first that matches wins,

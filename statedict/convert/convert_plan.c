@@ -95,7 +95,8 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
 {
     fsdp_relayout_opts opts = {.kind = job->kind,
                                .mesh = job->mesh ? job->mesh : job->opts.mesh,
-                               .shard_dim = job->opts.shard_dim};
+                               .shard_dim = job->opts.shard_dim,
+                               .under = job->opts.select.under};
     fsdp_tie_rules rules = {.opts = &job->opts,
                             .limits = job->limits,
                             .config = job->copies.config.tied,

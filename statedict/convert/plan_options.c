@@ -61,6 +61,7 @@ static const plan_option options[] = {
     {OPTION("exclude", TEXT, select.exclude)},
     {OPTION("drop", LIST, select.drops), COUNT(select.drop_count)},
     {OPTION("rename", LIST, select.renames), COUNT(select.rename_count)},
+    {OPTION("under", STRING, select.under), .is_optional = true},
     {OPTION("dtype", STRING, select.dtype), .is_optional = true},
     {OPTION("dtype_for", LIST, select.dtype_rules), COUNT(select.dtype_rule_count),
      .is_optional = true},

@@ -7,6 +7,7 @@
  * of the other side, whose tensors are computed while they are read (derive/).
  *
  *   map_file.c     text -> rules                       map_pattern.c  names with {variables}
+ *   map_frames.c   rules for further names: frames, single rows, a key above the model
  *   map_size.c     sizes: expressions over numbers of the checkpoint and of config.json
  *   map_apply.c    names -> bindings of the variables, rule by rule; map_bindings.c has their lists
  *   map_steps.c    the steps of a rule -> derived tensors
@@ -37,6 +38,8 @@ fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp
                            fsdp_error *err);
 /* Reads a map file of at most 1 MiB. */
 fsdp_status fsdp_map_open(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err);
+/* Every name of its rules gets the key before it: "model.", which must not have '{' or '*'. */
+fsdp_status fsdp_map_put_below(fsdp_map *map, const char *key, size_t size, fsdp_error *err);
 void fsdp_map_free(fsdp_map *map);     /* accepts NULL */
 const char *fsdp_map_name(const fsdp_map *map);
 /* The layout of a side, and whether the map is for the type of a model of transformers; one without types is
@@ -67,6 +70,10 @@ typedef struct fsdp_map_match {
 } fsdp_map_match;
 fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
                                 const fsdp_map_call *call);
+
+/* True for "optim.state.NAME.exp_avg" of a NAME that a rule takes; root_size: bytes of the key that
+ * fsdp_map_put_below has put before it. */
+bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry, size_t root_size);
 
 /*
  * Replaces the checkpoint by one under the names of the other side; it is closed and NULL after a failure.

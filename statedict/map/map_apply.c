@@ -292,6 +292,33 @@ static bool takes(const fsdp_map *map, bool from_right, const fsdp_entry *entry)
     return false;
 }
 
+bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry,
+                           size_t root_size)
+{
+    static const char state[] = "state.";
+    const char *found = memmem(entry->name, entry->name_size, state, sizeof state - 1);
+    size_t at = found ? (size_t)(found - entry->name) + sizeof state - 1 : entry->name_size;
+    size_t end = entry->name_size;
+    while (end > at && entry->name[end - 1] != '.')
+        end--;
+    map_binding binding;
+    for (size_t i = 0; end > at && i < map->rule_count; i++) {
+        const map_rule *rule = map->rules[i];
+        const map_pattern *from = from_right ? rule->right : rule->left;
+        int count = from_right ? rule->right_count : rule->left_count;
+        for (int k = 0; holds(rule, from_right) && k < count; k++) {
+            map_pattern below = from[k]; /* without the key above the model */
+            if (below.pieces[0].text_size < root_size)
+                continue;
+            below.pieces[0].text += root_size;
+            below.pieces[0].text_size -= root_size;
+            if (map_pattern_matches(&below, entry->name + at, end - 1 - at, &binding))
+                return true;
+        }
+    }
+    return false;
+}
+
 static bool may_stay(const fsdp_map *map, const fsdp_map_call *call, const fsdp_entry *entry)
 {
     return map->keeps_others || (call->may_stay && call->may_stay(call->context, entry));

@@ -4,6 +4,7 @@
 
 #include "statedict/expect/config_members.h"
 #include "statedict/select/drop_rules.h"
+#include "statedict/select/model_part.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +18,10 @@ typedef struct map_choice {
     fsdp_map_call call;
     fsdp_drop_rules *drops;
     bool state_is_optim;
-    bool is_chosen; /* the map is applied, and no longer compared with others */
+    const char
+        *root; /* of the model: "model." above all its names, which those of the map get, too */
+    size_t root_size; /* 0: they are as they are */
+    bool is_chosen;   /* the map is applied, and no longer compared with others */
 } map_choice;
 
 /* A tensor may stay outside of the map if the selection leaves it out afterwards. */
@@ -59,6 +63,22 @@ static bool may_lead(const map_choice *choice, const fsdp_builtin_map *map, cons
     return is_for && (strcmp(map->layouts[0], layout) == 0 || strcmp(map->layouts[1], layout) == 0);
 }
 
+/* A built-in map, or a file of the user, below the root. */
+static fsdp_status open_map(const map_choice *choice, const char *name, fsdp_map **map_out,
+                            fsdp_error *err)
+{
+    fsdp_io *io = choice->request->io;
+    fsdp_status st = fsdp_map_builtin(name, map_out, err);
+    if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(io, name)))
+        st = fsdp_map_open(io, name, map_out, err);
+    if (st != FSDP_OK || choice->root_size == 0)
+        return st;
+    st = fsdp_map_put_below(*map_out, choice->root, choice->root_size, err);
+    if (st != FSDP_OK)
+        fsdp_map_free(*map_out);
+    return st;
+}
+
 /* A built-in map that takes every tensor of the source to the layout of the target. */
 static fsdp_status find_map(const map_choice *choice, map_way *way, fsdp_error *err)
 {
@@ -68,7 +88,7 @@ static fsdp_status find_map(const map_choice *choice, map_way *way, fsdp_error *
         fsdp_map *map = NULL;
         if (!may_lead(choice, builtin, layout))
             continue;
-        FSDP_TRY(fsdp_map_builtin(builtin->name, &map, err));
+        FSDP_TRY(open_map(choice, builtin->name, &map, err));
         way->from_right = strcmp(builtin->layouts[0], layout) == 0;
         way->is_short = fits(choice, map, !way->from_right);
         if (!way->is_short && fits(choice, map, way->from_right)) {
@@ -116,11 +136,11 @@ static fsdp_status try_first(const map_choice *choice, const fsdp_builtin_map *b
         second = find_second(choice, joined, &way->from_right);
     if (!second && !(way->map && goes_on(way, builtin)))
         return FSDP_OK;
-    FSDP_TRY(fsdp_map_builtin(builtin->name, &first, err));
+    FSDP_TRY(open_map(choice, builtin->name, &first, err));
     fsdp_status st = FSDP_OK;
     bool is_first = fits(choice, first, false);
     if (is_first && second)
-        st = fsdp_map_builtin(second->name, &way->map, err);
+        st = open_map(choice, second->name, &way->map, err);
     if (st == FSDP_OK && is_first)
         way->first = first;
     else
@@ -138,20 +158,10 @@ static fsdp_status find_first(const map_choice *choice, map_way *way, fsdp_error
     return FSDP_OK;
 }
 
-static fsdp_status open_named(const map_choice *choice, fsdp_map **map_out, fsdp_error *err)
-{
-    fsdp_io *io = choice->request->io;
-    const char *name = choice->request->opts->map;
-    fsdp_status st = fsdp_map_builtin(name, map_out, err);
-    if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(io, name)))
-        st = fsdp_map_open(io, name, map_out, err);
-    return st;
-}
-
 /* The map that the user names: a built-in one, or a file. */
 static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error *err)
 {
-    FSDP_TRY(open_named(choice, &way->map, err));
+    FSDP_TRY(open_map(choice, choice->request->opts->map, &way->map, err));
     const fsdp_sd *sd = choice->from->manifest.sd;
     fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
     fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
@@ -163,14 +173,14 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
     if (way->first)
         return FSDP_OK;
     way->from_right = from_right;
-    if (left.taken + right.taken > 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "no name in '%s' is one of the map '%s': fsdp-ls lists them",
-                     choice->from->path, choice->request->opts->map);
+    if (left.taken + right.taken == 0) {
+        fsdp_map_free(way->map);
+        way->map = NULL;
+    }
+    return FSDP_OK;
 }
 
-static fsdp_status choose(const map_choice *choice, map_way *way, fsdp_error *err)
+static fsdp_status choose_at(const map_choice *choice, map_way *way, fsdp_error *err)
 {
     const fsdp_convert_opts *opts = choice->request->opts;
     const fsdp_limits *limits = choice->request->limits;
@@ -181,6 +191,54 @@ static fsdp_status choose(const map_choice *choice, map_way *way, fsdp_error *er
         return FSDP_OK;
     FSDP_TRY(find_map(choice, way, err));
     return way->map || way->is_short ? FSDP_OK : find_first(choice, way, err);
+}
+
+/* A moment whose parameter the map takes: it would keep the name of a parameter that is gone. */
+static fsdp_status check_optim(const map_choice *choice, const map_way *way, fsdp_error *err)
+{
+    const fsdp_sd *sd = choice->from->manifest.sd;
+    const fsdp_select_opts *select = &choice->request->opts->select;
+    const fsdp_limits *limits = choice->request->limits;
+    bool is_whole = select->only == FSDP_ONLY_ALL ||
+                    (select->only == FSDP_ONLY_DEFAULT && limits && !limits->model_only);
+    for (size_t i = 0; is_whole && i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        char shown[200];
+        if (entry->kind == FSDP_ENTRY_VALUE || !fsdp_entry_is_optim(entry, choice->state_is_optim))
+            continue;
+        if (fsdp_map_takes_moment(way->map, way->from_right, entry, choice->root_size))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the map '%s' changes the model and not '%s', a moment of its "
+                             "optimizer: --only model leaves the optimizer out",
+                             fsdp_map_name(way->map),
+                             fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+    }
+    return FSDP_OK;
+}
+
+/* A map whose names are those of the source, or those below the key around its model. */
+static fsdp_status choose(map_choice *choice, map_way *way, fsdp_error *err)
+{
+    const char *map = choice->request->opts->map;
+    fsdp_parts parts;
+    FSDP_TRY(choose_at(choice, way, err));
+    if (way->map || way->is_short)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_parts_find(choice->from->manifest.sd, (fsdp_names_known){.paths = true}, NULL,
+                             &parts, err));
+    if (parts.root_size > 0 && !memchr(parts.root, '{', parts.root_size) &&
+        !memchr(parts.root, '*', parts.root_size)) {
+        choice->root = parts.root;
+        choice->root_size = parts.root_size;
+        FSDP_TRY(choose_at(choice, way, err));
+    }
+    if (way->map)
+        return check_optim(choice, way, err);
+    return !map || strcmp(map, "none") == 0
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_USAGE,
+                           "no name in '%s' is one of the map '%s': fsdp-ls lists them",
+                           choice->from->path, map);
 }
 
 /* --- renaming ------------------------------------------------------------------------------------- */

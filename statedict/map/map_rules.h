@@ -87,7 +87,7 @@ fsdp_status map_sizes_compute(const map_sizes *sizes, const char *expression, in
 
 /* --- rules ------------------------------------------------------------------------------------------ */
 
-enum { MAP_COUNTED = 4 };
+enum { MAP_COUNTED = 4, MAP_RULES = 4096 };
 
 typedef enum map_verb {
     MAP_STACK, MAP_UNSTACK,    /* dim, variable: tensors of a number each become rows of a new dim */
@@ -165,5 +165,8 @@ struct fsdp_map {
     const char *unstacked[MAP_NAMES][2];       /* beginnings of stacked names, and of those of one row */
     size_t unstacked_count;
 };
+
+/* map_frames.c: adds the rules of unstacked names and of frames. */
+fsdp_status map_repeat_rules(fsdp_map *map, fsdp_error *err);
 
 #endif

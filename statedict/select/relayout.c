@@ -172,6 +172,24 @@ static fsdp_status add_flats(relayout_job *job, fsdp_error *err)
 
 /* --- paths: entries keep theirs, as far as their names stay --- */
 
+/* The keys of opts.under as elements, and their bytes with the dot behind them; 0: the name does not begin
+ * with them, or has no room for more elements. */
+static size_t begin_path(const relayout_job *job, const char *name, size_t size, size_t count,
+                         int32_t *room, size_t *keys_out)
+{
+    const char *under = job->opts.under;
+    size_t bytes = under ? strlen(under) : 0, at = 0;
+    *keys_out = 0;
+    if (bytes == 0 || size < bytes + 2 || memcmp(name, under, bytes) != 0 || name[bytes] != '.')
+        return 0;
+    while (at < bytes && *keys_out + count < FSDP_PATH_MOST) {
+        size_t key = strcspn(under + at, ".");
+        room[(*keys_out)++] = (int32_t)key;
+        at += key + 1;
+    }
+    return at > bytes ? bytes + 1 : (*keys_out = 0);
+}
+
 static fsdp_status keep_path(relayout_job *job, size_t i, int32_t *room, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(job->from, i);
@@ -187,7 +205,8 @@ static fsdp_status keep_path(relayout_job *job, size_t i, int32_t *room, fsdp_er
         old.count = fsdp_path_default(entry->name, entry->name_size, usual);
     }
     int64_t found = fsdp_sd_find(job->sd, name, size);
-    size_t count = fsdp_path_rename(&old, name, size, room);
+    size_t keys, begin = begin_path(job, name, size, old.count, room, &keys);
+    size_t count = keys + fsdp_path_rename(&old, name + begin, size - begin, room + keys);
     return found < 0 ? FSDP_OK : fsdp_sd_set_path(job->sd, (size_t)found, room, count, err);
 }
 

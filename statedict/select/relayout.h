@@ -10,6 +10,7 @@ typedef struct fsdp_relayout_opts {
     fsdp_kind kind;
     const fsdp_mesh *mesh;
     int shard_dim;
+    const char *under;         /* as in fsdp_select_opts */
 } fsdp_relayout_opts;
 
 /*

@@ -10,11 +10,13 @@ import shutil
 import subprocess
 
 import torch
+import torch.distributed.checkpoint as dcp
 import transformers
 from maps_common import CONVERT, check_model, convert, gpt2, read_dcp, run_cases, same, sizes, write_dcp
 from megatron_layouts import (gpt2_layer, gpt2_outside, llama_layer, llama_mlp, llama_outside, megatron,
                               mixtral_mlp)
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 CASES = {}
 
@@ -371,6 +373,30 @@ def experts_of_mixtral():
     same(read_dcp("packed"), packed)
     convert("packed", "again", "--to", "dcp", "--map", "mixtral-experts")
     same(read_dcp("again"), single)
+
+
+@case
+def experts_below_the_key_of_a_model():
+    """{"model": ...} of FSDP2, and the way back below that key, as Accelerate and others load it."""
+    config = transformers.Qwen3MoeConfig(**sizes(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
+                                                 decoder_sparse_step=1))
+    model = transformers.Qwen3MoeForCausalLM(config)
+    model.save_pretrained("hf")
+    below = {"model": model.state_dict(), "step": 3}
+    dcp.save(below, checkpoint_id="below", no_dist=True)
+    convert("below", "out", "--to", "hf", "--copy-from", "hf", "--map", "qwen3-moe-experts")
+    same(load_file("out/model.safetensors"), load_file("hf/model.safetensors"))
+    convert("hf", "again", "--to", "dcp", "--map", "qwen3-moe-experts", "--under", "model")
+    loaded = {"model": {name: torch.zeros_like(one) for name, one in model.state_dict().items()}}
+    dcp.load(loaded, checkpoint_id="again", no_dist=True)
+    same(loaded["model"], model.state_dict())
+    dcp_to_torch_save("again", "again.pt")
+    same(torch.load("again.pt")["model"], model.state_dict())
+    moments = {name: {"exp_avg": torch.zeros_like(one)} for name, one in model.state_dict().items()}
+    dcp.save(below | {"optim": {"state": moments}}, checkpoint_id="with_optim", no_dist=True)
+    done = subprocess.run([CONVERT, "with_optim", "no", "--to", "dcp", "--map", "qwen3-moe-experts"],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "changes the model and not 'optim.state." in done.stderr, done.stderr
 
 
 run_cases(CASES)

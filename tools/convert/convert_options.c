@@ -37,6 +37,7 @@ enum {
     KEY_OPAQUE,
     KEY_OPTIM,
     KEY_RENAME,
+    KEY_UNDER,
     KEY_ADAPTER,
     KEY_DEQUANT,
     KEY_MAP,
@@ -68,6 +69,7 @@ static const struct argp_option options[] = {
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
+    {"under", KEY_UNDER, "KEY", 0, "dcp, torch, fsdp: every entry below KEY, such as model", 0},
     {"adapter", KEY_ADAPTER, "DIR", 0, "merge the adapter of PEFT (LoRA, DoRA) in DIR", 0},
     {"dequant", KEY_DEQUANT, "T", 0, "quantized weights as plain ones: bf16, f32 or f16", 0},
     {"map", KEY_MAP, "MAP", 0, "names of another framework: a built-in map, a file, or none", 0},
@@ -284,6 +286,30 @@ static void check_format(const convert_options *opts)
         cli_usage_error("--max-shard-size is for --to hf, not for %s", format);
 }
 
+/* "model" or "app.model": the rule that puts it before every name is the last. */
+static void put_under(convert_options *opts)
+{
+    fsdp_select_opts *select = &opts->convert.select;
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+    static const char *const targets[] = {"dcp", "torch", "fsdp", NULL};
+    const char *key = select->under;
+    size_t size = key ? strlen(key) : 0, target = 0;
+    if (!key)
+        return;
+    while (targets[target] && strcmp(targets[target], opts->convert.format) != 0)
+        target++;
+    if (!targets[target])
+        cli_usage_error("--under is for --to dcp, torch and fsdp, not for %s",
+                        opts->convert.format);
+    if (size == 0 || size > UNDER_MOST || strspn(key, letters) < size || key[0] == '.' ||
+        key[size - 1] == '.' || strstr(key, ".."))
+        cli_usage_error("--under takes keys of dicts such as 'model' or 'app.model', not '%s'",
+                        key);
+    snprintf(opts->under_rule, sizeof opts->under_rule, "s/^/%s./", key);
+    opts->renames[select->rename_count++] = opts->under_rule;
+}
+
 /* True for a mode that bypasses the page cache. */
 static bool parse_mode(const char *text)
 {
@@ -369,6 +395,7 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
         cli_usage_error("SRC and DST are expected");
     choose_format(opts);
     check_format(opts);
+    put_under(opts);
     check_contradictions(opts);
     if (opts->mesh_text) {
         opts->mesh = parse_mesh(opts->mesh_text);
@@ -481,6 +508,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_OPTIM: convert->optim_form = parse_form(arg); return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
+    case KEY_UNDER: convert->select.under = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
     case KEY_ADAPTER: convert->adapter = arg; return 0;
     case KEY_DEQUANT: convert->dequant = quanta[cli_parse_word("--dequant", arg, quanta)]; return 0;

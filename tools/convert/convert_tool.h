@@ -9,6 +9,8 @@
 
 #include "tools/cli/cli.h"
 
+enum { UNDER_MOST = 100 };
+
 typedef struct convert_options {
     cli_common common;
     fsdp_convert_opts convert;
@@ -17,6 +19,7 @@ typedef struct convert_options {
     bool kind_given, dim_given, plan, verbose;
     bool digest;               /* prints those of the files that were written */
     bool write_digests;        /* into TO.xxh3 */
+    char under_rule[UNDER_MOST + 8];   /* a rename */
     const char **drops, **renames, **dtype_rules, **sizes; /* as many as there are arguments at most */
     fsdp_cast_report cast;     /* what casting did to values */
     const char *from, *to;
