@@ -134,7 +134,7 @@ static fsdp_status fail_nan(train_job *job, const train_result *result, fsdp_err
                      job->step, isfinite(result->loss) ? "norm of the gradients" : "loss");
 }
 
-/* Collective. What is due behind a step. */
+/* Collective. Evaluates and saves behind a step, where that is due. */
 static fsdp_status finish_step(train_job *job, const train_result *result, int64_t *saved,
                                fsdp_error *err)
 {

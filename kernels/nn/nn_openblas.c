@@ -74,7 +74,7 @@ static fsdp_status fail_room(int threads, fsdp_error *err)
                      BUFFER_MIB, threads);
 }
 
-/* Buffers stay mapped once they were made, and as many as were held at once are there; users have the rest. */
+/* Buffers stay mapped once they were made: as many as were held at once are there, less those of users. */
 static bool make_buffers(int count)
 {
     void *buffers[MOST_THREADS];

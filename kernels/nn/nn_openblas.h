@@ -29,8 +29,8 @@ const fsdp_nn_openblas *fsdp_nn_openblas_get(void);
 
 /*
  * Makes the buffers for so many more threads that call sgemm, until they are given back: without address
- * space OpenBLAS would try for ever to make one in the middle of a call. *blas_out is what they use; NULL: the
- * products here, because there is no room for it and it was not asked for. FSDP_ERR_LIMIT: it was.
+ * space OpenBLAS would try for ever to make one in the middle of a call. *blas_out is what they use; NULL:
+ * the products here, because there is no room for it and it was not asked for. FSDP_ERR_LIMIT: it was.
  */
 fsdp_status fsdp_nn_openblas_take(int threads, const fsdp_nn_openblas **blas_out, fsdp_error *err);
 void fsdp_nn_openblas_give_back(const fsdp_nn_openblas *blas, int threads); /* accepts NULL */

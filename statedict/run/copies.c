@@ -1,7 +1,7 @@
 /*
- * Copies of a run's steps in other formats, RUN/hf/N and RUN/dcp/N, as fsdp-train makes them (save.also). They go
- * with their steps, in front of them, so that a kill leaves no copy of a step that is gone; and what a killed
- * conversion left goes like that of a killed save. Part of retention, under the lease of the run.
+ * Copies of a run's steps in other formats, RUN/hf/N and RUN/dcp/N: fsdp-train makes them (save.also). They
+ * go with their steps, in front of them, so that a kill leaves no copy of a step that is gone; and what a
+ * killed conversion left goes like that of a killed save. Part of retention, under the lease of the run.
  */
 #include "statedict/run/copies.h"
 

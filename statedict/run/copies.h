@@ -1,6 +1,6 @@
 /* Copies of a run's steps in other formats, RUN/hf/N and RUN/dcp/N: see copies.c. For retention alone. */
-#ifndef FSDP_RUN_COPIES_H
-#define FSDP_RUN_COPIES_H
+#ifndef FSDP_COPIES_H
+#define FSDP_COPIES_H
 
 #include "base/io/io.h"
 

@@ -333,8 +333,8 @@ static bool report(bool are_all, int64_t every, const counts *c)
     bool is_true = matrix_row_print(
         &row,
         ", %" PRId64 " disks, %" PRId64 " of them cut again during recovery: old %" PRId64
-        ", new %" PRId64 ", of the next save %" PRId64 " | lost %" PRId64 ", reported and not there %" PRId64
-        ", next save fails %" PRId64,
+        ", new %" PRId64 ", of the next save %" PRId64 " | lost %" PRId64
+        ", reported and not there %" PRId64 ", next save fails %" PRId64,
         c->disks, c->nested, c->old, c->new, c->later, c->lost, c->undurable, c->stuck);
     return is_true && adds_up(c) && c->taken > 0 && c->lost + c->undurable + c->stuck == 0;
 }
@@ -345,7 +345,8 @@ static bool report_kills(bool are_all, int64_t every, const counts *c)
                       c->taken, are_all ? c->points : 0, every};
     bool is_true = matrix_row_print(&row,
                                     ", %" PRId64 " disks: old %" PRId64 ", new %" PRId64
-                                    ", of the next save %" PRId64 " | lost %" PRId64 ", next save fails %" PRId64,
+                                    ", of the next save %" PRId64 " | lost %" PRId64
+                                    ", next save fails %" PRId64,
                                     c->disks, c->old, c->new, c->later, c->lost, c->stuck);
     return is_true && adds_up(c) && c->lost + c->stuck == 0;
 }

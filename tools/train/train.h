@@ -201,8 +201,8 @@ fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err);
 /* --- requests to stop (train_signals.c) ---------------------------------------------------------- */
 
 /* SIGTERM, SIGUSR1, SIGHUP and SIGINT from now on ask to stop; a second SIGINT ends the program with 130. A
- * step that has not ended `deadline` seconds after the signal, or at a second one, ends the program, too, with
- * 128 plus the signal's number. Steps may take four times as long as the longest one. */
+ * step that has not ended `deadline` seconds after the signal, or at a second one, ends the program, too,
+ * with 128 plus the signal's number. Steps may take four times as long as the longest one. */
 void train_catch_signals(double deadline);
 bool train_was_signalled(void);
 /* This process has ranks, and rank 0; and what a signal asks for is done. */

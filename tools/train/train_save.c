@@ -21,8 +21,8 @@ typedef struct saved_step {
 
 static const char *const formats[] = {NULL, "dcp", "hf"}; /* of save.also */
 
-/* RUN/hf/N or RUN/dcp/N, by rank 0: a directory step-N is always a native checkpoint. The retention of the run
- * removes copies with their steps. */
+/* RUN/hf/N or RUN/dcp/N, by rank 0: a directory step-N is always a native checkpoint. Retention removes
+ * copies with their steps. */
 static fsdp_status convert(const train_job *job, int64_t step, fsdp_error *err)
 {
     const char *format = formats[job->config->save.also], *run = job->opts->run;

@@ -206,7 +206,7 @@ Test(nn_openblas, is_not_opened_without_room_for_it)
     cr_assert(strstr(err.text, "FSDP_PRODUCTS=own"), "%s", err.text);
 }
 
-/* Where it is the default (nn_openblas.h), the products here take its place. */
+/* The products here take its place on processors where it is the default. */
 Test(nn_openblas, gives_way_to_the_own_products_where_nobody_asked_for_it, .timeout = 60)
 {
     fsdp_nn *nn = NULL;
