@@ -3,7 +3,7 @@
  *
  * It visits the items of dicts and namespaces, of lists and tuples that contain a named entry,
  * and of objects of unknown classes, which are themselves listed as opaque. Other nodes become
- * values.
+ * values. A module of torch.nn has the names of its state_dict().
  */
 #include "formats/torch/torch_internal.h"
 
@@ -343,6 +343,111 @@ static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
     return st;
 }
 
+/* --- modules: a pickled torch.nn.Module ----------------------------------------------------------- */
+
+static bool is_module(const torch_archive *archive, fsdp_node node)
+{
+    return torch_is_dict(archive, torch_attribute(archive, node, "_parameters")) &&
+           torch_is_dict(archive, torch_attribute(archive, node, "_buffers")) &&
+           torch_is_dict(archive, torch_attribute(archive, node, "_modules"));
+}
+
+/* The members of a set; 0: none. Protocol 2 writes set([...]). */
+static fsdp_node set_items(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = torch_node(archive, node);
+    if (at->kind == FSDP_NODE_SET || at->kind == FSDP_NODE_FROZENSET)
+        return node;
+    bool is_set = at->kind == FSDP_NODE_CALL && at->known == FSDP_KNOWN_SET;
+    return is_set ? torch_element(archive, at->as.call->args, 0) : 0;
+}
+
+static fsdp_status find_in_set(walk *at, fsdp_node set, fsdp_node key, bool *found_out)
+{
+    const fsdp_pickle_node *items = torch_node(at->archive, set);
+    fsdp_text text = {0};
+    torch_add_key(at->archive, key, &text);
+    *found_out = false;
+    at->archive->work += items->count;
+    for (uint32_t i = 0; i < items->count && text.data && !text.failed && !*found_out; i++)
+        *found_out = fsdp_pickle_is_text(&at->archive->pickle, items->as.items[i], text.data);
+    fsdp_status st = text.failed ? fsdp_fail_memory(at->err, "a name") : FSDP_OK;
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* A member of a state_dict(), whose key is "encoder.0.weight" whatever the modules are in. */
+static fsdp_status visit_member(walk *at, const fsdp_text *inside, fsdp_node key, fsdp_node value)
+{
+    size_t before = begin_element(at);
+    fsdp_text_add(&at->name, inside->data ? inside->data : "", inside->size);
+    torch_add_key(at->archive, key, &at->name);
+    return visit_element(at, before, ELEMENT_KEY, value);
+}
+
+/* Parameters or persistent buffers; those that are None are not in the state_dict(). */
+static fsdp_status visit_members(walk *at, const fsdp_text *inside, fsdp_node dict, fsdp_node left)
+{
+    const fsdp_pickle_node *pairs = torch_node(at->archive, torch_dict_items(at->archive, dict));
+    for (uint32_t i = 0; i + 1 < pairs->count; i += 2) {
+        fsdp_node key = pairs->as.items[i], value = pairs->as.items[i + 1];
+        bool is_left = false;
+        if (left != 0)
+            FSDP_TRY(find_in_set(at, left, key, &is_left));
+        if (!is_left && torch_node(at->archive, value)->kind != FSDP_NODE_NONE)
+            FSDP_TRY(visit_member(at, inside, key, value));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status visit_module(walk *at, fsdp_text *inside, fsdp_node module, int depth);
+
+/* What is no module, such as a compiled one, is a member. */
+static fsdp_status visit_child(walk *at, fsdp_text *inside, fsdp_node key, fsdp_node child,
+                               int depth)
+{
+    bool is_cycle;
+    size_t before = inside->size;
+    if (torch_node(at->archive, child)->kind == FSDP_NODE_NONE)
+        return FSDP_OK;
+    if (!is_object(at->archive, child) || !is_module(at->archive, child))
+        return visit_member(at, inside, key, child);
+    FSDP_TRY(torch_enter(at->archive, child, depth, &is_cycle, at->err));
+    if (is_cycle)
+        return FSDP_OK;
+    torch_add_key(at->archive, key, inside);
+    fsdp_text_add(inside, ".", 1);
+    fsdp_status st = inside->failed ? fsdp_fail_memory(at->err, "a name")
+                                    : visit_module(at, inside, child, depth + 1);
+    inside->size = before;
+    torch_leave(at->archive, child);
+    return st;
+}
+
+static fsdp_status visit_module(walk *at, fsdp_text *inside, fsdp_node module, int depth)
+{
+    const torch_archive *archive = at->archive;
+    fsdp_node left =
+        set_items(archive, torch_attribute(archive, module, "_non_persistent_buffers_set"));
+    FSDP_TRY(visit_members(at, inside, torch_attribute(archive, module, "_parameters"), 0));
+    FSDP_TRY(visit_members(at, inside, torch_attribute(archive, module, "_buffers"), left));
+    const fsdp_pickle_node *pairs = torch_node(
+        archive, torch_dict_items(archive, torch_attribute(archive, module, "_modules")));
+    for (uint32_t i = 0; i + 1 < pairs->count; i += 2)
+        FSDP_TRY(visit_child(at, inside, pairs->as.items[i], pairs->as.items[i + 1], depth));
+    return FSDP_OK;
+}
+
+/* A module without parameters is an object. */
+static fsdp_status go_into_module(walk *at, fsdp_node node)
+{
+    fsdp_text inside = {0};
+    size_t before = at->name_bytes;
+    fsdp_status st = visit_module(at, &inside, node, at->depth + 1);
+    fsdp_text_release(&inside);
+    return st == FSDP_OK && at->name_bytes == before ? class_leaf(at, node) : st;
+}
+
 static fsdp_status go_into_object(walk *at, fsdp_node node)
 {
     const fsdp_pickle *pickle = &at->archive->pickle;
@@ -353,6 +458,8 @@ static fsdp_status go_into_object(walk *at, fsdp_node node)
         FSDP_TRY(at->visitor->object(at->visitor->context, &item, &is_taken, at->err));
     if (is_taken)
         return FSDP_OK;
+    if (is_module(at->archive, node))
+        return go_into_module(at, node);
     FSDP_TRY(class_leaf(at, node));
     if (object->known != FSDP_KNOWN_RECONSTRUCTOR)
         FSDP_TRY(go_into_arguments(at, object));
