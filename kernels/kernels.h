@@ -45,7 +45,7 @@ typedef struct fsdp_kernels {
     size_t (*cast)(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
                    fsdp_on_overflow overflow);
     /* data[i] += factor * values[i] for numbers of a real floating type: the product and the sum are rounded
-     * to f32, the result to the type. Returns how many finite sums did not fit; they become infinity. */
+     * to f32, the result to the type. Returns how many finite numbers became infinite, or no number. */
     size_t (*add_scaled)(void *data, fsdp_dtype type, const float *values, float factor, size_t count);
     /* fsdp_blocks_from_f32 (kernels/quants.h) for the blocks of 8 bits. */
     size_t (*encode_q8_0)(const float *values, size_t count, void *blocks_out);

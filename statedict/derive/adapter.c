@@ -146,9 +146,11 @@ static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "an adapter of a convolution cannot be merged here: PEFT's "
                          "merge_and_unload does");
-    const fsdp_low_rank pair = {
-        parts->b, parts->a,
-        fsdp_adapter_factor(&merge->config, module.text, module.size, parts->a->shape[0])};
+    const fsdp_adapter_module found = {.name = {module.text, module.size},
+                                       .rank = parts->a->shape[0],
+                                       .has_lengths = parts->magnitudes != NULL};
+    fsdp_low_rank pair = {.b = parts->b, .a = parts->a};
+    FSDP_TRY(fsdp_adapter_factor(&merge->config, &found, &pair.factor, err));
     merge->report.merged++;
     if (!parts->magnitudes)
         return merge_pair(merge, weight, parts, &pair, out, err);

@@ -15,7 +15,7 @@ typedef struct fsdp_adapter_report {
  * merged in: LoRA and DoRA, with patterns of ranks and factors, tensors that were trained whole, and weights
  * that are stored transposed. An output that the base ties to its embedding becomes a tensor of its own if
  * the adapter has one of them whole, as in PEFT's merge_and_unload. The checkpoint is closed and NULL after
- * a failure. FSDP_ERR_USAGE names what cannot be merged.
+ * a failure. FSDP_ERR_USAGE names what cannot be merged, FSDP_ERR_DAMAGED what contradicts the settings.
  */
 fsdp_status fsdp_adapter_merge(const char *dir, const fsdp_access *access, fsdp_checkpoint **checkpoint,
                                fsdp_adapter_report *report_out, fsdp_error *err);

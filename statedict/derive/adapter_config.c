@@ -3,8 +3,8 @@
 
 #include "base/data/json.h"
 #include "base/text.h"
-#include "statedict/select/expression.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,45 +16,6 @@ static fsdp_status read_flag(fsdp_json *json, bool *flag_out, fsdp_error *err)
 {
     return fsdp_json_peek(json) == FSDP_JSON_BOOL ? fsdp_json_bool(json, flag_out, err)
                                                   : fsdp_json_skip(json, err);
-}
-
-/* PEFT matches a key at the end of a module's name, as a whole element. */
-static fsdp_status add_pattern(fsdp_json *json, fsdp_adapter_config *config, const char *key,
-                               size_t size, fsdp_error *err)
-{
-    fsdp_text text = {0};
-    fsdp_alpha_pattern pattern = {.alpha = 0};
-    fsdp_text_addf(&text, "^(.*\\.)?(%.*s)$", (int)size, key);
-    fsdp_status st = text.failed
-                         ? fsdp_fail_memory(err, "a pattern")
-                         : fsdp_expression_compile(text.data, REG_NOSUB, &pattern.expression, err);
-    fsdp_text_release(&text);
-    FSDP_TRY(st);
-    st = fsdp_json_f64(json, &pattern.alpha, err);
-    if (st == FSDP_OK && !fsdp_grow(&config->patterns, &config->pattern_room,
-                                    config->pattern_count + 1, sizeof pattern))
-        st = fsdp_fail_memory(err, "a pattern");
-    if (st == FSDP_OK)
-        config->patterns[config->pattern_count++] = pattern;
-    else
-        regfree(&pattern.expression);
-    return st;
-}
-
-static fsdp_status read_patterns(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
-{
-    const char *key;
-    size_t size;
-    bool more;
-    if (fsdp_json_peek(json) != FSDP_JSON_OBJECT)
-        return fsdp_json_skip(json, err);
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
-            return FSDP_OK;
-        FSDP_TRY(add_pattern(json, config, key, size, err));
-    }
 }
 
 static fsdp_status read_type(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
@@ -88,14 +49,46 @@ static fsdp_status read_variant(fsdp_json *json, fsdp_adapter_config *config, co
     return FSDP_OK;
 }
 
+/* Layers that are used several times make another model. */
+static fsdp_status read_replication(fsdp_json *json, fsdp_adapter_config *config, const char *name,
+                                    fsdp_error *err)
+{
+    bool more;
+    if (fsdp_json_peek(json) != FSDP_JSON_ARRAY)
+        return read_variant(json, config, name, err);
+    FSDP_TRY(fsdp_json_enter_array(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_item(json, &more, err));
+        if (!more)
+            return FSDP_OK;
+        config->variant = name;
+        FSDP_TRY(fsdp_json_skip(json, err));
+    }
+}
+
 static fsdp_status read_members(fsdp_json *json, fsdp_adapter_config *config, fsdp_error *err)
 {
-    static const char *const names[] = {
-        "peft_type",           "lora_alpha",     "alpha_pattern",
-        "use_rslora",          "fan_in_fan_out", "init_lora_weights",
-        "ensure_weight_tying", "use_qalora",     "alora_invocation_tokens",
-        "arrow_config",        "kasa_config",    "monteclora_config",
-        "use_bdlora"};
+    static const char *const names[] = {"peft_type",
+                                        "lora_alpha",
+                                        "alpha_pattern",
+                                        "use_rslora",
+                                        "fan_in_fan_out",
+                                        "init_lora_weights",
+                                        "ensure_weight_tying",
+                                        "r",
+                                        "rank_pattern",
+                                        "target_modules",
+                                        "exclude_modules",
+                                        "layers_to_transform",
+                                        "layers_pattern",
+                                        "use_dora",
+                                        "layer_replication",
+                                        "use_qalora",
+                                        "alora_invocation_tokens",
+                                        "arrow_config",
+                                        "kasa_config",
+                                        "monteclora_config",
+                                        "use_bdlora"};
     fsdp_json_members members = {.names = names, .count = sizeof names / sizeof *names};
     int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
@@ -104,11 +97,19 @@ static fsdp_status read_members(fsdp_json *json, fsdp_adapter_config *config, fs
         switch (which) {
         case 0: FSDP_TRY(read_type(json, config, err)); break;
         case 1: FSDP_TRY(fsdp_json_f64(json, &config->alpha, err)); break;
-        case 2: FSDP_TRY(read_patterns(json, config, err)); break;
+        case 2: FSDP_TRY(fsdp_module_numbers_read(json, &config->alphas, err)); break;
         case 3: FSDP_TRY(read_flag(json, &config->divides_by_root, err)); break;
         case 4: FSDP_TRY(read_flag(json, &config->is_transposed, err)); break;
         case 5: FSDP_TRY(read_start(json, config, err)); break;
         case 6: FSDP_TRY(read_flag(json, &config->ties_weights, err)); break;
+        case 7: FSDP_TRY(fsdp_json_f64(json, &config->rank, err)); break;
+        case 8: FSDP_TRY(fsdp_module_numbers_read(json, &config->ranks, err)); break;
+        case 9: FSDP_TRY(fsdp_module_list_read(json, &config->targets, err)); break;
+        case 10: FSDP_TRY(fsdp_module_list_read(json, &config->excluded, err)); break;
+        case 11: FSDP_TRY(fsdp_module_layers_read(json, &config->layers, err)); break;
+        case 12: FSDP_TRY(fsdp_module_layers_read_above(json, &config->layers, err)); break;
+        case 13: FSDP_TRY(read_flag(json, &config->has_lengths, err)); break;
+        case 14: FSDP_TRY(read_replication(json, config, names[which], err)); break;
         case -1: return fsdp_json_finish(json, err);
         default: FSDP_TRY(read_variant(json, config, names[which], err));
         }
@@ -154,7 +155,7 @@ fsdp_status fsdp_adapter_config_read(fsdp_io *io, const char *dir, fsdp_adapter_
     char *text = NULL, *path = fsdp_path_join(dir, "adapter_config.json");
     size_t size = 0;
     fsdp_json json;
-    *config = (fsdp_adapter_config){.alpha = 8}; /* PEFT's default */
+    *config = (fsdp_adapter_config){.alpha = 8, .rank = 8}; /* PEFT's defaults */
     fsdp_status st = path ? fsdp_io_read_file(io, path, CONFIG_MOST, &text, &size, err)
                           : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK) {
@@ -171,20 +172,58 @@ fsdp_status fsdp_adapter_config_read(fsdp_io *io, const char *dir, fsdp_adapter_
 
 void fsdp_adapter_config_release(fsdp_adapter_config *config)
 {
-    for (size_t i = 0; i < config->pattern_count; i++)
-        regfree(&config->patterns[i].expression);
-    fsdp_free(config->patterns);
+    fsdp_module_numbers_release(&config->alphas);
+    fsdp_module_numbers_release(&config->ranks);
+    fsdp_module_list_release(&config->targets);
+    fsdp_module_list_release(&config->excluded);
+    fsdp_module_layers_release(&config->layers);
     *config = (fsdp_adapter_config){0};
 }
 
-double fsdp_adapter_factor(const fsdp_adapter_config *config, const char *module, size_t size,
-                           int64_t rank)
+/* --- one module --------------------------------------------------------------------------------- */
+
+/* PEFT puts an adapter into modules that the targets name, in the layers, and that are not excluded. */
+static fsdp_status check_target(const fsdp_adapter_config *config, const fsdp_module_name *module,
+                                fsdp_error *err)
 {
-    double alpha = config->alpha;
-    for (size_t i = 0; i < config->pattern_count; i++)
-        if (fsdp_expression_matches(&config->patterns[i].expression, module, size)) {
-            alpha = config->patterns[i].alpha;
-            break;
-        }
-    return alpha / (config->divides_by_root ? sqrt((double)rank) : (double)rank);
+    bool is_target = true, is_excluded, is_end = false;
+    FSDP_TRY(fsdp_module_list_has(&config->excluded, module, &is_excluded, &is_end, err));
+    if (config->targets.is_given)
+        FSDP_TRY(fsdp_module_list_has(&config->targets, module, &is_target, &is_end, err));
+    const char *member =
+        is_excluded  ? "exclude_modules"
+        : !is_target ? "target_modules"
+        : config->targets.is_given && is_end && !fsdp_module_layers_have(&config->layers, module)
+            ? "layers_to_transform"
+            : NULL;
+    return member ? fsdp_fail(err, FSDP_ERR_DAMAGED,
+                              "the adapter has a product for it, and %s of adapter_config.json "
+                              "leave%s it out: PEFT would not load the product",
+                              member, is_excluded || !is_target ? "" : "s")
+                  : FSDP_OK;
+}
+
+fsdp_status fsdp_adapter_factor(const fsdp_adapter_config *config,
+                                const fsdp_adapter_module *module, double *factor_out,
+                                fsdp_error *err)
+{
+    double alpha = config->alpha, rank = config->rank;
+    FSDP_TRY(check_target(config, &module->name, err));
+    FSDP_TRY(fsdp_module_numbers_find(&config->alphas, &module->name, &alpha, err));
+    FSDP_TRY(fsdp_module_numbers_find(&config->ranks, &module->name, &rank, err));
+    if (rank != (double)module->rank)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "its product has the rank %" PRId64
+                         ", and adapter_config.json says %g (r, "
+                         "rank_pattern)",
+                         module->rank, rank);
+    if (config->has_lengths != module->has_lengths)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         config->has_lengths
+                             ? "adapter_config.json says use_dora, and the adapter has no "
+                               "magnitudes (lora_magnitude_vector) for it"
+                             : "the adapter has magnitudes (lora_magnitude_vector) for it, and "
+                               "adapter_config.json does not say use_dora");
+    *factor_out = alpha / (config->divides_by_root ? sqrt(rank) : rank);
+    return FSDP_OK;
 }

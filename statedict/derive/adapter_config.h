@@ -2,23 +2,18 @@
 #ifndef FSDP_ADAPTER_CONFIG_H
 #define FSDP_ADAPTER_CONFIG_H
 
-#include "base/core/mem.h"
 #include "base/io/io.h"
-#include <regex.h>
-
-/* A factor for the modules that an expression matches. */
-typedef struct fsdp_alpha_pattern {
-    regex_t expression;
-    double alpha;
-} fsdp_alpha_pattern;
+#include "statedict/derive/adapter_modules.h"
 
 typedef struct fsdp_adapter_config {
-    double alpha;              /* lora_alpha */
-    fsdp_alpha_pattern *patterns;      /* alpha_pattern, in its order */
-    size_t pattern_count, pattern_room;
+    double alpha, rank;        /* lora_alpha, r: of the modules that no pattern matches */
+    fsdp_module_numbers alphas, ranks; /* alpha_pattern, rank_pattern */
+    fsdp_module_list targets, excluded;        /* target_modules, exclude_modules */
+    fsdp_module_layers layers; /* layers_to_transform, layers_pattern */
     bool divides_by_root;      /* use_rslora: the factor is alpha / sqrt(rank) */
     bool is_transposed;        /* fan_in_fan_out */
     bool is_lora;              /* peft_type */
+    bool has_lengths;          /* use_dora: each product comes with magnitudes */
     bool ties_weights;         /* ensure_weight_tying: a tied weight is trained with the other one */
     char start[24];            /* init_lora_weights, if it is a word */
     const char *variant;       /* a member that asks for another product than LoRA's; NULL: none */
@@ -29,7 +24,14 @@ fsdp_status fsdp_adapter_config_read(fsdp_io *io, const char *dir, fsdp_adapter_
                                      fsdp_error *err);
 void fsdp_adapter_config_release(fsdp_adapter_config *config);
 
-/* The factor of a module's product. */
-double fsdp_adapter_factor(const fsdp_adapter_config *config, const char *module, size_t size, int64_t rank);
+/* Compares what the adapter has for a module with the settings, and finds the factor of its product.
+ * FSDP_ERR_DAMAGED: PEFT would not put an adapter there, or one of another rank or kind. */
+typedef struct fsdp_adapter_module {
+    fsdp_module_name name;
+    int64_t rank;
+    bool has_lengths;
+} fsdp_adapter_module;
+fsdp_status fsdp_adapter_factor(const fsdp_adapter_config *config, const fsdp_adapter_module *module,
+                                double *factor_out, fsdp_error *err);
 
 #endif

@@ -17,7 +17,9 @@
  * is read by reading boxes of its parts, so that no tensor is in memory as a whole: an operation that needs
  * memory works on pieces of at most FSDP_DERIVED_PIECE bytes, in one buffer per level of the tree.
  *
- *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings
+ *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings, and
+ *                         adapter_modules.c finds the modules that they name
+ *   python_expression.c   the expressions in them, which python_match.c matches
  *   dequant.c             quantized weights of a model as plain ones
  *   target_types.c        blocks and vectors as the target needs them
  *

@@ -215,15 +215,17 @@ fsdp_status fsdp_derive_low_rank(fsdp_arena *arena, const fsdp_derived *weight,
 
 /* --- rows of given lengths ---------------------------------------------------------------------------- */
 
-static void scale_row(const float *row, int64_t width, float magnitude, const fsdp_box *piece,
+/* False for a row without a length, or with one that f32 does not hold. */
+static bool scale_row(const float *row, int64_t width, float magnitude, const fsdp_box *piece,
                       float *to)
 {
     double square = 0;
     for (int64_t j = 0; j < width; j++)
         square += (double)row[j] * row[j];
-    float factor = magnitude / (float)sqrt(square);
+    float length = (float)sqrt(square), factor = magnitude / length;
     for (int64_t j = 0; j < piece->len[1]; j++)
         to[j] = row[piece->lo[1] + j] * factor;
+    return isfinite(length) && isfinite(factor);
 }
 
 /* Whole rows are read, since their lengths count all columns. */
@@ -237,7 +239,10 @@ static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_block_reader *read
     FSDP_TRY(fsdp_derived_read(tensor->parts[0], reader, &whole, buffer, err));
     FSDP_TRY(fsdp_derived_read(tensor->parts[1], reader, &some, magnitudes, err));
     for (int64_t i = 0; i < rows; i++)
-        scale_row(buffer + i * width, width, magnitudes[i], piece, to + i * piece->len[1]);
+        if (!scale_row(buffer + i * width, width, magnitudes[i], piece, to + i * piece->len[1]))
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "row %" PRId64 " cannot get the length %g: it is zero, or not finite",
+                             piece->lo[0] + i, magnitudes[i]);
     return FSDP_OK;
 }
 

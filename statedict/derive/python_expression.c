@@ -132,9 +132,9 @@ static bool find_category(int c, fsdp_python_set *set_out)
 
 static int digit_of(int c, int base)
 {
-    int value = c >= '0' && c <= '9'             ? c - '0'
+    int value = c >= '0' && c <= '9'            ? c - '0'
                 : (c | 0x20) >= 'a' && c >= 'A' ? (c | 0x20) - 'a' + 10
-                                                 : base;
+                                                : base;
     return value < base ? value : -1;
 }
 
@@ -231,14 +231,14 @@ static int read_bracket(reader *in)
 static int read_either(reader *in);
 static size_t make_states(reader *in, int number, size_t next);
 
-/* What Python has, and a match by states has not. */
+/* Python has these, and a match by states has not. */
 static int refuse_extension(reader *in)
 {
     static const char *const rows[][2] = {
-        {"?P<", "it has a named group"},   {"?P=", "it refers back to a group"},
-        {"?<=", "it looks behind"},        {"?<!", "it looks behind"},
-        {"?(", "it has a condition"},      {"?>", "it has an atomic group"},
-        {"?#", "it has a comment"},        {"?", "it sets flags"}};
+        {"?P<", "it has a named group"}, {"?P=", "it refers back to a group"},
+        {"?<=", "it looks behind"},      {"?<!", "it looks behind"},
+        {"?(", "it has a condition"},    {"?>", "it has an atomic group"},
+        {"?#", "it has a comment"},      {"?", "it sets flags"}};
     size_t row = 0;
     while (!take_word(in, rows[row][0]))
         row++;
@@ -434,7 +434,7 @@ static size_t add_split(reader *in, size_t next, size_t other)
                                              .other = (uint16_t)other});
 }
 
-/* What has no states of its own is not repeated: once is as good. */
+/* A node without states is not repeated: once is as good. */
 static size_t make_repeated(reader *in, const node *from, size_t next)
 {
     size_t first = next, inside;

@@ -30,14 +30,13 @@ static bool is_word(const match_run *run, size_t at)
     return at < run->size && fsdp_python_has(&fsdp_python_word, (unsigned char)run->text[at]);
 }
 
-/* What holds between two characters. */
+/* Conditions between two characters. */
 static bool holds(const match_run *run, fsdp_python_kind kind, size_t at)
 {
     bool is_border = is_word(run, at) != (at > 0 && is_word(run, at - 1));
     switch (kind) {
     case FSDP_PYTHON_START: return at == 0;
-    case FSDP_PYTHON_STOP:
-        return at == run->size || (at + 1 == run->size && run->text[at] == '\n');
+    case FSDP_PYTHON_STOP: return at == run->size || (at + 1 == run->size && run->text[at] == '\n');
     case FSDP_PYTHON_VERY_END: return at == run->size;
     case FSDP_PYTHON_BORDER: return is_border;
     default: return !is_border && run->size > 0; /* Python finds none in an empty text */
@@ -106,8 +105,7 @@ static bool run_from(match_run *run, int level_number, size_t first, size_t at)
     level->is_matched = false;
     level->round++;
     enter(run, level_number, first, at);
-    for (; !level->is_matched && level->next_count > 0 && at < run->size &&
-           run->steps < MOST_STEPS;
+    for (; !level->is_matched && level->next_count > 0 && at < run->size && run->steps < MOST_STEPS;
          at++)
         step(run, level_number, at);
     return level->is_matched;

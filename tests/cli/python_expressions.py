@@ -15,38 +15,44 @@ NAMES = ["model.layers.0.self_attn.q_proj", "model.layers.17.mlp.down_proj", "tr
          "lm_head", "model.visual.blocks.1.attn.qkv", "model.language_model.layers.2.self_attn.v_proj", ""]
 # as people write them
 USUAL = [r"q_proj", r"layers\.\d+\.self_attn\.q_proj", r"model\.layers\.[02]\.mlp\.down_proj",
-         r".*\.(q_proj|v_proj)", r"^(?!.*visual).*(?:q_proj|v_proj|qkv)$", r"(?:.*?(?:language|text).*?(?:mlp|"
-         r"self_attn).*?(?:k_proj|v_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|mlp)\.(?:(?:q_proj)))",
+         r".*\.(q_proj|v_proj)", r"^(?!.*visual).*(?:q_proj|v_proj|qkv)$",
+         r"(?:.*?(?:language|text).*?(?:mlp|self_attn).*?(?:k_proj|v_proj).*?)|"
+         r"(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|mlp)\.(?:(?:q_proj)))",
          r"^(model\.language_model(?=\.).*\.(q_proj|v_proj))$", r"^model.layers.0.self_attn.q_proj",
-         r"q_proj|v_proj", r"[^.]+_proj", r"\w+_(?:proj|attn)", r"(.*\.)?h\.[0-9]\.attn\.c_attn", r"", r"a)|(lm_head",
-         r"?:lm_head", r".*layers\.(1[0-9]|[0-9])\..*", r"(?=.*self).*q_proj", r"lm_head\Z", r"lm\Bhead|lm_\bhead"]
+         r"q_proj|v_proj", r"[^.]+_proj", r"\w+_(?:proj|attn)", r"(.*\.)?h\.[0-9]\.attn\.c_attn", r"",
+         r"a)|(lm_head", r"?:lm_head", r".*layers\.(1[0-9]|[0-9])\..*", r"(?=.*self).*q_proj", r"lm_head\Z",
+         r"lm\Bhead|lm_\bhead"]
 # Python takes these, and a match by states does not
 REFUSED = {r"(a)\1": "refers back", r"(?P<n>a)": "named group", r"(?P<n>a)(?P=n)": "named group",
            r"(?<=a)b": "looks behind", r"(?<!a)b": "looks behind", r"(?i)a": "flags", r"(?i:a)": "flags",
-           r"(?s:.)": "flags", r"(a)?(?(1)b|c)": "condition", r"(?#note)a": "comment", "caf\u00e9": "beyond ASCII",
+           r"(?s:.)": "flags", r"(a)?(?(1)b|c)": "condition", r"(?#note)a": "comment",
+           "caf\u00e9": "beyond ASCII",
            r"\u00e9": "beyond ASCII", r"[a-\xff]": "beyond ASCII", r"(?=(?=a)a)a": "within a lookahead",
            r"(a{99}){99}": "4096 states", "a" * 9000: "8192 characters", "(" * 40 + ")" * 40: "32 deep",
            r"(?>a)b": "atomic", r"a++b": "possessive"}
 # no expressions of Python
 WRONG = {r"*a": "nothing to repeat", r"a**": "repeats a repetition", r"a{2}{3}": "repeats a repetition",
-         r"a|*": "nothing to repeat", r"^*": "nothing to repeat", r"(a": "not closed", r"a)": "closes no group",
+         r"a|*": "nothing to repeat", r"^*": "nothing to repeat", r"(a": "not closed",
+         r"a)": "closes no group",
          r"[a": "not closed", r"[z-a]": "order", r"[a-\d]": "order", r"\q": "not known", r"[\A]": "not known",
-         "a\\": "backslash", r"\x4": "too few digits", r"a{3,2}": "more often", r"(?:{2})": "nothing to repeat",
+         "a\\": "backslash", r"\x4": "too few digits", r"a{3,2}": "more often",
+         r"(?:{2})": "nothing to repeat",
          r"[\8]": "not known", r"\b+": "nothing to repeat", r"(?z)": "flags"}
 
 
 def random_set(draw):
-    members = draw.choices(["a", "b", "c", "_", ".", "0", "7", "a-c", "0-9", r"\d", r"\w", r"\s", r"\W", r"\.",
-                            r"\n", r"\x62", r"\b", "^", "$", r"\]", "("], k=draw.randint(1, 3))
+    members = draw.choices(["a", "b", "c", "_", ".", "0", "7", "a-c", "0-9", r"\d", r"\w", r"\s", r"\W",
+                            r"\.", r"\n", r"\x62", r"\b", "^", "$", r"\]", "("], k=draw.randint(1, 3))
     text = "".join(members)
-    start = draw.choice(["[", "[", "[^"])
-    return start + draw.choice(["", "", "]"]) + (text if text[0] != "^" else "b" + text) + draw.choice(["", "-"]) + "]"
+    start = draw.choice(["[", "[", "[^"]) + draw.choice(["", "", "]"])
+    return start + (text if text[0] != "^" else "b" + text) + draw.choice(["", "-"]) + "]"
 
 
 def random_atom(draw, depth, looks):
     kind = draw.random()
     if kind < 0.45 or depth == 0:
-        return draw.choice(["a", "b", "c", "_", r"\.", "0", "ab", "{", "}", "-", "{,", "]", r"\x61", r"\060", r"\-"])
+        return draw.choice(["a", "b", "c", "_", r"\.", "0", "ab", "{", "}", "-", "{,", "]", r"\x61", r"\060",
+                            r"\-"])
     if kind < 0.55:
         return draw.choice([".", r"\d", r"\w", r"\s", r"\D", r"\W", r"\S"])
     if kind < 0.68:
@@ -66,8 +72,8 @@ def random_expression(draw, depth=3, looks=True):
         for _ in range(draw.randint(0 if depth < 3 else 1, 4)):
             piece = random_atom(draw, depth, looks)
             if draw.random() < 0.35:
-                piece += draw.choice(["*", "+", "?", "*?", "+?", "??", "{2}", "{1,3}", "{,2}", "{2,}", "{0}", "{1,2}?",
-                                      "{,}", "{}", "{x}"])
+                piece += draw.choice(["*", "+", "?", "*?", "+?", "??", "{2}", "{1,3}", "{,2}", "{2,}", "{0}",
+                                      "{1,2}?", "{,}", "{}", "{x}"])
             pieces.append(piece)
         alternatives.append("".join(pieces))
     return "|".join(alternatives)

@@ -98,6 +98,16 @@ def patterns_of_ranks_and_factors():
 
 
 @case
+def patterns_are_expressions_of_python():
+    check(llama(), torch.float32, target_modules=r".*\.layers\.\d+\.(?:self_attn\.[qv]_proj|mlp\.down_proj)",
+          rank_pattern={r"layers\.[^1]\.\w+\.q_proj": 7},
+          alpha_pattern={r"model\.layers\.\d+\.self_attn\.q_proj": 64, r"^(?!.*\.1\.).*v_proj": 3,
+                         r"\bdown_pro": 99, r"(?:self|cross)_attn\.v_proj|down_proj": 40})
+    check(llama(), torch.float32, target_modules=MODULES, exclude_modules=r".*\.v_proj",
+          layers_to_transform=[0, 2], layers_pattern=["h", "layers"])
+
+
+@case
 def rank_stabilized():
     check(llama(), torch.float32, target_modules="all-linear", use_rslora=True)
 
@@ -204,6 +214,8 @@ def adapters_that_are_not_merged():
     for words, model, settings in (
             ("init_lora_weights 'pissa'", llama(), {"target_modules": MODULES, "init_lora_weights": "pissa"}),
             ("init_lora_weights 'olora'", llama(), {"target_modules": MODULES, "init_lora_weights": "olora"}),
+            ("has layer_replication", llama(),
+             {"target_modules": MODULES, "layer_replication": [[0, 2], [1, 3]]}),
             ("biases (lora_bias)", llama(attention_bias=True),
              {"target_modules": ["q_proj"], "lora_bias": True}),
             ("alora_invocation_tokens", llama(),
@@ -226,12 +238,23 @@ def adapters_that_do_not_fit():
              "error: 'model.layers.0.self_attn.q_proj': an adapter of a convolution"),
             ({start + "A.weight": torch.zeros(4, 63)}, "does not fit a weight of [64, 64]"),
             ({start + "A.weight": torch.zeros(0, 64), start + "B.weight": torch.zeros(64, 0)},
-             "does not fit"),
+             "has the rank 0, and adapter_config.json says 4"),
+            ({start + "B.weight": torch.full((64, 4), float("nan"))}, "a sum does not fit in f32"),
             ({"base_model.model.other.lora_A.weight": torch.zeros(4, 64)}, "is it of this model?")):
         changed = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
         save_file(changed, "adapter/adapter_model.safetensors")
         done = convert("base", "ours", "--to", "hf", "--adapter", "adapter")
         assert done.returncode != 0 and words in done.stderr, (words, done.returncode, done.stderr)
+
+
+@case
+def dora_without_magnitudes():
+    write(llama(), LoraConfig(r=4, target_modules=MODULES, use_dora=True))
+    tensors = load_file("adapter/adapter_model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if "magnitude" not in name},
+              "adapter/adapter_model.safetensors")
+    done = convert("base", "ours", "--to", "hf", "--adapter", "adapter")
+    assert done.returncode == 4 and "says use_dora" in done.stderr, done.stderr
 
 
 def main():

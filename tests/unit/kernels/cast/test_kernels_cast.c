@@ -489,10 +489,14 @@ static void compare_sums(fsdp_dtype type, const uint8_t *random, float factor)
                             ? FLT_MAX / 3
                             : ldexpf((float)random[i + j] - 128, random[i + j + 1] % 140 - 20);
         memcpy(expected, random + i, sizeof expected);
-        tables[0]->cast(sums, FSDP_F32, expected + shift, type, count, FSDP_OVERFLOW_INF);
-        for (size_t j = 0; j < count; j++)
-            sums[j] += factor * values[j];
         size_t misfits =
+            tables[0]->cast(sums, FSDP_F32, expected + shift, type, count, FSDP_OVERFLOW_INF);
+        for (size_t j = 0; j < count; j++) {
+            bool was_finite = isfinite(sums[j]);
+            sums[j] += factor * values[j];
+            misfits += was_finite && !isfinite(sums[j]);
+        }
+        misfits +=
             tables[0]->cast(expected + shift, type, sums, FSDP_F32, count, FSDP_OVERFLOW_FAIL);
         for (size_t t = 0; t < table_count; t++) {
             memcpy(found, random + i, sizeof found);
