@@ -1,8 +1,8 @@
 /* Dequantizes the weights of a model: see dequant.h. */
 #include "statedict/derive/dequant.h"
 
-#include "base/data/json.h"
 #include "base/text.h"
+#include "statedict/derive/dequant_config.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/derived_scaled.h"
 #include "statedict/sd/layout_internal.h"
@@ -10,15 +10,15 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { USUAL_BLOCK = 128 };
+enum { USUAL_BLOCK = 128 }; /* of transformers, where config.json says nothing */
 
 typedef struct dequant_job {
     const fsdp_dequant_opts *opts;
     fsdp_derivation *derivation;
     fsdp_checkpoint *base;
     const fsdp_sd *sd;
-    int64_t block[2];  /* rows and columns, of config.json; 0: not known */
-    bool lacks_memory; /* a name could not be made, so what sibling() said does not count */
+    fsdp_quant_blocks blocks; /* of config.json */
+    bool lacks_memory;        /* a name could not be made, so what sibling() said does not count */
     fsdp_dequant_report report;
 } dequant_job;
 
@@ -91,36 +91,78 @@ static bool is_beside_weight(dequant_job *job, const fsdp_entry *entry)
 
 /* --- fp8 ---------------------------------------------------------------------------------------- */
 
-static int64_t rows_over(int64_t rows, int64_t block)
+/* The scales have one row for `size` rows of the weight, in the last two dims, and one for each in others. */
+static bool fit_blocks(const fsdp_derived *weight, const fsdp_derived *scales,
+                       const int64_t size[2], int64_t *blocks_out)
 {
-    return rows / block + (rows % block != 0);
+    for (int d = 0; d < weight->ndim; d++) {
+        int behind = weight->ndim - 1 - d;
+        int64_t rows = weight->shape[d], block = behind < 2 ? size[1 - behind] : 1;
+        if (rows / block + (rows % block != 0) != scales->shape[d])
+            return false;
+        blocks_out[d] = block;
+    }
+    return true;
 }
 
-/* Rows of the weight for a row of the scales; 0: they do not fit. Dim `behind` counts from the end. */
-static int64_t block_of(const dequant_job *job, int64_t rows, int64_t scales, int behind)
+/* In each dim there is one scale, or one for each row. */
+static bool fit_rows(const fsdp_derived *weight, const fsdp_derived *scales, int64_t *blocks_out)
 {
-    int64_t known = behind < 2 ? job->block[1 - behind] : 0;
-    if (known > 0 && known < INT32_MAX && rows_over(rows, known) == scales)
-        return known;
-    if (scales > 1 && scales < rows && behind < 2 && rows_over(rows, USUAL_BLOCK) == scales)
-        return USUAL_BLOCK;
-    return scales > 0 && rows % scales == 0 ? rows / scales : 0;
+    for (int d = 0; d < weight->ndim; d++) {
+        int64_t rows = weight->shape[d];
+        if (scales->shape[d] != 1 && scales->shape[d] != rows)
+            return false;
+        blocks_out[d] = scales->shape[d] == rows ? 1 : rows;
+    }
+    return true;
 }
 
-/* Scales of a tensor, or of its rows, get the dims that they lack. */
+/* Finds the rows of the weight for a row of the scales. */
+static bool find_blocks(const dequant_job *job, const fsdp_derived *weight,
+                        const fsdp_derived *scales, int64_t *blocks_out)
+{
+    static const int64_t usual[2] = {USUAL_BLOCK, USUAL_BLOCK};
+    if (weight->ndim != scales->ndim || weight->ndim == 0)
+        return false;
+    if (job->blocks.is_given)
+        return fit_blocks(weight, scales, job->blocks.size, blocks_out);
+    return fit_rows(weight, scales, blocks_out) ||
+           (!job->blocks.is_none && fit_blocks(weight, scales, usual, blocks_out));
+}
+
+/* A scale of a tensor, or scales of its rows, get the dims that they lack. */
 static fsdp_status fit_dims(const dequant_job *job, const fsdp_derived *weight,
                             const fsdp_derived **scales, fsdp_error *err)
 {
     int64_t shape[FSDP_MAX_DIMS];
     const fsdp_derived *given = *scales;
-    if (given->ndim == weight->ndim)
+    bool is_one = fsdp_shape_count(given->ndim, given->shape) == 1;
+    bool is_rows = given->ndim == 1 && weight->ndim > 0 && given->shape[0] == weight->shape[0];
+    if (given->ndim == weight->ndim || (!is_one && !is_rows))
         return FSDP_OK;
     for (int d = 0; d < weight->ndim; d++)
-        shape[d] = 1;
-    if (given->ndim == 1 && weight->ndim > 0 && given->shape[0] == weight->shape[0])
-        shape[0] = given->shape[0];
+        shape[d] = d == 0 && is_rows ? given->shape[0] : 1;
     return fsdp_derive_reshape(fsdp_derivation_arena(job->derivation), given, weight->ndim, shape,
                                scales, err);
+}
+
+static fsdp_status refuse_scales(const dequant_job *job, const fsdp_derived *weight,
+                                 const fsdp_derived *scales, fsdp_error *err)
+{
+    char w[128], s[128];
+    const fsdp_quant_blocks *blocks = &job->blocks;
+    fsdp_derived_text(scales, s, sizeof s);
+    fsdp_derived_text(weight, w, sizeof w);
+    if (blocks->is_given)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "scales of %s do not fit a weight of %s in blocks of %" PRId64
+                         " x %" PRId64 ", which config.json has (%s)",
+                         s, w, blocks->size[0], blocks->size[1], blocks->member);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "scales of %s do not fit a weight of %s: %s", s, w,
+                     blocks->is_none
+                         ? "config.json has no blocks (weight_block_size is null)"
+                         : "they are none of the tensor, of rows, or of blocks of 128 x "
+                           "128, and config.json names no others (weight_block_size)");
 }
 
 static fsdp_status scale_weight(const dequant_job *job, size_t number, int64_t scales_number,
@@ -131,10 +173,11 @@ static fsdp_status scale_weight(const dequant_job *job, size_t number, int64_t s
     int64_t blocks[FSDP_MAX_DIMS];
     FSDP_TRY(fsdp_derive_stored(arena, job->base, number, &weight, err));
     FSDP_TRY(fsdp_derive_stored(arena, job->base, (size_t)scales_number, &scales, err));
+    const fsdp_derived *given = scales;
     FSDP_TRY(fit_dims(job, weight, &scales, err));
-    for (int d = 0; d < weight->ndim; d++)
-        blocks[d] = block_of(job, weight->shape[d], scales->shape[d], weight->ndim - 1 - d);
-    return fsdp_derive_block_scaled(arena, weight, scales, blocks, out, err);
+    return find_blocks(job, weight, scales, blocks)
+               ? fsdp_derive_block_scaled(arena, weight, scales, blocks, out, err)
+               : refuse_scales(job, weight, given, err);
 }
 
 /* --- MXFP4 -------------------------------------------------------------------------------------- */
@@ -209,53 +252,10 @@ static fsdp_status add_entry(dequant_job *job, size_t number, fsdp_error *err)
     char shown[200];
     if (job->lacks_memory)
         return fsdp_fail_memory(err, "a name");
-    if (st == FSDP_ERR_USAGE)
+    if (st == FSDP_ERR_USAGE || st == FSDP_ERR_DAMAGED)
         fsdp_error_prefix(err, "'%s'",
                           fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     return st;
-}
-
-/* quantization_config.weight_block_size; anything else leaves the sizes unknown. */
-static void read_blocks(fsdp_json *json, int64_t block[2])
-{
-    const char *key;
-    size_t size;
-    bool more;
-    if (fsdp_json_enter_object(json, NULL) != FSDP_OK)
-        return;
-    while (fsdp_json_next_key(json, &key, &size, &more, NULL) == FSDP_OK && more) {
-        bool is_it = fsdp_bytes_are(key, size, "weight_block_size") &&
-                     fsdp_json_peek(json) == FSDP_JSON_ARRAY;
-        if (!is_it) {
-            if (fsdp_json_skip(json, NULL) != FSDP_OK)
-                return;
-            continue;
-        }
-        if (fsdp_json_enter_array(json, NULL) != FSDP_OK)
-            return;
-        for (int i = 0; fsdp_json_next_item(json, &more, NULL) == FSDP_OK && more; i++)
-            if (fsdp_json_i64(json, i < 2 ? &block[i] : &(int64_t){0}, NULL) != FSDP_OK)
-                return;
-    }
-}
-
-static void read_config(dequant_job *job)
-{
-    const char *key;
-    size_t size;
-    bool more;
-    fsdp_json json;
-    fsdp_json_init(&json, job->opts->config, job->opts->config_size, "config.json");
-    fsdp_status st = fsdp_json_enter_object(&json, NULL);
-    while (st == FSDP_OK && fsdp_json_next_key(&json, &key, &size, &more, NULL) == FSDP_OK &&
-           more) {
-        bool is_it = fsdp_bytes_are(key, size, "quantization_config") &&
-                     fsdp_json_peek(&json) == FSDP_JSON_OBJECT;
-        if (is_it)
-            read_blocks(&json, job->block);
-        st = is_it ? FSDP_DIFFERS : fsdp_json_skip(&json, NULL);
-    }
-    fsdp_json_release(&json);
 }
 
 fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **checkpoint,
@@ -263,10 +263,11 @@ fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **che
 {
     dequant_job job = {.opts = opts, .base = *checkpoint, .sd = (*checkpoint)->manifest.sd};
     *checkpoint = NULL;
-    if (opts->config)
-        read_config(&job);
     FSDP_TRY(fsdp_derivation_begin(job.base, &job.derivation, err));
     fsdp_status st = fsdp_derivation_note_file(job.derivation, opts->config_path, err);
+    if (st == FSDP_OK && opts->config)
+        st = fsdp_quant_blocks_read(opts->config, opts->config_size, opts->config_path, &job.blocks,
+                                    err);
     for (size_t i = 0; i < fsdp_sd_count(job.sd) && st == FSDP_OK; i++)
         st = add_entry(&job, i, err);
     if (st == FSDP_OK && job.report.weights == 0)

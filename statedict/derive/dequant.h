@@ -21,7 +21,8 @@ typedef struct fsdp_dequant_opts {
  * Replaces the checkpoint by one with these weights dequantized: fp8 with scales of blocks, rows or tensors
  * (NAME_scale_inv, NAME_scale), MXFP4 (NAME_blocks and NAME_scales, whose last two dims transformers
  * exchanges), and ggml's blocks. The checkpoint is closed and NULL after a failure. FSDP_ERR_USAGE when there
- * is no such weight, or one whose scales are missing or have another shape.
+ * is no such weight, or one whose scales are missing; FSDP_ERR_DAMAGED when scales do not fit their weight in
+ * the blocks that config.json has, and when one that is read makes numbers that are not finite.
  */
 fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **checkpoint,
                             fsdp_dequant_report *report_out, fsdp_error *err);

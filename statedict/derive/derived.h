@@ -20,7 +20,7 @@
  *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings, and
  *                         adapter_modules.c finds the modules that they name
  *   python_expression.c   the expressions in them, which python_match.c matches
- *   dequant.c             quantized weights of a model as plain ones
+ *   dequant.c             quantized weights of a model as plain ones; dequant_config.c reads their blocks
  *   target_types.c        blocks and vectors as the target needs them
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a block

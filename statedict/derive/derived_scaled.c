@@ -3,6 +3,7 @@
 
 #include "kernels/kernels.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -58,6 +59,17 @@ static void multiply(const fsdp_box *piece, const int64_t *blocks, const fsdp_bo
     }
 }
 
+/* The largest number of 8 bits is 57344: with it the product of a larger scale is infinite. */
+static fsdp_status check_scales(const float *scales, int64_t count, fsdp_error *err)
+{
+    enum { LARGEST_F8 = 57344 };
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabsf(scales[i]) <= FLT_MAX / LARGEST_F8))
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "a scale is %g: its products are not finite in f32", scales[i]);
+    return FSDP_OK;
+}
+
 static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_block_reader *reader,
                                      const fsdp_box *box, void *data, fsdp_error *err)
 {
@@ -73,6 +85,8 @@ static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_block_read
         st = fsdp_derived_read(tensor->parts[0], reader, &piece, to, err);
         if (st == FSDP_OK)
             st = fsdp_derived_read(tensor->parts[1], reader, &scale_box, scales, err);
+        if (st == FSDP_OK)
+            st = check_scales(scales, fsdp_box_count(&scale_box), err);
         if (st == FSDP_OK)
             multiply(&piece, blocks, &scale_box, scales, to);
         to += fsdp_box_count(&piece);
@@ -126,21 +140,25 @@ fsdp_status fsdp_derive_block_scaled(fsdp_arena *arena, const fsdp_derived *weig
 
 /* --- MXFP4 ---------------------------------------------------------------------------------------------- */
 
-enum { GROUP = 32, GROUP_BYTES = 16, BIAS = 127 };
+enum { GROUP = 32, GROUP_BYTES = 16, BIAS = 127, NO_NUMBER = 255 };
 
 static const float four_bits[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
                                     -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
 
-/* Numbers [first, first + count) of a row whose groups begin at `bytes`. */
-static void unpack_row(const uint8_t *bytes, const uint8_t *exponents, int64_t first, int64_t count,
+/* Numbers [first, first + count) of a row whose groups begin at `bytes`. False when one is not finite: the
+ * largest exponent stands for no number. */
+static bool unpack_row(const uint8_t *bytes, const uint8_t *exponents, int64_t first, int64_t count,
                        float *to)
 {
+    bool are_finite = true;
     for (int64_t i = 0; i < count; i++) {
         int64_t at = first + i;
         uint8_t pair = bytes[at / 2];
-        int half = at % 2 == 0 ? pair & 15 : pair >> 4;
-        to[i] = ldexpf(four_bits[half], exponents[at / GROUP] - BIAS);
+        int half = at % 2 == 0 ? pair & 15 : pair >> 4, exponent = exponents[at / GROUP];
+        to[i] = ldexpf(four_bits[half], exponent - BIAS);
+        are_finite = are_finite && exponent != NO_NUMBER && isfinite(to[i]);
     }
+    return are_finite;
 }
 
 /* The groups that a piece needs: of the exponents, and with one dim more of the bytes. */
@@ -157,15 +175,21 @@ static void groups_of(const fsdp_box *piece, fsdp_box *exponents_out, fsdp_box *
     bytes_out->len[last + 1] = GROUP_BYTES;
 }
 
-static void unpack(const fsdp_box *piece, const fsdp_box *groups, const uint8_t *bytes,
-                   const uint8_t *exponents, float *to)
+static fsdp_status unpack(const fsdp_box *piece, const fsdp_box *groups, const uint8_t *bytes,
+                          const uint8_t *exponents, float *to, fsdp_error *err)
 {
     int last = piece->ndim - 1;
+    bool are_finite = true;
     int64_t width = groups->len[last], rows = fsdp_box_count(groups) / width;
     int64_t first = piece->lo[last] - groups->lo[last] * GROUP;
     for (int64_t row = 0; row < rows; row++)
-        unpack_row(bytes + row * width * GROUP_BYTES, exponents + row * width, first,
-                   piece->len[last], to + row * piece->len[last]);
+        are_finite = unpack_row(bytes + row * width * GROUP_BYTES, exponents + row * width, first,
+                                piece->len[last], to + row * piece->len[last]) &&
+                     are_finite;
+    return are_finite ? FSDP_OK
+                      : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                                  "a group's exponent makes a number that is not "
+                                  "finite");
 }
 
 /* Elements of a piece whose groups fit in half a buffer; rows may begin and end within a group. */
@@ -192,7 +216,7 @@ static fsdp_status read_mxfp4(const fsdp_derived *tensor, fsdp_block_reader *rea
         if (st == FSDP_OK)
             st = fsdp_derived_read(tensor->parts[1], reader, &groups, exponents, err);
         if (st == FSDP_OK)
-            unpack(&piece, &groups, bytes, exponents, to);
+            st = unpack(&piece, &groups, bytes, exponents, to, err);
         to += fsdp_box_count(&piece);
     }
     fsdp_derived_give(reader);
@@ -213,7 +237,7 @@ fsdp_status fsdp_derive_mxfp4(fsdp_arena *arena, const fsdp_derived *weight,
                exponents->dtype == FSDP_U8 && weight->shape[ndim] == GROUP_BYTES &&
                memcmp(weight->shape, exponents->shape, (size_t)ndim * sizeof *shape) == 0;
     if (!fit || fsdp_mul_overflow(exponents->shape[ndim - 1], GROUP, &shape[ndim - 1]))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s and %s are no MXFP4 blocks and their scales",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s and %s are no MXFP4 blocks and their scales",
                          fsdp_derived_text(weight, w, sizeof w),
                          fsdp_derived_text(exponents, e, sizeof e));
     memcpy(shape, exponents->shape, (size_t)(ndim - 1) * sizeof *shape);

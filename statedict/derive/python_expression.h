@@ -2,9 +2,9 @@
  * Regular expressions as Python's `re` reads them in settings of PEFT: the answer is whether one matches.
  *
  * The syntax is Python's for str, without flags: sets, categories, groups, repetitions, lookahead. An
- * expression that needs more than a set of states is refused by name: references to groups, named groups, lookbehind,
- * conditions, flags, atomic groups, characters beyond ASCII. Time and memory are bounded: an expression is
- * a list of states, and a match goes through the text once with all states that it may be in.
+ * expression that needs more than a set of states is refused by name: references to groups, named groups,
+ * lookbehind, conditions, flags, atomic groups, characters beyond ASCII. Time and memory are bounded: an
+ * expression is a list of states, and a match goes through the text once with all states that it may be in.
  */
 #ifndef FSDP_PYTHON_EXPRESSION_H
 #define FSDP_PYTHON_EXPRESSION_H

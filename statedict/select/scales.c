@@ -15,13 +15,14 @@
 static const struct {
     const char *own, *before, *cut, *behind;
     bool drops_own; /* the scale's name does not repeat the tensor's */
+    bool is_known;  /* to --dequant (derive/dequant.c) */
 } spellings[] = {
-    {"", "", "", "_scale_inv", false},   {"", "", "", "_scale", false},
-    {"", "", "", "_scales", false},      {"", "", "", ".scale", false},
-    {"", "scale_", "", "", false},       {"", "qscale_", "", "", false},
-    {"", "", "_qdata", "_scale", false}, {"weight", "scale", "", "", true},
-    {"weight", "scales", "", "", true},  {"weight", "scale_inv", "", "", true},
-    {"qdata", "scale", "", "", true},    {"_data", "_scale", "", "", true},
+    {"", "", "", "_scale_inv", false, true},    {"", "", "", "_scale", false, true},
+    {"", "", "", "_scales", false, false},      {"", "", "", ".scale", false, false},
+    {"", "scale_", "", "", false, false},       {"", "qscale_", "", "", false, false},
+    {"", "", "_qdata", "_scale", false, false}, {"weight", "scale", "", "", true, true},
+    {"weight", "scales", "", "", true, false},  {"weight", "scale_inv", "", "", true, false},
+    {"qdata", "scale", "", "", true, false},    {"_data", "_scale", "", "", true, false},
 };
 
 /* Parts of a tensor that bitsandbytes or GPTQ quantized to integers; kernels read them in their dtype. */
@@ -38,6 +39,7 @@ typedef struct scale_search {
     fsdp_name_list found;
     fsdp_text name; /* scratch */
     bool no_memory;
+    bool has_unknown; /* a pair that --dequant does not know */
 } scale_search;
 
 static const fsdp_entry *tensor_at(const fsdp_sd *sd, size_t i)
@@ -96,8 +98,10 @@ static int64_t find_scale(scale_search *search, size_t i)
         if (scale < 0 || (size_t)scale == i)
             continue;
         const fsdp_entry *tensor = tensor_at(search->sd, (size_t)scale);
-        if (fsdp_dtype_describe(tensor->dtype)->is_float && !is_f8(tensor->dtype))
+        if (fsdp_dtype_describe(tensor->dtype)->is_float && !is_f8(tensor->dtype)) {
+            search->has_unknown = search->has_unknown || !spellings[s].is_known;
             return scale;
+        }
     }
     return -1;
 }
@@ -148,16 +152,20 @@ static void check_entry(scale_search *search, size_t i)
         add_pair(search, i, (size_t)scale);
     else if (whole >= 0)
         add_pair(search, (size_t)whole, i);
+    search->has_unknown = search->has_unknown || whole >= 0;
 }
 
-static fsdp_status fail(const fsdp_name_list *found, fsdp_error *err)
+static fsdp_status fail(const scale_search *search, fsdp_error *err)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "quantized weights are numbers times a scale, and a cast does not "
                           "apply the scale");
-    (void)fsdp_names_append(found, "would be cast", &text);
-    fsdp_text_addf(&text, "; keep both tensors with --dtype-for 'RE=keep', or dequantize the model "
-                          "in its own framework first");
+    (void)fsdp_names_append(&search->found, "would be cast", &text);
+    fsdp_text_addf(&text, search->has_unknown
+                              ? "; keep both tensors with --dtype-for 'RE=keep', or dequantize the "
+                                "model in its own framework first"
+                              : "; --dequant bf16 makes plain weights of them, and --dtype-for "
+                                "'RE=keep' keeps both tensors");
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
     fsdp_text_release(&text);
@@ -173,7 +181,7 @@ fsdp_status fsdp_scales_check(const fsdp_sd *sd, const fsdp_selected *selected, 
     if (search.no_memory)
         st = fsdp_fail_memory(err, "a list of names");
     else if (search.found.count > 0)
-        st = fail(&search.found, err);
+        st = fail(&search, err);
     fsdp_names_release(&search.found);
     fsdp_text_release(&search.name);
     return st;

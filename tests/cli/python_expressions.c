@@ -1,6 +1,6 @@
 /*
- * Matches texts with Python's expressions, for python_expressions.py: a line "MODE EXPRESSION TEXT", with both
- * in hexadecimal digits and the mode "match" or "fullmatch", gives "yes", "no", or "refused: REASON".
+ * Matches texts with Python's expressions, for python_expressions.py: a line "MODE EXPRESSION TEXT", with
+ * both in hexadecimal digits and the mode "match" or "fullmatch", gives "yes", "no", or "refused: REASON".
  */
 #include "statedict/derive/python_expression.h"
 

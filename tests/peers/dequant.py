@@ -58,30 +58,32 @@ def fp8():
     flat, of_flat = torch.randn(16, 32).to(F8), torch.rand(16)
     whole, of_whole = torch.randn(16, 32).to(F8), torch.tensor(0.37)
     norm = torch.randn(5, dtype=torch.bfloat16)
-    tensors = {"a.weight": blocks, "a.weight_scale_inv": scales, "b.weight": rows, "b.weight_scale": of_rows,
-               "c.weight": whole, "c.weight_scale": of_whole, "c.input_scale": torch.tensor(1.0),
-               "d.weight": flat, "d.weight_scale": of_flat, "norm.weight": norm}
-    expected = {"a.weight": by_transformers(blocks, scales, (128, 128)),
-                "b.weight": (rows.float() * of_rows).bfloat16(),
-                "c.weight": (whole.float() * of_whole).bfloat16(),
-                "d.weight": (flat.float() * of_flat[:, None]).bfloat16(), "norm.weight": norm}
+    of_blocks = {"a.weight": blocks, "a.weight_scale_inv": scales, "norm.weight": norm}
+    others = {"b.weight": rows, "b.weight_scale": of_rows, "c.weight": whole, "c.weight_scale": of_whole,
+              "c.input_scale": torch.tensor(1.0), "d.weight": flat, "d.weight_scale": of_flat}
+    expected = {"a.weight": by_transformers(blocks, scales, (128, 128)), "norm.weight": norm}
+    wide = {"b.weight": rows.float() * of_rows, "c.weight": whole.float() * of_whole,
+            "d.weight": flat.float() * of_flat[:, None]}
+    of_others = {name: tensor.bfloat16() for name, tensor in wide.items()}
     settings = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}, "kept": 1}
-    write("fp8", tensors, settings)
+    write("fp8", of_blocks, settings)
     check("fp8", expected)
-    write("without", tensors, {})
-    check("without", expected)
-    wide = {name: tensor.float() if name == "norm.weight" else tensor for name, tensor in expected.items()}
-    wide.update({"b.weight": rows.float() * of_rows, "c.weight": whole.float() * of_whole,
-                 "d.weight": flat.float() * of_flat[:, None]})
-    write("wide", tensors, settings)
-    done = convert("wide", "wide-plain", "--to", "hf", "--dequant", "f32", "--mem", "64M")
+    write("without", {**of_blocks, **others}, {})
+    check("without", {**expected, **of_others})
+    write("rows", others, {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
+    check("rows", of_others)
+    done = convert("without", "wide-plain", "--to", "hf", "--dequant", "f32", "--mem", "64M")
     assert done.returncode == 0, done.stderr
     ours = load_file("wide-plain/model.safetensors")
-    assert all(torch.equal(ours[name], wide[name]) for name in wide if name != "a.weight")
+    assert all(torch.equal(ours[name], wide[name]) for name in wide)
     odd, of_odd = torch.randn(96, 160).to(F8), torch.rand(3, 5)
     write("odd", {"a.weight": odd, "a.weight_scale_inv": of_odd},
           {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}})
     check("odd", {"a.weight": by_transformers(odd, of_odd, (32, 32))})
+    small, of_small = torch.randn(150, 150).to(F8), torch.rand(2, 2)  # two blocks of 128, too
+    write("small", {"a.weight": small, "a.weight_scale_inv": of_small},
+          {"quantization_config": {"quant_method": "fp8", "weight_block_size": [75, 75]}})
+    check("small", {"a.weight": by_transformers(small, of_small, (75, 75))})
 
 
 def mxfp4():
@@ -111,16 +113,18 @@ def gptq():
 
 
 def refused():
-    for name, tensors, words in (
-            ("plain", {"a.weight": torch.rand(4, 4)}, "has no quantized weights"),
-            ("alone", {"a.weight": torch.rand(4, 4).to(F8)}, "has 8 bits and no scales"),
-            ("misfit", {"a.weight": torch.rand(4, 4).to(F8), "a.weight_scale": torch.rand(3, 1)},
+    whole = {"a.weight": torch.rand(4, 4).to(F8)}
+    for name, tensors, status, words in (
+            ("plain", {"a.weight": torch.rand(4, 4)}, 2, "has no quantized weights"),
+            ("alone", whole, 2, "has 8 bits and no scales"),
+            ("misfit", {**whole, "a.weight_scale": torch.rand(3, 1)}, 4,
              "scales of [3, 1] do not fit a weight of [4, 4]"),
+            ("nan", {**whole, "a.weight_scale": torch.full((1, 1), float("nan"))}, 4, "a scale is nan"),
             ("short", {"a_blocks": torch.zeros(2, 3, 8, dtype=torch.uint8),
-                       "a_scales": torch.zeros(2, 3, dtype=torch.uint8)}, "no MXFP4 blocks")):
+                       "a_scales": torch.zeros(2, 3, dtype=torch.uint8)}, 4, "no MXFP4 blocks")):
         write(name, tensors, {"quantization_config": {"weight_block_size": [9223372036854775807, 128]}})
         done = convert(name, name + "-plain", "--to", "hf", "--dequant", "bf16")
-        assert done.returncode == 2 and words in done.stderr, (name, done.stderr)
+        assert done.returncode == status and words in done.stderr, (name, done.stderr)
 
 
 torch.manual_seed(5)

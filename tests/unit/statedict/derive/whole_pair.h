@@ -11,6 +11,8 @@
 #include "statedict/sd/layout_internal.h"
 #include "tests/unit/statedict/derive/stored_tensors.h"
 
+#include <sys/mman.h>
+
 /* --- numbers ------------------------------------------------------------------------------------- */
 
 static uint64_t seed = 1; /* of each test */
@@ -124,6 +126,33 @@ static inline fsdp_checkpoint *finish(fsdp_derivation *derivation, const whole_p
     return checkpoint;
 }
 
+/* Memory behind which nothing may be touched: a piece that is larger than a buffer ends the test. */
+static inline void *guarded_buffer(void)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *memory = mmap(NULL, FSDP_DERIVED_PIECE + page, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq((void *)memory, MAP_FAILED);
+    cr_assert_eq(mprotect(memory + FSDP_DERIVED_PIECE, page, PROT_NONE), 0);
+    return memory;
+}
+
+/* Reads a box of the node with buffers that are guarded. */
+static inline void read_guarded(const fsdp_derived *node, const fsdp_box *box, void *read)
+{
+    fsdp_block_reader reader = {0};
+    fsdp_error err = {0};
+    for (int i = 0; i < node->levels; i++)
+        reader.buffers.data[i] = guarded_buffer();
+    cr_assert_eq(fsdp_derived_read(node, &reader, box, read, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(reader.buffers.used, 0);
+    for (int i = 0; i < node->levels; i++) {
+        munmap(reader.buffers.data[i], FSDP_DERIVED_PIECE + (size_t)sysconf(_SC_PAGESIZE));
+        reader.buffers.data[i] = NULL;
+    }
+    fsdp_block_reader_release(&reader);
+}
+
 static inline void check_box(fsdp_checkpoint *checkpoint, const whole_pair *wanted,
                              const fsdp_box *box)
 {
@@ -134,6 +163,8 @@ static inline void check_box(fsdp_checkpoint *checkpoint, const whole_pair *want
     cr_assert_eq(fsdp_checkpoint_read(checkpoint, 0, box, read, FSDP_CHECK_OFF, &err), FSDP_OK,
                  "%s", err.text);
     fsdp_copy_shared(box, cut, &whole, wanted->data, size);
+    cr_assert_arr_eq(read, cut, bytes);
+    read_guarded(wanted->node, box, read);
     cr_assert_arr_eq(read, cut, bytes);
     free(read);
     free(cut);
