@@ -13,7 +13,7 @@ enum { MOST = 1000 };
 typedef struct unread_search {
     const fsdp_checkpoint *checkpoint;
     const char **read; /* names of files within the directory, sorted */
-    size_t read_count;
+    size_t read_count, read_room;
     fsdp_name_list *names;
 } unread_search;
 
@@ -47,18 +47,24 @@ static const char *within(const char *directory, const char *file)
     return file + size;
 }
 
+static fsdp_status note_read(void *context, int number, const char *path,
+                             const fsdp_file_info *info, fsdp_error *err)
+{
+    unread_search *search = context;
+    (void)number;
+    (void)info;
+    if (!fsdp_grow(&search->read, &search->read_room, search->read_count + 1, sizeof *search->read))
+        return fsdp_fail_memory(err, "a list of files");
+    search->read[search->read_count++] = within(search->checkpoint->path, path);
+    return FSDP_OK;
+}
+
+/* An adapter that is merged is read, too. */
 static fsdp_status list_read(unread_search *search, fsdp_error *err)
 {
-    const fsdp_source *source = search->checkpoint->source;
-    size_t count = fsdp_source_file_count(source);
-    search->read = fsdp_alloc(count, sizeof *search->read);
-    if (!search->read)
-        return fsdp_fail_memory(err, "a list of files");
-    for (size_t i = 0; i < count; i++)
-        search->read[i] = within(search->checkpoint->path, fsdp_source_file_path(source, i));
-    search->read_count = count;
-    if (count > 0)
-        qsort(search->read, count, sizeof *search->read, compare_names);
+    FSDP_TRY(fsdp_checkpoint_each_file(search->checkpoint, note_read, search, err));
+    if (search->read_count > 0)
+        qsort(search->read, search->read_count, sizeof *search->read, compare_names);
     return FSDP_OK;
 }
 

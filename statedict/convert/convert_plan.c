@@ -183,8 +183,9 @@ static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp
     fsdp_adapter_report report = {0};
     if (!job->opts.adapter)
         return FSDP_OK;
-    fsdp_status st =
-        fsdp_adapter_merge(job->opts.adapter, &job->opts.open.access, &job->from, &report, err);
+    const fsdp_adapter_opts opts = {
+        .path = job->opts.adapter, .access = &job->opts.open.access, .watch = &job->opts.watch};
+    fsdp_status st = fsdp_adapter_merge(&opts, &job->from, &report, err);
     plan->merged = report.merged;
     plan->replaced = report.replaced;
     job->unties = report.unties;

@@ -7,6 +7,7 @@
 #include "kernels/kernels.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/commit/commit_internal.h"
+#include "statedict/derive/adapter.h"
 #include "statedict/sd/meter.h"
 
 #include <errno.h>
@@ -235,7 +236,8 @@ static fsdp_status add_files(fsdp_copies *copies, fsdp_io *io, const fsdp_conver
     if (st == FSDP_OK && names.count > 0)
         qsort(names.items, names.count, sizeof *names.items, compare_names);
     for (size_t i = 0; i < names.count && st == FSDP_OK; i++)
-        st = add_file(copies, io, opts, names.items[i], err);
+        if (copies->has_adapter || strcmp(names.items[i], "adapter_config.json") != 0)
+            st = add_file(copies, io, opts, names.items[i], err);
     fsdp_io_names_release(&names);
     if (st == FSDP_OK)
         st = add_modules(copies, io, opts, err);
@@ -382,8 +384,10 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
     const char *dir = opts->copy_from;
     fsdp_file_info info;
     bool is_hf = opts->format && strcmp(opts->format, "hf") == 0;
-    *copies =
-        (fsdp_copies){.carrier = places->from, .config = {.tied = -1}, .unties = places->unties};
+    *copies = (fsdp_copies){.carrier = places->from,
+                            .config = {.tied = -1},
+                            .unties = places->unties,
+                            .has_adapter = fsdp_sd_has_adapter(places->sd)};
     if (!dir && opts->copy_code)
         return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)

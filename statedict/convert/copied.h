@@ -29,6 +29,7 @@ typedef struct fsdp_copies {
     size_t count, room;
     fsdp_model_config config;
     bool unties;               /* config.json says that embeddings are not tied, whatever it said before */
+    bool has_adapter;          /* the result is an adapter: its settings go along with it, and only with it */
     fsdp_text record;          /* {"name": hash}; the hashes are zero before write */
 } fsdp_copies;
 

@@ -2,10 +2,12 @@
 #include "statedict/derive/adapter.h"
 
 #include "base/text.h"
+#include "formats/frameworks.h"
 #include "statedict/derive/adapter_config.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/derived_product.h"
 #include "statedict/sd/layout_internal.h"
+#include "statedict/sd/meter.h"
 
 #include <string.h>
 
@@ -384,35 +386,109 @@ static fsdp_status check_all_used(const adapter_merge *merge, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* --- files -------------------------------------------------------------------------------------------- */
+
+static const char config_name[] = "adapter_config.json";
+
+bool fsdp_sd_has_adapter(const fsdp_sd *sd)
+{
+    static const char *const parts[] = {".lora_", "base_model.model.", "prompt_embeddings"};
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        for (size_t j = 0; j < sizeof parts / sizeof *parts && entry->kind != FSDP_ENTRY_VALUE; j++)
+            if (memmem(entry->name, entry->name_size, parts[j], strlen(parts[j])))
+                return true;
+    }
+    return false;
+}
+
+static fsdp_status has_file(fsdp_io *io, const char *dir, const char *name, bool *has_out,
+                            fsdp_error *err)
+{
+    fsdp_file_info info;
+    char *path = fsdp_path_join(dir, name);
+    *has_out = path && io->ops->info(io, path, &info) == 0;
+    fsdp_free(path);
+    return path ? FSDP_OK : fsdp_fail_memory(err, "a path");
+}
+
+static void notify(void *context, const char *text)
+{
+    fsdp_notice(context, "%s", text);
+}
+
+static fsdp_status refuse_directory(const adapter_merge *merge, const char *dir, fsdp_error *err)
+{
+    const char *base = fsdp_derivation_base(merge->derivation)->path;
+    if (fsdp_sd_has_adapter(merge->base))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is an adapter, and '%s' is none: the two are the wrong way round, "
+                         "the model comes first and the adapter behind --adapter",
+                         base, dir);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is no adapter of PEFT: neither it nor its newest step has an %s", dir,
+                     config_name);
+}
+
+/* The directory itself, or the newest step of a run. */
+static fsdp_status find_directory(const adapter_merge *merge, const fsdp_adapter_opts *opts,
+                                  char **dir_out, fsdp_error *err)
+{
+    fsdp_io *io = fsdp_access_io(opts->access);
+    const fsdp_framework_way way = {notify, (void *)(uintptr_t)opts->watch, false};
+    char *step = NULL;
+    fsdp_file_info info;
+    bool has_config;
+    int result = io->ops->info(io, opts->path, &info);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot open '%s'", opts->path);
+    FSDP_TRY(has_file(io, opts->path, config_name, &has_config, err));
+    if (!has_config && info.kind == FSDP_FILE_DIRECTORY) {
+        fsdp_status st = fsdp_framework_resolve(io, opts->path, &way, &step, err);
+        if (st == FSDP_ERR_LIMIT)
+            return st;
+        if (step)
+            FSDP_TRY(has_file(io, step, config_name, &has_config, err));
+    }
+    if (!has_config) {
+        fsdp_free(step);
+        return refuse_directory(merge, opts->path, err);
+    }
+    *dir_out = step ? step : fsdp_strndup(opts->path, strlen(opts->path));
+    return *dir_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
+}
+
 static fsdp_status note_config(adapter_merge *merge, const char *dir, fsdp_error *err)
 {
-    char *path = fsdp_path_join(dir, "adapter_config.json");
+    char *path = fsdp_path_join(dir, config_name);
     fsdp_status st = path ? fsdp_derivation_note_file(merge->derivation, path, err)
                           : fsdp_fail_memory(err, "a path");
     fsdp_free(path);
     return st;
 }
 
-/* Before PEFT 0.7 they were in a file of torch.save. */
+/* The adapter's own file: a base model, or the state of an optimizer, may lie beside it. Before PEFT 0.7 it
+ * was one of torch.save. */
 static fsdp_status open_tensors(adapter_merge *merge, fsdp_io *io, const char *dir, fsdp_error *err)
 {
-    fsdp_file_info info;
-    char *bin = fsdp_path_join(dir, "adapter_model.bin"),
-         *safe = fsdp_path_join(dir, "adapter_model.safetensors");
-    bool is_bin =
-        bin && safe && io->ops->info(io, safe, &info) != 0 && io->ops->info(io, bin, &info) == 0;
-    fsdp_status st =
-        bin && safe ? fsdp_checkpoint_open_as(io, is_bin ? bin : dir, NULL, &merge->adapter, err)
-                    : fsdp_fail_memory(err, "a path");
-    fsdp_free(bin);
-    fsdp_free(safe);
+    static const char *const names[] = {"adapter_model.safetensors", "adapter_model.bin"};
+    bool is_there = false;
+    char *path = NULL;
+    for (int i = 0; i < 2 && !is_there; i++) {
+        FSDP_TRY(has_file(io, dir, names[i], &is_there, err));
+        if (is_there)
+            path = fsdp_path_join(dir, names[i]);
+    }
+    if (is_there && !path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_status st = fsdp_checkpoint_open_as(io, path ? path : dir, NULL, &merge->adapter, err);
+    fsdp_free(path);
     return st;
 }
 
-static fsdp_status open_adapter(adapter_merge *merge, const char *dir, const fsdp_access *access,
-                                fsdp_error *err)
+static fsdp_status open_directory(adapter_merge *merge, const char *dir, fsdp_io *io,
+                                  fsdp_error *err)
 {
-    fsdp_io *io = fsdp_access_io(access);
     FSDP_TRY(note_config(merge, dir, err));
     FSDP_TRY(fsdp_adapter_config_read(io, dir, &merge->config, err));
     FSDP_TRY(open_tensors(merge, io, dir, err));
@@ -421,15 +497,24 @@ static fsdp_status open_adapter(adapter_merge *merge, const char *dir, const fsd
     return merge->is_used ? FSDP_OK : fsdp_fail_memory(err, "an adapter");
 }
 
-fsdp_status fsdp_adapter_merge(const char *dir, const fsdp_access *access,
-                               fsdp_checkpoint **checkpoint, fsdp_adapter_report *report_out,
-                               fsdp_error *err)
+static fsdp_status open_adapter(adapter_merge *merge, const fsdp_adapter_opts *opts,
+                                fsdp_error *err)
+{
+    char *dir = NULL;
+    FSDP_TRY(find_directory(merge, opts, &dir, err));
+    fsdp_status st = open_directory(merge, dir, fsdp_access_io(opts->access), err);
+    fsdp_free(dir);
+    return st;
+}
+
+fsdp_status fsdp_adapter_merge(const fsdp_adapter_opts *opts, fsdp_checkpoint **checkpoint,
+                               fsdp_adapter_report *report_out, fsdp_error *err)
 {
     adapter_merge merge = {.base = (*checkpoint)->manifest.sd};
     fsdp_checkpoint *base = *checkpoint;
     *checkpoint = NULL;
     FSDP_TRY(fsdp_derivation_begin(base, &merge.derivation, err));
-    fsdp_status st = open_adapter(&merge, dir, access, err);
+    fsdp_status st = open_adapter(&merge, opts, err);
     if (st == FSDP_OK)
         st = find_transposed(&merge, err);
     if (st == FSDP_OK)

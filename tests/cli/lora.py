@@ -229,6 +229,78 @@ def results_that_are_not_finite_are_named():
     refused(4, "cannot get the length", tensors=pair(module) | lengths(module, float("inf")), use_dora=True)
 
 
+# --- paths ------------------------------------------------------------------------------------------
+
+def copy_layout(case):
+    shutil.copytree(GOLDEN / "layouts" / case / "data", ".", dirs_exist_ok=True)
+
+
+@case
+def an_adapter_beside_its_base():
+    """The settings of an adapter are copied with the adapter, and only with it."""
+    copy_layout("peft_beside_base")
+    for options in ((), ("--copy-from", "model")):
+        done = convert("model", "plain", "--to", "hf", "--overwrite", *options)
+        assert done.returncode == 0, done.stderr
+        assert "--adapter model merges the adapter" in done.stderr, done.stderr
+        assert sorted(os.listdir("plain")) == ["README.md", "config.json", "generation_config.json",
+                                               "model.safetensors"]
+    assert read_tensors(Path("plain/model.safetensors")) == read_tensors(Path("model/model.safetensors"))
+    done = convert("model", "ours", "--to", "hf", "--adapter", "model")
+    assert done.returncode == 0 and "not read" not in done.stderr, done.stderr
+    assert "adapter_config.json" not in os.listdir("ours")
+    ours, base = (read_tensors(Path(f"{name}/model.safetensors")) for name in ("ours", "model"))
+    changed = {name for name in base if base[name] != ours[name]}
+    assert changed == {f"model.layers.0.self_attn.{name}_proj.weight" for name in "qv"}, changed
+    os.makedirs("adapter")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        shutil.copy(f"model/{name}", "adapter")
+    done = convert("adapter", "copied", "--to", "hf")
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir("copied")) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+@case
+def checkpoints_of_trainers():
+    copy_layout("peft_beside_base")
+    copy_layout("hf_trainer_lora")
+    merged = []
+    for path in ("run/checkpoint-2", "run/checkpoint-2/.", "run"):
+        shutil.rmtree("ours", ignore_errors=True)
+        done = convert("model", "ours", "--to", "hf", "--adapter", path)
+        assert done.returncode == 0, (path, done.stderr)
+        assert done.stderr.count("'run' is read as 'checkpoint-2'") == (path == "run"), done.stderr
+        merged.append(read_tensors(Path("ours/model.safetensors")))
+    assert merged[0] == merged[1] == merged[2] != read_tensors(Path("model/model.safetensors"))
+    # the newest, by number, that opens
+    shutil.copytree("run/checkpoint-2", "run/checkpoint-10")
+    settings = json.loads(Path("run/checkpoint-2/adapter_config.json").read_text())
+    Path("run/checkpoint-10/adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 800}))
+    shutil.rmtree("ours")
+    assert convert("-q", "model", "ours", "--to", "hf", "--adapter", "run").returncode == 0
+    assert read_tensors(Path("ours/model.safetensors")) != merged[0]
+    # what the trainer saved at its end
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        shutil.copy(f"run/checkpoint-2/{name}", "run")
+    shutil.rmtree("ours")
+    assert convert("-q", "model", "ours", "--to", "hf", "--adapter", "run").returncode == 0
+    assert read_tensors(Path("ours/model.safetensors")) == merged[0]
+
+
+@case
+def directories_that_are_no_adapters():
+    write_adapter()
+    for source, adapter, status, words in (
+            ("adapter", "base", 2, "'adapter' is an adapter, and 'base' is none: the two are the wrong way"),
+            ("base", "base", 3, "'base' is no adapter of PEFT"),
+            ("base", "nowhere", 3, "cannot open 'nowhere'"),
+            ("base", ".", 3, "'.' is no adapter of PEFT"),
+            ("base", "base/model.safetensors", 3, "is no adapter of PEFT")):
+        done = convert(source, "ours", "--to", "hf", "--adapter", adapter)
+        assert done.returncode == status and words in done.stderr, (source, adapter, done.stderr)
+        assert not os.path.exists("ours")
+
+
 def main():
     for name in sys.argv[2:] or CASES:
         with tempfile.TemporaryDirectory() as directory:

@@ -51,12 +51,13 @@ static void dequantize(fsdp_io *io, const bundle *files)
 static void merge(fsdp_io *io)
 {
     const fsdp_access access = {.disk = io};
+    const fsdp_adapter_opts opts = {.path = "fuzz/adapter", .access = &access};
     fsdp_adapter_report report;
     fsdp_checkpoint *checkpoint = open_model(io);
     fsdp_error err = {0};
     if (!checkpoint)
         return;
-    fsdp_status st = fsdp_adapter_merge("fuzz/adapter", &access, &checkpoint, &report, &err);
+    fsdp_status st = fsdp_adapter_merge(&opts, &checkpoint, &report, &err);
     require_opened(st, checkpoint, &err);
     if (checkpoint)
         read_and_close(checkpoint);

@@ -91,6 +91,15 @@ def check(model, dtype, **settings):
 MODULES = ["q_proj", "v_proj", "down_proj"]
 
 
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(torch.tensor([[1, 5, 9, 2, 30]])).logits
+
+
+def llama_logits(path):
+    return logits(transformers.AutoModelForCausalLM.from_pretrained(path))
+
+
 @case
 def patterns_of_ranks_and_factors():
     check(llama(), torch.float32, target_modules=MODULES, rank_pattern={"layers.1.self_attn.q_proj": 7},
@@ -205,6 +214,41 @@ def a_file_of_torch_save():
     assert done.returncode == 0, done.stderr
     ours, wanted = (load_file(f"{name}/model.safetensors") for name in ("ours", "safe"))
     assert all(torch.equal(ours[name], tensor) for name, tensor in wanted.items())
+
+
+@case
+def an_adapter_beside_its_base():
+    """transformers takes the settings of an adapter for one: they do not go along without it."""
+    model = llama()
+    write(model, LoraConfig(r=4, target_modules=MODULES))
+    shutil.copytree("adapter", "base", dirs_exist_ok=True)
+    assert convert("base", "plain", "--to", "hf").returncode == 0
+    done = convert("base", "ours", "--to", "hf", "--adapter", "base")
+    assert done.returncode == 0, done.stderr
+    os.remove("base/adapter_config.json")
+    for path, wanted in (("plain", llama_logits("base")), ("ours", logits(merged(torch.float32)))):
+        loaded, info = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+        assert not any(info.values()) and not getattr(loaded, "peft_config", None), info
+        assert torch.allclose(logits(loaded), wanted, atol=1e-5), path
+
+
+@case
+def a_checkpoint_of_a_trainer():
+    """The state of an optimizer beside it makes a whole of several parts of the directory."""
+    write(llama(), LoraConfig(r=4, target_modules=MODULES))
+    os.makedirs("run")
+    shutil.copytree("adapter", "run/checkpoint-3")
+    state = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": []}
+    torch.save(state, "run/checkpoint-3/optimizer.pt")
+    with open("run/checkpoint-3/trainer_state.json", "w") as file:
+        json.dump({"global_step": 3}, file)
+    wanted = merged(torch.float32).state_dict()
+    for path in ("run/checkpoint-3", "run"):
+        shutil.rmtree("ours", ignore_errors=True)
+        done = convert("base", "ours", "--to", "hf", "--adapter", path)
+        assert done.returncode == 0, done.stderr
+        ours = load_file("ours/model.safetensors")
+        assert all(torch.allclose(tensor, wanted[name], atol=1e-6) for name, tensor in ours.items()), path
 
 
 @case

@@ -38,6 +38,11 @@ static void add_short(fsdp_text *text, const convert_options *opts, const fsdp_c
                        opts->convert.shard_dim, one ? "is" : "are");
 }
 
+static bool is_adapter(const char *name)
+{
+    return strncmp(name, "adapter_model.", 14) == 0;
+}
+
 static void add_unread(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     size_t count = plan->unread_count;
@@ -48,6 +53,13 @@ static void add_unread(fsdp_text *text, const convert_options *opts, const fsdp_
     fsdp_text_addf(text, "' %s not read: ", count == 1 ? "is" : "are");
     for (size_t i = 0; i < count && add_between(text, i, count); i++)
         convert_add_name(text, plan->unread[i], strlen(plan->unread[i]));
+    for (size_t i = 0; i < count && !opts->convert.adapter; i++)
+        if (is_adapter(plan->unread[i])) {
+            fsdp_text_addf(text, "; --adapter");
+            cli_add_path_argument(text, fsdp_checkpoint_describe(opts->source)->path);
+            fsdp_text_addf(text, " merges the adapter");
+            break;
+        }
 }
 
 static void add_extra(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
