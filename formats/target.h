@@ -33,6 +33,7 @@ typedef struct fsdp_limits {
     const char *base;          /* the format that becomes this one for a model in its layout; NULL: none */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
+    bool metadata;             /* texts beside the tensors, as safetensors has them */
     bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
     bool model_only;           /* optimizer state only on request */
     bool for_loaders;          /* only the model, under the names that its loader asks for (model_part.h) */
@@ -99,6 +100,8 @@ typedef struct fsdp_target_opts {
     const char *stem;          /* hf: of its files, one of fsdp_hf_stems; NULL: "model" */
     const char *copied;        /* hf: a JSON text about files beside it that is kept with the tensors, or
                                 * NULL; its length must not change between measuring and writing */
+    const char *metadata;      /* formats with limits.metadata: a JSON object of texts that are stored beside
+                                * the tensors, or NULL */
     const char *namespaces;    /* torch: the dict of this key is an argparse.Namespace; NULL: none */
     bool sync;
 } fsdp_target_opts;

@@ -271,6 +271,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open_value(const fsdp_value *v
                                                              fsdp_error *err);
 
 /* Data of another program's checkpoint that is neither tensor nor value, as JSON: "metadata" of safetensors,
+ * of which "carried" is what other files of the same tensors hold, too, and native checkpoints keep;
  * "attributes" of HDF5 files. Borrowed; NULL when there is none. */
 FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member);
 

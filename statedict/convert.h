@@ -28,8 +28,9 @@ typedef struct fsdp_select_opts {
     const char *part;          /* "ema": only names below this element, the first or in "app"; NULL: all */
     bool keep_names;           /* hf: the key above the model ("model.") and wrappers ("_orig_mod.",
                                 * "module.", ...) stay in names. Any rename has this effect, too */
-    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME", "tensors:KIND" or a
-                                        * regex over names (docs/man/fsdp-convert.1.scd) */
+    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME", "tensors:KIND",
+                                        * "metadata", "metadata:REGEX" over its keys, or a regex over names
+                                        * (docs/man/fsdp-convert.1.scd) */
     size_t drop_count;
     const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
     size_t rename_count;
@@ -196,6 +197,9 @@ typedef struct fsdp_convert_plan {
     size_t copied_count;
     const fsdp_convert_code *code;     /* objects of unknown classes that are copied, or would be */
     size_t code_count;
+    const char *const *metadata;       /* keys of the source's metadata that are left out: the format keeps
+                                        * none, or they are hashes of the source's bytes */
+    size_t metadata_count;
     const bool *kept;          /* per entry of the source: its name, or what it becomes, is in the result */
     size_t kept_count;
     void *memory;              /* private: of the lists */

@@ -43,6 +43,8 @@ static fsdp_status declare(fsdp_target *target, const fsdp_target_opts *opts, fs
     for (size_t i = 0; i < opts->tie_count; i++)
         FSDP_TRY(fsdp_packed_add_tie(target->packed, opts->ties[i].name, opts->ties[i].name_size,
                                      target->numbers[opts->ties[i].entry], err));
+    if (opts->metadata)
+        FSDP_TRY(fsdp_packed_set_metadata(target->packed, opts->metadata, err));
     return opts->copied ? fsdp_packed_set_copied(target->packed, opts->copied, err) : FSDP_OK;
 }
 
@@ -168,6 +170,7 @@ static bool npz_holds(fsdp_dtype dtype)
 }
 
 const fsdp_target_format fsdp_safetensors_target = {.limits = {.format = "safetensors",
+                                                               .metadata = true,
                                                                .model_only = true,
                                                                .holds_dtype = safetensors_holds,
                                                                .notes_tie = safetensors_notes},
@@ -175,6 +178,7 @@ const fsdp_target_format fsdp_safetensors_target = {.limits = {.format = "safete
                                                     .packed = &fsdp_packed_safetensors};
 const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                                       .is_directory = true,
+                                                      .metadata = true,
                                                       .model_only = true,
                                                       .for_loaders = true,
                                                       .holds_dtype = safetensors_holds,

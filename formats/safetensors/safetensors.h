@@ -7,6 +7,7 @@
  *
  *   safetensors_header.c  parses and checks the header of one file
  *   safetensors_read.c    the format as a source: one file, a directory with an index, files of DCP's ranks
+ *   safetensors_metadata.c  what __metadata__ of one file, or of several together, says
  *   safetensors_choice.c  which of several models in a directory is read
  *   safetensors_set.c     numbered files without an index: all must be there
  *   safetensors_tree.c    folders as modules, a file per parameter and rank
@@ -24,8 +25,14 @@
 #define FSDP_SAFETENSORS_H
 
 #include "base/data/name_table.h"
+#include "base/data/text_pairs.h"
 #include "formats/source.h"
 #include "formats/source/escaped_names.h"
+
+/* Bytes of a header: the limit of the format's library. */
+enum { FSDP_SAFETENSORS_HEADER_MOST = 100000000 };
+/* The key of the metadata by which DCP says where the tensors of a rank's file lie. */
+#define FSDP_SAFETENSORS_SHARDING "DCP_SHARDING_INFO"
 
 typedef struct fsdp_safetensors_entry {
     const char *name;          /* as it stands in the file */
@@ -48,7 +55,7 @@ typedef struct fsdp_safetensors {
     size_t count, room;
     fsdp_name_table names;     /* -> number of the entry */
     bool has_metadata, is_sharded;     /* is_sharded: there is a DCP_SHARDING_INFO */
-    fsdp_text metadata;        /* as a JSON object */
+    fsdp_text_pairs metadata;
     fsdp_escaped_names escaped_names;
 } fsdp_safetensors;
 
@@ -56,6 +63,15 @@ typedef struct fsdp_safetensors {
 fsdp_status fsdp_safetensors_read(const fsdp_source *source, int file, fsdp_safetensors *header,
                                   fsdp_error *err);
 void fsdp_safetensors_release(fsdp_safetensors *header);
+
+/* The tensor of the file that the text of the pair names, whose other name the key is then; NULL: the pair
+ * has another meaning. */
+const fsdp_safetensors_entry *fsdp_safetensors_tied(const fsdp_safetensors *header,
+                                                    const fsdp_text_pair *pair);
+/* The metadata of files that were added to the source: all of it for listings, and what stays true in other
+ * files. headers[i] is that of the file with number files[i], or of none where that is negative. */
+fsdp_status fsdp_safetensors_add_metadata(fsdp_source *source, const fsdp_safetensors *headers,
+                                          const int *files, size_t count, fsdp_error *err);
 
 /* Numbered files with the same name otherwise, or one file (count 0). */
 typedef struct fsdp_file_set {

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LONGEST_HEADER = 100000000, LENGTH_BYTES = 8 };
+enum { LENGTH_BYTES = 8 };
 
 typedef struct header_reader {
     fsdp_safetensors *header;
@@ -25,7 +25,7 @@ void fsdp_safetensors_release(fsdp_safetensors *header)
 {
     fsdp_free(header->entries);
     fsdp_name_table_release(&header->names);
-    fsdp_text_release(&header->metadata);
+    fsdp_text_pairs_release(&header->metadata);
     fsdp_escaped_names_release(&header->escaped_names);
     fsdp_arena_release(&header->arena);
     *header = (fsdp_safetensors){0};
@@ -263,12 +263,11 @@ typedef fsdp_status (*read_item)(header_reader *reader, fsdp_json *json, const u
                                  fsdp_error *err);
 
 /* Reads a text of the metadata that is a JSON object with a member per tensor. */
-static fsdp_status read_native_text(header_reader *reader, const char *key_of_text,
-                                    const char *text, size_t text_size, read_item read,
-                                    fsdp_error *err)
+static fsdp_status read_native_text(header_reader *reader, const fsdp_text_pair *pair,
+                                    read_item read, fsdp_error *err)
 {
     fsdp_json json;
-    fsdp_json_init(&json, text, text_size, reader->path);
+    fsdp_json_init(&json, pair->text, pair->text_size, reader->path);
     fsdp_status status = fsdp_json_enter_object(&json, err);
     while (status == FSDP_OK) {
         const char *key;
@@ -283,77 +282,25 @@ static fsdp_status read_native_text(header_reader *reader, const char *key_of_te
         status = fsdp_json_finish(&json, err);
     fsdp_json_release(&json);
     if (status != FSDP_OK)
-        fsdp_error_prefix(err, "%s", key_of_text);
+        fsdp_error_prefix(err, "%s", pair->key);
     return status;
 }
 
-/* The keys of the metadata whose texts are JSON. */
-enum { SHARDING, NAMES, SHAPES, METADATA_TEXTS };
-static const char *const metadata_keys[METADATA_TEXTS] = {"DCP_SHARDING_INFO", "fsdp.names",
-                                                          "fsdp.shapes"};
+/* Keys of the metadata whose texts are JSON. */
+static const char sharding_key[] = FSDP_SAFETENSORS_SHARDING, names_key[] = "fsdp.names",
+                  shapes_key[] = "fsdp.shapes";
 
-typedef struct metadata_reader {
-    fsdp_arena arena; /* memory of the keys */
-    fsdp_name_table keys;
-    struct {
-        char *text;
-        size_t size;
-    } native[METADATA_TEXTS]; /* text NULL: no such key */
-} metadata_reader;
-
-static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, const char *key,
-                             size_t key_size, fsdp_error *err)
+static fsdp_status read_metadata(header_reader *reader, fsdp_error *err)
 {
-    fsdp_json *json = &reader->json;
-    if (fsdp_name_table_find(&metadata->keys, key, key_size))
-        return fsdp_json_fail(json, err, "a key is twice in __metadata__");
-    const char *kept = fsdp_arena_strndup(&metadata->arena, key, key_size);
-    if (!kept || !fsdp_name_table_put(&metadata->keys, kept, key_size, 0))
-        return fsdp_fail_memory(err, reader->path);
-    const char *data;
-    size_t size;
-    FSDP_TRY(fsdp_json_string(json, &data, &size, err));
-    for (int i = 0; i < METADATA_TEXTS; i++) {
-        if (!fsdp_bytes_are(kept, key_size, metadata_keys[i]))
-            continue;
-        metadata->native[i].text = fsdp_arena_strndup(&metadata->arena, data, size);
-        metadata->native[i].size = size;
-        if (!metadata->native[i].text)
-            return fsdp_fail_memory(err, reader->path);
-    }
-    fsdp_text *text = &reader->header->metadata;
-    fsdp_text_addf(text, metadata->keys.count > 1 ? ", " : "");
-    fsdp_text_add_json_string(text, kept, key_size);
-    fsdp_text_addf(text, ": ");
-    fsdp_text_add_json_string(text, data, size);
-    return FSDP_OK;
-}
-
-static fsdp_status read_metadata(header_reader *reader, metadata_reader *metadata, fsdp_error *err)
-{
-    fsdp_text *text = &reader->header->metadata;
     if (fsdp_json_peek(&reader->json) == FSDP_JSON_NULL) /* as MLX writes it */
         return fsdp_json_null(&reader->json, err);
     reader->header->has_metadata = true;
-    fsdp_text_addf(text, "{");
-    FSDP_TRY(fsdp_json_enter_object(&reader->json, err));
-    for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        FSDP_TRY(fsdp_json_next_key(&reader->json, &key, &size, &more, err));
-        if (!more)
-            break;
-        FSDP_TRY(read_pair(reader, metadata, key, size, err));
-    }
-    fsdp_text_addf(text, "}");
-    return text->failed ? fsdp_fail_memory(err, reader->path) : FSDP_OK;
+    return fsdp_text_pairs_take(&reader->header->metadata, &reader->json, err);
 }
 
 /* --- the whole header ------------------------------------------------------------------------- */
 
-static fsdp_status read_member(header_reader *reader, metadata_reader *metadata, const char *key,
-                               size_t size, fsdp_error *err)
+static fsdp_status read_member(header_reader *reader, const char *key, size_t size, fsdp_error *err)
 {
     fsdp_safetensors *header = reader->header;
     if (fsdp_name_table_find(&header->names, key, size))
@@ -364,7 +311,7 @@ static fsdp_status read_member(header_reader *reader, metadata_reader *metadata,
     if (!name || !fsdp_name_table_put(&header->names, name, size, number))
         return fsdp_fail_memory(err, reader->path);
     if (is_metadata)
-        return read_metadata(reader, metadata, err);
+        return read_metadata(reader, err);
     tensor_text tensor = {0};
     fsdp_status status = read_tensor(reader, &tensor, err);
     if (status == FSDP_OK)
@@ -387,24 +334,26 @@ static fsdp_status resolve_names(header_reader *reader, const char *text, size_t
     return FSDP_OK;
 }
 
-/* Shapes come first, because the offsets must have as many dims. */
-static fsdp_status read_native_texts(header_reader *reader, const metadata_reader *metadata,
-                                     fsdp_error *err)
+static const fsdp_text_pair *metadata_of(const header_reader *reader, const char *key)
 {
-    const char *shapes = metadata->native[SHAPES].text, *names = metadata->native[NAMES].text;
-    const char *sharding = metadata->native[SHARDING].text;
-    reader->header->is_sharded = sharding != NULL;
-    if (shapes)
-        FSDP_TRY(read_native_text(reader, metadata_keys[SHAPES], shapes,
-                                  metadata->native[SHAPES].size, read_true_shape, err));
-    if (names)
-        FSDP_TRY(resolve_names(reader, names, metadata->native[NAMES].size, err));
-    return sharding ? read_native_text(reader, metadata_keys[SHARDING], sharding,
-                                       metadata->native[SHARDING].size, read_box, err)
-                    : FSDP_OK;
+    return fsdp_text_pairs_find(&reader->header->metadata, key, strlen(key));
 }
 
-static fsdp_status read_members(header_reader *reader, metadata_reader *metadata, fsdp_error *err)
+/* Shapes come first, because the offsets must have as many dims. */
+static fsdp_status read_native_texts(header_reader *reader, fsdp_error *err)
+{
+    const fsdp_text_pair *shapes = metadata_of(reader, shapes_key);
+    const fsdp_text_pair *names = metadata_of(reader, names_key);
+    const fsdp_text_pair *sharding = metadata_of(reader, sharding_key);
+    reader->header->is_sharded = sharding != NULL;
+    if (shapes)
+        FSDP_TRY(read_native_text(reader, shapes, read_true_shape, err));
+    if (names)
+        FSDP_TRY(resolve_names(reader, names->text, names->text_size, err));
+    return sharding ? read_native_text(reader, sharding, read_box, err) : FSDP_OK;
+}
+
+static fsdp_status read_members(header_reader *reader, fsdp_error *err)
 {
     FSDP_TRY(fsdp_json_enter_object(&reader->json, err));
     for (;;) {
@@ -414,10 +363,10 @@ static fsdp_status read_members(header_reader *reader, metadata_reader *metadata
         FSDP_TRY(fsdp_json_next_key(&reader->json, &key, &size, &more, err));
         if (!more)
             break;
-        FSDP_TRY(read_member(reader, metadata, key, size, err));
+        FSDP_TRY(read_member(reader, key, size, err));
     }
     FSDP_TRY(fsdp_json_finish(&reader->json, err));
-    return read_native_texts(reader, metadata, err);
+    return read_native_texts(reader, err);
 }
 
 static int compare_places(const void *a, const void *b)
@@ -481,10 +430,10 @@ static fsdp_status read_length(const fsdp_source *source, int file, header_reade
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s': a header of %" PRIu64 " bytes in a file of %" PRId64, reader->path,
                          size, reader->file_size);
-    if (size > LONGEST_HEADER)
+    if (size > FSDP_SAFETENSORS_HEADER_MOST)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
                          "'%s': a header of %" PRIu64 " bytes, at most %d are allowed",
-                         reader->path, size, LONGEST_HEADER);
+                         reader->path, size, FSDP_SAFETENSORS_HEADER_MOST);
     *size_out = (size_t)size;
     reader->data = LENGTH_BYTES + (int64_t)size;
     return FSDP_OK;
@@ -494,12 +443,9 @@ static fsdp_status parse(header_reader *reader, const char *text, size_t size, f
 {
     if (size == 0 || text[0] != '{')
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': its header is no JSON object", reader->path);
-    metadata_reader metadata = {0};
     fsdp_json_init(&reader->json, text, size, reader->path);
-    fsdp_status status = read_members(reader, &metadata, err);
+    fsdp_status status = read_members(reader, err);
     fsdp_json_release(&reader->json);
-    fsdp_name_table_release(&metadata.keys);
-    fsdp_arena_release(&metadata.arena);
     return status == FSDP_OK ? check_places(reader, err) : status;
 }
 

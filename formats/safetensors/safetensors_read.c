@@ -95,53 +95,19 @@ static fsdp_status add_whole(fsdp_source *source, fsdp_safetensors_entry *entry,
 
 /* --- tied tensors ------------------------------------------------------------------------------- */
 
-/* True for "format", which files of any writer have and which names no tensor. */
-static bool is_usual_key(const char *key, size_t size)
-{
-    return size == 6 && memcmp(key, "format", 6) == 0;
-}
-
-/* Reads the value of `key` and adds the key as another name of the tensor that it names. */
-static fsdp_status add_tied(fsdp_source *source, const fsdp_safetensors *header, fsdp_json *json,
-                            const fsdp_text *key, fsdp_error *err)
-{
-    const char *kept, *name = key->size ? key->data : "";
-    size_t kept_size;
-    FSDP_TRY(fsdp_json_string(json, &kept, &kept_size, err));
-    const uint64_t *found = fsdp_name_table_find(&header->names, kept, kept_size);
-    const fsdp_safetensors_entry *entry = found ? &header->entries[*found] : NULL;
-    if (!entry || !entry->is_added || is_usual_key(name, key->size) ||
-        fsdp_source_has(source, name, key->size))
-        return FSDP_OK;
-    return fsdp_source_add_alias(source, name, key->size, entry->tensor, err);
-}
-
 /* Adds tied names. A writer that ties tensors stores one name and records the others in the
  * metadata, each with the stored name. A key whose value names no tensor of the file has another
  * meaning. */
 static fsdp_status add_all_tied(fsdp_source *source, const fsdp_safetensors *header,
                                 fsdp_error *err)
 {
-    fsdp_json json;
-    fsdp_text key = {0};
-    if (!header->has_metadata || header->is_sharded)
-        return FSDP_OK;
-    fsdp_json_init(&json, header->metadata.data, header->metadata.size, fsdp_source_path(source));
-    fsdp_status st = fsdp_json_enter_object(&json, err);
-    for (bool more = true; st == FSDP_OK;) {
-        const char *name;
-        size_t name_size;
-        st = fsdp_json_next_key(&json, &name, &name_size, &more, err);
-        if (st != FSDP_OK || !more)
-            break;
-        key.size = 0;
-        fsdp_text_add(&key, name, name_size);
-        st = key.failed ? fsdp_fail_memory(err, "metadata")
-                        : add_tied(source, header, &json, &key, err);
+    for (size_t i = 0; i < header->metadata.count; i++) {
+        const fsdp_text_pair *pair = &header->metadata.items[i];
+        const fsdp_safetensors_entry *entry = fsdp_safetensors_tied(header, pair);
+        if (entry && !fsdp_source_has(source, pair->key, pair->key_size))
+            FSDP_TRY(fsdp_source_add_alias(source, pair->key, pair->key_size, entry->tensor, err));
     }
-    fsdp_text_release(&key);
-    fsdp_json_release(&json);
-    return st;
+    return FSDP_OK;
 }
 
 /* Extends the shape of the whole tensor to the end of this part: no file states the shape. */
@@ -497,13 +463,6 @@ static fsdp_status check_map(const model_folder *folder, const int *files, fsdp_
     return st;
 }
 
-static fsdp_status add_metadata(fsdp_source *source, const fsdp_safetensors *header,
-                                fsdp_error *err)
-{
-    return fsdp_source_add_extra(source, "metadata", header->metadata.data, header->metadata.size,
-                                 err);
-}
-
 static fsdp_status add_files(model_folder *folder, fsdp_error *err)
 {
     int *files = fsdp_alloc(folder->name_count, sizeof *files);
@@ -519,8 +478,9 @@ static fsdp_status add_files(model_folder *folder, fsdp_error *err)
         status = add_file(folder, i, files, err);
     for (size_t i = 0; i < folder->name_count && status == FSDP_OK; i++)
         status = add_all_tied(folder->source, &folder->headers[i], err);
-    if (status == FSDP_OK && folder->name_count > 0 && folder->headers[0].has_metadata)
-        status = add_metadata(folder->source, &folder->headers[0], err);
+    if (status == FSDP_OK)
+        status = fsdp_safetensors_add_metadata(folder->source, folder->headers, files,
+                                               folder->name_count, err);
     fsdp_free(files);
     return status;
 }
@@ -580,8 +540,8 @@ static fsdp_status open_single(fsdp_source *source, const char *path, fsdp_error
         status = add_entries(source, &header, file, err);
     if (status == FSDP_OK)
         status = add_all_tied(source, &header, err);
-    if (status == FSDP_OK && header.has_metadata)
-        status = add_metadata(source, &header, err);
+    if (status == FSDP_OK)
+        status = fsdp_safetensors_add_metadata(source, &header, &file, 1, err);
     fsdp_safetensors_release(&header);
     return status;
 }

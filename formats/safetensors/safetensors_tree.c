@@ -161,30 +161,23 @@ static fsdp_status spell_name(const char *path, fsdp_text *name, fsdp_error *err
     return name->failed ? fsdp_fail_memory(err, path) : FSDP_OK;
 }
 
-static fsdp_status read_members(const module_tree *tree, part_file *part, fsdp_json *json,
-                                fsdp_error *err)
+static const fsdp_text_pair *metadata_of(const fsdp_safetensors *header, const char *key)
 {
-    static const char *const known[] = {"unsharded_shape", "local_global_slices_pairs"};
-    fsdp_json_members members = {.names = known, .count = 2};
-    bool has_shape = false;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        const char *text;
-        size_t size;
-        int which;
-        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
-        if (which < 0)
-            break;
-        FSDP_TRY(fsdp_json_string(json, &text, &size, err));
-        if (which == 1)
-            fsdp_text_add(&part->slices, text, size);
-        else if (!fsdp_slices_shape(text, size, part->shape, &part->ndim))
-            return fail_part(tree, part, "has an unsharded_shape that is no shape", err);
-        has_shape = has_shape || which == 0;
-    }
+    return fsdp_text_pairs_find(&header->metadata, key, strlen(key));
+}
+
+static fsdp_status read_metadata(const module_tree *tree, const fsdp_safetensors *header,
+                                 part_file *part, fsdp_error *err)
+{
+    const fsdp_text_pair *shape = metadata_of(header, "unsharded_shape");
+    const fsdp_text_pair *slices = metadata_of(header, "local_global_slices_pairs");
+    if (shape && !fsdp_slices_shape(shape->text, shape->text_size, part->shape, &part->ndim))
+        return fail_part(tree, part, "has an unsharded_shape that is no shape", err);
+    if (slices)
+        fsdp_text_add(&part->slices, slices->text, slices->text_size);
     if (part->slices.failed)
         return fsdp_fail_memory(err, part->path);
-    if (part->slices.size > 0 && !has_shape)
+    if (part->slices.size > 0 && !shape)
         return fail_part(tree, part, "is a part of a parameter without its unsharded_shape", err);
     return FSDP_OK;
 }
@@ -199,13 +192,7 @@ static fsdp_status read_place(const module_tree *tree, const fsdp_safetensors *h
         return fail_part(tree, part, "holds no tensor 'data', as a parameter of Nanotron does",
                          err);
     part->data = &header->entries[*number];
-    if (header->has_metadata) {
-        fsdp_json json;
-        fsdp_json_init(&json, header->metadata.data, header->metadata.size, part->path);
-        fsdp_status st = read_members(tree, part, &json, err);
-        fsdp_json_release(&json);
-        FSDP_TRY(st);
-    }
+    FSDP_TRY(read_metadata(tree, header, part, err));
     if (part->slices.size > 0)
         return part->ndim == part->data->ndim
                    ? FSDP_OK

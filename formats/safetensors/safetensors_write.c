@@ -3,6 +3,7 @@
  * for byte as the format's library and huggingface_hub write them. The mirror of
  * safetensors_read.c.
  */
+#include "formats/safetensors/safetensors.h"
 #include "formats/target/packed_internal.h"
 
 #include <inttypes.h>
@@ -156,10 +157,25 @@ static void add_ties(fsdp_text *text, const fsdp_packed *target, int file)
     }
 }
 
+/* The texts of the source, in its order; transformers requires a format. */
+static void add_carried(fsdp_text *text, const fsdp_text_pairs *carried)
+{
+    bool has_format = fsdp_text_pairs_find(carried, "format", strlen("format")) != NULL;
+    fsdp_text_addf(text, has_format ? "" : "\"format\":\"pt\"");
+    for (size_t i = 0; i < carried->count; i++) {
+        const fsdp_text_pair *pair = &carried->items[i];
+        fsdp_text_addf(text, i > 0 || !has_format ? "," : "");
+        fsdp_text_add_json_string(text, pair->key, pair->key_size);
+        fsdp_text_addf(text, ":");
+        fsdp_text_add_json_string(text, pair->text, pair->text_size);
+    }
+}
+
 /* file: the number that the file will get. */
 static void add_metadata(fsdp_text *text, const fsdp_packed *target, int file)
 {
-    fsdp_text_addf(text, "{\"__metadata__\":{\"format\":\"pt\""); /* transformers requires it */
+    fsdp_text_addf(text, "{\"__metadata__\":{");
+    add_carried(text, &target->metadata);
     if (target->escaped_names.size > 0) {
         fsdp_text_addf(text, ",\"fsdp.names\":");
         fsdp_text_add_json_string(text, target->escaped_names.data, target->escaped_names.size);
@@ -209,6 +225,13 @@ static fsdp_status make_header(const fsdp_packed *target, target_tensor *const *
         fsdp_text_addf(text, " ");
     if (text->failed)
         return fsdp_fail_memory(err, target->path);
+    if (text->size - LENGTH_BYTES > FSDP_SAFETENSORS_HEADER_MOST)
+        return fsdp_fail(
+            err, FSDP_ERR_LIMIT,
+            "'%s' would have a header of %zu bytes, and readers of safetensors take at "
+            "most %d%s",
+            target->path, text->size - LENGTH_BYTES, FSDP_SAFETENSORS_HEADER_MOST,
+            target->metadata.count > 0 ? ": --drop metadata makes it smaller" : "");
     for (size_t i = 0, size = text->size - LENGTH_BYTES; i < LENGTH_BYTES; i++, size >>= 8)
         text->data[i] = (char)(size & 0xFF);
     return FSDP_OK;
@@ -237,6 +260,43 @@ static fsdp_status write_file(fsdp_packed *target, const char *name, target_tens
     return status;
 }
 
+/* --- metadata that a reader would take for the name of a tied tensor ---------------------------- */
+
+static fsdp_status fail_tie(const fsdp_text_pair *pair, fsdp_error *err)
+{
+    char key[160];
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' of the source's metadata would make a tied tensor of that name: "
+                     "--drop metadata:REGEX leaves it out",
+                     fsdp_printable(pair->key, pair->key_size, key, sizeof key));
+}
+
+/* Keys that are the name of a tied tensor, and texts that are the name of a stored one. */
+static fsdp_status check_metadata(const fsdp_packed *target, fsdp_error *err)
+{
+    for (size_t i = 0; i < target->tie_count; i++) {
+        const target_tie *tie = &target->ties[i];
+        const fsdp_text_pair *pair =
+            fsdp_text_pairs_find(&target->metadata, tie->name, tie->name_size);
+        if (pair)
+            return fail_tie(pair, err);
+    }
+    for (size_t i = 0; i < target->metadata.count; i++) {
+        const fsdp_text_pair *pair = &target->metadata.items[i];
+        if (fsdp_name_table_find(&target->names, pair->text, pair->text_size) &&
+            !fsdp_bytes_are(pair->key, pair->key_size, "format"))
+            return fail_tie(pair, err);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_all(const fsdp_packed *target, fsdp_error *err)
+{
+    for (size_t i = 0; i < target->tensor_count; i++)
+        FSDP_TRY(check_packed(&target->tensors[i], err));
+    return check_metadata(target, err);
+}
+
 /* --- all files -------------------------------------------------------------------------------- */
 
 static target_tensor **list_tensors(fsdp_packed *target)
@@ -249,8 +309,7 @@ static target_tensor **list_tensors(fsdp_packed *target)
 
 static fsdp_status lay_out_file(fsdp_packed *target, fsdp_error *err)
 {
-    for (size_t i = 0; i < target->tensor_count; i++)
-        FSDP_TRY(check_packed(&target->tensors[i], err));
+    FSDP_TRY(check_all(target, err));
     target_tensor **list = list_tensors(target);
     if (!list)
         return fsdp_fail_memory(err, target->path);
@@ -362,8 +421,7 @@ static fsdp_status write_shards(fsdp_packed *target, target_tensor **list, int c
 
 static fsdp_status lay_out_directory(fsdp_packed *target, fsdp_error *err)
 {
-    for (size_t i = 0; i < target->tensor_count; i++)
-        FSDP_TRY(check_packed(&target->tensors[i], err));
+    FSDP_TRY(check_all(target, err));
     int count;
     target_tensor **list = assign_shards(target, &count) ? list_tensors(target) : NULL;
     if (!list)

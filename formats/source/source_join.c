@@ -339,6 +339,20 @@ static fsdp_status add_missing(joined *all, const joined_part *part, fsdp_error 
     return FSDP_OK;
 }
 
+/* The metadata of the first part that has some. */
+static fsdp_status add_extras(joined *all, fsdp_error *err)
+{
+    for (size_t p = 0; p < all->count; p++) {
+        const fsdp_source *from = all->parts[p].source;
+        for (size_t i = 0; i < from->extra_count; i++)
+            if (!fsdp_source_extra(all->source, from->extras[i].member))
+                FSDP_TRY(fsdp_source_add_extra(all->source, from->extras[i].member,
+                                               from->extras[i].json, strlen(from->extras[i].json),
+                                               err));
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status join(joined *all, fsdp_error *err)
 {
     for (size_t p = 0; p < all->count; p++) {
@@ -355,6 +369,7 @@ static fsdp_status join(joined *all, fsdp_error *err)
     }
     FSDP_TRY(add_entries(all, false, err));
     FSDP_TRY(add_entries(all, true, err));
+    FSDP_TRY(add_extras(all, err));
     for (size_t p = 0; p < all->count; p++) {
         FSDP_TRY(add_missing(all, &all->parts[p], err));
         fsdp_source_close_files(all->parts[p].source);

@@ -58,6 +58,7 @@ static void release(fsdp_packed *target)
     fsdp_free(target->ties);
     fsdp_free(target->files);
     fsdp_text_release(&target->escaped_names);
+    fsdp_text_pairs_release(&target->metadata);
     fsdp_name_table_release(&target->names);
     fsdp_arena_release(&target->arena);
     pthread_mutex_destroy(&target->lock);
@@ -151,6 +152,11 @@ fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_e
 {
     target->copied = fsdp_arena_strndup(&target->arena, text, strlen(text));
     return target->copied ? FSDP_OK : fsdp_fail_memory(err, target->path);
+}
+
+fsdp_status fsdp_packed_set_metadata(fsdp_packed *target, const char *json, fsdp_error *err)
+{
+    return fsdp_text_pairs_parse(&target->metadata, json, "metadata", err);
 }
 
 /* --- names that the format cannot spell ------------------------------------------------------- */

@@ -58,6 +58,9 @@ bool fsdp_packed_notes_tie(const fsdp_packed_format *format, const char *name, s
 /* A text stored beside the tensors, if the format has room for one. */
 fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err);
 
+/* Texts under keys stored beside the tensors, a JSON object, if the format has room for them. */
+fsdp_status fsdp_packed_set_metadata(fsdp_packed *target, const char *json, fsdp_error *err);
+
 /* Creates the files at their full size and writes the headers in front of the tensors. */
 fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err);
 

@@ -4,6 +4,7 @@
 
 #include "base/core/mem.h"
 #include "base/data/name_table.h"
+#include "base/data/text_pairs.h"
 #include "formats/target/packed.h"
 #include <fsdp/box.h>
 #include "base/text.h"
@@ -73,6 +74,7 @@ struct fsdp_packed {
     target_tie *ties;
     size_t tie_count, tie_room;
     const char *copied;        /* or NULL */
+    fsdp_text_pairs metadata;
     fsdp_text escaped_names;        /* {"escaped": "true name"}, empty when no name is escaped */
     target_file *files;
     size_t file_count, file_room;

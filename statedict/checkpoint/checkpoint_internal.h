@@ -78,6 +78,7 @@ struct fsdp_checkpoint {
     char *path;
     bool is_one_file;          /* the path is a native file (one_file.h), not a directory */
     fsdp_manifest manifest;    /* another program's: an equivalent one, without files */
+    fsdp_sd *metadata;         /* its metadata as values; NULL until a comparison lists them */
     int *owners;               /* per entry, repeated from the manifest's policy */
     fsdp_shard_reader **readers;   /* native, per file; NULL until needed */
     fsdp_checkpoint_info info;

@@ -8,6 +8,7 @@
 #include "statedict/sd/layout_internal.h"
 
 #include <limits.h>
+#include <string.h>
 
 void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
 {
@@ -18,6 +19,7 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
     fsdp_free(checkpoint->is_missing);
     fsdp_filter_free(checkpoint->may_lack);
     fsdp_manifest_release(&checkpoint->manifest);
+    fsdp_sd_free(checkpoint->metadata);
     fsdp_free(checkpoint->path);
     fsdp_free(checkpoint);
 }
@@ -93,7 +95,9 @@ const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char 
 {
     if (!checkpoint || !member)
         return NULL;
-    return checkpoint->ops->extra ? checkpoint->ops->extra(checkpoint, member) : NULL;
+    const char *extra = checkpoint->ops->extra ? checkpoint->ops->extra(checkpoint, member) : NULL;
+    bool is_metadata = strcmp(member, "metadata") == 0 || strcmp(member, "carried") == 0;
+    return !extra && is_metadata ? checkpoint->manifest.metadata : extra;
 }
 
 bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,

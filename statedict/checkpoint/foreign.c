@@ -559,6 +559,12 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,
                          format);
+    const char *carried = fsdp_source_extra(checkpoint->source, "carried");
+    if (carried) {
+        checkpoint->manifest.metadata = fsdp_strndup(carried, strlen(carried));
+        if (!checkpoint->manifest.metadata)
+            return fsdp_fail_memory(err, "metadata");
+    }
     return describe(checkpoint, err);
 }
 

@@ -61,6 +61,7 @@ typedef struct convert_job {
     char *made_config;         /* its text, see fsdp_map_make_config; NULL: none */
     fsdp_copies copies;        /* files beside the weights */
     fsdp_export_report seen;   /* of a model that a map renamed */
+    char *metadata;            /* texts beside the tensors of the result, a JSON object; NULL: none */
     bool casts;                /* at least one tensor gets another dtype */
 
     /* plan */

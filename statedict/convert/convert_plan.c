@@ -17,6 +17,7 @@
 #include "statedict/derive/numbered_optim.h"
 #include "statedict/derive/target_types.h"
 #include "statedict/map/map.h"
+#include "statedict/select/metadata.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
 #include "statedict/commit/space.h"
@@ -339,6 +340,25 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
 
 /* --- select ----------------------------------------------------------------------------------- */
 
+/* Chooses the texts that the result has beside its tensors, once the plan has counts of all changes. */
+static fsdp_status keep_metadata(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    const int64_t changes = plan->renamed + plan->left_out + plan->dropped + plan->cast_tensors;
+    const fsdp_metadata_from from = {.path = job->from->path,
+                                     .carried = job->from->manifest.metadata,
+                                     .contradicting =
+                                         fsdp_checkpoint_extra(job->from, "contradicting"),
+                                     .is_changed = changes > 0 || job->from->derived};
+    fsdp_metadata_choice choice = {0};
+    fsdp_status st = fsdp_metadata_choose(&from, &job->opts.select, job->limits, &choice, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_note_metadata(plan, &choice.left_out, err);
+    job->metadata = choice.kept;
+    choice.kept = NULL;
+    fsdp_metadata_choice_release(&choice);
+    return st;
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -355,6 +375,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
     FSDP_TRY(fsdp_convert_fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));
+    FSDP_TRY(keep_metadata(job, plan, err));
     job->cast_sums = fsdp_alloc((size_t)job->file_count, sizeof *job->cast_sums);
     return job->cast_sums ? FSDP_OK : fsdp_fail_memory(err, "a conversion");
 }

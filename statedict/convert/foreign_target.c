@@ -205,6 +205,7 @@ static fsdp_target_opts target_opts(const convert_job *job)
                               .tie_count = files->ties ? job->ties.count : 0,
                               .stem = stem_of(job),
                               .copied = fsdp_copies_record(&job->copies),
+                              .metadata = job->metadata,
                               .sync = !job->opts.skip_fsync};
 }
 

@@ -303,6 +303,7 @@ fsdp_manifest fsdp_native_manifest(const convert_job *job)
     manifest.world = job->world;
     manifest.owners = FSDP_OWNERS_BALANCED;
     manifest.compressed = job->opts.compress;
+    manifest.metadata = job->metadata;
     manifest.sd = job->sd;
     manifest.file_count = job->file_count;
     return manifest;

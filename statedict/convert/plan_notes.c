@@ -126,6 +126,24 @@ fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsd
     return fsdp_fail_memory(err, "a plan");
 }
 
+fsdp_status fsdp_plan_note_metadata(fsdp_convert_plan *plan, const fsdp_text_pairs *left_out,
+                                    fsdp_error *err)
+{
+    fsdp_arena *arena = plan->memory;
+    const char **keys = fsdp_arena_alloc(arena, left_out->count, sizeof *keys);
+    for (size_t i = 0; keys && i < left_out->count; i++) {
+        char shown[160]; /* a key may hold NUL */
+        const fsdp_text_pair *pair = &left_out->items[i];
+        fsdp_printable(pair->key, pair->key_size, shown, sizeof shown);
+        keys[i] = fsdp_arena_strndup(arena, shown, strlen(shown));
+        if (!keys[i])
+            return fsdp_fail_memory(err, "a plan");
+    }
+    plan->metadata = keys;
+    plan->metadata_count = keys ? left_out->count : 0;
+    return keys ? FSDP_OK : fsdp_fail_memory(err, "a plan");
+}
+
 void fsdp_convert_plan_release(fsdp_convert_plan *plan)
 {
     if (!plan)
@@ -136,6 +154,8 @@ void fsdp_convert_plan_release(fsdp_convert_plan *plan)
     plan->memory = NULL;
     plan->tied = NULL;
     plan->copied = NULL;
+    plan->metadata = NULL;
+    plan->metadata_count = 0;
     plan->code = NULL;
     plan->code_count = 0;
     plan->kept = NULL;

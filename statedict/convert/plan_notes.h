@@ -2,6 +2,7 @@
 #ifndef FSDP_PLAN_NOTES_H
 #define FSDP_PLAN_NOTES_H
 
+#include "base/data/text_pairs.h"
 #include "statedict/sd/names.h"
 #include "statedict/convert/copied.h"
 #include "statedict/expect/export_check.h"
@@ -26,6 +27,10 @@ typedef struct fsdp_noted {
 } fsdp_noted;
 
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err);
+
+/* Notes the keys of metadata that are left out. Called after fsdp_plan_note. */
+fsdp_status fsdp_plan_note_metadata(fsdp_convert_plan *plan, const fsdp_text_pairs *left_out,
+                                    fsdp_error *err);
 
 /* Notes the values that are code; FSDP_ERR_USAGE when there are some and the options do not copy them.
  * Called after fsdp_plan_note. */

@@ -472,8 +472,10 @@ static fsdp_status mark_missing(fsdp_checkpoint *checkpoint, fsdp_error *err)
 }
 
 /* The checkpoint is the base in all but its tensors. */
-static void take_after(fsdp_checkpoint *checkpoint, const fsdp_checkpoint *base)
+static fsdp_status take_after(fsdp_checkpoint *checkpoint, const fsdp_checkpoint *base,
+                              fsdp_error *err)
 {
+    const char *metadata = base->manifest.metadata;
     checkpoint->io = base->io;
     checkpoint->is_one_file = base->is_one_file;
     checkpoint->source = base->source;
@@ -484,6 +486,8 @@ static void take_after(fsdp_checkpoint *checkpoint, const fsdp_checkpoint *base)
     checkpoint->info = base->info;
     checkpoint->info.path = checkpoint->path;
     checkpoint->info.tensor_bytes = fsdp_sd_tensor_bytes(checkpoint->manifest.sd);
+    checkpoint->manifest.metadata = metadata ? fsdp_strndup(metadata, strlen(metadata)) : NULL;
+    return metadata && !checkpoint->manifest.metadata ? fsdp_fail_memory(err, "metadata") : FSDP_OK;
 }
 
 fsdp_status fsdp_derivation_finish(fsdp_derivation *derivation, fsdp_checkpoint **checkpoint_out,
@@ -502,8 +506,9 @@ fsdp_status fsdp_derivation_finish(fsdp_derivation *derivation, fsdp_checkpoint 
     checkpoint->derived = derivation;
     checkpoint->manifest.sd = derivation->sd;
     checkpoint->path = path;
-    take_after(checkpoint, base);
-    fsdp_status st = mark_missing(checkpoint, err);
+    fsdp_status st = take_after(checkpoint, base, err);
+    if (st == FSDP_OK)
+        st = mark_missing(checkpoint, err);
     if (st != FSDP_OK) {
         fsdp_checkpoint_close(checkpoint);
         return st;

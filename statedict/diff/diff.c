@@ -329,6 +329,33 @@ static void visit_pair(diff_state *state, const diff_pair *pair)
     visit(state, &item);
 }
 
+/* Texts beside the tensors, each as a value. */
+static void visit_metadata(diff_state *state)
+{
+    const fsdp_sd *in_a = state->a->metadata, *in_b = state->b->metadata;
+    for (size_t i = 0; i < fsdp_sd_count(in_a); i++) {
+        const fsdp_entry *a = fsdp_sd_at(in_a, i);
+        int64_t found = fsdp_sd_find(in_b, a->name, a->name_size);
+        fsdp_diff_item item = {.state = FSDP_DIFF_ONLY_A, .a = a};
+        if (!fsdp_filter_selects(state->filter, a->name, a->name_size))
+            continue;
+        item.b = found < 0 ? NULL : fsdp_sd_at(in_b, (size_t)found);
+        if (item.b)
+            item.why = state->opts.keys_only || fsdp_value_equal(&a->value, &item.b->value)
+                           ? NULL
+                           : "value";
+        if (item.b)
+            item.state = item.why ? FSDP_DIFF_DIFFERS : FSDP_DIFF_EQUAL;
+        visit(state, &item);
+    }
+    for (size_t i = 0; i < fsdp_sd_count(in_b); i++) {
+        const fsdp_entry *b = fsdp_sd_at(in_b, i);
+        if (fsdp_filter_selects(state->filter, b->name, b->name_size) &&
+            fsdp_sd_find(in_a, b->name, b->name_size) < 0)
+            visit(state, &(fsdp_diff_item){.state = FSDP_DIFF_ONLY_B, .b = b});
+    }
+}
+
 static void visit_all(diff_state *state)
 {
     for (size_t i = 0; i < state->pair_count; i++)
@@ -338,6 +365,7 @@ static void visit_all(diff_state *state)
         if (fsdp_filter_selects(state->filter, b->name, b->name_size) && !state->paired[i])
             visit(state, &(fsdp_diff_item){.state = FSDP_DIFF_ONLY_B, .b = b});
     }
+    visit_metadata(state);
     state->summary.bytes = state->meter.total;
 }
 
@@ -392,6 +420,8 @@ static fsdp_status compare(diff_state *state, fsdp_error *err)
     FSDP_TRY(fsdp_filter_create(state->opts.include, state->opts.exclude, &state->filter, err));
     share_memory(state);
     FSDP_TRY(carry_values(state, err));
+    FSDP_TRY(fsdp_diff_metadata(state->a, err));
+    FSDP_TRY(fsdp_diff_metadata(state->b, err));
     FSDP_TRY(pair_all(state, err));
     size_t workers =
         (size_t)state->threads < state->task_count ? (size_t)state->threads : state->task_count;

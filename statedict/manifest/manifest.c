@@ -5,6 +5,7 @@
 #include "statedict/manifest/manifest_internal.h"
 
 #include "base/core/mem.h"
+#include "base/data/text_pairs.h"
 #include "statedict/manifest/disk_names.h"
 
 #include <errno.h>
@@ -51,6 +52,7 @@ void fsdp_manifest_release(fsdp_manifest *manifest)
     fsdp_sd_free(manifest->sd);
     fsdp_free(manifest->files);
     fsdp_free(manifest->stored);
+    fsdp_free(manifest->metadata);
     *manifest = (fsdp_manifest){.step = FSDP_NO_STEP};
 }
 
@@ -114,6 +116,8 @@ static void put_head(fsdp_text *text, const fsdp_manifest *manifest)
     fsdp_text_addf(text, "\",\n\"world_size\": %d,\n\"owners\": \"%s\",\n\"compressed\": %s,\n",
                    manifest->world, owner_policies[manifest->owners],
                    manifest->compressed ? "true" : "false");
+    if (manifest->metadata)
+        fsdp_text_addf(text, "\"metadata\": %s,\n", manifest->metadata);
 }
 
 static fsdp_status put_files(fsdp_text *text, const fsdp_manifest *manifest, fsdp_error *err)
@@ -267,11 +271,13 @@ enum {
     KEY_FLATS,
     KEY_ENTRIES,
     KEY_HASH,
+    KEY_REQUIRED,
+    KEY_METADATA = KEY_REQUIRED, /* optional */
     KEY_COUNT
 };
-static const char *const keys[KEY_COUNT] = {"fsdp",       "kind",   "step",       "run",
-                                            "world_size", "owners", "compressed", "files",
-                                            "meshes",     "flats",  "entries",    "xxh3"};
+static const char *const keys[KEY_COUNT] = {
+    "fsdp",  "kind",   "step",  "run",     "world_size", "owners",  "compressed",
+    "files", "meshes", "flats", "entries", "xxh3",       "metadata"};
 
 typedef struct manifest_reader {
     fsdp_json json;
@@ -421,11 +427,29 @@ static fsdp_status take_files(manifest_reader *reader, fsdp_error *err)
  * may come anywhere. */
 static fsdp_status check_order(manifest_reader *reader, int which, fsdp_error *err)
 {
-    uint64_t before = ((uint64_t)1 << which) - 1;
+    uint64_t before = which < KEY_REQUIRED ? ((uint64_t)1 << which) - 1 : 0;
     if ((reader->members.seen & before) != before)
         return fsdp_json_fail(&reader->json, err, "'%s' stands before members it depends on",
                               keys[which]);
     return FSDP_OK;
+}
+
+static fsdp_status take_metadata(manifest_reader *reader, fsdp_error *err)
+{
+    fsdp_text_pairs pairs = {0};
+    fsdp_text text = {0};
+    fsdp_status st = fsdp_text_pairs_take(&pairs, &reader->json, err);
+    if (st == FSDP_OK)
+        fsdp_text_pairs_spell(&pairs, &text);
+    if (st == FSDP_OK && text.failed)
+        st = fsdp_fail_memory(err, "the manifest");
+    if (st == FSDP_OK && pairs.count > 0) {
+        reader->manifest->metadata = text.data;
+        text = (fsdp_text){0};
+    }
+    fsdp_text_release(&text);
+    fsdp_text_pairs_release(&pairs);
+    return st;
 }
 
 static fsdp_status take_member(manifest_reader *reader, int which, fsdp_error *err)
@@ -453,6 +477,7 @@ static fsdp_status take_member(manifest_reader *reader, int which, fsdp_error *e
         return fsdp_state_reader_take_meshes(reader->state, err);
     case KEY_FLATS: return fsdp_state_reader_take_flats(reader->state, err);
     case KEY_ENTRIES: return fsdp_state_reader_take_entries(reader->state, err);
+    case KEY_METADATA: return take_metadata(reader, err);
     default: return fsdp_json_skip(json, err); /* the hash was compared before */
     }
 }
@@ -470,7 +495,8 @@ static fsdp_status take_manifest(manifest_reader *reader, fsdp_error *err)
         FSDP_TRY(take_member(reader, which, err));
     }
     FSDP_TRY(fsdp_json_finish(json, err));
-    if (reader->members.seen != ((uint64_t)1 << KEY_COUNT) - 1)
+    const uint64_t required = ((uint64_t)1 << KEY_REQUIRED) - 1;
+    if ((reader->members.seen & required) != required)
         return fsdp_json_fail(json, err, "members are missing");
     fsdp_state_reader_move(reader->state, reader->manifest);
     return FSDP_OK;

@@ -10,10 +10,18 @@
 #include <string.h>
 
 typedef struct drop_rule {
-    enum { DROP_VALUES, DROP_OPAQUE, DROP_OPTIM, DROP_DTYPE, DROP_TENSORS, DROP_NAMES } kind;
+    enum {
+        DROP_VALUES,
+        DROP_OPAQUE,
+        DROP_OPTIM,
+        DROP_DTYPE,
+        DROP_TENSORS,
+        DROP_METADATA,
+        DROP_NAMES
+    } kind;
     fsdp_dtype dtype;
     const char *tensor_kind; /* see tensor_kinds.h */
-    regex_t expression;
+    regex_t expression;      /* DROP_NAMES, DROP_METADATA */
 } drop_rule;
 
 struct fsdp_drop_rules {
@@ -25,6 +33,8 @@ struct fsdp_drop_rules {
 static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err)
 {
     static const char *const words[] = {"values", "opaque", "optim"};
+    static const char metadata[] = "metadata";
+    const size_t size = sizeof metadata - 1;
     for (int i = 0; i < 3; i++) {
         rule->kind = i == 0 ? DROP_VALUES : i == 1 ? DROP_OPAQUE : DROP_OPTIM;
         if (strcmp(text, words[i]) == 0)
@@ -46,8 +56,11 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
                                "--drop '%.60s' names no kind of tensors; known are %s", text,
                                fsdp_tensor_kinds());
     }
+    bool is_metadata = strncmp(text, metadata, size) == 0 && strchr(":", text[size]);
+    if (is_metadata)
+        text = text[size] ? text + size + 1 : "";
     FSDP_TRY(fsdp_expression_compile(text, REG_NOSUB, &rule->expression, err));
-    rule->kind = DROP_NAMES;
+    rule->kind = is_metadata ? DROP_METADATA : DROP_NAMES;
     return FSDP_OK;
 }
 
@@ -78,7 +91,7 @@ void fsdp_drop_rules_free(fsdp_drop_rules *rules)
     if (!rules)
         return;
     for (size_t i = 0; i < rules->count; i++)
-        if (rules->items[i].kind == DROP_NAMES)
+        if (rules->items[i].kind == DROP_NAMES || rules->items[i].kind == DROP_METADATA)
             regfree(&rules->items[i].expression);
     fsdp_free(rules->items);
     fsdp_free(rules);
@@ -95,6 +108,7 @@ static bool takes(const drop_rule *rule, const fsdp_droppable *what)
     case DROP_OPTIM: return what->is_optim;
     case DROP_DTYPE: return what->dtype == rule->dtype;
     case DROP_TENSORS: return what->tensor_kind == rule->tensor_kind;
+    case DROP_METADATA: return false;
     case DROP_NAMES: break;
     }
     return fsdp_expression_matches(&rule->expression, entry->name, entry->name_size);
@@ -104,6 +118,15 @@ bool fsdp_drop_rules_take(const fsdp_drop_rules *rules, const fsdp_droppable *wh
 {
     for (size_t i = 0; i < rules->count; i++)
         if (takes(&rules->items[i], what))
+            return true;
+    return false;
+}
+
+bool fsdp_drop_rules_take_metadata(const fsdp_drop_rules *rules, const char *key, size_t size)
+{
+    for (size_t i = 0; i < rules->count; i++)
+        if (rules->items[i].kind == DROP_METADATA &&
+            fsdp_expression_matches(&rules->items[i].expression, key, size))
             return true;
     return false;
 }

@@ -20,6 +20,8 @@ typedef struct fsdp_droppable {
     bool is_optim;             /* of the optimizer */
 } fsdp_droppable;
 bool fsdp_drop_rules_take(const fsdp_drop_rules *rules, const fsdp_droppable *what);
+/* "metadata" takes every key of the metadata, "metadata:REGEX" those that match; neither takes an entry. */
+bool fsdp_drop_rules_take_metadata(const fsdp_drop_rules *rules, const char *key, size_t size);
 
 /* FSDP_ERR_USAGE names an expression that matches no name: that is a mistake of the user. */
 fsdp_status fsdp_drop_rules_check(const fsdp_drop_rules *rules, const fsdp_sd *sd, fsdp_error *err);

@@ -87,6 +87,12 @@ void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
     }
     if (plan->unread_count > 0)
         fsdp_text_addf(text, "],");
+    for (size_t i = 0; i < plan->metadata_count; i++) {
+        fsdp_text_addf(text, i > 0 ? ", " : "\n \"metadata_left_out\": [");
+        fsdp_text_add_json_shown(text, plan->metadata[i], strlen(plan->metadata[i]));
+    }
+    if (plan->metadata_count > 0)
+        fsdp_text_addf(text, "],");
     add_model_json(text, plan);
     if (plan->parts) {
         fsdp_text_addf(text, "\n \"parts\": ");

@@ -136,7 +136,7 @@ static void add_stripped(fsdp_text *text, const convert_options *opts,
                    cli_plural(plan->renamed, "name", number));
 }
 
-static bool notes_ties(const convert_options *opts)
+static bool is_safetensors(const convert_options *opts)
 {
     const char *format = opts->convert.format;
     return strcmp(format, "hf") == 0 || strcmp(format, "safetensors") == 0;
@@ -148,7 +148,7 @@ static void add_tied(fsdp_text *text, const convert_options *opts, const fsdp_co
     if (count == 0)
         return;
     fsdp_text_addf(text, "%zu tied name%s left out%s: ", count, count == 1 ? " is" : "s are",
-                   notes_ties(opts) ? " and noted beside the tensor" : "");
+                   is_safetensors(opts) ? " and noted beside the tensor" : "");
     for (size_t i = 0; i < count && add_between(text, i, count); i++) {
         convert_add_name(text, plan->tied[i].dropped, plan->tied[i].dropped_size);
         fsdp_text_addf(text, " (the same as ");
@@ -249,6 +249,29 @@ static void add_config(fsdp_text *text, const convert_options *opts, const fsdp_
                    "takes it and the tokenizer from the model's directory");
 }
 
+static bool is_native(const convert_options *opts)
+{
+    const char *format = opts->convert.format;
+    return strcmp(format, "fsdp") == 0 || strcmp(format, "hdf5") == 0;
+}
+
+static void add_metadata(fsdp_text *text, const convert_options *opts,
+                         const fsdp_convert_plan *plan)
+{
+    size_t count = plan->metadata_count;
+    if (count == 0)
+        return;
+    fsdp_text_addf(text, "%zu text%s of the source's metadata %s left out, ", count,
+                   count == 1 ? "" : "s", count == 1 ? "is" : "are");
+    bool keeps_others = is_safetensors(opts) || is_native(opts);
+    if (keeps_others)
+        fsdp_text_addf(text, "hashes of bytes that change: ");
+    else
+        fsdp_text_addf(text, "since %s has none: ", opts->convert.format);
+    for (size_t i = 0; i < count && add_between(text, i, count); i++)
+        fsdp_text_addf(text, "%s", plan->metadata[i]);
+}
+
 /* --- lines and messages -------------------------------------------------------------------------- */
 
 static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options *opts,
@@ -260,6 +283,7 @@ static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options
     [CONVERT_NOTE_TOKENIZER] = add_tokenizer, [CONVERT_NOTE_NAMES] = add_names,
     [CONVERT_NOTE_ROUNDED] = add_rounded,     [CONVERT_NOTE_TUPLES] = add_tuples,
     [CONVERT_NOTE_CONFIG] = add_config,
+    [CONVERT_NOTE_METADATA] = add_metadata,
 };
 
 void convert_add_note(fsdp_text *text, convert_note note, const convert_options *opts,

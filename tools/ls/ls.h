@@ -71,6 +71,9 @@ bool ls_same_layout(const ls_listing *listing, size_t a, size_t b);
 /* A value as listings spell it (docs/man/fsdp-ls.1.scd). */
 void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value);
 
+/* Texts of other programs beside the tensors, unless all files have them; nothing where there are none. */
+void ls_add_metadata(fsdp_text *text, const ls_listing *listing);
+
 /* Reads a whole tensor in slabs and reports progress. */
 fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *context,
                       fsdp_error *err);

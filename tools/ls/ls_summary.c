@@ -487,6 +487,7 @@ static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *rows)
     }
     add_head(sum->listing, text);
     add_groups(text, sum);
+    ls_add_metadata(text, sum->listing);
     FSDP_TRY(add_rows(text, sum));
     add_plugin_line(text, sum->listing);
     return FSDP_OK;

@@ -560,6 +560,40 @@ Test(manifest, unknown_keys_are_ignored)
     fsdp_text_release(&head);
 }
 
+Test(manifest, metadata_comes_back_and_is_written_only_if_there_is_some)
+{
+    fsdp_manifest_file file = {0};
+    fsdp_manifest manifest = {
+        .step = FSDP_NO_STEP, .world = 1, .sd = new_sd(), .files = &file, .file_count = 1};
+    fsdp_text text = {0};
+    fsdp_error err = {0};
+    encode(&manifest, &text);
+    cr_assert(!strstr(text.data, "metadata"));
+    text.size = 0;
+    manifest.metadata = (char[]){"{\"b\": \"2\", \"a\": \"\\u0000\\n\"}"};
+    encode(&manifest, &text);
+    fsdp_manifest back;
+    cr_assert_eq(decode(text.data, text.size, &back, &err), FSDP_OK, "%s", err.text);
+    cr_assert_str_eq(back.metadata, manifest.metadata);
+    fsdp_manifest_release(&back);
+    fsdp_sd_free(manifest.sd);
+    fsdp_text_release(&text);
+}
+
+Test(manifest, metadata_that_is_no_object_of_texts_is_damage)
+{
+    static const char *const wrong[] = {"[]", "null", "{\"a\": 1}", "{\"a\": \"1\", \"a\": \"2\"}",
+                                        "{}, \"metadata\": {}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        fsdp_text head = {0};
+        fsdp_error err = {0};
+        fsdp_text_addf(&head, "\"metadata\": %s, %s", wrong[i], HEAD);
+        cr_assert_eq(decode_hashed("{\"major\": 1}", head.data, FILE_LINE, MESH, "", "", &err),
+                     FSDP_ERR_DAMAGED, "%s", wrong[i]);
+        fsdp_text_release(&head);
+    }
+}
+
 Test(manifest, a_later_major_version_names_what_is_needed)
 {
     fsdp_error err = {0};
