@@ -35,7 +35,9 @@ typedef struct diff_options {
     const char *variant;
     const char *plot_path;
     color_mode color;
-    char *map_text; /* of the file; rules point into it */
+    char *map_text;     /* of the file; rules point into it */
+    const char **typed; /* rules of --rename, which come last */
+    size_t typed_count;
     const char **rules;
     size_t rule_count;
     const char *paths[2];
@@ -57,6 +59,7 @@ enum {
     KEY_KEYS,
     KEY_TOP,
     KEY_MAP,
+    KEY_RENAME,
     KEY_SIZE,
     KEY_COLOR,
     KEY_PLOT,
@@ -71,6 +74,7 @@ static const struct argp_option options[] = {
     {"top", KEY_TOP, "N", 0, "show the N largest differences (default 20; 0: all)", 0},
     {"map", KEY_MAP, "MAP", 0,
      "names of A in B: a map as in fsdp-convert, or a file of s/REGEX/NEW/", 0},
+    {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename before the comparison, in order", 0},
     {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
     {"variant", KEY_VARIANT, "NAME", 0, "the files model.NAME.safetensors, of A or B or both", 0},
     {"color", KEY_COLOR, "WHEN", 0, "auto (default), always or never", 0},
@@ -89,7 +93,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
         opts->sizes = calloc((size_t)state->argc + 1, sizeof *opts->sizes);
-        return opts->sizes ? 0 : ENOMEM;
+        opts->typed = calloc((size_t)state->argc + 1, sizeof *opts->typed);
+        return opts->sizes && opts->typed ? 0 : ENOMEM;
     case KEY_ATOL: opts->atol = cli_parse_real("--atol", arg); return 0;
     case KEY_RTOL: opts->rtol = cli_parse_real("--rtol", arg); return 0;
     case KEY_ULP: opts->ulp = cli_parse_integer("--ulp", arg, 0, INT32_MAX); return 0;
@@ -101,6 +106,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->map_paths[opts->map_count++] = arg;
         return 0;
     case KEY_VARIANT: opts->variant = arg; return 0;
+    case KEY_RENAME: opts->typed[opts->typed_count++] = arg; return 0;
     case KEY_SIZE: opts->sizes[opts->size_count++] = arg; return 0;
     case KEY_COLOR: opts->color = (color_mode)cli_parse_word("--color", arg, colors); return 0;
     case KEY_PLOT: opts->plot_path = arg; return 0;
@@ -232,7 +238,7 @@ static bool has_rules(const char *text)
 static fsdp_status take_rules(diff_options *opts, char *text, const char *path, fsdp_error *err)
 {
     opts->map_text = text;
-    opts->rules = calloc(strlen(text) + 1, sizeof *opts->rules);
+    opts->rules = calloc(strlen(text) + opts->typed_count + 1, sizeof *opts->rules);
     if (!opts->rules)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", path);
     for (char *line; (line = strsep(&text, "\n")) != NULL;)
@@ -267,6 +273,12 @@ static fsdp_status read_maps(diff_options *opts, fsdp_error *err)
 {
     for (size_t i = 0; i < opts->map_count; i++)
         FSDP_TRY(read_map(opts, opts->map_paths[i], err));
+    if (!opts->rules)
+        opts->rules = calloc(opts->typed_count + 1, sizeof *opts->rules);
+    if (!opts->rules)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for rules");
+    for (size_t i = 0; i < opts->typed_count; i++)
+        opts->rules[opts->rule_count++] = opts->typed[i];
     return FSDP_OK;
 }
 
@@ -682,6 +694,7 @@ int main(int argc, char **argv)
     if (st == FSDP_OK)
         st = diff_paths(&opts, &err);
     free(opts.rules);
+    free(opts.typed);
     free(opts.map_text);
     free(opts.sizes);
     return cli_end(st, &err);

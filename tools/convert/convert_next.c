@@ -272,9 +272,18 @@ static void add_regrouped(left_out *left)
     fsdp_checkpoint_close(result);
 }
 
+static const char metadata_word[] = "metadata";
+
+/* "metadata", "metadata:^ss_" */
+static bool is_metadata(const char *drop)
+{
+    size_t size = sizeof metadata_word - 1;
+    return strncmp(drop, metadata_word, size) == 0 && strchr(":", drop[size]);
+}
+
 static bool is_word(const char *drop)
 {
-    return strcmp(drop, "values") == 0 || strcmp(drop, "opaque") == 0 ||
+    return is_metadata(drop) || strcmp(drop, "values") == 0 || strcmp(drop, "opaque") == 0 ||
            strcmp(drop, "optim") == 0 || strncmp(drop, "dtype:", 6) == 0 ||
            strncmp(drop, "tensors:", 8) == 0;
 }
@@ -370,15 +379,6 @@ static bool describe_left(left_out *left)
 
 /* --- fsdp-diff -------------------------------------------------------------------------------- */
 
-/* Rules of names are lines of a file, and a line has no end of line in it. */
-static bool can_map(const fsdp_select_opts *select)
-{
-    for (size_t i = 0; i < select->rename_count; i++)
-        if (strchr(select->renames[i], '\n'))
-            return false;
-    return true;
-}
-
 /* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant and
  * --allow-missing have no counterpart; values that a cast did not fit differ; an .npy has no name
  * to compare by. */
@@ -387,7 +387,7 @@ static bool can_compare(const convert_options *opts)
     const fsdp_open_opts *open = &opts->convert.open;
     return !open->format && !open->void_as && !open->variant &&
            strcmp(opts->convert.format, "npy") != 0 && opts->cast.overflows == 0 &&
-           fsdp_checkpoint_missing_count(opts->source) == 0 && can_map(&opts->convert.select);
+           fsdp_checkpoint_missing_count(opts->source) == 0;
 }
 
 /* The map of the conversion: the one that was named, or the one that it chose. */
@@ -417,16 +417,27 @@ static const char *made_anew(const left_out *left)
                : NULL;
 }
 
+/* Texts beside the tensors, as fsdp-diff names them, unless the result has all of the source's. */
+static const char *lost_metadata(const left_out *left)
+{
+    const fsdp_select_opts *select = &left->opts->convert.select;
+    bool is_lost = left->plan->metadata_count > 0;
+    for (size_t i = 0; i < select->drop_count; i++)
+        is_lost = is_lost || is_metadata(select->drops[i]);
+    return is_lost ? "^__metadata__\\." : NULL;
+}
+
 static void add_excluded(fsdp_text *text, const left_out *left)
 {
-    const char *pattern = pattern_of(left), *made = made_anew(left);
+    const char *const patterns[] = {pattern_of(left), made_anew(left), lost_metadata(left)};
     fsdp_text whole = {0};
-    if (!pattern && !made)
-        return;
-    fsdp_text_addf(&whole, pattern && made ? "%s|%s" : "%s%s", pattern ? pattern : "",
-                   made ? made : "");
-    fsdp_text_addf(text, " -X");
-    cli_add_argument(text, whole.failed ? "" : whole.data);
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (patterns[i])
+            fsdp_text_addf(&whole, "%s%s", whole.size > 0 ? "|" : "", patterns[i]);
+    if (whole.size > 0) {
+        fsdp_text_addf(text, " -X");
+        cli_add_argument(text, whole.failed ? "" : whole.data);
+    }
     text->failed = text->failed || whole.failed;
     fsdp_text_release(&whole);
 }
@@ -435,20 +446,15 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
 {
     const convert_options *opts = left->opts;
     const fsdp_convert_plan *plan = left->plan;
-    fsdp_text_addf(text, "next  ");
-    if (plan->renamed > 0) {
-        fsdp_text_addf(text, "printf '%%s\\n'");
-        for (size_t i = 0; i < plan->rename_count; i++)
-            cli_add_argument(text, plan->renames[i]);
-        fsdp_text_addf(text, " | ");
-    }
-    fsdp_text_addf(text, "fsdp-diff");
+    fsdp_text_addf(text, "next  fsdp-diff");
     cli_add_path_argument(text, from);
     cli_add_path_argument(text, to);
     if (plan->is_mapped)
         add_map(text, opts, plan);
-    if (plan->renamed > 0)
-        fsdp_text_addf(text, " --map /dev/stdin");
+    for (size_t i = 0; i < plan->rename_count && plan->renamed > 0; i++) {
+        fsdp_text_addf(text, " --rename");
+        cli_add_argument(text, plan->renames[i]);
+    }
     if (plan->cast_tensors > 0)
         convert_add_tolerance(text, &opts->cast);
     if (include_of(left)) {
