@@ -36,7 +36,8 @@ typedef struct fsdp_limits {
     bool metadata;             /* texts beside the tensors, as safetensors has them */
     bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
     bool model_only;           /* optimizer state only on request */
-    bool for_loaders;          /* only the model, under the names that its loader asks for (model_part.h) */
+    bool model_part;           /* nor what else a trainer keeps beside the model (model_part.h) */
+    bool for_loaders;          /* under the names that the model's loader asks for */
     bool plain_names;          /* names of the model as it has them, and optim.state, optim.param_groups */
     bool sharded;              /* split over ranks: tensors have boxes */
     bool nameless;             /* one tensor, whose name is not kept */

@@ -39,13 +39,14 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
     fsdp_parts parts;
     size_t count = 0;
     bool is_plain = job->limits && job->limits->plain_names;
-    bool is_model = job->limits && job->limits->for_loaders &&
+    bool is_model = job->limits && job->limits->model_part &&
                     (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
     job->known.paths = job->from->source != NULL;
     job->known.only_tensors = strcmp(fsdp_checkpoint_describe(job->from)->format, "deepspeed") == 0;
     if ((is_model || is_plain) && !job->known.paths)
         read_model_type(job);
-    if ((!is_model && !is_plain) || select->keep_names || select->rename_count > 0)
+    bool is_named = is_plain || (is_model && job->limits->for_loaders);
+    if (!is_named || select->keep_names || select->rename_count > 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_parts_find(job->from->manifest.sd, job->known, select->part, &parts, err));
     FSDP_TRY(fsdp_parts_add_rules(&parts, &job->rules, &count, err));
@@ -61,7 +62,7 @@ static bool drops_tensors(const fsdp_select_opts *select)
     for (size_t i = 0; i < select->drop_count; i++) {
         const char *drop = select->drops[i];
         if (strcmp(drop, "values") != 0 && strcmp(drop, "opaque") != 0 &&
-            strcmp(drop, "optim") != 0)
+            strcmp(drop, "optim") != 0 && strncmp(drop, "metadata", 8) != 0)
             return true;
     }
     return false;

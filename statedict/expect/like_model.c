@@ -31,7 +31,8 @@ static fsdp_status lay_out(fsdp_like_model *model, const fsdp_selection *selecti
 static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
                                const fsdp_text *rules, size_t count, fsdp_error *err)
 {
-    const fsdp_limits limits = {.format = "hf", .for_loaders = true, .holds_dtype = holds_all};
+    const fsdp_limits limits = {
+        .format = "hf", .model_part = true, .for_loaders = true, .holds_dtype = holds_all};
     const fsdp_select_from from = {model->checkpoint->manifest.sd, model->checkpoint->is_missing,
                                    known, true};
     fsdp_selection *selection = NULL;

@@ -513,8 +513,7 @@ fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_selec
         return fsdp_fail_memory(err, "a selection");
     if (work.only == FSDP_ONLY_DEFAULT)
         work.only = limits && limits->model_only ? FSDP_ONLY_MODEL : FSDP_ONLY_ALL;
-    work.takes_model =
-        opts->part || (limits && limits->for_loaders && work.only == FSDP_ONLY_MODEL);
+    work.takes_model = opts->part || (limits && limits->model_part && work.only == FSDP_ONLY_MODEL);
     fsdp_status st = select_entries(&work, err);
     release_rules(&work);
     if (st != FSDP_OK) {

@@ -14,11 +14,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 CONVERT = sys.argv[1]
-ADAPTER = {"format": "pt", "lora_adapter_metadata": json.dumps({"transformer.r": 4, "transformer.lora_alpha": 32})}
 SAMPLES = {
-    "adapter of diffusers": ADAPTER,
-    "kohya": {"ss_network_alpha": "32", "ss_tag_frequency": json.dumps({"a \u00e4\n": 3}), "modelspec.title": "x" * 70000},
-    "quantized": {"format": "pt", "tensor_names": json.dumps(["w"]), "w": json.dumps({"_type": "Int8Tensor"})},
+    "adapter of diffusers": {
+        "format": "pt",
+        "lora_adapter_metadata": json.dumps({"transformer.r": 4, "transformer.lora_alpha": 32})},
+    "kohya": {
+        "ss_network_alpha": "32",
+        "ss_tag_frequency": json.dumps({"a \u00e4\n": 3}),
+        "modelspec.title": "x" * 70000},
+    "quantized": {
+        "format": "pt",
+        "tensor_names": json.dumps(["w"]),
+        "w": json.dumps({"_type": "Int8Tensor"})},
 }
 
 
