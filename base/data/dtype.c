@@ -3,7 +3,9 @@
 
 #include "base/values_shape.h"
 
+#include <ctype.h>
 #include <string.h>
+#include <strings.h>
 
 /* dtype, size, values, is_float, ours, torch, torch storage, safetensors, NumPy */
 static const fsdp_dtype_info dtypes[FSDP_DTYPE_COUNT] = {
@@ -105,7 +107,7 @@ static const struct {
 
 static bool is_text(const char *name, const char *text, size_t size)
 {
-    return name && strlen(name) == size && memcmp(name, text, size) == 0;
+    return name && strlen(name) == size && strncasecmp(name, text, size) == 0;
 }
 
 /* "f8e4m3fn" is f8_e4m3fn. */
@@ -113,7 +115,7 @@ static bool is_without_lines(const char *name, const char *text, size_t size)
 {
     size_t at = 0;
     for (; *name; name++)
-        if (*name != '_' && (at == size || text[at++] != *name))
+        if (*name != '_' && (at == size || tolower((unsigned char)text[at++]) != *name))
             return false;
     return at == size;
 }
@@ -124,7 +126,8 @@ fsdp_dtype fsdp_dtype_from_typed(const char *text, size_t size)
     if (dtype != FSDP_DTYPE_NONE || !text)
         return dtype;
     for (size_t i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++)
-        if (is_text(dtypes[i].torch, text, size) || is_without_lines(dtypes[i].name, text, size))
+        if (is_text(dtypes[i].name, text, size) || is_text(dtypes[i].torch, text, size) ||
+            is_without_lines(dtypes[i].name, text, size))
             return dtypes[i].dtype;
     for (size_t i = 0; i < sizeof typed_names / sizeof *typed_names; i++)
         if (is_text(typed_names[i].typed, text, size))

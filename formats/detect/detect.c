@@ -13,6 +13,7 @@
  * statedict. It is the top of formats and may call all rooms. A new format is one more line in
  * each table.
  */
+#include "formats/detect/archives.h"
 #include "base/io/io_note.h"
 #include "formats/source/source_formats.h"
 #include "formats/source/source_internal.h"
@@ -150,6 +151,7 @@ static void describe_head(const fsdp_probe *probe, fsdp_text *text)
 static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
 {
     fsdp_text text = {0};
+    FSDP_TRY(fsdp_archives_check(probe, err));
     if (probe->is_directory)
         describe_directory(probe, &text);
     else

@@ -105,7 +105,9 @@ const fsdp_framework_row fsdp_framework_rows[] = {
                "args.virtual_pipeline_model_parallel_size"},
     {.made_by = "Flax",
      .markers = {"flax_model.msgpack"},
-     .say = "load it in transformers with from_pretrained(DIR, from_flax=True) and save it again"},
+     .say = "load it in transformers 4 (5 has no Flax) with from_pretrained(DIR, from_flax=True) "
+            "and save "
+            "it again"},
 };
 const size_t fsdp_framework_row_count = sizeof fsdp_framework_rows / sizeof *fsdp_framework_rows;
 
@@ -116,7 +118,8 @@ const fsdp_framework_file fsdp_framework_files[] = {
     {"torch.export", "PK\3\4", 4, ".pt2",
      "it is a program: load it with torch.export.load and save its state_dict"},
     {"Flax", "", 0, ".msgpack",
-     "load it in transformers with from_pretrained(DIR, from_flax=True) and save it again"},
+     "load it in transformers 4 (5 has no Flax) with from_pretrained(DIR, from_flax=True) and save "
+     "it again"},
 };
 const size_t fsdp_framework_file_count = sizeof fsdp_framework_files / sizeof *fsdp_framework_files;
 

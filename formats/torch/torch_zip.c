@@ -140,8 +140,10 @@ static fsdp_status read_pickle(torch_zip *zip, fsdp_error *err)
     torch_archive *archive = zip->archive;
     const fsdp_zip_entry *entry = find_record(zip, "data.pkl");
     if (!entry)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "%s: the zip archive has no data.pkl",
-                         archive->where);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "%s: the zip archive has no data.pkl: if it is a packed directory, unpack "
+                         "it first with unzip %s, and name what is in it",
+                         archive->where, archive->where);
     FSDP_TRY(fsdp_zip_read(zip->zip, entry, PICKLE_LIMIT, &archive->data, err));
     archive->data_offset = zip->reader.stream >= 0 ? -1 : entry->offset;
     fsdp_pickle_options options = {.where = archive->where, .offset = entry->offset};

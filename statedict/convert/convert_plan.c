@@ -229,7 +229,8 @@ static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_p
                          job->opts.select.dtype);
     if (blocks && !fsdp_blocks_can_encode(blocks))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "blocks of %s are read and copied, and not made: q8_0 and q4_0 are",
+                         "blocks of %s are read and copied, and not made: q8_0 and q4_0 are, and "
+                         "llama-quantize of llama.cpp makes others of a GGUF file in bf16",
                          job->opts.select.dtype);
     FSDP_TRY(fsdp_derive_target_types(&types, &job->from, &report, err));
     plan->decoded += report.decoded;

@@ -12,6 +12,7 @@
 #include "statedict/commit/commit_internal.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/checkpoint/incomplete.h"
+#include "statedict/run/remote_path.h"
 #include "statedict/run/run_internal.h"
 
 #include <errno.h>
@@ -120,6 +121,8 @@ static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_
     fsdp_status st = fsdp_fail_errno(err, errnum, "cannot open '%s'", path);
     if (errnum == ENOENT)
         append_steps(path, io, err);
+    if (errnum == ENOENT || errnum == ENOTDIR)
+        fsdp_remote_path_advise(io, path, err);
     return st;
 }
 

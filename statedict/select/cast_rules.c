@@ -35,8 +35,20 @@ const char *fsdp_castable_at(size_t i)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
+/* "Q4_K_M", "iq2_xs": names of llama.cpp for files of several types of blocks. */
+static bool is_mixture(const char *text)
+{
+    text += *text == 'i' || *text == 'I';
+    return (*text == 'q' || *text == 'Q') && text[1] >= '1' && text[1] <= '8';
+}
+
 static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *err)
 {
+    if (is_mixture(text))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s: '%.40s' is not made; did you mean 'q8_0' or 'q4_0' (--to gguf)? "
+                         "llama-quantize of llama.cpp makes it of a GGUF file in bf16",
+                         option, text);
     fsdp_text known = {0};
     for (size_t i = 0; fsdp_castable_at(i); i++)
         fsdp_text_addf(&known, ", %s", fsdp_castable_at(i));

@@ -272,6 +272,19 @@ static void add_metadata(fsdp_text *text, const convert_options *opts,
         fsdp_text_addf(text, "%s", plan->metadata[i]);
 }
 
+/* Other programs make one file of such a name. */
+static void add_directory(fsdp_text *text, const convert_options *opts,
+                          const fsdp_convert_plan *plan)
+{
+    (void)plan;
+    if (strcmp(opts->convert.format, "hf") != 0 || !fsdp_has_suffix(opts->to, ".ckpt"))
+        return;
+    fsdp_text_addf(text, "'");
+    cli_add_message(text, opts->to);
+    fsdp_text_addf(text, "' becomes a directory that Hugging Face loads: --to torch writes a file "
+                         "of that name, as torch.save does");
+}
+
 /* --- lines and messages -------------------------------------------------------------------------- */
 
 static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options *opts,
@@ -282,8 +295,8 @@ static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options
     [CONVERT_NOTE_CODE] = add_code,           [CONVERT_NOTE_FORM] = add_form,
     [CONVERT_NOTE_TOKENIZER] = add_tokenizer, [CONVERT_NOTE_NAMES] = add_names,
     [CONVERT_NOTE_ROUNDED] = add_rounded,     [CONVERT_NOTE_TUPLES] = add_tuples,
-    [CONVERT_NOTE_CONFIG] = add_config,
-    [CONVERT_NOTE_METADATA] = add_metadata,
+    [CONVERT_NOTE_CONFIG] = add_config,       [CONVERT_NOTE_METADATA] = add_metadata,
+    [CONVERT_NOTE_DIRECTORY] = add_directory,
 };
 
 void convert_add_note(fsdp_text *text, convert_note note, const convert_options *opts,

@@ -174,10 +174,43 @@ static const char *format_in_small_letters(const char *text)
     return NULL;
 }
 
+/* Words for programs, and the format that they load. */
+static const struct {
+    const char *start, *format, *why;
+} loaders[] = {{"deepspeed", "universal", "a checkpoint that DeepSpeed loads at any stage"},
+               {"zero", "universal", "a checkpoint that DeepSpeed loads at any stage"},
+               {"fsdp1", "dcp", "a checkpoint that PyTorch's FSDP loads"},
+               {"fsdp2", "dcp", "a checkpoint that PyTorch's FSDP loads"},
+               {"pytorch_", "dcp", "PyTorch's distributed checkpoint"},
+               {"pytorch-", "dcp", "PyTorch's distributed checkpoint"},
+               {"torch_d", "dcp", "PyTorch's distributed checkpoint"},
+               {"distcp", "dcp", "PyTorch's distributed checkpoint"}};
+
+/* The format whose name is one or two letters away. */
+static const char *format_nearby(const char *text)
+{
+    const char *near = NULL;
+    int least = 3;
+    for (size_t i = 0; fsdp_convert_format_at(i); i++) {
+        const char *known = fsdp_convert_format_at(i);
+        int distance = cli_edit_distance(text, strlen(text), known, strlen(known));
+        if (distance < least && distance < (int)strlen(known) / 2) {
+            least = distance;
+            near = known;
+        }
+    }
+    return near;
+}
+
 _Noreturn static void refuse_format(const char *text)
 {
     fsdp_text known = {0};
     const char *near = format_in_small_letters(text);
+    for (size_t i = 0; !near && i < sizeof loaders / sizeof *loaders; i++)
+        if (strncasecmp(text, loaders[i].start, strlen(loaders[i].start)) == 0)
+            cli_usage_error("--to '%s' cannot be written; did you mean '%s', %s?", text,
+                            loaders[i].format, loaders[i].why);
+    near = near ? near : format_nearby(text);
     if (near)
         cli_usage_error("--to '%s' cannot be written; did you mean '%s'?", text, near);
     list_known(&known);
@@ -245,6 +278,9 @@ static void choose_format(convert_options *opts)
     if (strcmp(opts->to, "-") == 0)
         cli_usage_error("DST '-' would be standard output, and a result is read back: name a file "
                         "or a directory ('./-' if that is its name)");
+    if (strstr(opts->to, "://"))
+        cli_usage_error("DST '%s' is an address: name a file or a directory here, and upload it",
+                        opts->to);
     bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
                 convert->compress || convert->skip_view;
     const char *named = fsdp_convert_format_of(opts->to);

@@ -99,6 +99,7 @@ typedef enum convert_note {
     CONVERT_NOTE_TUPLES,       /* "2 tensors are in tuples: dcp stores them in lists, as PyTorch does" */
     CONVERT_NOTE_CONFIG,       /* "no config.json is here, which ...: --copy-from DIR takes it ..." */
     CONVERT_NOTE_METADATA,     /* "2 texts of the metadata are left out, since dcp has none: ..." */
+    CONVERT_NOTE_DIRECTORY,    /* "'x.ckpt' becomes a directory of Hugging Face: ..." */
     CONVERT_NOTES
 } convert_note;
 
