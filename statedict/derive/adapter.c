@@ -435,7 +435,7 @@ static fsdp_status find_directory(const adapter_merge *merge, const fsdp_adapter
                                   char **dir_out, fsdp_error *err)
 {
     fsdp_io *io = fsdp_access_io(opts->access);
-    const fsdp_framework_way way = {notify, (void *)(uintptr_t)opts->watch, false};
+    const fsdp_framework_way way = {.note = notify, .context = (void *)(uintptr_t)opts->watch};
     char *step = NULL;
     fsdp_file_info info;
     bool has_config;
