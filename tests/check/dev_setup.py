@@ -86,7 +86,8 @@ def try_packages(stand):
            "a user with sudo installs it", code, said, apt)
     code, said, apt, _ = stand.dev("setup", USER_ID="1000")
     expect(code == 2 and not apt and "\n    apt-get install --no-install-recommends gcc\n" in said
-           and "at least a C17 compiler" in said, "a user without has a line for an administrator", code, said)
+           and "at least a C17 compiler" in said, "without, there is a line for an administrator", code,
+           said)
     stand.have(stand.build)
     code, said, apt, _ = stand.dev("test", USER_ID="1000")
     expect(code == 2 and "./dev build and ./dev demo work" in said, "what works meanwhile", code, said)

@@ -12,7 +12,8 @@ mapfile -t sources < <(find "${folders[@]}" -name '*.c' -o -name '*.cu' | sort)
 # Another clang-format lays out otherwise.
 tested=14 version=$(clang-format --version | grep -oE '[0-9]+' | head -n 1)
 [ "$version" = $tested ] || sources=()
-ugly=$([ ${#sources[@]} = 0 ] || clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^: ]+\.cu?:' | sort -u)
+ugly=$([ ${#sources[@]} = 0 ] ||
+    clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^: ]+\.cu?:' | sort -u)
 if [ -n "$ugly" ]; then
     printf 'not laid out; ./dev format does it:\n%s\n' "$ugly"
     failed=1

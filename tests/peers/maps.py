@@ -378,8 +378,8 @@ def experts_of_mixtral():
 @case
 def experts_below_the_key_of_a_model():
     """{"model": ...} of FSDP2, and the way back below that key, as Accelerate and others load it."""
-    config = transformers.Qwen3MoeConfig(**sizes(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
-                                                 decoder_sparse_step=1))
+    config = transformers.Qwen3MoeConfig(**sizes(num_experts=4, num_experts_per_tok=2,
+                                                 moe_intermediate_size=8, decoder_sparse_step=1))
     model = transformers.Qwen3MoeForCausalLM(config)
     model.save_pretrained("hf")
     below = {"model": model.state_dict(), "step": 3}

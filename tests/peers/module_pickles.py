@@ -24,7 +24,8 @@ class Tied(nn.Module):
         self.embed = nn.Embedding(7, 4)
         self.head = nn.Linear(4, 7, bias=False)
         self.head.weight = self.embed.weight
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU()) for _ in range(11)])
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU())
+                                     for _ in range(11)])
         self.again = self.blocks[3]
         self.nothing = None
         self.register_module("absent", None)
@@ -45,7 +46,8 @@ MODELS = {
 
 
 def convert(source, out, *options):
-    done = subprocess.run([CONVERT, source, out, "--no-sync", *options], capture_output=True, text=True, check=False)
+    done = subprocess.run([CONVERT, source, out, "--no-sync", *options], capture_output=True, text=True,
+                          check=False)
     assert done.returncode == 0, (source, done.returncode, done.stderr)
 
 
@@ -61,7 +63,8 @@ def main():
         for name, make in MODELS.items():
             model = make()
             wanted = {key: one.detach() for key, one in model.state_dict().items()}
-            for number, options in enumerate(({}, {"pickle_protocol": 5}, {"_use_new_zipfile_serialization": False})):
+            ways = ({}, {"pickle_protocol": 5}, {"_use_new_zipfile_serialization": False})
+            for number, options in enumerate(ways):
                 source = folder / f"{name}{number}.pt"
                 torch.save(model, source, **options)
                 convert(source, folder / f"{name}{number}.safetensors", "--tied", "keep")

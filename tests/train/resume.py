@@ -445,7 +445,7 @@ def changes(work):
     check("--allow-change", done.returncode == 0 and len(lines_of(copy)) == STEPS + 3, done.stderr)
     begun = place(work, "begun")
     done = run(command(begun, 2, "--data.path", more, "--train.batch", 4, "--steps", 1))
-    batches = [json.loads(lines[at])["batch"] for lines, at in ((lines_of(copy), STEPS), (lines_of(begun), 0))]
+    batches = [json.loads(line)["batch"] for line in (lines_of(copy)[STEPS], lines_of(begun)[0])]
     check("changed data begins with its first batch", batches[0] == batches[1], (batches, done.stderr))
 
 

@@ -455,7 +455,7 @@ Test(async_save, a_change_on_any_rank_is_one)
     run_on(NULL, save_parts, "cpu");
 }
 
-/* What could not be saved is nothing to compare with. */
+/* A save that failed leaves nothing to compare the next one with. */
 static fsdp_status save_again(toy *net, fsdp_error *err)
 {
     fsdp_async_saver *saver = NULL;
