@@ -16,8 +16,7 @@
 enum { REPEATED_MS = 1000, STEPS_OF_PATIENCE = 4 };
 
 static volatile sig_atomic_t was_asked, interrupts, asked_by;
-static volatile sig_atomic_t is_rank, speaks,
-    is_over; /* this process: has ranks, has rank 0, has saved */
+static atomic_bool is_rank, speaks, is_over; /* this process has ranks, has rank 0, has saved */
 static atomic_llong asked_ms;
 static atomic_int shields; /* works of this process that take their time, and end by themselves */
 static atomic_uint patience_s;
@@ -98,15 +97,16 @@ void train_catch_signals(double deadline)
 /* The supervisor of --np has the handlers, too, and only passes signals on. */
 void train_signals_begin(bool is_first)
 {
-    speaks = speaks || is_first;
-    is_rank = 1;
+    if (is_first)
+        atomic_store(&speaks, true);
+    atomic_store(&is_rank, true);
     if (was_asked)
         (void)alarm(atomic_load(&patience_s));
 }
 
 void train_signals_end(void)
 {
-    is_over = 1;
+    atomic_store(&is_over, true);
     (void)alarm(0);
 }
 
