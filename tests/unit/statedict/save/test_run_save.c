@@ -516,8 +516,8 @@ Test(run_save, a_file_system_in_memory_is_told_once_per_save)
 
 /* --- one rank is slower than the others --- */
 
-/* 32 MiB per rank in 128 pieces: together they take nearly twice the deadline, each a small part of it, also on
- * a busy machine. */
+/* 32 MiB per rank in 128 pieces: together they take nearly twice the deadline, each a small part of it, also
+ * on a busy machine. */
 enum { DEADLINE_MS = 2500, SLOW_MS = 36, ELEMENTS = 64 << 20 };
 
 static int slow_write(void *user, fsdp_io_call call, const char *path)
