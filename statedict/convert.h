@@ -190,6 +190,8 @@ typedef struct fsdp_convert_plan {
     int64_t optim_named;       /* parameters that the optimizer numbers, and that got names */
     int64_t rounded;           /* weights of which the source has rounded copies alone, which are not read */
     int64_t in_tuples;         /* tensors of tuples that the format stores as lists (dcp) */
+    int64_t quantized;         /* weights of integers with scales, which `dtype` leaves as they are */
+    int64_t quantized_known;   /* of them, those that `dequant` knows */
     int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
     const fsdp_convert_tie *tied;      /* names that are left out, since another one is kept */
     size_t tied_count;

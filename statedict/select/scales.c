@@ -10,19 +10,22 @@
  * end, `behind`. An empty `own` fits any name. Written by:
  *   transformers, DeepSeek (weight_scale_inv); compressed-tensors, fbgemm, modelopt, vLLM
  *   (weight_scale); ComfyUI (scale_weight); Mistral (qscale_weight); DeepSeek's own files
- *   (weight, scale); torchao (weight_qdata, weight_scale; qdata, scale; _data, _scale)
+ *   (weight, scale); torchao (weight_qdata, weight_scale; qdata, scale; _data, _scale); GPTQ, AWQ (qweight,
+ *   scales); compressed-tensors' integers (weight_packed, weight_scale); MXFP4 (x_blocks, x_scales)
  */
 static const struct {
     const char *own, *before, *cut, *behind;
     bool drops_own; /* the scale's name does not repeat the tensor's */
     bool is_known;  /* to --dequant (derive/dequant.c) */
 } spellings[] = {
-    {"", "", "", "_scale_inv", false, true},    {"", "", "", "_scale", false, true},
-    {"", "", "", "_scales", false, false},      {"", "", "", ".scale", false, false},
-    {"", "scale_", "", "", false, false},       {"", "qscale_", "", "", false, false},
-    {"", "", "_qdata", "_scale", false, false}, {"weight", "scale", "", "", true, true},
-    {"weight", "scales", "", "", true, false},  {"weight", "scale_inv", "", "", true, false},
-    {"qdata", "scale", "", "", true, false},    {"_data", "_scale", "", "", true, false},
+    {"", "", "", "_scale_inv", false, true},     {"", "", "", "_scale", false, true},
+    {"", "", "", "_scales", false, false},       {"", "", "", ".scale", false, false},
+    {"", "scale_", "", "", false, false},        {"", "qscale_", "", "", false, false},
+    {"", "", "_qdata", "_scale", false, false},  {"weight", "scale", "", "", true, true},
+    {"weight", "scales", "", "", true, false},   {"weight", "scale_inv", "", "", true, false},
+    {"qdata", "scale", "", "", true, false},     {"_data", "_scale", "", "", true, false},
+    {"qweight", "scales", "", "", true, false},  {"", "", "_packed", "_scale", false, false},
+    {"", "", "_blocks", "_scales", false, true},
 };
 
 /* Parts of a tensor that bitsandbytes or GPTQ quantized to integers; kernels read them in their dtype. */
@@ -40,6 +43,7 @@ typedef struct scale_search {
     fsdp_text name; /* scratch */
     bool no_memory;
     bool has_unknown; /* a pair that --dequant does not know */
+    fsdp_scales_report report;
 } scale_search;
 
 static const fsdp_entry *tensor_at(const fsdp_sd *sd, size_t i)
@@ -90,20 +94,32 @@ static bool spell(scale_search *search, const fsdp_entry *entry, int s)
     return true;
 }
 
-/* The scale of a tensor of 8 bits, -1 for none. */
-static int64_t find_scale(scale_search *search, size_t i)
+static bool is_integer(fsdp_dtype dtype)
+{
+    return dtype == FSDP_U8 || dtype == FSDP_I8 || dtype == FSDP_I32;
+}
+
+/* The scale of a tensor of 8 bits, or of packed ones, -1 for none. Exponents of MXFP4 are bytes. */
+static int64_t find_scale(scale_search *search, size_t i, bool *is_known_out)
 {
     for (int s = 0; s < SPELLINGS; s++) {
         int64_t scale = spell(search, fsdp_sd_at(search->sd, i), s) ? find_named(search) : -1;
         if (scale < 0 || (size_t)scale == i)
             continue;
         const fsdp_entry *tensor = tensor_at(search->sd, (size_t)scale);
-        if (fsdp_dtype_describe(tensor->dtype)->is_float && !is_f8(tensor->dtype)) {
-            search->has_unknown = search->has_unknown || !spellings[s].is_known;
+        bool is_float = fsdp_dtype_describe(tensor->dtype)->is_float && !is_f8(tensor->dtype);
+        if (is_float || (tensor->dtype == FSDP_U8 && strcmp(spellings[s].cut, "_blocks") == 0)) {
+            *is_known_out = spellings[s].is_known;
             return scale;
         }
     }
     return -1;
+}
+
+static bool is_mxfp4(const scale_search *search, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(search->sd, i);
+    return ends(entry->name, entry->name_size, "_blocks");
 }
 
 /* The integers that a part of bitsandbytes belongs to, -1 for none. */
@@ -119,7 +135,7 @@ static int64_t find_whole(scale_search *search, size_t i)
         int64_t whole = find_named(search);
         fsdp_dtype dtype =
             whole >= 0 ? tensor_at(search->sd, (size_t)whole)->dtype : FSDP_DTYPE_NONE;
-        if (dtype == FSDP_U8 || dtype == FSDP_I8 || dtype == FSDP_I32)
+        if (is_integer(dtype))
             return whole;
     }
     return -1;
@@ -144,10 +160,16 @@ static void check_entry(scale_search *search, size_t i)
     if (!selected->is_kept || fsdp_sd_at(search->sd, i)->kind == FSDP_ENTRY_VALUE)
         return;
     fsdp_dtype from = tensor_at(search->sd, i)->dtype;
+    bool is_known = true;
+    if (is_integer(from) && find_scale(search, i, &is_known) >= 0) {
+        search->report.integers++;
+        search->report.known += is_mxfp4(search, i);
+    }
     if (from == selected->dtype)
         return;
-    int64_t scale = is_f8(from) && !is_f8(selected->dtype) ? find_scale(search, i) : -1;
+    int64_t scale = is_f8(from) && !is_f8(selected->dtype) ? find_scale(search, i, &is_known) : -1;
     int64_t whole = fsdp_dtype_describe(from)->is_float ? find_whole(search, i) : -1;
+    search->has_unknown = search->has_unknown || (scale >= 0 && !is_known);
     if (scale >= 0)
         add_pair(search, i, (size_t)scale);
     else if (whole >= 0)
@@ -172,7 +194,8 @@ static fsdp_status fail(const scale_search *search, fsdp_error *err)
     return st;
 }
 
-fsdp_status fsdp_scales_check(const fsdp_sd *sd, const fsdp_selected *selected, fsdp_error *err)
+fsdp_status fsdp_scales_check(const fsdp_sd *sd, const fsdp_selected *selected,
+                              fsdp_scales_report *report_out, fsdp_error *err)
 {
     scale_search search = {.sd = sd, .selected = selected};
     fsdp_status st = FSDP_OK;
@@ -182,6 +205,7 @@ fsdp_status fsdp_scales_check(const fsdp_sd *sd, const fsdp_selected *selected, 
         st = fsdp_fail_memory(err, "a list of names");
     else if (search.found.count > 0)
         st = fail(&search, err);
+    *report_out = search.report;
     fsdp_names_release(&search.found);
     fsdp_text_release(&search.name);
     return st;

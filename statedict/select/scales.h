@@ -7,8 +7,14 @@
 
 #include "statedict/select/selection.h"
 
+typedef struct fsdp_scales_report {
+    int64_t integers;          /* weights of integers or bytes with scales, which no cast of floats changes */
+    int64_t known;             /* of them, MXFP4, of which --dequant makes plain weights */
+} fsdp_scales_report;
+
 /* FSDP_ERR_USAGE names the tensors that the selection casts although a scale belongs to them, each with its
  * scale. selected has an item per entry of sd. */
-fsdp_status fsdp_scales_check(const fsdp_sd *sd, const fsdp_selected *selected, fsdp_error *err);
+fsdp_status fsdp_scales_check(const fsdp_sd *sd, const fsdp_selected *selected,
+                              fsdp_scales_report *report_out, fsdp_error *err);
 
 #endif

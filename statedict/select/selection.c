@@ -26,7 +26,8 @@ struct fsdp_selection {
     fsdp_cast_pair casts[FSDP_CAST_PAIRS];
     int cast_pairs;
     int64_t optim_uncast;
-    bool has_other; /* entries are left out that are no optimizer's */
+    fsdp_scales_report scales; /* of a cast of the model */
+    bool has_other;            /* entries are left out that are no optimizer's */
 };
 
 typedef struct selecting {
@@ -483,7 +484,9 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
         return fail_empty(work, err);
     FSDP_TRY(check_model(work, err));
     FSDP_TRY(decide_dtypes(work, err));
-    FSDP_TRY(fsdp_scales_check(work->sd, work->selection->entries, err));
+    FSDP_TRY(fsdp_scales_check(work->sd, work->selection->entries, &work->selection->scales, err));
+    if (!work->opts->dtype || strcmp(work->opts->dtype, "keep") == 0)
+        work->selection->scales = (fsdp_scales_report){0};
     count_casts(work);
     FSDP_TRY(check_limits(work, err));
     FSDP_TRY(rename_all(work, err));
@@ -555,6 +558,8 @@ void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan 
     memcpy(plan->casts, selection->casts, sizeof plan->casts);
     plan->cast_pairs = selection->cast_pairs;
     plan->optim_uncast = selection->optim_uncast;
+    plan->quantized = selection->scales.integers;
+    plan->quantized_known = selection->scales.known;
     for (int i = 0; i < selection->cast_pairs; i++)
         plan->cast_tensors += selection->casts[i].tensors;
 }

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 BUILD = Path(sys.argv[1]).resolve()
-SIZES = {"F8_E4M3": 1, "F32": 4, "U8": 1, "BF16": 2}
+SIZES = {"F8_E4M3": 1, "F32": 4, "U8": 1, "I8": 1, "I32": 4, "BF16": 2}
 TWO = 0x40  # 2.0 in e4m3
 NO_NUMBER = 255  # of an exponent of MXFP4
 LARGE = (1000, 400)  # more than three pieces of 131,072 numbers, the last one partial
@@ -167,6 +167,53 @@ def exponents_that_are_not_finite():
     write(None, w_blocks=("U8", (2, 3, 8), bytes(48)), w_scales=("U8", (2, 3), bytes(6)))
     done = convert("--dequant", "bf16")
     assert done.returncode == 4 and "no MXFP4 blocks" in done.stderr, done.stderr
+
+
+def integers(dtype, *shape):
+    return dtype, shape, bytes(SIZES[dtype] * product(shape))
+
+
+def cast(options):
+    shutil.rmtree("plain", ignore_errors=True)
+    done = subprocess.run([BUILD / "bin" / "fsdp-convert", "model", "plain", "--to", "hf", *options.split()],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, (options, done.stderr)
+    return done.stdout, done.stderr
+
+
+@case
+def casts_of_quantized_weights_are_named():
+    """A cast leaves integers as they are: the plan and the last line say how many weights that concerns."""
+    plain = {"norm/weight": integers("F32", 5), "ids": integers("I32", 2, 3), "mask": integers("U8", 2, 2)}
+    mxfp4 = {"x_blocks": integers("U8", 2, 3, 16), "x_scales": integers("U8", 2, 3)}
+    for tensors, count, words in (
+            (mxfp4, 1, "1 weight stays quantized: --dtype bf16 does not apply the scales of integers, "
+                       "--dequant bf16 does"),
+            ({"a/weight_packed": integers("I32", 4, 2), "a/weight_scale": integers("BF16", 4, 1)}, 1,
+             "1 weight stays quantized"),
+            ({"a/weight": integers("I8", 4, 4), "a/weight_scale": integers("BF16", 4, 1)}, 1,
+             "1 weight stays"),
+            ({"a/weight_qdata": integers("I8", 4, 4), "a/weight_scale": integers("F32", 4, 1)}, 1,
+             "1 weight stays"),
+            ({"a/qweight": integers("I32", 4, 4), "a/scales": integers("BF16", 4, 1),
+              "b/qdata": integers("I8", 4, 4), "b/scale": integers("BF16", 4), **mxfp4}, 3,
+             "3 weights stay quantized: --dtype bf16 does not apply the scales of integers, --dequant bf16 "
+             "applies 1 of them"),
+            ({}, 0, "")):
+        write(None, **plain, **tensors)
+        out, noted = cast("--dtype bf16")
+        last = f"{count} weight{'s' if count > 1 else ''} still quantized"
+        assert (last in out and words in noted) if count else "quantized" not in out + noted, (out, noted)
+        planned, _ = cast("--dtype bf16 -n")
+        assert words in planned and ("quantized" in planned) == (count > 0), planned
+        told = json.loads(cast("--dtype bf16 -n --json")[0])
+        assert told.get("quantized", 0) == count, told
+        for options in ("", "--dtype keep"):
+            out, noted = cast(options)
+            assert "quantized" not in out + noted, (out, noted)
+    write(None, **plain, **mxfp4)
+    out, noted = cast("--dequant bf16 --dtype bf16")
+    assert "still quantized" not in out + noted, (out, noted)
 
 
 def main():

@@ -285,6 +285,21 @@ static void add_directory(fsdp_text *text, const convert_options *opts,
                          "of that name, as torch.save does");
 }
 
+static void add_quantized(fsdp_text *text, const convert_options *opts,
+                          const fsdp_convert_plan *plan)
+{
+    char number[CLI_NUMBER];
+    if (plan->quantized == 0)
+        return;
+    fsdp_text_addf(text, "%s stay%s quantized: --dtype %s does not apply the scales of integers",
+                   cli_plural(plan->quantized, "weight", number), plan->quantized == 1 ? "s" : "",
+                   opts->convert.select.dtype);
+    if (plan->quantized_known == plan->quantized)
+        fsdp_text_addf(text, ", --dequant bf16 does");
+    else if (plan->quantized_known > 0)
+        fsdp_text_addf(text, ", --dequant bf16 applies %" PRId64 " of them", plan->quantized_known);
+}
+
 /* --- lines and messages -------------------------------------------------------------------------- */
 
 static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options *opts,
@@ -296,7 +311,7 @@ static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options
     [CONVERT_NOTE_TOKENIZER] = add_tokenizer, [CONVERT_NOTE_NAMES] = add_names,
     [CONVERT_NOTE_ROUNDED] = add_rounded,     [CONVERT_NOTE_TUPLES] = add_tuples,
     [CONVERT_NOTE_CONFIG] = add_config,       [CONVERT_NOTE_METADATA] = add_metadata,
-    [CONVERT_NOTE_DIRECTORY] = add_directory,
+    [CONVERT_NOTE_DIRECTORY] = add_directory, [CONVERT_NOTE_QUANTIZED] = add_quantized,
 };
 
 void convert_add_note(fsdp_text *text, convert_note note, const convert_options *opts,

@@ -105,6 +105,7 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     convert_add_note(text, CONVERT_NOTE_CONFIG, opts, plan);
     convert_add_note(text, CONVERT_NOTE_METADATA, opts, plan);
     convert_add_note(text, CONVERT_NOTE_DIRECTORY, opts, plan);
+    convert_add_note(text, CONVERT_NOTE_QUANTIZED, opts, plan);
     convert_add_note(text, CONVERT_NOTE_SHORT, opts, plan);
     if (plan->prefix[0] && !is_ours(opts) && !keeps_prefix(opts)) {
         fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
@@ -193,6 +194,8 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     if (plan->optim_form)
         fsdp_text_addf(text, ", \"optim\": \"%s\"",
                        plan->optim_form == FSDP_OPTIM_FORM_FLAT ? "flat" : "nested");
+    if (plan->quantized > 0)
+        fsdp_text_addf(text, ", \"quantized\": %" PRId64, plan->quantized);
     if (plan->rounded > 0)
         fsdp_text_addf(text, ", \"rounded\": %" PRId64, plan->rounded);
     if (plan->in_tuples > 0)
@@ -267,6 +270,8 @@ void convert_add_done(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text, "(%s), ", cli_rate(plan->bytes_written, seconds, number));
     if (plan->cast_tensors > 0)
         convert_add_cast_result(text, &opts->cast);
+    if (plan->quantized > 0)
+        fsdp_text_addf(text, "%s still quantized, ", cli_plural(plan->quantized, "weight", number));
     fsdp_text_addf(text, "%s", opts->convert.skip_verify ? "not verified" : "verified by re-read");
     if (opts->write_digests && !outcome->failure) {
         fsdp_text_addf(text, ", digests in ");
