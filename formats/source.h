@@ -334,6 +334,7 @@ typedef struct fsdp_source_opts {
     void *context;
     bool as_stored;            /* deepspeed: without the entries that PyTorch has per parameter and DeepSpeed
                                 * per group */
+    int64_t memory;            /* gguf: bytes that arrays of values may take; 0: 256 MiB */
     const char *void_as;       /* npy, npz: dtypes of elements that are bytes without a type, one per size:
                                 * "bf16,f8_e4m3fn"; NULL: none */
 } fsdp_source_opts;

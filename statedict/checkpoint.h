@@ -211,6 +211,8 @@ typedef struct fsdp_open_opts {
                                   with the names of parameters */
     bool whole;                /* of a directory in which another program keeps a model, its optimizer and the
                                   rest side by side, all of them (model., optim., ...), not the model alone */
+    int64_t memory;            /* that values may take while they are read (arrays of GGUF), beside 32 MiB; 0:
+                                * 256 MiB. More is FSDP_ERR_LIMIT */
     fsdp_access access;
 } fsdp_open_opts;
 

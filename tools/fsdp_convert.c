@@ -172,6 +172,7 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
     opts->convert.watch = cli_watch(&opts->common);
     opts->convert.cast = &opts->cast;
     opts->convert.open.whole = fsdp_convert_takes_whole(&opts->convert);
+    opts->convert.open.memory = opts->convert.memory;
     fsdp_status st = cli_open_checkpoint(opts->from, &opts->convert.open, &opts->convert.watch,
                                          &opts->source, err);
     if (st != FSDP_OK) {

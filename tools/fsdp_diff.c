@@ -651,7 +651,8 @@ static fsdp_status open_sides(const diff_options *opts, fsdp_checkpoint **sides,
     fsdp_watch watch = cli_watch(&opts->common);
     bool has_variant = false;
     for (int i = 0; i < 2; i++) {
-        fsdp_open_opts open = {.variant = opts->variant, .whole = true};
+        fsdp_open_opts open = {
+            .variant = opts->variant, .whole = true, .memory = opts->common.memory};
         fsdp_status st = cli_open_checkpoint(opts->paths[i], &open, &watch, &sides[i], err);
         bool lacks = st == FSDP_ERR_USAGE && opts->variant && (i == 0 || has_variant);
         has_variant = has_variant || st == FSDP_OK;

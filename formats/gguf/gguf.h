@@ -42,9 +42,11 @@ typedef struct gguf_input {
     uint8_t *buf;              /* bytes from buf_at on */
     int64_t buf_at, buf_size;
     size_t items;              /* of all arrays so far */
+    int64_t memory, most;      /* bytes of all arrays, twice: the state dict has a copy; and the limit */
 } gguf_input;
 
-fsdp_status gguf_input_init(gguf_input *in, fsdp_source *source, int file, fsdp_error *err);
+/* memory: bytes that arrays may take; 0: 256 MiB. */
+fsdp_status gguf_input_init(gguf_input *in, fsdp_source *source, int file, int64_t memory, fsdp_error *err);
 void gguf_input_release(gguf_input *in);
 /* FSDP_ERR_DAMAGED when fewer bytes remain; what names them. */
 fsdp_status gguf_take(gguf_input *in, size_t size, const char *what, void *out, fsdp_error *err);

@@ -8,12 +8,14 @@
 
 enum { BUFFER = 64 << 10 };
 
-fsdp_status gguf_input_init(gguf_input *in, fsdp_source *source, int file, fsdp_error *err)
+fsdp_status gguf_input_init(gguf_input *in, fsdp_source *source, int file, int64_t memory,
+                            fsdp_error *err)
 {
     *in = (gguf_input){.source = source,
                        .file = file,
                        .path = fsdp_source_file_path(source, (size_t)file),
                        .size = fsdp_source_file_size(source, (size_t)file),
+                       .most = memory > 0 ? memory : (int64_t)256 << 20,
                        .buf = fsdp_realloc(NULL, BUFFER, 1)};
     return in->buf ? FSDP_OK : fsdp_fail_memory(err, in->path);
 }

@@ -34,6 +34,7 @@ typedef struct gguf_model {
     int number, count;  /* of the file that is read, from 0 on, and of all its parts */
     int64_t alignment;
     int64_t split_no, split_count, split_tensors; /* -1: the file does not say */
+    int64_t memory; /* that arrays of values may take; 0: the default */
 } gguf_model;
 
 /* --- key-value pairs -------------------------------------------------------------------------- */
@@ -295,7 +296,7 @@ static fsdp_status read_file(gguf_model *model, const char *path, bool beneath, 
     model->alignment = GGUF_ALIGNMENT;
     model->split_no = model->split_count = -1;
     FSDP_TRY(fsdp_source_add_file(model->source, path, beneath, &file, err));
-    fsdp_status st = gguf_input_init(&model->in, model->source, file, err);
+    fsdp_status st = gguf_input_init(&model->in, model->source, file, model->memory, err);
     if (st == FSDP_OK)
         st = read_header(model, err);
     if (st == FSDP_OK)
@@ -432,7 +433,7 @@ static fsdp_status fill(const fsdp_probe *probe, gguf_model *model, fsdp_error *
 
 static fsdp_status open_gguf(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
 {
-    gguf_model model = {.count = 0};
+    gguf_model model = {.memory = probe->opts ? probe->opts->memory : 0};
     fsdp_status st = fill(probe, &model, err);
     if (st == FSDP_OK)
         st = fsdp_source_complete(model.source, err);

@@ -7,6 +7,8 @@
 
 /* Limits of a file: a vocabulary has less than a million tokens and as many merges. */
 enum { MOST_ITEMS = 16 << 20, LONGEST_STRING = 64 << 20, SHOWN = 100 };
+/* Bytes of an item, and of the memory of a short string. */
+enum { ITEM = sizeof(fsdp_value) };
 
 static fsdp_status fail_kind(const gguf_input *in, const char *key, uint32_t kind, fsdp_error *err)
 {
@@ -86,6 +88,17 @@ static fsdp_status take_one(gguf_input *in, gguf_kind kind, fsdp_value *value, f
                                : take_number(in, kind, value, err);
 }
 
+/* Counts bytes of an array before they are allocated. */
+static fsdp_status charge(gguf_input *in, int64_t bytes, const char *shown, fsdp_error *err)
+{
+    in->memory += 2 * bytes;
+    return in->memory <= in->most ? FSDP_OK
+                                  : fsdp_fail(err, FSDP_ERR_LIMIT,
+                                              "'%s': its arrays up to '%s' take more than %" PRId64
+                                              " MiB of memory: allow more (--mem)",
+                                              in->path, shown, in->most >> 20);
+}
+
 static fsdp_status take_array(gguf_input *in, const char *key, fsdp_value *value, fsdp_error *err)
 {
     uint32_t kind;
@@ -103,9 +116,14 @@ static fsdp_status take_array(gguf_input *in, const char *key, fsdp_value *value
     if (count > MOST_ITEMS || in->items > MOST_ITEMS)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': up to '%s' its arrays hold more than %d items",
                          in->path, shown, MOST_ITEMS);
+    FSDP_TRY(charge(in, (int64_t)count * (kind == GGUF_STRING ? 2 * ITEM : ITEM), shown, err));
     FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_LIST, count, err));
-    for (size_t i = 0; i < count; i++)
-        FSDP_TRY(take_one(in, (gguf_kind)kind, &value->as.list.items[i], err));
+    for (size_t i = 0; i < count; i++) {
+        fsdp_value *item = &value->as.list.items[i];
+        FSDP_TRY(take_one(in, (gguf_kind)kind, item, err));
+        if (kind == GGUF_STRING && item->as.bytes.size > ITEM)
+            FSDP_TRY(charge(in, (int64_t)item->as.bytes.size, shown, err));
+    }
     return FSDP_OK;
 }
 

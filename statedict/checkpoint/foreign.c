@@ -542,12 +542,19 @@ static bool may_lack(void *context, const char *name, size_t size)
     return fsdp_filter_selects(context, name, size);
 }
 
+static int64_t values_memory(const fsdp_open_opts *given)
+{
+    enum { BESIDE = 32 << 20 };
+    return BESIDE + (given && given->memory > 0 ? given->memory : FSDP_MEMORY_DEFAULT);
+}
+
 static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
                                const fsdp_open_opts *given, fsdp_error *err)
 {
     fsdp_source_opts opts = {.format = given ? given->format : NULL,
                              .as_stored = given && given->as_stored,
                              .variant = given ? given->variant : NULL,
+                             .memory = values_memory(given),
                              .may_lack = checkpoint->may_lack ? may_lack : NULL,
                              .context = checkpoint->may_lack,
                              .void_as = given ? given->void_as : NULL};

@@ -16,6 +16,7 @@ fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
 {
     fsdp_open_opts open = opts->open;
     open.whole = fsdp_convert_takes_whole(opts);
+    open.memory = opts->memory;
     FSDP_TRY(fsdp_checkpoint_open(from, &open, checkpoint_out, err));
     bool is_empty = fsdp_sd_count((*checkpoint_out)->manifest.sd) == 0;
     if (!is_empty || fsdp_checkpoint_missing_count(*checkpoint_out) == 0)

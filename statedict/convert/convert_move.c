@@ -407,8 +407,9 @@ static fsdp_status pair_entry(convert_job *job, size_t i, fsdp_error *err)
 fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(job->sd);
-    FSDP_TRY(fsdp_checkpoint_open(job->place.path, &(fsdp_open_opts){.access.disk = job->io},
-                                  &job->written, err));
+    FSDP_TRY(fsdp_checkpoint_open(
+        job->place.path, &(fsdp_open_opts){.memory = job->opts.memory, .access.disk = job->io},
+        &job->written, err));
     job->written_entry = fsdp_alloc(count, sizeof *job->written_entry);
     if (!job->written_entry)
         return fsdp_fail_memory(err, "a conversion");

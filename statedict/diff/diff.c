@@ -8,6 +8,7 @@
 #include "base/data/name_path.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/diff/diff_internal.h"
+#include "statedict/select/expression.h"
 #include "statedict/select/rename.h"
 #include <fsdp/filter.h>
 
@@ -203,6 +204,8 @@ static fsdp_status pair_entry(diff_state *state, size_t index, fsdp_error *err)
 static fsdp_status pair_all(diff_state *state, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(state->sd_a);
+    FSDP_TRY(fsdp_expressions_check(state->opts.renames, state->opts.rename_count,
+                                    "--map and --rename", err));
     state->pairs = fsdp_alloc(count, sizeof *state->pairs);
     state->paired = fsdp_alloc(fsdp_sd_count(state->sd_b), sizeof *state->paired);
     state->renames = fsdp_alloc(state->opts.rename_count, sizeof(fsdp_rename *));

@@ -102,8 +102,14 @@ fsdp_status fsdp_gguf_take_sentencepiece(fsdp_gguf_vocab *vocab, const char *dat
     vocab->is_tiktoken = fsdp_sentencepiece_is_tiktoken(data, size);
     if (vocab->is_tiktoken)
         return FSDP_OK;
-    fsdp_status st =
-        fsdp_sentencepiece_read(data, size, vocab->path, FSDP_GGUF_TOKENS_MOST, &model, err);
+    const int64_t room = vocab->memory / FSDP_GGUF_TOKEN_ROOM;
+    const size_t most = room < FSDP_GGUF_TOKENS_MOST ? (size_t)room : FSDP_GGUF_TOKENS_MOST;
+    fsdp_status st = fsdp_sentencepiece_read(data, size, vocab->path, most, &model, err);
+    if (st == FSDP_ERR_LIMIT && most < FSDP_GGUF_TOKENS_MOST)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT,
+                       "'%s' has more than %zu pieces, which take %d bytes each: allow more "
+                       "memory (--mem)",
+                       vocab->path, most, FSDP_GGUF_TOKEN_ROOM);
     if (st == FSDP_OK)
         st = take_model(vocab, &model, err);
     fsdp_sentencepiece_release(&model);

@@ -472,6 +472,8 @@ fsdp_status fsdp_gguf_tokenizer(fsdp_io *io, const char *directory, const fsdp_g
     tokenizer_reader reader = {.io = io, .directory = directory, .out = out};
     bool is_there;
     fsdp_gguf_vocab_init(&reader.vocab, tokens->vocab_size);
+    if (tokens->memory > 0)
+        reader.vocab.memory = FSDP_GGUF_MEMORY_BESIDE + tokens->memory;
     fsdp_status st = take_tokens(&reader, err);
     if (st == FSDP_OK && reader.vocab.count > 0)
         st = take_file(&reader, &config_json, &is_there, err);
@@ -490,5 +492,6 @@ fsdp_status fsdp_gguf_values(fsdp_io *io, const fsdp_gguf_model *model, fsdp_nam
     fsdp_gguf_tokens tokens = {.pre = "default"};
     *found_out = FSDP_GGUF_NO_TOKENIZER;
     FSDP_TRY(fsdp_gguf_config(model, out, &tokens, err));
+    tokens.memory = model->memory;
     return fsdp_gguf_tokenizer(io, model->directory, &tokens, out, found_out, err);
 }

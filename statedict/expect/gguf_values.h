@@ -40,6 +40,7 @@ typedef struct fsdp_gguf_model {
     size_t config_size;
     const char *directory;
     const fsdp_sd *sd;         /* its tensors under the names of GGUF, whose sizes count; NULL: not known */
+    int64_t memory;            /* that its vocabulary may take, beside 32 MiB; 0: 256 MiB */
 } fsdp_gguf_model;
 typedef enum fsdp_gguf_found {
     FSDP_GGUF_NO_TOKENIZER,
@@ -61,6 +62,7 @@ fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error 
 typedef struct fsdp_gguf_tokens {
     const char *pre;           /* the name of its pattern of words in llama.cpp */
     int64_t vocab_size, bos, eos;
+    int64_t memory;            /* as of the model */
 } fsdp_gguf_tokens;
 fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,
                              fsdp_gguf_tokens *tokens_out, fsdp_error *err);

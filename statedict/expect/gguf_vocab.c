@@ -19,7 +19,10 @@ static const char *const keys[FSDP_GGUF_SPECIALS] = {
 
 void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab, int64_t rows)
 {
-    *vocab = (fsdp_gguf_vocab){.path = "", .rows = rows, .space_prefix = -1};
+    *vocab = (fsdp_gguf_vocab){.memory = FSDP_GGUF_MEMORY_BESIDE + FSDP_MEMORY_DEFAULT,
+                               .path = "",
+                               .rows = rows,
+                               .space_prefix = -1};
     for (int i = 0; i < FSDP_GGUF_SPECIALS; i++)
         vocab->ids_of[i] = vocab->own_ids[i] = -1;
 }
@@ -42,6 +45,11 @@ fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': token '%s' has the number %" PRId64,
                          vocab->path, fsdp_printable(text, size, shown, sizeof shown), id);
     size_t need = (size_t)id + 1, before = vocab->count;
+    if ((int64_t)need > vocab->memory / FSDP_GGUF_TOKEN_ROOM)
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s' has more than %" PRId64 " tokens, which take %d bytes each: allow "
+                         "more memory (--mem)",
+                         vocab->path, vocab->memory / FSDP_GGUF_TOKEN_ROOM, FSDP_GGUF_TOKEN_ROOM);
     if (!fsdp_grow(&vocab->tokens, &vocab->capacity, need, sizeof *vocab->tokens))
         return fsdp_fail_memory(err, vocab->path);
     for (; vocab->count < need; vocab->count++)

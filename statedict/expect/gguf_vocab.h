@@ -8,9 +8,13 @@
 #include "base/core/mem.h"
 #include "base/data/name_table.h"
 #include "statedict/expect/gguf_values.h"
+#include <fsdp/checkpoint.h>
 
 /* NO_SCORE: of a token that no merge makes; those of merges are above it. */
 enum { FSDP_GGUF_TOKENS_MOST = 4 << 20, FSDP_GGUF_NO_SCORE = -1000000 };
+
+/* Bytes of a token in all lists and copies that are made of it. */
+enum { FSDP_GGUF_TOKEN_ROOM = 512, FSDP_GGUF_MEMORY_BESIDE = 32 << 20 };
 
 /* Types of tokens, as llama.cpp numbers them. */
 typedef enum fsdp_gguf_token_type {
@@ -37,6 +41,7 @@ typedef struct fsdp_gguf_vocab {
     size_t count, capacity;
     char **merges;
     size_t merge_count, merge_capacity;
+    int64_t memory;            /* that tokens may take (FSDP_GGUF_TOKEN_ROOM) */
     int64_t most;              /* tokens have lower numbers: the files that were read bound them */
     int64_t rows;              /* tokens that config.json says the model has; below 1: it does not say */
     bool is_unigram, has_bytes; /* of tokenizer.json: the model "Unigram"; tokens <0x00> for bytes */

@@ -87,7 +87,8 @@ static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkp
                                  request->config_path ? request->config_path : "config.json",
                              .config_size = request->config_size,
                              .sd = base->manifest.sd,
-                             .directory = request->opts->copy_from};
+                             .directory = request->opts->copy_from,
+                             .memory = request->opts->memory};
     if (!model.directory)
         FSDP_TRY(fsdp_framework_config(request->io, path, &beside, err));
     model.directory = model.directory ? model.directory : beside;

@@ -102,6 +102,7 @@ static fsdp_status parse_all(const fsdp_select_opts *opts, fsdp_cast_rules *rule
 fsdp_status fsdp_cast_rules_create(const fsdp_select_opts *opts, fsdp_cast_rules **rules_out,
                                    fsdp_error *err)
 {
+    FSDP_TRY(fsdp_expressions_check(opts->dtype_rules, opts->dtype_rule_count, "--dtype-for", err));
     fsdp_cast_rules *rules = fsdp_alloc(1, sizeof *rules);
     if (!rules)
         return fsdp_fail_memory(err, "rules");

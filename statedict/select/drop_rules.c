@@ -67,6 +67,7 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
 fsdp_status fsdp_drop_rules_create(const fsdp_select_opts *opts, fsdp_drop_rules **rules_out,
                                    fsdp_error *err)
 {
+    FSDP_TRY(fsdp_expressions_check(opts->drops, opts->drop_count, "--drop", err));
     fsdp_drop_rules *rules = fsdp_alloc(1, sizeof *rules);
     fsdp_status st = FSDP_OK;
     if (rules)

@@ -128,6 +128,33 @@ static const char *find_excess(const char *text)
     return scan.refused;
 }
 
+/* Bytes that an expression takes once it has matched: a floor, the characters, and copies of them. */
+static int64_t room_of(const char *text)
+{
+    enum { FLOOR = 16 << 10, CHARACTER = 128, COPY = 3000 };
+    cost_scan scan = {.at = text};
+    while (*scan.at && !scan.refused)
+        scan_piece(&scan);
+    int64_t copies = scan.groups[0].size - scan.characters;
+    return FLOOR + CHARACTER * (int64_t)strlen(text) + (copies > 0 ? COPY * copies : 0);
+}
+
+fsdp_status fsdp_expressions_check(const char *const *texts, size_t count, const char *what,
+                                   fsdp_error *err)
+{
+    enum { MOST = 64 << 20 };
+    int64_t room = 0;
+    for (size_t i = 0; i < count; i++) {
+        room += room_of(texts[i]);
+        if (room > MOST)
+            return fsdp_fail(err, FSDP_ERR_LIMIT,
+                             "%zu expressions of %s take more than %d MiB of memory from number "
+                             "%zu on: join them to fewer by '|'",
+                             count, what, MOST >> 20, i + 1);
+    }
+    return FSDP_OK;
+}
+
 /* --- the calls -------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_expression_compile(const char *text, int flags, regex_t *expression_out,

@@ -6,6 +6,7 @@
 #include "statedict/select/cast_rules.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/excess.h"
+#include "statedict/select/expression.h"
 #include "statedict/select/model_part.h"
 #include "statedict/select/part_text.h"
 #include "statedict/sd/layout_internal.h"
@@ -391,6 +392,7 @@ static void find_prefix(selecting *work)
 static fsdp_status take_rules(selecting *work, fsdp_error *err)
 {
     const fsdp_select_opts *opts = work->opts;
+    FSDP_TRY(fsdp_expressions_check(opts->renames, opts->rename_count, "--rename", err));
     work->renames = fsdp_alloc(opts->rename_count, sizeof(fsdp_rename *));
     if (!work->renames)
         return fsdp_fail_memory(err, "rules");

@@ -61,8 +61,10 @@ static void read_config(const bundle *files, fsdp_gguf_tokens *tokens)
     fsdp_gguf_tokens read = *tokens;
     for (size_t i = 0; i < files->count; i++) {
         const memory_entry *file = &files->files[i];
-        const fsdp_gguf_model model = {(const char *)file->data, "config.json", file->size, "fuzz",
-                                       NULL};
+        const fsdp_gguf_model model = {.config = (const char *)file->data,
+                                       .config_path = "config.json",
+                                       .config_size = file->size,
+                                       .directory = "fuzz"};
         if (strcmp(file->name, "config.json") == 0 && file->size > 0 &&
             fsdp_gguf_config(&model, &pairs, &read, NULL) == FSDP_OK)
             *tokens = read;

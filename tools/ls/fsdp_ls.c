@@ -158,7 +158,8 @@ static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_t
 {
     const ls_options *opts = listing->options;
     listing->watch = cli_watch(&opts->common);
-    const fsdp_open_opts open = {.variant = opts->variant, .whole = true, .as_stored = true};
+    const fsdp_open_opts open = {
+        .variant = opts->variant, .whole = true, .as_stored = true, .memory = opts->common.memory};
     FSDP_TRY(cli_open_checkpoint(path, &open, &listing->watch, &listing->checkpoint, err));
     if (opts->map.map)
         FSDP_TRY(fsdp_checkpoint_map(&listing->checkpoint, &opts->map, err));
