@@ -175,31 +175,35 @@ Test(tokenizer, a_pair_that_is_gone_merges_no_more)
     cr_assert_str_eq(ids_of(file, "\"abcabx\"", false), "[7,5,3]");
 }
 
-/* Words of at most 22 bytes and 10 ids are remembered: every word is the same the first time and again. */
+/* A space and letters: aaa is an id per letter, and of abababa every abab is one. */
+static void add_word(fsdp_text *text, int letters, bool is_merged)
+{
+    fsdp_text_add(text, " ", 1);
+    for (int i = 0; i < letters; i++)
+        fsdp_text_add(text, is_merged && i % 2 ? "b" : "a", 1);
+}
+
+/* Words of at most 22 bytes and 10 ids are remembered: each one is the same the first time and again. */
 Test(tokenizer, a_word_has_the_same_ids_each_time)
 {
-    enum { LONGEST = 26, TIMES = 45 };
+    enum { MOST = 26, LEAST_BYTES = 1024 }; /* shorter texts need no memory of words */
     fsdp_tokenizer *tokenizer;
     cr_assert_eq(parse(WITH("\"version\":\"1.0\""), &tokenizer, NULL), FSDP_OK);
-    for (int size = 1; size <= LONGEST; size++)
-        for (int letter = 0; letter < 2;
-             letter++) { /* aaa is an id per letter, ababab one per four */
+    for (int letters = 1; letters <= MOST; letters++)
+        for (int is_merged = 0; is_merged < 2; is_merged++) {
             fsdp_text text = {0};
             fsdp_ids ids = {0};
-            for (int i = 0; i < TIMES * (1 + size); i++)
-                fsdp_text_add(&text,
-                              i % (1 + size) == 0             ? " "
-                              : i % (1 + size) % 2 || !letter ? "a"
-                                                              : "b",
-                              1);
-            fsdp_text_add(&text, "                                                   ", 50);
-            while (text.size < 1024) /* texts that are shorter need no memory of words */
-                fsdp_text_add(&text, " a", 2);
+            const int each =
+                1 + (is_merged ? letters / 4 + letters % 4 / 2 + letters % 2 : letters);
+            size_t words = 0;
+            for (; text.size < LEAST_BYTES; words++)
+                add_word(&text, letters, is_merged);
             cr_assert_eq(fsdp_tokenizer_encode(tokenizer, text.data, text.size, false, &ids, NULL),
                          FSDP_OK);
-            const size_t each = 1 + (size_t)(letter ? size / 4 + size % 4 / 2 + size % 2 : size);
-            for (size_t i = each; i < TIMES * each; i++)
-                cr_assert_eq(ids.ids[i], ids.ids[i - each], "%d bytes: id %zu", size, i);
+            cr_assert_eq(ids.count, words * (size_t)each, "%d letters", letters);
+            for (size_t i = (size_t)each; i < ids.count; i++)
+                cr_assert_eq(ids.ids[i], ids.ids[i - (size_t)each], "%d letters: id %zu", letters,
+                             i);
             fsdp_text_release(&text);
             fsdp_ids_release(&ids);
         }
