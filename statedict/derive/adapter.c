@@ -443,16 +443,17 @@ static fsdp_status find_directory(const adapter_merge *merge, const fsdp_adapter
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot open '%s'", opts->path);
     FSDP_TRY(has_file(io, opts->path, config_name, &has_config, err));
+    fsdp_status st = FSDP_OK;
     if (!has_config && info.kind == FSDP_FILE_DIRECTORY) {
-        fsdp_status st = fsdp_framework_resolve(io, opts->path, &way, &step, err);
-        if (st == FSDP_ERR_LIMIT)
-            return st;
-        if (step)
-            FSDP_TRY(has_file(io, step, config_name, &has_config, err));
+        st = fsdp_framework_resolve(io, opts->path, &way, &step, err);
+        st = st == FSDP_ERR_LIMIT || !step ? st : has_file(io, step, config_name, &has_config, err);
+        st = st == FSDP_ERR_LIMIT || has_config ? st : refuse_directory(merge, opts->path, err);
+    } else if (!has_config) {
+        st = refuse_directory(merge, opts->path, err);
     }
-    if (!has_config) {
+    if (st != FSDP_OK) {
         fsdp_free(step);
-        return refuse_directory(merge, opts->path, err);
+        return st;
     }
     *dir_out = step ? step : fsdp_strndup(opts->path, strlen(opts->path));
     return *dir_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
