@@ -28,11 +28,28 @@ static bool holds_dtype(fsdp_dtype dtype)
 
 static const char names_array[] = "%names";
 
+/* Names of members become paths when the file is unpacked: a part "..", an absolute path, and what is one on
+ * other systems (a backslash, a drive) lead out of the directory. */
+static bool leaves_directory(const char *name, size_t size)
+{
+    if (size > 0 && name[0] == '/')
+        return true;
+    for (size_t i = 0; i < size; i++) {
+        bool begins = i == 0 || name[i - 1] == '/';
+        size_t left = size - i;
+        if (name[i] == '\\' || (name[i] == ':' && i == 1) ||
+            (begins && left >= 2 && name[i] == '.' && name[i + 1] == '.' &&
+             (left == 2 || name[i + 2] == '/')))
+            return true;
+    }
+    return false;
+}
+
 /* Python cuts a member's name at a NUL. */
 static bool holds_name(const char *name, size_t size)
 {
     bool is_ours = size == strlen(names_array) && memcmp(name, names_array, size) == 0;
-    return !is_ours && size <= LONGEST_NAME - SUFFIX &&
+    return !is_ours && size <= LONGEST_NAME - SUFFIX && !leaves_directory(name, size) &&
            (size == 0 || memchr(name, '\0', size) == NULL);
 }
 

@@ -446,6 +446,18 @@ static char **copy_arguments(int argc, char **argv)
     return copy ? copy : argv;
 }
 
+/* Values nest 1,024 deep, and each of the threads gets a stack of this size, too. */
+static fsdp_status check_stack(fsdp_error *err)
+{
+    enum { LEAST = 1 << 20 };
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= LEAST)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "stacks of %llu KiB are too small: 'ulimit -s %d' allows what is needed",
+                     (unsigned long long)limit.rlim_cur >> 10, LEAST >> 10);
+}
+
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 {
     fsdp_error err = {0};
@@ -460,6 +472,8 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
         exit(cli_end(FSDP_OK, NULL));
     }
     cli_process.wants_json = has_json(argc, argv);
+    if (check_stack(&err) != FSDP_OK)
+        exit(cli_end(err.status, &err));
     argv = cli_process.arguments = copy_arguments(argc, argv);
     check_options(tool->argp, argc, argv);
     if (rules_path)
