@@ -174,6 +174,19 @@ fsdp_status fsdp_derivation_replace(fsdp_derivation *derivation, size_t number,
     return nest_like(derivation, fsdp_sd_at(derivation->bases[0]->manifest.sd, number), err);
 }
 
+fsdp_status fsdp_derivation_rename(fsdp_derivation *derivation, size_t number,
+                                   fsdp_derived_name name, bool keeps_alias, fsdp_error *err)
+{
+    fsdp_checkpoint *base = derivation->bases[0];
+    const fsdp_derived *stored = NULL;
+    size_t before = fsdp_sd_count(derivation->sd);
+    FSDP_TRY(fsdp_derive_stored(&derivation->arena, base, number, &stored, err));
+    FSDP_TRY(fsdp_derivation_add_tied(derivation, name, stored, keeps_alias, err));
+    return fsdp_sd_count(derivation->sd) == before
+               ? FSDP_OK
+               : nest_like(derivation, fsdp_sd_at(base->manifest.sd, number), err);
+}
+
 /* The name of a tensor that is not kept becomes its only one. */
 static fsdp_status keep_alias(fsdp_derivation *derivation, size_t number, fsdp_error *err)
 {

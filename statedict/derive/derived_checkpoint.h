@@ -42,6 +42,9 @@ fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_
 /* Adds a tensor in the place of one of the base, nested as that is where their names are alike. */
 fsdp_status fsdp_derivation_replace(fsdp_derivation *derivation, size_t entry, fsdp_derived_name name,
                                     const fsdp_derived *tensor, fsdp_error *err);
+/* Adds a tensor of the base as it is under another name, as add_tied does, nested as the old one is. */
+fsdp_status fsdp_derivation_rename(fsdp_derivation *derivation, size_t entry, fsdp_derived_name name,
+                                   bool keeps_alias, fsdp_error *err);
 /* Adds an entry of the base as it is, under its own name and nesting. */
 fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t entry, fsdp_error *err);
 /* Adds a value of the base under another name, which is nested as the old one is where they are alike. */

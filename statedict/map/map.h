@@ -16,6 +16,7 @@
  *   map_opened.c   fsdp_checkpoint_map: an opened checkpoint under other names
  *   map_gguf.c     the key-value pairs of a GGUF file; map_megatron.c: the objects of a Megatron checkpoint
  *   map_builtin.c  built-in maps, whose texts are in builtin/
+ *   map_hub.c      the map "hub", whose rules are those of the model's class, in hub_names.txt
  *
  * Local; one thread. Callers: convert, and tools through fsdp_checkpoint_map.
  */
@@ -71,7 +72,7 @@ typedef struct fsdp_map_match {
 fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
                                 const fsdp_map_call *call);
 
-/* True for "optim.state.NAME.exp_avg" of a NAME that a rule takes; root_size: bytes of the key that
+/* True for "optim.state.NAME.exp_avg" that no rule takes, of a NAME that one does; root_size: bytes of the key that
  * fsdp_map_put_below has put before it. */
 bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry, size_t root_size);
 
@@ -95,6 +96,16 @@ typedef struct fsdp_builtin_map {
 /* NULL behind the last. */
 const fsdp_builtin_map *fsdp_map_builtin_at(size_t i);
 fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *err);
+
+/* --- map_hub.c --- */
+
+extern const char fsdp_map_hub_name[];   /* "hub" */
+
+/* Whether the names that transformers has in memory are those of the hub, for a class of models. */
+typedef enum fsdp_hub_names { FSDP_HUB_UNKNOWN, FSDP_HUB_SAME, FSDP_HUB_OTHERS } fsdp_hub_names;
+fsdp_hub_names fsdp_map_hub_knows(const char *class_name);
+/* The map of the class. FSDP_ERR_USAGE: it is not known, or its names are equal. */
+fsdp_status fsdp_map_hub(const char *class_name, fsdp_map **map_out, fsdp_error *err);
 
 /* --- map_choice.c --- */
 

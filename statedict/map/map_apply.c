@@ -238,6 +238,31 @@ static fsdp_status add_tensor(map_run *run, int number, const map_binding *bindi
     return st;
 }
 
+/* A rule that gives every tensor another name, whatever its "{rest:*}" is. */
+static fsdp_status rename_rest(map_run *run, fsdp_error *err)
+{
+    map_binding binding;
+    for (size_t i = 0; i < fsdp_sd_count(run->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(run->sd, i);
+        fsdp_text name = {0};
+        if (entry->kind == FSDP_ENTRY_VALUE || run->is_taken[i] ||
+            !map_pattern_matches(&run->from[0], entry->name, entry->name_size, &binding))
+            continue;
+        bool is_known = map_pattern_render(&run->to[0], &binding, &name);
+        fsdp_status st = name.failed ? fsdp_fail_memory(err, "a name")
+                         : is_known
+                             ? fsdp_derivation_rename(run->derivation, i,
+                                                      (fsdp_derived_name){name.data, name.size},
+                                                      keeps_tied(run, name.data), err)
+                             : fsdp_fail(err, FSDP_ERR_USAGE, "a variable of '%s' has no value",
+                                         run->to[0].text);
+        fsdp_text_release(&name);
+        FSDP_TRY(st);
+        run->is_taken[i] = true;
+    }
+    return FSDP_OK;
+}
+
 static void leave_out(map_run *run)
 {
     map_binding binding;
@@ -256,6 +281,8 @@ static fsdp_status apply_rule(map_run *run, fsdp_error *err)
         leave_out(run);
         return FSDP_OK;
     }
+    if (run->rule->has_rest)
+        return rename_rest(run, err);
     FSDP_TRY(find_bindings(run, err));
     if (run->bindings[0].count == 0)
         return FSDP_OK;
@@ -298,7 +325,7 @@ bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entr
     static const char state[] = "state.";
     const char *found = memmem(entry->name, entry->name_size, state, sizeof state - 1);
     size_t at = found ? (size_t)(found - entry->name) + sizeof state - 1 : entry->name_size;
-    size_t end = entry->name_size;
+    size_t end = takes(map, from_right, entry) ? 0 : entry->name_size;
     while (end > at && entry->name[end - 1] != '.')
         end--;
     map_binding binding;

@@ -2,6 +2,7 @@
 #include "statedict/map/map_config.h"
 #include "statedict/map/map_rules.h"
 
+#include "statedict/checkpoint/foreign.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"
@@ -53,7 +54,8 @@ typedef struct map_way {
     fsdp_map *first; /* to the right, which joins the files of ranks; NULL: none is needed */
     fsdp_map *map;
     bool from_right;
-    bool is_short; /* the names are those of the target already */
+    bool is_short;   /* the names are those of the target already */
+    bool is_offered; /* the map is named in a note, and not used */
 } map_way;
 
 /* Built-in maps are parsed only where their sides fit, since most conversions need none. */
@@ -68,7 +70,9 @@ static fsdp_status open_map(const map_choice *choice, const char *name, fsdp_map
                             fsdp_error *err)
 {
     fsdp_io *io = choice->request->io;
-    fsdp_status st = fsdp_map_builtin(name, map_out, err);
+    bool is_hub = strcmp(name, fsdp_map_hub_name) == 0;
+    fsdp_status st = is_hub ? fsdp_map_hub(choice->kind.class_name, map_out, err)
+                            : fsdp_map_builtin(name, map_out, err);
     if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(io, name)))
         st = fsdp_map_open(io, name, map_out, err);
     if (st != FSDP_OK || choice->root_size == 0)
@@ -158,9 +162,76 @@ static fsdp_status find_first(const map_choice *choice, map_way *way, fsdp_error
     return FSDP_OK;
 }
 
+/* --- names of the hub --------------------------------------------------------------------------- */
+
+static bool is_for_loaders(const map_choice *choice)
+{
+    return choice->request->limits && choice->request->limits->for_loaders;
+}
+
+/* The names that transformers writes into files, where the source has those of its memory; others are those
+ * of files already. */
+static fsdp_status find_hub(const map_choice *choice, map_way *way, fsdp_error *err)
+{
+    if (fsdp_map_hub_knows(choice->kind.class_name) == FSDP_HUB_SAME) {
+        way->is_short = true;
+        return FSDP_OK;
+    }
+    const fsdp_sd *sd = choice->from->manifest.sd;
+    FSDP_TRY(open_map(choice, fsdp_map_hub_name, &way->map, err));
+    fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
+    fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
+    way->from_right = right.taken > left.taken;
+    way->is_short = is_for_loaders(choice) && way->from_right;
+    if (!way->is_short && left.taken + right.taken > 0)
+        return FSDP_OK;
+    fsdp_map_free(way->map);
+    way->map = NULL;
+    return FSDP_OK;
+}
+
+/* True when the directory of config.json has weights under the names of the hub, below no key. */
+static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_error *err)
+{
+    const char *config = choice->request->config_path;
+    const char *slash = config ? strrchr(config, '/') : NULL;
+    char *dir = slash ? fsdp_strndup(config, (size_t)(slash - config)) : NULL;
+    fsdp_checkpoint *beside = NULL;
+    fsdp_map *map = NULL;
+    const fsdp_open_opts opts = {.format = "safetensors"};
+    *has_out = false;
+    fsdp_status st = fsdp_map_hub(choice->kind.class_name, &map, err);
+    if (st == FSDP_OK && dir &&
+        fsdp_foreign_open(choice->request->io, dir, &opts, &beside, NULL) == FSDP_OK) {
+        const fsdp_sd *sd = beside->manifest.sd;
+        *has_out = fsdp_map_compare(map, true, sd, &choice->call).taken >
+                   fsdp_map_compare(map, false, sd, &choice->call).taken;
+        fsdp_checkpoint_close(beside);
+    }
+    fsdp_map_free(map);
+    fsdp_free(dir);
+    return st;
+}
+
+/* Without a map by its name: the names of the hub, if the directory that the result is made like has them. */
+static fsdp_status try_hub(const map_choice *choice, map_way *way, fsdp_error *err)
+{
+    if (!is_for_loaders(choice) || fsdp_map_hub_knows(choice->kind.class_name) != FSDP_HUB_OTHERS)
+        return FSDP_OK;
+    bool has_names = false, is_short = way->is_short;
+    FSDP_TRY(find_hub(choice, way, err));
+    if (way->map)
+        FSDP_TRY(has_hub_names(choice, &has_names, err));
+    way->is_offered = !has_names;
+    way->is_short = way->is_short || is_short;
+    return FSDP_OK;
+}
+
 /* The map that the user names: a built-in one, or a file. */
 static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error *err)
 {
+    if (strcmp(choice->request->opts->map, fsdp_map_hub_name) == 0)
+        return find_hub(choice, way, err);
     FSDP_TRY(open_map(choice, choice->request->opts->map, &way->map, err));
     const fsdp_sd *sd = choice->from->manifest.sd;
     fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
@@ -190,6 +261,8 @@ static fsdp_status choose_at(const map_choice *choice, map_way *way, fsdp_error 
     if (opts->map || !is_model)
         return FSDP_OK;
     FSDP_TRY(find_map(choice, way, err));
+    if (!way->map)
+        FSDP_TRY(try_hub(choice, way, err));
     return way->map || way->is_short ? FSDP_OK : find_first(choice, way, err);
 }
 
@@ -217,7 +290,7 @@ static fsdp_status check_optim(const map_choice *choice, const map_way *way, fsd
 }
 
 /* A map whose names are those of the source, or those below the key around its model. */
-static fsdp_status choose(map_choice *choice, map_way *way, fsdp_error *err)
+static fsdp_status choose_any(map_choice *choice, map_way *way, fsdp_error *err)
 {
     const char *map = choice->request->opts->map;
     fsdp_parts parts;
@@ -232,13 +305,17 @@ static fsdp_status choose(map_choice *choice, map_way *way, fsdp_error *err)
         choice->root_size = parts.root_size;
         FSDP_TRY(choose_at(choice, way, err));
     }
-    if (way->map)
-        return check_optim(choice, way, err);
-    return !map || strcmp(map, "none") == 0
+    return way->map || way->is_short || !map || strcmp(map, "none") == 0
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_USAGE,
                            "no name in '%s' is one of the map '%s': fsdp-ls lists them",
                            choice->from->path, map);
+}
+
+static fsdp_status choose(map_choice *choice, map_way *way, fsdp_error *err)
+{
+    FSDP_TRY(choose_any(choice, way, err));
+    return way->map && !way->is_offered ? check_optim(choice, way, err) : FSDP_OK;
 }
 
 /* --- renaming ------------------------------------------------------------------------------------- */
@@ -251,8 +328,8 @@ static fsdp_map_sides sides_of(const map_choice *choice, const map_way *way)
     snprintf(sides.name, sizeof sides.name, "%s", fsdp_map_name(way->map));
     snprintf(sides.from, sizeof sides.from, "%s", from);
     snprintf(sides.to, sizeof sides.to, "%s", fsdp_map_layout(way->map, !way->from_right));
-    sides.is_used =
-        choice->request->opts->map || choice->kind.type[0] || fsdp_map_is_for(way->map, "");
+    sides.is_used = !way->is_offered && (choice->request->opts->map || choice->kind.type[0] ||
+                                         fsdp_map_is_for(way->map, ""));
     sides.needs_pairs = sides.is_used && strcmp(sides.to, "gguf") == 0;
     return sides;
 }

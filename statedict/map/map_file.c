@@ -318,7 +318,13 @@ static fsdp_status read_right(map_reader *reader, int sign, fsdp_error *err)
                       err);
     FSDP_TRY(add_names(reader, sign + 1, rule->right, &rule->right_count, err));
     reader->has_right = true;
-    return FSDP_OK;
+    bool left = map_pattern_has_rest(&rule->left[0]), right = map_pattern_has_rest(&rule->right[0]);
+    rule->has_rest = left && right;
+    return left == right && (!left || (rule->step_count == 0 && rule->left_count == 1 &&
+                                       rule->right_count == 1))
+               ? FSDP_OK
+               : refuse(reader, "a rule with '{rest:*}' has it once on either side, and no steps",
+                        err);
 }
 
 /* "+ NAME": one more name of the side that was read last. */

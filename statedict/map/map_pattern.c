@@ -119,6 +119,8 @@ bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t si
 {
     for (int i = 0; i < MAP_VARIABLES; i++)
         binding_out->values[i] = -1;
+    binding_out->rest = NULL;
+    binding_out->rest_size = 0;
     for (int i = 0; i < pattern->count; i++) {
         const map_piece *piece = &pattern->pieces[i];
         int64_t value = -1;
@@ -135,17 +137,32 @@ bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t si
         if (taken == 0 || (*bound >= 0 && *bound != value))
             return false;
         *bound = value;
+        if (piece->words && is_rest(piece->words)) {
+            binding_out->rest = name;
+            binding_out->rest_size = taken;
+        }
         name += taken;
         size -= taken;
     }
     return size == 0;
 }
 
-/* A rule keeps no text of "{rest:*}": it has no word. */
+bool map_pattern_has_rest(const map_pattern *pattern)
+{
+    for (int i = 0; i < pattern->count; i++)
+        if (pattern->pieces[i].words && is_rest(pattern->pieces[i].words))
+            return true;
+    return false;
+}
+
+static bool render_rest(const map_binding *binding, fsdp_text *out)
+{
+    fsdp_text_add(out, binding->rest ? binding->rest : "", binding->rest_size);
+    return binding->rest != NULL;
+}
+
 static bool render_word(const char *words, int64_t number, fsdp_text *out)
 {
-    if (is_rest(words))
-        return false;
     for (; number > 0; number--) {
         words += strcspn(words, "|");
         if (!*words)
@@ -164,7 +181,9 @@ bool map_pattern_render(const map_pattern *pattern, const map_binding *binding, 
         if (piece->variable < 0)
             continue;
         int64_t value = binding->values[piece->variable];
-        if (value < 0 || (piece->words && !render_word(piece->words, value, out)))
+        bool takes_rest = piece->words && is_rest(piece->words);
+        if (value < 0 || (takes_rest && !render_rest(binding, out)) ||
+            (piece->words && !takes_rest && !render_word(piece->words, value, out)))
             return false;
         if (!piece->words)
             fsdp_text_addf(out, "%" PRId64, value);

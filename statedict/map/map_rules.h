@@ -23,6 +23,8 @@ typedef struct map_pattern {
 /* The variables of a rule: a number, or the index of a word. -1: not set. */
 typedef struct map_binding {
     int64_t values[MAP_VARIABLES];
+    const char *rest;          /* of the name that was matched: the text of "{rest:*}"; NULL: none */
+    size_t rest_size;
 } map_binding;
 
 /* "words NAME = WORD|WORD": what a variable of this name stands for */
@@ -44,6 +46,8 @@ const char *map_pattern_read(fsdp_arena *arena, const char *text, map_variables 
 int map_variable(fsdp_arena *arena, map_variables *variables, const char *name, size_t size);
 bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t size,
                          map_binding *binding_out);
+/* True for a pattern with "{rest:*}". */
+bool map_pattern_has_rest(const map_pattern *pattern);
 /* The name with the values of the binding. False when one has no value, or a number without a word. */
 bool map_pattern_render(const map_pattern *pattern, const map_binding *binding, fsdp_text *out);
 
@@ -138,6 +142,7 @@ typedef struct map_rule {
     int left_count, right_count;       /* one side may be empty: such names are left out */
     map_step steps[MAP_STEPS];         /* from left to right */
     int step_count;
+    bool has_rest;             /* one name becomes one, with the text of "{rest:*}" */
 } map_rule;
 
 struct fsdp_map {

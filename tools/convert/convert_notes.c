@@ -205,6 +205,13 @@ static void add_names(fsdp_text *text, const convert_options *opts, const fsdp_c
     (void)opts;
     if (!plan->map[0] || plan->is_mapped)
         return;
+    if (strcmp(plan->map, "hub") == 0) {
+        fsdp_text_addf(text,
+                       "names are those that transformers has in memory, which version 5 loads; "
+                       "--names hub gives those that it saves, which vLLM, SGLang and llama.cpp "
+                       "load");
+        return;
+    }
     fsdp_text_addf(text,
                    "names of %s stay: --copy-from a directory with the model's config.json, or "
                    "--map %s, makes those of %s",

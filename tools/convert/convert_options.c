@@ -64,7 +64,7 @@ static const struct argp_option options[] = {
     {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"part", KEY_PART, "NAME", 0, "only what is below NAME, such as ema", 0},
-    {"names", KEY_NAMES, "HOW", 0, "hf: strip (default) \"module.\" and the like, or keep", 0},
+    {"names", KEY_NAMES, "HOW", 0, "hf: strip (default) \"module.\" and the like, keep, or hub", 0},
     {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:T, tensors:KIND or a regex", 0},
     {"opaque", KEY_OPAQUE, "HOW", 0, "objects of unknown classes: refuse or copy", 0},
     {"optim", KEY_OPTIM, "FORM", 0, "dcp: hyper-parameters nested or flat", 0},
@@ -111,7 +111,7 @@ static const struct argp_option options[] = {
 enum { MOST_FORMATS = 32 };
 static const char *formats[MOST_FORMATS + 1], *sources[MOST_FORMATS + 1];
 static const char *const parts[] = {"all", "model", "optim", NULL};
-static const char *const namings[] = {"strip", "keep", NULL};
+static const char *const namings[] = {"strip", "keep", "hub", NULL};
 static const char *const ties[] = {"auto", "keep", "drop", NULL};
 static const char *const opaques[] = {"refuse", "copy", NULL};
 static const char *const forms[] = {"nested", "flat", NULL}; /* from FSDP_OPTIM_FORM_NESTED on */
@@ -483,9 +483,11 @@ static error_t take_kind(fsdp_convert_opts *convert, const char *arg)
     return 0;
 }
 
-static bool parse_keep(const char *arg)
+static void parse_names(fsdp_convert_opts *convert, const char *arg)
 {
-    return strcmp(namings[cli_parse_word("--names", arg, namings)], "keep") == 0;
+    const char *word = namings[cli_parse_word("--names", arg, namings)];
+    convert->select.keep_names = strcmp(word, "keep") == 0;
+    convert->map = strcmp(word, "hub") == 0 ? word : convert->map;
 }
 
 static bool parse_sha256(const char *arg)
@@ -527,7 +529,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TO: convert->format = parse_format(arg); return 0;
     case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
     case KEY_PART: convert->select.part = arg; return 0;
-    case KEY_NAMES: convert->select.keep_names = parse_keep(arg); return 0;
+    case KEY_NAMES: parse_names(convert, arg); return 0;
     case KEY_VARIANT: convert->open.variant = arg; return 0;
     case KEY_VOID_AS: convert->open.void_as = arg; return 0;
     case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
