@@ -104,7 +104,8 @@ def room_problem(folder, here, there):
 
 
 # Headers that the build makes: the texts of the built-in maps, and tables that are texts.
-GENERATED = {"statedict/map/map_texts.h", "statedict/map/hub_names.h", "statedict/select/parameter_orders.h"}
+GENERATED = {"statedict/map/map_texts.h", "statedict/map/hub_names.h",
+             "statedict/select/parameter_orders.h"}
 
 
 def problem(path, quoted, bracketed):

@@ -38,10 +38,8 @@ CASES = {
         **MOE, n_routed_experts=4, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8, qk_nope_head_dim=8,
         qk_rope_head_dim=4, v_head_dim=8)),
     "deepseek_v3": lambda: t.DeepseekV3ForCausalLM(t.DeepseekV3Config(
-        **MOE, n_routed_experts=4, n_group=2, topk_group=1, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8,
-        qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)),
-    "dots1": lambda: t.Dots1ForCausalLM(t.Dots1Config(
-        **MOE, n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1)),
+        **MOE, n_routed_experts=4, n_group=2, topk_group=1, first_k_dense_replace=1, kv_lora_rank=8,
+        q_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)),
     "ernie4_5_moe": lambda: t.Ernie4_5_MoeForCausalLM(t.Ernie4_5_MoeConfig(
         **TEXT, moe_intermediate_size=8, moe_num_experts=4, moe_k=2, moe_layer_start_index=1)),
     "glm4_moe": lambda: t.Glm4MoeForCausalLM(t.Glm4MoeConfig(

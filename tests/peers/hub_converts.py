@@ -20,7 +20,8 @@ CONVERT = Path(sys.argv[1]).resolve()
 
 
 def convert(*words):
-    done = subprocess.run([CONVERT, *map(str, words), "--no-sync"], capture_output=True, text=True, check=False)
+    done = subprocess.run([CONVERT, *map(str, words), "--no-sync"], capture_output=True, text=True,
+                          check=False)
     assert done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
     return done.stdout + done.stderr
 
@@ -48,7 +49,8 @@ def check(make, folder):
     convert(folder / "below", folder / "by_itself", "--to", "hf", "--copy-from", folder / "hf")
     same(load_file(folder / "by_itself/model.safetensors"), wanted)
     for source in ("below", "plain"):
-        said = convert(folder / source, folder / f"memory_{source}", "--to", "hf", "--copy-from", folder / "config")
+        said = convert(folder / source, folder / f"memory_{source}", "--to", "hf", "--copy-from",
+                       folder / "config")
         assert "--names hub gives" in said, said
         convert(folder / source, folder / f"hub_{source}", "--to", "hf", "--copy-from", folder / "config",
                 "--names", "hub")

@@ -3,10 +3,10 @@ that save_pretrained writes, for each class of models that has others.
 
 usage: hub_names.py TABLE [--check]    --check: exit 1 where TABLE holds something else
 
-It makes each model on the device "meta", has transformers revert its conversions, and notes the new name of each
-tensor, and the operations of those that are stacked, split or transposed. Numbers become variables where all
-layers agree, and names with one beginning in common one rule. The rules are tried on all names, both ways: a
-rule that has no way back gets ">". A class that needs another operation, or names that no rule describes, is
+It makes each model on the device "meta", has transformers revert its conversions, and notes the new name of
+each tensor, and the operations of those that are stacked, split or transposed. Numbers become variables where
+all layers agree, and names with one beginning in common one rule. The rules are tried on all names, both ways:
+a rule that has no way back gets ">". A class that needs another operation, or names that no rule describes, is
 left out.
 """
 
@@ -237,7 +237,8 @@ def conversions_of(kept):
         else:
             rights = [right_of([(number, made[i]) for number, (_, made, _) in zip(numbers, seen)])
                       for i in range(len(seen[0][1]))]
-        rules.append((sorted_sources(lefts, seen[0][2]) if len(lefts) > 1 else list(lefts), list(steps), rights))
+        names = sorted_sources(lefts, seen[0][2]) if len(lefts) > 1 else list(lefts)
+        rules.append((names, list(steps), rights))
     return rules
 
 
@@ -270,15 +271,13 @@ def renamed_by(rules, name):
     return name
 
 
-def has_way_back(rules, plain, kept):
-    """True when every name leads back; Unknown: a rule leads elsewhere."""
+def has_way_back(rules, plain):
+    """True when every name leads back; Unknown: a rule leads elsewhere. Rules with steps come before these."""
     for name, new in plain.items():
         if renamed_by(rules, name) != new:
             raise Unknown(f"{name} became {renamed_by(rules, name)}, not {new}")
     back = [(right, left) for left, right in rules]
-    made = [name for _, _, names, _ in kept for name in names]
-    return (all(renamed_by(back, new) == name for name, new in plain.items())
-            and all(renamed_by(back, name) == name for name in made))
+    return all(renamed_by(back, new) == name for name, new in plain.items())
 
 
 def rules_of(model):
@@ -287,13 +286,14 @@ def rules_of(model):
     patterns, renames = renames_of(plain), []
     beginnings(patterns, list(patterns), 0, renames)
     renames.sort(key=lambda rule: (-len(rule[1]), rule))
-    sign = "=" if has_way_back(renames, plain, kept) else ">"
+    sign = "=" if has_way_back(renames, plain) else ">"
     lines = []
     for lefts, steps, rights in conversions_of(kept):
         lines += [lefts[0], *(f"    + {one}" for one in lefts[1:]), *(f"    {one}" for one in steps),
                   f"    {sign} {rights[0]}", *(f"    + {one}" for one in rights[1:])]
     for left, right in renames:
-        lines += [f"{left} {sign} {right}"] if len(left) + len(right) < COLUMNS - 4 else [left, f"    {sign} {right}"]
+        is_short = len(left) + len(right) < COLUMNS - 4
+        lines += [f"{left} {sign} {right}"] if is_short else [left, f"    {sign} {right}"]
     return "\n".join(lines)
 
 
@@ -330,7 +330,8 @@ def table():
 def main():
     transformers.logging.set_verbosity_error()
     path = Path(sys.argv[1])
-    head = f"# Made by tests/peers/hub_names.py, which says what it is, of transformers {transformers.__version__}."
+    head = ("# Made by tests/peers/hub_names.py, which says what it is, of transformers "
+            f"{transformers.__version__}.")
     text = "\n".join([head, *table()]) + "\n"
     if "--check" in sys.argv:
         sys.exit(0 if path.read_text() == text else f"{path} is another one")
