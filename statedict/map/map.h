@@ -72,8 +72,8 @@ typedef struct fsdp_map_match {
 fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
                                 const fsdp_map_call *call);
 
-/* True for "optim.state.NAME.exp_avg" that no rule takes, of a NAME that one does; root_size: bytes of the key that
- * fsdp_map_put_below has put before it. */
+/* True for "optim.state.NAME.exp_avg" that no rule takes, of a NAME that one does; root_size: bytes of the
+ * key that fsdp_map_put_below has put before it. */
 bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry, size_t root_size);
 
 /*

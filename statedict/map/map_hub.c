@@ -1,6 +1,6 @@
 /*
- * The map "hub": the names that transformers 5 has in memory, on its left, and those that it writes into files
- * for the hub, for the class of the model in config.json. See map.h.
+ * The map "hub": the names that transformers 5 has in memory, on its left, and those that it writes into
+ * files for the hub, for the class of the model in config.json. See map.h.
  *
  * Its rules are data: hub_names.txt, which tests/peers/hub_names.py makes of transformers' own conversions. A
  * line "same CLASS ..." has classes whose names are equal; lines "for CLASS ..." begin the rules of classes.

@@ -44,17 +44,22 @@ CASES = {
         **TEXT, moe_intermediate_size=8, moe_num_experts=4, moe_k=2, moe_layer_start_index=1)),
     "glm4_moe": lambda: t.Glm4MoeForCausalLM(t.Glm4MoeConfig(
         **MOE, n_routed_experts=4, n_group=2, topk_group=1, first_k_dense_replace=1)),
-    "flex_olmo": lambda: t.FlexOlmoForCausalLM(t.FlexOlmoConfig(**TEXT, num_experts=4, num_experts_per_tok=2)),
+    "flex_olmo": lambda: t.FlexOlmoForCausalLM(t.FlexOlmoConfig(
+        **TEXT, num_experts=4, num_experts_per_tok=2)),
     "granitemoe": lambda: t.GraniteMoeForCausalLM(t.GraniteMoeConfig(
         **TEXT, num_local_experts=4, num_experts_per_tok=2)),
     "phimoe": lambda: t.PhimoeForCausalLM(t.PhimoeConfig(**TEXT, num_local_experts=4, num_experts_per_tok=2)),
     "jamba": lambda: t.JambaForCausalLM(t.JambaConfig(
         **TEXT, num_experts=4, num_experts_per_tok=2, attn_layer_period=2, attn_layer_offset=1,
         expert_layer_period=2, expert_layer_offset=1, mamba_dt_rank=4, use_mamba_kernels=False)),
-    "llava": lambda: t.LlavaForConditionalGeneration(t.LlavaConfig(vision_config=clip(), text_config=llama())),
-    "llava_next": lambda: t.LlavaNextForConditionalGeneration(t.LlavaNextConfig(vision_config=clip(), text_config=llama())),
-    "llava_mistral": lambda: t.LlavaForConditionalGeneration(t.LlavaConfig(vision_config=clip(), text_config=t.Qwen3Config(**TEXT))),
-    "vipllava": lambda: t.VipLlavaForConditionalGeneration(t.VipLlavaConfig(vision_config=clip(), text_config=llama())),
+    "llava": lambda: t.LlavaForConditionalGeneration(t.LlavaConfig(
+        vision_config=clip(), text_config=llama())),
+    "llava_next": lambda: t.LlavaNextForConditionalGeneration(t.LlavaNextConfig(
+        vision_config=clip(), text_config=llama())),
+    "llava_mistral": lambda: t.LlavaForConditionalGeneration(t.LlavaConfig(
+        vision_config=clip(), text_config=t.Qwen3Config(**TEXT))),
+    "vipllava": lambda: t.VipLlavaForConditionalGeneration(t.VipLlavaConfig(
+        vision_config=clip(), text_config=llama())),
     "paligemma": lambda: t.PaliGemmaForConditionalGeneration(t.PaliGemmaConfig(
         vision_config=siglip(), text_config=t.GemmaConfig(**TEXT), projection_dim=16,
         vocab_size=64, image_token_index=63)),

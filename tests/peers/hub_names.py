@@ -1,13 +1,13 @@
-"""Writes statedict/map/hub_names.txt: rules from the names that models of transformers have in memory to those
-that save_pretrained writes, for each class of models that has others.
+"""Writes statedict/map/hub_names.txt: rules from the names that models of transformers have in memory to
+those that save_pretrained writes, for each class of models that has others.
 
 usage: hub_names.py TABLE [--check]    --check: exit 1 where TABLE holds something else
 
 It makes each model on the device "meta", has transformers revert its conversions, and notes the new name of
 each tensor, and the operations of those that are stacked, split or transposed. Numbers become variables where
-all layers agree, and names with one beginning in common one rule. The rules are tried on all names, both ways:
-a rule that has no way back gets ">". A class that needs another operation, or names that no rule describes, is
-left out.
+all layers agree, and names with one beginning in common one rule. The rules are tried on all names, both
+ways: a rule that has no way back gets ">". A class that needs another operation, or names that no rule
+describes, is left out.
 """
 
 import re
@@ -272,7 +272,7 @@ def renamed_by(rules, name):
 
 
 def has_way_back(rules, plain):
-    """True when every name leads back; Unknown: a rule leads elsewhere. Rules with steps come before these."""
+    """True when every name leads back; Unknown: a rule leads elsewhere. Rules with steps come first."""
     for name, new in plain.items():
         if renamed_by(rules, name) != new:
             raise Unknown(f"{name} became {renamed_by(rules, name)}, not {new}")
