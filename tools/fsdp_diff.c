@@ -28,18 +28,14 @@ typedef struct diff_options {
     bool keys_only;
     int64_t top;                      /* 0: all */
     const char *map_paths[MAPS_MOST]; /* as typed: rules of names, or a map of a framework */
-    size_t map_count;
-    const char *map; /* of a framework */
-    const char **sizes;
-    size_t size_count;
-    const char *variant;
+    const char *map;                  /* of a framework */
+    const char **sizes, *variant;
     const char *plot_path;
     color_mode color;
     char *map_text;     /* of the file; rules point into it */
     const char **typed; /* rules of --rename, which come last */
-    size_t typed_count;
     const char **rules;
-    size_t rule_count;
+    size_t map_count, size_count, typed_count, rule_count;
     const char *paths[2];
 } diff_options;
 
@@ -645,7 +641,7 @@ static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const side
     return st;
 }
 
-/* A side without the variant is read as it is, since the other one may be what was made of it. */
+/* A side without the variant is read as it is: it may be what was made of the other one. */
 static fsdp_status open_sides(const diff_options *opts, fsdp_checkpoint **sides, fsdp_error *err)
 {
     fsdp_watch watch = cli_watch(&opts->common);

@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CARRIED = -1 };
-enum { PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20 };
+enum { CARRIED = -1, PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20 };
 
 struct fsdp_copied_file {
     const char *name;

@@ -204,7 +204,11 @@ static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_e
     if (st == FSDP_OK && dir &&
         fsdp_foreign_open(choice->request->io, dir, &opts, &beside, NULL) == FSDP_OK) {
         const fsdp_sd *sd = beside->manifest.sd;
-        *has_out = fsdp_map_compare(map, false, sd, &choice->call).taken == 0;
+        /* "router.layer.weight" of files is a "router.{rest:*}" of memory, too; some rules lead to
+         * files only */
+        size_t in_memory = fsdp_map_compare(map, false, sd, &choice->call).taken;
+        *has_out =
+            in_memory == 0 || fsdp_map_compare(map, true, sd, &choice->call).taken > in_memory;
         fsdp_checkpoint_close(beside);
     }
     fsdp_map_free(map);

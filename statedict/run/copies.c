@@ -105,12 +105,25 @@ static bool is_at_work(fsdp_io *io, const char *path)
     return state == FSDP_MARKER_HELD || state == FSDP_MARKER_UNKNOWN;
 }
 
+/* A marker that its process was killed before it signed. The lease of the run is held here, so that no
+ * other training is about to sign it. */
+static void remove_unsigned(fsdp_io *io, const char *path)
+{
+    fsdp_file_info info = {0};
+    char *marker = fsdp_path_join(path, FSDP_MARKER_SAVING);
+    if (marker && fsdp_marker_look(io, path, FSDP_MARKER_SAVING) == FSDP_MARKER_FREE &&
+        io->ops->info(io, marker, &info) == 0 && info.size == 0)
+        fsdp_marker_remove(io, path, FSDP_MARKER_SAVING);
+    fsdp_free(marker);
+}
+
 /* A process that made the directory and has no marker in it yet makes another one. */
 static void clear(fsdp_io *io, const char *path, const char *copy, const char *folder)
 {
     char *kept = NULL;
     fsdp_file *marker = NULL;
     fsdp_leftovers_clear(io, copy, folder, NULL, &kept, &marker);
+    remove_unsigned(io, path);
     (void)io->ops->rmdir(io, path);
 }
 

@@ -45,16 +45,18 @@ def model(name, seed):
 def a_value_in_the_first_slab(rows):
     rows[:] = 0
     rows[0, 7] = 1
+    return f"holds zeros only in elements {rows.size // 8} to {rows.size - 1} of {rows.size}"
 
 
 def a_value_in_the_last_slab(rows):
     rows[:] = 0
     rows[-1, -1] = 1
+    return f"holds zeros only in elements 0 to {rows.size // 8 * 7 - 1} of {rows.size}"
 
 
 def slabs_of_equal_elements(rows):
     for i in range(3):
-        rows[i * SLAB:] = i
+        rows[i * SLAB:] = i + 1
 
 
 def zeros(rows):

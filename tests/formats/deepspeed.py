@@ -588,8 +588,9 @@ def check_refusals(folder):
 def main():
     check_golden()
     for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
-                      check_ranks, check_padding, check_lists_of_universal, check_own_steps, check_names_of_the_module,
-                      check_unsure, check_universal_shapes, check_began_anew, check_refusals, check_limits):
+                      check_ranks, check_padding, check_lists_of_universal, check_own_steps,
+                      check_names_of_the_module, check_unsure, check_universal_shapes,
+                      check_began_anew, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 

@@ -97,8 +97,10 @@ NO_GAPS = [0] * len(SHAPES)
 
 
 def numbers_of(name, kind=0):
+    """Every element of every kind has a number of its own."""
     shape = SHAPES.get(name, FROZEN.get(name))
-    return [100.0 * kind + 10 * len(name) + i for i in range(math.prod(shape))]
+    begin = 100.0 * kind + 16 * [*SHAPES, *FROZEN].index(name) + 1
+    return [begin + i for i in range(math.prod(shape))]
 
 
 def cut(numbers, rank, ranks=RANKS):

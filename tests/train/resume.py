@@ -918,7 +918,8 @@ def events(work):
 
 CASES = [signals, second_interrupt, endless_step, one_rank_signalled, stop_file, stop_directory,
          nothing_left, lines, lost_rank, slow_conversion, killed_conversion, kills, damage, changes,
-         not_finite, full_disk, failed_behind, full_log, inputs, sources, tied_head, outputs, runs, events, mixed]
+         not_finite, full_disk, failed_behind, full_log, inputs, sources, tied_head, outputs, runs, events,
+         mixed]
 
 
 def main(cases=CASES):

@@ -86,7 +86,7 @@ Test(copies, that_a_killed_conversion_left_half_go)
 {
     fsdp_io *io = disk_of_four();
     char *dead, *alive, inside[300];
-    fsdp_file *dead_marker, *marker;
+    fsdp_file *dead_marker, *marker, *unsigned_marker;
     report all = {{0}};
     cr_assert_eq(fsdp_staging_make(io, "/run/hf/00000003", &dead, &dead_marker, NULL), FSDP_OK);
     snprintf(inside, sizeof inside, "%s/result", dead);
@@ -96,12 +96,19 @@ Test(copies, that_a_killed_conversion_left_half_go)
     cr_assert_eq(fsdp_io_mkdir(io, "/run/dcp/00000004.tmp-0123456789abcdef0123456789abcdef", NULL),
                  FSDP_OK);
     make_copy(io, "/run/hf/00000001.deleting-0123456789abcdef0123456789abcdef", "half");
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/hf/00000002.tmp-0123456789abcdef0123456789abcdef", NULL),
+                 FSDP_OK);
+    cr_assert_eq(fsdp_io_open(io, "/run/hf/00000002.tmp-0123456789abcdef0123456789abcdef/.saving",
+                              FSDP_IO_CREATE, &unsigned_marker, NULL),
+                 FSDP_OK);
+    cr_assert_eq(fsdp_io_close(&unsigned_marker, "its process ended", NULL), FSDP_OK);
     make_copy(io, "/run/hf/tokens.tmp-1", "half");
     retain_twice(io, &all);
     cr_assert(strstr(all.text, ": interrupted conversion\n"), "%s", all.text);
     cr_assert(strstr(all.text, ": a conversion in progress\n"), "%s", all.text);
     cr_assert(!fsdp_io_exists(io, dead) && fsdp_io_exists(io, alive));
     cr_assert(!fsdp_io_exists(io, "/run/dcp/00000004.tmp-0123456789abcdef0123456789abcdef"));
+    cr_assert(!fsdp_io_exists(io, "/run/hf/00000002.tmp-0123456789abcdef0123456789abcdef"));
     cr_assert(!fsdp_io_exists(io, "/run/hf/00000001.deleting-0123456789abcdef0123456789abcdef"));
     cr_assert(fsdp_io_exists(io, "/run/hf/tokens.tmp-1/half"));
     cr_assert_eq(fsdp_io_close(&marker, alive, NULL), FSDP_OK);
