@@ -325,6 +325,16 @@ fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const
 
 /* --- what is not there */
 
+/* A model whose tensors have the shapes that the files lack. */
+typedef struct fsdp_source_model {
+    const char *path;
+    /* The shape of the model's tensor of this name; false: it has none. */
+    bool (*find)(void *context, const char *name, size_t size, fsdp_source_shape *shape_out);
+    /* Called when all names were looked up. FSDP_ERR_DAMAGED: a tensor of the model is not among them. */
+    fsdp_status (*check)(void *context, fsdp_error *err);
+    void *context;
+} fsdp_source_model;
+
 /* Options of an open. Zero-initialised, or NULL: the format with the highest bid, nothing may be missing. */
 typedef struct fsdp_source_opts {
     const char *format;        /* a name of fsdp_source_format_name: only this format is tried */
@@ -337,6 +347,7 @@ typedef struct fsdp_source_opts {
     int64_t memory;            /* gguf: bytes that arrays of values may take; 0: 256 MiB */
     const char *void_as;       /* npy, npz: dtypes of elements that are bytes without a type, one per size:
                                 * "bf16,f8_e4m3fn"; NULL: none */
+    const fsdp_source_model *model;    /* ranks: the model that was saved; NULL: not known */
 } fsdp_source_opts;
 
 /* Applies opts of the probe (or NULL); formats call it before they add the first file. */

@@ -206,6 +206,9 @@ typedef struct fsdp_open_opts {
     const char *variant;       /* "fp16": of a directory the files NAME.fp16.safetensors; NULL: plain ones */
     const char *void_as;       /* npy, npz: dtypes of arrays whose elements are untyped bytes (|V2), one
                                   per size: "bf16,f8_e4m3fn"; NULL: such arrays are values */
+    const char *like;          /* a checkpoint or Hugging Face directory of the model, for rank files of FSDP1
+                                  that name pieces of parameters without their shapes (LOCAL_STATE_DICT with
+                                  use_orig_params); NULL: they are listed as pieces */
     bool as_stored;            /* of DeepSpeed, only entries that it stores. Otherwise also those that PyTorch
                                   has for each parameter: optim.state.NAME.step, and optim.param_groups.N.*
                                   with the names of parameters */

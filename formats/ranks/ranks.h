@@ -12,6 +12,7 @@
  *         -> ranks_dist.c    DTensor, ShardedTensor: boxes of the whole
  *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank
  *         -> ranks_parts.c   Meta's parts of tensor parallelism, joined by rules and params.json
+ *         -> ranks_like.c    FSDP1's pieces without shapes: those of a model that was named
  *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters
  *         -> ranks_merge.c   drops replicas (ranks_compare.c), checks for missing ranks, fills the source
  *   ranks.c holds entries, boxes and meshes for all of them.
@@ -155,6 +156,11 @@ typedef struct rank_flat {
     size_t param_count;
 } rank_flat;
 
+/* Two parameters with the same elements: one is in the flat tensor, the other a name of it. */
+typedef struct rank_tie {
+    size_t entry, other;       /* numbers of entries */
+} rank_tie;
+
 /* Membership of a rank in a mesh. */
 typedef struct rank_member {
     int rank;
@@ -195,6 +201,9 @@ typedef struct rank_files {
 
     rank_flat *flats;
     size_t flat_count, flat_room;
+    rank_tie *ties;
+    size_t tie_count, tie_room;
+    size_t unknown;            /* an entry without a shape that may be in a flat tensor; 0: none */
 } rank_files;
 
 /* Counts steps. FSDP_ERR_LIMIT when the files need more of them than any checkpoint does. */
@@ -244,9 +253,19 @@ fsdp_status rank_files_count_compared(rank_files *set, int64_t bytes, fsdp_error
 /* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. */
 fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err);
 
+/* --- ranks_like.c --- */
+
+/* Adds the metadata of flat parameters whose pieces have names and no shapes; model NULL: does nothing. */
+fsdp_status rank_files_like(rank_files *set, const fsdp_source_model *model, fsdp_error *err);
+/* FSDP_ERR_DAMAGED when the piece that the rank lists under entry `number` (0: none) is not `held`. */
+fsdp_status rank_files_check_piece(rank_files *set, size_t number, int rank, const torch_tensor *held,
+                                   fsdp_error *err);
+/* Adds the second names, after all tensors and values. */
+fsdp_status rank_files_add_ties(rank_files *set, fsdp_error *err);
+
 /* --- ranks_merge.c --- */
 
-/* Adds everything to the source, after all files were read. */
-fsdp_status rank_files_merge(rank_files *set, fsdp_error *err);
+/* Adds everything to the source, after all files were read; model: as in fsdp_source_opts. */
+fsdp_status rank_files_merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err);
 
 #endif

@@ -434,8 +434,25 @@ static fsdp_status add_piece(const flat_piece *piece, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status add_pieces(rank_files *set, size_t number, const placed_param *placed,
-                              const flat_layout *layout, fsdp_error *err)
+/* A rank may list the piece under the parameter's name, too. */
+static fsdp_status check_piece(const flat_piece *piece, size_t listed, fsdp_error *err)
+{
+    int64_t element = (int64_t)fsdp_dtype_size(piece->entry->dtype);
+    int64_t step = piece->range->strides ? piece->range->strides[0] : element;
+    torch_tensor held = {.dtype = piece->entry->dtype,
+                         .ndim = 1,
+                         .shape = {piece->param->last - piece->param->first + 1},
+                         .strides = {step},
+                         .storage = {.file = piece->range->file, .stream = piece->range->stream},
+                         .offset = piece->range->offset + piece->at * step,
+                         .fix = piece->range->fix};
+    return rank_files_check_piece(piece->set, listed, piece->rank, &held, err);
+}
+
+/* listed: the entry of that name that the files have; 0: none. */
+static fsdp_status add_pieces(rank_files *set, size_t number, size_t listed,
+                              const placed_param *placed, const flat_layout *layout,
+                              fsdp_error *err)
 {
     const ranged_flat *ranged = layout->ranks;
     for (size_t i = 0; i < layout->rank_count; i++)
@@ -447,18 +464,21 @@ static fsdp_status add_pieces(rank_files *set, size_t number, const placed_param
                                 ranged[i].flat->rank,
                                 ranged[i].range,
                                 placed->begin + param->first - ranged[i].range->lo[0]};
-            if (same_param(param, placed->param))
-                FSDP_TRY(add_piece(&piece, err));
+            if (!same_param(param, placed->param))
+                continue;
+            FSDP_TRY(check_piece(&piece, listed, err));
+            FSDP_TRY(add_piece(&piece, err));
         }
     return FSDP_OK;
 }
 
-/* Hides the pieces that a rank lists under the parameter's name. */
-static void hide_pieces(rank_files *set, const fsdp_text *name)
+/* Hides the pieces that a rank lists under the parameter's name, and returns their entry or 0. */
+static size_t hide_pieces(rank_files *set, const fsdp_text *name)
 {
     size_t number = find_entry(set, name);
     if (number != 0 && !set->entries[number].is_spread)
         set->entries[number].is_hidden = true;
+    return number;
 }
 
 static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit,
@@ -474,13 +494,13 @@ static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit,
             st = fsdp_fail_memory(err, "a name");
             break;
         }
-        hide_pieces(set, &name);
+        size_t listed = hide_pieces(set, &name);
         st = rank_files_new_entry(set, name.data ? name.data : "", name.size, &number, err);
         if (st == FSDP_OK)
             st = rank_files_spread(set, &set->entries[number], set->entries[unit->entry].dtype,
                                    placed->param->ndim, placed->param->shape, err);
         if (st == FSDP_OK)
-            st = add_pieces(set, number, placed, layout, err);
+            st = add_pieces(set, number, listed, placed, layout, err);
     }
     set->entries[unit->entry].is_hidden = true;
     fsdp_text_release(&name);

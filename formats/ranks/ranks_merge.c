@@ -269,13 +269,19 @@ static fsdp_status add_plain(rank_files *set, rank_entry *entry, fsdp_error *err
     return st;
 }
 
-fsdp_status rank_files_merge(rank_files *set, fsdp_error *err)
+fsdp_status rank_files_merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err)
 {
     int64_t missing;
     FSDP_TRY(settle_world(set, err));
     FSDP_TRY(look_for_missing(set, &missing, err));
     FSDP_TRY(settle_boxes(set, missing, err));
-    FSDP_TRY(rank_files_take_apart(set, err));
+    FSDP_TRY(rank_files_like(set, model, err));
+    fsdp_status apart = rank_files_take_apart(set, err);
+    char shown[200];
+    if (apart == FSDP_ERR_DAMAGED && set->unknown != 0)
+        fsdp_error_prefix(err, "without the shape of '%s', which the model of --like lacks",
+                          shown_name(&set->entries[set->unknown], shown, sizeof shown));
+    FSDP_TRY(apart);
     for (size_t i = 1; i < set->entry_count; i++) {
         rank_entry *entry = &set->entries[i];
         if (entry->is_hidden)
@@ -286,5 +292,5 @@ fsdp_status rank_files_merge(rank_files *set, fsdp_error *err)
         fsdp_source_nest(set->source, NULL, 0);
         FSDP_TRY(st);
     }
-    return FSDP_OK;
+    return rank_files_add_ties(set, err);
 }

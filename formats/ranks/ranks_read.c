@@ -250,6 +250,7 @@ static void release(rank_files *set)
     fsdp_free(set->members);
     fsdp_free(set->seen);
     fsdp_free(set->flats);
+    fsdp_free(set->ties);
     fsdp_name_table_release(&set->names);
     fsdp_facts_release(&set->facts);
     fsdp_arena_release(&set->arena);
@@ -264,7 +265,7 @@ static fsdp_status read_set(const fsdp_probe *probe, const char *directory, rank
     for (size_t i = 0; i < set->group->count && st == FSDP_OK; i++)
         st = read_file(set, directory, &set->group->files[i], probe->is_directory, err);
     if (st == FSDP_OK)
-        st = rank_files_merge(set, err);
+        st = rank_files_merge(set, probe->opts ? probe->opts->model : NULL, err);
     if (st == FSDP_OK)
         st = fsdp_source_complete(set->source, err);
     if (st != FSDP_OK) {

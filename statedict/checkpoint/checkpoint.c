@@ -311,6 +311,9 @@ fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_op
     if (opts && opts->void_as)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is fsdp",
                          path);
+    if (opts && opts->like)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "--like is for the rank files of FSDP1, and '%s' is fsdp", path);
     return open_checkpoint(io, path, opts, true, checkpoint_out, err);
 }
 

@@ -5,6 +5,7 @@
 #include "statedict/checkpoint/foreign.h"
 
 #include "statedict/checkpoint/incomplete.h"
+#include "statedict/checkpoint/model_shapes.h"
 #include "statedict/checkpoint/one_file.h"
 #include "statedict/checkpoint/verify_values.h"
 
@@ -561,8 +562,21 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
-    FSDP_TRY(fsdp_framework_open(checkpoint->io, path, &opts, &checkpoint->source, err));
+    fsdp_model_shapes shapes = {0};
+    fsdp_status st = FSDP_OK;
+    if (given && given->like)
+        st =
+            fsdp_model_shapes_open(checkpoint->io, given->like, checkpoint->may_lack, &shapes, err);
+    if (st == FSDP_OK) {
+        opts.model = given && given->like ? &shapes.model : NULL;
+        st = fsdp_framework_open(checkpoint->io, path, &opts, &checkpoint->source, err);
+    }
+    fsdp_model_shapes_release(&shapes);
+    FSDP_TRY(st);
     const char *format = fsdp_source_format(checkpoint->source);
+    if (given && given->like && strcmp(format, "ranks") != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "--like is for the rank files of FSDP1, and '%s' is %s", path, format);
     if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,
                          format);

@@ -74,6 +74,7 @@ static const plan_option options[] = {
     {OPTION("allow_missing", STRING, open.allow_missing), .is_optional = true},
     {OPTION("variant", STRING, open.variant), .is_optional = true},
     {OPTION("void_as", STRING, open.void_as), .is_optional = true},
+    {OPTION("like", PATH, open.like), .is_optional = true},
     {OPTION("tied", WORD, tied), .words = ties, .is_optional = true},
     {OPTION("copy_from", PATH, copy_from), .is_optional = true},
     {OPTION("copy_code", FLAG, copy_code), .is_optional = true},

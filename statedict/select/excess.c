@@ -82,10 +82,13 @@ static void add_other_ways(const fsdp_excess *excess, fsdp_text *text)
         const char *kind = behind(excess->groups[i].drop, FSDP_DROP_TENSORS);
         if (kind && strcmp(kind, "void") == 0)
             fsdp_text_addf(text, "; --void-as bf16 reads elements of 2 bytes as bf16");
-        if (kind && strcmp(kind, "flat") == 0)
-            fsdp_text_addf(text, "; the files of all ranks, given together, name the parts of a "
-                                 "flat parameter");
+        if (kind && strcmp(kind, "flat") == 0 && !excess->has_pieces)
+            fsdp_text_addf(text, "; rank files name its parts where the units' shard_metadata was "
+                                 "saved beside it");
     }
+    if (excess->has_pieces)
+        fsdp_text_addf(text, "; the ranks have pieces of parameters, whose shapes --like MODEL "
+                             "gives: a Hugging Face directory or a checkpoint of the model");
 }
 
 /* Ends with the arguments: tools/convert/convert_next.c makes a command line of them. */
@@ -121,7 +124,8 @@ fsdp_status fsdp_excess_fail(const fsdp_excess *excess, const char *format, fsdp
         add_names(&excess->groups[i], SHOWN_BYTES / excess->count, &text);
     }
     add_other_ways(excess, &text);
-    add_advice(excess, &text);
+    if (!excess->has_pieces) /* what is left would have no weights */
+        add_advice(excess, &text);
     fsdp_text_add(&text, "", 1);
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);

@@ -17,6 +17,7 @@ typedef struct fsdp_excess {
     fsdp_excess_group *groups;
     size_t count, room;
     bool holds_values;         /* the format holds others than these */
+    bool has_pieces;           /* ranks' pieces of parameters without shapes are among them */
 } fsdp_excess;
 
 fsdp_status fsdp_excess_add(fsdp_excess *excess, const char *drop, const char *name, size_t size,

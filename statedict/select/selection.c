@@ -247,6 +247,7 @@ static fsdp_status check_limits(const selecting *work, fsdp_error *err)
         const char *drop = work->selection->entries[i].is_kept ? excess_of(work, i, room) : NULL;
         if (drop)
             st = fsdp_excess_add(&excess, drop, entry->name, entry->name_size, err);
+        excess.has_pieces = excess.has_pieces || (drop && fsdp_is_flat_piece(work->sd, entry));
     }
     if (st == FSDP_OK && excess.count > 0)
         st = fsdp_excess_fail(&excess, work->limits ? work->limits->format : "fsdp", err);

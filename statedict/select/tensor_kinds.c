@@ -128,6 +128,29 @@ static bool is_flat_name(const char *name, size_t size)
     return last == end;
 }
 
+static bool has_flat(const fsdp_sd *sd, const char *prefix, size_t size)
+{
+    static const char last[] = "_flat_param";
+    fsdp_text name = {0};
+    fsdp_text_add(&name, prefix, size);
+    fsdp_text_add(&name, last, sizeof last - 1);
+    int64_t number = name.failed ? -1 : fsdp_sd_find(sd, name.data, name.size);
+    fsdp_text_release(&name);
+    return number >= 0 && fsdp_sd_at(sd, (size_t)number)->kind == FSDP_ENTRY_TENSOR;
+}
+
+bool fsdp_is_flat_piece(const fsdp_sd *sd, const fsdp_entry *entry)
+{
+    bool is_piece = false;
+    if (entry->kind != FSDP_ENTRY_VALUE || !fsdp_value_per_rank(&entry->value) ||
+        !fsdp_value_holds_tensor(&entry->value))
+        return false;
+    for (size_t at = entry->name_size; at-- > 0 && !is_piece;)
+        if (at == 0 || entry->name[at - 1] == '.')
+            is_piece = has_flat(sd, entry->name, at);
+    return is_piece;
+}
+
 const char *fsdp_tensor_kind(const fsdp_entry *entry)
 {
     if (entry->kind != FSDP_ENTRY_VALUE)

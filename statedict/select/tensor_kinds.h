@@ -16,6 +16,9 @@
  * holds as a blob is looked into. */
 const char *fsdp_tensor_kind(const fsdp_entry *entry);
 
+/* True for a value that holds each rank's piece of a parameter: a flat parameter of its unit is beside it. */
+bool fsdp_is_flat_piece(const fsdp_sd *sd, const fsdp_entry *entry);
+
 /* True for a value with a plain tensor in it. */
 bool fsdp_value_holds_tensor(const fsdp_value *value);
 

@@ -6,6 +6,7 @@ The pickles are made of stand-ins for the classes of torch, which are written by
 
 import hashlib
 import json
+import math
 import pickle
 import struct
 import sys
@@ -17,6 +18,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from tools import list_path, problems
+from tools import run as run_tool
 
 DAMAGED, REFUSED, LIMIT, USAGE = 4, 5, 9, 2
 SECONDS = 30
@@ -439,7 +441,137 @@ def flats():
     fails("flat, huge", DAMAGED, "", flat([[huge], [(*b, (0, 2))]], 7, [(0, 4), (4, 3)]))
 
 
-for part in (meshes, placements, readings, shards, plain, contradictions, names, flats):
+# --- pieces of parameters under their names, without shapes ---
+
+UNIT = {"up.weight": (3, 4), "up.bias": (3,), "norm": (2, 2), "none": (0, 3), "down": (5, 1)}
+ROOT = {"head": (3, 3), "scale": ()}
+SAME = {"first": (1,), "ones": (2, 3), "last": (1,)}  # two ranks have equal pieces
+ALONE = {"ones": (2, 3)}
+
+
+def offsets(unit):
+    """Where parameters begin when addresses are aligned to 16 bytes, and where the last one ends."""
+    begins, end = {}, 0
+    for name, shape in unit.items():
+        begins[name] = (end + 3) // 4 * 4
+        end = begins[name] + math.prod(shape)
+    return begins, end
+
+
+def unit_of(unit, prefix, world, rank, numbers):
+    """A rank's part of a unit, as LOCAL_STATE_DICT with use_orig_params has it; the last part is shorter."""
+    begins, end = offsets(unit)
+    size = end + (len(unit) > 1)  # padding
+    each = -(-size // world)
+    values = [-9.0] * size
+    for name, begin in begins.items():
+        values[begin : begin + math.prod(unit[name])] = numbers[prefix + name]
+    boxes = [(at, min(each, size - at)) for at in range(0, size, each)]
+    lo, length = boxes[rank] if rank < len(boxes) else (size, 0)
+    state = {}
+    for name, begin in begins.items():
+        first, end = max(begin, lo), min(begin + math.prod(unit[name]), lo + length)
+        state[prefix + name] = tensor(values[first : max(end, first)])
+    local = [(([lo], [length]), tensor(values[lo : lo + length]))] if length > 0 else []
+    state[prefix + "_flat_param"] = sharded((size,), [([b], [n]) for b, n in boxes], local)
+    return state
+
+
+def pieces(numbers, world=3):
+    return [{**unit_of(UNIT, "layer.", world, rank, numbers), "steps": tensor(rows(70, 3)),
+             **unit_of(ROOT, "", world, rank, numbers), **unit_of(SAME, "same.", world, rank, numbers),
+             **unit_of(ALONE, "alone.", world, rank, numbers)} for rank in range(world)]
+
+
+def shapes_of_pieces():
+    units = {"layer.": UNIT, "": ROOT, "same.": SAME, "alone.": ALONE}
+    named = {key + name: shape for key, unit in units.items() for name, shape in unit.items()}
+    return named | {"steps": (3,)}
+
+
+def numbers_of_pieces():
+    shapes, numbers, at = shapes_of_pieces(), {}, 0
+    for name, shape in shapes.items():
+        numbers[name] = rows(at, math.prod(shape))
+        at += math.prod(shape)
+    numbers["steps"] = rows(70, 3)
+    numbers["same.ones"] = numbers["alone.ones"] = [1.0] * 6
+    return numbers
+
+
+def write_model(path, shapes):
+    header, data = {}, b""
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + size]}
+        data += bytes(size)
+    text = json.dumps(header).encode()
+    Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def join(states, shapes, *arguments):
+    """Status, standard error and tensors of a conversion with --like."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "ranks", Path(folder) / "out.safetensors"
+        source.mkdir()
+        for rank, state in enumerate(states):
+            write(source / f"rank_{rank}.pt", state)
+        like = []
+        if shapes is not None:
+            write_model(f"{folder}/model.safetensors", shapes)
+            like = ["--like", f"{folder}/model.safetensors"]
+        ran = run_tool("fsdp-convert", "-q", source, out, *like, *arguments)
+        told = json.loads(list_path(out).stdout)["tensors"] if out.exists() else {}
+        return ran.returncode, ran.stderr, {name: (tuple(t["shape"]), t["sha256"]) for name, t in told.items()}
+
+
+def joins(what, states, shapes, numbers, *arguments, key=""):
+    status, said, found = join(states, shapes, *arguments)
+    wanted = {key + name: (shape, digest(numbers[name])) for name, shape in shapes_of_pieces().items()}
+    if status != 0 or found != wanted:
+        wrong = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+        problems.append(f"{what}: status {status}, {wrong}: {said.strip()}")
+
+
+def joins_not(what, status, words, states, shapes, *arguments, without=()):
+    found, said, _ = join(states, shapes, *arguments)
+    if found != status or words not in said or any(word in said for word in without):
+        problems.append(f"{what}: status {found}, not {status} with '{words}': {said.strip()}")
+
+
+def likes():
+    shapes, numbers = shapes_of_pieces(), numbers_of_pieces()
+    for world in (2, 3, 5):
+        joins(f"pieces of {world}", pieces(numbers, world), shapes, numbers)
+    joins("pieces below a key", [{"model": state} for state in pieces(numbers)], shapes, numbers, key="model.")
+    joins_not("no shapes", USAGE, "--like MODEL", pieces(numbers), None,
+              without=("given together", "leave out with"))
+    joins_not("a longer shape", DAMAGED, "'layer.up.bias'", pieces(numbers), shapes | {"layer.up.bias": (4,)})
+    joins_not("turned shapes", DAMAGED, "'layer.up.weight'", pieces(numbers), shapes | {"layer.up.weight": (4, 4)})
+    joins_not("a name that the model lacks", USAGE, "no tensor 'layer.down'", pieces(numbers),
+              {name: shape for name, shape in shapes.items() if name != "layer.down"})
+    for name, status, words in (("same.ones", DAMAGED, "without the shape of 'same.ones'"),
+                                ("alone.ones", USAGE, "no tensor 'alone.ones'")):
+        known = {other: shape for other, shape in shapes.items() if other != name}
+        joins_not("equal pieces that the model lacks", status, words, pieces(numbers, 2), known)
+    joins_not("a name that the ranks lack", DAMAGED, "'more'", pieces(numbers), shapes | {"more": (1,)})
+    joins("a name that may be lacking", pieces(numbers), shapes | {"more": (1,)}, numbers, "--allow-missing",
+          "more")
+    joins_not("another model", USAGE, "no tensor with a name", pieces(numbers), {"other": (1,)})
+    lacking = pieces(numbers)
+    for state in lacking:
+        del state["layer.up.weight"]
+    joins_not("a parameter that all ranks lack", DAMAGED, "'layer.up.weight'", lacking, shapes)
+    joins_not("a gap", DAMAGED, "do not fill", lacking, shapes, "--allow-missing", "layer.up.weight")
+    other = pieces(numbers)
+    other[1]["layer.up.weight"] = pieces(numbers | {"layer.up.weight": rows(500, 12)})[1]["layer.up.weight"]
+    joins_not("another save's piece", DAMAGED, "'layer.up.weight' on rank 1", other, shapes)
+    joins_not("a rank less", DAMAGED, "", pieces(numbers)[:2], shapes)
+    joins_not("no pieces", USAGE, "no flat parameter", [{"x": half(r, old_mesh([0, 1], (2,)))} for r in range(2)],
+              {"x": (5,)})
+
+
+for part in (meshes, placements, readings, shards, plain, contradictions, names, flats, likes):
     part()
 print("\n".join(problems) or "all as they should be")
 sys.exit(1 if problems else 0)

@@ -379,13 +379,13 @@ static bool describe_left(left_out *left)
 
 /* --- fsdp-diff -------------------------------------------------------------------------------- */
 
-/* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant and
- * --allow-missing have no counterpart; values that a cast did not fit differ; an .npy has no name
+/* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant, --like
+ * and --allow-missing have no counterpart; values that a cast did not fit differ; an .npy has no name
  * to compare by. */
 static bool can_compare(const convert_options *opts)
 {
     const fsdp_open_opts *open = &opts->convert.open;
-    return !open->format && !open->void_as && !open->variant &&
+    return !open->format && !open->void_as && !open->variant && !open->like &&
            strcmp(opts->convert.format, "npy") != 0 && opts->cast.overflows == 0 &&
            fsdp_checkpoint_missing_count(opts->source) == 0;
 }

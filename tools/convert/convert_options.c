@@ -14,6 +14,7 @@ enum {
     KEY_TO = 0x2000,
     KEY_FROM,
     KEY_VARIANT,
+    KEY_LIKE,
     KEY_VOID_AS,
     KEY_ALLOW_MISSING,
     KEY_STRICT,
@@ -62,6 +63,7 @@ static const struct argp_option options[] = {
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: by its bytes)", 0},
     {"variant", KEY_VARIANT, "NAME", 0, "of SRC the files model.NAME.safetensors", 0},
     {"void-as", KEY_VOID_AS, "T", 0, "npz: dtype of arrays of raw bytes, |V2: bf16", 0},
+    {"like", KEY_LIKE, "MODEL", 0, "ranks of FSDP1: a model with the parameters' shapes", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"part", KEY_PART, "NAME", 0, "only what is below NAME, such as ema", 0},
     {"names", KEY_NAMES, "HOW", 0, "hf: strip (default) \"module.\" and the like, keep, or hub", 0},
@@ -531,6 +533,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_PART: convert->select.part = arg; return 0;
     case KEY_NAMES: parse_names(convert, arg); return 0;
     case KEY_VARIANT: convert->open.variant = arg; return 0;
+    case KEY_LIKE: convert->open.like = arg; return 0;
     case KEY_VOID_AS: convert->open.void_as = arg; return 0;
     case KEY_ALLOW_MISSING: convert->open.allow_missing = arg; return 0;
     case KEY_STRICT: convert->open.allow_missing = NULL; return 0;
