@@ -277,7 +277,7 @@ static fsdp_status find_tie(rank_files *set, const like_unit *unit, const rank_e
         mine = tensor_of(entry, rank);
     }
     FSDP_TRY(rank_files_spend(set, unit->range_count + unit->count, err));
-    for (size_t i = 0; i < unit->count && mine && *other_out == 0; i++) {
+    for (size_t i = 0; i < unit->count && mine && mine->shape[0] > 0 && *other_out == 0; i++) {
         const torch_tensor *other = tensor_of(&set->entries[unit->entries[i]], rank);
         if (other && other->shape[0] == mine->shape[0] && other->offset == mine->offset &&
             other->storage.file == mine->storage.file && !mine->data &&
@@ -315,7 +315,11 @@ static fsdp_status add_param(const like_work *work, like_unit *unit, size_t numb
     fsdp_source_shape shape;
     bool has_pieces = are_pieces(entry, flat->dtype);
     int64_t sum;
-    size_t tied;
+    size_t tied = 0;
+    if (has_pieces)
+        FSDP_TRY(find_tie(set, unit, entry, &tied, err));
+    if (tied != 0)
+        return add_tie(set, number, tied, err);
     if (!find_shape(work, entry, &shape))
         return note_unknown(work, unit, number, has_pieces, err);
     fsdp_box whole = fsdp_box_whole(shape.ndim, shape.shape);
@@ -329,9 +333,6 @@ static fsdp_status add_param(const like_work *work, like_unit *unit, size_t numb
         return fail_count(work, entry, sum, count, err);
     if (count == 0)
         return add_empty(set, number, flat->dtype, &shape, err);
-    FSDP_TRY(find_tie(set, unit, entry, &tied, err));
-    if (tied != 0)
-        return add_tie(set, number, tied, err);
     size_t prefix = flat->name_size - (sizeof flat_name - 1);
     rank_flat_param *param = &unit->params[unit->count];
     unit->entries[unit->count++] = number;
@@ -343,8 +344,8 @@ static fsdp_status add_param(const like_work *work, like_unit *unit, size_t numb
     return FSDP_OK;
 }
 
-/* What the rank's metadata would say. The first element of each parameter that is not on an earlier
- * rank is in params->first. */
+/* Adds the metadata that the rank lacks. params->first is the first element of each parameter that no
+ * earlier rank has. */
 static fsdp_status add_flat(rank_files *set, const like_unit *unit, int rank, const char *name,
                             size_t name_size, fsdp_error *err)
 {

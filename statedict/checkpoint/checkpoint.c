@@ -302,19 +302,36 @@ static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_ope
     return FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
-                                    fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+/* model: that of opts->like, or NULL. */
+static fsdp_status open_either(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                               const fsdp_checkpoint *model, fsdp_checkpoint **checkpoint_out,
+                               fsdp_error *err)
 {
     const char *format = opts ? opts->format : NULL;
     if (format ? strcmp(format, "fsdp") != 0 : fsdp_path_is_foreign(io, path))
-        return fsdp_foreign_open(io, path, opts, checkpoint_out, err);
+        return fsdp_foreign_open(io, path, opts, model, checkpoint_out, err);
     if (opts && opts->void_as)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is fsdp",
                          path);
-    if (opts && opts->like)
+    if (model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "--like is for the rank files of FSDP1, and '%s' is fsdp", path);
     return open_checkpoint(io, path, opts, true, checkpoint_out, err);
+}
+
+fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                                    fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    fsdp_checkpoint *model = NULL;
+    fsdp_status st = FSDP_OK;
+    if (opts && opts->like)
+        st = open_either(io, opts->like, NULL, NULL, &model, err);
+    if (st != FSDP_OK)
+        fsdp_error_prefix(err, "--like");
+    else
+        st = open_either(io, path, opts, model, checkpoint_out, err);
+    fsdp_checkpoint_close(model);
+    return st;
 }
 
 fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path,

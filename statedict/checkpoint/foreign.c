@@ -550,7 +550,8 @@ static int64_t values_memory(const fsdp_open_opts *given)
 }
 
 static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
-                               const fsdp_open_opts *given, fsdp_error *err)
+                               const fsdp_open_opts *given, const fsdp_checkpoint *model,
+                               fsdp_error *err)
 {
     fsdp_source_opts opts = {.format = given ? given->format : NULL,
                              .as_stored = given && given->as_stored,
@@ -564,17 +565,16 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
         return fsdp_fail_memory(err, "a path");
     fsdp_model_shapes shapes = {0};
     fsdp_status st = FSDP_OK;
-    if (given && given->like)
-        st =
-            fsdp_model_shapes_open(checkpoint->io, given->like, checkpoint->may_lack, &shapes, err);
+    if (model)
+        st = fsdp_model_shapes_take(model, checkpoint->may_lack, &shapes, err);
     if (st == FSDP_OK) {
-        opts.model = given && given->like ? &shapes.model : NULL;
+        opts.model = model ? &shapes.model : NULL;
         st = fsdp_framework_open(checkpoint->io, path, &opts, &checkpoint->source, err);
     }
     fsdp_model_shapes_release(&shapes);
     FSDP_TRY(st);
     const char *format = fsdp_source_format(checkpoint->source);
-    if (given && given->like && strcmp(format, "ranks") != 0)
+    if (model && strcmp(format, "ranks") != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "--like is for the rank files of FSDP1, and '%s' is %s", path, format);
     if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
@@ -590,7 +590,8 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
 }
 
 fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
-                              fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+                              const fsdp_checkpoint *model, fsdp_checkpoint **checkpoint_out,
+                              fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
     if (!checkpoint)
@@ -602,7 +603,7 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opt
     checkpoint->manifest.world = 1;
     fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
     if (st == FSDP_OK)
-        st = open_source(checkpoint, path, opts, err);
+        st = open_source(checkpoint, path, opts, model, err);
     if (st == FSDP_OK)
         st = mark_missing(checkpoint, err);
     if (st != FSDP_OK) {

@@ -43,26 +43,20 @@ static fsdp_status check(void *context, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_model_shapes_open(fsdp_io *io, const char *path, const fsdp_filter *may_lack,
+fsdp_status fsdp_model_shapes_take(const fsdp_checkpoint *checkpoint, const fsdp_filter *may_lack,
                                    fsdp_model_shapes *shapes, fsdp_error *err)
 {
-    fsdp_status st = fsdp_checkpoint_open_as(io, path, NULL, &shapes->checkpoint, err);
-    if (st != FSDP_OK) {
-        fsdp_error_prefix(err, "--like");
-        return st;
-    }
+    shapes->checkpoint = checkpoint;
+    shapes->may_lack = may_lack;
     shapes->is_found = fsdp_alloc(fsdp_sd_count(sd_of(shapes)), sizeof *shapes->is_found);
     if (!shapes->is_found)
         return fsdp_fail_memory(err, "the shapes of a model");
-    shapes->may_lack = may_lack;
-    shapes->model =
-        (fsdp_source_model){.path = path, .find = find, .check = check, .context = shapes};
+    shapes->model = (fsdp_source_model){
+        .path = checkpoint->path, .find = find, .check = check, .context = shapes};
     return FSDP_OK;
 }
 
 void fsdp_model_shapes_release(fsdp_model_shapes *shapes)
 {
-    fsdp_checkpoint_close(shapes->checkpoint);
     fsdp_free(shapes->is_found);
-    *shapes = (fsdp_model_shapes){0};
 }

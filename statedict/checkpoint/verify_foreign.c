@@ -118,7 +118,7 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error found = {0};
     const fsdp_open_opts open = {.variant = opts->variant};
-    fsdp_status st = fsdp_foreign_open(io, path, &open, &checkpoint, &found);
+    fsdp_status st = fsdp_foreign_open(io, path, &open, NULL, &checkpoint, &found);
     if (st == FSDP_OK)
         st = verify_opened(&job, checkpoint, err);
     else if (st == FSDP_ERR_DAMAGED)

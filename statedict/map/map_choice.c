@@ -202,7 +202,7 @@ static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_e
     *has_out = false;
     fsdp_status st = fsdp_map_hub(choice->kind.class_name, &map, err);
     if (st == FSDP_OK && dir &&
-        fsdp_foreign_open(choice->request->io, dir, &opts, &beside, NULL) == FSDP_OK) {
+        fsdp_foreign_open(choice->request->io, dir, &opts, NULL, &beside, NULL) == FSDP_OK) {
         const fsdp_sd *sd = beside->manifest.sd;
         /* "router.layer.weight" of files is a "router.{rest:*}" of memory, too; some rules lead to
          * files only */

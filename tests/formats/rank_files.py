@@ -450,7 +450,7 @@ ALONE = {"ones": (2, 3)}
 
 
 def offsets(unit):
-    """Where parameters begin when addresses are aligned to 16 bytes, and where the last one ends."""
+    """Begins of parameters at addresses aligned to 16 bytes, and the end of the last one."""
     begins, end = {}, 0
     for name, shape in unit.items():
         begins[name] = (end + 3) // 4 * 4
@@ -521,8 +521,11 @@ def join(states, shapes, *arguments):
             write_model(f"{folder}/model.safetensors", shapes)
             like = ["--like", f"{folder}/model.safetensors"]
         ran = run_tool("fsdp-convert", "-q", source, out, *like, *arguments)
+        if "--plan-out" in arguments:
+            ran = run_tool("fsdp-convert", "-q", "--apply", arguments[-1])
         told = json.loads(list_path(out).stdout)["tensors"] if out.exists() else {}
-        return ran.returncode, ran.stderr, {name: (tuple(t["shape"]), t["sha256"]) for name, t in told.items()}
+        found = {name: (tuple(one["shape"]), one["sha256"]) for name, one in told.items()}
+        return ran.returncode, ran.stderr, found
 
 
 def joins(what, states, shapes, numbers, *arguments, key=""):
@@ -543,11 +546,23 @@ def likes():
     shapes, numbers = shapes_of_pieces(), numbers_of_pieces()
     for world in (2, 3, 5):
         joins(f"pieces of {world}", pieces(numbers, world), shapes, numbers)
-    joins("pieces below a key", [{"model": state} for state in pieces(numbers)], shapes, numbers, key="model.")
+    below = [{"model": state} for state in pieces(numbers)]
+    joins("pieces below a key", below, shapes, numbers, key="model.")
+    with tempfile.TemporaryDirectory() as folder:
+        joins("by a plan", pieces(numbers), shapes, numbers, "-n", "--plan-out", f"{folder}/plan.json")
+    tied = pieces(numbers)
+    for state in tied:
+        state["layer.tied"] = Call(rebuild_tensor, *state["layer.up.weight"].args)
+    for what, known in (("lacks", shapes), ("has", shapes | {"layer.tied": (3, 4)})):
+        both = join(tied, known, "--tied", "keep")[2]
+        weight = ((3, 4), digest(numbers["layer.up.weight"]))
+        if (both.get("layer.tied"), both.get("layer.up.weight")) != (weight, weight):
+            problems.append(f"a tied name that the model {what}: {both}")
     joins_not("no shapes", USAGE, "--like MODEL", pieces(numbers), None,
               without=("given together", "leave out with"))
     joins_not("a longer shape", DAMAGED, "'layer.up.bias'", pieces(numbers), shapes | {"layer.up.bias": (4,)})
-    joins_not("turned shapes", DAMAGED, "'layer.up.weight'", pieces(numbers), shapes | {"layer.up.weight": (4, 4)})
+    joins_not("another shape", DAMAGED, "'layer.up.weight'", pieces(numbers),
+              shapes | {"layer.up.weight": (4, 4)})
     joins_not("a name that the model lacks", USAGE, "no tensor 'layer.down'", pieces(numbers),
               {name: shape for name, shape in shapes.items() if name != "layer.down"})
     for name, status, words in (("same.ones", DAMAGED, "without the shape of 'same.ones'"),
@@ -567,8 +582,8 @@ def likes():
     other[1]["layer.up.weight"] = pieces(numbers | {"layer.up.weight": rows(500, 12)})[1]["layer.up.weight"]
     joins_not("another save's piece", DAMAGED, "'layer.up.weight' on rank 1", other, shapes)
     joins_not("a rank less", DAMAGED, "", pieces(numbers)[:2], shapes)
-    joins_not("no pieces", USAGE, "no flat parameter", [{"x": half(r, old_mesh([0, 1], (2,)))} for r in range(2)],
-              {"x": (5,)})
+    halves = [{"x": half(r, old_mesh([0, 1], (2,)))} for r in range(2)]
+    joins_not("no pieces", USAGE, "no flat parameter", halves, {"x": (5,)})
 
 
 for part in (meshes, placements, readings, shards, plain, contradictions, names, flats, likes):
