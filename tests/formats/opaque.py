@@ -2,11 +2,9 @@
 and listed there as they were.
 
 usage: opaque.py BIN
-The pickles are made of stand-ins for the classes of torch, which are written by name.
 """
 
 import datetime
-import io
 import json
 import os
 import pathlib
@@ -15,74 +13,16 @@ import struct
 import subprocess
 import sys
 import tempfile
-import types
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
+
+from torch_files import Storage, Tensor, function, save, stand_in, tensor
 
 BIN = Path(sys.argv[1])
 USAGE, REFUSED = 2, 5
-problems = []
-
-
-def stand_in(module, name, base=object):
-    sys.modules.setdefault(module, types.ModuleType(module))
-    made = type(name, (base,), {"__module__": module, "__qualname__": name})
-    setattr(sys.modules[module], name, made)
-    return made
-
-
-def rebuild_tensor():
-    pass
-
-
-rebuild_tensor.__module__, rebuild_tensor.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
-sys.modules["torch._utils"] = types.ModuleType("torch._utils")
-sys.modules["torch._utils"]._rebuild_tensor_v2 = rebuild_tensor
-FloatStorage = stand_in("torch", "FloatStorage")
 Config, Table, Rows = (stand_in("mine", name, base) for name, base in
                        (("Config", object), ("Table", dict), ("Rows", list)))
-
-
-class Storage:
-    def __init__(self, values):
-        self.data = struct.pack(f"<{len(values)}f", *values)
-
-
-class Tensor:
-    def __init__(self, storage, offset, count):
-        self.arguments = storage, offset, (count,), (1,), False, OrderedDict()
-
-    def __reduce__(self):
-        return rebuild_tensor, self.arguments
-
-
-def tensor(*values):
-    return Tensor(Storage(values), 0, len(values))
-
-
-class Pickler(pickle.Pickler):
-    def __init__(self, file, protocol):
-        super().__init__(file, protocol)
-        self.storages = []
-
-    def persistent_id(self, one):
-        if not isinstance(one, Storage):
-            return None
-        if one not in self.storages:
-            self.storages.append(one)
-        return "storage", FloatStorage, str(self.storages.index(one)), "cpu", len(one.data) // 4
-
-
-def save(path, state, protocol=2):
-    data = io.BytesIO()
-    pickler = Pickler(data, protocol)
-    pickler.dump(state)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", data.getvalue())
-        for number, storage in enumerate(pickler.storages):
-            archive.writestr(f"archive/data/{number}", storage.data)
-        archive.writestr("archive/version", "3\n")
+problems = []
 
 
 def run(program, *arguments):
@@ -256,15 +196,6 @@ def nested_pickles(folder):
         save(folder / "nested.pt", {"pipe": wrapper, "weight": tensor(1.0)})
         ran = run("fsdp-ls", folder / "nested.pt")
         check(ran.returncode == 0, f"{protocol}: {ran.stderr}")
-
-
-def function(module, name):
-    def made():
-        pass
-    made.__module__, made.__qualname__ = module, name
-    sys.modules.setdefault(module, types.ModuleType(module))
-    setattr(sys.modules[module], name, made)
-    return made
 
 
 class Jagged:
