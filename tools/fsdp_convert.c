@@ -123,6 +123,8 @@ static fsdp_status plan_and_convert(convert_options *opts, const fsdp_checkpoint
     fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, plan, err);
     if (st == FSDP_ERR_EXISTS && !opts->convert.overwrite)
         name_overwrite(opts, info->path, err);
+    if (st != FSDP_OK)
+        convert_name_drops(opts, info->path, err);
     if (st == FSDP_OK && opts->plan_out)
         st = fsdp_checkpoint_convert_plan_write(info->path, opts->to, &opts->convert,
                                                 opts->plan_out, err);
@@ -204,7 +206,6 @@ int main(int argc, char **argv)
     fsdp_status st = run(&opts, &err);
     bool resumes = st == FSDP_ERR_CANCELLED && cli_stopped() && opts.convert.resume &&
                    fsdp_convert_keeps_work(opts.convert.format);
-    convert_name_drops(&opts, &err);
     convert_name_source(&opts, &err);
     convert_options_release(&opts);
     return resumes ? end_for_resume() : cli_end(st, &err);

@@ -18,6 +18,7 @@ typedef struct code_list {
     fsdp_convert_code *items;
     size_t count;
     fsdp_name_list names; /* for the message */
+    bool has_tensors;     /* of subclasses, which --drop opaque keeps */
 } code_list;
 
 /* A value: its name in the result, and in the source for messages; or a copied file. */
@@ -60,6 +61,7 @@ static fsdp_status check_entry(code_list *list, size_t i, fsdp_error *err)
     fsdp_text_add(&classes, "", 1);
     if (st == FSDP_OK && classes.failed)
         st = fsdp_fail_memory(err, "a plan");
+    list->has_tensors = list->has_tensors || (classes.size > 1 && selected->kind);
     if (st == FSDP_OK && classes.size > 1)
         st = add_item(
             list, (code_name){selected->name, entry->name, selected->name_size, entry->name_size},
@@ -79,12 +81,28 @@ static fsdp_status check_copy(code_list *list, const fsdp_copies *copies, size_t
                     err);
 }
 
+static bool holds_tensor(const code_list *list)
+{
+    for (size_t i = 0; i < fsdp_sd_count(list->sd); i++)
+        if (fsdp_selection_at(list->selection, i)->is_kept &&
+            fsdp_sd_at(list->sd, i)->kind != FSDP_ENTRY_VALUE)
+            return true;
+    return false;
+}
+
+/* Names no command by which nothing is converted. */
 static fsdp_status fail_code(const code_list *list, fsdp_error *err)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "the result would run code when it is loaded");
     (void)fsdp_names_append(&list->names, list->count == 1 ? "object" : "objects", &text);
-    fsdp_text_addf(&text, "; copy with --opaque copy; leave out with --drop opaque");
+    if (holds_tensor(list))
+        fsdp_text_addf(&text, "; copy with --opaque copy");
+    else
+        fsdp_text_addf(&text,
+                       "; there is no tensor to convert: fsdp-ls lists what the source holds");
+    if (!list->has_tensors && fsdp_selection_has_weights(list->selection, list->sd))
+        fsdp_text_addf(&text, "; leave out with --drop opaque");
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
     fsdp_text_release(&text);

@@ -91,11 +91,26 @@ static void add_other_ways(const fsdp_excess *excess, fsdp_text *text)
                              "gives: a Hugging Face directory or a checkpoint of the model");
 }
 
+/* Leaving these out would leave no model. */
+static void add_reason(const fsdp_excess *excess, fsdp_text *text)
+{
+    if (excess->has_units)
+        fsdp_text_addf(text,
+                       "; a tensor of a subclass is one unit, with its scale: in Python, save "
+                       "it as a plain tensor (dequantize()), or keep it whole with --to dcp "
+                       "--opaque copy");
+    else
+        fsdp_text_addf(text, "; without them no weights are left to convert: fsdp-ls lists what "
+                             "the source holds");
+}
+
 /* Ends with the arguments: tools/convert/convert_next.c makes a command line of them. */
 static void add_advice(const fsdp_excess *excess, fsdp_text *text)
 {
-    bool is_first = true;
-    for (size_t i = 0; i < excess->count; i++) {
+    bool is_first = true, may_drop = excess->has_weights && !excess->has_units;
+    if (!may_drop)
+        add_reason(excess, text);
+    for (size_t i = 0; i < excess->count && may_drop; i++) {
         if (is_cast(&excess->groups[i]))
             continue;
         fsdp_text_addf(text, "%s --drop %s", is_first ? "; leave out with" : "",

@@ -18,13 +18,16 @@ typedef struct fsdp_excess {
     size_t count, room;
     bool holds_values;         /* the format holds others than these */
     bool has_pieces;           /* ranks' pieces of parameters without shapes are among them */
+    bool has_units;            /* tensors of subclasses are among them (tensor_units.h) */
+    bool has_weights;          /* weights remain without them */
 } fsdp_excess;
 
 fsdp_status fsdp_excess_add(fsdp_excess *excess, const char *drop, const char *name, size_t size,
                             fsdp_error *err);
 void fsdp_excess_release(fsdp_excess *excess);
 
-/* FSDP_ERR_USAGE: counts and names the entries of each group and ends with what to type. */
+/* FSDP_ERR_USAGE: counts and names the entries of each group and ends with what to type, unless a model would
+ * lose its weights by it. */
 fsdp_status fsdp_excess_fail(const fsdp_excess *excess, const char *format, fsdp_error *err);
 
 #endif

@@ -157,7 +157,8 @@ static void add_pair(scale_search *search, size_t tensor, size_t scale)
 static void check_entry(scale_search *search, size_t i)
 {
     const fsdp_selected *selected = &search->selected[i];
-    if (!selected->is_kept || fsdp_sd_at(search->sd, i)->kind == FSDP_ENTRY_VALUE)
+    search->report.integers += selected->is_kept && selected->unit == i + 1;
+    if (!selected->is_kept || selected->unit || fsdp_sd_at(search->sd, i)->kind == FSDP_ENTRY_VALUE)
         return;
     fsdp_dtype from = tensor_at(search->sd, i)->dtype;
     bool is_known = true;

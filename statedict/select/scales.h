@@ -8,7 +8,8 @@
 #include "statedict/select/selection.h"
 
 typedef struct fsdp_scales_report {
-    int64_t integers;          /* weights of integers or bytes with scales, which no cast of floats changes */
+    int64_t integers;          /* weights of integers or bytes with scales, and tensors of subclasses, that
+                                * no cast changes */
     int64_t known;             /* of them, MXFP4, of which --dequant makes plain weights */
 } fsdp_scales_report;
 

@@ -14,6 +14,7 @@
 #include "statedict/select/rename.h"
 #include "statedict/select/scales.h"
 #include "statedict/select/tensor_kinds.h"
+#include "statedict/select/tensor_units.h"
 #include <fsdp/filter.h>
 
 #include <string.h>
@@ -64,6 +65,27 @@ static fsdp_dtype dtype_of(const fsdp_sd *sd, const fsdp_entry *entry)
     return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target)->dtype : entry->dtype;
 }
 
+/* The entry by whose name and kind the part of another one is known: a tensor that is listed as a value is a
+ * tensor, and a member belongs where its unit does. */
+static fsdp_entry judged(const selecting *work, size_t i)
+{
+    const fsdp_selected *selected = &work->selection->entries[i];
+    fsdp_entry entry = *fsdp_sd_at(work->sd, selected->unit ? selected->unit - 1 : i);
+    if (selected->kind && entry.kind == FSDP_ENTRY_VALUE) {
+        entry.kind = FSDP_ENTRY_TENSOR;
+        entry.ndim = 1;
+    }
+    return entry;
+}
+
+static bool has_elements(const fsdp_sd *sd, size_t i)
+{
+    if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_VALUE)
+        return false;
+    const fsdp_entry *tensor = fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, i));
+    return fsdp_shape_count(tensor->ndim, tensor->shape) > 0;
+}
+
 static bool is_taken(const selecting *work, const fsdp_entry *entry)
 {
     if (work->takes_model)
@@ -78,11 +100,15 @@ static bool is_kept(selecting *work, size_t i)
     if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size) ||
         (work->looks_only && entry->kind == FSDP_ENTRY_VALUE))
         return false;
-    bool optim = is_optim(work, entry);
+    const fsdp_entry whole = judged(work, i);
+    bool optim = is_optim(work, &whole);
+    fsdp_part_kind part = fsdp_part_of(&work->parts, &whole);
     selection->entries[i].is_optim = optim;
-    selection->entries[i].is_model = fsdp_part_of(&work->parts, entry) == FSDP_PART_MODEL;
-    selection->entries[i].kind = fsdp_tensor_kind(entry);
-    if (!is_taken(work, entry)) {
+    selection->entries[i].is_model = part == FSDP_PART_MODEL;
+    selection->entries[i].is_weight = (part == FSDP_PART_MODEL || part == FSDP_PART_WEIGHTS ||
+                                       work->opts->only == FSDP_ONLY_OPTIM) &&
+                                      has_elements(work->sd, i);
+    if (!is_taken(work, &whole)) {
         selection->has_other = selection->has_other || !optim;
         selection->left_out++;
         return false;
@@ -110,6 +136,8 @@ static fsdp_dtype decide_dtype(const selecting *work, size_t i)
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     bool follows = entry->kind == FSDP_ENTRY_ALIAS && is_kept_tensor(work, entry->target);
     const fsdp_entry *named = follows ? fsdp_sd_at(work->sd, entry->target) : entry;
+    if (work->selection->entries[i].unit)
+        return dtype_of(work->sd, entry);
     return fsdp_cast_rules_decide(work->casts, named->name, named->name_size,
                                   dtype_of(work->sd, entry), is_optim(work, named));
 }
@@ -188,11 +216,13 @@ static void count_casts(selecting *work)
 
 /* --- limits of the format --------------------------------------------------------------------- */
 
-/* The argument of --drop that removes an entry which the format cannot hold; NULL when it can. */
+/* The argument of --drop that removes an entry which the format cannot hold; NULL when it can. A member is
+ * judged where the format holds its unit. */
 static const char *excess_of(const selecting *work, size_t i, char drop[40])
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     const fsdp_selected *selected = &work->selection->entries[i];
+    const char *kind = fsdp_unit_has_member(work->selection->entries, i) ? NULL : selected->kind;
     const fsdp_limits *limits = work->limits;
     bool is_value = entry->kind == FSDP_ENTRY_VALUE;
     bool is_blob = is_value && entry->value.kind == FSDP_VALUE_OPAQUE;
@@ -202,9 +232,11 @@ static const char *excess_of(const selecting *work, size_t i, char drop[40])
     else if (is_value)
         is_held = limits->values && is_held && (limits->opaque || !is_blob);
     else
-        is_held = !selected->kind || !limits->model_only || selected->is_optim;
-    if (!is_held && selected->kind) {
-        strcat(strcpy(drop, FSDP_DROP_TENSORS), selected->kind);
+        is_held = !kind || !limits->model_only || selected->is_optim;
+    if (is_value && limits && limits->holds_value && kind)
+        is_held = is_held && limits->holds_value(entry->name, entry->name_size, &entry->value);
+    if (!is_held && kind) {
+        strcat(strcpy(drop, FSDP_DROP_TENSORS), kind);
         return drop;
     }
     if (!is_held)
@@ -235,6 +267,15 @@ static fsdp_status check_one(const selecting *work, fsdp_error *err)
                      work->limits->format, tensors);
 }
 
+/* False for a member of a unit that the format cannot hold. */
+static bool is_judged(const selecting *work, size_t i)
+{
+    const fsdp_selected *selected = &work->selection->entries[i];
+    char room[40];
+    return selected->is_kept && (!fsdp_unit_has_member(work->selection->entries, i) ||
+                                 !excess_of(work, selected->unit - 1, room));
+}
+
 static fsdp_status check_limits(const selecting *work, fsdp_error *err)
 {
     fsdp_excess excess = {.holds_values = work->limits && work->limits->values};
@@ -244,7 +285,12 @@ static fsdp_status check_limits(const selecting *work, fsdp_error *err)
     for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
         char room[40];
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
-        const char *drop = work->selection->entries[i].is_kept ? excess_of(work, i, room) : NULL;
+        const fsdp_selected *selected = &work->selection->entries[i];
+        if (!is_judged(work, i))
+            continue;
+        const char *drop = excess_of(work, i, room);
+        excess.has_weights = excess.has_weights || (!drop && selected->is_weight);
+        excess.has_units = excess.has_units || (drop && selected->unit);
         if (drop)
             st = fsdp_excess_add(&excess, drop, entry->name, entry->name_size, err);
         excess.has_pieces = excess.has_pieces || (drop && fsdp_is_flat_piece(work->sd, entry));
@@ -415,16 +461,50 @@ static void release_rules(selecting *work)
     fsdp_cast_rules_free(work->casts);
 }
 
-/* FSDP_DIFFERS when no name matches; a usage error when the format left out all that matched. */
+static bool has_tensors(const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (has_elements(sd, i))
+            return true;
+    return false;
+}
+
+/* The name of the first part that has weights beside the model, for --part; NULL: none has. */
+static const char *other_weights(const selecting *work, size_t *size_out)
+{
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        if (!work->selection->entries[i].is_weight)
+            continue;
+        const char *label = fsdp_part_label_of(&work->parts, entry, size_out);
+        if (label + *size_out < entry->name + entry->name_size)
+            return label;
+    }
+    return NULL;
+}
+
+/* FSDP_DIFFERS when no name matches; a usage error when --drop, or the format, left out all that matched. */
 static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
 {
+    char part[160];
+    size_t size;
+    if (work->selection->dropped > 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "nothing is left to convert: --drop leaves out all that was selected");
     if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s, and %s takes only the model by default: --only all takes everything",
+    const char *label = other_weights(work, &size);
+    if (label)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "there is no model, and %s takes only the model by default: --part '%s' "
+                         "takes other weights",
+                         work->limits->format, fsdp_printable(label, size, part, sizeof part));
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s, and %s is for models: %s",
                      work->selection->has_other ? "there is no model"
                                                 : "all entries belong to the optimizer",
-                     work->limits->format);
+                     work->limits->format,
+                     has_tensors(work->sd) ? "fsdp, dcp, hdf5 and torch hold other tensors, too"
+                                           : "fsdp-ls lists what the source holds");
 }
 
 static fsdp_status describe_parts(selecting *work, fsdp_error *err)
@@ -433,7 +513,8 @@ static fsdp_status describe_parts(selecting *work, fsdp_error *err)
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
         bool kept = work->selection->entries[i].is_kept;
-        if (kept || !is_taken(work, entry))
+        const fsdp_entry whole = judged(work, i);
+        if (kept || !is_taken(work, &whole))
             fsdp_part_list_add(&list, entry, kept);
     }
     return fsdp_part_list_spell(&list, &work->selection->parts, err);
@@ -478,6 +559,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     FSDP_TRY(fsdp_parts_find(work->sd, work->known, work->opts->part, &work->parts, err));
     if (count > 0)
         FSDP_TRY(fsdp_drop_rules_check(work->drops, work->sd, err));
+    FSDP_TRY(fsdp_units_find(work->sd, work->selection->entries, err));
     for (size_t i = 0; i < count; i++)
         work->selection->entries[i].is_kept =
             !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
@@ -485,6 +567,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
         FSDP_TRY(describe_parts(work, err));
     if (work->selection->kept == 0 && count > 0)
         return fail_empty(work, err);
+    FSDP_TRY(fsdp_units_check(work->sd, work->selection->entries, err));
     FSDP_TRY(check_model(work, err));
     FSDP_TRY(decide_dtypes(work, err));
     FSDP_TRY(fsdp_scales_check(work->sd, work->selection->entries, &work->selection->scales, err));
@@ -543,6 +626,14 @@ void fsdp_selection_free(fsdp_selection *selection)
 const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry)
 {
     return &selection->entries[entry];
+}
+
+bool fsdp_selection_has_weights(const fsdp_selection *selection, const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (selection->entries[i].is_kept && selection->entries[i].is_weight)
+            return true;
+    return false;
 }
 
 void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry)

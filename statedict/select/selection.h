@@ -10,6 +10,7 @@
  *   model_part.c   the model among what a trainer keeps beside it
  *   selection.c    the parts that are taken; --drop; what the format cannot hold; names that collide
  *   tensor_kinds.c tensors that are listed as values: quantized, sparse, ...
+ *   tensor_units.c tensors of subclasses, with their members
  *   excess.c       the message about entries that the format cannot hold
  *   cast_rules.c   the dtype of every tensor; cast_box.c casts the elements later
  *   rename.c       new names
@@ -27,7 +28,9 @@ typedef struct fsdp_selected {
     bool is_kept;
     bool is_model, is_optim;   /* of the model, of the optimizer */
     bool is_tied;              /* not kept, since another name of the same tensor is kept */
+    bool is_weight;            /* a tensor with elements, of a model or an average of one */
     const char *kind;          /* of a tensor that the library has no dtype or layout for (tensor_kinds.h) */
+    size_t unit;               /* entry + 1 of the tensor of a subclass that this is or belongs to; 0: none */
     const char *name;          /* new; borrowed from the selection */
     size_t name_size;
     fsdp_dtype dtype;          /* of the result; values: FSDP_DTYPE_NONE */
@@ -46,9 +49,10 @@ typedef struct fsdp_select_from {
 
 /*
  * limits NULL: the native format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists
- * the entries that the format cannot hold and how to drop them, tensors that cannot be cast, or two
- * entries with one new name; also when the source has only optimizer state and the format omits that by
- * default. FSDP_DIFFERS: no name matches.
+ * the entries that the format cannot hold and, where weights remain, how to drop them, tensors that cannot be
+ * cast, or two entries with one new name; also when the source has only optimizer state and the format omits
+ * that by default, when --drop leaves nothing, or a part of a tensor of a subclass. FSDP_DIFFERS: no name
+ * matches.
  */
 fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_select_opts *opts,
                                   const fsdp_limits *limits, fsdp_selection **selection_out,
@@ -59,6 +63,9 @@ const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t e
 
 /* Removes an entry from the selection: another name of the same tensor is kept. */
 void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
+
+/* True when the selection has a weight that --drop opaque leaves in. */
+bool fsdp_selection_has_weights(const fsdp_selection *selection, const fsdp_sd *sd);
 
 /* The parts that are taken and left out, for people; empty when nothing is left out. */
 const struct fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection);

@@ -29,24 +29,31 @@ const char *fsdp_tensor_kind_named(const char *name)
  * formats/torch/torch_value.c, formats/npy/npz_read.c, formats/hdf5_child/hdf5_child_type.c. */
 static const struct {
     const char *begin, *end, *kind;
+    bool is_subclass; /* without a storage of its own */
 } classes[] = {
-    {"torch._utils._rebuild_qtensor", "", quantized},
-    {"torch._utils._rebuild_sparse", "", sparse},
-    {"torch._utils._rebuild_nested", "", jagged},
-    {"torch.nested.", "Tensor", jagged},
-    {"torch._utils._rebuild_meta", "", meta},
-    {"torch._utils._rebuild_", "", other},
-    {"torch.", "Tensor", other},
-    {"torchao.", "Tensor", quantized},
-    {"numpy array of '|V", "'", untyped},
-    {"numpy array of '<V", "'", untyped},
-    {"numpy array of '>V", "'", untyped},
-    {"numpy array of '<f", "'", other},
-    {"numpy array of '>f", "'", other},
-    {"numpy array of '<c", "'", other},
-    {"numpy array of '>c", "'", other},
-    {"floating type of ", "", other},
-    {"integer of ", "", other},
+    {"torch._utils._rebuild_qtensor", "", quantized, false},
+    {"torch._utils._rebuild_sparse", "", sparse, false},
+    {"torch._utils._rebuild_nested", "", jagged, false},
+    {"torch.nested.", "Tensor", jagged, false},
+    {"torch._utils._rebuild_meta", "", meta, false},
+    {"torch._utils._rebuild_", "", other, false},
+    {"torch.", "Tensor", other, true},
+    {"torchao.", "Tensor", quantized, true},
+    {"torchao.optim.subclass_", "", quantized, true},
+    {"torchao.prototype.low_bit_optim.subclass_", "", quantized, true},
+    {"optimum.quanto.", "Tensor", quantized, true},
+    {"torchtune.", "Tensor", quantized, true},
+    {"transformer_engine.", "Tensor", quantized, true},
+    {"numpy array of '|V", "'", untyped, false},
+    {"numpy array of '<V", "'", untyped, false},
+    {"numpy array of '>V", "'", untyped, false},
+    {"numpy array of '<f", "'", other, false},
+    {"numpy array of '>f", "'", other, false},
+    {"numpy array of '<c", "'", other, false},
+    {"numpy array of '>c", "'", other, false},
+    {"floating type of ", "", other, false},
+    {"integer of ", "", other, false},
+    {"", "Tensor", other, true},
 };
 
 static bool fits(const char *text, size_t size, const char *begin, const char *end)
@@ -56,12 +63,13 @@ static bool fits(const char *text, size_t size, const char *begin, const char *e
            memcmp(text + size - last, end, last) == 0;
 }
 
-static const char *kind_of_class(const fsdp_value *value)
+/* The rule of a class, -1 for none. */
+static int rule_of(const fsdp_value *value)
 {
-    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
+    for (int i = 0; i < (int)(sizeof classes / sizeof *classes); i++)
         if (fits(value->as.bytes.data, value->as.bytes.size, classes[i].begin, classes[i].end))
-            return classes[i].kind;
-    return NULL;
+            return i;
+    return -1;
 }
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -73,7 +81,8 @@ static bool has_items(const fsdp_value *value)
 
 static const char *kind_of_value(const fsdp_value *value)
 {
-    const char *kind = value->kind == FSDP_VALUE_CLASS ? kind_of_class(value) : NULL;
+    int rule = value->kind == FSDP_VALUE_CLASS ? rule_of(value) : -1;
+    const char *kind = rule >= 0 ? classes[rule].kind : NULL;
     for (size_t i = 0; !kind && has_items(value) && i < value->as.list.count; i++)
         kind = kind_of_value(&value->as.list.items[i]);
     return kind;
@@ -151,8 +160,15 @@ bool fsdp_is_flat_piece(const fsdp_sd *sd, const fsdp_entry *entry)
     return is_piece;
 }
 
-const char *fsdp_tensor_kind(const fsdp_entry *entry)
+static bool is_subclass(const fsdp_value *value)
 {
+    int rule = value->kind == FSDP_VALUE_CLASS ? rule_of(value) : -1;
+    return rule >= 0 && classes[rule].is_subclass;
+}
+
+const char *fsdp_tensor_kind(const fsdp_entry *entry, bool *is_subclass_out)
+{
+    *is_subclass_out = false;
     if (entry->kind != FSDP_ENTRY_VALUE)
         return entry->kind == FSDP_ENTRY_TENSOR && entry->ndim == 1 &&
                        is_flat_name(entry->name, entry->name_size)
@@ -161,6 +177,7 @@ const char *fsdp_tensor_kind(const fsdp_entry *entry)
     fsdp_source *source;
     const fsdp_value *inside = open_blob(&entry->value, &source);
     const char *kind = kind_of_value(inside ? inside : &entry->value);
+    *is_subclass_out = is_subclass(inside ? inside : &entry->value);
     fsdp_source_close(source);
     return kind;
 }

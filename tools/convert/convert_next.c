@@ -545,33 +545,102 @@ void convert_add_next(fsdp_text *text, const convert_options *opts,
 
 /* --- names for --drop ------------------------------------------------------------------------- */
 
+static const char drop_advice[] = "; leave out with", drop_option[] = " --drop ";
+
 /* " --drop values --drop dtype:bf16" at the end of a refusal, or NULL. Names of the source stand
  * before it. */
-static const char *find_drops(const char *message)
+static char *find_drops(char *message)
 {
-    static const char advice[] = "; leave out with";
-    const char *found = NULL;
-    for (const char *at = message; (at = strstr(at, advice)) != NULL; at++)
-        found = at + sizeof advice - 1;
+    char *found = NULL;
+    for (char *at = message; (at = strstr(at, drop_advice)) != NULL; at++)
+        found = at + sizeof drop_advice - 1;
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789_:- ";
     return found && strspn(found, letters) == strlen(found) ? found : NULL;
 }
 
-void convert_name_drops(const convert_options *opts, fsdp_error *err)
+enum { DROPS_MOST = 20 };
+
+/* Arguments of --drop: the user's, and those of refusals, each of which is a text in `words`. */
+typedef struct drop_list {
+    const char **items;
+    size_t count, given;
+    char *words[DROPS_MOST];
+    size_t word_count;
+} drop_list;
+
+/* Takes the arguments of " --drop A --drop B"; false when they are too many. */
+static bool take_drops(drop_list *list, const char *drops)
 {
-    const char *drops = err->status == FSDP_ERR_USAGE ? find_drops(err->text) : NULL;
+    while ((drops = strstr(drops, drop_option)) != NULL) {
+        drops += sizeof drop_option - 1;
+        char *word = list->word_count < DROPS_MOST ? strndup(drops, strcspn(drops, " ")) : NULL;
+        if (!word)
+            return false;
+        list->words[list->word_count++] = word;
+        list->items[list->count++] = word;
+    }
+    return true;
+}
+
+/* Plans the conversion with what refusals advise to drop, and with what the next one does. False when it is
+ * refused otherwise, with the reason in other_out. */
+static bool try_drops(const convert_options *opts, const char *from, drop_list *list,
+                      const char *drops, fsdp_error *other_out)
+{
+    fsdp_convert_opts dropping = opts->convert;
+    dropping.watch = (fsdp_watch){0}; /* notices were given */
+    while (drops && take_drops(list, drops)) {
+        fsdp_convert_plan plan = {0};
+        *other_out = (fsdp_error){0};
+        dropping.select.drops = list->items;
+        dropping.select.drop_count = list->count;
+        fsdp_status st = fsdp_checkpoint_convert_plan(from, opts->to, &dropping, &plan, other_out);
+        fsdp_convert_plan_release(&plan);
+        if (st == FSDP_OK || st == FSDP_ERR_EXISTS)
+            return true;
+        drops = st == FSDP_ERR_USAGE ? find_drops(other_out->text) : NULL;
+    }
+    return false;
+}
+
+/* ": fsdp-convert SRC DST --drop values" */
+static void add_command(fsdp_text *text, const convert_options *opts, const drop_list *list)
+{
+    fsdp_text_addf(text, ": fsdp-convert");
+    for (int i = 1; i < opts->argc; i++) {
+        if (strcmp(opts->argv[i], "--") == 0)
+            text->failed = true; /* what is behind it is no option */
+        cli_add_argument(text, opts->argv[i]);
+    }
+    for (size_t i = list->given; i < list->count; i++)
+        fsdp_text_addf(text, "%s%s", drop_option, list->items[i]);
+}
+
+void convert_name_drops(const convert_options *opts, const char *from, fsdp_error *err)
+{
+    const fsdp_select_opts *select = &opts->convert.select;
+    char *drops = err->status == FSDP_ERR_USAGE ? find_drops(err->text) : NULL;
+    fsdp_error other = {0};
     fsdp_text text = {0};
     if (!drops || opts->apply)
         return;
-    fsdp_text_addf(&text, "%s: fsdp-convert", err->text);
-    for (int i = 1; i < opts->argc; i++) {
-        if (strcmp(opts->argv[i], "--") == 0)
-            text.failed = true; /* what is behind it is no option */
-        cli_add_argument(&text, opts->argv[i]);
+    drop_list list = {.items = calloc(select->drop_count + DROPS_MOST, sizeof *list.items),
+                      .given = select->drop_count};
+    for (; list.items && list.count < list.given; list.count++)
+        list.items[list.count] = select->drops[list.count];
+    bool succeeds = list.items && try_drops(opts, from, &list, drops, &other);
+    if (succeeds) {
+        fsdp_text_addf(&text, "%s", err->text);
+        add_command(&text, opts, &list);
+    } else if (other.status != FSDP_OK) {
+        drops[1 - (int)sizeof drop_advice] = '\0';
+        fsdp_text_addf(&text, "%s; without them: %s", err->text, other.text);
     }
-    fsdp_text_addf(&text, "%s", drops);
-    if (!text.failed && text.size < FSDP_ERROR_TEXT)
+    if (text.size > 0 && !text.failed && text.size < FSDP_ERROR_TEXT)
         memcpy(err->text, text.data, text.size + 1);
+    for (size_t i = 0; i < list.word_count; i++)
+        free(list.words[i]);
+    free(list.items);
     fsdp_text_release(&text);
 }
 

@@ -70,8 +70,9 @@ void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
  * CLI_NEXT_MOST bytes can be spelled. */
 void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
                       const fsdp_convert_plan *plan);
-/* A refusal that ends with what to drop gets the whole command line that does. */
-void convert_name_drops(const convert_options *opts, fsdp_error *err);
+/* A refusal that ends with what to drop gets the whole command line that does, if a plan of `from` with it
+ * succeeds; else the reason against that. */
+void convert_name_drops(const convert_options *opts, const char *from, fsdp_error *err);
 /* A refusal that names several sources gets the command line for one of them. */
 void convert_name_source(const convert_options *opts, fsdp_error *err);
 
