@@ -671,7 +671,6 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\na.{x} = n\n", "'n'"},
         {"keep others\na.{x} = n.{y}\n", "line 2, 'a.{x}': a variable of 'n.{y}' has no value"},
         {"keep others\na.{x} = n.{x:p|q}\n", "a variable of 'n.{x:p|q}' has no value"},
-        {"keep others\na.{x:*} = n.{x:*}\n", "a variable of 'a.{x:*}' has no value"},
         {"keep others\nc\n  stack 0 {x}\n  = n\n", "no name has {x}, whose tensors become one"},
         {"keep others\nc\n  split 0 2 2\n  = n\n  + m\n",
          "dim 0 of [3, 2] does not have the 4 rows of its parts"},
