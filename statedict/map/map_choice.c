@@ -225,7 +225,7 @@ static fsdp_status try_hub(const map_choice *choice, map_way *way, fsdp_error *e
     FSDP_TRY(find_hub(choice, way, err));
     if (way->map)
         FSDP_TRY(has_hub_names(choice, &has_names, err));
-    way->is_offered = !has_names;
+    way->is_offered = way->map && !has_names;
     way->is_short = way->is_short || is_short;
     return FSDP_OK;
 }
