@@ -43,7 +43,7 @@ Test(parameter_order, layers_count_and_modules_have_their_own_order)
     size_t count = list(parameters, names);
     cr_assert(sort("llama", parameters, count));
     for (size_t i = 0; i < count; i++)
-        cr_assert_eq(parameters[i].entry, order[i], "%zu is %s", i, parameters[i].name);
+        cr_assert_eq(parameters[i].entry, (size_t)order[i], "%zu is %s", i, parameters[i].name);
 }
 
 Test(parameter_order, norms_and_buffers_are_marked)
