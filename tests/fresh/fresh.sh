@@ -48,6 +48,7 @@ inside() {
 make_base() {
     local base=$WORK/$RELEASE-base mirrors
     [ ! -e "$base/complete" ] || return 0
+    mkdir -p "$WORK"
     rm -rf "$base"
     mapfile -t mirrors < <(mirror)
     debootstrap --variant=minbase --include=ca-certificates "$RELEASE" "$base" "${mirrors[@]}" \
