@@ -78,8 +78,10 @@ static fsdp_status open_map(const map_choice *choice, const char *name, fsdp_map
     if (st != FSDP_OK || choice->root_size == 0)
         return st;
     st = fsdp_map_put_below(*map_out, choice->root, choice->root_size, err);
-    if (st != FSDP_OK)
+    if (st != FSDP_OK) {
         fsdp_map_free(*map_out);
+        *map_out = NULL;
+    }
     return st;
 }
 
@@ -348,7 +350,7 @@ static void find_below(const fsdp_map *map, bool right, char below[64])
     }
 }
 
-/* One map of the way. Its rules tell of the first tensor that they lack, and who sees the model of all. */
+/* One map of the way. see_model names every tensor that is missing; the rules stop at the first. */
 static fsdp_status apply_one(const map_choice *choice, const fsdp_map *map, bool from_right,
                              fsdp_checkpoint **checkpoint, fsdp_error *err)
 {

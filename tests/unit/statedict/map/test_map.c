@@ -789,3 +789,34 @@ Test(map, every_allocation_may_fail)
     }
     cr_assert_gt(n, 10);
 }
+
+/* The names of the map get the key above the model: what was read of it is freed once. */
+Test(map, every_allocation_of_a_choice_may_fail)
+{
+    const stored_tensor stored[] = {tensor("model.w", 2, 3, 0), tensor("model.b", 3, 0, 6)};
+    char path[] = "choice-XXXXXX.map";
+    FILE *file = fdopen(mkstemps(path, (int)strlen(".map")), "w");
+    cr_assert(file && fputs("w = v\nb = c\n", file) > 0 && fclose(file) == 0);
+    const fsdp_convert_opts opts = {.map = path};
+    const fsdp_map_request request = {.io = fsdp_io_posix(), .opts = &opts};
+    fsdp_status st = FSDP_ERR_LIMIT;
+    int64_t n = 0;
+    for (; st != FSDP_OK; n++) {
+        fsdp_error err = {0};
+        fsdp_map_sides sides;
+        fsdp_checkpoint *checkpoint = stored_open(stored, 2);
+        for (size_t i = 0; i < 2; i++) /* "model", "w" */
+            cr_assert_eq(fsdp_sd_set_path(checkpoint->manifest.sd, i, (int32_t[]){5, 1}, 2, &err),
+                         FSDP_OK);
+        (void)fsdp_mem_fail_after(n, true);
+        st = fsdp_map_rename(&request, &checkpoint, &sides, &err);
+        (void)fsdp_mem_fail_after(-1, false);
+        cr_assert(st == FSDP_OK || err.status == st, "%s", err.text);
+        cr_assert_lt(n, 400, "%s", err.text);
+        if (st == FSDP_OK)
+            expect_tensor(checkpoint, "model.v", "2x3: 0 1 2 3 4 5");
+        fsdp_checkpoint_close(checkpoint);
+    }
+    unlink(path);
+    cr_assert_gt(n, 20);
+}
