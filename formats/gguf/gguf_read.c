@@ -35,6 +35,7 @@ typedef struct gguf_model {
     int64_t alignment;
     int64_t split_no, split_count, split_tensors; /* -1: the file does not say */
     int64_t memory; /* that arrays of values may take; 0: the default */
+    int64_t kept;   /* bytes of those of the parts before */
 } gguf_model;
 
 /* --- key-value pairs -------------------------------------------------------------------------- */
@@ -76,8 +77,10 @@ static fsdp_status keep_pair(gguf_model *model, const char *key, size_t size, fs
     FSDP_TRY(note_alignment(model, key, value, err));
     if (note_split(model, key, value))
         return FSDP_OK;
-    if (!fsdp_source_has(model->source, key, size))
+    if (!fsdp_source_has(model->source, key, size)) {
+        model->kept = model->in.memory;
         return fsdp_source_add_value(model->source, key, size, value, NULL, err);
+    }
     if (model->number > 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds '%s' twice", model->in.path,
@@ -90,6 +93,7 @@ static fsdp_status read_pair(gguf_model *model, fsdp_error *err)
     size_t size;
     fsdp_value value = {.kind = FSDP_VALUE_NULL};
     FSDP_TRY(gguf_take_string(&model->in, GGUF_LONGEST_KEY, "a key", &key, &size, err));
+    model->in.memory = model->kept; /* a value that was not kept is gone */
     fsdp_status st = gguf_take_value(&model->in, key, &value, err);
     if (st == FSDP_OK)
         st = keep_pair(model, key, size, &value, err);

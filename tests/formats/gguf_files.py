@@ -260,6 +260,22 @@ def memory(folder):
     check(one and other and one["values"] == other["values"] and one["tensors"] == other["tensors"], "large")
 
 
+def memory_of_parts(folder):
+    """Arrays of all parts count together; those that later parts repeat are not kept."""
+    folder.mkdir()
+    sizes = (900000, 900000, 500000)
+    for of_parts, status in ((("a", "b", "c"), 9), (("a", "a", "a"), 0)):
+        for number, (key, size) in enumerate(zip(of_parts, sizes)):
+            pairs = [("split.no", U16, number), ("split.count", U16, 3), ("split.tensors.count", I32, 3),
+                     (key, ARRAY, (U8, [1] * size))]
+            (folder / f"m-{number + 1:05}-of-00003.gguf").write_bytes(
+                gguf(pairs + [ARCHITECTURE], [(f"w{number}", "f32", (4,))]))
+        target = folder.parent / "arrays.npz"
+        ran = run("fsdp-convert", folder, target, "--mem", "64M", "-n", "--drop", "values")
+        check(ran.returncode == status and ("allow more (--mem)" in ran.stderr) == (status == 9),
+              f"arrays {of_parts} of parts: {ran.returncode} {ran.stderr}")
+
+
 def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -272,6 +288,7 @@ def main():
         decoded(folder)
         by_way_of_others(folder)
         memory(folder)
+        memory_of_parts(folder / "arrays")
     print(json.dumps(problems, indent=1) if problems else "GGUF files are read and written")
     sys.exit(1 if problems else 0)
 
