@@ -62,8 +62,15 @@ bool dcp_is_rank_metadata(const char *name);
 
 /* --- dcp_replicas.c --- */
 
-/* Compares two ranks' items of one name: tensors by their begin, steps. FSDP_ERR_DAMAGED: they differ. */
-fsdp_status dcp_same_items(fsdp_source *source, const char *name, size_t name_size, const dcp_item items[2],
-                           fsdp_facts *facts, fsdp_error *err);
+/* Two ranks' items of one name. */
+typedef struct dcp_replica {
+    const char *name;
+    size_t name_size;
+    dcp_item items[2];
+} dcp_replica;
+
+/* Compares tensors by their begin, and steps. FSDP_ERR_DAMAGED: the items differ. */
+fsdp_status dcp_same_items(fsdp_source *source, const dcp_replica *replica, fsdp_facts *facts,
+                           fsdp_error *err);
 
 #endif

@@ -626,9 +626,10 @@ static fsdp_status compare_replicas(metadata *meta, fsdp_error *err)
     for (size_t i = 0; i < meta->replica_count && st == FSDP_OK; i++) {
         const replica *at = &meta->replicas[i];
         const dcp_range *first = &meta->ranges.all[at->first];
-        const dcp_item items[] = {item_of(meta, first), item_of(meta, &at->range)};
-        if (!first->is_packed && !items[0].header && !items[1].header)
-            st = dcp_same_items(meta->source, at->name, at->name_size, items, &facts, err);
+        const dcp_replica both = {
+            at->name, at->name_size, {item_of(meta, first), item_of(meta, &at->range)}};
+        if (!first->is_packed && !both.items[0].header && !both.items[1].header)
+            st = dcp_same_items(meta->source, &both, &facts, err);
     }
     fsdp_facts_release(&facts);
     return st;

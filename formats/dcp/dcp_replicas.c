@@ -39,32 +39,35 @@ static fsdp_status open_item(fsdp_source *source, const dcp_item *item, bool has
                : FSDP_OK;
 }
 
-static fsdp_status compare(fsdp_source *source, const char *name, const dcp_item items[2],
-                           item_contents both[2], fsdp_facts *facts, fsdp_error *err)
+static fsdp_status compare(fsdp_source *source, const dcp_replica *replica, item_contents both[2],
+                           fsdp_facts *facts, fsdp_error *err)
 {
-    bool is_same = true, is_step = fsdp_fact_is_step(name, strlen(name));
+    const dcp_item *items = replica->items;
+    bool is_same = true, is_step = fsdp_fact_is_step(replica->name, replica->name_size);
+    char shown[200];
     for (int i = 0; i < 2; i++)
         FSDP_TRY(open_item(source, &items[i], is_step, &both[i], err));
     for (int i = 0; i < 2 && is_step && both[0].kind == TORCH_KIND_NONE; i++)
-        FSDP_TRY(fsdp_facts_note(facts, name, path_of(source, &items[i]), &both[i].value, err));
+        FSDP_TRY(fsdp_facts_note(facts, replica->name, replica->name_size,
+                                 path_of(source, &items[i]), &both[i].value, err));
     if (both[0].kind != both[1].kind)
         is_same = false;
     else if (both[0].kind == TORCH_KIND_TENSOR)
         FSDP_TRY(torch_same_elements(source, &both[0].tensor, &both[1].tensor, TORCH_REPLICA,
                                      &is_same, err));
-    return is_same ? FSDP_OK
-                   : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                               "'%s' and '%s' have different values of '%s'" FSDP_TWO_SAVES,
-                               path_of(source, &items[0]), path_of(source, &items[1]), name);
+    return is_same
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                           "'%s' and '%s' have different values of '%s'" FSDP_TWO_SAVES,
+                           path_of(source, &items[0]), path_of(source, &items[1]),
+                           fsdp_printable(replica->name, replica->name_size, shown, sizeof shown));
 }
 
-fsdp_status dcp_same_items(fsdp_source *source, const char *name, size_t name_size,
-                           const dcp_item items[2], fsdp_facts *facts, fsdp_error *err)
+fsdp_status dcp_same_items(fsdp_source *source, const dcp_replica *replica, fsdp_facts *facts,
+                           fsdp_error *err)
 {
     item_contents both[2] = {{.kind = TORCH_KIND_NONE}};
-    char shown[200];
-    fsdp_status st = compare(source, fsdp_printable(name, name_size, shown, sizeof shown), items,
-                             both, facts, err);
+    fsdp_status st = compare(source, replica, both, facts, err);
     release(&both[0]);
     release(&both[1]);
     return st;

@@ -43,7 +43,7 @@ static fsdp_status note(ds_set *set, torch_archive *archive, const char *what, f
     fsdp_node number = ds_enum_number(archive, node);
     fsdp_status st = ds_read_step(archive, number != 0 ? number : node, &value, err);
     if (st == FSDP_OK)
-        st = fsdp_facts_note(&set->facts, what, path_of(set, archive), &value, err);
+        st = fsdp_facts_note(&set->facts, what, strlen(what), path_of(set, archive), &value, err);
     fsdp_value_release(&value);
     return st;
 }
@@ -114,7 +114,8 @@ fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim,
             continue;
         fsdp_status st = ds_read_step(archive, node, &step, err);
         if (st == FSDP_OK)
-            st = fsdp_facts_note(&set->facts, what, path_of(set, archive), &step, err);
+            st =
+                fsdp_facts_note(&set->facts, what, strlen(what), path_of(set, archive), &step, err);
         if (st == FSDP_OK && ds_is_number(&step, &number) && (double)number > most)
             most = (double)number;
         fsdp_value_release(&step);
@@ -140,12 +141,7 @@ static fsdp_status read_elements(const ds_set *set, const torch_tensor *tensor, 
                                  size_t count, void *data, fsdp_error *err)
 {
     size_t size = fsdp_dtype_size(tensor->dtype);
-    int64_t offset = tensor->offset + first * (int64_t)size;
-    return tensor->storage.stream >= 0
-               ? fsdp_source_stream_pread(set->source, tensor->storage.stream, data, count * size,
-                                          offset, err)
-               : fsdp_source_pread(set->source, tensor->storage.file, data, count * size, offset,
-                                   err);
+    return torch_tensor_pread(set->source, tensor, first * (int64_t)size, data, count * size, err);
 }
 
 /* Not a number is equal to itself here: a run that diverged rounds to it. */
@@ -235,22 +231,22 @@ fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fs
 fsdp_status ds_print_end(ds_set *set, const char *what, const torch_archive *archive,
                          fsdp_error *err)
 {
-    const char *path = path_of(set, archive);
-    bool is_telling_print = set->print_tells && set->print.size > 0;
-    fsdp_hash hash = {0};
-    if (is_telling_print)
-        hash = fsdp_kernels_get()->hash(set->print.data, set->print.size);
-    bool has_failed = set->print.failed;
+    const char *path = path_of(set, archive), *key = NULL;
+    uint64_t *first = NULL;
+    if (set->print.failed)
+        return fsdp_fail_memory(err, "comparing ranks");
+    if (set->print_tells) {
+        fsdp_hash hash = fsdp_kernels_get()->hash(set->print.data, set->print.size);
+        key = fsdp_arena_strndup(&set->arena, (const char *)&hash, sizeof hash);
+    }
+    bool tells = set->print_tells;
     set->print.size = 0;
     set->print_tells = false;
-    char *key =
-        is_telling_print ? fsdp_arena_strndup(&set->arena, (char *)&hash, sizeof hash) : NULL;
-    if (has_failed || (is_telling_print && !key))
-        return fsdp_fail_memory(err, "comparing ranks");
-    if (!is_telling_print)
+    if (!tells)
         return FSDP_OK;
-    uint64_t *first =
-        fsdp_name_table_enter(&set->prints, key, sizeof hash, (uint64_t)archive->file);
+    if (key)
+        first =
+            fsdp_name_table_enter(&set->prints, key, sizeof(fsdp_hash), (uint64_t)archive->file);
     if (!first)
         return fsdp_fail_memory(err, "comparing ranks");
     if (*first == (uint64_t)archive->file)

@@ -44,8 +44,8 @@ static fsdp_status compare_values(agreement *all, size_t rank, fsdp_error *err)
     for (size_t i = 0; i < fsdp_source_entry_count(source); i++) {
         const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
         if (entry->value && is_listed(all->row->agreed, entry->name, entry->name_size))
-            FSDP_TRY(fsdp_facts_note(&all->facts, entry->name, fsdp_source_path(source),
-                                     entry->value, err));
+            FSDP_TRY(fsdp_facts_note(&all->facts, entry->name, entry->name_size,
+                                     fsdp_source_path(source), entry->value, err));
     }
     return FSDP_OK;
 }
@@ -113,9 +113,10 @@ static fsdp_status add_holder(agreement *all, const fsdp_text *key, const holder
 }
 
 static fsdp_status compare_tensor(agreement *all, const fsdp_text *key, const holder *next,
-                                  const char *name, fsdp_error *err)
+                                  const fsdp_source_entry *entry, fsdp_error *err)
 {
     const uint64_t *known = fsdp_name_table_find(&all->names, key->data, key->size);
+    char shown[200];
     bool is_same;
     if (!known)
         return add_holder(all, key, next, err);
@@ -127,7 +128,8 @@ static fsdp_status compare_tensor(agreement *all, const fsdp_text *key, const ho
                      "'%s' and '%s' have different values of '%s', which is whole in "
                      "both" FSDP_TWO_SAVES,
                      fsdp_source_path(all->ranks[first->rank].source),
-                     fsdp_source_path(all->ranks[next->rank].source), name);
+                     fsdp_source_path(all->ranks[next->rank].source),
+                     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }
 
 /* The parts of one tensor have one dtype. */
@@ -144,7 +146,8 @@ static fsdp_status compare_dtype(agreement *all, size_t rank, const fsdp_source_
         what.failed ? fsdp_fail_memory(err, "comparing ranks")
                     : fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, dtype, strlen(dtype), err);
     if (st == FSDP_OK)
-        st = fsdp_facts_note(&all->facts, what.data, fsdp_source_path(source), &value, err);
+        st = fsdp_facts_note(&all->facts, what.data, what.size, fsdp_source_path(source), &value,
+                             err);
     fsdp_value_release(&value);
     fsdp_text_release(&what);
     return st;
@@ -164,7 +167,7 @@ static fsdp_status compare_tensors(agreement *all, size_t rank, fsdp_error *err)
         FSDP_TRY(compare_dtype(all, rank, entry, err));
         spell_sharers(all, rank, entry, &key);
         fsdp_status st = key.failed ? fsdp_fail_memory(err, "comparing ranks")
-                                    : compare_tensor(all, &key, &next, entry->name, err);
+                                    : compare_tensor(all, &key, &next, entry, err);
         fsdp_text_release(&key);
         FSDP_TRY(st);
     }

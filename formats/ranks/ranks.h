@@ -247,8 +247,10 @@ fsdp_status rank_files_part(void *context, const torch_item *found, torch_tensor
 /* Compares the begin of two copies of one box. FSDP_ERR_DAMAGED: they differ. */
 fsdp_status rank_same_replica(rank_files *set, const rank_entry *entry, const rank_chunk *a,
                               const rank_chunk *b, fsdp_error *err);
-/* Counts bytes of tensors that are compared: many views of one small storage would cost much. */
-fsdp_status rank_files_count_compared(rank_files *set, int64_t bytes, fsdp_error *err);
+/* Counts the bytes of a tensor that are compared, at most `most`: many views of one small storage would cost
+ * much. */
+fsdp_status rank_files_count_compared(rank_files *set, const torch_tensor *tensor, int64_t most,
+                                      fsdp_error *err);
 
 /* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. */
 fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err);

@@ -3,10 +3,12 @@
 
 #include <string.h>
 
-fsdp_status rank_files_count_compared(rank_files *set, int64_t bytes, fsdp_error *err)
+fsdp_status rank_files_count_compared(rank_files *set, const torch_tensor *tensor, int64_t most,
+                                      fsdp_error *err)
 {
     const int64_t views = 16, small = (int64_t)1 << 30;
-    set->compared += bytes;
+    int64_t span = tensor->data ? 0 : torch_tensor_span(tensor);
+    set->compared += span < most ? span : most;
     return set->compared / views <= set->bytes + small / views
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_LIMIT,
@@ -45,7 +47,7 @@ fsdp_status rank_same_replica(rank_files *set, const rank_entry *entry, const ra
         return FSDP_OK;
     describe(entry, &a->chunk, &one);
     describe(entry, &b->chunk, &other);
-    FSDP_TRY(rank_files_count_compared(set, TORCH_REPLICA, err));
+    FSDP_TRY(rank_files_count_compared(set, &one, TORCH_REPLICA, err));
     FSDP_TRY(torch_same_elements(set->source, &one, &other, TORCH_REPLICA, &is_same, err));
     return is_same ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_DAMAGED,

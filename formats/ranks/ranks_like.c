@@ -461,7 +461,7 @@ fsdp_status rank_files_check_piece(rank_files *set, size_t number, int rank,
         piece->storage.stream == held->storage.stream && piece->ndim == 1 &&
         piece->shape[0] == held->shape[0])
         return FSDP_OK;
-    FSDP_TRY(rank_files_count_compared(set, TORCH_REPLICA, err));
+    FSDP_TRY(rank_files_count_compared(set, held, TORCH_REPLICA, err));
     FSDP_TRY(torch_same_elements(set->source, held, piece, TORCH_REPLICA, &is_same, err));
     return is_same ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_DAMAGED,

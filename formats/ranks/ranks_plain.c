@@ -68,12 +68,9 @@ static fsdp_status read_number(rank_files *set, const torch_tensor *tensor, fsdp
 static fsdp_status note_step(rank_files *set, const torch_item *found, const fsdp_value *value,
                              fsdp_error *err)
 {
-    char shown[200];
     if (value->kind != FSDP_VALUE_I64 && value->kind != FSDP_VALUE_F64)
         return FSDP_OK;
-    return fsdp_facts_note(&set->facts,
-                           fsdp_printable(found->name, found->name_size, shown, sizeof shown),
-                           set->path, value, err);
+    return fsdp_facts_note(&set->facts, found->name, found->name_size, set->path, value, err);
 }
 
 static fsdp_status note_step_tensor(rank_files *set, const torch_item *found,
@@ -117,7 +114,7 @@ fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tens
     item->is_tensor = true;
     const rank_item *first = &entry->items[0];
     if (item != first && first->is_tensor) {
-        FSDP_TRY(rank_files_count_compared(set, tensor->data ? 0 : torch_tensor_span(tensor), err));
+        FSDP_TRY(rank_files_count_compared(set, tensor, INT64_MAX, err));
         FSDP_TRY(check_dtype(set, entry, tensor, err));
         FSDP_TRY(named(
             entry,

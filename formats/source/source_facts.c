@@ -72,40 +72,42 @@ static bool spell(const fsdp_value *value, int depth, fsdp_text *text)
     }
 }
 
-static fsdp_status add(fsdp_facts *facts, const char *what, const char *file, const fsdp_text *text,
-                       fsdp_error *err)
+static fsdp_status add(fsdp_facts *facts, const char *what, size_t what_size, const char *file,
+                       const fsdp_text *text, fsdp_error *err)
 {
-    const char *name = fsdp_arena_strndup(&facts->arena, what, strlen(what));
+    const char *name = fsdp_arena_strndup(&facts->arena, what, what_size);
     struct fsdp_fact fact = {.text = fsdp_arena_strndup(&facts->arena, text->data, text->size),
                              .file = fsdp_arena_strndup(&facts->arena, file, strlen(file))};
     if (!name || !fact.text || !fact.file ||
         !fsdp_grow(&facts->items, &facts->room, facts->count + 1, sizeof *facts->items) ||
-        !fsdp_name_table_put(&facts->names, name, strlen(name), facts->count))
+        !fsdp_name_table_put(&facts->names, name, what_size, facts->count))
         return fsdp_fail_memory(err, "what the files of a checkpoint say");
     facts->items[facts->count++] = fact;
     return FSDP_OK;
 }
 
-static fsdp_status compare(const struct fsdp_fact *fact, const char *what, const char *file,
-                           const fsdp_text *text, fsdp_error *err)
+static fsdp_status compare(const struct fsdp_fact *fact, const char *what, size_t what_size,
+                           const char *file, const fsdp_text *text, fsdp_error *err)
 {
+    char shown[200];
     if (strcmp(fact->text, text->data) == 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' says that %s is %s, and '%s' says %s" FSDP_TWO_SAVES, fact->file, what,
-                     fact->text, file, text->data);
+                     "'%s' says that %s is %s, and '%s' says %s" FSDP_TWO_SAVES, fact->file,
+                     fsdp_printable(what, what_size, shown, sizeof shown), fact->text, file,
+                     text->data);
 }
 
-fsdp_status fsdp_facts_note(fsdp_facts *facts, const char *what, const char *file,
+fsdp_status fsdp_facts_note(fsdp_facts *facts, const char *what, size_t what_size, const char *file,
                             const fsdp_value *value, fsdp_error *err)
 {
     fsdp_text text = {0};
     bool is_spelled = spell(value, 0, &text);
-    const uint64_t *known = fsdp_name_table_find(&facts->names, what, strlen(what));
+    const uint64_t *known = fsdp_name_table_find(&facts->names, what, what_size);
     fsdp_status st = text.failed   ? fsdp_fail_memory(err, "what the files of a checkpoint say")
                      : !is_spelled ? FSDP_OK
-                     : known       ? compare(&facts->items[*known], what, file, &text, err)
-                                   : add(facts, what, file, &text, err);
+                     : known ? compare(&facts->items[*known], what, what_size, file, &text, err)
+                             : add(facts, what, what_size, file, &text, err);
     fsdp_text_release(&text);
     return st;
 }

@@ -33,7 +33,7 @@ void fsdp_facts_release(fsdp_facts *facts);
  * something else: the message names both files and both values. Values without a short text (dicts, objects)
  * are ignored.
  */
-fsdp_status fsdp_facts_note(fsdp_facts *facts, const char *what, const char *file, const fsdp_value *value,
-                            fsdp_error *err);
+fsdp_status fsdp_facts_note(fsdp_facts *facts, const char *what, size_t what_size, const char *file,
+                            const fsdp_value *value, fsdp_error *err);
 
 #endif

@@ -366,6 +366,9 @@ def contradictions():
     fails("another step below", DAMAGED, saves, [{"state": {"step": n}} for n in (5, 5, 7)])
     fails("another step of a parameter", DAMAGED, saves,
           [{"state": {"x": {"step": tensor([n], ())}}} for n in (5.0, 7.0)])
+    long = "layer." * 40  # longer than a message shows
+    holds("steps whose names begin and end alike", [{f"{long}a.{long}step": 5, f"{long}b.{long}step": 7}], {},
+          {f"{long}a.{long}step": 5, f"{long}b.{long}step": 7})
     holds("one step in two types", [{"step": 5}, {"step": 5.0}], {}, {"step": {"per_rank": [5, 5.0]}})
     holds("an epoch of its own", [{"data": {"epoch": n}} for n in (5, 7)], {},
           {"data.epoch": {"per_rank": [5, 7]}})
@@ -388,6 +391,11 @@ def contradictions():
     fails("another large replica", DAMAGED, differ, replicas(40000, 16000))
     holds("replicas with one begin", replicas(40000, 39999), {"x": ((20000, 2), [0.0] * 40000)})
     fails("another turned replica", DAMAGED, differ, replicas(6, 5, strides=(1, 3)))
+    # To count more than the bytes of so many would exceed the limit of comparisons.
+    names = [str(n) for n in range(12000)]
+    states = [dict.fromkeys(names, dtensor((1,), old_mesh([0, 1, 2], (3,)), (new(Replicate),), tensor([1.0])))
+              for _ in range(3)]
+    holds("many small replicas", states, {name: ((1,), [1.0]) for name in names})
     mixed = [replicas(6, None)[0], replicas(6, None, strides=(1, 3))[1]]
     holds("replicas of other strides", mixed, {"x": ((3, 2), [0.0] * 6)})
 
