@@ -258,11 +258,15 @@ static fsdp_status keep_weight(ds_set *set, const torch_archive *archive, uint64
                                const torch_tensor *tensor, fsdp_error *err)
 {
     ds_param *param = &set->groups[0].lanes->params[number - 1]; /* those of all groups follow */
-    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
     char shown[200];
-    if (fsdp_box_count(&whole) != param->count)
+    bool has_shape =
+        tensor->ndim == param->ndim &&
+        (tensor->ndim == 0 ||
+         memcmp(tensor->shape, param->shape, (size_t)tensor->ndim * sizeof *tensor->shape) == 0);
+    if (!has_shape)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s: the weight '%s' of its module has not the shape in param_shapes",
+                         "%s: the weight '%s' of its module has not the shape in "
+                         "param_shapes" FSDP_TWO_SAVES,
                          archive->where,
                          fsdp_printable(param->name, param->name_size, shown, sizeof shown));
     torch_tensor *kept = fsdp_arena_alloc(&set->arena, 1, sizeof *kept);

@@ -452,6 +452,8 @@ def contradictions():
     yield ("a module of another step", with_model(2, module=made.OrderedDict(w=weight)), DAMAGED,
            "rounded to f16")
     weight = made.tensor([9.0] * 5, (5,), "e")
+    turned = with_model(2, module={"w": made.tensor(made.numbers_of("w"), (5, 3), "e")})
+    yield "a weight of turned shape", turned, DAMAGED, "shape in param_shapes; they are of"
     yield "a weight of another shape", with_model(2, module={"w": weight}), DAMAGED, "shape in param_shapes"
 
 
