@@ -5,19 +5,19 @@
 
 #include <string.h>
 
-/* A way of packing, the suffix of its files, and the program that unpacks one file. */
+/* A way of packing, and the program that unpacks one file. */
 static const struct packing {
-    const char *name, *suffix, *head, *command;
+    const char *name, *head, *command;
     size_t offset, size;
 } packings[] = {
-    {"tar", ".tar", "ustar", "tar -xf", 257, 5},
-    {"gzip", ".gz", "\x1f\x8b\x08", "gzip -dk", 0, 3},
-    {"zstd", ".zst", "\x28\xb5\x2f\xfd", "zstd -d", 0, 4},
-    {"xz", ".xz",
+    {"tar", "ustar", "tar -xf", 257, 5},
+    {"gzip", "\x1f\x8b\x08", "gzip -dk", 0, 3},
+    {"zstd", "\x28\xb5\x2f\xfd", "zstd -d", 0, 4},
+    {"xz",
      "\xfd"
      "7zXZ\0",
      "xz -dk", 0, 6},
-    {"bzip2", ".bz2", "BZh", "bzip2 -dk", 0, 3},
+    {"bzip2", "BZh", "bzip2 -dk", 0, 3},
 };
 
 static bool is_it(const struct packing *packing, const fsdp_probe *probe)

@@ -1,6 +1,10 @@
 /* The layouts of frameworks, as data: see frameworks.h. The first row whose markers are there counts. */
 #include "formats/frameworks.h"
 
+static const char load_flax[] =
+    "load it in transformers 4 (5 has no Flax) with from_pretrained(DIR, from_flax=True) and save "
+    "it again";
+
 const fsdp_framework_row fsdp_framework_rows[] = {
     {.made_by = "Orbax",
      .markers = {"_CHECKPOINT_METADATA"},
@@ -103,11 +107,7 @@ const fsdp_framework_row fsdp_framework_rows[] = {
                "args.*_embedding_type|args.rotary_*|args.untie_embeddings_and_output_weights|"
                "args.moe_*|args.*_lora_rank|args.bf16|args.fp16|args.consumed_*_samples|"
                "args.virtual_pipeline_model_parallel_size"},
-    {.made_by = "Flax",
-     .markers = {"flax_model.msgpack"},
-     .say = "load it in transformers 4 (5 has no Flax) with from_pretrained(DIR, from_flax=True) "
-            "and save "
-            "it again"},
+    {.made_by = "Flax", .markers = {"flax_model.msgpack"}, .say = load_flax},
 };
 const size_t fsdp_framework_row_count = sizeof fsdp_framework_rows / sizeof *fsdp_framework_rows;
 
@@ -117,9 +117,7 @@ const fsdp_framework_file fsdp_framework_files[] = {
     {"llm.c", "\x8f\xd8\x34\x01", 4, ".bin", "llm.c reads it: a state of its optimizer"},
     {"torch.export", "PK\3\4", 4, ".pt2",
      "it is a program: load it with torch.export.load and save its state_dict"},
-    {"Flax", "", 0, ".msgpack",
-     "load it in transformers 4 (5 has no Flax) with from_pretrained(DIR, from_flax=True) and save "
-     "it again"},
+    {"Flax", "", 0, ".msgpack", load_flax},
 };
 const size_t fsdp_framework_file_count = sizeof fsdp_framework_files / sizeof *fsdp_framework_files;
 
