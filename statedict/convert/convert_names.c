@@ -7,6 +7,7 @@
 
 #include "formats/source.h"
 #include "statedict/expect/like.h"
+#include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"
 
 #include <string.h>
@@ -62,7 +63,7 @@ static bool drops_tensors(const fsdp_select_opts *select)
     for (size_t i = 0; i < select->drop_count; i++) {
         const char *drop = select->drops[i];
         if (strcmp(drop, "values") != 0 && strcmp(drop, "opaque") != 0 &&
-            strcmp(drop, "optim") != 0 && strncmp(drop, "metadata", 8) != 0)
+            strcmp(drop, "optim") != 0 && !fsdp_drop_is_of_metadata(drop))
             return true;
     }
     return false;
@@ -128,14 +129,15 @@ fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *reques
     if (!request->config || is_checked_later || !asks_for_model(job) ||
         is_adapter(checkpoint, checkpoint->manifest.sd))
         return FSDP_OK;
+    fsdp_status st = FSDP_OK;
     if (job->opts.dequant)
-        FSDP_TRY(
-            fsdp_model_config_edit(check.text, check.size, check.config, &edits, &edited, err));
+        st = fsdp_model_config_edit(check.text, check.size, check.config, &edits, &edited, err);
     if (edited.text.size > 0) {
         check.text = edited.text.data;
         check.size = edited.text.size;
     }
-    fsdp_status st = see_below(job, &check, checkpoint, NULL, err);
+    if (st == FSDP_OK)
+        st = see_below(job, &check, checkpoint, NULL, err);
     check.may_be_unnamed = false;
     if (st == FSDP_OK && !job->seen.model[0] && below)
         st = see_below(job, &check, checkpoint, below, err);

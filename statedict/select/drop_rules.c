@@ -30,11 +30,24 @@ struct fsdp_drop_rules {
     size_t count;
 };
 
+static const char metadata_word[] = "metadata";
+
+bool fsdp_drop_is_of_metadata(const char *drop)
+{
+    const size_t size = sizeof metadata_word - 1;
+    return strncmp(drop, metadata_word, size) == 0 && (drop[size] == ':' || drop[size] == '\0');
+}
+
+/* The expression of "metadata:REGEX"; "metadata" takes all. */
+static const char *metadata_expression(const char *drop)
+{
+    const char *colon = drop + sizeof metadata_word - 1;
+    return *colon ? colon + 1 : "";
+}
+
 static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err)
 {
     static const char *const words[] = {"values", "opaque", "optim"};
-    static const char metadata[] = "metadata";
-    const size_t size = sizeof metadata - 1;
     for (int i = 0; i < 3; i++) {
         rule->kind = i == 0 ? DROP_VALUES : i == 1 ? DROP_OPAQUE : DROP_OPTIM;
         if (strcmp(text, words[i]) == 0)
@@ -56,10 +69,9 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
                                "--drop '%.60s' names no kind of tensors; known are %s", text,
                                fsdp_tensor_kinds());
     }
-    bool is_metadata = strncmp(text, metadata, size) == 0 && strchr(":", text[size]);
-    if (is_metadata)
-        text = text[size] ? text + size + 1 : "";
-    FSDP_TRY(fsdp_expression_compile(text, REG_NOSUB, &rule->expression, err));
+    bool is_metadata = fsdp_drop_is_of_metadata(text);
+    FSDP_TRY(fsdp_expression_compile(is_metadata ? metadata_expression(text) : text, REG_NOSUB,
+                                     &rule->expression, err));
     rule->kind = is_metadata ? DROP_METADATA : DROP_NAMES;
     return FSDP_OK;
 }
@@ -148,6 +160,28 @@ fsdp_status fsdp_drop_rules_check(const fsdp_drop_rules *rules, const fsdp_sd *s
         if (rules->items[i].kind == DROP_NAMES && !matches_some(sd, &rules->items[i].expression))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "--drop '%.200s' matches no name: fsdp-ls lists them",
+                             rules->opts->drops[i]);
+    return FSDP_OK;
+}
+
+static bool matches_some_key(const fsdp_text_pairs *metadata, const regex_t *expression)
+{
+    for (size_t i = 0; i < metadata->count; i++)
+        if (fsdp_expression_matches(expression, metadata->items[i].key,
+                                    metadata->items[i].key_size))
+            return true;
+    return false;
+}
+
+fsdp_status fsdp_drop_rules_check_metadata(const fsdp_drop_rules *rules,
+                                           const fsdp_text_pairs *metadata, fsdp_error *err)
+{
+    for (size_t i = 0; i < rules->count; i++)
+        if (rules->items[i].kind == DROP_METADATA &&
+            !matches_some_key(metadata, &rules->items[i].expression))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "--drop '%.200s' matches no key of the metadata: fsdp-ls --json lists "
+                             "them",
                              rules->opts->drops[i]);
     return FSDP_OK;
 }

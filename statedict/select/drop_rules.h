@@ -3,6 +3,7 @@
 #ifndef FSDP_DROP_RULES_H
 #define FSDP_DROP_RULES_H
 
+#include "base/data/text_pairs.h"
 #include <fsdp/convert.h>
 
 typedef struct fsdp_drop_rules fsdp_drop_rules;
@@ -21,9 +22,13 @@ typedef struct fsdp_droppable {
 } fsdp_droppable;
 bool fsdp_drop_rules_take(const fsdp_drop_rules *rules, const fsdp_droppable *what);
 /* "metadata" takes every key of the metadata, "metadata:REGEX" those that match; neither takes an entry. */
+bool fsdp_drop_is_of_metadata(const char *drop);
 bool fsdp_drop_rules_take_metadata(const fsdp_drop_rules *rules, const char *key, size_t size);
 
 /* FSDP_ERR_USAGE names an expression that matches no name: that is a mistake of the user. */
 fsdp_status fsdp_drop_rules_check(const fsdp_drop_rules *rules, const fsdp_sd *sd, fsdp_error *err);
+/* The same for expressions over keys of the metadata. */
+fsdp_status fsdp_drop_rules_check_metadata(const fsdp_drop_rules *rules, const fsdp_text_pairs *metadata,
+                                           fsdp_error *err);
 
 #endif

@@ -58,6 +58,8 @@ static fsdp_status choose_all(choosing *work, fsdp_error *err)
     fsdp_status st = fsdp_text_pairs_parse(&all, from->carried, from->path, err);
     if (st == FSDP_OK && from->contradicting)
         st = fsdp_text_pairs_parse(&work->contradicting, from->contradicting, from->path, err);
+    if (st == FSDP_OK)
+        st = fsdp_drop_rules_check_metadata(work->drops, &all, err);
     for (size_t i = 0; i < all.count && st == FSDP_OK; i++)
         st = choose(work, &all.items[i], err);
     fsdp_text_pairs_release(&all);
