@@ -38,11 +38,15 @@ typedef struct naming {
 
 static fsdp_status refuse(const naming *work, const char *why, fsdp_error *err)
 {
+    static const char unnamed[] = "the optimizer"; /* the source is nothing else */
+    char shown[200];
+    bool has_name = work->prefix_size > 0;
+    fsdp_printable(has_name ? work->prefix : unnamed,
+                   has_name ? work->prefix_size - 1 : sizeof unnamed - 1, shown, sizeof shown);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%.*s' numbers its %zu parameters, and %s: --only model leaves it out, and "
+                     "'%s' numbers its %zu parameters, and %s: --only model leaves it out, and "
                      "--names keep keeps the numbers",
-                     (int)(work->prefix_size > 0 ? work->prefix_size - 1 : 13),
-                     work->prefix_size > 0 ? work->prefix : "the optimizer", work->total, why);
+                     shown, work->total, why);
 }
 
 static bool begins(const char *name, size_t size, const char *word)
@@ -128,16 +132,43 @@ static fsdp_status place_numbers(naming *work, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* "optim.state.3.exp_avg": where "3" begins and ends. False: it is no state of the optimizer. */
+static bool find_key(const naming *work, const fsdp_entry *entry, size_t *at_out, size_t *end_out)
+{
+    *at_out = work->prefix_size + sizeof state_word - 1;
+    if (entry->name_size <= *at_out || memcmp(entry->name, work->prefix, work->prefix_size) != 0 ||
+        !begins(entry->name + work->prefix_size, entry->name_size - work->prefix_size, state_word))
+        return false;
+    const char *dot = memchr(entry->name + *at_out, '.', entry->name_size - *at_out);
+    *end_out = dot ? (size_t)(dot - entry->name) : entry->name_size;
+    return true;
+}
+
+/* A number that no group has would stay a number among names. */
+static fsdp_status check_states(const naming *work, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        size_t at, end, digits = 0;
+        if (!find_key(work, entry, &at, &end))
+            continue;
+        while (at + digits < end && entry->name[at + digits] >= '0' &&
+               entry->name[at + digits] <= '9')
+            digits++;
+        if (digits > 0 && at + digits == end &&
+            fsdp_sd_find(work->places, entry->name + at, digits) < 0)
+            return refuse(work, "has states of a number that is in no group", err);
+    }
+    return FSDP_OK;
+}
+
 /* "optim.state.3.exp_avg": the place of parameter 3, and where ".exp_avg" begins. */
 static bool find_state(const naming *work, const fsdp_entry *entry, size_t *place_out,
                        size_t *kind_out)
 {
-    size_t at = work->prefix_size + sizeof state_word - 1;
-    if (entry->name_size <= at || memcmp(entry->name, work->prefix, work->prefix_size) != 0 ||
-        !begins(entry->name + work->prefix_size, entry->name_size - work->prefix_size, state_word))
+    size_t at, end;
+    if (!find_key(work, entry, &at, &end))
         return false;
-    const char *dot = memchr(entry->name + at, '.', entry->name_size - at);
-    size_t end = dot ? (size_t)(dot - entry->name) : entry->name_size;
     int64_t found = fsdp_sd_find(work->places, entry->name + at, end - at);
     if (found < 0)
         return false;
@@ -284,12 +315,12 @@ static fsdp_status refuse_shape(const naming *work, int64_t misfit,
 static fsdp_status refuse_count(const naming *work, fsdp_error *err)
 {
     char why[200];
-    snprintf(why, sizeof why,
-             work->parameter_count == work->total && work->group_count > 2
-                 ? "has %zu groups, whose parameters cannot be told apart"
-                 : "the model has %zu, or others in its groups",
-             work->group_count > 2 && work->parameter_count == work->total ? work->group_count
-                                                                           : work->parameter_count);
+    if (work->parameter_count == work->total && work->group_count > 2)
+        snprintf(why, sizeof why, "has %zu groups, whose parameters cannot be told apart",
+                 work->group_count);
+    else
+        snprintf(why, sizeof why, "the model has %zu, or others in its groups",
+                 work->parameter_count);
     return refuse(work, why, err);
 }
 
@@ -397,6 +428,7 @@ static fsdp_status name_all(naming *work, fsdp_error *err)
 {
     bool is_known = false;
     FSDP_TRY(place_numbers(work, err));
+    FSDP_TRY(check_states(work, err));
     FSDP_TRY(name_by_names(work, err));
     if (work->named)
         return FSDP_OK;

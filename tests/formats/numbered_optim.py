@@ -74,6 +74,15 @@ def what_has_no_names_is_refused(folder):
     config.write_text(text)
 
 
+def a_state_of_no_group_is_refused(folder):
+    (folder / "stray").mkdir()
+    shutil.copy(folder / "step/config.json", folder / "stray")
+    convert(folder / "step", folder / "stray/made.pt", "--to", "torch", "--rename",
+            r"s/optim\.state\.0\./optim.state.99./")
+    said = convert(folder / "stray/made.pt", folder / "stray.dcp", "--to", "dcp", status=USAGE)
+    assert "has states of a number that is in no group" in said, said
+
+
 def main():
     with tempfile.TemporaryDirectory() as at:
         folder = Path(at)
@@ -81,6 +90,7 @@ def main():
         names_follow_the_order_of_the_model(folder)
         the_typed_comparison_is_equal(folder)
         what_has_no_names_is_refused(folder)
+        a_state_of_no_group_is_refused(folder)
 
 
 if __name__ == "__main__":
