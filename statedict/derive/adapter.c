@@ -430,32 +430,38 @@ static fsdp_status refuse_directory(const adapter_merge *merge, const char *dir,
                      config_name);
 }
 
+/* The newest step of a run, which the caller frees also after a failure. */
+static fsdp_status find_newest(const adapter_merge *merge, const fsdp_adapter_opts *opts,
+                               char **step_out, fsdp_error *err)
+{
+    fsdp_io *io = fsdp_access_io(opts->access);
+    const fsdp_framework_way way = {.note = notify, .context = (void *)(uintptr_t)opts->watch};
+    bool has_config = false;
+    fsdp_status st = fsdp_framework_resolve(io, opts->path, &way, step_out, err);
+    if (st == FSDP_ERR_LIMIT || st == FSDP_ERR_DAMAGED || st == FSDP_ERR_REFUSED)
+        return st; /* a pointer to nothing, a link: the run says more than that it is no adapter */
+    if (*step_out)
+        FSDP_TRY(has_file(io, *step_out, config_name, &has_config, err));
+    return has_config ? FSDP_OK : refuse_directory(merge, opts->path, err);
+}
+
 /* The directory itself, or the newest step of a run. */
 static fsdp_status find_directory(const adapter_merge *merge, const fsdp_adapter_opts *opts,
                                   char **dir_out, fsdp_error *err)
 {
     fsdp_io *io = fsdp_access_io(opts->access);
-    const fsdp_framework_way way = {.note = notify, .context = (void *)(uintptr_t)opts->watch};
-    char *step = NULL;
     fsdp_file_info info;
     bool has_config;
     int result = io->ops->info(io, opts->path, &info);
+    *dir_out = NULL;
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot open '%s'", opts->path);
     FSDP_TRY(has_file(io, opts->path, config_name, &has_config, err));
-    fsdp_status st = FSDP_OK;
-    if (!has_config && info.kind == FSDP_FILE_DIRECTORY) {
-        st = fsdp_framework_resolve(io, opts->path, &way, &step, err);
-        st = st == FSDP_ERR_LIMIT || !step ? st : has_file(io, step, config_name, &has_config, err);
-        st = st == FSDP_ERR_LIMIT || has_config ? st : refuse_directory(merge, opts->path, err);
-    } else if (!has_config) {
-        st = refuse_directory(merge, opts->path, err);
-    }
-    if (st != FSDP_OK) {
-        fsdp_free(step);
-        return st;
-    }
-    *dir_out = step ? step : fsdp_strndup(opts->path, strlen(opts->path));
+    if (!has_config && info.kind != FSDP_FILE_DIRECTORY)
+        return refuse_directory(merge, opts->path, err);
+    if (!has_config)
+        return find_newest(merge, opts, dir_out, err);
+    *dir_out = fsdp_strndup(opts->path, strlen(opts->path));
     return *dir_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
 
@@ -502,8 +508,9 @@ static fsdp_status open_adapter(adapter_merge *merge, const fsdp_adapter_opts *o
                                 fsdp_error *err)
 {
     char *dir = NULL;
-    FSDP_TRY(find_directory(merge, opts, &dir, err));
-    fsdp_status st = open_directory(merge, dir, fsdp_access_io(opts->access), err);
+    fsdp_status st = find_directory(merge, opts, &dir, err);
+    if (st == FSDP_OK)
+        st = open_directory(merge, dir, fsdp_access_io(opts->access), err);
     fsdp_free(dir);
     return st;
 }

@@ -290,11 +290,14 @@ def checkpoints_of_trainers():
 @case
 def directories_that_are_no_adapters():
     write_adapter()
+    os.mkdir("torn")
+    Path("torn/latest").write_text("global_step5")
     for source, adapter, status, words in (
             ("adapter", "base", 2, "'adapter' is an adapter, and 'base' is none: the two are the wrong way"),
             ("base", "base", 3, "'base' is no adapter of PEFT"),
             ("base", "nowhere", 3, "cannot open 'nowhere'"),
             ("base", ".", 3, "'.' is no adapter of PEFT"),
+            ("base", "torn", 4, "'torn/latest' names 'global_step5', which is not there"),
             ("base", "base/model.safetensors", 3, "is no adapter of PEFT")):
         done = convert(source, "ours", "--to", "hf", "--adapter", adapter)
         assert done.returncode == status and words in done.stderr, (source, adapter, done.stderr)
