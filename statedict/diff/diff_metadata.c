@@ -42,5 +42,9 @@ fsdp_status fsdp_diff_metadata(fsdp_checkpoint *checkpoint, fsdp_error *err)
         if (!is_usual(&pairs.items[i]))
             st = add_entry(checkpoint->metadata, &pairs.items[i], err);
     fsdp_text_pairs_release(&pairs);
+    if (st != FSDP_OK) { /* the next call does not take a part for all */
+        fsdp_sd_free(checkpoint->metadata);
+        checkpoint->metadata = NULL;
+    }
     return st;
 }

@@ -1,6 +1,7 @@
 /* The comparison before a conversion: see export_check.h. */
 #include "statedict/expect/export_check.h"
 
+#include "base/text.h"
 #include "statedict/expect/config_members.h"
 #include "statedict/expect/like.h"
 #include <fsdp/filter.h>
@@ -32,15 +33,10 @@ static void note_shape(export_job *job, const fsdp_expected *expected, const fsd
 /* Buffers that some versions of transformers store. */
 static bool is_buffer(const fsdp_expected *expected)
 {
-    static const char *const ends[] = {"inv_freq", "masked_bias"};
     const fsdp_dtype_info *info = fsdp_dtype_describe(expected->dtype);
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        size_t n = strlen(ends[i]);
-        if (expected->name_size >= n &&
-            memcmp(expected->name + expected->name_size - n, ends[i], n) == 0)
-            return true;
-    }
-    return info && !info->is_float && info->values == 1;
+    return fsdp_bytes_end(expected->name, expected->name_size, "inv_freq") ||
+           fsdp_bytes_end(expected->name, expected->name_size, "masked_bias") ||
+           (info && !info->is_float && info->values == 1);
 }
 
 /* Elements of all; at the bound the sum stays there. */
@@ -235,8 +231,9 @@ static fsdp_status compare_weights(export_job *job, fsdp_error *err)
     fsdp_status st = fsdp_expect_from(&from, &expect, err);
     if (st == FSDP_OK)
         st = compare(job, expect, err);
-    snprintf(job->report->model, sizeof job->report->model, "%s",
-             kind.type[0] ? kind.type : "model");
+    if (job->report->model[0])
+        snprintf(job->report->model, sizeof job->report->model, "%s",
+                 kind.type[0] ? kind.type : "model");
     job->wanted = NULL;
     fsdp_expect_free(expect);
     fsdp_like_model_release(&wanted);

@@ -429,7 +429,7 @@ static fsdp_status refuse(const model_config *config, const gguf_family *family,
 {
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "'%s' says %s, and llama.cpp has no key for that in '%s': --copy-from DIR "
-                     "with a config.json that does not say it writes the model without",
+                     "with a config.json without it writes the model without it",
                      config->path, what, family->architecture);
 }
 

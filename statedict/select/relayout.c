@@ -179,15 +179,19 @@ static size_t begin_path(const relayout_job *job, const char *name, size_t size,
 {
     const char *under = job->opts.under;
     size_t bytes = under ? strlen(under) : 0, at = 0;
+    size_t keys = 0;
     *keys_out = 0;
     if (bytes == 0 || size < bytes + 2 || memcmp(name, under, bytes) != 0 || name[bytes] != '.')
         return 0;
-    while (at < bytes && *keys_out + count < FSDP_PATH_MOST) {
+    while (at < bytes && keys + count < FSDP_PATH_MOST) {
         size_t key = strcspn(under + at, ".");
-        room[(*keys_out)++] = (int32_t)key;
+        room[keys++] = (int32_t)key;
         at += key + 1;
     }
-    return at > bytes ? bytes + 1 : (*keys_out = 0);
+    if (at <= bytes)
+        return 0;
+    *keys_out = keys;
+    return bytes + 1;
 }
 
 static fsdp_status keep_path(relayout_job *job, size_t i, int32_t *room, fsdp_error *err)
