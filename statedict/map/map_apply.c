@@ -305,44 +305,50 @@ static bool holds(const map_rule *rule, bool from_right)
     return (rule->directions & (from_right ? MAP_TO_LEFT : MAP_TO_RIGHT)) != 0;
 }
 
-static bool takes(const fsdp_map *map, bool from_right, const fsdp_entry *entry)
+/* True when a rule takes the name, less the key of root_size bytes that its patterns begin with. */
+static bool takes_below(const fsdp_map *map, bool from_right, const char *name, size_t size,
+                        size_t root_size)
 {
     map_binding binding;
     for (size_t i = 0; i < map->rule_count; i++) {
         const map_rule *rule = map->rules[i];
         const map_pattern *from = from_right ? rule->right : rule->left;
         int count = from_right ? rule->right_count : rule->left_count;
-        for (int k = 0; holds(rule, from_right) && k < count; k++)
-            if (map_pattern_matches(&from[k], entry->name, entry->name_size, &binding))
+        for (int k = 0; holds(rule, from_right) && k < count; k++) {
+            map_pattern below;
+            const map_pattern *pattern = &from[k];
+            if (pattern->pieces[0].text_size < root_size)
+                continue;
+            if (root_size > 0) { /* seldom: a pattern is large */
+                below = *pattern;
+                below.pieces[0].text += root_size;
+                below.pieces[0].text_size -= root_size;
+                pattern = &below;
+            }
+            if (map_pattern_matches(pattern, name, size, &binding))
                 return true;
+        }
     }
     return false;
+}
+
+static bool takes(const fsdp_map *map, bool from_right, const fsdp_entry *entry)
+{
+    return takes_below(map, from_right, entry->name, entry->name_size, 0);
 }
 
 bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry,
                            size_t root_size)
 {
     static const char state[] = "state.";
-    const char *found = memmem(entry->name, entry->name_size, state, sizeof state - 1);
-    size_t at = found ? (size_t)(found - entry->name) + sizeof state - 1 : entry->name_size;
+    const size_t size = sizeof state - 1;
     size_t end = takes(map, from_right, entry) ? 0 : entry->name_size;
-    while (end > at && entry->name[end - 1] != '.')
+    while (end > 0 && entry->name[end - 1] != '.')
         end--;
-    map_binding binding;
-    for (size_t i = 0; end > at && i < map->rule_count; i++) {
-        const map_rule *rule = map->rules[i];
-        const map_pattern *from = from_right ? rule->right : rule->left;
-        int count = from_right ? rule->right_count : rule->left_count;
-        for (int k = 0; holds(rule, from_right) && k < count; k++) {
-            map_pattern below = from[k]; /* without the key above the model */
-            if (below.pieces[0].text_size < root_size)
-                continue;
-            below.pieces[0].text += root_size;
-            below.pieces[0].text_size -= root_size;
-            if (map_pattern_matches(&below, entry->name + at, end - 1 - at, &binding))
-                return true;
-        }
-    }
+    for (size_t at = 0; at + size < end; at++) /* another key may end in the word, too */
+        if ((at == 0 || entry->name[at - 1] == '.') && memcmp(entry->name + at, state, size) == 0 &&
+            takes_below(map, from_right, entry->name + at + size, end - 1 - at - size, root_size))
+            return true;
     return false;
 }
 

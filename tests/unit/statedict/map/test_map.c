@@ -751,6 +751,31 @@ Test(map, a_map_is_for_whole_types)
     fsdp_map_free(map);
 }
 
+/* --- moments ------------------------------------------------------------------------------------------- */
+
+static bool takes_moment(const char *text, const char *name)
+{
+    fsdp_map *map = parse(text);
+    const fsdp_entry entry = {
+        .kind = FSDP_ENTRY_TENSOR, .name = (char *)name, .name_size = strlen(name)};
+    bool takes = fsdp_map_takes_moment(map, false, &entry, 0);
+    fsdp_map_free(map);
+    return takes;
+}
+
+Test(map, moments_of_parameters_that_a_map_takes_are_known)
+{
+    cr_expect(takes_moment("a.{x} = b.{x}\n", "optim.state.a.1.exp_avg"));
+    cr_expect(takes_moment("a.{x} = b.{x}\n", "state.a.1.exp_avg"));
+    cr_expect(takes_moment("a.{x} = b.{x}\n", "train_state.optim.state.a.1.exp_avg"));
+    cr_expect(takes_moment("state.a = b\n", "optim.state.state.a.exp_avg"));
+    cr_expect_not(takes_moment("a.{x} = b.{x}\n", "optim.state.c.1.exp_avg"));
+    cr_expect_not(takes_moment("a.{x} = b.{x}\n", "optim.estate.a.1.exp_avg"));
+    cr_expect_not(takes_moment("a.{x} = b.{x}\n", "optim.state.a.1"));
+    cr_expect_not(takes_moment("a.{x} = b.{x}\n", "optim.state."));
+    cr_expect_not(takes_moment("frame m.* = n.*\na = b\n", "m.a"), "a rule takes it itself");
+}
+
 /* --- failing memory ------------------------------------------------------------------------------------ */
 
 static fsdp_status whole_way(fsdp_checkpoint *checkpoint, const char *text, fsdp_error *err)
