@@ -96,7 +96,7 @@ typedef void (*fsdp_framework_note)(void *context, const char *text);
 typedef struct fsdp_framework_way {
     fsdp_framework_note note;  /* NULL: none */
     void *context;
-    bool is_chosen;            /* the person named the format: a pointer is not followed */
+    bool is_chosen;            /* the person named the format: a pointer to nothing is not followed */
     bool whole;                /* a directory with parts beside its model is the checkpoint, not the model */
 } fsdp_framework_way;
 

@@ -25,7 +25,7 @@ typedef struct fsdp_folder {
     void *context;
     const fsdp_framework_row *row; /* that fits; NULL: none */
     bool whole;                /* a row with parts is the result, not its model */
-    bool is_chosen;            /* the person named the format: pointers are not followed */
+    bool is_chosen;            /* the person named the format: a pointer to nothing is not followed */
     int deeper;                /* levels that the resolution may still go down from here */
     int *left;                 /* listings and opens that all of it may still make; -1: exceeded */
 } fsdp_folder;
@@ -60,7 +60,7 @@ fsdp_status fsdp_folder_check(const fsdp_folder *folder, fsdp_error *err);
 /* The name in the directory that the row's pointer means. FSDP_ERR_DAMAGED: it is not there. */
 fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
                                 const char **name_out, fsdp_error *err);
-/* The first row whose markers are there, and whose pointer is a file; or NULL. */
+/* The first row whose markers are there, and whose pointer is a file that is followed; or NULL. */
 const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
 
 /* --- framework_notes.c --------------------------------------------------------------------------- */

@@ -73,24 +73,42 @@ static bool has_pointer(const fsdp_folder *folder, const fsdp_framework_row *row
            kind == FSDP_FILE_REGULAR;
 }
 
+/* The text of the pointer, less the line ends and spaces behind it. The caller frees it. */
+static fsdp_status read_pointer(const fsdp_folder *folder, const fsdp_framework_row *row,
+                                char **text_out, size_t *size_out, fsdp_error *err)
+{
+    char *path = fsdp_path_join(folder->path, row->pointer);
+    *text_out = NULL;
+    fsdp_status st =
+        path ? fsdp_io_read_file(folder->io, path, POINTER_MOST, text_out, size_out, err)
+             : fsdp_fail_memory(err, "a path");
+    while (st == FSDP_OK && *size_out > 0 && strchr(" \t\r\n", (*text_out)[*size_out - 1]))
+        (*text_out)[--*size_out] = '\0';
+    fsdp_free(path);
+    return st;
+}
+
 fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
                                 const char **name_out, fsdp_error *err)
 {
-    char *path = fsdp_path_join(folder->path, row->pointer), *text = NULL;
+    char *text = NULL;
     size_t size = 0;
     *name_out = NULL;
-    fsdp_status st = path ? fsdp_io_read_file(folder->io, path, POINTER_MOST, &text, &size, err)
-                          : fsdp_fail_memory(err, "a path");
-    if (st == FSDP_OK) { /* less the line ends and spaces behind it */
-        while (size > 0 && strchr(" \t\r\n", text[size - 1]))
-            text[--size] = '\0';
+    fsdp_status st = read_pointer(folder, row, &text, &size, err);
+    if (st == FSDP_OK)
         *name_out = find_pointed(folder, row, text);
-        if (!*name_out)
-            st = fail_pointer(folder, row, text, size, err);
-    }
+    if (st == FSDP_OK && !*name_out)
+        st = fail_pointer(folder, row, text, size, err);
     fsdp_free(text);
-    fsdp_free(path);
     return st;
+}
+
+/* Where the person named the format, a pointer to what is not there says nothing. */
+static bool counts(const fsdp_folder *folder, const fsdp_framework_row *row)
+{
+    const char *name = NULL;
+    return has_pointer(folder, row) &&
+           (!folder->is_chosen || fsdp_folder_pointed(folder, row, &name, NULL) == FSDP_OK);
 }
 
 const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder)
@@ -100,7 +118,7 @@ const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder)
         bool is_it = true;
         for (int i = 0; i < FSDP_FRAMEWORK_MARKERS && is_it && row->markers[i]; i++)
             is_it = fsdp_folder_find(folder, row->markers[i]) != NULL;
-        if (is_it && (!row->pointer || (!folder->is_chosen && has_pointer(folder, row))))
+        if (is_it && (!row->pointer || counts(folder, row)))
             return row;
     }
     return NULL;

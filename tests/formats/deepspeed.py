@@ -203,6 +203,10 @@ def check_pointers(folder, path):
                   f"{command[0]} with a pointer to {name!r}: {ran.returncode} {ran.stderr}")
     ran = run("fsdp-convert", path, folder / "chosen", "--to", "fsdp", "--from", "deepspeed")
     check(ran.returncode == 0 and steps_of(folder / "chosen") == 3, f"a format is chosen: {ran.stderr}")
+    (path / "latest").write_text("step_a")
+    ran = run("fsdp-convert", path, folder / "pointed", "--to", "fsdp", "--from", "deepspeed")
+    check(ran.returncode == 0 and steps_of(folder / "pointed") == 2,
+          f"a format is chosen, and the pointer leads to a tag: {ran.stderr}")
     check(steps_of(path / "step_a") == 2, "a tag is not read beside a pointer to nothing")
 
 
