@@ -208,7 +208,8 @@ static fsdp_status sum_pieces(rank_files *set, const like_unit *unit, const rank
     return fits && all == *sum_out
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                           "'%s': a rank has a piece of '%s' and no part of the flat parameter",
+                           "'%s': a rank has a piece of '%s' and no part of the flat "
+                           "parameter" FSDP_TWO_SAVES,
                            set->where, shown(entry, name, sizeof name));
 }
 
@@ -226,9 +227,11 @@ static fsdp_status fail_count(const like_work *work, const rank_entry *entry, in
 static fsdp_status fail_unknown(const like_work *work, const rank_entry *entry, fsdp_error *err)
 {
     char name[200];
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "--like: '%s' has no tensor '%s', of which the ranks of '%s' have pieces",
-                     work->model->path, shown(entry, name, sizeof name), work->set->where);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "--like: '%s' has no tensor '%s', of which the ranks of '%s' have pieces: name "
+        "the model that was saved",
+        work->model->path, shown(entry, name, sizeof name), work->set->where);
 }
 
 /* An entry of the unit that the model lacks: a buffer, or a parameter without a shape. */
@@ -466,7 +469,7 @@ fsdp_status rank_files_check_piece(rank_files *set, size_t number, int rank,
     return is_same ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_DAMAGED,
                                "'%s': the piece of '%s' on rank %d is not what the flat parameter "
-                               "has there",
+                               "has there" FSDP_TWO_SAVES,
                                set->where, shown(entry, name, sizeof name), rank);
 }
 

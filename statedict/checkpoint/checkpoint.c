@@ -315,7 +315,8 @@ static fsdp_status open_either(fsdp_io *io, const char *path, const fsdp_open_op
                          path);
     if (model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--like is for the rank files of FSDP1, and '%s' is fsdp", path);
+                         "--like is for the rank files of FSDP1, and '%s' is fsdp: leave it out",
+                         path);
     return open_checkpoint(io, path, opts, true, checkpoint_out, err);
 }
 

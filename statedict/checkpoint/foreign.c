@@ -576,7 +576,8 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     const char *format = fsdp_source_format(checkpoint->source);
     if (model && strcmp(format, "ranks") != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--like is for the rank files of FSDP1, and '%s' is %s", path, format);
+                         "--like is for the rank files of FSDP1, and '%s' is %s: leave it out",
+                         path, format);
     if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,
                          format);

@@ -49,16 +49,14 @@ static fsdp_status add_number(fsdp_json *json, const char *key, size_t size,
     if (!fsdp_grow(&numbers->items, &numbers->room, numbers->count + 1, sizeof *numbers->items))
         return fsdp_fail_memory(err, "a pattern");
     struct fsdp_module_number *item = &numbers->items[numbers->count++];
-    *item =
-        (struct fsdp_module_number){.key = fsdp_strndup(key, size), .key_size = size, .number = 0};
+    *item = (struct fsdp_module_number){.key = fsdp_strndup(key, size), .key_size = size};
     if (!item->key)
         return fsdp_fail_memory(err, "a pattern");
     FSDP_TRY(compile_key(item->key, size, &item->expression, err));
     numbers->states += item->expression.count;
     if (numbers->states > MOST_STATES)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s' has patterns of more than %d characters together", json->name,
-                         (int)MOST_STATES);
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has patterns of more than %d states together",
+                         json->name, (int)MOST_STATES);
     return fsdp_json_f64(json, &item->number, err);
 }
 
@@ -246,7 +244,8 @@ fsdp_status fsdp_module_layers_read_above(fsdp_json *json, fsdp_module_layers *l
         for (size_t j = 0; j < name->size; j++)
             if (name->text[j] == '\0' || strchr("\\^$*+?{}[]()|", name->text[j]))
                 return fsdp_fail(err, FSDP_ERR_USAGE,
-                                 "layers_pattern '%s' is an expression, which is not matched here",
+                                 "layers_pattern '%s' is an expression, which is not matched here: "
+                                 "PEFT's merge_and_unload does",
                                  fsdp_printable(name->text, name->size, shown, sizeof shown));
     }
     return FSDP_OK;

@@ -363,7 +363,7 @@ static fsdp_status take_heads(model_config *config, const fsdp_sd *sd, fsdp_erro
     if (width != floor(width) || groups != floor(groups))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' says num_attention_heads %g, and that many are not in the %" PRId64
-                         " rows of '%s'",
+                         " rows of '%s': --copy-from takes the config of the same model",
                          config->path, config->numbers[HEADS], queries->shape[0], names[0]);
     bool is_usual =
         !config->has[HEAD_WIDTH] && width * config->numbers[HEADS] == config->numbers[WIDTH];

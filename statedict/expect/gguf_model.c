@@ -115,7 +115,8 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp
         return FSDP_OK;
     if ((!is_yarn && strcmp(type, "linear") != 0) || !is_number(factor))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "no config.json can be made of '%s.rope.scaling.type' '%.40s'",
+                         "no config.json can be made of '%s.rope.scaling.type' '%.40s': --copy-from "
+                         "DIR takes one",
                          architecture, type);
     fsdp_text_addf(out, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\"", type);
     add_member(out, "factor", factor);
