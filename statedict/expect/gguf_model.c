@@ -101,6 +101,31 @@ static fsdp_status add_members(const fsdp_sd *sd, const struct gguf_model *model
     return FSDP_OK;
 }
 
+static double number_of(const fsdp_value *value)
+{
+    return value->kind == FSDP_VALUE_I64 ? (double)value->as.i64 : value->as.f64;
+}
+
+/* Numbers of YaRN that get no member of config.json: only the usual ones change nothing. */
+static fsdp_status check_yarn(const fsdp_sd *sd, const char *architecture, fsdp_error *err)
+{
+    static const struct {
+        const char *key;
+        double usual;
+    } numbers[] = {{"attn_factor", 1},     {"yarn_ext_factor", 1}, {"yarn_attn_factor", 1},
+                   {"yarn_beta_fast", 32}, {"yarn_beta_slow", 1},  {"yarn_log_multiplier", 0}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "rope.scaling.%s", numbers[i].key);
+        const fsdp_value *value = find_below(sd, architecture, key);
+        if (is_number(value) && number_of(value) != numbers[i].usual)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "no config.json can be made of '%s.%s' %g: --copy-from DIR takes one",
+                             architecture, key, number_of(value));
+    }
+    return FSDP_OK;
+}
+
 /* The scaling of rotary frequencies; "none" is none. */
 static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp_text *out,
                                fsdp_error *err)
@@ -114,10 +139,13 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp
     if (strcmp(type, "none") == 0)
         return FSDP_OK;
     if ((!is_yarn && strcmp(type, "linear") != 0) || !is_number(factor))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "no config.json can be made of '%s.rope.scaling.type' '%.40s': --copy-from "
-                         "DIR takes one",
-                         architecture, type);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "no config.json can be made of '%s.rope.scaling.type' '%.40s': --copy-from "
+            "DIR takes one",
+            architecture, type);
+    if (is_yarn)
+        FSDP_TRY(check_yarn(sd, architecture, err));
     fsdp_text_addf(out, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\"", type);
     add_member(out, "factor", factor);
     if (is_yarn && is_number(length))

@@ -434,6 +434,34 @@ Test(gguf_values, a_config_of_another_architecture_is_refused)
     fsdp_sd_free(sd);
 }
 
+/* The config of a llama with YaRN whose file has one pair more. */
+static fsdp_status config_with(const char *key, double number)
+{
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    const fsdp_value more = fsdp_value_f64(number);
+    cr_assert_eq(read_with("llama", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}"),
+                 FSDP_OK);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++)
+        add_value(sd, values.items[i].name, &values.items[i].value);
+    add_value(sd, key, &more);
+    fsdp_status st = fsdp_gguf_config_text(sd, &text, &err);
+    config = "{}"; /* the text goes */
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
+    return st;
+}
+
+Test(gguf_values, numbers_of_yarn_without_a_member_are_refused)
+{
+    cr_expect_eq(config_with("llama.rope.scaling.yarn_beta_fast", 32), FSDP_OK, "%s", err.text);
+    cr_expect_eq(config_with("llama.rope.scaling.attn_factor", 1), FSDP_OK, "%s", err.text);
+    cr_expect_eq(config_with("llama.rope.scaling.yarn_beta_fast", 16), FSDP_ERR_USAGE);
+    cr_expect_eq(config_with("llama.rope.scaling.attn_factor", 0.5), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "'llama.rope.scaling.attn_factor' 0.5"), "%s", err.text);
+}
+
 /* Every allocation fails once. */
 Test(gguf_values, memory_that_is_not_there_is_an_error)
 {
