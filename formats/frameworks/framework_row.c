@@ -103,7 +103,7 @@ fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_
     return st;
 }
 
-/* Where the person named the format, a pointer to what is not there says nothing. */
+/* A pointer to what is not there says nothing when the person named the format. */
 static bool counts(const fsdp_folder *folder, const fsdp_framework_row *row)
 {
     const char *name = NULL;

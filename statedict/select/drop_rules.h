@@ -27,7 +27,7 @@ bool fsdp_drop_rules_take_metadata(const fsdp_drop_rules *rules, const char *key
 
 /* FSDP_ERR_USAGE names an expression that matches no name: that is a mistake of the user. */
 fsdp_status fsdp_drop_rules_check(const fsdp_drop_rules *rules, const fsdp_sd *sd, fsdp_error *err);
-/* The same for expressions over keys of the metadata. */
+/* FSDP_ERR_USAGE names an expression that matches no key of the metadata. */
 fsdp_status fsdp_drop_rules_check_metadata(const fsdp_drop_rules *rules, const fsdp_text_pairs *metadata,
                                            fsdp_error *err);
 
