@@ -36,7 +36,7 @@ inside() {
     local root=$1 user=$2 home=/home/$2
     [ "$user" != root ] || home=/root
     # shellcheck disable=SC2016 # the inner shell expands it
-    unshare --mount --pid --fork --kill-child bash -c '
+    unshare --mount --pid --fork --kill-child bash -ec '
         mount -t proc proc "$1/proc"
         mount --rbind /sys "$1/sys"
         mount --rbind /dev "$1/dev"
@@ -75,8 +75,10 @@ make_root() {
         chroot "$root" useradd --create-home --shell /bin/bash "$user"
     fi
     mkdir -p "$root$home/fsdp"
-    git -C "$HERE" ls-files -coz --exclude-standard | (cd "$HERE" && xargs -0 ls -d 2>/dev/null) |
-        tar -C "$HERE" -T - -cf - | tar -C "$root$home/fsdp" -xf -
+    # what git lists and is not there was removed, and is no failure
+    git -C "$HERE" ls-files -coz --exclude-standard |
+        tar -C "$HERE" --null -T - --ignore-failed-read --warning=no-failed-read -cf - |
+        tar -C "$root$home/fsdp" -xf -
     chroot "$root" chown -R "$user:" "$home/fsdp"
     if [ "$user" = worker ]; then
         mkdir -p "$root/root/fsdp"
@@ -108,7 +110,7 @@ types() {
         say "WRONG: it does not say '$text'; see $root.log"
         wrong=$((wrong + 1))
     fi
-    find "$root/var/cache/apt/archives" -name '*.deb' -exec cp -nt "$WORK/$RELEASE-packages" {} +
+    find "$root/var/cache/apt/archives" -name '*.deb' -exec cp -ut "$WORK/$RELEASE-packages" {} +
 }
 
 # The administrator types the line that the user was given.
