@@ -70,7 +70,7 @@ def main():
     for dtype in (torch.float32, torch.bfloat16):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "ranks").mkdir()
-            mp.spawn(save, (folder, dtype), nprocs=RANKS)
+            mp.start_processes(save, (folder, dtype), nprocs=RANKS, start_method="fork")
             problems += problems_of(folder, "model") + problems_of(folder, "untied")
     print("\n".join(problems) or "the model is as it was")
     return 1 if problems else 0
