@@ -3,9 +3,11 @@ an optimizer alone. Each command is run: it succeeds, and its result has weights
 one unit: no result has its scale without its numbers.
 
 usage: typed_commands.py BIN
+With FSDP_TEST_FEWER (a slow build) every source goes into a third of the targets, all of them in turn.
 """
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -19,6 +21,7 @@ from torch_files import IntStorage, Storage, Tensor, function, save, stand_in, t
 BIN = Path(sys.argv[1]).resolve()
 USAGE, REFUSED = 2, 5
 TARGETS = ("o-hf", "o.safetensors", "o.npz", "o.pt", "o.dcp", "o.h5", "o-native", "o.gguf")
+FEWER = 3 if "FSDP_TEST_FEWER" in os.environ else 1
 problems, typed = [], set()
 
 rebuild = function("torch._utils", "_rebuild_wrapper_subclass")
@@ -173,10 +176,10 @@ def follow(folder, source, target, options, depth=0):
 def typed_commands(folder):
     for number, (name, state) in enumerate(SOURCES.items()):
         save(folder / f"{name}.pt", state, 2 + number % 2 * 2)
-        for target in TARGETS:
+        for target in TARGETS[number % FEWER::FEWER]:
             follow(folder, f"{name}.pt", target, ("--to", "fsdp") if target == "o-native" else ())
     expected = {("plain.pt", "o.npz"), ("plain.pt", "o.dcp"), ("average.pt", "o-hf"), ("float8.pt", "o-hf")}
-    check(expected <= typed, f"no command is typed for {expected - typed}")
+    check(expected <= typed or FEWER > 1, f"no command is typed for {expected - typed}")
 
 
 def one_unit(folder):
