@@ -348,7 +348,7 @@ static void round_trip(int number)
 Test(native_shard, boxes_of_any_shape_dtype_and_chunk_come_back)
 {
     random_state = 77;
-    for (int i = 0; i < 150; i += (int)test_sample_at_most(3))
+    for (int i = 0; i < 150; i += (int)test_sample_at_most(6))
         round_trip(i);
 }
 

@@ -257,7 +257,7 @@ static int recover(fsdp_io *io, int target)
 static void kill_again(fsdp_io *base, int target, int64_t n, int before)
 {
     bool was_killed, goes_on = true;
-    for (int64_t m = 1; goes_on; m += test_sample_at_most(3)) {
+    for (int64_t m = 1; goes_on; m += test_sample_at_most(10)) {
         fsdp_io *again = kill_overwrite(base, target, n, &was_killed);
         goes_on = kill_at(again, "/three.safetensors", target, m);
         int found = recover(again, target);

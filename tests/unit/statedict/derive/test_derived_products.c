@@ -61,20 +61,20 @@ static whole_pair summed(const factor_pairs *factors, double factor)
     int64_t rows = new.shape[0], columns = new.shape[1], rank = factors->b.shape[1];
     const float *b = (const float *)factors->b.data, *a = (const float *)factors->a.data;
     const fsdp_kernels *kernels = fsdp_kernels_get();
-    size_t size = fsdp_dtype_size(new.dtype);
     fsdp_low_rank low = {factors->b.node, factors->a.node, factor};
+    size_t count = (size_t)count_of(&new);
+    float *sums = room_for(rows * columns, sizeof *sums);
     give_room(&new);
+    kernels->cast(sums, FSDP_F32, factors->weight.data, new.dtype, count, FSDP_OVERFLOW_INF);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++) {
-            size_t at = (size_t)(i * columns + j) * size;
-            float sum = 0, weight;
+            float sum = 0;
             for (int64_t k = 0; k < rank; k++)
                 sum += b[i * rank + k] * a[k * columns + j];
-            kernels->cast(&weight, FSDP_F32, factors->weight.data + at, new.dtype, 1,
-                          FSDP_OVERFLOW_INF);
-            weight += (float)factor * sum;
-            kernels->cast(new.data + at, new.dtype, &weight, FSDP_F32, 1, FSDP_OVERFLOW_INF);
+            sums[i * columns + j] += (float)factor * sum;
         }
+    kernels->cast(new.data, new.dtype, sums, FSDP_F32, count, FSDP_OVERFLOW_INF);
+    free(sums);
     MAKE(new.node, fsdp_derive_low_rank(fsdp_derivation_arena(factors->derivation),
                                         factors->weight.node, &low, &out, &err));
     return new;
