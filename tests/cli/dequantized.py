@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import safetensors_file
+
 BUILD = Path(sys.argv[1]).resolve()
 SIZES = {"F8_E4M3": 1, "F32": 4, "U8": 1, "I8": 1, "I32": 4, "BF16": 2}
 TWO = 0x40  # 2.0 in e4m3
@@ -28,16 +30,12 @@ def case(function):
 
 def write(config, **tensors):
     """{name: (dtype, shape, bytes)}; a '/' in a name stands for a '.'."""
-    header, data = {}, b""
-    for name, (dtype, shape, piece) in tensors.items():
-        assert len(piece) == SIZES[dtype] * product(shape), name
-        header[name.replace("/", ".")] = {"dtype": dtype, "shape": list(shape),
-                                          "data_offsets": [len(data), len(data) + len(piece)]}
-        data += piece
-    text = json.dumps(header).encode()
+    for name, (dtype, shape, data) in tensors.items():
+        assert len(data) == SIZES[dtype] * product(shape), name
     shutil.rmtree("model", ignore_errors=True)
     os.makedirs("model")
-    Path("model/model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    safetensors_file.write("model/model.safetensors",
+                           {name.replace("/", "."): tensor for name, tensor in tensors.items()})
     if config is not None:
         Path("model/config.json").write_text(json.dumps(config))
 

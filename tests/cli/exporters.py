@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import safetensors_file
+
 BUILD = Path(sys.argv[1]).resolve()
 USUAL_SAMPLE = 4
 EVERY = int(os.environ.get("FSDP_TEST_SAMPLE") or USUAL_SAMPLE)
@@ -80,13 +82,8 @@ def make(kind, seed=1, fused=False):
 
 
 def write_file(path, tensors):
-    header, data = {}, b""
-    for name, (shape, values) in tensors.items():
-        piece = struct.pack(f"<{len(values)}f", *values)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(piece)]}
-        data += piece
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    safetensors_file.write(path, {name: ("F32", shape, struct.pack(f"<{len(values)}f", *values))
+                                  for name, (shape, values) in tensors.items()})
 
 
 def write(folder, kind, tensors, **members):

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import safetensors_file
 
 BUILD = Path(sys.argv[1]).resolve()
 ROWS, COLUMNS = 2700, 1000
@@ -22,15 +23,9 @@ STACKED, PLAIN = "layers.0.experts.w", "layers.0.w"  # of two experts
 
 def write(folder, tensors):
     """A model of a family that no table has."""
-    header, data = {}, b""
-    for name, values in tensors.items():
-        piece = values.astype("<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": values.shape,
-                        "data_offsets": [len(data), len(data) + len(piece)]}
-        data += piece
-    text = json.dumps(header).encode()
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    safetensors_file.write(folder / "model.safetensors", {
+        name: ("F32", values.shape, values.astype("<f4").tobytes()) for name, values in tensors.items()})
     (folder / "config.json").write_text('{"model_type": "of no table"}')
 
 

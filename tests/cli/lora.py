@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import safetensors_file
+
 BUILD = Path(sys.argv[1]).resolve()
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 RANK, ALPHA, SIZE = 2, 8, 4
@@ -29,14 +31,9 @@ def case(function):
 
 def write_tensors(path, tensors):
     """{name: (shape, values)}"""
-    header, data = {}, b""
-    for name, (shape, values) in tensors.items():
-        piece = struct.pack(f"<{len(values)}f", *values)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(piece)]}
-        data += piece
-    text = json.dumps(header).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    safetensors_file.write(path, {name: ("F32", shape, struct.pack(f"<{len(values)}f", *values))
+                                  for name, (shape, values) in tensors.items()})
 
 
 def read_tensors(path):
