@@ -348,6 +348,16 @@ static void put_under(convert_options *opts)
     opts->renames[select->rename_count++] = opts->under_rule;
 }
 
+/* --names hub is the map of that name, to the right. */
+static void take_hub_names(convert_options *opts)
+{
+    const char **map = &opts->convert.map;
+    if (opts->hub_names && *map && strcmp(*map, "hub") != 0)
+        cli_usage_error("--names hub and --map %s contradict each other: both give names", *map);
+    if (opts->hub_names)
+        *map = "hub";
+}
+
 /* True for a mode that bypasses the page cache. */
 static bool parse_mode(const char *text)
 {
@@ -431,6 +441,7 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
     }
     if (state->arg_num < 2)
         cli_usage_error("SRC and DST are expected");
+    take_hub_names(opts);
     choose_format(opts);
     check_format(opts);
     put_under(opts);
@@ -485,11 +496,11 @@ static error_t take_kind(fsdp_convert_opts *convert, const char *arg)
     return 0;
 }
 
-static void parse_names(fsdp_convert_opts *convert, const char *arg)
+static void parse_names(convert_options *opts, const char *arg)
 {
     const char *word = namings[cli_parse_word("--names", arg, namings)];
-    convert->select.keep_names = strcmp(word, "keep") == 0;
-    convert->map = strcmp(word, "hub") == 0 ? word : convert->map;
+    opts->convert.select.keep_names = strcmp(word, "keep") == 0;
+    opts->hub_names = strcmp(word, "hub") == 0;
 }
 
 static bool parse_sha256(const char *arg)
@@ -531,7 +542,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TO: convert->format = parse_format(arg); return 0;
     case KEY_FROM: convert->open.format = sources[cli_parse_word("--from", arg, sources)]; return 0;
     case KEY_PART: convert->select.part = arg; return 0;
-    case KEY_NAMES: parse_names(convert, arg); return 0;
+    case KEY_NAMES: parse_names(opts, arg); return 0;
     case KEY_VARIANT: convert->open.variant = arg; return 0;
     case KEY_LIKE: convert->open.like = arg; return 0;
     case KEY_VOID_AS: convert->open.void_as = arg; return 0;

@@ -17,6 +17,7 @@ typedef struct convert_options {
     const char *mesh_text;
     fsdp_mesh *mesh;
     bool kind_given, dim_given, plan, verbose;
+    bool hub_names;            /* --names hub */
     bool digest;               /* prints those of the files that were written */
     bool write_digests;        /* into TO.xxh3 */
     char under_rule[UNDER_MOST + 8];   /* a rename */
