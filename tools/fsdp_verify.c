@@ -384,7 +384,7 @@ static fsdp_status check_link(const char *path, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_REFUSED,
                      "cannot open '%s': it is a symbolic link, and those are not followed here; "
-                     "--follow-links follows them",
+                     "--follow-links follows them, 'cp -rL' makes a copy without",
                      path);
 }
 
