@@ -129,16 +129,14 @@ static int on_progress(void *context, int64_t done, int64_t total, const char *w
 /* A conversion finds again what its plan has found. */
 static bool was_said(const char *text)
 {
-    static uint64_t said[16];
-    static size_t count;
-    uint64_t hash = 0xcbf29ce484222325;
-    for (const char *c = text; *c; c++)
-        hash = (hash ^ (unsigned char)*c) * 0x100000001b3;
-    for (size_t i = 0; i < count; i++)
-        if (said[i] == hash)
+    enum { MOST = 16 };
+    static char *said[MOST];
+    size_t i = 0;
+    for (; i < MOST && said[i]; i++)
+        if (strcmp(said[i], text) == 0)
             return true;
-    if (count < sizeof said / sizeof *said)
-        said[count++] = hash;
+    if (i < MOST)
+        said[i] = strdup(text);
     return false;
 }
 
