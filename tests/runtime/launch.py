@@ -21,7 +21,7 @@ from ports import free_port
 PROGRAM, WHAT, *REST = sys.argv[1:]
 TIMEOUT = 120
 MARK = f"FSDP_LAUNCH_TEST={uuid.uuid4()}"
-FOREIGN = ("FSDP_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "MPI_")
+FOREIGN = ("FSDP_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "MPI_", "MV2_", "PALS_", "FLUX_", "JSM_")
 CLEAN = {name: value for name, value in os.environ.items()
          if not name.startswith(FOREIGN) and name not in ("RANK", "WORLD_SIZE")}
 problems = []

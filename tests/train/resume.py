@@ -171,7 +171,7 @@ def second_interrupt(work):
 
 def endless_step(work):
     """A step that does not end is given up at the deadline of the first SIGTERM, and at the second one."""
-    for deadline, times in (1, 1), (LIMIT_S, 2):
+    for deadline, times in (3, 1), (LIMIT_S, 2):
         name = f"endless step {times}"
         directory = place(work, name)
         process = start(command(directory, 2, "--model.width", 512, "--train.batch", 65536, "--train.micro",
