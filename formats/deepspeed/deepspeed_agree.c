@@ -195,17 +195,7 @@ fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param, const torc
 
 /* --- ranks ---------------------------------------------------------------------------------------- */
 
-enum { HEAD = 64 << 10, TELLING = 2 };
-
-/* True when several elements differ from the one before, so that no two ranks have them by chance:
- * padding and weights that were never trained may be equal. */
-static bool is_telling(const char *data, size_t size, size_t element)
-{
-    int changes = 0;
-    for (size_t at = element; at + element <= size && changes < TELLING; at += element)
-        changes += memcmp(data + at - element, data + at, element) != 0;
-    return changes == TELLING;
-}
+enum { HEAD = 64 << 10 };
 
 fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fsdp_error *err)
 {
@@ -222,7 +212,7 @@ fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fs
         fsdp_hash hash = fsdp_kernels_get()->hash(data, count * element);
         fsdp_text_add(&set->print, (const char *)&hash, sizeof hash);
         fsdp_text_add(&set->print, (const char *)&all, sizeof all);
-        set->print_tells |= tells && is_telling(data, count * element, element);
+        set->print_tells |= tells && fsdp_fact_tells(data, count * element, element);
     }
     fsdp_free(data);
     return st;

@@ -1,13 +1,17 @@
 /*
- * Compares the files of several tensor, pipeline and expert ranks: steps and sizes of the model, dtypes, and
- * tensors that ranks have whole. The map takes the first of each, so that the others must be the same. See
- * framework_folder.h.
+ * Compares the files of several tensor, pipeline and expert ranks. See framework_folder.h.
+ *
+ *   values     steps and sizes of the model are those of the file before
+ *   tensors    what ranks have whole is the same; the map takes the first of each. Parts have one dtype
+ *   names      the ranks of a stage have the same weights: a part that one lacks would be left out unseen
+ *   copies     no two ranks have equal parts: one file is a copy of the other
  */
 #include "formats/frameworks/framework_folder.h"
 
 #include "base/data/box_internal.h"
 #include "base/data/name_table.h"
 #include "formats/source/source_facts.h"
+#include "kernels/kernels.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -28,8 +32,16 @@ typedef struct agreement {
     size_t count, room;
     fsdp_arena arena;
     fsdp_source_reader reader;
-    char *heads; /* of two tensors */
+    char *heads;            /* of two tensors */
+    fsdp_name_table staged; /* weights of each stage -> ranks that have them */
+    fsdp_name_table prints; /* hashes of the parts of a rank -> the first rank with them */
 } agreement;
+
+/* The hashes of the parts that no other rank has. */
+typedef struct part_print {
+    fsdp_text text;
+    bool tells;
+} part_print;
 
 static bool is_listed(const char *list, const char *name, size_t size)
 {
@@ -66,9 +78,22 @@ static fsdp_box head_of(const fsdp_source_tensor *tensor)
     return box;
 }
 
+static fsdp_status read_head(agreement *all, const holder *at, int which, size_t *bytes_out,
+                             fsdp_error *err)
+{
+    fsdp_source *source = all->ranks[at->rank].source;
+    const fsdp_source_tensor *tensor = fsdp_source_tensor_at(source, at->tensor);
+    fsdp_box box = head_of(tensor);
+    *bytes_out = (size_t)fsdp_box_count(&box) * fsdp_dtype_size(tensor->dtype);
+    if (!all->heads && !(all->heads = fsdp_alloc(2, HEAD)))
+        return fsdp_fail_memory(err, "comparing ranks");
+    return fsdp_source_read(source, at->tensor, &box, all->heads + which * HEAD, &all->reader, err);
+}
+
 static fsdp_status compare_heads(agreement *all, const holder *a, const holder *b, bool *same_out,
                                  fsdp_error *err)
 {
+    size_t bytes;
     fsdp_source *first = all->ranks[a->rank].source, *second = all->ranks[b->rank].source;
     const fsdp_source_tensor *one = fsdp_source_tensor_at(first, a->tensor);
     const fsdp_source_tensor *other = fsdp_source_tensor_at(second, b->tensor);
@@ -77,12 +102,8 @@ static fsdp_status compare_heads(agreement *all, const holder *a, const holder *
                  memcmp(one->shape, other->shape, (size_t)one->ndim * sizeof *one->shape) == 0);
     if (!*same_out)
         return FSDP_OK;
-    fsdp_box box = head_of(one);
-    size_t bytes = (size_t)fsdp_box_count(&box) * fsdp_dtype_size(one->dtype);
-    if (!all->heads && !(all->heads = fsdp_alloc(2, HEAD)))
-        return fsdp_fail_memory(err, "comparing ranks");
-    FSDP_TRY(fsdp_source_read(first, a->tensor, &box, all->heads, &all->reader, err));
-    FSDP_TRY(fsdp_source_read(second, b->tensor, &box, all->heads + HEAD, &all->reader, err));
+    FSDP_TRY(read_head(all, a, 0, &bytes, err));
+    FSDP_TRY(read_head(all, b, 1, &bytes, err));
     *same_out = memcmp(all->heads, all->heads + HEAD, bytes) == 0;
     return FSDP_OK;
 }
@@ -153,6 +174,12 @@ static fsdp_status compare_dtype(agreement *all, size_t rank, const fsdp_source_
     return st;
 }
 
+static bool is_weight(const agreement *all, const fsdp_source_entry *entry)
+{
+    return entry->is_tensor && is_listed(all->row->weights, entry->name, entry->name_size) &&
+           !strstr(entry->name, "_extra_state");
+}
+
 static fsdp_status compare_tensors(agreement *all, size_t rank, fsdp_error *err)
 {
     const fsdp_source *source = all->ranks[rank].source;
@@ -160,9 +187,7 @@ static fsdp_status compare_tensors(agreement *all, size_t rank, fsdp_error *err)
         const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
         const holder next = {rank, entry->tensor};
         fsdp_text key = {0};
-        if (!entry->is_tensor || entry->is_alias ||
-            !is_listed(all->row->weights, entry->name, entry->name_size) ||
-            strstr(entry->name, "_extra_state"))
+        if (entry->is_alias || !is_weight(all, entry))
             continue;
         FSDP_TRY(compare_dtype(all, rank, entry, err));
         spell_sharers(all, rank, entry, &key);
@@ -174,6 +199,139 @@ static fsdp_status compare_tensors(agreement *all, size_t rank, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* --- names ---------------------------------------------------------------------------------------- */
+
+/* The count of ranks that have the weight in this stage; NULL when there is no memory. */
+static uint64_t *count_of(agreement *all, size_t rank, const fsdp_source_entry *entry)
+{
+    fsdp_text key = {0};
+    uint64_t *count = NULL;
+    fsdp_text_addf(&key, "pp%" PRId64 ".", all->ranks[rank].pipeline);
+    fsdp_text_add(&key, entry->name, entry->name_size);
+    if (!key.failed && !(count = fsdp_name_table_find(&all->staged, key.data, key.size))) {
+        const char *kept = fsdp_arena_strndup(&all->arena, key.data, key.size);
+        count = kept ? fsdp_name_table_enter(&all->staged, kept, key.size, 0) : NULL;
+    }
+    fsdp_text_release(&key);
+    return count;
+}
+
+static bool has_weight(const agreement *all, size_t rank, const fsdp_source_entry *wanted)
+{
+    const fsdp_source *source = all->ranks[rank].source;
+    for (size_t i = 0; i < fsdp_source_entry_count(source); i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        if (entry->is_tensor && entry->name_size == wanted->name_size &&
+            memcmp(entry->name, wanted->name, wanted->name_size) == 0)
+            return true;
+    }
+    return false;
+}
+
+static fsdp_status refuse_lack(const agreement *all, size_t count, size_t rank,
+                               const fsdp_source_entry *entry, fsdp_error *err)
+{
+    size_t lacking = 0;
+    char shown[200];
+    while (lacking + 1 < count && (all->ranks[lacking].pipeline != all->ranks[rank].pipeline ||
+                                   has_weight(all, lacking, entry)))
+        lacking++;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has '%s', and '%s' does not" FSDP_TWO_SAVES,
+                     fsdp_source_path(all->ranks[rank].source),
+                     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
+                     fsdp_source_path(all->ranks[lacking].source));
+}
+
+static fsdp_status count_names(agreement *all, size_t rank, fsdp_error *err)
+{
+    const fsdp_source *source = all->ranks[rank].source;
+    for (size_t i = 0; i < fsdp_source_entry_count(source); i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        uint64_t *holders = is_weight(all, entry) ? count_of(all, rank, entry) : NULL;
+        if (is_weight(all, entry) && !holders)
+            return fsdp_fail_memory(err, "comparing ranks");
+        if (holders)
+            ++*holders;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status compare_names(agreement *all, size_t count, size_t rank, fsdp_error *err)
+{
+    const fsdp_source *source = all->ranks[rank].source;
+    uint64_t in_stage = 0;
+    for (size_t i = 0; i < count; i++)
+        in_stage += all->ranks[i].pipeline == all->ranks[rank].pipeline;
+    for (size_t i = 0; i < fsdp_source_entry_count(source); i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        uint64_t *holders = is_weight(all, entry) ? count_of(all, rank, entry) : NULL;
+        if (holders && *holders < in_stage)
+            return refuse_lack(all, count, rank, entry, err);
+    }
+    return FSDP_OK;
+}
+
+/* --- copies --------------------------------------------------------------------------------------- */
+
+static fsdp_status add_print(agreement *all, const holder *at, part_print *print, fsdp_error *err)
+{
+    const fsdp_source_tensor *tensor =
+        fsdp_source_tensor_at(all->ranks[at->rank].source, at->tensor);
+    size_t bytes;
+    FSDP_TRY(read_head(all, at, 0, &bytes, err));
+    fsdp_hash hash = fsdp_kernels_get()->hash(all->heads, bytes);
+    fsdp_text_add(&print->text, (const char *)&hash, sizeof hash);
+    print->tells |= fsdp_fact_tells(all->heads, bytes, fsdp_dtype_size(tensor->dtype));
+    return FSDP_OK;
+}
+
+static fsdp_status enter_print(agreement *all, size_t rank, const part_print *print,
+                               fsdp_error *err)
+{
+    if (!print->tells)
+        return FSDP_OK;
+    const char *kept = fsdp_arena_strndup(&all->arena, print->text.data, print->text.size);
+    uint64_t *first =
+        kept ? fsdp_name_table_enter(&all->prints, kept, print->text.size, rank) : NULL;
+    if (!first)
+        return fsdp_fail_memory(err, "comparing ranks");
+    if (*first == rank)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' and '%s' have the same parts of weights: one is a copy of the other; "
+                     "put the file of each rank in its place",
+                     fsdp_source_path(all->ranks[*first].source),
+                     fsdp_source_path(all->ranks[rank].source));
+}
+
+/* Experts are of one expert rank; all others of those are the same in each. */
+static fsdp_status compare_parts(agreement *all, size_t rank, fsdp_error *err)
+{
+    const fsdp_source *source = all->ranks[rank].source;
+    part_print dense = {0}, experts = {0};
+    fsdp_status st = FSDP_OK;
+    fsdp_text_addf(&dense.text, "ep%" PRId64 ".", all->ranks[rank].expert);
+    fsdp_text_addf(&experts.text, "experts.");
+    for (size_t i = 0; i < fsdp_source_entry_count(source) && st == FSDP_OK; i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        const holder at = {rank, entry->tensor};
+        if (!entry->is_alias && is_weight(all, entry) &&
+            !is_listed(all->row->replicated, entry->name, entry->name_size))
+            st = add_print(all, &at, strstr(entry->name, ".experts.") ? &experts : &dense, err);
+    }
+    if (st == FSDP_OK && (dense.text.failed || experts.text.failed))
+        st = fsdp_fail_memory(err, "comparing ranks");
+    if (st == FSDP_OK)
+        st = enter_print(all, rank, &dense, err);
+    if (st == FSDP_OK)
+        st = enter_print(all, rank, &experts, err);
+    fsdp_text_release(&dense.text);
+    fsdp_text_release(&experts.text);
+    return st;
+}
+
+/* --- the whole -------------------------------------------------------------------------------------- */
+
 fsdp_status fsdp_folder_ranks_agree(const fsdp_framework_row *row, const fsdp_folder_rank *ranks,
                                     size_t count, fsdp_error *err)
 {
@@ -183,8 +341,16 @@ fsdp_status fsdp_folder_ranks_agree(const fsdp_framework_row *row, const fsdp_fo
         st = compare_values(&all, i, err);
     for (size_t i = 0; i < count && st == FSDP_OK; i++)
         st = compare_tensors(&all, i, err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = count_names(&all, i, err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = compare_names(&all, count, i, err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = compare_parts(&all, i, err);
     fsdp_facts_release(&all.facts);
     fsdp_name_table_release(&all.names);
+    fsdp_name_table_release(&all.staged);
+    fsdp_name_table_release(&all.prints);
     fsdp_arena_release(&all.arena);
     fsdp_source_reader_release(&all.reader);
     fsdp_free(all.holders);

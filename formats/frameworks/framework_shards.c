@@ -154,6 +154,11 @@ static fsdp_status check_sizes(shard_list *list, fsdp_error *err)
     int64_t experts = find_argument(list, "args.expert_tensor_parallel_size");
     for (int d = 0; d < list->coordinates; d++) {
         int64_t size = find_argument(list, names[list->roles[d]]);
+        if (size > 0 && size < list->sizes[d])
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s' has folders of %" PRId64 " ranks, and their files say that %s "
+                             "is %" PRId64 ": those of another save lie among them",
+                             list->folder->path, list->sizes[d], names[list->roles[d]], size);
         if (size > list->sizes[d] && size <= SHARDS_MOST)
             list->sizes[d] = size;
     }

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DEEPEST = 4, ITEMS_SHOWN = 64, TEXT_SHOWN = 120 };
+enum { DEEPEST = 4, ITEMS_SHOWN = 64, TEXT_SHOWN = 120, TELLING = 2 };
 
 struct fsdp_fact {
     const char *text, *file;
@@ -26,6 +26,14 @@ bool fsdp_fact_is_step(const char *name, size_t size)
             return true;
     }
     return false;
+}
+
+bool fsdp_fact_tells(const char *data, size_t size, size_t element)
+{
+    int changes = 0;
+    for (size_t at = element; at + element <= size && changes < TELLING; at += element)
+        changes += memcmp(data + at - element, data + at, element) != 0;
+    return changes == TELLING;
 }
 
 void fsdp_facts_release(fsdp_facts *facts)

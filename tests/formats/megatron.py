@@ -183,6 +183,19 @@ def write_ranks(run_folder, weights, change=None):
             made.save(run_folder / f"iter_0000005/mp_rank_{rank:02d}_{stage:03d}/model_optim_rng.pt", saved)
 
 
+def lacking(rank, stage, name):
+    def change(saved, at_rank, at_stage):
+        if (at_rank, at_stage) == (rank, stage):
+            del saved["model"][name]
+    return change
+
+
+def sized(name, size):
+    def change(saved, *_):
+        saved["args"][name] = size
+    return change
+
+
 def setting(rank, stage, *keys, to):
     """Changes what one rank saves."""
     def change(saved, at_rank, at_stage):
@@ -211,13 +224,26 @@ def check_contradictions(folder):
                 "mp_rank_00_001", "different values of 'model.decoder.final_layernorm.weight'"),
         "shape": (setting(1, 0, "model", norm, to=made.tensor([1.0])), f"{first} and", "different values"),
         "dtype": (setting(1, 0, "model", "embedding.word_embeddings.weight", to=half),
-                  'stage 0 is "f32"', 'says "f16"')}
+                  'stage 0 is "f32"', 'says "f16"'),
+        "part": (lacking(1, 0, layer + "mlp.linear_fc1.weight"), f"{first} has 'model.{layer}mlp.linear_fc1",
+                 "mp_rank_01_000/model_optim_rng.pt' does not"),
+        "whole": (lacking(0, 1, "decoder.final_layernorm.weight"), f"{last} has", "mp_rank_00_001"),
+        "fewer": (sized("tensor_model_parallel_size", 1), "folders of 2 ranks",
+                  "args.tensor_model_parallel_size is 1")}
     for name, (change, *words) in cases.items():
         write_ranks(folder / name, weights, change)
         for command in (("fsdp-ls", folder / name), ("fsdp-convert", folder / name, folder / f"{name}-out")):
             ran = run(*command)
             check(ran.returncode == 4 and all(word in ran.stderr for word in words),
                   f"{name}: {ran.returncode} {ran.stderr}")
+    for stage in range(len(STAGES)):
+        at = folder / f"copy{stage}"
+        write_ranks(at, weights)
+        names = [f"mp_rank_{rank:02d}_{stage:03d}/model_optim_rng.pt" for rank in range(RANKS)]
+        shutil.copy(at / "iter_0000005" / names[0], at / "iter_0000005" / names[1])
+        ran = run("fsdp-ls", at)
+        check(ran.returncode == 4 and all(name in ran.stderr for name in (*names, "one is a copy of the other")),
+              f"a copy in stage {stage}: {ran.returncode} {ran.stderr}")
     write_ranks(folder / "own", weights, setting(1, 1, "args", "rank", to=70))
     ran = run("fsdp-ls", folder / "own")
     check(ran.returncode == 0, f"what a rank has of its own: {ran.stderr}")
@@ -259,6 +285,21 @@ def check_expert_ranks(folder):
             made.save(folder / name / f"iter_0000005/mp_rank_00_{expert:03d}/model_optim_rng.pt", saved)
         ran = run("fsdp-ls", folder / name)
         check(ran.returncode == (4 if name == "differs" else 0), f"expert ranks, {name}: {ran.stderr}")
+
+
+def check_copied_experts(folder):
+    """An expert rank has the other weights alike, and experts of its own."""
+    layer = "decoder.layers.0."
+    for name, of_rank in (("own", 10.0), ("copied", 0.0)):
+        for expert in range(3):
+            saved = {"args": {"expert_model_parallel_size": 3, "pipeline_model_parallel_size": 1},
+                     "model": {layer + "self_attention.linear_proj.weight": made.tensor([1.0, 2.0, 3.0], (3, 1)),
+                               layer + "mlp.experts.local_experts.0.linear_fc2.weight":
+                                   made.tensor([number + of_rank * expert for number in (1.0, 2.0, 3.0)])}}
+            made.save(folder / name / f"iter_0000005/mp_rank_00_{expert:03d}/model_optim_rng.pt", saved)
+        ran = run("fsdp-ls", folder / name)
+        wanted = (0, "") if name == "own" else (4, "one is a copy of the other")
+        check(ran.returncode == wanted[0] and wanted[1] in ran.stderr, f"experts, {name}: {ran.stderr}")
 
 
 def check_mapped(legacy, folder):
@@ -311,7 +352,8 @@ def main():
         for checked in (check_case, check_written, check_damage):
             with tempfile.TemporaryDirectory() as folder:
                 checked(case, Path(folder))
-    for checked in (check_ranks, check_contradictions, check_pointer, check_expert_ranks):
+    for checked in (check_ranks, check_contradictions, check_pointer, check_expert_ranks,
+                    check_copied_experts):
         with tempfile.TemporaryDirectory() as folder:
             checked(Path(folder))
     print("\n".join(problems))
