@@ -162,6 +162,10 @@ typedef struct ds_set {
     const char *model_file;    /* the first; NULL: not read yet */
     int64_t global_steps, skipped_steps;   /* of that file; -1: not stated */
     int64_t tensor_ranks;      /* of that file: ranks of tensor parallelism, 1 without */
+    int64_t data_ranks;        /* of that file: ranks of data parallelism, 0: not stated */
+    fsdp_name_table outside;   /* weights in files of their own -> number in weights */
+    torch_tensor **weights;
+    size_t weight_count, weight_room;
     bool is_universal;
     bool is_vocabulary;        /* universal: the file that is being read lost the padding of its rows */
     fsdp_name_table module;    /* universal: names in the modules */
@@ -238,6 +242,8 @@ fsdp_status ds_add_optim_values(ds_set *set, torch_archive *archive, fsdp_node o
 
 /* Reads the model files of a part: one, or in stage 3 one of each rank. The first part has the values. */
 fsdp_status ds_read_models(ds_set *set, fsdp_error *err);
+/* Notes the weights in the files of layers and experts, with which the masters are compared. */
+fsdp_status ds_note_weights(ds_set *set, fsdp_error *err);
 /* Reads the buffers in a layer's file. */
 fsdp_status ds_read_layer(ds_set *set, const ds_file *file, fsdp_error *err);
 
@@ -274,7 +280,9 @@ fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim,
 /* True in *does_out when the first elements of a run of a flat master, rounded, are those of the weight. */
 fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds_run *run,
                          const torch_tensor *weight, bool *does_out, fsdp_error *err);
-/* Compares a run of a parameter's master with its weight in the module, if it has one. */
+/* Compares the number of files with that of the ranks in the model file. */
+fsdp_status ds_agree_world(const ds_set *set, fsdp_error *err);
+/* Compares a run of a parameter's master with its weight in the module or in a file of its own, if there is one. */
 fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param, const torch_tensor *flat,
                             const ds_run *run, fsdp_error *err);
 /* Adds a flat tensor to the print of the file that is being read; tells: no two ranks have it by chance. */

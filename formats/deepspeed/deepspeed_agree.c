@@ -74,9 +74,11 @@ fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err)
     set->global_steps = -1;
     set->skipped_steps = 0;
     set->tensor_ranks = 1;
+    set->data_ranks = 0;
     read_count(archive, root, "global_steps", &set->global_steps);
     read_count(archive, root, "skipped_steps", &set->skipped_steps);
     read_count(archive, root, "mp_world_size", &set->tensor_ranks);
+    read_count(archive, root, "dp_world_size", &set->data_ranks);
     read_count(archive, ds_member(archive, root, "checkpoint_parallel_dimensions"), "tp_degree",
                &set->tensor_ranks);
     const char *path = path_of(set, archive);
@@ -122,6 +124,16 @@ fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim,
         FSDP_TRY(st);
     }
     return compare_steps(set, archive, most, err);
+}
+
+fsdp_status ds_agree_world(const ds_set *set, fsdp_error *err)
+{
+    if (set->data_ranks == 0 || set->data_ranks == set->world)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' says that dp_world_size is %" PRId64
+                     ", and '%s' has optimizer files of %" PRId64 " ranks" FSDP_TWO_SAVES,
+                     set->model_file, set->data_ranks, set->directory, set->world);
 }
 
 /* --- weights -------------------------------------------------------------------------------------- */
@@ -174,23 +186,32 @@ fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds
     return FSDP_OK;
 }
 
+static const torch_tensor *weight_of(const ds_set *set, const ds_param *param)
+{
+    const uint64_t *outside = fsdp_name_table_find(&set->outside, param->name, param->name_size);
+    return param->weight ? param->weight : outside ? set->weights[*outside] : NULL;
+}
+
 fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param, const torch_tensor *flat,
                             const ds_run *run, fsdp_error *err)
 {
-    bool does;
+    const torch_tensor *weight = weight_of(set, param);
     char shown[200];
-    if (!param->weight || run->count == 0)
+    if (!weight || run->count == 0)
         return FSDP_OK;
-    FSDP_TRY(ds_rounds_to(set, flat, run, param->weight, &does, err));
+    fsdp_box whole = fsdp_box_whole(weight->ndim, weight->shape);
+    bool does = fsdp_box_count(&whole) == param->count;
+    if (does)
+        FSDP_TRY(ds_rounds_to(set, flat, run, weight, &does, err));
     if (does)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s': the weight '%s' of its module is not the one of '%s', rounded to "
                      "%s" FSDP_TWO_SAVES,
-                     set->model_file,
+                     fsdp_source_file_path(set->source, (size_t)weight->storage.file),
                      fsdp_printable(param->name, param->name_size, shown, sizeof shown),
                      fsdp_source_file_path(set->source, (size_t)flat->storage.file),
-                     fsdp_dtype_name(param->weight->dtype));
+                     fsdp_dtype_name(weight->dtype));
 }
 
 /* --- ranks ---------------------------------------------------------------------------------------- */

@@ -390,6 +390,69 @@ static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *e
     return read_others(set, archive, err);
 }
 
+/* --- weights in files of their own ---------------------------------------------------------------- */
+
+static fsdp_status refuse_twice(const ds_set *set, const torch_tensor *one,
+                                const torch_tensor *other, const char *name, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and '%s' both have '%s'" FSDP_TWO_SAVES,
+                     fsdp_source_file_path(set->source, (size_t)one->storage.file),
+                     fsdp_source_file_path(set->source, (size_t)other->storage.file), name);
+}
+
+/* Those of a layer have names below the layer's number; those of an expert have their whole names. */
+static fsdp_status keep_outside(ds_set *set, const char *prefix, const char *text, size_t size,
+                                const torch_tensor *tensor, fsdp_error *err)
+{
+    fsdp_text name = {0};
+    fsdp_text_addf(&name, "%s", prefix);
+    fsdp_text_add(&name, text, size);
+    const char *kept = name.failed ? NULL : fsdp_arena_strndup(&set->arena, name.data, name.size);
+    torch_tensor *weight = fsdp_arena_alloc(&set->arena, 1, sizeof *weight);
+    uint64_t *at =
+        kept ? fsdp_name_table_enter(&set->outside, kept, name.size, set->weight_count) : NULL;
+    bool is_kept =
+        at && weight &&
+        fsdp_grow(&set->weights, &set->weight_room, set->weight_count + 1, sizeof *set->weights);
+    fsdp_text_release(&name);
+    if (!is_kept)
+        return fsdp_fail_memory(err, "the weights of a model");
+    if (*at < set->weight_count)
+        return refuse_twice(set, set->weights[*at], tensor, kept, err);
+    *weight = *tensor;
+    set->weights[set->weight_count++] = weight;
+    return FSDP_OK;
+}
+
+static fsdp_status note_outside(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    ds_members members = ds_members_of(archive, archive->pickle.root);
+    char prefix[16] = "";
+    if (set->layer >= 0)
+        snprintf(prefix, sizeof prefix, "%d.", set->layer);
+    for (size_t i = 0; i < members.count; i += 2) {
+        size_t size;
+        const char *text = ds_text(archive, members.items[i], &size);
+        torch_tensor tensor;
+        if (text && read_weight(archive, members.items[i + 1], &tensor))
+            FSDP_TRY(keep_outside(set, prefix, text, size, &tensor, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status ds_note_weights(ds_set *set, fsdp_error *err)
+{
+    for (size_t i = 0; i < set->files.count; i++) {
+        const ds_file *file = &set->files.items[i];
+        set->layer = file->kind == DS_FILE_LAYER ? file->layer : -1;
+        if (file->kind == DS_FILE_LAYER || file->kind == DS_FILE_EXPERT)
+            FSDP_TRY(ds_read_file(set, file->name, note_outside, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- layers --------------------------------------------------------------------------------------- */
+
 /* The names in a layer's file are those below the layer's number. */
 static fsdp_status read_layer(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
@@ -413,6 +476,11 @@ fsdp_status ds_read_models(ds_set *set, fsdp_error *err)
                          "'%s': there is no model file of model-parallel rank %d", set->directory,
                          set->part);
     set->is_split = files[0].rank >= 0;
+    if (!set->is_split && count > 1 && !set->is_universal) /* whose files are for all stages */
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' has model files of stage 3, such as '%s', beside '%s', which is of "
+                         "another one" FSDP_TWO_SAVES,
+                         set->directory, files[1].name, files[0].name);
     if (set->is_split) {
         FSDP_TRY(ds_files_check_ranks(files, count, set->directory, err));
         set->world = (int64_t)count;

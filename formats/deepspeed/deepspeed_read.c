@@ -154,6 +154,7 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
         set->rank = files[i].rank;
         FSDP_TRY(ds_read_file(set, files[i].name, ds_read_optim, err));
     }
+    FSDP_TRY(ds_agree_world(set, err));
     if (!set->is_split)
         FSDP_TRY(ds_split_end(set, err));
     return ds_note_owners(set, err);
@@ -193,6 +194,7 @@ static fsdp_status read_parts(ds_set *set, fsdp_error *err)
     int parts;
     FSDP_TRY(check_parts(set, &parts, err));
     (void)ds_files_of(&set->files, DS_FILE_OPTIM, -1, &optims);
+    FSDP_TRY(ds_note_weights(set, err));
     for (set->part = 0; set->part < parts; set->part++) {
         FSDP_TRY(ds_read_models(set, err));
         if (set->is_plain && optims > 0)
@@ -249,8 +251,10 @@ static fsdp_status open_deepspeed(const fsdp_probe *probe, fsdp_source **source_
     fsdp_name_table_release(&set.buffers);
     fsdp_name_table_release(&set.prints);
     fsdp_name_table_release(&set.module);
+    fsdp_name_table_release(&set.outside);
     fsdp_facts_release(&set.facts);
     fsdp_text_release(&set.print);
+    fsdp_free(set.weights);
     fsdp_free(set.tied);
     fsdp_free(set.widened);
     fsdp_free(set.owners);

@@ -430,6 +430,12 @@ def twice(stage, name, other):
     return files | {other: files[name]}
 
 
+def in_files(others):
+    """The first weight is no member of the module, but of a layer or an expert in a file of its own."""
+    names = [("3.w" if name == "w" else name, shape) for name, shape in made.SHAPES.items()]
+    return with_model(2, param_shapes=[made.OrderedDict(names)], module={}, shared_params={}) | others
+
+
 def contradictions():
     """Files of two saves in one tag, as a save leaves them that was cut short: as refusals()."""
     ranks, steps = [made.optim_name(rank) for rank in range(2)], "says 5; they are of different saves"
@@ -455,6 +461,18 @@ def contradictions():
     weight = made.tensor([9.0] * 15, (3, 5), "e")
     yield ("a module of another step", with_model(2, module=made.OrderedDict(w=weight)), DAMAGED,
            "rounded to f16")
+    yield ("model files of two stages", made.files(2) | {models[1]: made.model(1, 3)}, DAMAGED,
+           f"stage 3, such as '{models[1]}'")
+    yield "ranks of another world", with_model(2, dp_world_size=8), DAMAGED, "dp_world_size is 8, and"
+    yield ("a layer of another step", in_files({"layer_03-model_states.pt": {"w": weight}}), DAMAGED,
+           "layer_03-model_states.pt': the weight '3.w' of its module is not the one of")
+    expert = "layer_0_expert_0_mp_rank_00_model_states.pt"
+    yield ("an expert of another step", in_files({expert: {"3.w": weight}}), DAMAGED,
+           f"{expert}': the weight '3.w' of its module is not the one of")
+    yield ("an expert of another shape", in_files({expert: {"3.w": made.tensor([1.0], (1,), "e")}}), DAMAGED,
+           f"{expert}': the weight '3.w'")
+    both = {expert: {"3.w": weight}, expert.replace("expert_0", "expert_1"): {"3.w": weight}}
+    yield "one expert twice", in_files(both), DAMAGED, "both have '3.w'"
     weight = made.tensor([9.0] * 5, (5,), "e")
     turned = with_model(2, module={"w": made.tensor(made.numbers_of("w"), (5, 3), "e")})
     yield "a weight of turned shape", turned, DAMAGED, "shape in param_shapes; they are of"
@@ -499,6 +517,14 @@ def check_universal_shapes(folder):
         told = listing(made.write(folder / name, with_parallel(shape, rows, **more)))
         found = told and told["tensors"].get("w", {}).get("shape")
         check(found == list(shape), f"a universal checkpoint of parts, {name}: {found}")
+
+
+def check_weights_in_files(folder):
+    """Rounded weights of layers and experts are those of their masters."""
+    weight = made.tensor(made.numbers_of("w"), (3, 5), "e")
+    for name, member in ("layer_03-model_states.pt", "w"), ("layer_0_expert_0_mp_rank_00_model_states.pt", "3.w"):
+        told = listing(made.write(folder / member, in_files({name: {member: weight}})))
+        check(told and "3.w" in told["tensors"], f"{name}: {told}")
 
 
 def check_began_anew(folder):
@@ -596,7 +622,7 @@ def main():
     for check_one in (check_universal_refused, check_universal_of_pytorch, check_paths, check_forms,
                       check_ranks, check_padding, check_lists_of_universal, check_own_steps,
                       check_names_of_the_module, check_unsure, check_universal_shapes,
-                      check_began_anew, check_refusals, check_limits):
+                      check_weights_in_files, check_began_anew, check_refusals, check_limits):
         with tempfile.TemporaryDirectory() as folder:
             check_one(Path(folder))
 
