@@ -112,7 +112,9 @@ typedef struct model_config {
     double numbers[NUMBERS];
     char rope_type[32], activation[32];
     bool has_layer_types, has_sliding_layer;
-    bool has_many_ropes; /* rope_parameters by type of layer */
+    bool has_no_window;    /* null: sliding_window is not left out */
+    bool has_usual_window; /* it is left out */
+    bool has_many_ropes;   /* rope_parameters by type of layer */
 } model_config;
 
 static fsdp_status take_text(fsdp_json *json, char *out, size_t room, fsdp_error *err)
@@ -212,6 +214,8 @@ static fsdp_status take_member(fsdp_json *json, const char *key, size_t size, mo
 {
     fsdp_json_kind kind = fsdp_json_peek(json);
     const number_name *number = find_number(number_names, key, size);
+    config->has_no_window =
+        config->has_no_window || (kind == FSDP_JSON_NULL && number && number->number == WINDOW);
     bool is_activation =
         fsdp_bytes_are(key, size, "hidden_act") || fsdp_bytes_are(key, size, "activation_function");
     if (number)
@@ -248,20 +252,23 @@ static fsdp_status read_config(fsdp_json *json, model_config *config, fsdp_error
 typedef enum window_use { NO_WINDOW, ALWAYS, IF_USED } window_use;
 
 /* Models by model_type: llama.cpp's name, that of the pattern of words of its tokenizer, the activations that
- * llama.cpp computes for it, and whether transformers gives it a sliding window. */
+ * llama.cpp computes for it, and whether transformers gives it a sliding window. Behind these the numbers that
+ * transformers takes where config.json leaves them out, 0 where it takes none: llama.cpp has others, or asks
+ * for the key. */
 typedef struct gguf_family {
     const char *type, *architecture, *pre, *activations;
     window_use window;
+    double usual_epsilon, usual_theta, usual_experts, usual_window;
 } gguf_family;
 
 static const gguf_family families[] = {
-    {"llama", "llama", "llama-bpe", SILU, NO_WINDOW},
-    {"mistral", "llama", "default", SILU, ALWAYS},
-    {"mixtral", "llama", "default", SILU, ALWAYS},
-    {"qwen2", "qwen2", "qwen2", SILU, IF_USED},
-    {"qwen3", "qwen3", "qwen2", SILU, IF_USED},
-    {"qwen3_moe", "qwen3moe", "qwen2", SILU, IF_USED},
-    {"gpt2", "gpt2", "gpt-2", GELU, NO_WINDOW},
+    {"llama", "llama", "llama-bpe", SILU, NO_WINDOW, 1e-6, 1e4, 0, 0},
+    {"mistral", "llama", "default", SILU, ALWAYS, 1e-6, 1e4, 0, 4096},
+    {"mixtral", "llama", "default", SILU, ALWAYS, 1e-5, 1e6, 2, 0},
+    {"qwen2", "qwen2", "qwen2", SILU, IF_USED, 1e-6, 1e4, 0, 4096},
+    {"qwen3", "qwen3", "qwen2", SILU, IF_USED, 1e-6, 1e4, 0, 4096},
+    {"qwen3_moe", "qwen3moe", "qwen2", SILU, IF_USED, 1e-6, 1e4, 8, 4096},
+    {"gpt2", "gpt2", "gpt-2", GELU, NO_WINDOW, 1e-5, 0, 0, 0},
 };
 
 /* Numbers in the order of the file. f32: readers ask for a float. */
@@ -422,6 +429,27 @@ static fsdp_status complete(model_config *config, const fsdp_sd *sd, fsdp_error 
     return FSDP_OK;
 }
 
+/* Numbers that config.json leaves out, as transformers takes them. */
+static void take_usual(model_config *config, const gguf_family *family)
+{
+    const struct {
+        config_number number;
+        double value;
+    } usual[] = {
+        {strcmp(family->type, "gpt2") == 0 ? LAYER_EPSILON : EPSILON, family->usual_epsilon},
+        {THETA, family->usual_theta},
+        {EXPERTS_USED, family->usual_experts},
+        {WINDOW, config->has_no_window ? 0 : family->usual_window},
+    };
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
+        if (config->has[usual[i].number] || usual[i].value == 0)
+            continue;
+        config->has[usual[i].number] = true;
+        config->numbers[usual[i].number] = usual[i].value;
+        config->has_usual_window = config->has_usual_window || usual[i].number == WINDOW;
+    }
+}
+
 /* --- what llama.cpp has no key for ------------------------------------------------------------ */
 
 static fsdp_status refuse(const model_config *config, const gguf_family *family, const char *what,
@@ -517,11 +545,14 @@ static fsdp_status check_told(const model_config *config, const gguf_family *fam
                  config->activation);
         return refuse(config, family, what, err);
     }
-    if (slides(config, family)) {
-        snprintf(what, sizeof what, "sliding_window %.0f in a context of %.0f",
-                 config->numbers[WINDOW], config->numbers[LENGTH]);
-        return refuse(config, family, what, err);
-    }
+    if (slides(config, family))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' %s sliding_window %.0f in a context of %.0f, and llama.cpp has no "
+                         "key for that in '%s': --copy-from DIR with a config.json that has null "
+                         "there writes the model without",
+                         config->path,
+                         config->has_usual_window ? "has no sliding_window, which means" : "says",
+                         config->numbers[WINDOW], config->numbers[LENGTH], family->architecture);
     FSDP_TRY(check_fixed(config, family, err));
     return strcmp(family->type, "gpt2") == 0 ? FSDP_OK : check_rope(config, family, err);
 }
@@ -585,6 +616,7 @@ static fsdp_status make_values(const fsdp_gguf_model *model, model_config *confi
                          "convert_hf_to_gguf.py of llama.cpp knows more families",
                          config->path, config->type);
     FSDP_TRY(complete(config, model->sd, err));
+    take_usual(config, &families[i]);
     FSDP_TRY(check_told(config, &families[i], err));
     FSDP_TRY(add_pairs(config, families[i].architecture, model->directory, out, err));
     *tokens_out =

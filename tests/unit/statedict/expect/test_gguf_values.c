@@ -203,6 +203,39 @@ static fsdp_status read_with(const char *type, const char *members)
     return read_all();
 }
 
+/* transformers has these numbers for a config.json without them, and llama.cpp others, or none. */
+Test(gguf_values, numbers_that_a_config_leaves_out_are_those_of_the_family)
+{
+    static const struct {
+        const char *type, *architecture;
+        double epsilon, theta;
+        int64_t experts;
+    } families[] = {{"llama", "llama", 1e-6, 1e4, -1},
+                    {"mistral", "llama", 1e-6, 1e4, -1},
+                    {"mixtral", "llama", 1e-5, 1e6, 2},
+                    {"qwen2", "qwen2", 1e-6, 1e4, -1},
+                    {"qwen3_moe", "qwen3moe", 1e-6, 1e4, 8}};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        char key[64];
+        cr_assert_eq(read_with(families[i].type, "\"sliding_window\": null"), FSDP_OK, "%s",
+                     err.text);
+        snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", families[i].architecture);
+        cr_assert(find(key), "%s", key);
+        cr_assert_eq(find(key)->as.f64, (double)(float)families[i].epsilon, "%s", key);
+        snprintf(key, sizeof key, "%s.rope.freq_base", families[i].architecture);
+        cr_assert(find(key), "%s", key);
+        cr_assert_eq(find(key)->as.f64, families[i].theta, "%s", key);
+        snprintf(key, sizeof key, "%s.expert_used_count", families[i].architecture);
+        cr_assert_eq(number(key), families[i].experts, "%s", key);
+    }
+    config = "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 2, "
+             "\"n_positions\": 16}";
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_eq(find("gpt2.attention.layer_norm_epsilon")->as.f64, (double)1e-5F);
+    cr_assert_eq(read_with("mistral", "\"max_position_embeddings\": 32768"), FSDP_ERR_USAGE);
+    cr_assert(strstr(err.text, "sliding_window 4096 in a context of 32768"), "%s", err.text);
+}
+
 Test(gguf_values, yarn_has_the_length_before_it)
 {
     cr_assert_eq(read_with("qwen2", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, "
