@@ -379,9 +379,44 @@ static fsdp_status apply(const map_choice *choice, const map_way *way, fsdp_chec
     return apply_one(choice, way->map, way->from_right, checkpoint, err);
 }
 
-/* --- GGUF without a map ---------------------------------------------------------------------------- */
+/* --- without a map --------------------------------------------------------------------------------- */
 
-/* "gpt2, llama, mistral": the types of models that built-in maps take to GGUF. */
+/* Targets that are models under the names of their own framework. */
+typedef struct named_target {
+    const char *format, *title, *others;
+    const char *own; /* begin of an entry that only a source of this framework has */
+} named_target;
+
+static const named_target named_targets[] = {
+    {"gguf", "GGUF",
+     "convert_hf_to_gguf.py of llama.cpp knows more families and takes the result of --to hf",
+     "general.architecture"},
+    {"megatron", "Megatron", "--map FILE takes rules of your own, and --to dcp keeps the names",
+     "common"},
+};
+
+static const named_target *find_target(const fsdp_limits *limits)
+{
+    for (size_t i = 0; limits && i < sizeof named_targets / sizeof *named_targets; i++)
+        if (strcmp(limits->format, named_targets[i].format) == 0)
+            return &named_targets[i];
+    return NULL;
+}
+
+static bool is_own(const map_choice *choice, const named_target *target)
+{
+    const fsdp_sd *sd = choice->from->manifest.sd;
+    size_t size = strlen(target->own);
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_VALUE && entry->name_size >= size &&
+            memcmp(entry->name, target->own, size) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* "gpt2, llama, mistral": the types of models that built-in maps take to the layout. */
 static void list_types(const char *layout, fsdp_text *out)
 {
     const fsdp_builtin_map *map;
@@ -393,38 +428,42 @@ static void list_types(const char *layout, fsdp_text *out)
         }
 }
 
-/* Without a map the names stay, and are GGUF's only where the source is of GGUF. */
-static fsdp_status check_gguf(const map_choice *choice, const map_way *way, fsdp_error *err)
+static fsdp_status refuse_type(const map_choice *choice, const named_target *target,
+                               fsdp_error *err)
 {
-    static const char own[] = "general.architecture";
-    const fsdp_map_request *request = choice->request;
-    bool is_gguf = request->limits && strcmp(request->limits->format, "gguf") == 0;
     fsdp_text types = {0};
     char type[80];
-    if (!is_gguf || way->is_short || request->opts->map || request->opts->select.keep_names ||
-        fsdp_sd_find(choice->from->manifest.sd, own, sizeof own - 1) >= 0)
-        return FSDP_OK;
-    if (!way->map && !choice->kind.type[0])
-        return FSDP_OK; /* the names may be GGUF's */
-    if (way->map)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "a GGUF file needs the config.json of its model, with a model_type, and "
-                         "none lies beside '%s': --copy-from DIR names one",
-                         choice->from->path);
-    list_types("gguf", &types);
+    list_types(target->format, &types);
     fsdp_status st =
         types.failed
             ? fsdp_fail_memory(err, "a message")
             : fsdp_fail(
                   err, FSDP_ERR_USAGE,
-                  "no map takes the tensors of '%s' (model_type '%s') to GGUF: that is "
-                  "written for %s, under the names of transformers; convert_hf_to_gguf.py "
-                  "of llama.cpp knows more families and takes the result of --to hf",
+                  "no map takes the tensors of '%s' (model_type '%s') to %s: that is "
+                  "written for %s, under the names of transformers; %s",
                   choice->from->path,
                   fsdp_printable(choice->kind.type, strlen(choice->kind.type), type, sizeof type),
-                  types.data);
+                  target->title, types.data, target->others);
     fsdp_text_release(&types);
     return st;
+}
+
+/* Without a map the names stay, and are those of the target only where the source is of its framework. */
+static fsdp_status check_target(const map_choice *choice, const map_way *way, fsdp_error *err)
+{
+    const fsdp_map_request *request = choice->request;
+    const named_target *target = find_target(request->limits);
+    if (!target || way->is_short || request->opts->map || request->opts->select.keep_names ||
+        is_own(choice, target))
+        return FSDP_OK;
+    if (!way->map)
+        return choice->kind.type[0] ? refuse_type(choice, target, err) : FSDP_OK;
+    if (strcmp(target->format, "gguf") != 0)
+        return FSDP_OK; /* a note names the map */
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "a GGUF file needs the config.json of its model, with a model_type, and "
+                     "none lies beside '%s': --copy-from DIR names one",
+                     choice->from->path);
 }
 
 static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
@@ -455,7 +494,7 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
             st = apply(&choice, &way, checkpoint, err);
     }
     if (st == FSDP_OK && !sides_out->is_used)
-        st = check_gguf(&choice, &way, err);
+        st = check_target(&choice, &way, err);
     fsdp_map_free(way.first);
     fsdp_map_free(way.map);
     fsdp_drop_rules_free(choice.drops);
