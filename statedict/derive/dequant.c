@@ -47,27 +47,38 @@ static bool is_f8(fsdp_dtype dtype)
     return info->is_float && info->size == 1 && dtype != FSDP_F8_E8M0FNU;
 }
 
-/* The scales of a weight of 8 bits, as transformers and DeepSeek, compressed-tensors, and
- * DeepSeek's own files name them; -1: none. */
-static int64_t scales_of(dequant_job *job, const fsdp_entry *weight)
+/* The scales of a weight of 8 bits, as transformers and DeepSeek, compressed-tensors, and DeepSeek's own
+ * files name them; -1: none. Two of them would be two weights. */
+static fsdp_status find_scales(dequant_job *job, const fsdp_entry *weight, int64_t *out,
+                               fsdp_error *err)
 {
-    int64_t found = sibling(job, weight, "", "_scale_inv");
-    if (found < 0)
-        found = sibling(job, weight, "", "_scale");
-    if (found < 0 && ends(weight, ".weight"))
-        found = sibling(job, weight, "weight", "scale");
-    return found;
+    static const char *const ways[][2] = {{"", "_scale_inv"}, {"", "_scale"}, {"weight", "scale"}};
+    *out = -1;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        bool is_way = !ways[i][0][0] || ends(weight, ".weight");
+        int64_t found = is_way ? sibling(job, weight, ways[i][0], ways[i][1]) : -1;
+        char one[200], other[200];
+        if (found >= 0 && *out >= 0) {
+            const fsdp_entry *first = fsdp_sd_at(job->sd, (size_t)*out);
+            const fsdp_entry *second = fsdp_sd_at(job->sd, (size_t)found);
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "it has two scales, '%s' and '%s'",
+                             fsdp_printable(first->name, first->name_size, one, sizeof one),
+                             fsdp_printable(second->name, second->name_size, other, sizeof other));
+        }
+        *out = found >= 0 ? found : *out;
+    }
+    return FSDP_OK;
 }
 
 /* Scales of activations and of the cache, which only a quantized model uses. */
 static bool is_of_activations(dequant_job *job, const fsdp_entry *entry)
 {
-    static const char *const names[] = {".input_scale", ".output_scale", ".q_scale", ".k_scale",
-                                        ".v_scale"};
+    static const char *const names[] = {".input_scale", ".output_scale", ".activation_scale",
+                                        ".q_scale",     ".k_scale",      ".v_scale"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         int64_t weight = ends(entry, names[i]) ? sibling(job, entry, names[i], ".weight") : -1;
         if (ends(entry, names[i]) &&
-            (i > 1 || (weight >= 0 && is_f8(fsdp_sd_at(job->sd, (size_t)weight)->dtype))))
+            (i > 2 || (weight >= 0 && is_f8(fsdp_sd_at(job->sd, (size_t)weight)->dtype))))
             return true;
     }
     return false;
@@ -235,7 +246,8 @@ static fsdp_status add_tensor(dequant_job *job, size_t number, fsdp_error *err)
                          "it is quantized by GPTQ or AWQ, which --dequant does not know");
     if (!is_f8(entry->dtype))
         return fsdp_derivation_keep(job->derivation, number, err);
-    int64_t scales = scales_of(job, entry);
+    int64_t scales;
+    FSDP_TRY(find_scales(job, entry, &scales, err));
     if (scales < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "it has 8 bits and no scales: --dtype casts it as it is");

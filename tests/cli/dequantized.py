@@ -100,6 +100,21 @@ def refused(words, config, shape, scale_shape, status=4, **more):
 
 
 @case
+def a_weight_has_one_scale():
+    """Another one would make another weight; scales of activations go with the weight."""
+    weight, all_ones = f8(150, 150), scales(2, 2)
+    for name in ("w/weight_scale", "w/scale"):
+        write(None, **{"w/weight": weight, "w/weight_scale_inv": all_ones, name: scales(2, 2, first=3.0)})
+        done = convert("--dequant", "f32")
+        words = f"'w.weight': it has two scales, 'w.weight_scale_inv' and '{name.replace('/', '.')}'"
+        assert done.returncode == 4 and words in done.stderr, done.stderr
+    write(None, **{"w/weight": weight, "w/weight_scale_inv": all_ones, "w/activation_scale": scales(1)})
+    assert convert("--dequant", "f32").returncode == 0
+    data = Path("plain/model.safetensors").read_bytes()
+    assert b"activation_scale" not in data[8:8 + struct.unpack("<Q", data[:8])[0]]
+
+
+@case
 def config_decides_about_blocks():
     for size in ([128, 128], [64, 64], [100, 200], [1000, 7], [1, 400]):
         shape = (-(-LARGE[0] // size[0]), -(-LARGE[1] // size[1]))
