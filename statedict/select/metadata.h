@@ -13,6 +13,7 @@ typedef struct fsdp_metadata_from {
     const char *path;          /* of the source */
     const char *carried;       /* a JSON object of texts that stay true in other files; NULL: none */
     const char *contradicting; /* keys with another text in another file, and the names of both; NULL: none */
+    int64_t renamed;           /* tensors that get other names */
     bool is_changed;           /* names, values or the list of tensors are not those of the source */
 } fsdp_metadata_from;
 
@@ -24,6 +25,7 @@ typedef struct fsdp_metadata_choice {
 void fsdp_metadata_choice_release(fsdp_metadata_choice *choice);
 
 /* limits NULL: native, which keeps all. Hashes of the source's bytes are left out when these change.
+ * FSDP_ERR_USAGE: a text that is true for the names of the source alone would be kept, and they change.
  * FSDP_ERR_DAMAGED names a key that would be kept, and the two files that contradict each other. */
 fsdp_status fsdp_metadata_choose(const fsdp_metadata_from *from, const fsdp_select_opts *opts,
                                  const fsdp_limits *limits, fsdp_metadata_choice *choice, fsdp_error *err);
