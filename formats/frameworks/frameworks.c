@@ -61,6 +61,15 @@ static fsdp_status may_be_it(const fsdp_folder *folder, const char *name, bool *
     return FSDP_OK;
 }
 
+/* True for an adapter beside its base, which is the model. */
+static bool is_beside_base(const fsdp_folder *folder, const char *name)
+{
+    bool has_base = false;
+    for (size_t i = 0; i < folder->names.count && !has_base; i++)
+        has_base = strcmp(folder->names.items[i], "pytorch_model.bin") == 0;
+    return has_base && fsdp_framework_matches("adapter_model.*", name, NULL);
+}
+
 /* The one folder or file that may hold a checkpoint. A folder does not hide the file beside it. */
 static fsdp_status find_only(const fsdp_folder *folder, const char **name_out, fsdp_error *err)
 {
@@ -70,7 +79,7 @@ static fsdp_status find_only(const fsdp_folder *folder, const char **name_out, f
     for (size_t i = 0; i < folder->names.count && count < FSDP_FOLDER_NAMES; i++) {
         bool may_be;
         FSDP_TRY(may_be_it(folder, folder->names.items[i], &may_be, err));
-        if (may_be)
+        if (may_be && !is_beside_base(folder, folder->names.items[i]))
             names[count++] = folder->names.items[i];
     }
     for (size_t i = 1; i < count; i++) /* what is most likely meant stands first */

@@ -562,10 +562,22 @@ static int bid_for_file(const fsdp_probe *probe)
     return size <= LONGEST_INDEX ? 8 + 32 : 8;
 }
 
+/* True when all files are those of an adapter, and its base lies beside it in a format of its own. */
+static bool has_other_base(const fsdp_probe *probe)
+{
+    static const char adapter[] = "adapter_model";
+    for (size_t i = 0; i < probe->name_count; i++)
+        if (is_part(probe->names[i]) && strncmp(probe->names[i], adapter, sizeof adapter - 1) != 0)
+            return false;
+    return fsdp_probe_has(probe, "pytorch_model.bin");
+}
+
 static int bid(const fsdp_probe *probe)
 {
     if (!probe->is_directory)
         return bid_for_file(probe);
+    if (has_other_base(probe))
+        return 0;
     int best = fsdp_safetensors_is_tree(probe) ? 90 : 0;
     for (size_t i = 0; i < probe->name_count; i++) {
         if (is_index(probe->names[i]))

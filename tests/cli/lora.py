@@ -252,6 +252,15 @@ def an_adapter_beside_its_base():
     os.makedirs("adapter")
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(f"model/{name}", "adapter")
+    # a base in another format is the model, too
+    shutil.copytree("model", "older")
+    os.remove("older/model.safetensors")
+    done = convert("model/model.safetensors", "older/pytorch_model.bin", "--to", "torch")
+    assert done.returncode == 0, done.stderr
+    done = convert("older", "newer", "--to", "hf")
+    assert done.returncode == 0 and "'older' is read as 'pytorch_model.bin'" in done.stderr, done.stderr
+    assert read_tensors(Path("newer/model.safetensors")) == base
+    assert "adapter_config.json" not in os.listdir("newer")
     done = convert("adapter", "copied", "--to", "hf")
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir("copied")) == ["adapter_config.json", "adapter_model.safetensors"]
