@@ -282,7 +282,7 @@ fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds
                          const torch_tensor *weight, bool *does_out, fsdp_error *err);
 /* Compares the number of files with that of the ranks in the model file. */
 fsdp_status ds_agree_world(const ds_set *set, fsdp_error *err);
-/* Compares a run of a parameter's master with its weight in the module or in a file of its own, if there is one. */
+/* Compares a run of a parameter's master with its weight in the module, or in a file of its own, if any. */
 fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param, const torch_tensor *flat,
                             const ds_run *run, fsdp_error *err);
 /* Adds a flat tensor to the print of the file that is being read; tells: no two ranks have it by chance. */

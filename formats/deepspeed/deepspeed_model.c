@@ -400,7 +400,7 @@ static fsdp_status refuse_twice(const ds_set *set, const torch_tensor *one,
                      fsdp_source_file_path(set->source, (size_t)other->storage.file), name);
 }
 
-/* Those of a layer have names below the layer's number; those of an expert have their whole names. */
+/* A layer's weights have names below its number; those of an expert have their whole names. */
 static fsdp_status keep_outside(ds_set *set, const char *prefix, const char *text, size_t size,
                                 const torch_tensor *tensor, fsdp_error *err)
 {

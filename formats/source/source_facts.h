@@ -26,8 +26,8 @@ typedef struct fsdp_facts {
  * epoch or a world size at the top. */
 bool fsdp_fact_is_step(const char *name, size_t size);
 
-/* True when several elements differ from the one before, so that no two ranks have them by chance: padding and
- * weights that were never trained may be equal. */
+/* True when several elements differ from the one before, so that no two ranks have them by chance: padding
+ * and weights that were never trained may be equal. */
 bool fsdp_fact_tells(const char *data, size_t size, size_t element);
 
 void fsdp_facts_release(fsdp_facts *facts);

@@ -252,9 +252,9 @@ static fsdp_status read_config(fsdp_json *json, model_config *config, fsdp_error
 typedef enum window_use { NO_WINDOW, ALWAYS, IF_USED } window_use;
 
 /* Models by model_type: llama.cpp's name, that of the pattern of words of its tokenizer, the activations that
- * llama.cpp computes for it, and whether transformers gives it a sliding window. Behind these the numbers that
- * transformers takes where config.json leaves them out, 0 where it takes none: llama.cpp has others, or asks
- * for the key. */
+ * llama.cpp computes for it, and whether transformers gives it a sliding window. Behind these are the numbers
+ * that transformers takes where config.json leaves them out, 0 where it takes none: llama.cpp has others, or
+ * asks for the key. */
 typedef struct gguf_family {
     const char *type, *architecture, *pre, *activations;
     window_use window;

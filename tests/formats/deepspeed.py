@@ -522,7 +522,8 @@ def check_universal_shapes(folder):
 def check_weights_in_files(folder):
     """Rounded weights of layers and experts are those of their masters."""
     weight = made.tensor(made.numbers_of("w"), (3, 5), "e")
-    for name, member in ("layer_03-model_states.pt", "w"), ("layer_0_expert_0_mp_rank_00_model_states.pt", "3.w"):
+    for name, member in (("layer_03-model_states.pt", "w"),
+                         ("layer_0_expert_0_mp_rank_00_model_states.pt", "3.w")):
         told = listing(made.write(folder / member, in_files({name: {member: weight}})))
         check(told and "3.w" in told["tensors"], f"{name}: {told}")
 

@@ -242,7 +242,8 @@ def check_contradictions(folder):
         names = [f"mp_rank_{rank:02d}_{stage:03d}/model_optim_rng.pt" for rank in range(RANKS)]
         shutil.copy(at / "iter_0000005" / names[0], at / "iter_0000005" / names[1])
         ran = run("fsdp-ls", at)
-        check(ran.returncode == 4 and all(name in ran.stderr for name in (*names, "one is a copy of the other")),
+        words = (*names, "one is a copy of the other")
+        check(ran.returncode == 4 and all(word in ran.stderr for word in words),
               f"a copy in stage {stage}: {ran.returncode} {ran.stderr}")
     write_ranks(folder / "own", weights, setting(1, 1, "args", "rank", to=70))
     ran = run("fsdp-ls", folder / "own")
@@ -292,8 +293,9 @@ def check_copied_experts(folder):
     layer = "decoder.layers.0."
     for name, of_rank in (("own", 10.0), ("copied", 0.0)):
         for expert in range(3):
+            shared = made.tensor([1.0, 2.0, 3.0], (3, 1))
             saved = {"args": {"expert_model_parallel_size": 3, "pipeline_model_parallel_size": 1},
-                     "model": {layer + "self_attention.linear_proj.weight": made.tensor([1.0, 2.0, 3.0], (3, 1)),
+                     "model": {layer + "self_attention.linear_proj.weight": shared,
                                layer + "mlp.experts.local_experts.0.linear_fc2.weight":
                                    made.tensor([number + of_rank * expert for number in (1.0, 2.0, 3.0)])}}
             made.save(folder / name / f"iter_0000005/mp_rank_00_{expert:03d}/model_optim_rng.pt", saved)
