@@ -23,6 +23,7 @@ static fsdp_status status_of_errno(int errnum)
     case EDQUOT:
     case EFBIG: return FSDP_ERR_NO_SPACE;
     case ENOMEM:
+    case EAGAIN: /* of a thread or a process that cannot be started */
     case EMFILE:
     case ENFILE: return FSDP_ERR_LIMIT;
     case ELOOP: return FSDP_ERR_REFUSED;

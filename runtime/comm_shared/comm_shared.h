@@ -99,6 +99,7 @@ struct shared_transport {
     int *world_ranks;          /* 0, 1, ... */
     uintptr_t *bases;          /* per world rank: its published addresses are offsets from here */
     size_t segment_size;       /* others can read this rank's buffers in its segment only; 0: all of them */
+    bool is_limited;           /* ... which is small because files may have only so many bytes */
     int spins;                 /* polls of a wait before it sleeps */
     size_t window_half;        /* bytes */
     fsdp_ctl *observed;        /* reports its calls to this transport; NULL: none */
@@ -159,6 +160,8 @@ void fsdp_shared_comm_close(fsdp_comm *comm);
 /* The fields that both transports share; base.rank and base.size are set. */
 fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *err);
 void fsdp_shared_transport_release(shared_transport *transport);
+/* alloc_shared had none left for `what`: names the limit of files where that is why. */
+fsdp_status fsdp_shared_fail_memory(const shared_transport *transport, const char *what, fsdp_error *err);
 
 /* Both halves. */
 static inline fsdp_status fsdp_shared_pass_barrier(shared_group *group, fsdp_error *err)

@@ -5,6 +5,7 @@
  */
 #include "runtime/comm_shared/comm_shared.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "base/core/mem.h"
@@ -65,6 +66,14 @@ void fsdp_shared_transport_release(shared_transport *transport)
     fsdp_free(transport->bases);
 }
 
+fsdp_status fsdp_shared_fail_memory(const shared_transport *transport, const char *what,
+                                    fsdp_error *err)
+{
+    if (transport->is_limited)
+        return fsdp_fail_errno(err, EFBIG, "cannot allocate memory for %s", what);
+    return fsdp_fail_memory(err, what);
+}
+
 /* --- a new group ------------------------------------------------------------------------------ */
 
 typedef struct new_group {
@@ -80,7 +89,8 @@ static fsdp_status take_shared(shared_transport *transport, size_t size, uint64_
 {
     *data_out = transport->alloc_shared(&transport->base, size);
     if (!*data_out)
-        return fsdp_fail_memory(err, "a group of ranks, in memory that all of them see");
+        return fsdp_shared_fail_memory(transport,
+                                       "a group of ranks, in memory that all of them see", err);
     *address_out = (uintptr_t)*data_out - transport->bases[transport->base.rank];
     return FSDP_OK;
 }

@@ -25,18 +25,19 @@ static bool can_map(size_t size)
 }
 
 /* RLIMIT_FSIZE applies to memfds, too, and kills a process that exceeds it. */
-static size_t choose_size(int ranks)
+static void choose_size(int ranks, shm_segment *segment)
 {
     struct rlimit limit;
     size_t page = (size_t)sysconf(_SC_PAGESIZE), n = (size_t)ranks;
     size_t size = (size_t)sysconf(_SC_PHYS_PAGES) * page;
     if (size > most_in_all / n)
         size = most_in_all / n;
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && size > limit.rlim_cur)
+    segment->is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && size > limit.rlim_cur;
+    if (segment->is_limited)
         size = limit.rlim_cur;
     while (size > least && !can_map(size * n))
         size /= 2;
-    return size / page * page;
+    segment->size = size / page * page;
 }
 
 /* Keeps segments out of core files, which would contain them once per rank. */
@@ -62,7 +63,10 @@ static fsdp_status give_size(shm_segment *segment, fsdp_error *err)
 
 fsdp_status fsdp_shm_segment_init(int ranks, shm_segment *segment_out, fsdp_error *err)
 {
-    shm_segment made = {.size = choose_size(ranks)};
+    shm_segment made = {.fd = -1};
+    choose_size(ranks, &made);
+    if (made.size == 0)
+        return fsdp_fail_errno(err, EFBIG, "cannot make shared memory");
     made.fd = memfd_create("fsdp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (made.fd < 0)
         return fsdp_fail_errno(err, errno, "cannot make shared memory");

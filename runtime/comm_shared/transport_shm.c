@@ -118,12 +118,13 @@ static fsdp_status prepare(shm_transport *mine, fsdp_error *err)
     FSDP_TRY(fsdp_shm_segment_init(size, &mine->local, err));
     FSDP_TRY(fsdp_shm_pool_create(&mine->local, &mine->pool, err));
     mine->shared.segment_size = mine->local.size;
+    mine->shared.is_limited = mine->local.is_limited;
     mine->shared.bases[rank] = (uintptr_t)mine->local.data;
     if (rank != 0)
         return FSDP_OK;
     size_t block_size = fsdp_shared_world_size(size);
     void *block = fsdp_shm_pool_take(mine->pool, block_size);
-    return block ? FSDP_OK : fsdp_fail_memory(err, "the block of a world");
+    return block ? FSDP_OK : fsdp_shared_fail_memory(&mine->shared, "the block of a world", err);
 }
 
 static void attach(shm_transport *mine)

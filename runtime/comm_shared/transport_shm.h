@@ -12,6 +12,7 @@ typedef struct shm_segment {
     int fd;                    /* -1 when it is no longer needed: the mapping keeps the memory */
     unsigned char *data;
     size_t size;
+    bool is_limited;           /* smaller than wanted, since files may have only so many bytes */
 } shm_segment;
 
 /* As large as the host's memory if `ranks` such segments can be mapped; pages exist once touched. */

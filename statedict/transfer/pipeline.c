@@ -386,6 +386,7 @@ fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err)
     return fsdp_fail(
         err, FSDP_ERR_LIMIT,
         "cannot allocate %lld KiB for a slab of a tensor, and each of %d threads takes "
-        "one: a smaller --mem or fewer --jobs take less, or allow the process more",
+        "one: a smaller --mem (of fsdp-train: --save.mem) or fewer --jobs take less, or allow the "
+        "process more",
         (long long)(bytes >> 10), threads);
 }

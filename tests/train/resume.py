@@ -531,12 +531,16 @@ def full_log(work):
                               env=clean_environment(FSDP_RANK=str(rank), FSDP_WORLD_SIZE="2", FSDP_COMM="tcp",
                                                     FSDP_MASTER=f"127.0.0.1:{port}")) for rank in range(2)]
     said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
-    check("full log", [rank.returncode for rank in ranks] == [7, 7] and "metrics.jsonl'" in said[0], said)
+    check("full log", [rank.returncode for rank in ranks] == [7, 7] and "metrics.jsonl': File too large" in said[0], said)
     words = command(place(work, "full log continue"), 1, "--save.every", 0, "--steps", 100,
                     "--save.on_error", "continue")
     done = run(words, preexec_fn=limit_files(3000))
     expect_refusal("full log continue", done, 7, "its lines are left out", "TensorBoard's events end here",
                    "lines left out of")
+    check("full log continue: the reason", "metrics.jsonl': File too large" in done.stderr, done.stderr)
+    for size in 1024, 100000, 1000000:
+        done = run(command(place(work, f"shared {size}"), 2, "--steps", 1), preexec_fn=limit_files(size))
+        expect_refusal(f"shared memory of {size} bytes", done, 7, "memory", "ulimit -f")
     for name in "full log", "full log continue":
         text = (work / name / "run/metrics.jsonl").read_text()
         is_whole = 2500 < len(text) < 3000 and text.endswith("}\n")

@@ -178,6 +178,8 @@ fsdp_status cli_check_output(const char *path, const cli_output_kind *kind, cons
                              fsdp_error *err);
 /* True for /dev/stdout and its other names: what else the tool prints would be mixed with the file. */
 bool cli_is_stdout(const char *path);
+/* One write, if all fits; after a part, the next write says why the rest does not. Returns an errno, or 0. */
+int cli_write_all(int fd, const void *data, size_t size);
 /* Writes the parts one after the other. The file appears whole, or an older one stays; a link's target is
  * replaced. A pipe, a device or an open descriptor (/dev/stdout) is written as it is. */
 fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t count, fsdp_error *err);

@@ -45,14 +45,9 @@ static void report_failure(int errnum)
 
 static void write_line(const fsdp_text *line)
 {
-    ssize_t n;
-    if (line->failed)
-        return;
-    do {
-        n = write(file.fd, line->data, line->size);
-    } while (n < 0 && errno == EINTR);
-    if (n != (ssize_t)line->size)
-        report_failure(n < 0 ? errno : ENOSPC);
+    const int errnum = line->failed ? 0 : cli_write_all(file.fd, line->data, line->size);
+    if (errnum != 0)
+        report_failure(errnum);
 }
 
 void cli_log(const char *word, const char *text)

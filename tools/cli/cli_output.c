@@ -90,19 +90,16 @@ const cli_output_kind cli_picture = {"picture of these tools", is_picture};
 
 /* --- writing ------------------------------------------------------------------------------------- */
 
-static fsdp_status write_part(int fd, const char *output, const cli_part *part, fsdp_error *err)
+int cli_write_all(int fd, const void *data, size_t size)
 {
-    const char *at = part->data;
-    for (size_t left = part->size; left > 0;) {
-        ssize_t n = write(fd, at, left);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return fsdp_fail_errno(err, errno, "cannot write '%s'", output);
-        at += n;
-        left -= (size_t)n;
+    for (const char *at = data, *end = at + size; at < end;) {
+        ssize_t n = write(fd, at, (size_t)(end - at));
+        if (n >= 0)
+            at += n;
+        else if (errno != EINTR)
+            return errno;
     }
-    return FSDP_OK;
+    return 0;
 }
 
 /* Closes the file; messages name the output. */
@@ -110,8 +107,11 @@ static fsdp_status write_parts(int fd, const char *output, const cli_part *parts
                                fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
-    for (size_t i = 0; i < count && st == FSDP_OK; i++)
-        st = write_part(fd, output, &parts[i], err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++) {
+        const int errnum = cli_write_all(fd, parts[i].data, parts[i].size);
+        if (errnum != 0)
+            st = fsdp_fail_errno(err, errnum, "cannot write '%s'", output);
+    }
     if (close(fd) != 0 && st == FSDP_OK)
         st = fsdp_fail_errno(err, errno, "cannot write '%s'", output);
     return st;

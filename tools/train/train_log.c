@@ -141,10 +141,9 @@ static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err
 {
     const int fd = fileno(log->metrics);
     const off_t before = lseek(fd, 0, SEEK_END);
-    errno = 0;
-    if (before >= 0 && write(fd, text->data, text->size) == (ssize_t)text->size)
+    const int errnum = before < 0 ? errno : cli_write_all(fd, text->data, text->size);
+    if (errnum == 0)
         return FSDP_OK;
-    int errnum = errno ? errno : ENOSPC;
     if (before >= 0)
         (void)!ftruncate(fd, before);
     if (log->drops_lines) {

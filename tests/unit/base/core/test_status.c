@@ -31,6 +31,11 @@ Test(status, a_long_path_loses_its_middle_not_the_reason)
     }
 }
 
+Test(status, a_thread_that_cannot_be_started_lacks_a_resource)
+{
+    cr_assert_eq(fsdp_fail_errno(NULL, EAGAIN, "cannot start a thread"), FSDP_ERR_LIMIT);
+}
+
 Test(status, a_long_prefix_leaves_the_reason)
 {
     char path[4096];

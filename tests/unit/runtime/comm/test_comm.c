@@ -749,15 +749,24 @@ static int next_file(void)
     return fd;
 }
 
-Test(comm, a_segment_for_which_no_byte_is_allowed_leaves_no_file_open)
+static fsdp_status segment_with_limit(int resource, fsdp_error *err)
 {
     shm_segment segment = {0};
-    fsdp_error err = {0};
-    struct rlimit none;
-    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &none), 0);
-    none.rlim_cur = 0;
-    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
+    struct rlimit old, none;
+    cr_assert_eq(getrlimit(resource, &old), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = old.rlim_max};
     int before = next_file();
-    cr_assert_neq(fsdp_shm_segment_init(2, &segment, &err), FSDP_OK);
+    cr_assert_eq(setrlimit(resource, &none), 0);
+    fsdp_status status = fsdp_shm_segment_init(2, &segment, err);
+    cr_assert_eq(setrlimit(resource, &old), 0);
     cr_assert_eq(next_file(), before);
+    return status;
+}
+
+Test(comm, a_segment_for_which_no_byte_is_allowed_leaves_no_file_open)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(segment_with_limit(RLIMIT_FSIZE, &err), FSDP_ERR_NO_SPACE);
+    cr_assert_not_null(strstr(err.text, "ulimit -f"));
+    cr_assert_eq(segment_with_limit(RLIMIT_AS, &err), FSDP_ERR_LIMIT);
 }
