@@ -6,6 +6,7 @@
 #include "base/core/mem.h"
 #include "base/data/json.h"
 #include "formats/ranks/ranks.h"
+#include "formats/source.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -119,7 +120,7 @@ fsdp_status rank_parts_read(const fsdp_probe *probe, const char *directory, rank
                        "them",
                        path);
     if (st == FSDP_OK)
-        st = fsdp_io_read_file(probe->io, path, PARAMS_BYTES, &text, &size, err);
+        st = fsdp_source_read_file(probe->io, path, PARAMS_BYTES, &text, &size, err);
     if (st == FSDP_OK)
         st = read_params(text, size, path, &set->parts, err);
     fsdp_free(text);

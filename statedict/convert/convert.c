@@ -57,6 +57,7 @@ static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err
     fsdp_ties_release(&job->ties);
     fsdp_free(job->rule_list);
     fsdp_free(job->made_config);
+    fsdp_free(job->copied_snapshot);
     fsdp_free(job->metadata);
     fsdp_text_release(&job->rules);
     fsdp_free(job->is_kept);

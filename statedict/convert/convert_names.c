@@ -163,7 +163,7 @@ static fsdp_status find_config(const convert_job *job, char **text_out, size_t *
     if (has_own_names && strcmp(job->limits->format, "safetensors") == 0 && job->from->source &&
         job->io->ops->info(job->io, job->from->path, &info) >= 0 &&
         info.kind == FSDP_FILE_DIRECTORY)
-        *text_out = fsdp_config_find(job->io, NULL, job->from->path, size_out, path_out);
+        *text_out = fsdp_config_find(job->io, NULL, job->from->path, size_out, path_out, NULL);
     return FSDP_OK;
 }
 

@@ -17,6 +17,8 @@
 #include "statedict/derive/numbered_optim.h"
 #include "statedict/derive/target_types.h"
 #include "statedict/map/map.h"
+#include "statedict/run/hub_cache.h"
+#include "statedict/run/remote_path.h"
 #include "statedict/select/metadata.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
@@ -224,14 +226,14 @@ static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_p
 {
     const fsdp_target_types types = {job->limits, blocks};
     fsdp_type_report report = {0};
-    if (blocks && job->limits && !job->limits->holds_dtype(blocks))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s", job->limits->format,
-                         job->opts.select.dtype);
     if (blocks && !fsdp_blocks_can_encode(blocks))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "blocks of %s are read and copied, and not made: q8_0 and q4_0 are, and "
                          "llama-quantize of llama.cpp makes others of a GGUF file in bf16",
                          job->opts.select.dtype);
+    if (blocks && job->limits && !job->limits->holds_dtype(blocks))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s; --to gguf does",
+                         job->limits->format, job->opts.select.dtype);
     FSDP_TRY(fsdp_derive_target_types(&types, &job->from, &report, err));
     plan->decoded += report.decoded;
     plan->encoded += report.encoded;
@@ -315,8 +317,14 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
 {
     model_config config = {0};
     char *made = NULL;
-    config.text =
-        fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size, &config.path);
+    fsdp_error why = {0};
+    config.text = fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size,
+                                   &config.path, &why);
+    if (why.status == FSDP_ERR_REFUSED) { /* it says what the tensors are */
+        if (err)
+            *err = why;
+        return FSDP_ERR_REFUSED;
+    }
     fsdp_status st = config.text ? FSDP_OK : make_config(job, &made, &config.size, err);
     config.text = config.text ? config.text : made;
     if (st == FSDP_OK)
@@ -361,6 +369,25 @@ static fsdp_status keep_metadata(convert_job *job, fsdp_convert_plan *plan, fsdp
     return st;
 }
 
+/* Every target that takes the option needs the directory, though some only its config.json. A model of the
+ * cache of Hugging Face stands for its snapshot. */
+static fsdp_status find_copy_from(convert_job *job, fsdp_error *err)
+{
+    const char *dir = job->opts.copy_from;
+    fsdp_file_info info;
+    int result = dir ? job->io->ops->info(job->io, dir, &info) : 0;
+    if (result < 0)
+        return fsdp_remote_path_fail(job->io, dir, -result, err);
+    if (dir && info.kind != FSDP_FILE_DIRECTORY)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' is no directory: files are copied from one of a model", dir);
+    if (dir)
+        FSDP_TRY(fsdp_hub_snapshot(dir, job->io, &job->copied_snapshot, err));
+    if (job->copied_snapshot)
+        job->opts.copy_from = job->copied_snapshot;
+    return FSDP_OK;
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -371,6 +398,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     plan->rounded = job->from->source ? fsdp_source_rounded_count(job->from->source) : 0;
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
+    FSDP_TRY(find_copy_from(job, err));
     FSDP_TRY(derive(job, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd,
                                        job->made_config, job->unties};

@@ -381,7 +381,6 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
                              const fsdp_copies_places *places, fsdp_copies *copies, fsdp_error *err)
 {
     const char *dir = opts->copy_from;
-    fsdp_file_info info;
     bool is_hf = opts->format && strcmp(opts->format, "hf") == 0;
     *copies = (fsdp_copies){.carrier = places->from,
                             .config = {.tied = -1},
@@ -394,12 +393,6 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
                                            : FSDP_OK;
     if (!is_hf)
         return FSDP_OK; /* its config.json has the sizes of a map */
-    int result = io->ops->info(io, dir, &info);
-    if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot open '%s'", dir);
-    if (info.kind != FSDP_FILE_DIRECTORY)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' is no directory: files are copied from one of a model", dir);
     if (fsdp_paths_are_same(io, dir, places->to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "files cannot be copied from '%s', where the result is to be", dir);

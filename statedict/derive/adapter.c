@@ -6,6 +6,8 @@
 #include "statedict/derive/adapter_config.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/derived_product.h"
+#include "statedict/run/hub_cache.h"
+#include "statedict/run/remote_path.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/sd/meter.h"
 
@@ -430,14 +432,16 @@ static fsdp_status refuse_directory(const adapter_merge *merge, const char *dir,
                      config_name);
 }
 
-/* The newest step of a run, which the caller frees also after a failure. */
+/* The snapshot in a hub's cache, or the newest step of a run; the caller frees it also after a failure. */
 static fsdp_status find_newest(const adapter_merge *merge, const fsdp_adapter_opts *opts,
                                char **step_out, fsdp_error *err)
 {
     fsdp_io *io = fsdp_access_io(opts->access);
     const fsdp_framework_way way = {.note = notify, .context = (void *)(uintptr_t)opts->watch};
     bool has_config = false;
-    fsdp_status st = fsdp_framework_resolve(io, opts->path, &way, step_out, err);
+    fsdp_status st = fsdp_hub_snapshot(opts->path, io, step_out, err);
+    if (st == FSDP_OK && !*step_out)
+        st = fsdp_framework_resolve(io, opts->path, &way, step_out, err);
     if (st == FSDP_ERR_LIMIT || st == FSDP_ERR_DAMAGED || st == FSDP_ERR_REFUSED)
         return st; /* a pointer to nothing, a link: the run says more than that it is no adapter */
     if (*step_out)
@@ -455,7 +459,7 @@ static fsdp_status find_directory(const adapter_merge *merge, const fsdp_adapter
     int result = io->ops->info(io, opts->path, &info);
     *dir_out = NULL;
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot open '%s'", opts->path);
+        return fsdp_remote_path_fail(io, opts->path, -result, err);
     FSDP_TRY(has_file(io, opts->path, config_name, &has_config, err));
     if (!has_config && info.kind != FSDP_FILE_DIRECTORY)
         return refuse_directory(merge, opts->path, err);

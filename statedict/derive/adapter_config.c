@@ -3,6 +3,7 @@
 
 #include "base/data/json.h"
 #include "base/text.h"
+#include "formats/source.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -156,7 +157,7 @@ fsdp_status fsdp_adapter_config_read(fsdp_io *io, const char *dir, fsdp_adapter_
     size_t size = 0;
     fsdp_json json;
     *config = (fsdp_adapter_config){.alpha = 8, .rank = 8}; /* PEFT's defaults */
-    fsdp_status st = path ? fsdp_io_read_file(io, path, CONFIG_MOST, &text, &size, err)
+    fsdp_status st = path ? fsdp_source_read_file(io, path, CONFIG_MOST, &text, &size, err)
                           : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK) {
         fsdp_json_init(&json, text, size, path);

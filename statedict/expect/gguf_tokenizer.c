@@ -7,6 +7,7 @@
 
 #include "base/data/json.h"
 #include "base/text.h"
+#include "formats/source.h"
 
 #include <string.h>
 
@@ -444,7 +445,7 @@ static fsdp_status take_file(tokenizer_reader *reader, const tokenizer_file *fil
     reader->vocab.path = path;
     *is_there_out = fsdp_io_exists(reader->io, path);
     if (*is_there_out) {
-        st = fsdp_io_read_file(reader->io, path, file->most, &text, &size, err);
+        st = fsdp_source_read_file(reader->io, path, file->most, &text, &size, err);
         if (st == FSDP_OK)
             st = read_text(reader, file, text, size, err);
     }

@@ -31,9 +31,9 @@ static fsdp_status rename_by(const fsdp_map_opts *opts, fsdp_checkpoint **checkp
     fsdp_map_request request = {.io = io, .opts = &convert, .keeps_rest = true};
     fsdp_map_sides sides;
     char *path = NULL,
-         *text = fsdp_config_find(io, NULL, (*checkpoint)->path, &request.config_size, &path);
+         *text = fsdp_config_find(io, NULL, (*checkpoint)->path, &request.config_size, &path, NULL);
     if (!text && opts->other)
-        text = fsdp_config_find(io, NULL, opts->other, &request.config_size, &path);
+        text = fsdp_config_find(io, NULL, opts->other, &request.config_size, &path, NULL);
     request.config = text;
     request.config_path = path;
     fsdp_status st = fsdp_map_rename(&request, checkpoint, &sides, err);

@@ -5,6 +5,7 @@
 #include "base/text.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <string.h>
 
 static const char hub_command[] = "hf download";
@@ -114,11 +115,9 @@ static void advise(fsdp_io *io, const char *path, fsdp_text *text)
     }
 }
 
-void fsdp_remote_path_advise(fsdp_io *io, const char *path, fsdp_error *err)
+static void append_advice(fsdp_io *io, const char *path, fsdp_error *err)
 {
     fsdp_text text = {0};
-    if (!err)
-        return;
     advise(io, path, &text);
     if (text.size > 0 && !text.failed) {
         fsdp_error found = *err;
@@ -126,4 +125,12 @@ void fsdp_remote_path_advise(fsdp_io *io, const char *path, fsdp_error *err)
         err->errnum = found.errnum;
     }
     fsdp_text_release(&text);
+}
+
+fsdp_status fsdp_remote_path_fail(fsdp_io *io, const char *path, int errnum, fsdp_error *err)
+{
+    fsdp_status st = fsdp_fail_errno(err, errnum, "cannot open '%s'", path);
+    if (err && (errnum == ENOENT || errnum == ENOTDIR))
+        append_advice(io, path, err);
+    return st;
 }

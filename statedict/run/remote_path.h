@@ -4,8 +4,8 @@
 
 #include "base/io/io.h"
 
-/* Adds to an error about a path that cannot be opened what it looks like, and the command that gets it.
- * Nothing where it looks like a path. */
-void fsdp_remote_path_advise(fsdp_io *io, const char *path, fsdp_error *err);
+/* The error about a path that cannot be opened; where nothing is there, also what its name looks like, and the
+ * command that gets it. */
+fsdp_status fsdp_remote_path_fail(fsdp_io *io, const char *path, int errnum, fsdp_error *err);
 
 #endif

@@ -118,11 +118,9 @@ static void notify_way(void *context, const char *text)
 
 static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_error *err)
 {
-    fsdp_status st = fsdp_fail_errno(err, errnum, "cannot open '%s'", path);
+    fsdp_status st = fsdp_remote_path_fail(io, path, errnum, err);
     if (errnum == ENOENT)
         append_steps(path, io, err);
-    if (errnum == ENOENT || errnum == ENOTDIR)
-        fsdp_remote_path_advise(io, path, err);
     return st;
 }
 

@@ -462,6 +462,8 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
         cli_add_argument(text, include_of(left));
     }
     add_excluded(text, left);
+    if (opts->convert.open.access.follow_links)
+        fsdp_text_addf(text, " --follow-links");
     fsdp_text_add(text, "\n", 1);
 }
 
