@@ -9,6 +9,8 @@
 enum { MOST_ITEMS = 16 << 20, LONGEST_STRING = 64 << 20, SHOWN = 100 };
 /* Bytes of an item, and of the memory of a short string. */
 enum { ITEM = sizeof(fsdp_value) };
+/* What the entry of a value takes beside the value and its name, halved as charge() doubles it. */
+enum { PAIR = 512 };
 
 static fsdp_status fail_kind(const gguf_input *in, const char *key, uint32_t kind, fsdp_error *err)
 {
@@ -88,29 +90,27 @@ static fsdp_status take_one(gguf_input *in, gguf_kind kind, fsdp_value *value, f
                                : take_number(in, kind, value, err);
 }
 
-/* Counts bytes of an array before they are allocated. */
+/* Counts bytes of a value before they are allocated. */
 static fsdp_status charge(gguf_input *in, int64_t bytes, const char *shown, fsdp_error *err)
 {
     in->memory += 2 * bytes;
     return in->memory <= in->most ? FSDP_OK
                                   : fsdp_fail(err, FSDP_ERR_LIMIT,
-                                              "'%s': its arrays up to '%s' take more than %" PRId64
+                                              "'%s': its values up to '%s' take more than %" PRId64
                                               " MiB of memory: allow more (--mem)",
                                               in->path, shown, in->most >> 20);
 }
 
-static fsdp_status take_array(gguf_input *in, const char *key, fsdp_value *value, fsdp_error *err)
+static fsdp_status take_array(gguf_input *in, const char *shown, fsdp_value *value, fsdp_error *err)
 {
     uint32_t kind;
     size_t count;
-    char shown[SHOWN];
-    fsdp_printable(key, strlen(key), shown, sizeof shown);
     FSDP_TRY(gguf_take_u32(in, "the type of an array", &kind, err));
     if (kind == GGUF_ARRAY)
         return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the value of '%s' is an array of arrays",
                          in->path, shown);
     if (gguf_kind_size(kind) == 0)
-        return fail_kind(in, key, kind, err);
+        return fail_kind(in, shown, kind, err);
     FSDP_TRY(gguf_take_count(in, gguf_kind_size(kind), "the length of an array", &count, err));
     in->items += count;
     if (count > MOST_ITEMS || in->items > MOST_ITEMS)
@@ -133,7 +133,11 @@ fsdp_status gguf_take_value(gguf_input *in, const char *key, fsdp_value *value, 
     FSDP_TRY(gguf_take_u32(in, "the type of a value", &kind, err));
     if (gguf_kind_size(kind) == 0)
         return fail_kind(in, key, kind, err);
+    char shown[SHOWN];
+    fsdp_printable(key, strlen(key), shown, sizeof shown);
+    FSDP_TRY(charge(in, PAIR + (int64_t)strlen(key), shown, err));
     if (kind == GGUF_ARRAY)
-        return take_array(in, key, value, err);
-    return take_one(in, (gguf_kind)kind, value, err);
+        return take_array(in, shown, value, err);
+    FSDP_TRY(take_one(in, (gguf_kind)kind, value, err));
+    return kind == GGUF_STRING ? charge(in, (int64_t)value->as.bytes.size, shown, err) : FSDP_OK;
 }

@@ -105,7 +105,9 @@ static fsdp_status take_merges(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_err
         st = fsdp_json_next_item(json, &more, err);
         if (st != FSDP_OK || !more)
             break;
-        st = take_merge(json, &text, err);
+        st = fsdp_gguf_vocab_check_merges(vocab, err);
+        if (st == FSDP_OK)
+            st = take_merge(json, &text, err);
         char *copy =
             st == FSDP_OK && !text.failed
                 ? fsdp_arena_strndup(&vocab->arena, text.size > 0 ? text.data : "", text.size)

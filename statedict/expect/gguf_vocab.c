@@ -37,6 +37,17 @@ void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab)
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
+fsdp_status fsdp_gguf_vocab_check_merges(const fsdp_gguf_vocab *vocab, fsdp_error *err)
+{
+    const int64_t tokens = (int64_t)vocab->count * FSDP_GGUF_TOKEN_ROOM;
+    if ((int64_t)vocab->merge_count < (vocab->memory - tokens) / FSDP_GGUF_MERGE_ROOM)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "'%s' has more than %zu merges, which take %d bytes each: allow more memory "
+                     "(--mem)",
+                     vocab->path, vocab->merge_count, FSDP_GGUF_MERGE_ROOM);
+}
+
 fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
                                 const fsdp_gguf_token *like, fsdp_error *err)
 {

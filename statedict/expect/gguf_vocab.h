@@ -13,8 +13,8 @@
 /* NO_SCORE: of a token that no merge makes; those of merges are above it. */
 enum { FSDP_GGUF_TOKENS_MOST = 4 << 20, FSDP_GGUF_NO_SCORE = -1000000 };
 
-/* Bytes of a token in all lists and copies that are made of it. */
-enum { FSDP_GGUF_TOKEN_ROOM = 512, FSDP_GGUF_MEMORY_BESIDE = 32 << 20 };
+/* Bytes of a token, and of a merge, in all lists and copies that are made of it. */
+enum { FSDP_GGUF_TOKEN_ROOM = 512, FSDP_GGUF_MERGE_ROOM = 256, FSDP_GGUF_MEMORY_BESIDE = 32 << 20 };
 
 /* Types of tokens, as llama.cpp numbers them. */
 typedef enum fsdp_gguf_token_type {
@@ -55,6 +55,8 @@ typedef struct fsdp_gguf_vocab {
 void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab, int64_t rows);
 void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab);
 
+/* FSDP_ERR_LIMIT if one more merge takes more than the memory leaves beside the tokens. */
+fsdp_status fsdp_gguf_vocab_check_merges(const fsdp_gguf_vocab *vocab, fsdp_error *err);
 /* Gives the token of this number the score and type of `like`, and this text (copied) unless it has one. */
 fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
                                 const fsdp_gguf_token *like, fsdp_error *err);
