@@ -248,7 +248,7 @@ void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *
  */
 fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath, int *number_out,
                                  fsdp_error *err);
-/* Reads a whole file that was found in its directory, as fsdp_io_read_file does, by the same rule for links. */
+/* As fsdp_io_read_file, for a file that was found in its directory: by the same rule for links. */
 fsdp_status fsdp_source_read_file(fsdp_io *io, const char *path, size_t most, char **data_out,
                                   size_t *size_out, fsdp_error *err);
 fsdp_io *fsdp_source_io(const fsdp_source *source);

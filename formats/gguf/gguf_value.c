@@ -9,7 +9,7 @@
 enum { MOST_ITEMS = 16 << 20, LONGEST_STRING = 64 << 20, SHOWN = 100 };
 /* Bytes of an item, and of the memory of a short string. */
 enum { ITEM = sizeof(fsdp_value) };
-/* What the entry of a value takes beside the value and its name, halved as charge() doubles it. */
+/* Bytes of an entry beside its name and its value; charge() doubles them. */
 enum { PAIR = 512 };
 
 static fsdp_status fail_kind(const gguf_input *in, const char *key, uint32_t kind, fsdp_error *err)

@@ -59,7 +59,7 @@ typedef struct convert_job {
     fsdp_model_kind model_kind;        /* known.model_type points into it */
     bool unties;               /* an adapter gives the tied output a tensor of its own */
     char *made_config;         /* its text, see fsdp_map_make_config; NULL: none */
-    char *copied_snapshot;     /* opts.copy_from, where the caller's is a model of a cache; NULL: the caller's */
+    char *copied_snapshot;     /* opts.copy_from, when it is of a cache; NULL: the caller's */
     fsdp_copies copies;        /* files beside the weights */
     fsdp_export_report seen;   /* of a model that a map renamed */
     char *metadata;            /* texts beside the tensors of the result, a JSON object; NULL: none */

@@ -20,7 +20,7 @@ typedef struct fsdp_model_kind {
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
                                  fsdp_error *err);
 /* The text of DIR/config.json, or where dir is NULL of the one that lies beside the checkpoint at the path,
- * and its own path. The caller frees both, which are NULL when there is none that can be read; err says why. */
+ * and its own path. The caller frees both, which are NULL when none can be read; err says why. */
 char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out, char **path_out,
                        fsdp_error *err);
 /* Likewise Meta's params.json beside the checkpoint, which has numbers of the model under other names. */

@@ -531,7 +531,8 @@ def full_log(work):
                               env=clean_environment(FSDP_RANK=str(rank), FSDP_WORLD_SIZE="2", FSDP_COMM="tcp",
                                                     FSDP_MASTER=f"127.0.0.1:{port}")) for rank in range(2)]
     said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
-    check("full log", [rank.returncode for rank in ranks] == [7, 7] and "metrics.jsonl': File too large" in said[0], said)
+    check("full log", [rank.returncode for rank in ranks] == [7, 7] and
+          "metrics.jsonl': File too large" in said[0], said)
     words = command(place(work, "full log continue"), 1, "--save.every", 0, "--steps", 100,
                     "--save.on_error", "continue")
     done = run(words, preexec_fn=limit_files(3000))
