@@ -133,7 +133,7 @@ def config_decides_about_blocks():
 
 @case
 def config_without_blocks():
-    for config in (None, {}, blocks([128, 128], "other")):
+    for config in (None, {}, blocks([128, 128], "other"), blocks(None, "block_structure")):
         check_scales(config, (150, 300), (2, 3), (128, 128))
         refused("none of the tensor, of rows, or of blocks of 128 x 128", config, (150, 300), (2, 1))
         refused("none of the tensor, of rows, or of blocks of 128 x 128", config, (4, 4), (2,))
@@ -170,9 +170,12 @@ def scales_that_are_not_finite():
 
 @case
 def exponents_that_are_not_finite():
-    for exponent, expected in ((127, 0), (252, 0), (253, 4), (NO_NUMBER, 4)):
-        numbers = bytes([0x66]) * (5000 * 3 * 16)  # twice 4 in a byte
-        exponents = bytes([127]) * (5000 * 3 - 1) + bytes([exponent])
+    for exponent, expected, both, place in ((127, 0, 0x66, -1), (252, 0, 0x66, -1), (253, 4, 0x66, -1),
+                                            (NO_NUMBER, 4, 0x66, -1), (NO_NUMBER, 4, 0, -1),
+                                            (NO_NUMBER, 4, 0x66, 0), (NO_NUMBER, 4, 0x66, 7000)):
+        numbers = bytes([both]) * (5000 * 3 * 16)  # 0x66: twice 4 in a byte
+        exponents = bytearray([127]) * (5000 * 3)
+        exponents[place] = exponent
         write(None, w_blocks=("U8", (5000, 3, 16), numbers), w_scales=("U8", (5000, 3), exponents))
         done = convert("--dequant", "f32")
         assert done.returncode == expected, (exponent, done.returncode, done.stderr)

@@ -29,11 +29,11 @@ def case(function):
 
 # --- files ------------------------------------------------------------------------------------------
 
-def write_tensors(path, tensors):
+def write_tensors(path, tensors, texts=None):
     """{name: (shape, values)}"""
     path.parent.mkdir(parents=True, exist_ok=True)
     safetensors_file.write(path, {name: ("F32", shape, struct.pack(f"<{len(values)}f", *values))
-                                  for name, (shape, values) in tensors.items()})
+                                  for name, (shape, values) in tensors.items()}, texts)
 
 
 def read_tensors(path):
@@ -230,6 +230,17 @@ def results_that_are_not_finite_are_named():
 
 def copy_layout(case):
     shutil.copytree(GOLDEN / "layouts" / case / "data", ".", dirs_exist_ok=True)
+
+
+@case
+def hashes_of_the_base_are_left_out():
+    weights = {f"{MODULES[0]}.weight": ([SIZE, SIZE], [0.5] * SIZE * SIZE)}
+    write_tensors(Path("base/model.safetensors"), weights, {"sshs_model_hash": "1f", "note": "kept"})
+    write_adapter(tensors=pair(MODULES[0]))
+    assert merge().returncode == 0
+    data = Path("ours/model.safetensors").read_bytes()
+    texts = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])["__metadata__"]
+    assert texts["note"] == "kept" and "sshs_model_hash" not in texts, texts
 
 
 @case

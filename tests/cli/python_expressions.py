@@ -12,7 +12,7 @@ import warnings
 warnings.filterwarnings("ignore")  # of sets that a later Python may read in another way
 RANDOM, TEXTS = 400, 12
 NAMES = ["model.layers.0.self_attn.q_proj", "model.layers.17.mlp.down_proj", "transformer.h.3.attn.c_attn",
-         "lm_head", "model.visual.blocks.1.attn.qkv", "model.language_model.layers.2.self_attn.v_proj", ""]
+         "lm_head", "model.visual.blocks.1.attn.qkv", "model.language_model.layers.2.self_attn.v_proj", "a\x1cb\x1f\vc", ""]
 # as people write them
 USUAL = [r"q_proj", r"layers\.\d+\.self_attn\.q_proj", r"model\.layers\.[02]\.mlp\.down_proj",
          r".*\.(q_proj|v_proj)", r"^(?!.*visual).*(?:q_proj|v_proj|qkv)$",
@@ -21,7 +21,7 @@ USUAL = [r"q_proj", r"layers\.\d+\.self_attn\.q_proj", r"model\.layers\.[02]\.ml
          r"^(model\.language_model(?=\.).*\.(q_proj|v_proj))$", r"^model.layers.0.self_attn.q_proj",
          r"q_proj|v_proj", r"[^.]+_proj", r"\w+_(?:proj|attn)", r"(.*\.)?h\.[0-9]\.attn\.c_attn", r"",
          r"a)|(lm_head", r"?:lm_head", r".*layers\.(1[0-9]|[0-9])\..*", r"(?=.*self).*q_proj", r"lm_head\Z",
-         r"lm\Bhead|lm_\bhead"]
+         r"lm\Bhead|lm_\bhead", r"a\sb[\s]{2}c"]
 # Python takes these, and a match by states does not
 REFUSED = {r"(a)\1": "refers back", r"(?P<n>a)": "named group", r"(?P<n>a)(?P=n)": "named group",
            r"(?<=a)b": "looks behind", r"(?<!a)b": "looks behind", r"(?i)a": "flags", r"(?i:a)": "flags",

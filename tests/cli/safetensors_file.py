@@ -3,9 +3,9 @@
 import json
 
 
-def write(path, tensors):
-    """{name: (dtype, shape, bytes)}, such as {"w": ("F32", [2], bytes(8))}"""
-    header, at = {}, 0
+def write(path, tensors, texts=None):
+    """{name: (dtype, shape, bytes)}, such as {"w": ("F32", [2], bytes(8))}; texts: the metadata, or None"""
+    header, at = {"__metadata__": texts} if texts else {}, 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
         at += len(data)

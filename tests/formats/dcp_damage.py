@@ -63,6 +63,17 @@ def flip_replica(data):
     data[at + 1] ^= 1
 
 
+def change_kind(data):
+    """The last item becomes a text."""
+    begin, end = list(items(data))[-1]
+    with zipfile.ZipFile(io.BytesIO(data[begin:end])) as archive:
+        pickled = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+    size = len(pickled) - 8
+    changed = b"\x80\x02X" + struct.pack("<I", size) + b"x" * size + b"."
+    checksums = [struct.pack("<I", zlib.crc32(text)) for text in (pickled, changed)]
+    data[begin:end] = data[begin:end].replace(pickled, changed).replace(*checksums)
+
+
 def change_step(data):
     """The first item is the step, an int of one byte."""
     begin, end = next(items(data))
@@ -95,6 +106,7 @@ convert("another dtype", change_dtype, "is not the tensor that the metadata spea
 ranks = {"case": "rank-metadata-w2", "name": "__1_0.distcp"}
 convert("ranks", lambda data: None, "", **ranks)
 convert("another replica", flip_replica, "/__1_0.distcp' have different values of 'plain2'", **ranks)
+convert("another kind", change_kind, "/__1_0.distcp' have different values of 'plain2'", **ranks)
 convert("another step", change_step, "says that meta.step is ", **ranks)
 print("\n".join(problems) or "nothing damaged is converted")
 sys.exit(1 if problems else 0)

@@ -344,6 +344,15 @@ def plain():
     other = {"tensor": {"dtype": "f32", "shape": [1], "sha256": digest(swapped)}}
     holds("equal bytes of other byte orders", [{"t": tensor([1.0])}, {"t": tensor([1.0])}], {},
           {"t": {"per_rank": inner[:1] + [other]}}, byteorders={1: "big"})
+    for what, strides in ("rows", (3, 1)), ("columns", (1, 70000)):  # of three blocks and a part
+        for place in 0, 100000, 209999:
+            many = [[0.0] * 210000 for _ in range(2)]
+            many[1][place] = 1.0
+            long = [tensor(numbers, (70000, 3), strides=strides) for numbers in many]
+            ran, _ = run([{"t": one} for one in long])
+            told = json.loads(ran.stdout)
+            if "t" in told["tensors"] or "per_rank" not in told["values"].get("t", {}):
+                problems.append(f"{what} that differ in element {place}: {ran.stdout} {ran.stderr}")
     turned = tensor([0.0, 2.0, 1.0, 3.0], (2, 2), strides=(1, 2))
     holds("other strides", [{"t": tensor(rows(0, 4), (2, 2))}, {"t": turned}], {"t": ((2, 2), rows(0, 4))})
     mesh = old_mesh([0], (1,))
@@ -554,6 +563,7 @@ def likes():
     shapes, numbers = shapes_of_pieces(), numbers_of_pieces()
     for world in (2, 3, 5):
         joins(f"pieces of {world}", pieces(numbers, world), shapes, numbers)
+    joins("ranks that count down", pieces(numbers)[::-1], shapes, numbers)
     below = [{"model": state} for state in pieces(numbers)]
     joins("pieces below a key", below, shapes, numbers, key="model.")
     with tempfile.TemporaryDirectory() as folder:
@@ -566,6 +576,19 @@ def likes():
         weight = ((3, 4), digest(numbers["layer.up.weight"]))
         if (both.get("layer.tied"), both.get("layer.up.weight")) != (weight, weight):
             problems.append(f"a tied name that the model {what}: {both}")
+    begun = [{"layer.index": tensor(rows(0, 4), (2, 2)), **state} for state in pieces(numbers)]
+    found = join(begun, shapes)[2]
+    if found.pop("layer.index", None) != ((2, 2), digest(rows(0, 4))) or len(found) != len(shapes):
+        problems.append(f"a buffer that the model lacks, in front of its parameters: {found}")
+    late = pieces(numbers)
+    for state in late:  # the first rank has nothing of it
+        state["layer.tied"] = Call(rebuild_tensor, *state["layer.down"].args)
+    if join(late, shapes, "--tied", "keep")[2].get("layer.tied") != ((5, 1), digest(numbers["layer.down"])):
+        problems.append("a tied name of which the first rank has no element")
+    alone = pieces(numbers, 5)
+    alone[4]["alone.ones"] = tensor([1.0])
+    joins_not("a piece of a rank without a part", DAMAGED, "a rank has a piece of 'alone.ones' and no part",
+              alone, shapes)
     joins_not("no shapes", USAGE, "--like MODEL", pieces(numbers), None,
               without=("given together", "leave out with"))
     joins_not("a longer shape", DAMAGED, "'layer.up.bias'", pieces(numbers), shapes | {"layer.up.bias": (4,)})

@@ -251,6 +251,8 @@ Test(detection, of_every_mpi)
     cr_assert_str_eq(place.host, "h");
     cr_assert_str_eq(place.job, "j");
     cr_assert_eq(place.port, 12);
+    expect_mpi(ENVIRONMENT("PMI_RANK", "0", "PMI_SIZE", "1", "FSDP_MASTER", "h:12"),
+               FSDP_LAUNCHED_PMI, 0, 1, -1);
 }
 
 /* mpiexec starts a helper on each host with srun; its ranks inherit the helper's SLURM_PROCID. */
@@ -306,6 +308,8 @@ Test(detection, of_slurm_steps)
     fsdp_place place = detect(ENVIRONMENT(SLURM, "FSDP_MASTER", "h:12"));
     cr_assert_str_eq(place.host, "h");
     cr_assert_eq(place.port, 12);
+    cr_assert_neq(detect(ENVIRONMENT(SLURM, "SLURM_JOB_ID", "9", "SLURM_STEP_ID", "1")).port,
+                  detect(ENVIRONMENT(SLURM, "SLURM_JOB_ID", "9", "SLURM_STEP_ID", "2")).port);
 }
 
 Test(detection, takes_a_batch_script_for_no_rank)

@@ -68,7 +68,7 @@ Test(copies, go_with_their_steps)
 {
     fsdp_io *io = disk_of_four();
     report all = {{0}};
-    make_copy(io, "/run/hf/00000001", "model.safetensors");
+    make_copy(io, "/run/hf/00000001", "model.safetensors.index.json");
     make_copy(io, "/run/hf/00000003", "model.safetensors");
     make_copy(io, "/run/hf/00000099", "model.safetensors"); /* its step was removed by hand */
     make_copy(io, "/run/hf/00000002", "notes.txt");         /* somebody else's */
@@ -103,6 +103,7 @@ Test(copies, that_a_killed_conversion_left_half_go)
                  FSDP_OK);
     cr_assert_eq(fsdp_io_close(&unsigned_marker, "its process ended", NULL), FSDP_OK);
     make_copy(io, "/run/hf/tokens.tmp-1", "half");
+    make_copy(io, "/run/hf/7.tmp-0123456789abcdef0123456789abcdef", "half");
     retain_twice(io, &all);
     cr_assert(strstr(all.text, ": interrupted conversion\n"), "%s", all.text);
     cr_assert(strstr(all.text, ": a conversion in progress\n"), "%s", all.text);
@@ -111,6 +112,7 @@ Test(copies, that_a_killed_conversion_left_half_go)
     cr_assert(!fsdp_io_exists(io, "/run/hf/00000002.tmp-0123456789abcdef0123456789abcdef"));
     cr_assert(!fsdp_io_exists(io, "/run/hf/00000001.deleting-0123456789abcdef0123456789abcdef"));
     cr_assert(fsdp_io_exists(io, "/run/hf/tokens.tmp-1/half"));
+    cr_assert(fsdp_io_exists(io, "/run/hf/7.tmp-0123456789abcdef0123456789abcdef/half"));
     cr_assert_eq(fsdp_io_close(&marker, alive, NULL), FSDP_OK);
     fsdp_free(dead);
     fsdp_free(alive);
