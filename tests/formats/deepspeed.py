@@ -451,6 +451,8 @@ def contradictions():
     yield "another world", with_model(3, dp_world_size=9), DAMAGED, "dp_world_size is 9"
     yield "another number of samples", with_model(3, global_samples=[3]) | \
         {models[1]: made.model(1, 3) | {"global_samples": [4]}}, DAMAGED, "global_samples is [3]"
+    yield "another number of skipped steps", with_model(3, skipped_steps=1) | \
+        {models[1]: made.model(1, 3) | {"skipped_steps": 2}}, DAMAGED, "skipped_steps is 1, and"
     yield "another version", changed(2, 1, lambda optim: optim.update(ds_version="0.5")), DAMAGED, '"0.5"'
     yield "another stage", changed(2, 1, lambda optim: optim.update(zero_stage=1)), DAMAGED, "zero_stage is 2"
     yield "another count of partitions", changed(2, 1, lambda optim: optim.update(partition_count=2)), \
@@ -506,6 +508,7 @@ def universal_contradictions():
            "zero/x' is a parameter that neither")
     yield "parts of other shapes", with_parallel((6, 10), (3, 5)), DAMAGED, "has the shape [6, 10]"
     yield "parts of pipelines alone", with_parallel((6, 5), (3, 5), ranks=1), DAMAGED, "has the shape [6, 5]"
+    yield "fewer rows than a part", with_parallel((2, 5), (3, 5)), DAMAGED, "has the shape [2, 5]"
     yield "fewer rows", with_parallel((2, 5), (3, 5), ranks=1), DAMAGED, "has the shape [2, 5]"
 
 
@@ -542,6 +545,16 @@ def check_began_anew(folder):
         numbers = struct.unpack(f"<{storage.count}f", storage.data)
         masters[0] = made.tensor([nan if 15 <= at + 10 * rank < 19 else number
                                   for at, number in enumerate(numbers)])  # "b", behind "w"
+    fresh = made.files(3)
+    for rank in range(2):  # equal masters, and moments that are zero
+        told = fresh[made.optim_name(rank)]["optimizer_state_dict"]
+        count = told["fp32_flat_groups"][0].args[0].count
+        told["fp32_flat_groups"] = [made.tensor([float(n) for n in range(count)])]
+        for kind in ("exp_avg", "exp_avg_sq"):
+            told["optimizer_state_dict"]["state"][0][kind] = made.tensor([0.0] * count)
+        fresh[made.model_name(rank, 3)]["module"] = {}
+    ran = run("fsdp-ls", made.write(folder / "fresh", fresh))
+    check(ran.returncode == 0, f"equal ranks that were not trained: {ran.stderr}")
     ran = run("fsdp-ls", made.write(folder / "nan", files))
     check(ran.returncode == 0, f"weights that are not a number: {ran.stderr}")
 

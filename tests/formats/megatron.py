@@ -70,6 +70,18 @@ def check_written(case, folder):
     check(told == values - others, f"{case.name}: common.pt: {told ^ values}")
 
 
+def check_common(folder):
+    """Keys of the common state stay whole, and arguments are those of argparse; objects have no place."""
+    state = {"common": {"args": {"a.b": 1, "hidden_size": 32}, "iteration": 7}, "w": made.tensor([1.0, 2.0])}
+    made.save(folder / "state.pt", state)
+    ran = run("fsdp-convert", folder / "state.pt", folder / "kept", "--to", "megatron")
+    check(ran.returncode == 0, f"a common state: {ran.stderr}")
+    text = (folder / "kept/common.pt").read_bytes()
+    check(b"a.b" in text and b"argparse" in text and b"Namespace" in text, f"common.pt: {text}")
+    told = listing(folder / "kept")["values"]
+    check(told == {"common.args.a.b": 1, "common.args.hidden_size": 32, "common.iteration": 7}, f"{told}")
+
+
 def check_damage(case, folder):
     cut, lost = folder / "cut", folder / "lost"
     shutil.copytree(case / "data", cut)
@@ -354,7 +366,7 @@ def main():
         for checked in (check_case, check_written, check_damage):
             with tempfile.TemporaryDirectory() as folder:
                 checked(case, Path(folder))
-    for checked in (check_ranks, check_contradictions, check_pointer, check_expert_ranks,
+    for checked in (check_common, check_ranks, check_contradictions, check_pointer, check_expert_ranks,
                     check_copied_experts):
         with tempfile.TemporaryDirectory() as folder:
             checked(Path(folder))

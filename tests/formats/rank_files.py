@@ -516,18 +516,20 @@ def numbers_of_pieces():
     return numbers
 
 
-def write_model(path, shapes):
+def write_model(path, shapes, ties=None):
     header, data = {}, b""
     for name, shape in shapes.items():
         size = 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + size]}
         data += bytes(size)
+    if ties:
+        header["__metadata__"] = ties
     text = json.dumps(header).encode()
     Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def join(states, shapes, *arguments):
-    """Status, standard error and tensors of a conversion with --like."""
+def join(states, shapes, *arguments, ties=None):
+    """Status, standard error and tensors of a conversion with --like. ties: second names in the model."""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "ranks", Path(folder) / "out.safetensors"
         source.mkdir()
@@ -535,7 +537,7 @@ def join(states, shapes, *arguments):
             write(source / f"rank_{rank}.pt", state)
         like = []
         if shapes is not None:
-            write_model(f"{folder}/model.safetensors", shapes)
+            write_model(f"{folder}/model.safetensors", shapes, ties)
             like = ["--like", f"{folder}/model.safetensors"]
         ran = run_tool("fsdp-convert", "-q", source, out, *like, *arguments)
         if "--plan-out" in arguments:
@@ -580,6 +582,10 @@ def likes():
     found = join(begun, shapes)[2]
     if found.pop("layer.index", None) != ((2, 2), digest(rows(0, 4))) or len(found) != len(shapes):
         problems.append(f"a buffer that the model lacks, in front of its parameters: {found}")
+    stored = {name: shape for name, shape in shapes.items() if name != "layer.down"} | {"tied": (5, 1)}
+    found = join(pieces(numbers), stored, "--allow-missing", "tied", ties={"layer.down": "tied"})[2]
+    if found.get("layer.down") != ((5, 1), digest(numbers["layer.down"])):
+        problems.append(f"a second name of the model: {found}")
     late = pieces(numbers)
     for state in late:  # the first rank has nothing of it
         state["layer.tied"] = Call(rebuild_tensor, *state["layer.down"].args)

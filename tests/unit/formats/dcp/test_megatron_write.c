@@ -116,9 +116,13 @@ Test(megatron_write, values_of_other_names_have_no_place)
                  {"commons.iteration", false},
                  {"iteration", false},
                  {"rng_state/shard_", false},
+                 {"rng_state/shard_a", false},
                  {"rng_state/shard_0.0_1.2/more", false}};
     const fsdp_target_format *format = fsdp_target_find("megatron");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         cr_expect_eq(format->limits.holds_value(cases[i].name, strlen(cases[i].name), &iteration),
                      cases[i].is_held, "%s", cases[i].name);
+    const fsdp_value object = {.kind = FSDP_VALUE_OPAQUE};
+    cr_assert(format->limits.holds_value("a/shard_0_1", strlen("a/shard_0_1"), &object));
+    cr_assert_not(format->limits.holds_value("common.a", strlen("common.a"), &object));
 }
