@@ -185,6 +185,19 @@ def exponents_that_are_not_finite():
     assert done.returncode == 4 and "no MXFP4 blocks" in done.stderr, done.stderr
 
 
+@case
+def modules_keep_what_their_configs_say():
+    write(blocks([128, 128]), **{"w/weight": f8(2, 2), "w/weight_scale_inv": scales(1, 1)})
+    module = {"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transformers.models.Dense"}
+    Path("model/modules.json").write_text(json.dumps([module]))
+    os.makedirs("model/1_Dense")
+    Path("model/1_Dense/config.json").write_text(json.dumps({"quantization_config": {"bits": 4}}))
+    done = convert("--dequant", "f32")
+    assert done.returncode == 0, done.stderr
+    assert "quantization_config" not in json.loads(Path("plain/config.json").read_text())
+    assert json.loads(Path("plain/1_Dense/config.json").read_text())["quantization_config"] == {"bits": 4}
+
+
 def integers(dtype, *shape):
     return dtype, shape, bytes(SIZES[dtype] * product(shape))
 

@@ -202,6 +202,10 @@ def one_unit(folder):
             check(refused, f"{source}: {ran.stderr}")
         ran = run("fsdp-convert", source, target, "--drop", "tensors:quantized")
         check(ran.returncode == 0 and tensors_of(target) == ["embed.weight"], f"{source}: {ran.stderr}")
+    save(folder / "parts.pt", {"a.weight": tensor(1.0), "a.weight.absmax": tensor(2.0)})
+    run("fsdp-convert", folder / "parts.pt", folder / "parts.safetensors")
+    ran = run("fsdp-convert", folder / "parts.safetensors", folder / "part.dcp", "-X", "absmax")
+    check(ran.returncode == 0 and tensors_of(folder / "part.dcp") == ["a.weight"], f"no unit: {ran.stderr}")
     ran = run("fsdp-convert", sources[0], folder / "c.dcp", "--opaque", "copy", "--dtype", "bf16")
     check(ran.returncode == 0 and "2 weights stay quantized" in ran.stderr, ran.stderr)
     told = json.loads(run("fsdp-ls", "--json", folder / "c.dcp").stdout)["tensors"]
