@@ -198,6 +198,29 @@ def modules_keep_what_their_configs_say():
     assert json.loads(Path("plain/1_Dense/config.json").read_text())["quantization_config"] == {"bits": 4}
 
 
+@case
+def models_that_lack_tensors():
+    """The model is compared with config.json without its quantization, on the way to other names, too."""
+    config = blocks([128, 128]) | {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 16,
+        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "vocab_size": 11, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    layer = {"input_layernorm": (16,), "post_attention_layernorm": (16,), "self_attn/q_proj": (16, 16),
+             "self_attn/k_proj": (8, 16), "self_attn/v_proj": (8, 16), "self_attn/o_proj": (16, 16),
+             "mlp/gate_proj": (24, 16), "mlp/up_proj": (24, 16), "mlp/down_proj": (16, 24)}
+    shapes = {"model/embed_tokens": (11, 16), "model/norm": (16,), "lm_head": (11, 16)}
+    shapes |= {f"model/layers/0/{name}": shape for name, shape in layer.items()}
+    for lost, status in (None, 0), ("model/norm", 4):
+        tensors = {f"{name}/weight": scales(*shape) for name, shape in shapes.items() if name != lost}
+        query = "model/layers/0/self_attn/q_proj/weight"
+        tensors |= {query: f8(16, 16), f"{query}_scale_inv": scales(1, 1)}
+        write(config, **tensors)
+        done = subprocess.run([BUILD / "bin" / "fsdp-convert", "-q", "model", "out.gguf", "--dequant", "f32",
+                               "--overwrite"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == status, (lost, done.returncode, done.stderr)
+        assert lost is None or "1 missing: 'model.norm.weight'" in done.stderr, done.stderr
+
+
 def integers(dtype, *shape):
     return dtype, shape, bytes(SIZES[dtype] * product(shape))
 

@@ -353,6 +353,13 @@ def plain():
             told = json.loads(ran.stdout)
             if "t" in told["tensors"] or "per_rank" not in told["values"].get("t", {}):
                 problems.append(f"{what} that differ in element {place}: {ran.stdout} {ran.stderr}")
+    for place in 0, 150, 299:  # one is stored by columns: pieces of one element
+        columns = [0.0] * 300
+        columns[place] = 1.0
+        states = [{"t": tensor([0.0] * 300, (100, 3))}, {"t": tensor(columns, (100, 3), strides=(1, 100))}]
+        told = json.loads(run(states)[0].stdout)
+        if "t" in told["tensors"] or "per_rank" not in told["values"].get("t", {}):
+            problems.append(f"rows and columns that differ in element {place}: {told}")
     turned = tensor([0.0, 2.0, 1.0, 3.0], (2, 2), strides=(1, 2))
     holds("other strides", [{"t": tensor(rows(0, 4), (2, 2))}, {"t": turned}], {"t": ((2, 2), rows(0, 4))})
     mesh = old_mesh([0], (1,))

@@ -206,6 +206,9 @@ def one_unit(folder):
     run("fsdp-convert", folder / "parts.pt", folder / "parts.safetensors")
     ran = run("fsdp-convert", folder / "parts.safetensors", folder / "part.dcp", "-X", "absmax")
     check(ran.returncode == 0 and tensors_of(folder / "part.dcp") == ["a.weight"], f"no unit: {ran.stderr}")
+    save(folder / "dots.pt", {"w": float8(), "w.extra": tensor(1.0)})
+    ran = run("fsdp-convert", folder / "dots.pt", folder / "dots.dcp", "-X", "extra", "--opaque", "copy")
+    check(ran.returncode == 0, f"a key with a dot is no part of the key before it: {ran.stderr}")
     ran = run("fsdp-convert", sources[0], folder / "c.dcp", "--opaque", "copy", "--dtype", "bf16")
     check(ran.returncode == 0 and "2 weights stay quantized" in ran.stderr, ran.stderr)
     told = json.loads(run("fsdp-ls", "--json", folder / "c.dcp").stdout)["tensors"]
