@@ -12,7 +12,8 @@ import warnings
 warnings.filterwarnings("ignore")  # of sets that a later Python may read in another way
 RANDOM, TEXTS = 400, 12
 NAMES = ["model.layers.0.self_attn.q_proj", "model.layers.17.mlp.down_proj", "transformer.h.3.attn.c_attn",
-         "lm_head", "model.visual.blocks.1.attn.qkv", "model.language_model.layers.2.self_attn.v_proj", "a\x1cb\x1f\vc", ""]
+         "lm_head", "model.visual.blocks.1.attn.qkv", "model.language_model.layers.2.self_attn.v_proj",
+         "a\x1cb\x1f\vc", ""]
 # as people write them
 USUAL = [r"q_proj", r"layers\.\d+\.self_attn\.q_proj", r"model\.layers\.[02]\.mlp\.down_proj",
          r".*\.(q_proj|v_proj)", r"^(?!.*visual).*(?:q_proj|v_proj|qkv)$",

@@ -205,7 +205,8 @@ def one_unit(folder):
     # neither a key with a dot below the key before it, nor a name below that of a plain tensor, is a part
     save(folder / "dots.pt", {"w": float8(), "w.extra": {"y": tensor(1.0)}, "a.weight": tensor(1.0),
                               "a.weight.absmax": tensor(2.0)})
-    ran = run("fsdp-convert", folder / "dots.pt", folder / "dots.dcp", "-X", "extra|absmax", "--opaque", "copy")
+    ran = run("fsdp-convert", folder / "dots.pt", folder / "dots.dcp", "-X", "extra|absmax",
+              "--opaque", "copy")
     check(ran.returncode == 0 and "a.weight" in tensors_of(folder / "dots.dcp"), f"no parts: {ran.stderr}")
     ran = run("fsdp-convert", sources[0], folder / "c.dcp", "--opaque", "copy", "--dtype", "bf16")
     check(ran.returncode == 0 and "2 weights stay quantized" in ran.stderr, ran.stderr)

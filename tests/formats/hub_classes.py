@@ -1,7 +1,7 @@
 """Names of transformers' memory become those of its files, and the way back, for the class in config.json:
 with --names hub, by the weights of the directory that the result is made like, and below a key.
 
-usage: hub_names.py BIN
+usage: hub_classes.py BIN
 tests/peers/hub_converts.py compares the results with what transformers saves.
 """
 
