@@ -151,6 +151,17 @@ Test(gguf_values, numbers_that_the_config_lacks_are_those_of_the_tensors)
     cr_assert_eq(number("qwen3.rope.dimension_count"), 24);
 }
 
+Test(gguf_values, the_usual_width_of_heads_has_no_key)
+{
+    config = bare;
+    add_tensor("token_embd.weight", 9, 64);
+    add_tensor("blk.0.attn_q.weight", 64, 64);
+    add_tensor("blk.0.attn_k.weight", 32, 64);
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    cr_assert_null(find("qwen3.attention.key_length"));
+    cr_assert_eq(number("qwen3.rope.dimension_count"), 16);
+}
+
 Test(gguf_values, experts_are_counted_in_their_tensor)
 {
     config = "{\"model_type\": \"mixtral\", \"num_attention_heads\": 4, \"intermediate_size\": 12, "
@@ -296,7 +307,8 @@ Test(gguf_values, what_changes_nothing_is_written)
         {"gpt2", "\"activation_function\": \"gelu_new\", \"scale_attn_weights\": true"},
         {"mistral", "\"sliding_window\": 128"},
         {"mistral", "\"sliding_window\": null"},
-        {"qwen2", "\"sliding_window\": 64, \"use_sliding_window\": false"},
+        {"qwen2",
+         "\"sliding_window\": 64, \"use_sliding_window\": false, \"max_window_layers\": 1"},
         {"qwen2", "\"sliding_window\": 64, \"use_sliding_window\": true, \"max_window_layers\": 2"},
         {"qwen2", "\"sliding_window\": 64, \"use_sliding_window\": true, \"layer_types\": "
                   "[\"full_attention\", \"full_attention\"], \"max_window_layers\": 0"},
