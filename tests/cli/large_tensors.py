@@ -100,6 +100,30 @@ CHANGES = {PLAIN: [a_value_in_the_first_slab, a_value_in_the_last_slab, slabs_of
                      experts_that_differ_in_the_first_slab, experts_that_differ_in_the_last_slab]}
 
 
+def a_last_slab_like_the_first_element(rows):
+    rows[0, 0] = 0
+    rows[2 * SLAB:] = 0
+
+
+def a_constant(rows):
+    rows[:] = 3
+    return f"encoder.{PLAIN} is extra: 'wanted' has no such tensor"
+
+
+def verify_copy(root, change):
+    """A second name of a tensor is the same tensor; constants of layers are not."""
+    values = model(PLAIN, 2)
+    wanted = change(values)
+    write(root / "wanted", {PLAIN: values})
+    write(root / "copy", {PLAIN: values, f"encoder.{PLAIN}": values})
+    words = [BUILD / "bin/fsdp-verify", "--json", "copy", "--like", "wanted", "--mem", "1"]
+    ran = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=60)
+    found = [finding["text"] for finding in json.loads(ran.stdout)["paths"][0]["findings"]]
+    assert found == ([wanted] if wanted else []), f"a copy, {change.__name__}: {found}, not {wanted}"
+    shutil.rmtree(root / "wanted")
+    shutil.rmtree(root / "copy")
+
+
 def verify(root, name, change):
     values = model(name, 2)
     wanted = change(values)
@@ -118,6 +142,8 @@ def main():
             write(Path(folder) / f"good.{name}", {name: model(name, 1)})
             for change in changes:
                 verify(Path(folder), name, change)
+        for change in (slabs_of_equal_elements, a_last_slab_like_the_first_element, a_constant):
+            verify_copy(Path(folder), change)
     print("all are told as they are")
 
 

@@ -233,6 +233,19 @@ def copy_layout(case):
 
 
 @case
+def an_output_that_was_trained_whole_is_untied():
+    tied = {"model.embed_tokens.weight": ([3, SIZE], [0.5] * 3 * SIZE)}
+    write_tensors(Path("base/model.safetensors"), tied)
+    Path("base/config.json").write_text('{"model_type": "unknown", "tie_word_embeddings": true}')
+    write_adapter(tensors={"base_model.model.lm_head.weight": ([3, SIZE], [2.0] * 3 * SIZE)},
+                  target_modules=None)
+    done = merge()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path("ours/config.json").read_text())["tie_word_embeddings"] is False
+    assert read_tensors(Path("ours/model.safetensors"))["lm_head.weight"] == [2.0] * 3 * SIZE
+
+
+@case
 def hashes_of_the_base_are_left_out():
     weights = {f"{MODULES[0]}.weight": ([SIZE, SIZE], [0.5] * SIZE * SIZE)}
     write_tensors(Path("base/model.safetensors"), weights, {"sshs_model_hash": "1f", "note": "kept"})

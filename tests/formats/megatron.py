@@ -282,6 +282,18 @@ def check_pointer(folder):
     check(ran.returncode == 0 and "is read as 'release'" in ran.stderr, f"a release: {ran.stderr}")
 
 
+def check_links(folder):
+    """The folder of a rank that is a link is followed on request only."""
+    write_ranks(folder / "run", model())
+    rank = folder / "run/iter_0000005/mp_rank_01_000"
+    rank.rename(folder / "elsewhere")
+    rank.symlink_to(folder / "elsewhere")
+    for options, status in ((), 5), (("--follow-links",), 0):
+        ran = run("fsdp-ls", folder / "run", *options)
+        check(ran.returncode == status and (status == 0 or "mp_rank_01_000" in ran.stderr),
+              f"a linked rank, {options}: {ran.returncode} {ran.stderr}")
+
+
 def check_expert_ranks(folder):
     """All weights but those of experts are whole in each expert rank; the begin of large ones counts."""
     rows = 40000  # more than is compared
@@ -366,8 +378,8 @@ def main():
         for checked in (check_case, check_written, check_damage):
             with tempfile.TemporaryDirectory() as folder:
                 checked(case, Path(folder))
-    for checked in (check_common, check_ranks, check_contradictions, check_pointer, check_expert_ranks,
-                    check_copied_experts):
+    for checked in (check_common, check_ranks, check_contradictions, check_pointer, check_links,
+                    check_expert_ranks, check_copied_experts):
         with tempfile.TemporaryDirectory() as folder:
             checked(Path(folder))
     print("\n".join(problems))
