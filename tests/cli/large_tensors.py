@@ -101,8 +101,8 @@ CHANGES = {PLAIN: [a_value_in_the_first_slab, a_value_in_the_last_slab, slabs_of
 
 
 def a_last_slab_like_the_first_element(rows):
-    rows[0, 0] = 0
-    rows[2 * SLAB:] = 0
+    rows[0, 0] = 3
+    rows[2 * SLAB:] = 3
 
 
 def a_constant(rows):
