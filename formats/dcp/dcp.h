@@ -8,6 +8,7 @@
  *           dcp_replicas.c        items that several ranks stored, which must be the same
  *           dcp_metadata.c        names, boxes and file ranges from the pickled metadata
  *           dcp_ranges.c          the table of file ranges by name and box
+ *           dcp_agree.c           signs that the files are of two saves
  *   write:  dcp_write.c           the target "dcp": items in one file per rank
  *           dcp_metadata_write.c  the pickle of .metadata
  *           dcp_fold.c            lists that PyTorch loads as one value
@@ -62,15 +63,18 @@ bool dcp_is_rank_metadata(const char *name);
 
 /* --- dcp_replicas.c --- */
 
-/* Two ranks' items of one name. */
-typedef struct dcp_replica {
-    const char *name;
-    size_t name_size;
-    dcp_item items[2];
-} dcp_replica;
+/* Items that an earlier rank stored, too. Zero-initialise; release when done. */
+typedef struct dcp_replicas {
+    struct dcp_replica *all;
+    size_t count, room;
+    fsdp_arena arena;
+} dcp_replicas;
 
-/* Compares tensors by their begin, and steps. FSDP_ERR_DAMAGED: the items differ. */
-fsdp_status dcp_same_items(fsdp_source *source, const dcp_replica *replica, fsdp_facts *facts,
-                           fsdp_error *err);
+void dcp_replicas_release(dcp_replicas *replicas);
+/* Keeps two ranks' items of one name; packed ones and those of safetensors files are not compared. */
+fsdp_status dcp_replicas_keep(dcp_replicas *replicas, const char *name, size_t name_size,
+                              const dcp_item items[2], fsdp_error *err);
+/* Compares all of them: tensors by their begin, steps. FSDP_ERR_DAMAGED: two differ. */
+fsdp_status dcp_replicas_compare(const dcp_replicas *replicas, fsdp_source *source, fsdp_error *err);
 
 #endif

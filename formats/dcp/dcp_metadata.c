@@ -9,6 +9,7 @@
 #include "base/data/name_path.h"
 #include "base/core/bytes.h"
 #include "formats/dcp/dcp.h"
+#include "formats/dcp/dcp_agree.h"
 #include "formats/dcp/dcp_ranges.h"
 
 #include <stdio.h>
@@ -20,6 +21,7 @@ typedef struct item_file {
     int number;
     bool is_known, is_lost;
     fsdp_safetensors *header; /* NULL: a sequence of zip archives */
+    int64_t in_items;         /* bytes of the file that are in items */
 } item_file;
 
 /* The entry of a name: its ranges, then its type. */
@@ -35,14 +37,6 @@ typedef struct listed {
     int64_t bytes, stored; /* compared by check_sizes */
 } listed;
 
-/* An item that an earlier rank stored, too. */
-typedef struct replica {
-    const char *name;
-    size_t name_size;
-    uint32_t first; /* range of the item that is read */
-    dcp_range range;
-} replica;
-
 typedef struct metadata {
     dcp_state *state;
     fsdp_source *source;
@@ -52,8 +46,8 @@ typedef struct metadata {
     item_file *item_files;
     size_t file_count, file_room;
     dcp_ranges ranges;
-    replica *replicas;
-    size_t replica_count, replica_room;
+    dcp_replicas replicas;
+    dcp_steps steps;
     fsdp_name_table names; /* -> number in entries */
     listed *entries;
     size_t entry_count, entry_room;
@@ -260,6 +254,9 @@ static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_range *range, 
                          "'%s' has %lld bytes, and an item should have %lld from byte %lld on",
                          fsdp_source_file_path(meta->source, (size_t)file->number), (long long)size,
                          (long long)range->length, (long long)range->offset);
+    int64_t *in_items = &meta->item_files[range->file].in_items;
+    if (fsdp_add_overflow(*in_items, range->length, in_items))
+        *in_items = INT64_MAX; /* items that share bytes */
     return FSDP_OK;
 }
 
@@ -270,14 +267,10 @@ static fsdp_status keep_replica(metadata *meta, fsdp_node index, fsdp_node info,
     const fsdp_pickle_node *name = node_at(meta, attribute(meta, index, "fqn"));
     dcp_range range = {0};
     FSDP_TRY(read_range(meta, info, &range, err));
-    if (file_of(meta, &range)->is_lost || range.is_packed)
+    if (file_of(meta, &range)->is_lost)
         return FSDP_OK;
-    char *kept = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
-    if (!kept || !fsdp_grow(&meta->replicas, &meta->replica_room, meta->replica_count + 1,
-                            sizeof *meta->replicas))
-        return fsdp_fail_memory(err, "the items of a checkpoint");
-    meta->replicas[meta->replica_count++] = (replica){kept, name->count, first, range};
-    return FSDP_OK;
+    const dcp_item items[] = {item_of(meta, &meta->ranges.all[first]), item_of(meta, &range)};
+    return dcp_replicas_keep(&meta->replicas, name->as.text, name->count, items, err);
 }
 
 static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, fsdp_error *err)
@@ -307,6 +300,11 @@ static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, f
         }
     }
     FSDP_TRY(read_range(meta, info, &range, err));
+    if (!file_of(meta, &range)->is_lost) {
+        const fsdp_pickle_node *name = node_at(meta, attribute(meta, index, "fqn"));
+        const dcp_item item = item_of(meta, &range);
+        FSDP_TRY(dcp_steps_note(&meta->steps, name->as.text, name->count, &item, err));
+    }
     return dcp_ranges_put(&meta->ranges, &meta->entries[number].ranges, number, &range, lo, err);
 }
 
@@ -619,22 +617,6 @@ static fsdp_status check_sizes(const metadata *meta, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status compare_replicas(metadata *meta, fsdp_error *err)
-{
-    fsdp_facts facts = {0};
-    fsdp_status st = FSDP_OK;
-    for (size_t i = 0; i < meta->replica_count && st == FSDP_OK; i++) {
-        const replica *at = &meta->replicas[i];
-        const dcp_range *first = &meta->ranges.all[at->first];
-        const dcp_replica both = {
-            at->name, at->name_size, {item_of(meta, first), item_of(meta, &at->range)}};
-        if (!first->is_packed && !both.items[0].header && !both.items[1].header)
-            st = dcp_same_items(meta->source, &both, &facts, err);
-    }
-    fsdp_facts_release(&facts);
-    return st;
-}
-
 static void release(metadata *meta)
 {
     for (size_t i = 0; i < meta->file_count; i++)
@@ -643,7 +625,8 @@ static void release(metadata *meta)
             fsdp_free(meta->item_files[i].header);
         }
     fsdp_free(meta->item_files);
-    fsdp_free(meta->replicas);
+    dcp_replicas_release(&meta->replicas);
+    dcp_steps_release(&meta->steps);
     dcp_ranges_release(&meta->ranges);
     fsdp_free(meta->path);
     fsdp_free(meta->entries);
@@ -674,7 +657,20 @@ static fsdp_status read_ranks(metadata *meta, const fsdp_probe *probe, fsdp_erro
     for (size_t i = 0; st == FSDP_OK && i < count; i++)
         st = read_file(meta, probe, names[i], err);
     fsdp_free(names);
-    return st == FSDP_OK ? compare_replicas(meta, err) : st;
+    return st == FSDP_OK ? dcp_replicas_compare(&meta->replicas, meta->source, err) : st;
+}
+
+/* A person who names the format takes the directory as it is. */
+static fsdp_status compare_files(metadata *meta, const fsdp_probe *probe, fsdp_error *err)
+{
+    if (probe->opts && probe->opts->format)
+        return FSDP_OK;
+    for (size_t i = 0; i < meta->file_count; i++) {
+        const item_file *file = &meta->item_files[i];
+        if (!file->is_lost && !file->header)
+            FSDP_TRY(dcp_agree_bytes(meta->source, file->number, file->in_items, err));
+    }
+    return dcp_agree_steps(meta->source, &meta->steps, err);
 }
 
 fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_source *source,
@@ -685,6 +681,8 @@ fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_so
                                                         : read_ranks(&meta, probe, err);
     if (st == FSDP_OK)
         st = check_sizes(&meta, err);
+    if (st == FSDP_OK)
+        st = compare_files(&meta, probe, err);
     fsdp_source_nest(source, NULL, 0);
     release(&meta);
     return st;

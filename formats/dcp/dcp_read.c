@@ -11,6 +11,7 @@
 #include "formats/dcp/dcp.h"
 
 #include "base/data/flow.h"
+#include "base/text.h"
 #include "formats/source/source_formats.h"
 #include "formats/zip/zip.h"
 #include "kernels/kernels.h"
@@ -378,6 +379,29 @@ static bool is_without_metadata(const fsdp_probe *probe)
     return false;
 }
 
+/* Refuses a directory in which metadata was being replaced: its files are of the new save. */
+static fsdp_status check_names(const fsdp_probe *probe, fsdp_error *err)
+{
+    static const char suffix[] = ".tmp";
+    for (size_t i = 0; i < probe->name_count; i++) {
+        const char *name = probe->names[i];
+        size_t size = strlen(name);
+        char finished[64];
+        if (!fsdp_bytes_end(name, size, suffix) || size - strlen(suffix) >= sizeof finished)
+            continue;
+        memcpy(finished, name, size - strlen(suffix));
+        finished[size - strlen(suffix)] = '\0';
+        bool is_metadata = strcmp(finished, ".metadata") == 0 || dcp_is_rank_metadata(finished);
+        if (is_metadata && fsdp_probe_has(probe, finished))
+            return fsdp_fail(
+                err, FSDP_ERR_DAMAGED,
+                "'%s' holds '%s' beside '%s': a save over it was cut short, and the files may be "
+                "of two saves; --from dcp reads what '%s' says",
+                probe->path, name, finished, finished);
+    }
+    return FSDP_OK;
+}
+
 static int bid(const fsdp_probe *probe)
 {
     if (!probe->is_directory)
@@ -420,6 +444,8 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
     if (bid(probe) == 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                          "'%s' holds no .metadata, which every checkpoint of DCP has", probe->path);
+    if (!probe->opts || !probe->opts->format)
+        FSDP_TRY(check_names(probe, err));
     FSDP_TRY(create(probe, &state, source_out, err));
     fsdp_status st = dcp_read_metadata(probe, state, *source_out, err);
     if (st == FSDP_OK)

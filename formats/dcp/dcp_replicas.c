@@ -3,6 +3,12 @@
 
 #include <string.h>
 
+struct dcp_replica {
+    const char *name;
+    size_t name_size;
+    dcp_item items[2];
+};
+
 /* The contents of an item: a tensor, or a value. */
 typedef struct item_contents {
     torch_archive archive;
@@ -39,8 +45,8 @@ static fsdp_status open_item(fsdp_source *source, const dcp_item *item, bool has
                : FSDP_OK;
 }
 
-static fsdp_status compare(fsdp_source *source, const dcp_replica *replica, item_contents both[2],
-                           fsdp_facts *facts, fsdp_error *err)
+static fsdp_status compare(fsdp_source *source, const struct dcp_replica *replica,
+                           item_contents both[2], fsdp_facts *facts, fsdp_error *err)
 {
     const dcp_item *items = replica->items;
     bool is_same = true, is_step = fsdp_fact_is_step(replica->name, replica->name_size);
@@ -63,12 +69,43 @@ static fsdp_status compare(fsdp_source *source, const dcp_replica *replica, item
                            fsdp_printable(replica->name, replica->name_size, shown, sizeof shown));
 }
 
-fsdp_status dcp_same_items(fsdp_source *source, const dcp_replica *replica, fsdp_facts *facts,
-                           fsdp_error *err)
+static fsdp_status compare_one(fsdp_source *source, const struct dcp_replica *replica,
+                               fsdp_facts *facts, fsdp_error *err)
 {
     item_contents both[2] = {{.kind = TORCH_KIND_NONE}};
     fsdp_status st = compare(source, replica, both, facts, err);
     release(&both[0]);
     release(&both[1]);
     return st;
+}
+
+fsdp_status dcp_replicas_compare(const dcp_replicas *replicas, fsdp_source *source, fsdp_error *err)
+{
+    fsdp_facts facts = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < replicas->count && st == FSDP_OK; i++)
+        st = compare_one(source, &replicas->all[i], &facts, err);
+    fsdp_facts_release(&facts);
+    return st;
+}
+
+/* --- the list ------------------------------------------------------------------------------------ */
+
+void dcp_replicas_release(dcp_replicas *replicas)
+{
+    fsdp_free(replicas->all);
+    fsdp_arena_release(&replicas->arena);
+}
+
+fsdp_status dcp_replicas_keep(dcp_replicas *replicas, const char *name, size_t name_size,
+                              const dcp_item items[2], fsdp_error *err)
+{
+    if (items[0].is_packed || items[1].is_packed || items[0].header || items[1].header)
+        return FSDP_OK;
+    char *kept = fsdp_arena_strndup(&replicas->arena, name, name_size);
+    if (!kept ||
+        !fsdp_grow(&replicas->all, &replicas->room, replicas->count + 1, sizeof *replicas->all))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    replicas->all[replicas->count++] = (struct dcp_replica){kept, name_size, {items[0], items[1]}};
+    return FSDP_OK;
 }

@@ -85,15 +85,38 @@ def change_step(data):
     data[begin:end] = data[begin:end].replace(pickled, changed).replace(*checksums)
 
 
-def convert(what, change, words, case="dtypes-w1", name="__0_0.distcp"):
+def change_steps(data, chosen):
+    """Steps are the f32 that are whole numbers: the chosen ones become 9, with the checksums of that."""
+    places = []
+    for begin, end in items(data):
+        with zipfile.ZipFile(io.BytesIO(data[begin:end])) as archive:
+            records = [info for info in archive.infolist() if info.filename.endswith("data/0")]
+            number = archive.read(records[0]) if records else b""
+        if len(number) == 4 and struct.unpack("<f", number)[0].is_integer():
+            places.append((begin, end, number))
+    for begin, end, old in places[chosen]:
+        new = struct.pack("<f", 9.0)
+        checksums = [struct.pack("<I", zlib.crc32(text)) for text in (old, new)]
+        at = begin + data[begin:end].index(old, data[begin:end].index(b"data/0"))
+        data[at : at + 4] = new
+        data[begin:end] = data[begin:end].replace(*checksums)
+
+
+def convert(what, change, words, case="dtypes-w1", name="__0_0.distcp", options=(), beside=None):
     with tempfile.TemporaryDirectory() as folder:
         source, target = f"{folder}/source", f"{folder}/target"
-        shutil.copytree(GOLDEN / "dcp" / case / "data", source)
+        if case == "resharded":
+            subprocess.run([BIN / "fsdp-convert", "-q", "--to", "dcp", "--world-size", "2",
+                            GOLDEN / "dcp" / "fsdp2-adamw-w2" / "data", source], check=True)
+        else:
+            shutil.copytree(GOLDEN / "dcp" / case / "data", source)
         path = Path(source) / name
         data = bytearray(path.read_bytes())
         change(data)
         path.write_bytes(data)
-        ran = subprocess.run([BIN / "fsdp-convert", "-q", "--to", "fsdp", source, target],
+        if beside:
+            (Path(source) / beside).write_bytes(b"")
+        ran = subprocess.run([BIN / "fsdp-convert", "-q", *options, "--to", "fsdp", source, target],
                              capture_output=True, text=True)
         wanted = DAMAGED if words else 0
         if ran.returncode != wanted or words not in ran.stderr or Path(target).exists() == bool(words):
@@ -108,5 +131,23 @@ convert("ranks", lambda data: None, "", **ranks)
 convert("another replica", flip_replica, "/__1_0.distcp' have different values of 'plain2'", **ranks)
 convert("another kind", change_kind, "/__1_0.distcp' have different values of 'plain2'", **ranks)
 convert("another step", change_step, "says that meta.step is ", **ranks)
+
+# Two saves in one directory, of which the second was cut short.
+saves = "; they are of different saves"
+for case, file in (("hsdp-2x2", "__3_0.distcp"), ("resharded", "__1_0.distcp")):
+    all_steps = {"case": case, "name": file, "change": lambda data: change_steps(data, slice(None))}
+    convert(f"steps of two saves, {case}", words=f"/{file}' at least 9{saves}", **all_steps)
+    convert(f"steps that are meant, {case}", words="", options=["--from", "dcp"], **all_steps)
+    convert(f"a frozen parameter, {case}", lambda data: change_steps(data, slice(1)), "", case, file)
+ends = {"case": "resharded", "name": "__1_0.distcp"}
+convert("parameters of which one was frozen", lambda data: change_steps(data, slice(0, 3, 2)), "", **ends)
+convert("a longer file", lambda data: data.extend(data[-100:]), saves)
+convert("a longer file that is meant", lambda data: data.extend(data[-100:]), "", options=["--from", "dcp"])
+for what, beside, words, case in (
+    ("metadata that was not finished", ".metadata.tmp", "a save over it was cut short", {}),
+    ("a rank's", "__1.metadata.tmp", "holds '__1.metadata.tmp' beside '__1.metadata'", ranks),
+    ("a file of another program", "notes.metadata.tmp", "", {}),
+):
+    convert(what, lambda data: None, words, beside=beside, **case)
 print("\n".join(problems) or "nothing damaged is converted")
 sys.exit(1 if problems else 0)
