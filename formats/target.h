@@ -44,6 +44,7 @@ typedef struct fsdp_limits {
     bool shares;               /* tensors with several names are stored once */
     bool lists_tuples;         /* a tuple that holds a tensor becomes a list */
     bool names_groups;         /* hyper-parameters of optimizers are written as PyTorch asks for them */
+    bool all_names;            /* its loaders ask for every name of a tied tensor */
     bool nests_groups;         /* by default they are a list of groups, whoever stored them */
     bool f32_vectors;          /* floating tensors of fewer than two dims are f32 */
     bool f32_weights;          /* all floating tensors outside the optimizer are f32 */

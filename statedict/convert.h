@@ -195,6 +195,8 @@ typedef struct fsdp_convert_plan {
     int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
     const fsdp_convert_tie *tied;      /* names that are left out, since another one is kept */
     size_t tied_count;
+    const char *const *added;  /* names of tied tensors that the source lacks and the target's loaders ask for */
+    size_t added_count;
     const fsdp_convert_copy *copied;   /* files that are copied beside the weights */
     size_t copied_count;
     const fsdp_convert_code *code;     /* objects of unknown classes that are copied, or would be */

@@ -1,7 +1,7 @@
 /*
  * Whether the files of a DCP directory are of the save that its metadata describes. PyTorch saves over an
- * older checkpoint file by file, and replaces `.metadata` last: cut short, it leaves files of two saves. Items
- * have no number of their save, so these are the signs that there are:
+ * older checkpoint file by file, and replaces `.metadata` last: a save that is cut short leaves files of two.
+ * Items have no number of their save, so these are the signs that there are:
  *
  *   bytes      items follow one another in a file, from its first byte to its last
  *   steps      the optimizer counts the steps of each parameter: two files of a save do not differ in all

@@ -496,6 +496,7 @@ const fsdp_target_format fsdp_dcp_target = {
                .sharded = true,
                .lists_tuples = true,
                .names_groups = true,
+               .all_names = true,
                .holds_dtype = torch_holds_dtype},
     .owns = owns,
     .ops = &ops,

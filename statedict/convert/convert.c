@@ -55,6 +55,7 @@ static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err
     fsdp_copies_release(&job->copies);
     fsdp_export_report_release(&job->seen);
     fsdp_ties_release(&job->ties);
+    fsdp_names_release(&job->added);
     fsdp_free(job->rule_list);
     fsdp_free(job->made_config);
     fsdp_free(job->copied_snapshot);

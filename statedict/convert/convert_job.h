@@ -53,10 +53,11 @@ typedef struct convert_job {
     size_t *source;            /* per entry of it: entry of the source */
     int *owners;               /* per entry of it: the copy that is stored */
     fsdp_ties ties;            /* names that are left out */
+    fsdp_name_list added;      /* names of tied tensors that the source lacks; its last entries */
     fsdp_text rules;           /* that strip names, one after the other */
     const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
     fsdp_names_known known;    /* of the source's names */
-    fsdp_model_kind model_kind;        /* known.model_type points into it */
+    fsdp_model_kind model_kind;        /* of config.json; known.model_type may point into it */
     bool unties;               /* an adapter gives the tied output a tensor of its own */
     char *made_config;         /* its text, see fsdp_map_make_config; NULL: none */
     char *copied_snapshot;     /* opts.copy_from, when it is of a cache; NULL: the caller's */

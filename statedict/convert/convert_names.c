@@ -25,15 +25,6 @@ static fsdp_status take_rules(convert_job *job, size_t count, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* The config.json that the person names, or that lies beside the weights. One that cannot be read is no
- * reason to refuse the weights: nothing is known then. */
-static void read_model_type(convert_job *job)
-{
-    fsdp_model_kind_find(job->io, job->opts.copy_from, job->from->path, &job->model_kind);
-    if (job->model_kind.type[0])
-        job->known.model_type = job->model_kind.type;
-}
-
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
 {
     const fsdp_select_opts *select = &job->opts.select;
@@ -44,8 +35,8 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
                     (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
     job->known.paths = job->from->source != NULL;
     job->known.only_tensors = strcmp(fsdp_checkpoint_describe(job->from)->format, "deepspeed") == 0;
-    if ((is_model || is_plain) && !job->known.paths)
-        read_model_type(job);
+    if ((is_model || is_plain) && !job->known.paths && job->model_kind.type[0])
+        job->known.model_type = job->model_kind.type;
     bool is_named = is_plain || (is_model && job->limits->for_loaders);
     if (!is_named || select->keep_names || select->rename_count > 0)
         return FSDP_OK;

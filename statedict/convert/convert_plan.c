@@ -16,6 +16,7 @@
 #include "statedict/derive/dequant.h"
 #include "statedict/derive/numbered_optim.h"
 #include "statedict/derive/target_types.h"
+#include "statedict/derive/tied_names.h"
 #include "statedict/map/map.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/run/remote_path.h"
@@ -103,6 +104,7 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
     fsdp_tie_rules rules = {.opts = &job->opts,
                             .limits = job->limits,
                             .config = job->copies.config.tied,
+                            .class_name = job->model_kind.class_name,
                             .to = job->to};
     FSDP_TRY(fsdp_ties_drop(job->from, &rules, selection, &job->ties, err));
     FSDP_TRY(fsdp_relayout(job->from->manifest.sd, &opts, selection, &job->sd, &job->source, err));
@@ -146,9 +148,10 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     FSDP_TRY(st);
     st = describe_selected(job, selection, plan, err);
     fsdp_noted noted = {.selection = selection,
-                        .count = fsdp_sd_count(from),
+                        .count = fsdp_sd_count(from) - job->added.count,
                         .notes_ties = job->limits && job->limits->notes_tie,
                         .ties = &job->ties,
+                        .added = &job->added,
                         .copies = &job->copies,
                         .from = job->from->path,
                         .select = &job->opts.select,
@@ -258,19 +261,28 @@ static fsdp_status name_optim(convert_job *job, const model_config *config, fsdp
 {
     const char *format = fsdp_checkpoint_describe(job->from)->format;
     bool is_torch = strcmp(format, "torch") == 0;
-    fsdp_model_kind kind = {0};
     if (!job->limits || !job->limits->names_groups || job->opts.select.keep_names ||
         job->opts.select.only == FSDP_ONLY_MODEL ||
         (!is_torch && strcmp(format, "safetensors") != 0))
         return FSDP_OK;
-    if (config->text &&
-        fsdp_model_kind_read(config->text, config->size, "config.json", &kind, NULL) != FSDP_OK)
-        kind = (fsdp_model_kind){0};
     const fsdp_numbered_opts opts = {
-        .known = {.paths = true, .model_type = kind.type[0] ? kind.type : NULL},
+        .known = {.paths = true,
+                  .model_type = job->model_kind.type[0] ? job->model_kind.type : NULL},
         .keeps_order = is_torch,
         .may_stay = is_torch && !config->text};
     return fsdp_name_numbered(&opts, &job->from, &plan->optim_named, err);
+}
+
+/* A model has all names of a tied tensor, and its files one of them. */
+static fsdp_status add_tied_names(convert_job *job, const model_config *config, fsdp_error *err)
+{
+    fsdp_model_config says = {.tied = -1};
+    if (!job->limits || !job->limits->all_names || !config->text || job->unties ||
+        job->opts.tied == FSDP_TIED_DROP ||
+        fsdp_model_config_read(config->text, config->size, "config.json", &says, NULL) != FSDP_OK)
+        return FSDP_OK;
+    const fsdp_tied_model model = {.class_name = job->model_kind.class_name, .says = says.tied};
+    return fsdp_add_tied_names(&model, &job->from, &job->added, err);
 }
 
 /* The source under the names of another framework, if a map is named or needed. */
@@ -312,6 +324,14 @@ static fsdp_status make_config(const convert_job *job, char **text_out, size_t *
     return fsdp_map_make_config(&request, job->from, text_out, size_out, err);
 }
 
+/* A config.json that cannot be read is no reason to refuse the weights: nothing is known then. */
+static void read_kind(convert_job *job, const model_config *config)
+{
+    if (config->text && fsdp_model_kind_read(config->text, config->size, "config.json",
+                                             &job->model_kind, NULL) != FSDP_OK)
+        job->model_kind = (fsdp_model_kind){0};
+}
+
 /* Puts tensors that are computed from the source's in their place. */
 static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
@@ -327,6 +347,7 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
     }
     fsdp_status st = config.text ? FSDP_OK : make_config(job, &made, &config.size, err);
     config.text = config.text ? config.text : made;
+    read_kind(job, &config);
     if (st == FSDP_OK)
         st = name_optim(job, &config, plan, err);
     if (st == FSDP_OK)
@@ -337,6 +358,8 @@ static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error 
         st = fit_types(job, FSDP_DTYPE_NONE, plan, err);
     if (st == FSDP_OK)
         st = rename_by_map(job, &config, plan, err);
+    if (st == FSDP_OK)
+        st = add_tied_names(job, &config, err);
     if (st == FSDP_OK)
         st = fit_types(job, blocks_of(job->opts.select.dtype), plan, err);
     fsdp_free(config.path);

@@ -94,7 +94,9 @@ static bool note_names(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_ar
     plan->renames = copy_list(noted->select->renames, noted->select->rename_count, arena);
     plan->rename_count = plan->renames ? noted->select->rename_count : 0;
     plan->strips = noted->strips;
-    return plan->renames && note_unread(plan, noted, arena) &&
+    plan->added = copy_list((const char *const *)noted->added->items, noted->added->count, arena);
+    plan->added_count = plan->added ? noted->added->count : 0;
+    return plan->renames && plan->added && note_unread(plan, noted, arena) &&
            note_parts(plan, fsdp_selection_parts(noted->selection), arena);
 }
 
@@ -153,6 +155,8 @@ void fsdp_convert_plan_release(fsdp_convert_plan *plan)
     fsdp_free(plan->memory);
     plan->memory = NULL;
     plan->tied = NULL;
+    plan->added = NULL;
+    plan->added_count = 0;
     plan->copied = NULL;
     plan->metadata = NULL;
     plan->metadata_count = 0;

@@ -11,13 +11,14 @@
 
 struct convert_job;
 
-/* copies may be NULL. count: entries of the selection's source. notes_ties: the target records tied
+/* copies may be NULL. count: entries of the selection's source that it stores. notes_ties: the target records tied
  * names that are left out. */
 typedef struct fsdp_noted {
     const fsdp_selection *selection;
     size_t count;
     bool notes_ties;
     const fsdp_ties *ties;
+    const fsdp_name_list *added;
     const fsdp_copies *copies;
     const fsdp_select_opts *select;    /* in effect */
     bool strips;               /* its renames were not given */

@@ -5,6 +5,7 @@
 
 #include "statedict/checkpoint/same_tensors.h"
 #include "statedict/convert/convert_io.h"
+#include "statedict/derive/tied_names.h"
 
 #include <string.h>
 
@@ -81,8 +82,9 @@ typedef struct tie_search {
     fsdp_checkpoint *from;
     const fsdp_tie_rules *rules;
     fsdp_selection *selection;
-    size_t count; /* of entries */
-    size_t *one;  /* per entry: the entry that represents its tensor */
+    size_t count;     /* of entries */
+    size_t *one;      /* per entry: the entry that represents its tensor */
+    bool *is_further; /* per entry: transformers saves the tensor under another name */
 } tie_search;
 
 /* --- equal bytes ------------------------------------------------------------------------------ */
@@ -181,6 +183,38 @@ static fsdp_status find_equal(tie_search *search, fsdp_error *err)
     return FSDP_OK;
 }
 
+static int64_t find_kept(const tie_search *search, const char *name, size_t size)
+{
+    for (size_t i = 0; i < search->count; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+        if (selected->is_kept && selected->name_size == size &&
+            memcmp(selected->name, name, size) == 0)
+            return fsdp_sd_at(search->from->manifest.sd, i)->kind == FSDP_ENTRY_VALUE ? -1
+                                                                                      : (int64_t)i;
+    }
+    return -1;
+}
+
+/* Names that the class of the model ties. */
+static fsdp_status find_pairs(tie_search *search, fsdp_error *err)
+{
+    const fsdp_tied_model model = {.class_name = search->rules->class_name, .says = 1};
+    fsdp_tied_pair pair;
+    for (size_t i = 0; fsdp_tied_pair_at(&model, i, &pair); i++) {
+        int64_t a = find_kept(search, pair.other, pair.other_size);
+        int64_t b = find_kept(search, pair.name, pair.name_size);
+        if (a < 0 || b < 0)
+            continue;
+        bool equal = search->one[a] == search->one[b];
+        if (may_be_equal(search, (size_t)a, (size_t)b))
+            FSDP_TRY(are_equal(search, search->one[a], search->one[b], &equal, err));
+        if (equal)
+            unite(search, (size_t)a, (size_t)b);
+        search->is_further[b] = equal;
+    }
+    return FSDP_OK;
+}
+
 /* --- leaving out ------------------------------------------------------------------------------ */
 
 static fsdp_status add_tie(fsdp_ties *ties, const fsdp_selected *dropped, const fsdp_selected *kept,
@@ -205,6 +239,15 @@ static bool can_be_noted(const fsdp_limits *limits, const fsdp_selected *dropped
            limits->notes_tie(dropped->name, dropped->name_size, kept->name, kept->name_size);
 }
 
+/* True when entry a is the name to keep of the two. */
+static bool is_better_entry(const tie_search *search, size_t a, size_t b)
+{
+    return search->is_further[a] != search->is_further[b]
+               ? search->is_further[b]
+               : is_better(fsdp_selection_at(search->selection, a),
+                           fsdp_selection_at(search->selection, b));
+}
+
 static fsdp_status leave_out(tie_search *search, fsdp_ties *ties, fsdp_error *err)
 {
     size_t *best = fsdp_alloc(search->count, sizeof *best); /* per representative, counted from 1 */
@@ -212,8 +255,7 @@ static fsdp_status leave_out(tie_search *search, fsdp_ties *ties, fsdp_error *er
     for (size_t i = 0; i < search->count && st == FSDP_OK; i++) {
         const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
         size_t *known = &best[search->one[i]];
-        if (selected->is_kept &&
-            (*known == 0 || is_better(selected, fsdp_selection_at(search->selection, *known - 1))))
+        if (selected->is_kept && (*known == 0 || is_better_entry(search, i, *known - 1)))
             *known = i + 1;
     }
     for (size_t i = 0; i < search->count && st == FSDP_OK; i++) {
@@ -243,15 +285,19 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
                          .selection = selection,
                          .count = fsdp_sd_count(from->manifest.sd)};
     search.one = fsdp_alloc(search.count, sizeof *search.one);
-    if (!search.one)
-        return fsdp_fail_memory(err, "tied weights");
+    search.is_further = fsdp_alloc(search.count, sizeof *search.is_further);
     bool looks = mode == FSDP_TIED_DROP || rules->config == 1;
-    fsdp_status st = fsdp_same_tensors(from, looks, search.one, err);
+    fsdp_status st = search.one && search.is_further
+                         ? fsdp_same_tensors(from, looks, search.one, err)
+                         : fsdp_fail_memory(err, "tied weights");
     if (st == FSDP_OK && looks)
         st = find_equal(&search, err);
+    if (st == FSDP_OK && looks)
+        st = find_pairs(&search, err);
     if (st == FSDP_OK)
         st = leave_out(&search, ties, err);
     fsdp_free(search.one);
+    fsdp_free(search.is_further);
     return st;
 }
 

@@ -22,6 +22,7 @@
  *   python_expression.c   the expressions in them, which python_match.c matches
  *   dequant.c             quantized weights of a model as plain ones; dequant_config.c reads their blocks
  *   target_types.c        blocks and vectors as the target needs them
+ *   tied_names.c          names of tied tensors that the files lack
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a block
  * reader of its own, which has the buffers. Callers: map and convert.

@@ -66,6 +66,11 @@ fsdp_checkpoint *fsdp_derivation_base(const fsdp_derivation *derivation)
     return derivation->bases[0];
 }
 
+const fsdp_sd *fsdp_derivation_sd(const fsdp_derivation *derivation)
+{
+    return derivation->sd;
+}
+
 fsdp_arena *fsdp_derivation_arena(fsdp_derivation *derivation)
 {
     return &derivation->arena;
@@ -123,8 +128,8 @@ fsdp_status fsdp_derivation_add_value(fsdp_derivation *derivation, fsdp_derived_
     return note(derivation, NULL, err);
 }
 
-static fsdp_status add_alias(fsdp_derivation *derivation, fsdp_derived_name name,
-                             fsdp_derived_name target, fsdp_error *err)
+fsdp_status fsdp_derivation_add_alias(fsdp_derivation *derivation, fsdp_derived_name name,
+                                      fsdp_derived_name target, fsdp_error *err)
 {
     FSDP_TRY(
         fsdp_sd_add_alias(derivation->sd, name.text, name.size, target.text, target.size, err));
@@ -143,7 +148,8 @@ fsdp_status fsdp_derivation_add_tied(fsdp_derivation *derivation, fsdp_derived_n
     if (!keeps_alias)
         return FSDP_OK;
     const fsdp_entry *first = fsdp_sd_at(derivation->sd, (size_t)found);
-    return add_alias(derivation, name, (fsdp_derived_name){first->name, first->name_size}, err);
+    return fsdp_derivation_add_alias(derivation, name,
+                                     (fsdp_derived_name){first->name, first->name_size}, err);
 }
 
 /* Nests the last entry as one of the base is nested, where their names are alike. */
@@ -196,8 +202,8 @@ static fsdp_status keep_alias(fsdp_derivation *derivation, size_t number, fsdp_e
     const fsdp_derived_name name = {entry->name, entry->name_size};
     const fsdp_derived *stored = NULL;
     if (fsdp_sd_find(derivation->sd, target->name, target->name_size) >= 0)
-        return add_alias(derivation, name, (fsdp_derived_name){target->name, target->name_size},
-                         err);
+        return fsdp_derivation_add_alias(derivation, name,
+                                         (fsdp_derived_name){target->name, target->name_size}, err);
     FSDP_TRY(fsdp_derive_stored(&derivation->arena, base, number, &stored, err));
     return fsdp_derivation_add(derivation, name, stored, err);
 }

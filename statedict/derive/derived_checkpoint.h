@@ -51,6 +51,12 @@ fsdp_status fsdp_derivation_keep(fsdp_derivation *derivation, size_t entry, fsdp
 fsdp_status fsdp_derivation_keep_as(fsdp_derivation *derivation, size_t entry, fsdp_derived_name name,
                                     fsdp_error *err);
 
+/* Adds a further name of a tensor that was added. */
+fsdp_status fsdp_derivation_add_alias(fsdp_derivation *derivation, fsdp_derived_name name,
+                                      fsdp_derived_name target, fsdp_error *err);
+/* The entries so far. */
+const fsdp_sd *fsdp_derivation_sd(const fsdp_derivation *derivation);
+
 /* Frees the derivation in any case. */
 fsdp_status fsdp_derivation_finish(fsdp_derivation *derivation, fsdp_checkpoint **checkpoint_out,
                                    fsdp_error *err);

@@ -157,6 +157,18 @@ static void add_tied(fsdp_text *text, const convert_options *opts, const fsdp_co
     }
 }
 
+static void add_added(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    (void)opts;
+    size_t count = plan->added_count;
+    if (count == 0)
+        return;
+    fsdp_text_addf(text, "%zu tied name%s added, since PyTorch's loaders ask for %s: ", count,
+                   count == 1 ? " is" : "s are", count == 1 ? "it" : "them");
+    for (size_t i = 0; i < count && add_between(text, i, count); i++)
+        convert_add_name(text, plan->added[i], strlen(plan->added[i]));
+}
+
 static void add_code(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     (void)opts;
@@ -319,6 +331,7 @@ static void (*const notes[CONVERT_NOTES])(fsdp_text *text, const convert_options
     [CONVERT_NOTE_ROUNDED] = add_rounded,     [CONVERT_NOTE_TUPLES] = add_tuples,
     [CONVERT_NOTE_CONFIG] = add_config,       [CONVERT_NOTE_METADATA] = add_metadata,
     [CONVERT_NOTE_DIRECTORY] = add_directory, [CONVERT_NOTE_QUANTIZED] = add_quantized,
+    [CONVERT_NOTE_ADDED] = add_added,
 };
 
 void convert_add_note(fsdp_text *text, convert_note note, const convert_options *opts,

@@ -105,6 +105,7 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     convert_add_note(text, CONVERT_NOTE_CONFIG, opts, plan);
     convert_add_note(text, CONVERT_NOTE_METADATA, opts, plan);
     convert_add_note(text, CONVERT_NOTE_DIRECTORY, opts, plan);
+    convert_add_note(text, CONVERT_NOTE_ADDED, opts, plan);
     convert_add_note(text, CONVERT_NOTE_QUANTIZED, opts, plan);
     convert_add_note(text, CONVERT_NOTE_SHORT, opts, plan);
     if (plan->prefix[0] && !is_ours(opts) && !keeps_prefix(opts)) {

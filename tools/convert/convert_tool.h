@@ -102,6 +102,7 @@ typedef enum convert_note {
     CONVERT_NOTE_CONFIG,       /* "no config.json is here, which ...: --copy-from DIR takes it ..." */
     CONVERT_NOTE_METADATA,     /* "2 texts of the metadata are left out, since dcp has none: ..." */
     CONVERT_NOTE_DIRECTORY,    /* "'x.ckpt' becomes a directory of Hugging Face: ..." */
+    CONVERT_NOTE_ADDED,        /* "lm_head.weight is added, a further name of a tied tensor: ..." */
     CONVERT_NOTE_QUANTIZED,    /* "2 weights stay quantized: --dtype bf16 does not apply the scales ..." */
     CONVERT_NOTES
 } convert_note;
