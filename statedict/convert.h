@@ -195,7 +195,7 @@ typedef struct fsdp_convert_plan {
     int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
     const fsdp_convert_tie *tied;      /* names that are left out, since another one is kept */
     size_t tied_count;
-    const char *const *added;  /* names of tied tensors that the source lacks and the target's loaders ask for */
+    const char *const *added;  /* names of tied tensors that the source lacks and the target's loaders want */
     size_t added_count;
     const fsdp_convert_copy *copied;   /* files that are copied beside the weights */
     size_t copied_count;

@@ -11,8 +11,8 @@
 
 struct convert_job;
 
-/* copies may be NULL. count: entries of the selection's source that it stores. notes_ties: the target records tied
- * names that are left out. */
+/* copies may be NULL. count: entries of the selection's source, without the added ones behind them.
+ * notes_ties: the target records tied names that are left out. */
 typedef struct fsdp_noted {
     const fsdp_selection *selection;
     size_t count;

@@ -27,8 +27,8 @@ typedef struct fsdp_tie_rules {
 
 /*
  * Takes tied names out of the selection. Known ties: aliases, and tensors of a foreign checkpoint that lie in
- * the same bytes. If the rules ask for it, also an output and an input embedding, and names that the class ties,
- * whose bytes are read and are equal. Zero-initialise ties; release them also after a failure.
+ * the same bytes. If the rules ask for it, also an output and an input embedding, and names that the class
+ * ties, whose bytes are read and are equal. Zero-initialise ties; release them also after a failure.
  */
 fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules, fsdp_selection *selection,
                            fsdp_ties *ties, fsdp_error *err);

@@ -12,9 +12,20 @@
 
 /* --- the kind of model -------------------------------------------------------------------------- */
 
-enum { MODEL_TYPE, ARCHITECTURES, QUANTIZATION, MLX_QUANTIZATION, TIED, KINDS };
-static const char *const kinds[KINDS] = {"model_type", "architectures", "quantization_config",
-                                         "quantization", "tie_word_embeddings"};
+enum {
+    MODEL_TYPE,
+    ARCHITECTURES,
+    QUANTIZATION,
+    MLX_QUANTIZATION,
+    TIED,
+    LAYERS,
+    FURTHER_LAYERS,
+    TEXT,
+    KINDS
+};
+static const char *const kinds[KINDS] = {
+    "model_type",          "architectures",     "quantization_config",      "quantization",
+    "tie_word_embeddings", "num_hidden_layers", "num_nextn_predict_layers", "text_config"};
 
 static fsdp_status read_string(fsdp_json *json, char *out, size_t room, fsdp_error *err)
 {
@@ -46,6 +57,35 @@ static fsdp_status read_class(fsdp_json *json, fsdp_model_kind *kind, fsdp_error
     }
 }
 
+static fsdp_status read_layers(fsdp_json *json, int64_t *layers, fsdp_error *err)
+{
+    double count;
+    if (fsdp_json_peek(json) != FSDP_JSON_NUMBER)
+        return fsdp_json_skip(json, err);
+    FSDP_TRY(fsdp_json_f64(json, &count, err));
+    if (count >= 0 && count <= INT32_MAX)
+        *layers = (int64_t)count;
+    return FSDP_OK;
+}
+
+/* The model of the text in one of several kinds: only its layers count. */
+static fsdp_status read_text_config(fsdp_json *json, fsdp_model_kind *kind, fsdp_error *err)
+{
+    fsdp_json_members members = {.names = kinds, .count = KINDS};
+    int which;
+    if (fsdp_json_peek(json) != FSDP_JSON_OBJECT)
+        return fsdp_json_skip(json, err);
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
+            return FSDP_OK;
+        FSDP_TRY(which == LAYERS           ? read_layers(json, &kind->layers, err)
+                 : which == FURTHER_LAYERS ? read_layers(json, &kind->further_layers, err)
+                                           : fsdp_json_skip(json, err));
+    }
+}
+
 static fsdp_status read_kind_member(fsdp_json *json, int which, fsdp_model_kind *kind,
                                     fsdp_error *err)
 {
@@ -53,6 +93,9 @@ static fsdp_status read_kind_member(fsdp_json *json, int which, fsdp_model_kind 
     switch (which) {
     case MODEL_TYPE: return read_string(json, kind->type, sizeof kind->type, err);
     case ARCHITECTURES: return read_class(json, kind, err);
+    case LAYERS: return read_layers(json, &kind->layers, err);
+    case FURTHER_LAYERS: return read_layers(json, &kind->further_layers, err);
+    case TEXT: return read_text_config(json, kind, err);
     case QUANTIZATION:
     case MLX_QUANTIZATION: kind->is_quantized = kind->is_quantized || is_there; break;
     default:

@@ -16,6 +16,8 @@ typedef struct fsdp_model_kind {
     char class_name[128];      /* the first of architectures, or "" */
     bool is_tied;              /* tie_word_embeddings, or where it is absent the architecture's default */
     bool is_quantized;
+    int64_t layers;            /* num_hidden_layers, of the text's model where it has one of its own; or 0 */
+    int64_t further_layers;    /* num_nextn_predict_layers: those behind them that predict further tokens */
 } fsdp_model_kind;
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
                                  fsdp_error *err);

@@ -129,6 +129,29 @@ static bool is_head_name(const char *name, size_t size)
     return false;
 }
 
+/* The number of a layer of the text's model: 61 of "model.layers.61.eh_proj.weight"; -1: of none. */
+static int64_t layer_of(const char *name, size_t size)
+{
+    static const char *const begins[] = {"model.layers.", "model.language_model.layers.",
+                                         "language_model.model.layers."};
+    int64_t layer = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof begins / sizeof *begins && at == 0; i++)
+        if (size > strlen(begins[i]) && memcmp(name, begins[i], strlen(begins[i])) == 0)
+            at = strlen(begins[i]);
+    size_t digits = at;
+    while (at > 0 && at < size && name[at] >= '0' && name[at] <= '9' && layer < INT32_MAX)
+        layer = layer * 10 + (name[at++] - '0');
+    return at > digits && at < size && name[at] == '.' ? layer : -1;
+}
+
+/* An output that is tied, a layer that predicts further tokens. */
+static bool may_lack(const fsdp_expect_sd *from, const char *name, size_t size)
+{
+    return (from->may_lack_head && is_head_name(name, size)) ||
+           (from->layers > 0 && layer_of(name, size) >= from->layers);
+}
+
 /* An index without its files gives names, and no shapes. */
 static fsdp_status visit_names(const fsdp_expect_sd *from, expect_visit visit, void *context,
                                fsdp_error *err)
@@ -138,8 +161,7 @@ static fsdp_status visit_names(const fsdp_expect_sd *from, expect_visit visit, v
         expected.name = fsdp_checkpoint_missing_at(from->named, i, &expected.name_size);
         if (!expected.name)
             break;
-        expected.is_optional =
-            from->may_lack_head && is_head_name(expected.name, expected.name_size);
+        expected.is_optional = may_lack(from, expected.name, expected.name_size);
         FSDP_TRY(visit(context, &expected, err));
     }
     return FSDP_OK;
@@ -157,8 +179,7 @@ static fsdp_status visit_sd(const fsdp_expect_sd *from, expect_visit visit, void
                                   .name_size = entry->name_size,
                                   .ndim = tensor->ndim,
                                   .dtype = tensor->dtype,
-                                  .is_optional = from->may_lack_head &&
-                                                 is_head_name(entry->name, entry->name_size)};
+                                  .is_optional = may_lack(from, entry->name, entry->name_size)};
         fsdp_dtype_to_values(tensor->dtype, tensor->ndim, tensor->shape, expected.shape);
         FSDP_TRY(visit(context, &expected, err));
     }
@@ -327,11 +348,14 @@ static fsdp_status compare_one(void *context, const fsdp_expected *expected, fsd
     return job->report(job->context, FSDP_EXPECT_SHAPE, expected, tensor, err);
 }
 
-/* The other state dict may have left out a head that is tied. */
+/* The other state dict may have left out a head that is tied, or layers that predict further tokens. */
 static bool may_be_extra(const comparison *job, const fsdp_entry *entry)
 {
-    return !job->expect->config.architecture && job->expect->from.may_lack_head &&
-           is_head_name(entry->name, entry->name_size);
+    const fsdp_expect_sd *from = &job->expect->from;
+    int64_t behind = layer_of(entry->name, entry->name_size) - from->layers;
+    return !job->expect->config.architecture && may_lack(from, entry->name, entry->name_size) &&
+           (behind < 0 || behind < from->further_layers ||
+            is_head_name(entry->name, entry->name_size));
 }
 
 static bool is_digit(char c)

@@ -225,8 +225,11 @@ static fsdp_status compare_weights(export_job *job, fsdp_error *err)
         fsdp_like_model_release(&wanted);
         return FSDP_OK;
     }
-    const fsdp_expect_sd from = {
-        .sd = wanted.sd, .path = check->weights, .may_lack_head = kind.is_tied};
+    const fsdp_expect_sd from = {.sd = wanted.sd,
+                                 .path = check->weights,
+                                 .may_lack_head = kind.is_tied,
+                                 .layers = kind.layers,
+                                 .further_layers = kind.further_layers};
     job->wanted = &wanted;
     fsdp_status st = fsdp_expect_from(&from, &expect, err);
     if (st == FSDP_OK)

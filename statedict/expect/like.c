@@ -43,6 +43,8 @@ static fsdp_status expect_weights(const char *like, like_wanted *wanted, fsdp_er
     const fsdp_expect_sd from = {.sd = wanted->model.sd,
                                  .path = like,
                                  .may_lack_head = wanted->kind.is_tied,
+                                 .layers = wanted->kind.layers,
+                                 .further_layers = wanted->kind.further_layers,
                                  .named = checkpoint->missing_count > 0 ? checkpoint : NULL};
     return fsdp_expect_from(&from, &wanted->expect, err);
 }

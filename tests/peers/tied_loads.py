@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 import transformers
 from safetensors import safe_open
 from transformers import (BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM, GemmaConfig,
-                          GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig,
-                          OPTForCausalLM, T5Config, T5ForConditionalGeneration)
+                          GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
+                          OPTConfig, OPTForCausalLM, T5Config, T5ForConditionalGeneration)
 
 CONVERT = Path(sys.argv[1]).resolve()
 SIZES = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
@@ -27,16 +27,19 @@ CASES = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=24, n_embd=16, n_layer=1, n_head=2, n_positions=16)),
     "opt": (OPTForCausalLM, OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=16)),
     "bert": (BertForMaskedLM, BertConfig(**SIZES)),
-    "t5": (T5ForConditionalGeneration, T5Config(vocab_size=24, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)),
+    "t5": (T5ForConditionalGeneration,
+           T5Config(vocab_size=24, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)),
     "bart": (BartForConditionalGeneration,
-             BartConfig(vocab_size=24, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-                        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32)),
+             BartConfig(vocab_size=24, d_model=16, encoder_layers=1, decoder_layers=1,
+                        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
+                        decoder_ffn_dim=32)),
     "untied": (LlamaForCausalLM, LlamaConfig(**SIZES, **HEADS, tie_word_embeddings=False)),
 }
 
 
 def convert(*words):
-    done = subprocess.run([CONVERT, *map(str, words), "--no-sync"], capture_output=True, text=True, check=False)
+    done = subprocess.run([CONVERT, *map(str, words), "--no-sync"], capture_output=True, text=True,
+                          check=False)
     assert done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
     return done.stdout + done.stderr
 

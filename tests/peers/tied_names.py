@@ -23,7 +23,8 @@ def names_of(model):
     """((further name, name), ...)"""
     keys = getattr(model, "_tied_weights_keys", None)
     pairs = keys.items() if isinstance(keys, dict) else ()
-    plain = [tuple(re.sub(r"\\\.|[$^]", lambda found: found[0][1:], one) for one in pair) for pair in pairs]
+    plain = [tuple(re.sub(r"\\\.|[$^]", lambda found: found[0][1:], one) for one in pair)
+             for pair in pairs]
     is_plain = re.compile(r"[\w.]*\.(weight|bias)").fullmatch
     return tuple(sorted(pair for pair in plain if all(map(is_plain, pair))))
 
@@ -37,7 +38,8 @@ def with_base(name, kind):
     prefix = model.base_model_prefix
     if not isinstance(base, str) or base == name or not prefix:
         return own
-    inner = [tuple(f"{prefix}.{one}" for one in pair) for pair in names_of(getattr(transformers, base, None))]
+    pairs = names_of(getattr(transformers, base, None))
+    inner = [tuple(f"{prefix}.{one}" for one in pair) for pair in pairs]
     is_whole = not own or {pair[1] for pair in own} & {pair[1] for pair in inner}
     return tuple(sorted({*own, *inner})) if is_whole else own
 
