@@ -1,6 +1,6 @@
 /*
- * The names that a model of transformers has for one tensor. Files for the hub hold one of them, and loaders of
- * PyTorch ask for all.
+ * The names that a model of transformers has for one tensor. Files for the hub hold one of them, and loaders
+ * of PyTorch ask for all.
  *
  * The names are data: tied_classes.txt, which tests/peers/tied_names.py makes of the classes of transformers.
  * Callers: convert.

@@ -39,8 +39,8 @@ typedef struct fsdp_expect_sd {
     const fsdp_sd *sd;
     const char *path;
     bool may_lack_head;        /* an output embedding may be absent, since it is tied */
-    int64_t layers;            /* of the model: tensors of layers behind them, which predict further tokens and
-                                * are no part of transformers' model, may be absent. 0: not known */
+    int64_t layers;            /* of the model: tensors of layers behind them, which predict further tokens
+                                * and which transformers' model lacks, may be absent. 0: not known */
     int64_t further_layers;    /* of these; the compared state dict may have them where `sd` has not */
     const struct fsdp_checkpoint *named;   /* further names, whose tensors are not there: its missing entries
                                             * (fsdp_checkpoint_missing_at); NULL: none */

@@ -13,7 +13,7 @@ describes, is left out.
 import re
 import sys
 from collections import defaultdict
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import torch
@@ -127,9 +127,13 @@ def fits(choice, seen):
     return fixed
 
 
+def forms_of(seen):
+    return {tuple("#" if one.isdigit() else one for one in name.split(".")) for _, name in seen}
+
+
 def right_of(seen):
     """The pattern of the new names; seen: [(numbers, new name)]."""
-    shapes = {tuple("#" if one.isdigit() else one for one in name.split(".")) for _, name in seen}
+    shapes = forms_of(seen)
     if len(shapes) != 1:
         raise Unknown(f"names of several forms: {seen[:3]}")
     shape, count = shapes.pop(), len(seen[0][0])
@@ -142,13 +146,42 @@ def right_of(seen):
     raise Unknown(f"numbers that are others: {seen[:3]}")
 
 
+def with_literals(pattern, seen):
+    """{pattern: new pattern}; where new names have several forms, the fewest numbers are written out. Where
+    only their numbers differ, they may be as many as the config says, and none is."""
+    count = len(seen[0][0]) if len(forms_of(seen)) > 1 else 0
+    for size in range(count + 1):
+        for chosen in combinations(range(count), size):
+            groups = defaultdict(list)
+            for numbers, new in seen:
+                groups[tuple(numbers[i] for i in chosen)].append((numbers, new))
+            try:
+                return dict(literal_rule(pattern, chosen, group) for group in groups.values())
+            except Unknown as error:
+                reason = error
+    raise reason
+
+
+def literal_rule(pattern, chosen, seen):
+    numbers, words, letters = iter(range(len(seen[0][0]))), [], iter(LETTERS)
+    for word in pattern.split("."):
+        if word.startswith("{"):
+            i = next(numbers)
+            word = seen[0][0][i] if i in chosen else "{%s}" % next(letters)
+        words.append(word)
+    rest = [(tuple(one for i, one in enumerate(numbers) if i not in chosen), new) for numbers, new in seen]
+    return ".".join(words), right_of(rest)
+
+
 def renames_of(plain):
-    """[(pattern, new pattern)] without "{rest:*}" """
-    groups = defaultdict(list)
+    """{pattern: new pattern} without "{rest:*}" """
+    groups, rules = defaultdict(list), {}
     for name, new in plain.items():
         pattern, numbers = pattern_of(name)
         groups[pattern].append((numbers, new))
-    return {pattern: right_of(seen) for pattern, seen in groups.items()}
+    for pattern, seen in groups.items():
+        rules |= with_literals(pattern, seen)
+    return rules
 
 
 def head_of(pattern, new, depth):

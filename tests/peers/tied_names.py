@@ -1,5 +1,5 @@
-"""Writes statedict/derive/tied_classes.txt: the tensors of transformers' models that have several names. Files
-for the hub hold one of the names, and the state_dict of a model has all of them.
+"""Writes statedict/derive/tied_classes.txt: the tensors of transformers' models that have several names.
+Files for the hub hold one of the names, and the state_dict of a model has all of them.
 
 usage: tied_names.py TABLE [--check]    --check: exit 1 where TABLE holds something else
 
@@ -30,7 +30,7 @@ def names_of(model):
 
 
 def with_base(name, kind):
-    """Likewise with those of the base model in it, unless the class has another one there (a decoder alone)."""
+    """Likewise with those of the base model in it, unless the class has another one there (a decoder)."""
     model = getattr(transformers, name, None)
     if not isinstance(model, type) or not issubclass(model, transformers.PreTrainedModel):
         return ()  # its packages are not installed
