@@ -147,8 +147,8 @@ def right_of(seen):
 
 
 def with_literals(pattern, seen):
-    """{pattern: new pattern}; where new names have several forms, the fewest numbers are written out. Where
-    only their numbers differ, they may be as many as the config says, and none is."""
+    """{pattern: new pattern}; where new names have several forms, the fewest numbers are written out. Numbers
+    alone that differ may be as many as the config says: none of these is."""
     count = len(seen[0][0]) if len(forms_of(seen)) > 1 else 0
     for size in range(count + 1):
         for chosen in combinations(range(count), size):
