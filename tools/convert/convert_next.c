@@ -300,9 +300,10 @@ static void add_typed(left_out *left)
                        left->pattern.size > 0 ? "|" : "");
     if (left->plan->optim_named > 0)
         fsdp_text_addf(&left->pattern, "|(^|\\.)opt[^.]*\\.state\\.");
-    for (size_t i = 0; i < left->plan->added_count; i++) {
-        add_alternative(left, true, left->plan->added[i], strlen(left->plan->added[i]));
-        fsdp_text_addf(&left->pattern, ")$");
+    for (size_t i = 0; i < left->plan->added_count; i++) { /* --under and renames put more before */
+        fsdp_text_addf(&left->pattern, "%s(^|\\.)", left->pattern.size > 0 ? "|" : "");
+        add_literal(left, left->plan->added[i], strlen(left->plan->added[i]));
+        fsdp_text_addf(&left->pattern, "$");
     }
     for (size_t i = 0; i < select->drop_count; i++)
         if (!is_word(select->drops[i]))
