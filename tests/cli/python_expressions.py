@@ -27,7 +27,7 @@ USUAL = [r"q_proj", r"layers\.\d+\.self_attn\.q_proj", r"model\.layers\.[02]\.ml
 REFUSED = {r"(a)\1": "refers back", r"(?P<n>a)": "named group", r"(?P<n>a)(?P=n)": "named group",
            r"(?<=a)b": "looks behind", r"(?<!a)b": "looks behind", r"(?i)a": "flags", r"(?i:a)": "flags",
            r"(?s:.)": "flags", r"(a)?(?(1)b|c)": "condition", r"(?#note)a": "comment",
-           "caf\u00e9": "beyond ASCII",
+           "na\u00efve": "beyond ASCII",
            r"\u00e9": "beyond ASCII", r"[a-\xff]": "beyond ASCII", r"(?=(?=a)a)a": "within a lookahead",
            r"(a{99}){99}": "4096 states", "a" * 9000: "8192 characters", "(" * 40 + ")" * 40: "32 deep",
            r"(?>a)b": "atomic", r"a++b": "possessive"}
@@ -125,7 +125,7 @@ def main():
         assert compiled(expression) or "?>" in expression or "++" in expression, expression
     for expression in WRONG:
         assert not compiled(expression), expression
-    for text in ("caf\u00e9", "a" * 5000):
+    for text in ("na\u00efve", "a" * 5000):
         (_, answer), = ask(program, [("match", ".*", text)])
         assert "not compared" in answer, answer
     # time and memory are bounded where a backtracking reader takes exponential time
