@@ -66,8 +66,9 @@ fsdp_status bench_write_adapter_config(const char *path, fsdp_error *err);
 /* --- Megatron (bench_convert_megatron.c) --- */
 
 enum { BENCH_TENSOR_RANKS = 2, BENCH_STAGES = 2 };
-/* The part of the Llama that each tensor parallel rank of a pipeline stage holds. */
-fsdp_status bench_convert_megatron(const bench_llama *shape, int stage, bench_model *model_out,
+/* The part of the Llama that a tensor parallel rank of a pipeline stage holds; names of parts begin with
+ * "rankN.". */
+fsdp_status bench_convert_megatron(const bench_llama *shape, int rank, int stage, bench_model *model_out,
                                    fsdp_error *err);
 
 #endif

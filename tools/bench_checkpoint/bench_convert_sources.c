@@ -124,7 +124,8 @@ static fsdp_status make_adapter_config(convert_job *job, const char *dir, fsdp_e
 static fsdp_status write_rank(convert_job *job, const char *dir, int rank, int stage,
                               fsdp_error *err)
 {
-    static const char *const options[] = {"--to", "torch", NULL};
+    static const char *const options[] = {"--to", "torch", "--rename",
+                                          "s/^model\\.rank[0-9]\\./model./", NULL};
     char name[32], path[BENCH_PATH], file[BENCH_PATH], native[BENCH_PATH];
     bench_llama shape = bench_llama_of(job->opts->size);
     bench_model model;
@@ -134,7 +135,7 @@ static fsdp_status write_rank(convert_job *job, const char *dir, int rank, int s
     FSDP_TRY(make_directory(path, err));
     bench_path(native, path, "native");
     bench_path(file, path, "model_optim_rng.pt");
-    FSDP_TRY(bench_convert_megatron(&shape, stage, &model, err));
+    FSDP_TRY(bench_convert_megatron(&shape, rank, stage, &model, err));
     native_save save = {.opts = job->opts, .model = &model, .path = native, .world = 1};
     fsdp_status st = bench_in_child(save_model, &save, &ignored, err);
     bench_model_release(&model);
