@@ -278,7 +278,7 @@ static fsdp_status add_tied_names(convert_job *job, const model_config *config, 
 {
     fsdp_model_config says = {.tied = -1};
     if (!job->limits || !job->limits->all_names || !config->text || job->unties ||
-        job->opts.tied == FSDP_TIED_DROP ||
+        job->opts.tied != FSDP_TIED_KEEP ||
         fsdp_model_config_read(config->text, config->size, "config.json", &says, NULL) != FSDP_OK)
         return FSDP_OK;
     const fsdp_tied_model model = {.class_name = job->model_kind.class_name, .says = says.tied};

@@ -58,7 +58,7 @@ def check(case, folder):
     model.save_pretrained(folder / "hf")
     saved = load(folder / "hf")
     assert (saved.keys() == state.keys()) == (case == "untied")
-    said = convert(folder / "hf", folder / "dcp", "--to", "dcp", "--world-size", "3")
+    said = convert(folder / "hf", folder / "dcp", "--to", "dcp", "--tied", "keep", "--world-size", "3")
     assert ("added, since PyTorch's loaders ask for" in said) == (case != "untied"), said
     found = {name: torch.zeros_like(one) for name, one in state.items()}
     dcp.load(found, checkpoint_id=folder / "dcp", no_dist=True)
