@@ -1,6 +1,6 @@
 """Checks that what a header declares is defined in the header's own folder: with layers.py this keeps calls
 going down, too. Unit tests lie in the folder and the room of what they test, no two sources have one file
-name, the include guard of a header is FSDP_ and the file's name, and no room has more than 20 sources.
+name, and the include guard of a header is FSDP_ and the file's name.
 
 usage: homes.py REPOSITORY
 """
@@ -15,7 +15,6 @@ from rooms import HEADERS, SOURCES, sources
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
 NAMED = [*FOLDERS, "tests"]
-ROOM_SOURCES = 20
 
 
 def tags():
@@ -59,15 +58,6 @@ def other_guards():
                 yield f"{path.relative_to(ROOT)}: its include guard is not {wanted}"
 
 
-def full_rooms():
-    """Folders of the product with more sources than a room has."""
-    for folder in FOLDERS:
-        for room in sorted({path.parent for path in sources(ROOT / folder, SOURCES)}):
-            count = sum(path.suffix in SOURCES for path in room.iterdir())
-            if count > ROOM_SOURCES:
-                yield f"{room.relative_to(ROOT)}: {count} sources, more than {ROOM_SOURCES}"
-
-
 def main():
     declared, defined = [], {}
     for name, path, kind in tags():
@@ -75,7 +65,7 @@ def main():
             defined.setdefault(name, set()).add(path)
         elif path.suffix in HEADERS and name.startswith("fsdp_"):
             declared.append((name, path))
-    problems = [*tests_elsewhere(), *repeated_names(), *other_guards(), *full_rooms()]
+    problems = [*tests_elsewhere(), *repeated_names(), *other_guards()]
     for name, header in declared:
         homes = defined.get(name, set())
         if not any(home.is_relative_to(header.parent) for home in homes):
