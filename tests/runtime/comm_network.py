@@ -51,9 +51,11 @@ def mpirun(n, *arguments, program=PROGRAM, **more):
 
 
 def mpirun_on(hosts, *arguments):
-    """One rank on each of the hosts, which have names."""
-    ranks = [["-n", 1, "env", f"FSDP_HOST_ID={host}", PROGRAM, *arguments] for host in hosts]
-    return run(MPIEXEC, "--oversubscribe", *[word for rank in ranks for word in (":", *rank)][1:])
+    """One rank on each of the hosts, which have names. Several programs in one command line, with ':' between
+    them, would do without the shell, but crash the mpirun of Open MPI 5.0.7."""
+    named = f"export FSDP_HOST_ID=$(echo {' '.join(hosts)} | cut -d' ' -f$((OMPI_COMM_WORLD_RANK + 1)))"
+    return run(MPIEXEC, "--oversubscribe", "-n", len(hosts), "sh", "-c", f'{named}; exec "$@"', "sh", PROGRAM,
+               *arguments)
 
 
 def start_members(hosts, *arguments, command=(), **variables):
