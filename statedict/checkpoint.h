@@ -216,6 +216,7 @@ typedef struct fsdp_open_opts {
                                   rest side by side, all of them (model., optim., ...), not the model alone */
     int64_t memory;            /* that values may take while they are read (arrays of GGUF), beside 32 MiB; 0:
                                 * 256 MiB. More is FSDP_ERR_LIMIT */
+    const fsdp_watch *watch;   /* notices of what a path was taken for; NULL: none */
     fsdp_access access;
 } fsdp_open_opts;
 

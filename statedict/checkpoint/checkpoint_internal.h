@@ -75,6 +75,7 @@ typedef struct fsdp_checkpoint_ops {
 struct fsdp_checkpoint {
     const fsdp_checkpoint_ops *ops;
     fsdp_io *io;
+    fsdp_io *cache;            /* of the opening, below io; NULL: the caller's (base/io/io_cache.h) */
     char *path;
     bool is_one_file;          /* the path is a native file (one_file.h), not a directory */
     fsdp_manifest manifest;    /* another program's: an equivalent one, without files */

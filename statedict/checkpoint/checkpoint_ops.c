@@ -3,6 +3,7 @@
 
 #include "base/core/given.h"
 #include "base/core/mem.h"
+#include "base/io/io_cache.h"
 #include "statedict/commit/commit_internal.h"
 
 #include "statedict/sd/layout_internal.h"
@@ -21,6 +22,7 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
     fsdp_manifest_release(&checkpoint->manifest);
     fsdp_sd_free(checkpoint->metadata);
     fsdp_free(checkpoint->path);
+    fsdp_io_cache_free(checkpoint->cache);
     fsdp_free(checkpoint);
 }
 

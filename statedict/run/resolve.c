@@ -5,6 +5,7 @@
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
+#include "base/io/io_cache.h"
 #include "formats/frameworks.h"
 #include "formats/source.h"
 #include "statedict/checkpoint/foreign.h"
@@ -124,6 +125,19 @@ static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_
     return st;
 }
 
+/* *path_out: NULL, or the snapshot in a hub's cache; the checkpoint in it takes its place. */
+static fsdp_status resolve_framework(fsdp_io *io, const char *path, const fsdp_framework_way *way,
+                                     char **path_out, fsdp_error *err)
+{
+    char *found = NULL;
+    fsdp_status st = fsdp_framework_resolve(io, *path_out ? *path_out : path, way, &found, err);
+    if (st == FSDP_OK && !found)
+        return FSDP_OK;
+    fsdp_free(*path_out);
+    *path_out = found;
+    return st;
+}
+
 fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts,
                                     const fsdp_watch *watch, char **path_out, fsdp_error *err)
 {
@@ -148,10 +162,8 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts
         return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, access, path_out, err);
     if (!is_pattern)
         FSDP_TRY(fsdp_hub_snapshot(path, io, path_out, err));
-    if (!is_pattern && *path_out)
-        return FSDP_OK;
-    if (!is_pattern && fsdp_path_is_foreign(io, path))
-        FSDP_TRY(fsdp_framework_resolve(io, path, &way, path_out, err));
+    if (!is_pattern && fsdp_path_is_foreign(io, *path_out ? *path_out : path))
+        FSDP_TRY(resolve_framework(io, path, &way, path_out, err));
     if (*path_out)
         return FSDP_OK;
     if (info.kind == FSDP_FILE_REGULAR && !is_pattern)
@@ -160,23 +172,38 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
 
+static fsdp_status open_resolved(const char *path, const fsdp_open_opts *opts,
+                                 fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    char *resolved = NULL;
+    FSDP_TRY(fsdp_checkpoint_resolve(path, opts, opts->watch, &resolved, err));
+    fsdp_status st =
+        fsdp_checkpoint_open_as(opts->access.disk, resolved, opts, checkpoint_out, err);
+    fsdp_free(resolved);
+    FSDP_TRY(st);
+    fsdp_checkpoint *checkpoint = *checkpoint_out;
+    return checkpoint->may_lack && !checkpoint->source ? fsdp_incomplete_open(checkpoint, err)
+                                                       : fsdp_checkpoint_need_all(checkpoint, err);
+}
+
+/* Several formats look at the same files before one of them opens the path: each file is opened once. */
 fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
                                  fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     FSDP_NEED(err, checkpoint_out);
     *checkpoint_out = NULL;
     FSDP_NEED(err, path);
-    char *resolved = NULL;
+    fsdp_io *cache = NULL;
     fsdp_checkpoint *checkpoint = NULL;
-    const fsdp_access *access = opts ? &opts->access : NULL;
-    FSDP_TRY(fsdp_checkpoint_resolve(path, opts, NULL, &resolved, err));
-    fsdp_status st =
-        fsdp_checkpoint_open_as(fsdp_access_io(access), resolved, opts, &checkpoint, err);
-    fsdp_free(resolved);
-    if (st == FSDP_OK)
-        st = checkpoint->may_lack && !checkpoint->source
-                 ? fsdp_incomplete_open(checkpoint, err)
-                 : fsdp_checkpoint_need_all(checkpoint, err);
+    fsdp_open_opts open = opts ? *opts : (fsdp_open_opts){0};
+    FSDP_TRY(fsdp_io_cache_create(fsdp_access_io(&open.access), &cache, err));
+    open.access.disk = cache;
+    fsdp_status st = open_resolved(path, &open, &checkpoint, err);
+    fsdp_io_cache_end(cache);
+    if (checkpoint)
+        checkpoint->cache = cache;
+    else
+        fsdp_io_cache_free(cache);
     if (st != FSDP_OK) {
         fsdp_checkpoint_close(checkpoint);
         return st;

@@ -48,7 +48,7 @@ THIRD_PARTY = {
     "cuda_runtime.h": r"runtime/device/device_cuda\.c|tests/.*",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-    "pthread.h": r"base/(core/pool|data/json)\.c|kernels/(bytes/crc32|nn/nn_(openblas|team))\.c|"
+    "pthread.h": r"base/(core/pool|data/json|io/io_cache)\.c|kernels/(bytes/crc32|nn/nn_(openblas|team))\.c|"
     r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"formats/deepspeed/universal_write\.c|"

@@ -219,6 +219,8 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 /* --follow-links and --sandbox: filled in as options are parsed, for every call that opens a path. */
 fsdp_access *cli_access(void);
 
+/* Checks a path before it is opened, and notes the run that it is. */
+fsdp_status cli_begin_source(const char *path, fsdp_error *err);
 /* Opens PATH, or the newest good checkpoint when it is a run directory, with cli_access() and the rest of
  * opts, which may be NULL. Skipped ones are named, and so is one that an interrupted overwrite set aside. */
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,

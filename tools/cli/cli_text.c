@@ -152,34 +152,34 @@ void cli_forget_run(void)
     opened_run = NULL;
 }
 
-/* level: of the search for the newest good one of a run. */
-static fsdp_status open_checkpoint(const char *path, const fsdp_open_opts *opts,
-                                   fsdp_verify_level level, const fsdp_watch *watch,
-                                   fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+fsdp_status cli_begin_source(const char *path, fsdp_error *err)
 {
     FSDP_TRY(cli_check_not_inside(path, err));
-    bool is_run = cli_is_run(path);
-    if (is_run)
-        opened_run = path;
-    char *resolved = NULL;
-    fsdp_open_opts open = opts ? *opts : (fsdp_open_opts){0};
-    open.access = *cli_access();
-    FSDP_TRY(is_run ? fsdp_run_latest(path, level, watch, &open.access, &resolved, err)
-                    : fsdp_checkpoint_resolve(path, &open, watch, &resolved, err));
-    fsdp_status st = fsdp_checkpoint_open(resolved, &open, checkpoint_out, err);
-    fsdp_string_free(resolved);
-    return st;
+    opened_run = cli_is_run(path) ? path : opened_run;
+    return FSDP_OK;
 }
 
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_open_opts *opts,
                                 const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                                 fsdp_error *err)
 {
-    return open_checkpoint(path, opts, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
+    fsdp_open_opts open = opts ? *opts : (fsdp_open_opts){0};
+    open.access = *cli_access();
+    open.watch = watch;
+    FSDP_TRY(cli_begin_source(path, err));
+    return fsdp_checkpoint_open(path, &open, checkpoint_out, err);
 }
 
 fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch,
                               fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
-    return open_checkpoint(path, NULL, FSDP_VERIFY_DATA, watch, checkpoint_out, err);
+    char *latest = NULL;
+    if (!cli_is_run(path))
+        return cli_open_checkpoint(path, NULL, watch, checkpoint_out, err);
+    FSDP_TRY(cli_begin_source(path, err));
+    FSDP_TRY(fsdp_run_latest(path, FSDP_VERIFY_DATA, watch, cli_access(), &latest, err));
+    fsdp_status st = fsdp_checkpoint_open(latest, &(fsdp_open_opts){.access = *cli_access()},
+                                          checkpoint_out, err);
+    fsdp_string_free(latest);
+    return st;
 }
