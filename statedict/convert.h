@@ -1,9 +1,18 @@
 /*
  * Conversions: the same state in another format, kind, world size, mesh or sharding dim, offline. All calls
- * are local.
+ * are local, and one thread at a time may use a conversion.
  *
- *   plan (what would be done)  ->  convert (plan, move, check, publish)  ->  digests of what was written
- *   plan_write (the plan as a file)  ->  order_open, order_check  ->  convert with the order's options
+ *   fsdp_checkpoint_convert    converts, in one call
+ *
+ *   fsdp_conversion_open       opens the source, selects and plans; writes nothing
+ *     fsdp_conversion_plan         what would be done
+ *     fsdp_conversion_write_plan   the plan as a file ...
+ *   fsdp_conversion_apply      ... and the conversion of such a file, if it still has that plan
+ *     fsdp_conversion_run          moves, checks and publishes, once
+ *     fsdp_conversion_digests, fsdp_conversion_write_digests      of what was written
+ *   fsdp_conversion_close
+ *
+ * The source is opened once, by open or apply, and read until the close.
  */
 #ifndef FSDP_CONVERT_H
 #define FSDP_CONVERT_H
@@ -80,6 +89,7 @@ typedef struct fsdp_convert_opts {
     fsdp_open_opts open;       /* of the source; access holds for the target, too */
     int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;
+    bool keep_full;            /* kind SHARDED: a full source stays full, unless world or mesh are given */
     int world;                 /* ranks of the result; 0: 1 for full, else the source's */
     const fsdp_mesh *mesh;     /* NULL: one dim of `world` ranks */
     int shard_dim;             /* tensor dim that is cut (tensors with fewer dims: dim 0) */
@@ -100,7 +110,7 @@ typedef struct fsdp_convert_opts {
                                 * model_type of the config.json, if there is one */
     const char *const *sizes;  /* "NAME=NUMBER": sizes that the map needs, before those that are found */
     size_t size_count;
-    fsdp_cast_report *cast;    /* filled in by a conversion that succeeds; may be NULL */
+    fsdp_cast_report *cast;    /* filled in by a run that succeeds; may be NULL */
     const char *copy_from;     /* hf: a directory whose config.json, tokenizer, licences and the like are
                                 * copied beside the weights, config.json edited to be true of them */
     bool copy_code;            /* Python files as well */
@@ -111,10 +121,9 @@ typedef struct fsdp_convert_opts {
     int threads;
     int64_t memory;
     bool resume;               /* continues an interrupted conversion of the same plan, and keeps its own work
-                                * for the next one when it is interrupted (fsdp_convert_keeps_work) */
+                                * for the next one when it is interrupted (plan.keeps_work) */
     int64_t bytes_per_second;  /* limit for reads, and for writes; 0: none */
     bool direct;               /* reads files past the page cache where their file system can */
-    const char *plan_hash;     /* NULL, or the hash that the plan must have (FSDP_ERR_DAMAGED) */
     fsdp_watch watch;
 } fsdp_convert_opts;
 
@@ -144,7 +153,14 @@ typedef struct fsdp_convert_code {
     int64_t bytes;
 } fsdp_convert_code;
 
+/* The plan of a conversion; its memory lives until the conversion is closed. */
 typedef struct fsdp_convert_plan {
+    const fsdp_checkpoint *source;     /* as it was opened; NULL: it could not be, or a run failed */
+    const fsdp_sd *sd;         /* its entries after adapters and under the names of the map */
+    const char *to;
+    const fsdp_convert_opts *opts;     /* in effect */
+    bool keeps_work;           /* an interrupted run leaves work that opts->resume uses */
+    bool may_overwrite;        /* FSDP_ERR_EXISTS, and with opts->overwrite it would succeed */
     int64_t tensors, values, aliases;
     int64_t bytes_read, bytes_written, peak_memory, free_bytes;
     int64_t bytes_checked;     /* of the source, compared with checksums before anything is read; 0 without
@@ -204,13 +220,10 @@ typedef struct fsdp_convert_plan {
     const char *const *metadata;       /* keys of the source's metadata that are left out: the format keeps
                                         * none, or they are hashes of the source's bytes */
     size_t metadata_count;
-    const bool *kept;          /* per entry of the source: its name, or what it becomes, is in the result */
-    size_t kept_count;
+    const bool *kept;          /* per entry of sd: its name, or what it becomes, is in the result */
+    size_t kept_count;         /* without entries that the target adds (pairs of gguf), which follow */
     void *memory;              /* private: of the lists */
 } fsdp_convert_plan;
-
-/* Frees the lists of a plan, also after a failure, and of a zero-initialised one. */
-FSDP_API void fsdp_convert_plan_release(fsdp_convert_plan *plan);
 
 /* The formats that can be written, "fsdp" first; NULL behind the last. */
 FSDP_API const char *fsdp_convert_format_at(size_t i);
@@ -223,39 +236,58 @@ FSDP_API const char *fsdp_convert_suffix_at(size_t i);
  * other names of fsdp_dtype_from_typed. */
 FSDP_API const char *fsdp_castable_at(size_t i);
 
-/* True when an interrupted conversion to this format leaves work that opts->resume uses; false for "hdf5". */
-FSDP_API bool fsdp_convert_keeps_work(const char *format);
-
-/* True when a conversion with these options reads a source as fsdp_open_opts.whole has it: its format or its
- * selection takes more than the model. */
-FSDP_API bool fsdp_convert_takes_whole(const fsdp_convert_opts *opts);
-
-/* Plans what fsdp_checkpoint_convert would do; writes nothing. Fails as the conversion would before its
- * first byte; the plan is filled in all the same once the source was read. The caller releases the plan in
- * any case. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
-                                                               const fsdp_convert_opts *opts,
-                                                               fsdp_convert_plan *plan_out, fsdp_error *err);
-
 /* Converts `from` to `to`, which must not exist (FSDP_ERR_EXISTS) unless opts->overwrite. The result is
  * read back and compared by hash before it is published, unless opts->skip_verify; it appears whole or not
  * at all. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
 
+/* --- a conversion in steps --- */
+
+typedef struct fsdp_conversion fsdp_conversion;
+
+/* Opens the source and plans; fails as the conversion would before its first byte. Strings and lists of opts
+ * are borrowed until the close. The caller closes the conversion in any case: after a failure it has the
+ * plan as far as it was made, or is NULL. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_open(const char *from, const char *to,
+                                                       const fsdp_convert_opts *opts,
+                                                       fsdp_conversion **conversion_out, fsdp_error *err);
+
+/* Opens the conversion of a plan that fsdp_conversion_write_plan wrote; paths and options come from the file,
+ * except those of opts about how the work is done: access, threads, memory, rate, direct, fsync,
+ * verification, resume, cast and watch. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: it is
+ * damaged, of a newer version, or another plan than the one that would be made now; the message names the
+ * source file that has changed. Closed as after fsdp_conversion_open. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_apply(const char *path, const fsdp_convert_opts *opts,
+                                                        fsdp_conversion **conversion_out, fsdp_error *err);
+
+FSDP_API const fsdp_convert_plan *fsdp_conversion_plan(const fsdp_conversion *conversion);
+
 /*
- * Gets the SHA-256 of every file of `to`, a finished conversion, in order of their names, which are as
- * sha256sum prints them in the directory that holds `to`. Threads, memory, access and rate of opts apply.
- * name and digest live for the callback.
+ * Writes the plan with all details as JSON (docs/formats.md): source files with size and time, options,
+ * outputs with their parts. Equal sources, paths and options give equal bytes; the file appears whole or not
+ * at all.
+ * FSDP_ERR_EXISTS when `path` exists and is no plan. Before the run.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_write_plan(fsdp_conversion *conversion, const char *path,
+                                                             fsdp_error *err);
+
+/* Converts as fsdp_checkpoint_convert does, once. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_run(fsdp_conversion *conversion, fsdp_error *err);
+
+/*
+ * Gets the SHA-256 of every file of the result, after the run, in order of their names, which are as
+ * sha256sum prints them in the directory that holds it. name and digest live for the callback.
  */
 typedef void (*fsdp_file_digest_visit)(void *context, const char *name, const uint8_t digest[32]);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
-                                                       fsdp_file_digest_visit visit, void *context,
-                                                       fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_digests(fsdp_conversion *conversion,
+                                                          fsdp_file_digest_visit visit, void *context,
+                                                          fsdp_error *err);
 
-/* Writes the digest file TO.xxh3 beside `to`, a finished conversion, with the same options in force. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_write_digests(const char *to, const fsdp_convert_opts *opts,
-                                                             fsdp_error *err);
+/* Writes the digest file TO.xxh3 next to the result, after the run. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_write_digests(fsdp_conversion *conversion, fsdp_error *err);
+
+FSDP_API void fsdp_conversion_close(fsdp_conversion *conversion);    /* accepts NULL */
 
 /* --- names of another framework without a conversion --- */
 
@@ -272,33 +304,6 @@ typedef struct fsdp_map_opts {
  * Tensors that no rule takes stay. The checkpoint is closed and NULL after a failure. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_map(fsdp_checkpoint **checkpoint, const fsdp_map_opts *opts,
                                                       fsdp_error *err);
-
-/* --- plans as files --- */
-
-/*
- * Writes the plan of a conversion with all details as JSON (docs/formats.md): source files with size and
- * time, options, outputs with their parts. Equal sources, paths and options give equal bytes; the file
- * appears whole or not at all. FSDP_ERR_EXISTS when `path` exists and is no plan.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
-                                                                     const fsdp_convert_opts *opts,
-                                                                     const char *path, fsdp_error *err);
-
-/* A plan that was read from a file: paths, and the options that made it, plan_hash included. All of it is
- * borrowed until the close. */
-typedef struct fsdp_convert_order {
-    const char *from, *to;
-    fsdp_convert_opts opts;
-} fsdp_convert_order;
-
-/* Reads a plan, which the caller closes. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: it is
- * damaged, or of a newer version. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
-                                                          fsdp_convert_order **order_out, fsdp_error *err);
-/* Makes the plan anew and compares. FSDP_ERR_DAMAGED names the source file that has changed, or says that
- * the plan is another one. Other failures as fsdp_checkpoint_convert_plan. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error *err);
-FSDP_API void fsdp_convert_order_close(fsdp_convert_order *order);   /* accepts NULL */
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
-/* The calls of convert.h, and the loop of a conversion: see convert_job.h. */
+/* A conversion as an object, and its loop: see convert_job.h. */
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/flow.h"
+#include "base/io/io_cache.h"
 #include "base/io/io_reuse.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/convert/plan_notes.h"
@@ -10,20 +11,32 @@
 
 #include "base/core/given.h"
 
+/* A conversion runs once, and not after its plan failed. */
+typedef enum conversion_state {
+    CONVERSION_FAILED,
+    CONVERSION_PLANNED,
+    CONVERSION_DONE
+} conversion_state;
+
+struct fsdp_conversion {
+    conversion_state state;
+    bool has_ended; /* its target has */
+    fsdp_convert_io how;
+    convert_job job;
+    fsdp_convert_plan plan;
+    fsdp_convert_order *order; /* that it applies, or NULL */
+};
+
 /* --- the job ---------------------------------------------------------------------------------- */
 
-/* Checks the options. end_job releases the job, also after a failure here. */
+/* Checks the options. release_job releases the job, also after a failure here. */
 static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert_opts *opts,
                             fsdp_error *err)
 {
-    *job = (convert_job){.target = &fsdp_directory_target, .to = to};
-    job->opts = opts ? *opts : (fsdp_convert_opts){0};
+    *job = (convert_job){.target = &fsdp_directory_target, .to = to, .opts = *opts};
     job->io = fsdp_access_io(&job->opts.open.access);
     job->kind = job->opts.kind;
     FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
-    if (job->opts.bytes_per_second < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%lld bytes a second is not a valid rate",
-                         (long long)job->opts.bytes_per_second);
     if (!job->opts.format || strcmp(job->opts.format, "fsdp") == 0)
         return FSDP_OK;
     job->format = fsdp_target_find(job->opts.format);
@@ -45,12 +58,10 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
     return FSDP_OK;
 }
 
-/* Closes all files first, because removing a directory needs a descriptor. */
-static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err)
+static void release_job(convert_job *job)
 {
     fsdp_checkpoint_close(job->written);
     fsdp_checkpoint_close(job->from);
-    status = job->target->end(job, status, err);
     fsdp_io_reuse_free(job->reuse);
     fsdp_copies_release(&job->copies);
     fsdp_export_report_release(&job->seen);
@@ -70,7 +81,6 @@ static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err
     fsdp_free(job->source);
     fsdp_sd_free(job->sd);
     fsdp_mesh_free(job->mesh);
-    return status;
 }
 
 /* --- the loop ---------------------------------------------------------------------------------- */
@@ -140,10 +150,8 @@ static fsdp_status check_source(convert_job *job, const fsdp_convert_plan *plan,
     return fsdp_meter_part_end(&part, plan->bytes_checked - bytes, err);
 }
 
-static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan *plan,
-                           fsdp_error *err)
+static fsdp_status convert(convert_job *job, const fsdp_convert_plan *plan, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_convert_prepare(job, from, plan, err));
     job->watch = job->opts.watch;
     /* checks and reading back count as well */
     fsdp_meter_init(&job->meter, &job->watch,
@@ -158,58 +166,111 @@ static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan
     return FSDP_OK;
 }
 
-/* --- the calls -------------------------------------------------------------------------------- */
+/* --- the object ------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                    fsdp_error *err)
+/* Files that the plan looked at are looked at anew from now on. */
+static fsdp_status plan_job(fsdp_conversion *conversion, const char *from, const char *to,
+                            fsdp_error *err)
 {
-    FSDP_NEED(err, from, to);
-    convert_job job;
-    fsdp_convert_io how;
-    fsdp_convert_plan plan = {.free_bytes = -1};
-    fsdp_error local = {0};
-    err = err ? err : &local;
-    fsdp_status st = fsdp_convert_io_begin(&how, opts, err);
-    if (st == FSDP_OK) {
-        st = init_job(&job, to, &how.opts, err);
-        if (st == FSDP_OK)
-            st = convert(&job, from, &plan, err);
-        st = end_job(&job, st, err);
-    }
-    fsdp_convert_plan_release(&plan);
-    fsdp_convert_io_end(&how);
+    convert_job *job = &conversion->job;
+    fsdp_convert_plan *plan = &conversion->plan;
+    fsdp_status st = init_job(job, to, &conversion->how.opts, err);
+    plan->keeps_work = job->target != &fsdp_one_file_target;
+    if (st == FSDP_OK)
+        st = fsdp_convert_prepare(job, from, plan, err);
+    fsdp_io_cache_end(conversion->how.cache);
+    plan->peak_memory += fsdp_convert_io_room(&conversion->how.opts);
+    plan->sd = job->from ? job->from->manifest.sd : NULL;
+    plan->source = job->from ? plan->source : NULL; /* a failed derivation has closed it */
     return st;
 }
 
-fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
-                                         const fsdp_convert_opts *opts, fsdp_convert_plan *plan_out,
-                                         fsdp_error *err)
+static fsdp_status open_conversion(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                   fsdp_conversion **conversion_out, fsdp_error *err)
 {
-    convert_job job;
-    FSDP_NEED(err, plan_out);
-    *plan_out = (fsdp_convert_plan){.free_bytes = -1};
-    FSDP_NEED(err, from, to);
-    fsdp_status st = init_job(&job, to, opts, err);
-    if (st == FSDP_OK)
-        st = fsdp_convert_prepare(&job, from, plan_out, err);
-    plan_out->peak_memory += fsdp_convert_io_room(opts);
-    return end_job(&job, st, err);
+    fsdp_conversion *conversion = fsdp_alloc(1, sizeof *conversion);
+    if (!conversion)
+        return fsdp_fail_memory(err, "a conversion");
+    conversion->plan =
+        (fsdp_convert_plan){.to = to, .opts = &conversion->job.opts, .free_bytes = -1};
+    conversion->job.target = &fsdp_directory_target;
+    *conversion_out = conversion;
+    FSDP_TRY(fsdp_convert_io_begin(&conversion->how, opts, err));
+    FSDP_TRY(plan_job(conversion, from, to, err));
+    conversion->state = CONVERSION_PLANNED;
+    return FSDP_OK;
 }
 
-fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                   const char *path, fsdp_text *text, fsdp_error *err)
+fsdp_status fsdp_conversion_open(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                 fsdp_conversion **conversion_out, fsdp_error *err)
 {
-    convert_job job;
-    fsdp_convert_plan plan = {.free_bytes = -1};
-    fsdp_status st = init_job(&job, to, opts, err);
+    FSDP_NEED(err, conversion_out);
+    *conversion_out = NULL;
+    FSDP_NEED(err, from, to);
+    return open_conversion(from, to, opts, conversion_out, err);
+}
+
+static void take_how(fsdp_convert_opts *planned, const fsdp_convert_opts *how)
+{
+    planned->open.access = how->open.access;
+    planned->threads = how->threads;
+    planned->memory = how->memory;
+    planned->bytes_per_second = how->bytes_per_second;
+    planned->direct = how->direct;
+    planned->skip_fsync = how->skip_fsync;
+    planned->skip_verify = how->skip_verify;
+    planned->resume = how->resume;
+    planned->cast = how->cast;
+    planned->watch = how->watch;
+}
+
+static fsdp_status spell_plan(fsdp_conversion *conversion, fsdp_text *text, fsdp_error *err)
+{
+    if (conversion->state != CONVERSION_PLANNED)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the conversion of '%s' has no plan to write",
+                         conversion->plan.to);
+    return fsdp_plan_spell(&conversion->job, &conversion->plan, text, err);
+}
+
+static fsdp_status compare_plan(fsdp_conversion *conversion, const fsdp_convert_order *order,
+                                fsdp_error *err)
+{
+    fsdp_text now = {0};
+    fsdp_status st = spell_plan(conversion, &now, err);
     if (st == FSDP_OK)
-        st = fsdp_convert_prepare(&job, from, &plan, err);
+        st = fsdp_convert_order_compare(order, &now, err);
+    fsdp_text_release(&now);
+    if (st != FSDP_OK)
+        conversion->state = CONVERSION_FAILED;
+    return st;
+}
+
+fsdp_status fsdp_conversion_apply(const char *path, const fsdp_convert_opts *opts,
+                                  fsdp_conversion **conversion_out, fsdp_error *err)
+{
+    static const fsdp_convert_opts defaults = {0};
+    FSDP_NEED(err, conversion_out);
+    *conversion_out = NULL;
+    FSDP_NEED(err, path);
+    fsdp_convert_order *order;
+    opts = opts ? opts : &defaults;
+    FSDP_TRY(fsdp_convert_order_open(path, &opts->open.access, &order, err));
+    take_how(&order->opts, opts);
+    fsdp_status st = fsdp_convert_order_check_files(order, err);
     if (st == FSDP_OK)
-        st = fsdp_plan_check_path(job.from, to, path, err);
+        st = open_conversion(order->from, order->to, &order->opts, conversion_out, err);
     if (st == FSDP_OK)
-        st = fsdp_plan_spell(&job, &plan, text, err);
-    fsdp_convert_plan_release(&plan);
-    return end_job(&job, st, err);
+        st = compare_plan(*conversion_out, order, err);
+    if (*conversion_out)
+        (*conversion_out)->order = order;
+    else
+        fsdp_convert_order_close(order);
+    return st;
+}
+
+const fsdp_convert_plan *fsdp_conversion_plan(const fsdp_conversion *conversion)
+{
+    return conversion ? &conversion->plan : NULL;
 }
 
 /* Two processes may write a plan to one path: each has a temporary name of its own, the last one counts. */
@@ -227,18 +288,99 @@ static fsdp_status replace_beside_others(fsdp_io *io, const char *path, const fs
     return st;
 }
 
-fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
-                                               const fsdp_convert_opts *opts, const char *path,
-                                               fsdp_error *err)
+fsdp_status fsdp_conversion_write_plan(fsdp_conversion *conversion, const char *path,
+                                       fsdp_error *err)
 {
-    FSDP_NEED(err, from, to, path);
-    static const fsdp_convert_opts defaults = {0};
+    FSDP_NEED(err, conversion, path);
     fsdp_text text = {0};
-    opts = opts ? opts : &defaults;
-    fsdp_io *io = fsdp_access_io(&opts->open.access);
-    fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
+    fsdp_status st = spell_plan(conversion, &text, err);
     if (st == FSDP_OK)
-        st = replace_beside_others(io, path, &text, err);
+        st = fsdp_plan_check_path(conversion->job.from, conversion->plan.to, path, err);
+    if (st == FSDP_OK)
+        st = replace_beside_others(conversion->job.io, path, &text, err);
     fsdp_text_release(&text);
+    return st;
+}
+
+fsdp_status fsdp_conversion_run(fsdp_conversion *conversion, fsdp_error *err)
+{
+    FSDP_NEED(err, conversion);
+    convert_job *job = &conversion->job;
+    fsdp_error local = {0};
+    err = err ? err : &local;
+    if (conversion->state != CONVERSION_PLANNED)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the conversion of '%s' %s", conversion->plan.to,
+                         conversion->state == CONVERSION_DONE ? "has run already"
+                                                              : "cannot run: its plan failed");
+    conversion->state = CONVERSION_FAILED;
+    fsdp_status st = convert(job, &conversion->plan, err);
+    fsdp_checkpoint_close(job->written);
+    job->written = NULL;
+    if (st != FSDP_OK) { /* removing a directory needs a descriptor */
+        fsdp_checkpoint_close(job->from);
+        job->from = NULL;
+        conversion->plan.source = NULL;
+        conversion->plan.sd = NULL;
+    }
+    conversion->has_ended = true;
+    FSDP_TRY(job->target->end(job, st, err));
+    conversion->state = CONVERSION_DONE;
+    return FSDP_OK;
+}
+
+static fsdp_status check_done(const fsdp_conversion *conversion, fsdp_error *err)
+{
+    return conversion->state == CONVERSION_DONE
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_USAGE, "the conversion of '%s' has no result yet",
+                           conversion->plan.to);
+}
+
+fsdp_status fsdp_conversion_digests(fsdp_conversion *conversion, fsdp_file_digest_visit visit,
+                                    void *context, fsdp_error *err)
+{
+    FSDP_NEED(err, conversion);
+    FSDP_NEED_CALL(err, visit);
+    FSDP_TRY(check_done(conversion, err));
+    fsdp_status st = fsdp_convert_digests(&conversion->job, visit, context, err);
+    if (st != FSDP_OK)
+        fsdp_error_prefix(err, "'%s' is written, but its digests could not be computed",
+                          conversion->plan.to);
+    return st;
+}
+
+fsdp_status fsdp_conversion_write_digests(fsdp_conversion *conversion, fsdp_error *err)
+{
+    FSDP_NEED(err, conversion);
+    FSDP_TRY(check_done(conversion, err));
+    fsdp_status st = fsdp_convert_write_digests(&conversion->job, err);
+    if (st != FSDP_OK)
+        fsdp_error_prefix(err, "'%s' is written, but its digests are not", conversion->plan.to);
+    return st;
+}
+
+void fsdp_conversion_close(fsdp_conversion *conversion)
+{
+    if (!conversion)
+        return;
+    convert_job *job = &conversion->job;
+    if (!conversion->has_ended)
+        (void)job->target->end(job, FSDP_OK, NULL); /* nothing was begun */
+    release_job(job);
+    fsdp_plan_release(&conversion->plan);
+    fsdp_convert_io_end(&conversion->how);
+    fsdp_convert_order_close(conversion->order);
+    fsdp_free(conversion);
+}
+
+fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                    fsdp_error *err)
+{
+    FSDP_NEED(err, from, to);
+    fsdp_conversion *conversion = NULL;
+    fsdp_status st = fsdp_conversion_open(from, to, opts, &conversion, err);
+    if (st == FSDP_OK)
+        st = fsdp_conversion_run(conversion, err);
+    fsdp_conversion_close(conversion);
     return st;
 }

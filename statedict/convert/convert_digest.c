@@ -3,15 +3,12 @@
  * result, as sha256sum computes them, for publishing and for programs that know nothing of checkpoints. The
  * files are read several at a time.
  */
-#include "statedict/convert/convert_io.h"
 #include "statedict/convert/convert_job.h"
 
 #include "statedict/checkpoint/digests.h"
 #include "statedict/manifest/disk_names.h"
 
 #include <string.h>
-
-#include "base/core/given.h"
 
 /* --- the source ---------------------------------------------------------------------------------- */
 
@@ -57,38 +54,26 @@ static fsdp_status list_files(fsdp_file_list *list, const char *to, fsdp_error *
     return st;
 }
 
-fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
-                                 fsdp_file_digest_visit visit, void *context, fsdp_error *err)
+fsdp_status fsdp_convert_digests(const convert_job *job, fsdp_file_digest_visit visit,
+                                 void *context, fsdp_error *err)
 {
-    FSDP_NEED(err, to);
-    FSDP_NEED_CALL(err, visit);
-    fsdp_convert_io how;
-    fsdp_status st = fsdp_convert_io_begin(&how, opts, err);
-    fsdp_file_list list = {.io = fsdp_access_io(&how.opts.open.access)};
+    fsdp_file_list list = {.io = job->io};
     fsdp_digest_opts digest = {.kind = FSDP_DIGEST_SHA256,
-                               .threads = how.opts.threads,
-                               .memory = how.opts.memory,
-                               .watch = &how.opts.watch};
-    if (st == FSDP_OK)
-        st = list_files(&list, to, err);
+                               .threads = job->opts.threads,
+                               .memory = job->opts.memory,
+                               .watch = &job->opts.watch};
+    fsdp_status st = list_files(&list, job->to, err);
     if (st == FSDP_OK)
         st = fsdp_file_list_digest(&list, &digest, err);
     for (size_t i = 0; i < list.count && st == FSDP_OK; i++)
         visit(context, list.items[i].name, list.items[i].digest);
     fsdp_file_list_release(&list);
-    fsdp_convert_io_end(&how);
     return st;
 }
 
-fsdp_status fsdp_convert_write_digests(const char *to, const fsdp_convert_opts *opts,
-                                       fsdp_error *err)
+fsdp_status fsdp_convert_write_digests(const convert_job *job, fsdp_error *err)
 {
-    FSDP_NEED(err, to);
-    fsdp_convert_io how;
-    FSDP_TRY(fsdp_convert_io_begin(&how, opts, err));
-    fsdp_verify_opts writing = {
-        .threads = how.opts.threads, .memory = how.opts.memory, .watch = how.opts.watch};
-    fsdp_status st = fsdp_digests_write(fsdp_access_io(&how.opts.open.access), to, &writing, err);
-    fsdp_convert_io_end(&how);
-    return st;
+    const fsdp_verify_opts writing = {
+        .threads = job->opts.threads, .memory = job->opts.memory, .watch = job->opts.watch};
+    return fsdp_digests_write(job->io, job->to, &writing, err);
 }

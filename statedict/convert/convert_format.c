@@ -1,6 +1,5 @@
 /* Names of the formats that can be written, and the format of a path's suffix. See convert.h. */
-#include "formats/target.h"
-#include <fsdp/convert.h>
+#include "statedict/convert/convert_job.h"
 
 #include <string.h>
 
@@ -12,17 +11,8 @@ const char *fsdp_convert_format_at(size_t i)
     return format ? format->limits.format : NULL;
 }
 
-/* False for a native file: it is one shard, and an unfinished shard is never kept. */
-bool fsdp_convert_keeps_work(const char *format)
-{
-    const fsdp_target_format *target = format ? fsdp_target_find(format) : NULL;
-    return !target || target->ops;
-}
-
 bool fsdp_convert_takes_whole(const fsdp_convert_opts *opts)
 {
-    if (!opts)
-        return false;
     const fsdp_target_format *target = opts->format ? fsdp_target_find(opts->format) : NULL;
     bool is_model = target && target->limits.model_only;
     return opts->select.only == FSDP_ONLY_DEFAULT ? !is_model && !opts->select.part

@@ -1,6 +1,8 @@
 /* File operations of a conversion: see convert_io.h. */
 #include "statedict/convert/convert_io.h"
+#include "statedict/convert/convert_job.h"
 
+#include "base/io/io_cache.h"
 #include "base/io/io_direct.h"
 #include "base/io/io_limit.h"
 #include "base/core/pool.h"
@@ -17,6 +19,7 @@ fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
     fsdp_open_opts open = opts->open;
     open.whole = fsdp_convert_takes_whole(opts);
     open.memory = opts->memory;
+    open.watch = &opts->watch;
     FSDP_TRY(fsdp_checkpoint_open(from, &open, checkpoint_out, err));
     bool is_empty = fsdp_sd_count((*checkpoint_out)->manifest.sd) == 0;
     if (!is_empty || fsdp_checkpoint_missing_count(*checkpoint_out) == 0)
@@ -51,12 +54,14 @@ static fsdp_status make_io(fsdp_convert_io *how, fsdp_error *err)
                                     .stopped = opts->watch.stopped,
                                     .context = opts->watch.context};
         FSDP_TRY(fsdp_io_limit_create(io, &limit, &how->limit, err));
-        opts->open.access.disk = io = how->limit;
+        io = how->limit;
     }
     if (opts->direct) {
         FSDP_TRY(fsdp_io_direct_create(io, (size_t)direct_buffer(opts), &how->direct, err));
-        opts->open.access.disk = how->direct;
+        io = how->direct;
     }
+    FSDP_TRY(fsdp_io_cache_create(io, &how->cache, err));
+    opts->open.access.disk = how->cache;
     return FSDP_OK;
 }
 
@@ -75,6 +80,7 @@ void fsdp_convert_io_end(fsdp_convert_io *how)
     if (how->direct && fsdp_io_direct_refusals(how->direct) > 0)
         fsdp_notice(&how->opts.watch,
                     "the file system cannot bypass the page cache: its files were read through it");
+    fsdp_io_cache_free(how->cache);
     fsdp_io_direct_free(how->direct);
     fsdp_io_limit_free(how->limit);
 }

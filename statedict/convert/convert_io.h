@@ -1,5 +1,5 @@
-/* File operations of a conversion: layers around the given io that bypass the page cache, limit the rate, or
- * both. */
+/* File operations of a conversion: layers around the given io that bypass the page cache, limit the rate, and
+ * open each file once while the conversion is planned. */
 #ifndef FSDP_CONVERT_IO_H
 #define FSDP_CONVERT_IO_H
 
@@ -8,8 +8,9 @@
 #include <fsdp/convert.h>
 
 typedef struct fsdp_convert_io {
-    fsdp_convert_opts opts;    /* with open.access through limit and direct */
+    fsdp_convert_opts opts;    /* with open.access through all of them */
     fsdp_io *limit, *direct;   /* or NULL */
+    fsdp_io *cache;            /* the outermost */
 } fsdp_convert_io;
 
 /* opts NULL: the defaults. The struct must not move until fsdp_convert_io_end. */

@@ -58,6 +58,7 @@ typedef struct convert_job {
     const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
     fsdp_names_known known;    /* of the source's names */
     fsdp_model_kind model_kind;        /* of config.json; known.model_type may point into it */
+    size_t target_entries;     /* the last ones of from, before those of added, that only the target needs */
     bool unties;               /* an adapter gives the tied output a tensor of its own */
     char *made_config;         /* its text, see fsdp_map_make_config; NULL: none */
     char *copied_snapshot;     /* opts.copy_from, when it is of a cache; NULL: the caller's */
@@ -179,5 +180,12 @@ fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err);
 /* convert_digest.c: compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the
  * first that differs. */
 fsdp_status fsdp_convert_compare_digests(const convert_job *job, const fsdp_watch *watch, fsdp_error *err);
+/* Visits the SHA-256 of the published files, as fsdp_conversion_digests, and writes TO.xxh3. */
+fsdp_status fsdp_convert_digests(const convert_job *job, fsdp_file_digest_visit visit, void *context,
+                                 fsdp_error *err);
+fsdp_status fsdp_convert_write_digests(const convert_job *job, fsdp_error *err);
+/* True when a conversion with these options reads a source as fsdp_open_opts.whole has it: its format or its
+ * selection takes more than the model. */
+bool fsdp_convert_takes_whole(const fsdp_convert_opts *opts);
 
 #endif

@@ -148,7 +148,8 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     FSDP_TRY(st);
     st = describe_selected(job, selection, plan, err);
     fsdp_noted noted = {.selection = selection,
-                        .count = fsdp_sd_count(from) - job->added.count,
+                        .count =
+                            fsdp_sd_count(from) - job->added.count - job->target_entries,
                         .notes_ties = job->limits && job->limits->notes_tie,
                         .ties = &job->ties,
                         .added = &job->added,
@@ -299,6 +300,7 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
                                       .context = job};
     fsdp_map_sides sides = {0};
     FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
+    const size_t own_count = fsdp_sd_count(job->from->manifest.sd);
     fsdp_gguf_found tokenizer = FSDP_GGUF_TOKENIZER;
     if (sides.needs_pairs)
         FSDP_TRY(fsdp_map_add_gguf_pairs(&request, main_dtype(&job->opts.select), &job->from,
@@ -306,15 +308,17 @@ static fsdp_status rename_by_map(convert_job *job, const model_config *config,
     plan->lacks_tokenizer = tokenizer != FSDP_GGUF_TOKENIZER;
     plan->has_tiktoken = tokenizer == FSDP_GGUF_TIKTOKEN;
     plan->is_mapped = sides.is_used;
+    job->target_entries = fsdp_sd_count(job->from->manifest.sd) - own_count;
     snprintf(plan->map, sizeof plan->map, "%s", sides.name);
     snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);
     snprintf(plan->map_to, sizeof plan->map_to, "%s", sides.to);
     if (!plan->is_mapped || !job->format)
         return FSDP_OK;
     fit_format(job, plan->map_to);
-    return strcmp(job->format->limits.format, "megatron") == 0
-               ? fsdp_map_add_megatron_objects(&job->from, err)
-               : FSDP_OK;
+    if (strcmp(job->format->limits.format, "megatron") == 0)
+        FSDP_TRY(fsdp_map_add_megatron_objects(&job->from, err));
+    job->target_entries = fsdp_sd_count(job->from->manifest.sd) - own_count;
+    return FSDP_OK;
 }
 
 static fsdp_status make_config(const convert_job *job, char **text_out, size_t *size_out,
@@ -411,6 +415,15 @@ static fsdp_status find_copy_from(convert_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
+static void keep_full(convert_job *job)
+{
+    const fsdp_convert_opts *opts = &job->opts;
+    if (!opts->keep_full || job->from->info.kind != FSDP_FULL || opts->world > 0 || opts->mesh)
+        return;
+    job->opts.kind = FSDP_FULL;
+    job->kind = job->format ? job->kind : FSDP_FULL;
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -418,6 +431,8 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
         FSDP_TRY(check_chunk(job->opts.chunk_bytes, err));
     fsdp_flow("statedict/convert/convert_plan.c", "open '%s'", from);
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
+    plan->source = job->from;
+    keep_full(job);
     plan->rounded = job->from->source ? fsdp_source_rounded_count(job->from->source) : 0;
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
@@ -599,6 +614,25 @@ static fsdp_status check_space(const convert_job *job, fsdp_convert_plan *plan, 
     return st;
 }
 
+/* After a failure because something is at the target: finds out whether it could be replaced. */
+static fsdp_status ask_overwrite(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_error other = {0};
+    if (job->opts.overwrite)
+        return FSDP_ERR_EXISTS;
+    job->opts.overwrite = job->place.overwrite = true;
+    fsdp_status st = job->target->check_place(job, &other);
+    if (st == FSDP_OK)
+        st = check_memory(job, plan, &other);
+    if (st == FSDP_OK)
+        st = check_space(job, plan, &other);
+    job->opts.overwrite = job->place.overwrite = false;
+    plan->may_overwrite = st == FSDP_OK;
+    if (st == FSDP_ERR_EXISTS && err)
+        *err = other;
+    return FSDP_ERR_EXISTS;
+}
+
 fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                  fsdp_error *err)
 {
@@ -610,7 +644,10 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
     fsdp_flow("statedict/convert/convert_plan.c", "plan: %d files, slabs of at most %lld bytes",
               plan->files, (long long)job->slab_bytes);
     FSDP_TRY(fsdp_plan_identify(job, job->hash, err));
-    FSDP_TRY(job->target->check_place(job, err));
+    fsdp_status st = job->target->check_place(job, err);
+    if (st == FSDP_ERR_EXISTS)
+        return ask_overwrite(job, plan, err);
+    FSDP_TRY(st);
     FSDP_TRY(check_memory(job, plan, err));
     return check_space(job, plan, err);
 }

@@ -116,7 +116,6 @@ static bool note_model(fsdp_convert_plan *plan, const fsdp_export_report *model,
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err)
 {
     bool has_copies = noted->copies && noted->copies->count > 0;
-    fsdp_convert_plan_release(plan);
     plan->memory = fsdp_alloc(1, sizeof(fsdp_arena));
     fsdp_arena *arena = plan->memory;
     if (arena && note_kept(plan, noted, arena) && note_names(plan, noted, arena) &&
@@ -124,7 +123,6 @@ fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsd
         (noted->ties->count == 0 || note_ties(plan, noted->ties, arena)) &&
         (!has_copies || note_copies(plan, noted->copies, arena)))
         return FSDP_OK;
-    fsdp_convert_plan_release(plan);
     return fsdp_fail_memory(err, "a plan");
 }
 
@@ -146,26 +144,10 @@ fsdp_status fsdp_plan_note_metadata(fsdp_convert_plan *plan, const fsdp_text_pai
     return keys ? FSDP_OK : fsdp_fail_memory(err, "a plan");
 }
 
-void fsdp_convert_plan_release(fsdp_convert_plan *plan)
+void fsdp_plan_release(fsdp_convert_plan *plan)
 {
-    if (!plan)
-        return;
     if (plan->memory)
         fsdp_arena_release(plan->memory);
     fsdp_free(plan->memory);
     plan->memory = NULL;
-    plan->tied = NULL;
-    plan->added = NULL;
-    plan->added_count = 0;
-    plan->copied = NULL;
-    plan->metadata = NULL;
-    plan->metadata_count = 0;
-    plan->code = NULL;
-    plan->code_count = 0;
-    plan->kept = NULL;
-    plan->parts = plan->other_part = plan->model = NULL;
-    plan->renames = plan->unread = plan->extra = NULL;
-    plan->rename_count = plan->unread_count = plan->extra_count = 0;
-    plan->kept_count = 0;
-    plan->tied_count = plan->copied_count = 0;
 }

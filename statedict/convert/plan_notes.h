@@ -27,6 +27,7 @@ typedef struct fsdp_noted {
     fsdp_export_report model;  /* beside its config.json */
 } fsdp_noted;
 
+/* Called once; the plan is released in any case. */
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err);
 
 /* Notes the keys of metadata that are left out. Called after fsdp_plan_note. */
@@ -37,5 +38,8 @@ fsdp_status fsdp_plan_note_metadata(fsdp_convert_plan *plan, const fsdp_text_pai
  * Called after fsdp_plan_note. */
 fsdp_status fsdp_plan_note_code(fsdp_convert_plan *plan, const struct convert_job *job,
                                 const fsdp_selection *selection, fsdp_error *err);
+
+/* Frees the lists. */
+void fsdp_plan_release(fsdp_convert_plan *plan);
 
 #endif

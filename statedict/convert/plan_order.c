@@ -1,6 +1,6 @@
 /*
- * Applies a plan: takes from, to and the options from it, makes the plan anew and requires equal texts. The
- * source's files are compared first, so that an error names the one that changed. See plan_text.h.
+ * A plan that is read back: its paths and options, which make it anew, and its text, which must be equal
+ * then. The source's files are compared first, so that an error names the one that changed. See plan_text.h.
  */
 #include "statedict/convert/plan_text.h"
 
@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include "base/core/given.h"
 
 typedef struct order_text {
     fsdp_convert_order order; /* first: its address is that of the whole */
@@ -107,7 +105,7 @@ static fsdp_status take_member(order_text *plan, fsdp_json *json, int member, fs
     case 0: return take_files(plan, json, err);
     case 1: return fsdp_plan_read_string(json, &plan->arena, &order->from, err);
     case 2: return fsdp_plan_read_string(json, &plan->arena, &order->to, err);
-    case 3: return fsdp_plan_read_string(json, &plan->arena, &order->opts.plan_hash, err);
+    case 3: return fsdp_json_skip(json, err); /* of what the text has */
     default: return fsdp_plan_read_options(json, &plan->arena, &order->opts, &plan->mesh, err);
     }
 }
@@ -166,9 +164,7 @@ static fsdp_status read_plan(order_text *plan, const char *path, fsdp_error *err
 fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
                                     fsdp_convert_order **order_out, fsdp_error *err)
 {
-    FSDP_NEED(err, order_out);
     *order_out = NULL;
-    FSDP_NEED(err, path);
     order_text *plan = fsdp_alloc(1, sizeof *plan);
     if (!plan)
         return fsdp_fail_memory(err, path);
@@ -195,21 +191,21 @@ void fsdp_convert_order_close(fsdp_convert_order *order)
     fsdp_free(plan);
 }
 
-fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error *err)
+fsdp_status fsdp_convert_order_check_files(fsdp_convert_order *order, fsdp_error *err)
 {
-    FSDP_NEED(err, order);
     order_text *plan = (order_text *)order;
-    fsdp_text now = {0};
-    fsdp_convert_opts opts = order->opts;
-    opts.plan_hash = NULL;
     plan->checks = true;
-    FSDP_TRY(walk(plan, err));
-    fsdp_status st = fsdp_convert_plan_text(order->from, order->to, &opts, NULL, &now, err);
-    if (st == FSDP_OK && (now.size != plan->size || memcmp(now.data, plan->data, now.size) != 0))
-        st = fsdp_fail(
-            err, FSDP_ERR_DAMAGED,
-            "'%s' differs from the plan of this version for '%s': make it anew with --plan-out",
-            plan->path, order->from);
-    fsdp_text_release(&now);
-    return st;
+    return walk(plan, err);
+}
+
+fsdp_status fsdp_convert_order_compare(const fsdp_convert_order *order, const fsdp_text *now,
+                                       fsdp_error *err)
+{
+    const order_text *plan = (const order_text *)order;
+    if (now->size == plan->size && memcmp(now->data, plan->data, now->size) == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' differs from the plan of this version for '%s': make it anew with "
+                     "--plan-out",
+                     plan->path, order->from);
 }

@@ -86,8 +86,6 @@ static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, cons
 fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
                                  fsdp_error *err)
 {
-    if (!path)
-        return FSDP_OK;
     FSDP_TRY(check_apart(from, to, path, err));
     return check_place(from->io, path, err);
 }

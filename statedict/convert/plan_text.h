@@ -7,8 +7,9 @@
  *   contents  values, outputs with their parts, bytes: all of it follows from the head
  *   "xxh3"    of everything before it
  *
- * --apply takes from, to and options (plan_options.c), makes the plan anew and compares the bytes. Beside
- * these it reads only the list of the source's files, to name one that changed (plan_order.c).
+ * fsdp_conversion_apply takes from, to and options (plan_options.c), opens their conversion and compares the
+ * bytes. The rest is not read, but for the list of the source's files, to name one that changed
+ * (plan_order.c).
  */
 #ifndef FSDP_PLAN_TEXT_H
 #define FSDP_PLAN_TEXT_H
@@ -25,7 +26,7 @@ enum { FSDP_PLAN_VERSION = 1, FSDP_PLAN_HASH = 2 * sizeof(fsdp_hash) + 1 };
 #define FSDP_PLAN_START "{\"fsdp_plan\": "
 #define FSDP_PLAN_MOST ((size_t)1 << 30)   /* bytes of a plan */
 
-/* The hash of the plan as hexadecimal digits; FSDP_ERR_DAMAGED when opts.plan_hash is another one. */
+/* The hash of the plan as hexadecimal digits. */
 fsdp_status fsdp_plan_identify(const struct convert_job *job, char hash_out[FSDP_PLAN_HASH], fsdp_error *err);
 /* The whole text of a prepared job. FSDP_ERR_USAGE for paths and expressions that JSON cannot spell. */
 fsdp_status fsdp_plan_spell(struct convert_job *job, const fsdp_convert_plan *plan, fsdp_text *text,
@@ -35,12 +36,8 @@ fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err);
 /* True when that last hash matches. */
 bool fsdp_plan_is_whole(const char *text, size_t size);
 
-/* Prepares a conversion and writes its plan as text. Returns the error that would stop the conversion. path:
- * of the file for the plan, or NULL. */
-fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                   const char *path, fsdp_text *text, fsdp_error *err);
 /* FSDP_ERR_USAGE when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS when
- * it would replace a file that is not a plan. path NULL: no file. */
+ * it would replace a file that is not a plan. */
 fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
                                  fsdp_error *err);
 
@@ -62,5 +59,25 @@ void fsdp_plan_add_options(plan_head *head, const fsdp_convert_opts *opts);
 fsdp_status fsdp_plan_read_options(fsdp_json *json, fsdp_arena *arena, fsdp_convert_opts *opts,
                                    fsdp_mesh **mesh_out, fsdp_error *err);
 fsdp_status fsdp_plan_read_string(fsdp_json *json, fsdp_arena *arena, const char **out, fsdp_error *err);
+
+/* --- plan_order.c ----------------------------------------------------------------------------- */
+
+/* A plan that was read from a file: paths, and the options that made it. All of it is borrowed until the
+ * close. */
+typedef struct fsdp_convert_order {
+    const char *from, *to;
+    fsdp_convert_opts opts;
+} fsdp_convert_order;
+
+/* Reads a plan, which the caller closes. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: it is
+ * damaged, or of a newer version. */
+fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
+                                    fsdp_convert_order **order_out, fsdp_error *err);
+/* FSDP_ERR_DAMAGED names the first of the source's files that is not as the plan has it. */
+fsdp_status fsdp_convert_order_check_files(fsdp_convert_order *order, fsdp_error *err);
+/* FSDP_ERR_DAMAGED when the text of the plan that was made anew is another one. */
+fsdp_status fsdp_convert_order_compare(const fsdp_convert_order *order, const fsdp_text *now,
+                                       fsdp_error *err);
+void fsdp_convert_order_close(fsdp_convert_order *order);    /* accepts NULL */
 
 #endif

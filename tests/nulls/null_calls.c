@@ -97,12 +97,14 @@ static fsdp_status make_good(good_arguments *good, fsdp_model **wrapped, fsdp_er
     FSDP_TRY(fsdp_filter_create(NULL, NULL, &good->filter, err));
     FSDP_TRY(fsdp_root_get_state(good->root, NULL, &good->sd, err));
     FSDP_TRY(fsdp_sd_save(good->sd, good->ctl, "saved", NULL, err));
+    FSDP_TRY(fsdp_conversion_open("saved", "converted", NULL, &good->conversion, err));
     return fsdp_checkpoint_open("saved", NULL, &good->checkpoint, err);
 }
 
 static void free_good(good_arguments *good, fsdp_model *wrapped)
 {
     fsdp_checkpoint_close(good->checkpoint);
+    fsdp_conversion_close(good->conversion);
     fsdp_sd_free(good->sd);
     fsdp_filter_free(good->filter);
     fsdp_async_saver_free(good->async_saver);

@@ -25,7 +25,7 @@ typedef struct good_arguments {
     fsdp_sd *sd;
     fsdp_checkpoint *checkpoint;
     fsdp_filter *filter;
-    fsdp_convert_order *convert_order;
+    fsdp_conversion *conversion;
     void *bytes;
 } good_arguments;
 

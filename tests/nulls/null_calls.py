@@ -15,7 +15,6 @@ MAY_BE_NULL = {
     "fsdp_checkpoint_resolve": ["watch", "access"],
     "fsdp_checkpoint_verify": ["summary_out"],
     "fsdp_checkpoint_verify_like": ["summary_out"],
-    "fsdp_convert_order_open": ["access"],
     "fsdp_filter_create": ["include", "exclude"],
     "fsdp_mesh_create": ["ranks"],
     "fsdp_model_add": ["param_out"],
@@ -38,7 +37,7 @@ VARIADIC = "..."
 CALLBACKS = ["fsdp_all_reduce_hook", "fsdp_file_digest_visit", "fsdp_grad_hook", "fsdp_param_fill",
              "fsdp_rank_body", "fsdp_rank_main", "fsdp_slab_visit", "fsdp_wrap_comm_hook"]
 # Members of struct good (null_calls.c).
-OBJECTS = ["async_saver", "checkpoint", "comm", "comm_handle", "convert_order", "ctl", "entry", "filter",
+OBJECTS = ["async_saver", "checkpoint", "comm", "comm_handle", "conversion", "ctl", "entry", "filter",
            "finalize_handle", "mesh", "model", "optim", "param", "root", "scaler", "sd", "unit",
            "unshard_handle", "world", "wrap"]
 NUMBERS = {"ndim": "1", "n": "1", "count": "1", "parts": "1", "size": "1", "name_size": "1",

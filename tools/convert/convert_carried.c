@@ -77,10 +77,9 @@ static void add_model_json(fsdp_text *text, const fsdp_convert_plan *plan)
     fsdp_text_addf(text, "]},");
 }
 
-void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
-                              const fsdp_convert_plan *plan)
+void convert_add_carried_json(fsdp_text *text, const fsdp_convert_plan *plan)
 {
-    size_t count = fsdp_checkpoint_missing_count(opts->source), size;
+    size_t count = fsdp_checkpoint_missing_count(plan->source), size;
     for (size_t i = 0; i < plan->unread_count; i++) {
         fsdp_text_addf(text, i > 0 ? ", " : "\n \"unread\": [");
         fsdp_text_add_json_shown(text, plan->unread[i], strlen(plan->unread[i]));
@@ -121,7 +120,7 @@ void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
     }
     fsdp_text_addf(text, "], \"missing\": [");
     for (size_t i = 0; i < count; i++) {
-        const char *name = fsdp_checkpoint_missing_at(opts->source, i, &size);
+        const char *name = fsdp_checkpoint_missing_at(plan->source, i, &size);
         fsdp_text_addf(text, i > 0 ? ", " : "");
         fsdp_text_add_json_shown(text, name, size);
     }

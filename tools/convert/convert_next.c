@@ -387,12 +387,12 @@ static bool describe_left(left_out *left)
 /* fsdp-diff detects the format and reads the whole source, so --from, --void-as, --variant, --like
  * and --allow-missing have no counterpart; values that a cast did not fit differ; an .npy has no name
  * to compare by. */
-static bool can_compare(const convert_options *opts)
+static bool can_compare(const convert_options *opts, const fsdp_convert_plan *plan)
 {
     const fsdp_open_opts *open = &opts->convert.open;
     return !open->format && !open->void_as && !open->variant && !open->like &&
            strcmp(opts->convert.format, "npy") != 0 && opts->cast.overflows == 0 &&
-           fsdp_checkpoint_missing_count(opts->source) == 0;
+           fsdp_checkpoint_missing_count(plan->source) == 0;
 }
 
 /* The map of the conversion: the one that was named, or the one that it chose. */
@@ -472,27 +472,21 @@ static void add_diff(fsdp_text *text, const left_out *left, const char *from, co
     fsdp_text_add(text, "\n", 1);
 }
 
-/* The source as the plan has it, by which the lines are made. */
-typedef struct next_source {
-    const fsdp_checkpoint_info *info;
-    const fsdp_sd *sd;
-    const fsdp_convert_plan *plan;
-} next_source;
-
 /* False where the line would be wrong, or longer than people read. */
-static bool add_spelled(fsdp_text *text, const convert_options *opts, const next_source *source,
+static bool add_spelled(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
                         next_spelling spelling)
 {
+    const char *from = fsdp_checkpoint_describe(plan->source)->path;
     left_out *left = calloc(1, sizeof *left);
     if (!left)
         return false;
-    *left = (left_out){.opts = opts, .sd = source->sd, .plan = source->plan, .spelling = spelling};
+    *left = (left_out){.opts = opts, .sd = plan->sd, .plan = plan, .spelling = spelling};
     fsdp_text line = {0};
     bool is_right = describe_left(left);
     if (is_right && spelling == AS_IT_IS)
-        add_diff(&line, left, source->info->path, opts->to);
+        add_diff(&line, left, from, opts->to);
     else if (is_right)
-        add_diff(&line, left, cli_from_here(source->info->path), cli_from_here(opts->to));
+        add_diff(&line, left, cli_from_here(from), cli_from_here(opts->to));
     is_right = is_right && !line.failed && line.size <= CLI_NEXT_MOST + 1;
     if (is_right)
         fsdp_text_add(text, line.data, line.size);
@@ -503,51 +497,17 @@ static bool add_spelled(fsdp_text *text, const convert_options *opts, const next
     return is_right;
 }
 
-/* Opens the source again, since fsdp-diff compares it under the names of the map. */
-static fsdp_checkpoint *open_mapped(const convert_options *opts, const fsdp_checkpoint_info *info,
-                                    const fsdp_convert_plan *plan)
+/* Weights that an adapter changes, and blocks, have no counterpart; --tied keep has names that a map leaves
+ * out. A GGUF file has pairs besides the tensors of the map, so that only names of tensors are compared. */
+void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
-    const fsdp_map_opts map = {.map = map_of(opts, plan),
-                               .sizes = opts->convert.sizes,
-                               .size_count = opts->convert.size_count,
-                               .other = opts->to};
-    fsdp_checkpoint *mapped = NULL;
-    if (fsdp_checkpoint_open(info->path, &opts->convert.open, &mapped, NULL) != FSDP_OK ||
-        fsdp_checkpoint_map(&mapped, &map, NULL) != FSDP_OK)
-        return NULL;
-    return mapped;
-}
-
-/* A GGUF file has pairs besides the tensors of the map, so that only names of tensors are compared. */
-static void add_mapped(fsdp_text *text, const convert_options *opts,
-                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
-{
-    bool has_pairs = strcmp(plan->map_to, "gguf") == 0, is_done = false;
-    fsdp_checkpoint *mapped = open_mapped(opts, info, plan);
-    fsdp_convert_plan own = *plan;
-    const next_source source = {info, mapped ? fsdp_checkpoint_sd(mapped) : NULL, &own};
-    size_t count = mapped ? fsdp_sd_count(source.sd) : 0;
-    own.kept_count = count; /* pairs and a config.json that was made follow */
-    for (next_spelling spelling = has_pairs ? BY_TAKEN : AS_IT_IS;
-         count > 0 && count <= plan->kept_count && spelling < SPELLINGS && !is_done; spelling++)
-        is_done = add_spelled(text, opts, &source, spelling);
-    fsdp_checkpoint_close(mapped);
-}
-
-void convert_add_next(fsdp_text *text, const convert_options *opts,
-                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
-{
-    /* weights that an adapter changes, and blocks, have no counterpart */
-    bool is_done =
-        !can_compare(opts) || plan->encoded > 0 || opts->convert.adapter || opts->convert.dequant;
-    if (!is_done && plan->is_mapped) { /* --tied keep has names that a map leaves out */
-        if (opts->convert.tied != FSDP_TIED_KEEP)
-            add_mapped(text, opts, info, plan);
-        return;
-    }
-    const next_source source = {info, fsdp_checkpoint_sd(opts->source), plan};
-    for (next_spelling spelling = AS_IT_IS; spelling < SPELLINGS && !is_done; spelling++)
-        is_done = add_spelled(text, opts, &source, spelling);
+    bool is_done = !can_compare(opts, plan) || plan->encoded > 0 || opts->convert.adapter ||
+                   opts->convert.dequant ||
+                   (plan->is_mapped && opts->convert.tied == FSDP_TIED_KEEP);
+    bool has_pairs = plan->is_mapped && strcmp(plan->map_to, "gguf") == 0;
+    for (next_spelling spelling = has_pairs ? BY_TAKEN : AS_IT_IS; spelling < SPELLINGS && !is_done;
+         spelling++)
+        is_done = add_spelled(text, opts, plan, spelling);
 }
 
 /* --- names for --drop ------------------------------------------------------------------------- */
@@ -591,18 +551,19 @@ static bool take_drops(drop_list *list, const char *drops)
 
 /* Plans the conversion with what refusals advise to drop, and with what the next one does. False when it is
  * refused otherwise, with the reason in other_out. */
-static bool try_drops(const convert_options *opts, const char *from, drop_list *list,
-                      const char *drops, fsdp_error *other_out)
+static bool try_drops(const convert_options *opts, drop_list *list, const char *drops,
+                      fsdp_error *other_out)
 {
     fsdp_convert_opts dropping = opts->convert;
     dropping.watch = (fsdp_watch){0}; /* notices were given */
     while (drops && take_drops(list, drops)) {
-        fsdp_convert_plan plan = {0};
+        fsdp_conversion *conversion = NULL;
         *other_out = (fsdp_error){0};
         dropping.select.drops = list->items;
         dropping.select.drop_count = list->count;
-        fsdp_status st = fsdp_checkpoint_convert_plan(from, opts->to, &dropping, &plan, other_out);
-        fsdp_convert_plan_release(&plan);
+        fsdp_status st =
+            fsdp_conversion_open(opts->from, opts->to, &dropping, &conversion, other_out);
+        fsdp_conversion_close(conversion);
         if (st == FSDP_OK || st == FSDP_ERR_EXISTS)
             return true;
         drops = st == FSDP_ERR_USAGE ? find_drops(other_out->text) : NULL;
@@ -623,7 +584,7 @@ static void add_command(fsdp_text *text, const convert_options *opts, const drop
         fsdp_text_addf(text, "%s%s", drop_option, list->items[i]);
 }
 
-void convert_name_drops(const convert_options *opts, const char *from, fsdp_error *err)
+void convert_name_drops(const convert_options *opts, fsdp_error *err)
 {
     const fsdp_select_opts *select = &opts->convert.select;
     char *drops = err->status == FSDP_ERR_USAGE ? find_drops(err->text) : NULL;
@@ -635,7 +596,7 @@ void convert_name_drops(const convert_options *opts, const char *from, fsdp_erro
                       .given = select->drop_count};
     for (; list.items && list.count < list.given; list.count++)
         list.items[list.count] = select->drops[list.count];
-    bool succeeds = list.items && try_drops(opts, from, &list, drops, &other);
+    bool succeeds = list.items && try_drops(opts, &list, drops, &other);
     if (succeeds) {
         fsdp_text_addf(&text, "%s", err->text);
         add_command(&text, opts, &list);

@@ -49,14 +49,14 @@ static void add_unread(fsdp_text *text, const convert_options *opts, const fsdp_
     if (count == 0)
         return;
     fsdp_text_addf(text, "%zu weight file%s of '", count, count == 1 ? "" : "s");
-    cli_add_message(text, fsdp_checkpoint_describe(opts->source)->path);
+    cli_add_message(text, fsdp_checkpoint_describe(plan->source)->path);
     fsdp_text_addf(text, "' %s not read: ", count == 1 ? "is" : "are");
     for (size_t i = 0; i < count && add_between(text, i, count); i++)
         convert_add_name(text, plan->unread[i], strlen(plan->unread[i]));
     for (size_t i = 0; i < count && !opts->convert.adapter; i++)
         if (is_adapter(plan->unread[i])) {
             fsdp_text_addf(text, "; --adapter");
-            cli_add_path_argument(text, fsdp_checkpoint_describe(opts->source)->path);
+            cli_add_path_argument(text, fsdp_checkpoint_describe(plan->source)->path);
             fsdp_text_addf(text, " merges the adapter");
             break;
         }
@@ -76,8 +76,8 @@ static void add_extra(fsdp_text *text, const convert_options *opts, const fsdp_c
 
 static void add_missing(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
-    (void)plan;
-    const fsdp_checkpoint *source = opts->source;
+    (void)opts;
+    const fsdp_checkpoint *source = plan->source;
     size_t count = fsdp_checkpoint_missing_count(source), size;
     if (count == 0)
         return;
@@ -256,7 +256,7 @@ static void add_config(fsdp_text *text, const convert_options *opts, const fsdp_
 {
     const fsdp_convert_opts *convert = &opts->convert;
     bool is_hf = convert->format && strcmp(convert->format, "hf") == 0;
-    bool is_dcp = strcmp(fsdp_checkpoint_describe(opts->source)->format, "dcp") == 0;
+    bool is_dcp = strcmp(fsdp_checkpoint_describe(plan->source)->format, "dcp") == 0;
     if (!is_hf || !is_dcp || convert->copy_from || convert->skip_copies ||
         convert->select.only == FSDP_ONLY_OPTIM)
         return;

@@ -630,7 +630,7 @@ void convert_options_read(int argc, char **argv, convert_options *opts_out)
 
 void convert_options_release(convert_options *opts)
 {
-    fsdp_convert_order_close(opts->order);
+    fsdp_conversion_close(opts->conversion);
     fsdp_mesh_free(opts->mesh);
     free(opts->drops);
     free(opts->renames);

@@ -117,9 +117,9 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     }
 }
 
-void convert_add_plan(fsdp_text *text, const convert_options *opts,
-                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
+void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
+    const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(plan->source);
     char number[CLI_NUMBER];
     bool fits = plan->free_bytes >= plan->bytes_needed;
     fsdp_text_addf(text, "plan  ");
@@ -169,10 +169,10 @@ static void add_digest_file(fsdp_text *text, const convert_options *opts, bool j
     fsdp_text_release(&path);
 }
 
-void convert_add_json(fsdp_text *text, const convert_options *opts,
-                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
                       const convert_outcome *outcome)
 {
+    const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(plan->source);
     fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
     fsdp_text_add_json_shown(text, info->path, strlen(info->path));
     fsdp_text_addf(text, ", \"to\": ");
@@ -209,7 +209,7 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
                    ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64
                    ", \"free_bytes\": %" PRId64 ",",
                    plan->bytes_spooled, plan->bytes_needed, plan->free_bytes);
-    convert_add_carried_json(text, opts, plan);
+    convert_add_carried_json(text, plan);
     if (plan->cast_tensors > 0)
         convert_add_casts_json(text, opts, plan);
     if (opts->plan)
@@ -260,8 +260,7 @@ void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint
     fsdp_text_addf(text, "\"");
 }
 
-void convert_add_done(fsdp_text *text, const convert_options *opts,
-                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
                       const convert_outcome *outcome)
 {
     double seconds = outcome->seconds;
@@ -281,5 +280,5 @@ void convert_add_done(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text, "\n");
     if (plan->parts && opts->convert.select.only == FSDP_ONLY_DEFAULT)
         add_left_out(text, opts, plan);
-    convert_add_next(text, opts, info, plan);
+    convert_add_next(text, opts, plan);
 }

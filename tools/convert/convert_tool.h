@@ -2,7 +2,7 @@
  * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_report.c (plan and
  * results), convert_casts.c (casts), convert_carried.c (tied names, copied files, missing entries, code),
  * convert_next.c (suggested commands). In come options and the library's plan, out comes text. Only
- * fsdp_convert.c calls this room; the conversion is fsdp_checkpoint_convert's.
+ * fsdp_convert.c calls this room; the conversion is the library's.
  */
 #ifndef FSDP_CONVERT_TOOL_H
 #define FSDP_CONVERT_TOOL_H
@@ -18,8 +18,8 @@ typedef struct convert_options {
     fsdp_mesh *mesh;
     bool kind_given, dim_given, plan, verbose;
     bool hub_names;            /* --names hub */
-    bool digest;               /* prints those of the files that were written */
     bool write_digests;        /* into TO.xxh3 */
+    bool digest;               /* prints those of the files that were written */
     char under_rule[UNDER_MOST + 8];   /* a rename */
     const char **drops, **renames, **dtype_rules, **sizes; /* as many as there are arguments at most */
     fsdp_cast_report cast;     /* what casting did to values */
@@ -28,8 +28,7 @@ typedef struct convert_options {
     char **argv;               /* as typed */
     const char *plan_out, *apply;
     char planning[32];         /* an option that plans and was given, for the message */
-    fsdp_convert_order *order; /* what --apply read */
-    fsdp_checkpoint *source;   /* once it was opened */
+    fsdp_conversion *conversion;
 } convert_options;
 
 /* --- convert_options.c ------------------------------------------------------------------------ */
@@ -40,19 +39,18 @@ void convert_options_release(convert_options *opts);
 
 /* --- convert_report.c ------------------------------------------------------------------------- */
 
-void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                      const fsdp_convert_plan *plan);
+void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 typedef struct convert_outcome {
     double seconds;            /* of the conversion */
     fsdp_text digests;         /* from convert_add_digest */
     const fsdp_error *failure; /* NULL: none */
 } convert_outcome;
-void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                      const fsdp_convert_plan *plan, const convert_outcome *outcome);
+void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
+                      const convert_outcome *outcome);
 /* A line as of sha256sum, or a member of the object "sha256". */
 void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32]);
-void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                      const fsdp_convert_plan *plan, const convert_outcome *outcome);
+void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
+                      const convert_outcome *outcome);
 
 /* --- convert_casts.c --------------------------------------------------------------------------- */
 
@@ -69,11 +67,10 @@ void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
 
 /* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none of
  * CLI_NEXT_MOST bytes can be spelled. */
-void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                      const fsdp_convert_plan *plan);
-/* A refusal that ends with what to drop gets the whole command line that does, if a plan of `from` with it
- * succeeds; else the reason against that. */
-void convert_name_drops(const convert_options *opts, const char *from, fsdp_error *err);
+void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+/* A refusal that ends with what to drop gets the whole command line that does, if a plan with it succeeds;
+ * else the reason against that. */
+void convert_name_drops(const convert_options *opts, fsdp_error *err);
 /* A refusal that names several sources gets the command line for one of them. */
 void convert_name_source(const convert_options *opts, fsdp_error *err);
 
@@ -81,7 +78,7 @@ void convert_name_source(const convert_options *opts, fsdp_error *err);
 
 /* Lines of the plan, members of the JSON: tied names, files beside the weights, what is missing. */
 void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
-void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_add_carried_json(fsdp_text *text, const fsdp_convert_plan *plan);
 
 /* --- convert_notes.c -------------------------------------------------------------------------- */
 

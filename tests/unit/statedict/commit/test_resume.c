@@ -322,14 +322,16 @@ Test(resume, of_ours_encoded)
         resume_at("encoded", opts, calls * i / (MOMENTS + 1) + 1);
 }
 
-static fsdp_convert_plan plan_for(fsdp_convert_opts opts)
+static int64_t bytes_needed(fsdp_convert_opts opts)
 {
     fsdp_error err = {0};
-    fsdp_convert_plan plan;
-    cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("cut/out"),
-                                              &opts, &plan, &err),
+    fsdp_conversion *conversion;
+    cr_assert_eq(fsdp_conversion_open(path_of("source.safetensors"), path_of("cut/out"), &opts,
+                                      &conversion, &err),
                  FSDP_OK, "%s", err.text);
-    return plan;
+    int64_t bytes = fsdp_conversion_plan(conversion)->bytes_needed;
+    fsdp_conversion_close(conversion);
+    return bytes;
 }
 
 /* The size of encoded data is unknown and counts as zero, before and after a resume. */
@@ -342,10 +344,10 @@ Test(resume, needs_no_more_room_than_before_and_never_less_than_none)
         remove_output("whole");
         remove_output("cut");
         int64_t calls = count_writes(opts);
-        int64_t anew = plan_for(opts).bytes_needed;
+        int64_t anew = bytes_needed(opts);
         convert_and_die(opts, calls * MOMENTS / (MOMENTS + 1) + 1);
         opts.resume = true;
-        int64_t rest = plan_for(opts).bytes_needed;
+        int64_t rest = bytes_needed(opts);
         cr_expect_geq(rest, 0);
         cr_expect(compress ? rest == anew : rest < anew / 2, "%" PRId64 " of %" PRId64, rest, anew);
     }
@@ -405,16 +407,6 @@ Test(resume, of_a_directory_that_others_write_to_begins_anew)
 }
 
 /* --- free space ------------------------------------------------------------------------------- */
-
-static int64_t bytes_needed(fsdp_convert_opts opts)
-{
-    fsdp_error err = {0};
-    fsdp_convert_plan plan;
-    cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("cut/out"),
-                                              &opts, &plan, &err),
-                 FSDP_OK, "%s", err.text);
-    return plan.bytes_needed;
-}
 
 static int take_staging(void *user, const char *name)
 {

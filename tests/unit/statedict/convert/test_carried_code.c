@@ -109,12 +109,13 @@ Test(carried_code, the_plan_of_dcp_refuses_bytes_that_are_no_zip)
                  {"PK\3\4 and no archive", 19},
                  {"\1\2\3", 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fsdp_convert_plan plan;
+        fsdp_conversion *conversion;
         save(cases[i].bytes, cases[i].size);
         fsdp_convert_opts opts = {.format = "dcp", .opaque = FSDP_OPAQUE_COPY};
         err = (fsdp_error){0};
-        cr_expect_eq(fsdp_checkpoint_convert_plan(source, target, &opts, &plan, &err),
-                     FSDP_ERR_USAGE, "%zu: %s", i, err.text);
+        cr_expect_eq(fsdp_conversion_open(source, target, &opts, &conversion, &err), FSDP_ERR_USAGE,
+                     "%zu: %s", i, err.text);
+        fsdp_conversion_close(conversion);
         cr_expect(strstr(err.text, "no zip of torch.save"), "%s", err.text);
         cr_expect_eq(convert("dcp", FSDP_OPAQUE_COPY), FSDP_ERR_USAGE, "%s", err.text);
         cr_expect_not(fsdp_io_exists(NULL, target));
@@ -133,23 +134,23 @@ Test(carried_code, a_call_that_no_checkpoint_may_have_is_refused)
     }
 }
 
-/* A plan allows what its options allow, and an applied one nothing more. */
+/* A plan allows what its options allow, and another one nothing more. */
 Test(carried_code, a_plan_names_it_and_does_not_allow_it)
 {
-    fsdp_convert_plan plan;
+    fsdp_conversion *conversion;
     fsdp_convert_opts opts = {.format = "fsdp", .opaque = FSDP_OPAQUE_COPY};
     SAVE(SAVED(OBJECT));
-    cr_assert_eq(fsdp_checkpoint_convert_plan(source, target, &opts, &plan, &err), FSDP_OK, "%s",
+    cr_assert_eq(fsdp_conversion_open(source, target, &opts, &conversion, &err), FSDP_OK, "%s",
                  err.text);
-    cr_assert_eq(plan.code_count, 1);
-    cr_expect_str_eq(plan.code[0].name, "object");
-    cr_expect_str_eq(plan.code[0].class_name, "my.mod.C");
+    const fsdp_convert_plan *plan = fsdp_conversion_plan(conversion);
+    cr_assert_eq(plan->code_count, 1);
+    cr_expect_str_eq(plan->code[0].name, "object");
+    cr_expect_str_eq(plan->code[0].class_name, "my.mod.C");
+    fsdp_conversion_close(conversion);
     opts.opaque = FSDP_OPAQUE_REFUSE;
-    opts.plan_hash = "of an applied plan";
     cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_ERR_USAGE);
     cr_expect(strstr(err.text, "'object (my.mod.C)'"), "%s", err.text);
     cr_expect_not(fsdp_io_exists(NULL, target));
-    fsdp_convert_plan_release(&plan);
 }
 
 Test(carried_code, every_form_of_pickle_is_seen)

@@ -54,11 +54,20 @@ static void end(void)
 
 TestSuite(plan_file, .init = begin, .fini = end);
 
+static fsdp_status try_plan(const fsdp_convert_opts *opts, const char *path)
+{
+    fsdp_conversion *conversion;
+    fsdp_status st = fsdp_conversion_open(path_of("source.safetensors"), path_of("out"), opts,
+                                          &conversion, &err);
+    if (st == FSDP_OK)
+        st = fsdp_conversion_write_plan(conversion, path, &err);
+    fsdp_conversion_close(conversion);
+    return st;
+}
+
 static void write_plan(const fsdp_convert_opts *opts, const char *name)
 {
-    cr_assert_eq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
-                                                    opts, path_of(name), &err),
-                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(try_plan(opts, path_of(name)), FSDP_OK, "%s", err.text);
 }
 
 static fsdp_status open_plan(const char *name)
@@ -72,12 +81,10 @@ static fsdp_status open_plan(const char *name)
 
 static fsdp_status check_plan(const char *name)
 {
-    fsdp_convert_order *order = NULL;
+    fsdp_conversion *conversion;
     err = (fsdp_error){0};
-    cr_assert_eq(fsdp_convert_order_open(path_of(name), NULL, &order, &err), FSDP_OK, "%s",
-                 err.text);
-    fsdp_status st = fsdp_convert_order_check(order, &err);
-    fsdp_convert_order_close(order);
+    fsdp_status st = fsdp_conversion_apply(path_of(name), NULL, &conversion, &err);
+    fsdp_conversion_close(conversion);
     return st;
 }
 
@@ -121,26 +128,25 @@ Test(plan_file, every_option_comes_back)
     cr_expect_eq(back->select.only, FSDP_ONLY_ALL);
     cr_expect(back->select.drop_count == 2 && strcmp(back->select.drops[1], drops[1]) == 0);
     cr_expect(back->select.rename_count == 1 && strcmp(back->select.renames[0], renames[0]) == 0);
-    cr_expect_eq(fsdp_convert_order_check(order, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(check_plan("plan"), FSDP_OK, "%s", err.text);
     fsdp_convert_order_close(order);
     fsdp_mesh_free(mesh);
 }
 
 Test(plan_file, a_mesh_has_as_many_ranks_as_the_world)
 {
-    fsdp_convert_plan plan;
     fsdp_mesh *mesh = NULL;
     cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){3}, (const char *[]){"dp"}, NULL, &mesh, &err),
                  FSDP_OK);
     for (int world = 0; world < 5; world++) {
         const fsdp_convert_opts opts = {.format = "fsdp", .world = world, .mesh = mesh};
-        fsdp_status st = fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("out"),
-                                                      &opts, &plan, &err);
+        fsdp_conversion *conversion;
+        fsdp_status st = fsdp_conversion_open(path_of("source.safetensors"), path_of("out"), &opts,
+                                              &conversion, &err);
         cr_expect_eq(st, world == 0 || world == 3 ? FSDP_OK : FSDP_ERR_USAGE, "%d", world);
         cr_expect(st == FSDP_OK || strstr(err.text, "the mesh has 3 ranks, the world"), "%s",
                   err.text);
-        if (st == FSDP_OK)
-            fsdp_convert_plan_release(&plan);
+        fsdp_conversion_close(conversion);
     }
     fsdp_mesh_free(mesh);
 }
@@ -172,7 +178,7 @@ Test(plan_file, casts_come_back_and_are_silent_when_there_are_none)
     cr_expect_str_eq(back->dtype, "bf16");
     cr_expect(back->dtype_rule_count == 1 && strcmp(back->dtype_rules[0], rules[0]) == 0);
     cr_expect_eq(back->on_overflow, FSDP_OVERFLOW_CLAMP);
-    cr_expect_eq(fsdp_convert_order_check(order, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(check_plan("plan"), FSDP_OK, "%s", err.text);
     fsdp_convert_order_close(order);
 }
 
@@ -182,17 +188,11 @@ Test(plan_file, what_is_no_plan_is_never_replaced)
     write_plan(&opts, "plan");
     write_plan(&opts, "plan");
     put_file("other", "{\"fsdp_plan", 11);
-    cr_expect_eq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
-                                                    &opts, path_of("other"), &err),
-                 FSDP_ERR_EXISTS);
+    cr_expect_eq(try_plan(&opts, path_of("other")), FSDP_ERR_EXISTS);
     cr_assert_eq(symlink(path_of("plan"), path_of("link")), 0);
-    cr_expect_eq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
-                                                    &opts, path_of("link"), &err),
-                 FSDP_ERR_EXISTS);
+    cr_expect_eq(try_plan(&opts, path_of("link")), FSDP_ERR_EXISTS);
     cr_assert_eq(mkdir(path_of("folder"), 0700), 0);
-    cr_expect_eq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
-                                                    &opts, path_of("folder"), &err),
-                 FSDP_ERR_EXISTS);
+    cr_expect_eq(try_plan(&opts, path_of("folder")), FSDP_ERR_EXISTS);
     cr_expect_not(fsdp_io_exists(NULL, path_of("plan.tmp")));
 }
 
@@ -262,20 +262,14 @@ Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
         fsdp_io *io = NULL;
         cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
         opts.open.access.disk = io;
-        cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"),
-                                                         path_of("out"), &opts, path_of("plan"),
-                                                         &err),
-                      FSDP_OK);
+        cr_expect_neq(try_plan(&opts, path_of("plan")), FSDP_OK);
         cr_expect_eq(err.errnum, reasons[i]);
         cr_expect(strstr(err.text, "cannot open") && strstr(err.text, path_of("plan")), "%s",
                   err.text);
         fsdp_io_fault_free(io);
     }
     opts.open.access.disk = NULL;
-    cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
-                                                     &opts, path_of("source.safetensors/plan"),
-                                                     &err),
-                  FSDP_OK);
+    cr_expect_neq(try_plan(&opts, path_of("source.safetensors/plan")), FSDP_OK);
     cr_expect_eq(err.errnum, ENOTDIR);
     cr_expect(strstr(err.text, "cannot open"), "%s", err.text);
 }
@@ -283,53 +277,65 @@ Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
 static int count_open(void *user, fsdp_io_call call, const char *path)
 {
     (void)call;
-    *(int *)user += strstr(path, "/source.safetensors") != NULL;
+    const char *found = strstr(path, "/source.safetensors"); /* not its digests */
+    *(int *)user += found && strcmp(found, "/source.safetensors") == 0;
     return 0;
 }
 
-/* Opening a large source takes long. */
+/* Opening a large source takes long: a conversion that is planned, written and run opens it to describe it,
+ * to move it, and not to write its plan. */
 Test(plan_file, the_source_is_opened_once)
 {
     const char *const formats[] = {"fsdp", "torch"};
     for (size_t i = 0; i < 2; i++) {
-        int plain = 0, with_file = 0;
+        int opens = 0;
         fsdp_fault_plan fault = {.calls = 1 << FSDP_CALL_OPEN,
                                  .at = 1,
                                  .forever = true,
                                  .action = FSDP_FAULT_CALL,
                                  .call = count_open,
-                                 .user = &plain};
-        fsdp_convert_opts opts = {.format = formats[i]};
-        fsdp_convert_plan plan;
+                                 .user = &opens};
+        fsdp_convert_opts opts = {.format = formats[i], .overwrite = true};
+        fsdp_conversion *conversion;
         fsdp_io *io = NULL;
         cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
         opts.open.access.disk = io;
-        cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("out"),
-                                                  &opts, &plan, &err),
+        cr_assert_eq(fsdp_conversion_open(path_of("source.safetensors"), path_of("out"), &opts,
+                                          &conversion, &err),
                      FSDP_OK, "%s", err.text);
+        cr_expect_eq(opens, 1, "%s: to describe it", formats[i]);
+        cr_assert_eq(fsdp_conversion_write_plan(conversion, path_of("plan"), &err), FSDP_OK, "%s",
+                     err.text);
+        cr_expect_eq(opens, 1, "%s: to write the plan", formats[i]);
+        cr_assert_eq(fsdp_conversion_run(conversion, &err), FSDP_OK, "%s", err.text);
+        cr_expect_eq(opens, 1, "%s: to move it, since it is still open", formats[i]);
+        fsdp_conversion_close(conversion);
         fsdp_io_fault_free(io);
-        fault.user = &with_file;
-        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &io, &err), FSDP_OK);
-        opts.open.access.disk = io;
-        write_plan(&opts, "plan");
-        fsdp_io_fault_free(io);
-        cr_expect_gt(plain, 0);
-        cr_expect_eq(with_file, plain, "%s: %d, without a file %d", formats[i], with_file, plain);
+        cr_assert_eq(fsdp_io_remove_tree(NULL, path_of("out"), NULL), FSDP_OK);
     }
 }
 
-Test(plan_file, a_conversion_with_another_hash_is_refused)
+Test(plan_file, a_conversion_runs_once_and_only_with_a_plan)
 {
-    char zeros[FSDP_PLAN_HASH] = "";
-    const char *const formats[] = {"fsdp", "torch"};
-    memset(zeros, '0', sizeof zeros - 1);
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_convert_opts opts = {.format = formats[i], .plan_hash = zeros};
-        cr_expect_eq(
-            fsdp_checkpoint_convert(path_of("source.safetensors"), path_of("out"), &opts, &err),
-            FSDP_ERR_DAMAGED);
-        cr_expect_not(fsdp_io_exists(NULL, path_of("out")));
-    }
+    fsdp_convert_opts opts = {.format = "torch"};
+    fsdp_conversion *conversion;
+    cr_assert_eq(fsdp_conversion_open(path_of("source.safetensors"), path_of("out"), &opts,
+                                      &conversion, &err),
+                 FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_conversion_write_digests(conversion, &err), FSDP_ERR_USAGE);
+    cr_assert_eq(fsdp_conversion_run(conversion, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_conversion_run(conversion, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "has run already"), "%s", err.text);
+    cr_expect_eq(fsdp_conversion_write_plan(conversion, path_of("plan"), &err), FSDP_ERR_USAGE);
+    fsdp_conversion_close(conversion);
+    cr_assert_eq(fsdp_conversion_open(path_of("source.safetensors"), path_of("out"), &opts,
+                                      &conversion, &err),
+                 FSDP_ERR_EXISTS);
+    const fsdp_convert_plan *plan = fsdp_conversion_plan(conversion);
+    cr_expect(plan->may_overwrite && plan->source && plan->files == 1);
+    cr_expect_eq(fsdp_conversion_run(conversion, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "its plan failed"), "%s", err.text);
+    fsdp_conversion_close(conversion);
 }
 
 /* --- forged plans ----------------------------------------------------------------------------- */

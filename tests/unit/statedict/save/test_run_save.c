@@ -459,15 +459,17 @@ Test(run_save, a_plan_of_a_conversion_says_how_much_room_it_needs)
             fsdp_convert_opts convert = {.format = format ? "fsdp" : "torch",
                                          .world = format ? 1000 : 0,
                                          .open.access.disk = disk};
-            fsdp_convert_plan plan;
-            fsdp_status st = fsdp_checkpoint_convert_plan("/d/c", "/d/e", &convert, &plan, &err);
-            bool enough = plan.bytes_needed <= plan.free_bytes;
+            fsdp_conversion *conversion;
+            fsdp_status st = fsdp_conversion_open("/d/c", "/d/e", &convert, &conversion, &err);
+            const fsdp_convert_plan *plan = fsdp_conversion_plan(conversion);
+            bool enough = plan->bytes_needed <= plan->free_bytes;
             cr_expect_eq(st, enough ? FSDP_OK : FSDP_ERR_NO_SPACE, "%s", err.text);
             cr_expect(enough || format, "torch fits in any case");
             cr_expect(!format || enough == (fits == 1));
             char words[40];
-            snprintf(words, sizeof words, "%" PRId64 " bytes", plan.bytes_needed);
+            snprintf(words, sizeof words, "%" PRId64 " bytes", plan->bytes_needed);
             cr_expect(enough || strstr(err.text, words), "%s", err.text);
+            fsdp_conversion_close(conversion);
             fsdp_sim_free(disk);
         }
 }
