@@ -55,7 +55,7 @@ static fsdp_status find_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_va
                                const fsdp_stored_box **stored_out, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, value->entry);
-    fsdp_shard_reader *reader = checkpoint->readers[0];
+    fsdp_shard_reader *reader = fsdp_native_of(checkpoint)->readers[0];
     const fsdp_stored_box *stored = fsdp_shard_find(reader, 0, (uint32_t)value->entry, 0);
     char name[160];
     if (!stored || stored->dtype != FSDP_U8 || stored->ndim != 1 || stored->len[0] != value->size)
@@ -72,7 +72,8 @@ static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_bo
 {
     fsdp_read_target target = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
     fsdp_block_reader block_reader = {0};
-    fsdp_box_read read = {&block_reader, checkpoint->readers[0], stored, &target, 1};
+    fsdp_box_read read = {&block_reader, fsdp_native_of(checkpoint)->readers[0], stored, &target,
+                          1};
     fsdp_status st = FSDP_OK;
     for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
         st = fsdp_get_block(&read, block, err);
@@ -85,7 +86,8 @@ static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_sto
 {
     const fsdp_stored_box *stored = NULL;
     fsdp_value unpacked = {0};
-    if (checkpoint->may_lack && !checkpoint->readers[0] && fsdp_incomplete_is_lost(checkpoint, 0))
+    if (checkpoint->may_lack && !fsdp_native_of(checkpoint)->readers[0] &&
+        fsdp_incomplete_is_lost(checkpoint, 0))
         return fsdp_incomplete_lose(checkpoint, value->entry, 0, err);
     FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, 0, err));
     FSDP_TRY(find_stored(checkpoint, value, &stored, err));
@@ -128,12 +130,13 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     FSDP_TRY(read_manifest(checkpoint, look_at_files, err));
     FSDP_TRY(check_world(checkpoint, err));
     const fsdp_manifest *manifest = &checkpoint->manifest;
-    checkpoint->readers = fsdp_alloc((size_t)manifest->file_count, sizeof *checkpoint->readers);
-    checkpoint->owners = fsdp_alloc(fsdp_sd_count(manifest->sd), sizeof *checkpoint->owners);
-    if (!checkpoint->readers || !checkpoint->owners)
+    fsdp_native *native = fsdp_native_of(checkpoint);
+    native->readers = fsdp_alloc((size_t)manifest->file_count, sizeof *native->readers);
+    native->owners = fsdp_alloc(fsdp_sd_count(manifest->sd), sizeof *native->owners);
+    if (!native->readers || !native->owners)
         return fsdp_fail_memory(err, "a checkpoint");
     if (manifest->kind != FSDP_LOCAL)
-        FSDP_TRY(fsdp_box_plan_owners(manifest->sd, manifest->owners, checkpoint->owners, err));
+        FSDP_TRY(fsdp_box_plan_owners(manifest->sd, manifest->owners, native->owners, err));
     fill_info(checkpoint);
     return load_stored_values(checkpoint, err);
 }
@@ -142,9 +145,11 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
 
 static void close_native(fsdp_checkpoint *checkpoint)
 {
-    for (int i = 0; checkpoint->readers && i < checkpoint->manifest.file_count; i++)
-        fsdp_shard_close(checkpoint->readers[i]);
-    fsdp_free(checkpoint->readers);
+    fsdp_native *native = fsdp_native_of(checkpoint);
+    for (int i = 0; native->readers && i < checkpoint->manifest.file_count; i++)
+        fsdp_shard_close(native->readers[i]);
+    fsdp_free(native->readers);
+    fsdp_free(native->owners);
 }
 
 static char *file_path(const fsdp_checkpoint *checkpoint, int number)
@@ -156,9 +161,10 @@ static char *file_path(const fsdp_checkpoint *checkpoint, int number)
     return fsdp_path_join(checkpoint->path, name);
 }
 
-static fsdp_status need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
+fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
 {
-    if (checkpoint->readers[number])
+    fsdp_shard_reader **reader = &fsdp_native_of(checkpoint)->readers[number];
+    if (*reader)
         return FSDP_OK;
     const fsdp_manifest *manifest = &checkpoint->manifest;
     const fsdp_manifest_file *file = &manifest->files[number];
@@ -170,10 +176,16 @@ static fsdp_status need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error
     fsdp_shard_id id = {
         .step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
     memcpy(id.run, manifest->run, sizeof id.run);
-    fsdp_status st =
-        fsdp_shard_open(checkpoint->io, path, &record, &id, &checkpoint->readers[number], err);
+    fsdp_status st = fsdp_shard_open(checkpoint->io, path, &record, &id, reader, err);
     fsdp_free(path);
     return st;
+}
+
+fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    for (int i = 0; i < checkpoint->manifest.file_count; i++)
+        FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
+    return FSDP_OK;
 }
 
 static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)
@@ -184,7 +196,7 @@ static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoi
         snprintf(file_out->name, sizeof file_out->name, "%s", slash ? slash + 1 : checkpoint->path);
     else
         fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
-    const fsdp_shard_reader *reader = checkpoint->readers[number];
+    const fsdp_shard_reader *reader = fsdp_native_of(checkpoint)->readers[number];
     if (!reader)
         return;
     file_out->box_count = (int64_t)fsdp_shard_box_count(reader);
@@ -213,7 +225,7 @@ static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit 
         FSDP_TRY(visit_file(checkpoint, -1, fsdp_path_join(checkpoint->path, FSDP_MANIFEST_NAME),
                             visit, context, err));
     for (int i = 0; i < checkpoint->manifest.file_count; i++)
-        if (checkpoint->readers[i])
+        if (fsdp_native_of(checkpoint)->readers[i])
             FSDP_TRY(visit_file(checkpoint, i, file_path(checkpoint, i), visit, context, err));
     return FSDP_OK;
 }
@@ -239,7 +251,8 @@ static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_
 {
     located search = {checkpoint, entry, visit, context};
     return fsdp_box_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
-                                checkpoint->owners[entry], box, visit_located, &search, err);
+                                fsdp_native_of(checkpoint)->owners[entry], box, visit_located,
+                                &search, err);
 }
 
 static fsdp_status find_stored_box(void *context, int rank, size_t part, const fsdp_box *box,
@@ -257,8 +270,8 @@ static fsdp_status require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error
     located search = {.checkpoint = checkpoint, .entry = entry};
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
-    return fsdp_box_plan_stored(tensor, checkpoint->owners[entry], &whole, find_stored_box, &search,
-                                err);
+    return fsdp_box_plan_stored(tensor, fsdp_native_of(checkpoint)->owners[entry], &whole,
+                                find_stored_box, &search, err);
 }
 
 static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out)
@@ -279,16 +292,20 @@ static const fsdp_checkpoint_ops native_ops = {.close = close_native,
                                                .each_file = each_file,
                                                .locate = locate,
                                                .missing_at = missing_at,
-                                               .need_file = need_file,
-                                               .require = require};
+                                               .require = require,
+                                               .announce = fsdp_default_announce,
+                                               .set_memory = fsdp_default_set_memory,
+                                               .reading = fsdp_default_reading,
+                                               .compare_places = fsdp_default_compare_places};
 
 static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
                                    bool look_at_files, fsdp_checkpoint **checkpoint_out,
                                    fsdp_error *err)
 {
-    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
-    if (!checkpoint)
+    fsdp_native *native = fsdp_alloc(1, sizeof *native);
+    if (!native)
         return fsdp_fail_memory(err, "a checkpoint");
+    fsdp_checkpoint *checkpoint = &native->base;
     checkpoint->ops = &native_ops;
     checkpoint->io = io;
     fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);

@@ -15,6 +15,7 @@
 #define FSDP_CHECKPOINT_INTERNAL_H
 
 #include "statedict/manifest/manifest.h"
+#include "formats/source.h"
 #include "statedict/transfer/pipeline.h"
 #include "statedict/transfer/box_plan.h"
 #include "statedict/sd/access.h"
@@ -37,9 +38,9 @@ typedef fsdp_status (*fsdp_file_visit)(void *context, int number, const char *pa
 typedef fsdp_status (*fsdp_number_visit)(void *context, int number, fsdp_error *err);
 
 /*
- * The functions that read an opened checkpoint: native (checkpoint.c, get.c), another program's
- * (foreign.c), or one of derived tensors (derive/derived_checkpoint.c). Every other file calls the functions
- * below, which call these. Entries are tensors.
+ * The functions of an opened checkpoint, which is one of three: native (checkpoint.c, get.c), another program's
+ * (foreign.c), or one of tensors that are derived from another checkpoint's (derive/derived_checkpoint.c).
+ * Other files call the functions below, which call these. Entries are tensors.
  */
 typedef struct fsdp_checkpoint_ops {
     void (*close)(fsdp_checkpoint *checkpoint);
@@ -51,46 +52,52 @@ typedef struct fsdp_checkpoint_ops {
                           fsdp_number_visit visit, void *context, fsdp_error *err);
     const char *(*missing_at)(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out);
 
-    /* Native only: files are opened before they are read, and an index may lack boxes of the manifest. */
-    fsdp_status (*need_file)(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
+    /* The rest has defaults, below. */
     fsdp_status (*require)(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
-
-    /* Other programs' only: storage that is shared, packed, or has checksums of its own. */
-    bool (*stored_box)(const fsdp_checkpoint *checkpoint, size_t entry, size_t number, fsdp_box *box_out,
-                       int *file_out);
-    fsdp_status (*stream_inner)(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
-                                fsdp_slab_visit visit, void *context, fsdp_error *err);
-    fsdp_status (*check)(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch, fsdp_error *err);
-    int64_t (*check_bytes)(const fsdp_checkpoint *checkpoint);
-    int64_t (*checked_bytes)(const fsdp_checkpoint *checkpoint);
-    const char *(*extra)(const fsdp_checkpoint *checkpoint, const char *member);
-    fsdp_status (*set_memory)(fsdp_checkpoint *checkpoint, int64_t memory, const char *to, fsdp_error *err);
     fsdp_status (*announce)(fsdp_checkpoint *checkpoint, size_t entry, bool repeated, fsdp_error *err);
+    fsdp_status (*set_memory)(fsdp_checkpoint *checkpoint, int64_t memory, const char *to, fsdp_error *err);
     fsdp_reading (*reading)(const fsdp_checkpoint *checkpoint);
-    fsdp_status (*carry_values)(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err);
-    bool (*has_place)(const fsdp_checkpoint *checkpoint, size_t entry);
-    int (*compare_places)(const fsdp_checkpoint *checkpoint, size_t a, size_t b);
+    /* Orders entries by the bytes that they are read from; 0: the same ones, in the same way. False when one
+     * of them has no such place. */
+    bool (*compare_places)(const fsdp_checkpoint *checkpoint, size_t a, size_t b, int *order_out);
 } fsdp_checkpoint_ops;
 
+/* Nothing is checked, announced or limited; no entry has a place. */
+fsdp_status fsdp_default_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
+fsdp_status fsdp_default_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated, fsdp_error *err);
+fsdp_status fsdp_default_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                                    fsdp_error *err);
+fsdp_reading fsdp_default_reading(const fsdp_checkpoint *checkpoint);
+bool fsdp_default_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b, int *order_out);
+
+/* The base of the three structs, which begin with it. */
 struct fsdp_checkpoint {
     const fsdp_checkpoint_ops *ops;
     fsdp_io *io;
     fsdp_io *cache;            /* of the opening, below io; NULL: the caller's (base/io/io_cache.h) */
     char *path;
     bool is_one_file;          /* the path is a native file (one_file.h), not a directory */
+    bool is_derived;
     fsdp_manifest manifest;    /* another program's: an equivalent one, without files */
     fsdp_sd *metadata;         /* its metadata as values; NULL until a comparison lists them */
-    int *owners;               /* per entry, repeated from the manifest's policy */
-    fsdp_shard_reader **readers;   /* native, per file; NULL until needed */
     fsdp_checkpoint_info info;
-    struct fsdp_source *source;    /* another program's (foreign.c) */
-    struct fsdp_derivation *derived;   /* its tensors are computed from another checkpoint's (derive/) */
-    size_t *source_tensor;     /* per entry: its tensor there */
+    struct fsdp_source *source;    /* another program's, also below derived tensors; NULL: native */
     fsdp_filter *may_lack;     /* during the opening: names that may be incomplete; NULL: none */
     bool *is_missing;          /* per entry: incomplete (incomplete.h); NULL: all are whole */
     size_t missing_count;      /* of them, and of missing names without entry */
-    int64_t *source_boxes;     /* per file of the source with tensors or values: boxes of tensors */
 };
+
+typedef struct fsdp_native {
+    fsdp_checkpoint base;
+    int *owners;               /* per entry, repeated from the manifest's policy */
+    fsdp_shard_reader **readers;   /* per file; NULL until needed */
+} fsdp_native;
+
+/* The checkpoint must be native. */
+static inline fsdp_native *fsdp_native_of(const fsdp_checkpoint *checkpoint)
+{
+    return (fsdp_native *)(uintptr_t)checkpoint;
+}
 
 /* Opens the path itself, no run; native files are opened when they are needed. opts NULL: defaults. */
 fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
@@ -104,8 +111,9 @@ fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_ch
 fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
                                        fsdp_error *err);
 
-/* Opens file `number` and checks its index, unless that was done. Not thread-safe. */
+/* Opens file `number` of a native checkpoint and checks its index, unless that was done. Not thread-safe. */
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
+/* All of them; nothing for other checkpoints. */
 fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err);
 
 /* The file that holds the boxes of a rank. */
@@ -150,12 +158,28 @@ typedef struct fsdp_slab_stream {
 } fsdp_slab_stream;
 fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err);
 
+/* Buffers of one size that computed tensors (derive/) take in turns. */
+enum { FSDP_READ_BUFFERS = 48 };
+typedef struct fsdp_read_buffers {
+    void *data[FSDP_READ_BUFFERS];
+    int used;
+} fsdp_read_buffers;
+
+/* What one worker needs to read any checkpoint. Zero-initialise. */
+typedef struct fsdp_reader {
+    fsdp_block_reader blocks;          /* of a native one */
+    fsdp_source_reader source;         /* of another program's */
+    fsdp_read_buffers buffers;         /* of a derived one */
+} fsdp_reader;
+int64_t fsdp_reader_bytes(const fsdp_reader *reader);  /* that it has read */
+void fsdp_reader_release(fsdp_reader *reader);
+
 /* A request to read boxes of one entry. The files that hold it must be open. */
 typedef struct fsdp_read_request {
     size_t entry;              /* a tensor */
     const fsdp_read_target *targets;
     size_t count;
-    fsdp_block_reader *block_reader;   /* of the thread: several may read at once */
+    fsdp_reader *reader;       /* of the thread: several may read at once */
     fsdp_work_counter *counter;        /* shares the blocks among workers; NULL: one worker reads all */
 } fsdp_read_request;
 fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
@@ -172,8 +196,9 @@ fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request
 /* Visits all files that exist. */
 fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *context,
                                       fsdp_error *err);
-/* Bytes that fsdp_checkpoint_check counts. */
+/* Bytes that fsdp_checkpoint_check counts; bytes of files or streams that have checksums. */
 int64_t fsdp_checkpoint_check_bytes(const fsdp_checkpoint *checkpoint);
+int64_t fsdp_checkpoint_checked_bytes(const fsdp_checkpoint *checkpoint);
 /* FSDP_ERR_DAMAGED when a file of another program has another size, time or inode than when it was opened:
  * what was read before may be of the old file. Native blocks have digests that notice it. */
 fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err);

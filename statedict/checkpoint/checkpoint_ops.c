@@ -16,7 +16,6 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
     if (!checkpoint)
         return;
     checkpoint->ops->close(checkpoint);
-    fsdp_free(checkpoint->owners);
     fsdp_free(checkpoint->is_missing);
     fsdp_filter_free(checkpoint->may_lack);
     fsdp_manifest_release(&checkpoint->manifest);
@@ -34,47 +33,23 @@ fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_req
     return request->count > 0 ? checkpoint->ops->get(checkpoint, request, err) : FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
+int64_t fsdp_reader_bytes(const fsdp_reader *reader)
 {
-    return checkpoint->ops->need_file ? checkpoint->ops->need_file(checkpoint, number, err)
-                                      : FSDP_OK;
+    return reader->blocks.bytes_read + reader->source.bytes_read;
 }
 
-fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err)
+void fsdp_reader_release(fsdp_reader *reader)
 {
-    for (int i = 0; i < checkpoint->manifest.file_count; i++)
-        FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
-    return FSDP_OK;
+    fsdp_block_reader_release(&reader->blocks);
+    fsdp_source_reader_release(&reader->source);
+    for (int i = 0; i < FSDP_READ_BUFFERS; i++)
+        fsdp_free(reader->buffers.data[i]);
+    *reader = (fsdp_reader){0};
 }
 
 fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
 {
-    return checkpoint->ops->require ? checkpoint->ops->require(checkpoint, entry, err) : FSDP_OK;
-}
-
-fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor,
-                                         int64_t memory, fsdp_slab_visit visit, void *context,
-                                         fsdp_error *err)
-{
-    FSDP_NEED(err, checkpoint);
-    FSDP_NEED_CALL(err, visit);
-    if (checkpoint->ops->stream_inner)
-        return checkpoint->ops->stream_inner(checkpoint, tensor, memory, visit, context, err);
-    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no inner tensor %llu", checkpoint->path,
-                     (unsigned long long)tensor);
-}
-
-fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch,
-                                  fsdp_error *err)
-{
-    FSDP_NEED(err, checkpoint);
-    return checkpoint->ops->check ? checkpoint->ops->check(checkpoint, threads, watch, err)
-                                  : FSDP_OK;
-}
-
-int64_t fsdp_checkpoint_check_bytes(const fsdp_checkpoint *checkpoint)
-{
-    return checkpoint->ops->check_bytes ? checkpoint->ops->check_bytes(checkpoint) : 0;
+    return checkpoint->ops->require(checkpoint, entry, err);
 }
 
 /* --- queries ---------------------------------------------------------------------------------- */
@@ -91,24 +66,6 @@ const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint)
     if (!checkpoint)
         return NULL;
     return checkpoint->manifest.sd;
-}
-
-const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member)
-{
-    if (!checkpoint || !member)
-        return NULL;
-    const char *extra = checkpoint->ops->extra ? checkpoint->ops->extra(checkpoint, member) : NULL;
-    bool is_metadata = strcmp(member, "metadata") == 0 || strcmp(member, "carried") == 0;
-    return !extra && is_metadata ? checkpoint->manifest.metadata : extra;
-}
-
-bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
-                                   fsdp_box *box_out, int *file_out)
-{
-    if (!checkpoint)
-        return false;
-    return checkpoint->ops->stored_box &&
-           checkpoint->ops->stored_box(checkpoint, entry, number, box_out, file_out);
 }
 
 size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint)
@@ -128,31 +85,57 @@ const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t
 
 /* --- conversions ------------------------------------------------------------------------------ */
 
-fsdp_status fsdp_checkpoint_carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err)
-{
-    return checkpoint->ops->carry_values ? checkpoint->ops->carry_values(checkpoint, is_ours, err)
-                                         : FSDP_OK;
-}
-
 fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
                                        fsdp_error *err)
 {
-    return checkpoint->ops->set_memory ? checkpoint->ops->set_memory(checkpoint, memory, to, err)
-                                       : FSDP_OK;
+    return checkpoint->ops->set_memory(checkpoint, memory, to, err);
 }
 
 fsdp_status fsdp_checkpoint_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
                                      fsdp_error *err)
 {
-    entry = fsdp_sd_tensor_of(checkpoint->manifest.sd, entry);
-    return checkpoint->ops->announce ? checkpoint->ops->announce(checkpoint, entry, repeated, err)
-                                     : FSDP_OK;
+    return checkpoint->ops->announce(checkpoint, fsdp_sd_tensor_of(checkpoint->manifest.sd, entry),
+                                     repeated, err);
 }
 
 fsdp_reading fsdp_checkpoint_reading(const fsdp_checkpoint *checkpoint)
 {
-    return checkpoint->ops->reading ? checkpoint->ops->reading(checkpoint)
-                                    : (fsdp_reading){.threads = INT_MAX, .apart = INT64_MAX};
+    return checkpoint->ops->reading(checkpoint);
+}
+
+/* --- defaults --------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_default_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
+{
+    (void)checkpoint, (void)entry, (void)err;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_default_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
+                                  fsdp_error *err)
+{
+    (void)checkpoint, (void)entry, (void)repeated, (void)err;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_default_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                                    fsdp_error *err)
+{
+    (void)checkpoint, (void)memory, (void)to, (void)err;
+    return FSDP_OK;
+}
+
+fsdp_reading fsdp_default_reading(const fsdp_checkpoint *checkpoint)
+{
+    (void)checkpoint;
+    return (fsdp_reading){.threads = INT_MAX, .apart = INT64_MAX};
+}
+
+bool fsdp_default_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b,
+                                 int *order_out)
+{
+    (void)checkpoint, (void)a, (void)b, (void)order_out;
+    return false;
 }
 
 /* --- files ------------------------------------------------------------------------------------ */

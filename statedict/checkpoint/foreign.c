@@ -26,6 +26,17 @@
 
 #include "base/core/given.h"
 
+typedef struct foreign_checkpoint {
+    fsdp_checkpoint base;
+    size_t *tensors; /* per entry: its tensor in the source */
+    int64_t *boxes;  /* per file of the source with tensors or values: boxes of tensors */
+} foreign_checkpoint;
+
+static foreign_checkpoint *foreign_of(const fsdp_checkpoint *checkpoint)
+{
+    return (foreign_checkpoint *)(uintptr_t)checkpoint;
+}
+
 typedef struct own_files {
     bool manifest, other;
 } own_files;
@@ -80,7 +91,7 @@ static int file_of(const fsdp_source_chunk *chunk)
 
 static const fsdp_source_tensor *tensor_of(const fsdp_checkpoint *checkpoint, size_t entry)
 {
-    return fsdp_source_tensor_at(checkpoint->source, checkpoint->source_tensor[entry]);
+    return fsdp_source_tensor_at(checkpoint->source, foreign_of(checkpoint)->tensors[entry]);
 }
 
 /* The part of a file's path behind the path of the checkpoint, if the checkpoint is a directory. */
@@ -97,7 +108,7 @@ static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoi
 {
     const fsdp_source *source = checkpoint->source;
     *file_out = (fsdp_checkpoint_file){.size = fsdp_source_file_size(source, (size_t)number),
-                                       .box_count = checkpoint->source_boxes[number]};
+                                       .box_count = foreign_of(checkpoint)->boxes[number]};
     snprintf(file_out->name, sizeof file_out->name, "%s",
              within(checkpoint->path, fsdp_source_file_path(source, (size_t)number)));
 }
@@ -124,8 +135,7 @@ static bool stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t n
 enum { CAST_BYTES = 1 << 20 };
 
 static fsdp_status read_cast(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dtype stored,
-                             const fsdp_read_target *target, fsdp_block_reader *block_reader,
-                             fsdp_error *err)
+                             const fsdp_read_target *target, fsdp_reader *reader, fsdp_error *err)
 {
     size_t size = fsdp_dtype_size(stored), wanted = fsdp_dtype_size(target->dtype);
     char *to = target->data;
@@ -138,7 +148,7 @@ static fsdp_status read_cast(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dt
         int64_t count = fsdp_box_count(&slab);
         for (int d = 0; d < slab.ndim; d++)
             slab.lo[d] += target->box.lo[d];
-        st = fsdp_source_read(checkpoint->source, tensor, &slab, data, &block_reader->foreign, err);
+        st = fsdp_source_read(checkpoint->source, tensor, &slab, data, &reader->source, err);
         if (st == FSDP_OK && fsdp_kernels_get()->cast(to, target->dtype, data, stored,
                                                       (size_t)count, FSDP_OVERFLOW_FAIL) > 0)
             st = fsdp_fail(err, FSDP_ERR_USAGE, "values do not fit in %s",
@@ -152,9 +162,9 @@ static fsdp_status read_cast(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dt
 static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
                        fsdp_error *err)
 {
-    size_t tensor = checkpoint->source_tensor[request->entry];
+    size_t tensor = foreign_of(checkpoint)->tensors[request->entry];
     fsdp_dtype stored = fsdp_sd_at(checkpoint->manifest.sd, request->entry)->dtype;
-    fsdp_block_reader *block_reader = request->block_reader;
+    fsdp_reader *reader = request->reader;
     fsdp_status st = FSDP_OK;
     for (size_t i = 0; i < request->count && st == FSDP_OK; i++) {
         const fsdp_read_target *target = &request->targets[i];
@@ -162,11 +172,10 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
             continue;
         if (target->dtype == stored)
             st = fsdp_source_read(checkpoint->source, tensor, &target->box, target->data,
-                                  &block_reader->foreign, err);
+                                  &reader->source, err);
         else
-            st = read_cast(checkpoint, tensor, stored, target, block_reader, err);
+            st = read_cast(checkpoint, tensor, stored, target, reader, err);
     }
-    block_reader->bytes_read = block_reader->foreign.bytes_read;
     return st;
 }
 
@@ -187,8 +196,8 @@ static fsdp_status set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const
 static fsdp_status announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
                             fsdp_error *err)
 {
-    return fsdp_source_announce(checkpoint->source, checkpoint->source_tensor[entry], repeated,
-                                err);
+    return fsdp_source_announce(checkpoint->source, foreign_of(checkpoint)->tensors[entry],
+                                repeated, err);
 }
 
 static fsdp_reading reading(const fsdp_checkpoint *checkpoint)
@@ -212,11 +221,14 @@ static fsdp_status read_inner(void *context, const fsdp_box *slab, char *data, f
     return fsdp_source_read(inner->source, inner->tensor, slab, data, &inner->reader, err);
 }
 
-static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
-                                fsdp_slab_visit visit, void *context, fsdp_error *err)
+fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor,
+                                         int64_t memory, fsdp_slab_visit visit, void *context,
+                                         fsdp_error *err)
 {
+    FSDP_NEED(err, checkpoint);
+    FSDP_NEED_CALL(err, visit);
     inner_reader reader = {.source = checkpoint->source, .tensor = (size_t)tensor};
-    if (tensor >= fsdp_source_tensor_count(checkpoint->source))
+    if (!reader.source || tensor >= fsdp_source_tensor_count(reader.source))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no inner tensor %llu", checkpoint->path,
                          (unsigned long long)tensor);
     const fsdp_source_tensor *inner = fsdp_source_tensor_at(checkpoint->source, reader.tensor);
@@ -236,9 +248,13 @@ static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, in
     return st;
 }
 
-static const char *extra(const fsdp_checkpoint *checkpoint, const char *member)
+const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member)
 {
-    return fsdp_source_extra(checkpoint->source, member);
+    if (!checkpoint || !member)
+        return NULL;
+    const char *extra = checkpoint->source ? fsdp_source_extra(checkpoint->source, member) : NULL;
+    bool is_metadata = strcmp(member, "metadata") == 0 || strcmp(member, "carried") == 0;
+    return !extra && is_metadata ? checkpoint->manifest.metadata : extra;
 }
 
 /* --- checksums -------------------------------------------------------------------------------- */
@@ -270,23 +286,26 @@ static fsdp_status check_worker(void *context, size_t worker, fsdp_error *err)
     return st;
 }
 
-static int64_t check_bytes(const fsdp_checkpoint *checkpoint)
+int64_t fsdp_checkpoint_check_bytes(const fsdp_checkpoint *checkpoint)
 {
-    return fsdp_source_check_bytes(checkpoint->source);
+    return checkpoint->source ? fsdp_source_check_bytes(checkpoint->source) : 0;
 }
 
-static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch,
-                         fsdp_error *err)
+fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch,
+                                  fsdp_error *err)
 {
+    FSDP_NEED(err, checkpoint);
     check_job job = {.source = checkpoint->source};
-    fsdp_meter_init(&job.meter, watch, check_bytes(checkpoint));
+    if (!job.source)
+        return FSDP_OK;
+    fsdp_meter_init(&job.meter, watch, fsdp_checkpoint_check_bytes(checkpoint));
     threads = threads > 0 ? threads : fsdp_pool_cores();
     return fsdp_parallel(threads, (size_t)threads, check_worker, &job, err);
 }
 
-static int64_t checked_bytes(const fsdp_checkpoint *checkpoint)
+int64_t fsdp_checkpoint_checked_bytes(const fsdp_checkpoint *checkpoint)
 {
-    return fsdp_source_checked_bytes(checkpoint->source);
+    return checkpoint->source ? fsdp_source_checked_bytes(checkpoint->source) : 0;
 }
 
 /* --- places of tensors -------------------------------------------------------------------------- */
@@ -309,27 +328,29 @@ static int compare_chunks(const fsdp_source_chunk *a, const fsdp_source_chunk *b
     return order != 0 || !a->strides ? order : compare_numbers(a->strides, b->strides, ndim);
 }
 
-/* 0: both entries are read from the same bytes in the same way. */
-static int compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_t second)
-{
-    const fsdp_source_tensor *a = tensor_of(checkpoint, first), *b = tensor_of(checkpoint, second);
-    const int64_t x[] = {(int64_t)a->chunk_count, (int64_t)a->dtype, a->ndim};
-    const int64_t y[] = {(int64_t)b->chunk_count, (int64_t)b->dtype, b->ndim};
-    int order = compare_numbers(x, y, 3);
-    order = order != 0 ? order : compare_numbers(a->shape, b->shape, a->ndim);
-    for (size_t i = 0; order == 0 && i < a->chunk_count; i++)
-        order = compare_chunks(&a->chunks[i], &b->chunks[i], a->ndim);
-    return order;
-}
-
 /* Elements that a format produces by itself (no chunk) have no place to compare. */
-static bool has_place(const fsdp_checkpoint *checkpoint, size_t entry)
+static bool has_place(const fsdp_source_tensor *tensor)
 {
-    const fsdp_source_tensor *tensor = tensor_of(checkpoint, entry);
     for (size_t i = 0; i < tensor->chunk_count; i++)
         if (tensor->chunks[i].file < 0 && tensor->chunks[i].stream < 0)
             return false;
     return tensor->chunk_count > 0;
+}
+
+static bool compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_t second,
+                           int *order_out)
+{
+    const fsdp_source_tensor *a = tensor_of(checkpoint, first), *b = tensor_of(checkpoint, second);
+    const int64_t x[] = {(int64_t)a->chunk_count, (int64_t)a->dtype, a->ndim};
+    const int64_t y[] = {(int64_t)b->chunk_count, (int64_t)b->dtype, b->ndim};
+    if (!has_place(a) || !has_place(b))
+        return false;
+    int order = compare_numbers(x, y, 3);
+    order = order != 0 ? order : compare_numbers(a->shape, b->shape, a->ndim);
+    for (size_t i = 0; order == 0 && i < a->chunk_count; i++)
+        order = compare_chunks(&a->chunks[i], &b->chunks[i], a->ndim);
+    *order_out = order;
+    return true;
 }
 
 /* --- values of other programs ----------------------------------------------------------------- */
@@ -363,11 +384,13 @@ static fsdp_status carry_value(carrying *work, size_t i, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err)
+fsdp_status fsdp_checkpoint_carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err)
 {
     carrying work = {.checkpoint = checkpoint, .is_ours = is_ours, .room = BLOBS_MOST};
     const fsdp_sd *sd = checkpoint->manifest.sd;
     fsdp_status st = FSDP_OK;
+    if (!checkpoint->source)
+        return FSDP_OK;
     for (size_t i = 0; i < fsdp_sd_count(sd) && st == FSDP_OK; i++)
         if (is_carried(&work, fsdp_sd_at(sd, i)))
             st = carry_value(&work, i, err);
@@ -380,8 +403,8 @@ static fsdp_status carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_
 static void close_source(fsdp_checkpoint *checkpoint)
 {
     fsdp_source_close(checkpoint->source);
-    fsdp_free(checkpoint->source_tensor);
-    fsdp_free(checkpoint->source_boxes);
+    fsdp_free(foreign_of(checkpoint)->tensors);
+    fsdp_free(foreign_of(checkpoint)->boxes);
 }
 
 static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
@@ -418,18 +441,18 @@ static const fsdp_checkpoint_ops foreign_ops = {.close = close_source,
                                                 .each_file = each_file,
                                                 .locate = locate,
                                                 .missing_at = missing_at,
-                                                .stored_box = stored_box,
-                                                .stream_inner = stream_inner,
-                                                .check = check,
-                                                .check_bytes = check_bytes,
-                                                .checked_bytes = checked_bytes,
-                                                .extra = extra,
-                                                .set_memory = set_memory,
+                                                .require = fsdp_default_require,
                                                 .announce = announce,
+                                                .set_memory = set_memory,
                                                 .reading = reading,
-                                                .carry_values = carry_values,
-                                                .has_place = has_place,
                                                 .compare_places = compare_places};
+
+bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
+                                   fsdp_box *box_out, int *file_out)
+{
+    return checkpoint && checkpoint->ops == &foreign_ops &&
+           stored_box(checkpoint, entry, number, box_out, file_out);
+}
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
@@ -469,13 +492,14 @@ static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mes
 {
     fsdp_source *source = checkpoint->source;
     size_t count = fsdp_source_entry_count(source);
-    checkpoint->source_tensor = fsdp_alloc(count, sizeof *checkpoint->source_tensor);
-    if (!checkpoint->source_tensor)
+    size_t *tensors = fsdp_alloc(count, sizeof *tensors);
+    foreign_of(checkpoint)->tensors = tensors;
+    if (!tensors)
         return fsdp_fail_memory(err, "a checkpoint");
     fsdp_sd_expect(checkpoint->manifest.sd, count);
     for (size_t i = 0; i < count; i++) {
         const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
-        checkpoint->source_tensor[i] = entry->tensor;
+        tensors[i] = entry->tensor;
         if (entry->is_tensor)
             FSDP_TRY(
                 add_tensor(checkpoint, fsdp_source_tensor_at(source, entry->tensor), mesh, err));
@@ -492,14 +516,14 @@ static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mes
 static fsdp_status count_boxes(fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
     const fsdp_source *source = checkpoint->source;
-    checkpoint->source_boxes =
-        fsdp_alloc(fsdp_source_file_count(source), sizeof *checkpoint->source_boxes);
-    if (!checkpoint->source_boxes)
+    int64_t *boxes = fsdp_alloc(fsdp_source_file_count(source), sizeof *boxes);
+    foreign_of(checkpoint)->boxes = boxes;
+    if (!boxes)
         return fsdp_fail_memory(err, "a checkpoint");
     for (size_t i = 0; i < fsdp_source_tensor_count(source); i++) {
         const fsdp_source_tensor *tensor = fsdp_source_tensor_at(source, i);
         for (size_t c = 0; c < tensor->chunk_count; c++)
-            checkpoint->source_boxes[file_of(&tensor->chunks[c])]++;
+            boxes[file_of(&tensor->chunks[c])]++;
     }
     return FSDP_OK;
 }
@@ -532,7 +556,7 @@ static fsdp_status mark_missing(fsdp_checkpoint *checkpoint, fsdp_error *err)
     size_t count = fsdp_source_missing_count(source);
     for (size_t i = 0; count > 0 && i < fsdp_sd_count(checkpoint->manifest.sd); i++)
         if (fsdp_sd_at(checkpoint->manifest.sd, i)->kind != FSDP_ENTRY_VALUE &&
-            fsdp_source_tensor_at(source, checkpoint->source_tensor[i])->is_missing)
+            fsdp_source_tensor_at(source, foreign_of(checkpoint)->tensors[i])->is_missing)
             FSDP_TRY(fsdp_incomplete_mark(checkpoint, i, err));
     checkpoint->missing_count = count;
     return FSDP_OK;
@@ -594,9 +618,10 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opt
                               const fsdp_checkpoint *model, fsdp_checkpoint **checkpoint_out,
                               fsdp_error *err)
 {
-    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
-    if (!checkpoint)
+    foreign_checkpoint *foreign = fsdp_alloc(1, sizeof *foreign);
+    if (!foreign)
         return fsdp_fail_memory(err, "a checkpoint");
+    fsdp_checkpoint *checkpoint = &foreign->base;
     checkpoint->ops = &foreign_ops;
     checkpoint->io = io;
     checkpoint->manifest.step = FSDP_NO_STEP;
@@ -623,9 +648,10 @@ fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value, fsdp_checkpoint 
     if (value->kind != FSDP_VALUE_OPAQUE || value->as.bytes.size < 4 ||
         memcmp(value->as.bytes.data, zip_start, 4) != 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "the value is not in a form that is known");
-    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
-    if (!checkpoint)
+    foreign_checkpoint *foreign = fsdp_alloc(1, sizeof *foreign);
+    if (!foreign)
         return fsdp_fail_memory(err, "a value");
+    fsdp_checkpoint *checkpoint = &foreign->base;
     checkpoint->ops = &foreign_ops;
     checkpoint->path = fsdp_strndup("", 0);
     fsdp_status st =

@@ -36,7 +36,7 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint,
 {
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, promised->entry);
     fsdp_shard_reader *reader =
-        checkpoint->readers[fsdp_checkpoint_file_of(checkpoint, promised->rank)];
+        fsdp_native_of(checkpoint)->readers[fsdp_checkpoint_file_of(checkpoint, promised->rank)];
     const fsdp_stored_box *stored = fsdp_shard_find(
         reader, (uint32_t)promised->rank, (uint32_t)promised->entry, (uint32_t)promised->part);
     if (!stored)
@@ -92,7 +92,7 @@ static fsdp_status get_stored(void *context, int rank, size_t part, const fsdp_b
 {
     const get_state *state = context;
     const fsdp_read_request *request = state->request;
-    fsdp_box_read read = {.block_reader = request->block_reader, .targets = state->near};
+    fsdp_box_read read = {.block_reader = &request->reader->blocks, .targets = state->near};
     fsdp_box shared;
     for (size_t w = 0; w < request->count; w++)
         if (fsdp_box_intersect(&request->targets[w].box, box, &shared))
@@ -133,7 +133,8 @@ fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request
         return fsdp_fail_memory(err, "a list of boxes");
     fsdp_box all = hull(request->targets, request->count);
     fsdp_status st = fsdp_box_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
-                                          checkpoint->owners[entry], &all, get_stored, &state, err);
+                                          fsdp_native_of(checkpoint)->owners[entry], &all,
+                                          get_stored, &state, err);
     fsdp_free(state.near);
     return st;
 }
@@ -161,11 +162,11 @@ fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, cons
                          "the box asked for does not lie in tensor entry %zu of '%s'", entry,
                          checkpoint->path);
     fsdp_read_target target = {.box = *box, .dtype = tensor->dtype, .data = data};
-    fsdp_block_reader block_reader = {.check = check};
-    fsdp_read_request request = {entry, &target, 1, &block_reader, NULL};
+    fsdp_reader reader = {.blocks.check = check};
+    fsdp_read_request request = {entry, &target, 1, &reader, NULL};
     fsdp_status st =
         fsdp_box_count(box) > 0 ? fsdp_checkpoint_get(checkpoint, &request, err) : FSDP_OK;
-    fsdp_block_reader_release(&block_reader);
+    fsdp_reader_release(&reader);
     return st;
 }
 
@@ -204,16 +205,16 @@ fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err)
 typedef struct entry_reader {
     fsdp_checkpoint *checkpoint;
     size_t entry;
-    fsdp_block_reader blocks;
+    fsdp_reader reader;
 } entry_reader;
 
 static fsdp_status read_slab(void *context, const fsdp_box *slab, char *data, fsdp_error *err)
 {
-    entry_reader *reader = context;
-    const fsdp_entry *tensor = fsdp_sd_at(reader->checkpoint->manifest.sd, reader->entry);
+    entry_reader *work = context;
+    const fsdp_entry *tensor = fsdp_sd_at(work->checkpoint->manifest.sd, work->entry);
     fsdp_read_target target = {.box = *slab, .dtype = tensor->dtype, .data = data};
-    fsdp_read_request request = {reader->entry, &target, 1, &reader->blocks, NULL};
-    return fsdp_checkpoint_get(reader->checkpoint, &request, err);
+    fsdp_read_request request = {work->entry, &target, 1, &work->reader, NULL};
+    return fsdp_checkpoint_get(work->checkpoint, &request, err);
 }
 
 fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, int64_t memory,
@@ -222,14 +223,14 @@ fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, in
     FSDP_NEED(err, checkpoint);
     FSDP_NEED_CALL(err, visit);
     FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
-    entry_reader reader = {.checkpoint = checkpoint, .entry = entry};
+    entry_reader work = {.checkpoint = checkpoint, .entry = entry};
     fsdp_slab_stream stream = {.tensor = fsdp_sd_at(checkpoint->manifest.sd, entry),
                                .read = read_slab,
-                               .source = &reader,
+                               .source = &work,
                                .memory = memory,
                                .visit = visit,
                                .context = context};
     fsdp_status st = fsdp_stream_slabs(&stream, err);
-    fsdp_block_reader_release(&reader.blocks);
+    fsdp_reader_release(&work.reader);
     return st;
 }

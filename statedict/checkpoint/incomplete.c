@@ -65,7 +65,7 @@ static fsdp_status find_lost(void *context, int file, fsdp_error *err)
 {
     lost_search *search = context;
     (void)err;
-    if (!search->checkpoint->readers[file])
+    if (!fsdp_native_of(search->checkpoint)->readers[file])
         search->file = file;
     return FSDP_OK;
 }

@@ -120,7 +120,7 @@ static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
 static fsdp_status verify_worker(void *context, size_t worker, fsdp_error *err)
 {
     verify_job *job = context;
-    fsdp_shard_reader *reader = job->checkpoint->readers[job->file];
+    fsdp_shard_reader *reader = fsdp_native_of(job->checkpoint)->readers[job->file];
     int64_t count = (int64_t)fsdp_shard_box_count(reader);
     fsdp_block_reader block_reader = {0};
     fsdp_status st = FSDP_OK;
@@ -137,7 +137,7 @@ static fsdp_status verify_data(verify_job *job, fsdp_error *err)
     int threads = fsdp_block_readers_within(job->opts->threads, job->opts->memory,
                                             job->checkpoint->manifest.compressed);
     for (job->file = 0; job->file < job->checkpoint->manifest.file_count; job->file++) {
-        if (!job->checkpoint->readers[job->file])
+        if (!fsdp_native_of(job->checkpoint)->readers[job->file])
             continue;
         atomic_store(&job->next, 0);
         FSDP_TRY(fsdp_parallel(threads, (size_t)threads, verify_worker, job, err));
@@ -187,7 +187,7 @@ static fsdp_status cover_box(void *context, int rank, size_t part, const fsdp_bo
     int number = fsdp_checkpoint_file_of(job->checkpoint, rank);
     (void)err;
     cover->elements += fsdp_box_count(box);
-    if (!job->checkpoint->readers[number])
+    if (!fsdp_native_of(job->checkpoint)->readers[number])
         return FSDP_OK;
     cover->boxes++;
     fsdp_promised_box promised = {cover->entry, rank, part, box};
@@ -211,7 +211,8 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
     *same_out = true;
     if (!*there_out)
         return FSDP_OK;
-    fsdp_view_opts view = {checkpoint->io, &checkpoint->manifest, checkpoint->owners, false, NULL};
+    fsdp_view_opts view = {checkpoint->io, &checkpoint->manifest,
+                           fsdp_native_of(checkpoint)->owners, false, NULL};
     return fsdp_view_check(&view, checkpoint->path, same_out, err);
 }
 
@@ -244,8 +245,8 @@ static fsdp_status verify_structure(verify_job *job, int number, fsdp_error *err
     char file[FSDP_SHARD_NAME_SIZE];
     file_name(job, number, file);
     fsdp_status st = fsdp_shard_check_structure(
-        job->checkpoint->io, job->checkpoint->readers[number], manifest->files[number].index_offset,
-        !has_flats || manifest->compressed, &found);
+        job->checkpoint->io, fsdp_native_of(job->checkpoint)->readers[number],
+        manifest->files[number].index_offset, !has_flats || manifest->compressed, &found);
     if (st == FSDP_OK)
         return FSDP_OK;
     if (st == FSDP_ERR_DAMAGED || st == FSDP_ERR_IO) {
@@ -264,7 +265,7 @@ static fsdp_status verify_structure(verify_job *job, int number, fsdp_error *err
 static fsdp_status verify_structures(verify_job *job, fsdp_error *err)
 {
     for (int i = 0; i < job->checkpoint->manifest.file_count; i++)
-        if (job->checkpoint->readers[i])
+        if (fsdp_native_of(job->checkpoint)->readers[i])
             FSDP_TRY(verify_structure(job, i, err));
     return FSDP_OK;
 }
@@ -272,8 +273,8 @@ static fsdp_status verify_structures(verify_job *job, fsdp_error *err)
 static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *err)
 {
     const fsdp_checkpoint *checkpoint = job->checkpoint;
-    fsdp_view_opts view = {checkpoint->io, &checkpoint->manifest, checkpoint->owners, true,
-                           &job->opts->watch};
+    fsdp_view_opts view = {checkpoint->io, &checkpoint->manifest,
+                           fsdp_native_of(checkpoint)->owners, true, &job->opts->watch};
     FSDP_TRY(fsdp_view_replace(&view, checkpoint->path, written_out, err));
     if (!*written_out)
         return FSDP_OK;
@@ -288,7 +289,8 @@ static fsdp_status report_view(verify_job *job, bool there, fsdp_error *err)
     char text[FSDP_ERROR_TEXT];
     int64_t mappings;
     const fsdp_checkpoint *checkpoint = job->checkpoint;
-    FSDP_TRY(fsdp_view_mappings(&checkpoint->manifest, checkpoint->owners, &mappings, err));
+    FSDP_TRY(fsdp_view_mappings(&checkpoint->manifest, fsdp_native_of(checkpoint)->owners,
+                                &mappings, err));
     if (!there && mappings > FSDP_VIEW_MAPPINGS)
         return FSDP_OK;
     snprintf(text, sizeof text, "%s/" FSDP_VIEW_NAME ": %s", job->checkpoint->path,
@@ -350,8 +352,8 @@ static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
         char tensor[160];
         cover.entry = i;
         cover.elements = 0;
-        FSDP_TRY(fsdp_box_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover,
-                                      err));
+        FSDP_TRY(fsdp_box_plan_stored(entry, fsdp_native_of(job->checkpoint)->owners[i], &whole,
+                                      cover_box, &cover, err));
         if (cover.elements != fsdp_box_count(&whole))
             report(job, manifest_name(job),
                    fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
@@ -360,8 +362,8 @@ static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
     int64_t stored = 0;
     cover.boxes += (int64_t)manifest->stored_count;
     for (int f = 0; f < manifest->file_count; f++)
-        stored += job->checkpoint->readers[f]
-                      ? (int64_t)fsdp_shard_box_count(job->checkpoint->readers[f])
+        stored += fsdp_native_of(job->checkpoint)->readers[f]
+                      ? (int64_t)fsdp_shard_box_count(fsdp_native_of(job->checkpoint)->readers[f])
                       : 0;
     if (manifest->kind != FSDP_LOCAL && stored != cover.boxes)
         report(job, manifest_name(job), "", -1,
@@ -375,7 +377,7 @@ static int64_t bytes_to_read(const verify_job *job)
 {
     int64_t bytes = 0;
     for (int f = 0; f < job->checkpoint->manifest.file_count; f++) {
-        const fsdp_shard_reader *reader = job->checkpoint->readers[f];
+        const fsdp_shard_reader *reader = fsdp_native_of(job->checkpoint)->readers[f];
         for (size_t i = 0; reader && i < fsdp_shard_box_count(reader); i++) {
             const fsdp_stored_box *box = fsdp_shard_box_at(reader, i);
             if (!box->encoded)

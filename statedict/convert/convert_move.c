@@ -75,7 +75,7 @@ typedef struct slab_worker {
     fsdp_read_target *targets;
     convert_piece *pieces; /* per read target: its place in the result */
     size_t count, target_room, piece_room;
-    fsdp_block_reader block_reader;
+    fsdp_reader reader;
     fsdp_hasher *hasher;
     atomic_llong next_share; /* when workers fill the slab together */
 } slab_worker;
@@ -122,22 +122,22 @@ static fsdp_status cut_slab(slab_worker *work, fsdp_error *err)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static fsdp_status read_slab(slab_worker *work, fsdp_block_reader *block_reader,
-                             fsdp_work_counter *counter, fsdp_error *err)
+static fsdp_status read_slab(slab_worker *work, fsdp_reader *reader, fsdp_work_counter *counter,
+                             fsdp_error *err)
 {
-    fsdp_read_request request = {work->tensor, work->targets, work->count, block_reader, counter};
+    fsdp_read_request request = {work->tensor, work->targets, work->count, reader, counter};
     return fsdp_checkpoint_get(work->from, &request, err);
 }
 
 static fsdp_status fill_share(void *context, size_t worker, fsdp_error *err)
 {
     slab_worker *work = context;
-    fsdp_block_reader block_reader = {0};
+    fsdp_reader reader = {0};
     fsdp_work_counter counter;
     (void)worker;
     fsdp_work_counter_begin(&counter, &work->next_share);
-    fsdp_status st = read_slab(work, &block_reader, &counter, err);
-    fsdp_block_reader_release(&block_reader);
+    fsdp_status st = read_slab(work, &reader, &counter, err);
+    fsdp_reader_release(&reader);
     return st;
 }
 
@@ -145,7 +145,7 @@ static fsdp_status fill_slab(slab_worker *work, fsdp_error *err)
 {
     int threads = work->job->threads;
     if (work->job->workers == threads)
-        return read_slab(work, &work->block_reader, NULL, err);
+        return read_slab(work, &work->reader, NULL, err);
     atomic_store(&work->next_share, 0);
     return fsdp_parallel(threads, (size_t)threads, fill_share, work, err);
 }
@@ -336,7 +336,7 @@ static fsdp_status run_worker(void *context, size_t worker, fsdp_error *err)
         st = work_unit(&work, i, err);
     if (st != FSDP_OK)
         atomic_store(&job->next, units);
-    fsdp_block_reader_release(&work.block_reader);
+    fsdp_reader_release(&work.reader);
     fsdp_hasher_free(work.hasher);
     fsdp_free(work.data);
     fsdp_free(work.targets);

@@ -385,7 +385,7 @@ static fsdp_status keep_metadata(convert_job *job, fsdp_convert_plan *plan, fsdp
                                      .contradicting =
                                          fsdp_checkpoint_extra(job->from, "contradicting"),
                                      .renamed = plan->renamed,
-                                     .is_changed = changes > 0 || job->from->derived};
+                                     .is_changed = changes > 0 || job->from->is_derived};
     fsdp_metadata_choice choice = {0};
     fsdp_status st = fsdp_metadata_choose(&from, &job->opts.select, job->limits, &choice, err);
     if (st == FSDP_OK)

@@ -93,7 +93,7 @@ typedef struct comparison {
     fsdp_checkpoint *checkpoint;
     size_t a, b; /* tensors */
     char *data;  /* room for a slab of each */
-    fsdp_block_reader block_reader;
+    fsdp_reader reader;
 } comparison;
 
 static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *err)
@@ -108,8 +108,8 @@ static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *
            fsdp_slabs_next(&slabs, entry->ndim, entry->shape, COMPARED_BYTES / size, &slab)) {
         fsdp_read_target first = {slab, entry->dtype, work->data},
                          second = {slab, entry->dtype, other};
-        fsdp_read_request requests[] = {{work->a, &first, 1, &work->block_reader, NULL},
-                                        {work->b, &second, 1, &work->block_reader, NULL}};
+        fsdp_read_request requests[] = {{work->a, &first, 1, &work->reader, NULL},
+                                        {work->b, &second, 1, &work->reader, NULL}};
         FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[0], err));
         FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[1], err));
         *equal_out = memcmp(work->data, other, (size_t)(fsdp_box_count(&slab) * size)) == 0;
@@ -123,7 +123,7 @@ static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool 
                              fsdp_error *err)
 {
     const fsdp_convert_opts *opts = search->rules->opts;
-    bool is_derived = search->from->derived != NULL;
+    bool is_derived = search->from->is_derived;
     comparison work = {.checkpoint = search->from, .a = a, .b = b};
     if (!is_derived)
         FSDP_TRY(fsdp_convert_open(search->from->path, opts, &work.checkpoint, err));
@@ -133,7 +133,7 @@ static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool 
         st = fsdp_checkpoint_set_memory(work.checkpoint, opts->memory, search->rules->to, err);
     if (st == FSDP_OK)
         st = compare_bytes(&work, equal_out, err);
-    fsdp_block_reader_release(&work.block_reader);
+    fsdp_reader_release(&work.reader);
     fsdp_free(work.data);
     if (!is_derived)
         fsdp_checkpoint_close(work.checkpoint);

@@ -10,13 +10,13 @@
 
 /* --- reading -------------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                              const fsdp_box *box, void *data, fsdp_error *err)
+fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                              void *data, fsdp_error *err)
 {
     return fsdp_box_count(box) == 0 ? FSDP_OK : tensor->ops->read(tensor, reader, box, data, err);
 }
 
-fsdp_status fsdp_derived_take(fsdp_block_reader *reader, void **buffer_out, fsdp_error *err)
+fsdp_status fsdp_derived_take(fsdp_reader *reader, void **buffer_out, fsdp_error *err)
 {
     fsdp_read_buffers *buffers = &reader->buffers;
     if (buffers->used == FSDP_READ_BUFFERS)
@@ -32,7 +32,7 @@ fsdp_status fsdp_derived_take(fsdp_block_reader *reader, void **buffer_out, fsdp
     return FSDP_OK;
 }
 
-void fsdp_derived_give(fsdp_block_reader *reader)
+void fsdp_derived_give(fsdp_reader *reader)
 {
     reader->buffers.used--;
 }
@@ -93,12 +93,12 @@ fsdp_status fsdp_derived_make(fsdp_arena *arena, const fsdp_derived *like, fsdp_
 
 /* --- stored tensors ------------------------------------------------------------------------------- */
 
-static fsdp_status read_stored(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                               const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_stored(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                               void *data, fsdp_error *err)
 {
     fsdp_read_target target = {.box = *box, .dtype = tensor->dtype, .data = data};
     fsdp_read_request request = {
-        .entry = tensor->entry, .targets = &target, .count = 1, .block_reader = reader};
+        .entry = tensor->entry, .targets = &target, .count = 1, .reader = reader};
     return fsdp_checkpoint_get(tensor->checkpoint, &request, err);
 }
 

@@ -43,7 +43,7 @@ typedef struct fsdp_derived fsdp_derived;
 
 /* An operation: fills a box of the tensor, packed row-major. */
 typedef struct fsdp_derived_ops {
-    fsdp_status (*read)(const fsdp_derived *tensor, fsdp_block_reader *reader, const fsdp_box *box,
+    fsdp_status (*read)(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
                         void *data, fsdp_error *err);
     int buffers;               /* that read takes, besides those of the parts */
 } fsdp_derived_ops;
@@ -66,7 +66,7 @@ struct fsdp_derived {
 };
 
 /* Fills a box of the tensor, packed row-major. */
-fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_block_reader *reader, const fsdp_box *box,
+fsdp_status fsdp_derived_read(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
                               void *data, fsdp_error *err);
 
 /* --- nodes --------------------------------------------------------------------------------------- */
@@ -115,8 +115,8 @@ fsdp_status fsdp_derived_make(fsdp_arena *arena, const fsdp_derived *like, fsdp_
                               fsdp_error *err);
 /* Takes a buffer of FSDP_DERIVED_PIECE bytes; buffers are given back in the reverse order. The reader keeps
  * them for the next read. */
-fsdp_status fsdp_derived_take(fsdp_block_reader *reader, void **buffer_out, fsdp_error *err);
-void fsdp_derived_give(fsdp_block_reader *reader);
+fsdp_status fsdp_derived_take(fsdp_reader *reader, void **buffer_out, fsdp_error *err);
+void fsdp_derived_give(fsdp_reader *reader);
 
 /* The pieces of a box in its row-major order: each is one run of that order. */
 typedef struct fsdp_derived_pieces {

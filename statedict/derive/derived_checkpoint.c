@@ -22,6 +22,11 @@ struct fsdp_derivation {
     int noted_count;
 };
 
+typedef struct derived_checkpoint {
+    fsdp_checkpoint base;
+    fsdp_derivation *derivation;
+} derived_checkpoint;
+
 /* --- making it -------------------------------------------------------------------------------------- */
 
 void fsdp_derivation_cancel(fsdp_derivation *derivation)
@@ -235,14 +240,19 @@ fsdp_status fsdp_derivation_keep_as(fsdp_derivation *derivation, size_t number,
 
 /* --- reading it ------------------------------------------------------------------------------------- */
 
+static fsdp_derivation *derivation_of(const fsdp_checkpoint *checkpoint)
+{
+    return ((const derived_checkpoint *)checkpoint)->derivation;
+}
+
 static const fsdp_derived *derived_at(const fsdp_checkpoint *checkpoint, size_t entry)
 {
-    return checkpoint->derived->tensors[entry];
+    return derivation_of(checkpoint)->tensors[entry];
 }
 
 static fsdp_checkpoint *base_of(const fsdp_checkpoint *checkpoint)
 {
-    return checkpoint->derived->bases[0];
+    return derivation_of(checkpoint)->bases[0];
 }
 
 static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
@@ -258,7 +268,7 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
             continue;
         st = fsdp_derive_cast(&arena, tensor, target->dtype, &cast, err);
         if (st == FSDP_OK)
-            st = fsdp_derived_read(cast, request->block_reader, &target->box, target->data, err);
+            st = fsdp_derived_read(cast, request->reader, &target->box, target->data, err);
     }
     if (st != FSDP_OK) {
         const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, request->entry);
@@ -272,8 +282,8 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
 
 static void close_derived(fsdp_checkpoint *checkpoint)
 {
-    checkpoint->derived->sd = NULL; /* the manifest's */
-    fsdp_derivation_cancel(checkpoint->derived);
+    derivation_of(checkpoint)->sd = NULL; /* the manifest's */
+    fsdp_derivation_cancel(derivation_of(checkpoint));
 }
 
 static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)
@@ -307,11 +317,11 @@ static fsdp_status visit_noted(const fsdp_checkpoint *checkpoint, const char *pa
 static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
                              void *context, fsdp_error *err)
 {
-    const fsdp_checkpoint *second = checkpoint->derived->bases[1];
+    const fsdp_checkpoint *second = derivation_of(checkpoint)->bases[1];
     second_files files = {visit, context};
     FSDP_TRY(fsdp_checkpoint_each_file(base_of(checkpoint), visit, context, err));
-    for (int i = 0; i < checkpoint->derived->noted_count; i++)
-        FSDP_TRY(visit_noted(checkpoint, checkpoint->derived->noted[i], visit, context, err));
+    for (int i = 0; i < derivation_of(checkpoint)->noted_count; i++)
+        FSDP_TRY(visit_noted(checkpoint, derivation_of(checkpoint)->noted[i], visit, context, err));
     return second ? fsdp_checkpoint_each_file(second, visit_second, &files, err) : FSDP_OK;
 }
 
@@ -383,38 +393,10 @@ static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, 
     return fsdp_checkpoint_missing_at(base_of(checkpoint), number, size_out);
 }
 
-static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
-                                fsdp_slab_visit visit, void *context, fsdp_error *err)
-{
-    return fsdp_checkpoint_stream_inner(base_of(checkpoint), tensor, memory, visit, context, err);
-}
-
-static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, const fsdp_watch *watch,
-                         fsdp_error *err)
-{
-    return fsdp_checkpoint_check(base_of(checkpoint), threads, watch, err);
-}
-
-static int64_t check_bytes(const fsdp_checkpoint *checkpoint)
-{
-    return fsdp_checkpoint_check_bytes(base_of(checkpoint));
-}
-
-static int64_t checked_bytes(const fsdp_checkpoint *checkpoint)
-{
-    const fsdp_checkpoint *base = base_of(checkpoint);
-    return base->ops->checked_bytes ? base->ops->checked_bytes(base) : 0;
-}
-
-static const char *extra(const fsdp_checkpoint *checkpoint, const char *member)
-{
-    return fsdp_checkpoint_extra(base_of(checkpoint), member);
-}
-
 static fsdp_status set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
                               fsdp_error *err)
 {
-    fsdp_checkpoint *second = checkpoint->derived->bases[1];
+    fsdp_checkpoint *second = derivation_of(checkpoint)->bases[1];
     FSDP_TRY(fsdp_checkpoint_set_memory(base_of(checkpoint), memory, to, err));
     return second ? fsdp_checkpoint_set_memory(second, memory, to, err) : FSDP_OK;
 }
@@ -431,19 +413,18 @@ static fsdp_reading reading(const fsdp_checkpoint *checkpoint)
 }
 
 /* Only stored tensors have a place to compare. */
-static bool has_place(const fsdp_checkpoint *checkpoint, size_t entry)
-{
-    const fsdp_derived *tensor = derived_at(checkpoint, entry);
-    const fsdp_checkpoint *from = tensor ? tensor->checkpoint : NULL;
-    return from && from->ops->has_place && from->ops->has_place(from, tensor->entry);
-}
-
-static int compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_t second)
+static bool compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_t second,
+                           int *order_out)
 {
     const fsdp_derived *a = derived_at(checkpoint, first), *b = derived_at(checkpoint, second);
-    if (a->checkpoint != b->checkpoint)
-        return a->checkpoint == base_of(checkpoint) ? -1 : 1;
-    return a->checkpoint->ops->compare_places(a->checkpoint, a->entry, b->entry);
+    const fsdp_checkpoint *from = a ? a->checkpoint : NULL, *other = b ? b->checkpoint : NULL;
+    if (!from || !other || !from->ops->compare_places(from, a->entry, a->entry, order_out) ||
+        !other->ops->compare_places(other, b->entry, b->entry, order_out))
+        return false;
+    if (from == other)
+        return from->ops->compare_places(from, a->entry, b->entry, order_out);
+    *order_out = from == base_of(checkpoint) ? -1 : 1;
+    return true;
 }
 
 static const fsdp_checkpoint_ops derived_ops = {.close = close_derived,
@@ -453,15 +434,9 @@ static const fsdp_checkpoint_ops derived_ops = {.close = close_derived,
                                                 .locate = locate,
                                                 .missing_at = missing_at,
                                                 .require = require,
-                                                .stream_inner = stream_inner,
-                                                .check = check,
-                                                .check_bytes = check_bytes,
-                                                .checked_bytes = checked_bytes,
-                                                .extra = extra,
-                                                .set_memory = set_memory,
                                                 .announce = announce,
+                                                .set_memory = set_memory,
                                                 .reading = reading,
-                                                .has_place = has_place,
                                                 .compare_places = compare_places};
 
 /* --- finishing -------------------------------------------------------------------------------------- */
@@ -513,16 +488,18 @@ fsdp_status fsdp_derivation_finish(fsdp_derivation *derivation, fsdp_checkpoint 
                                    fsdp_error *err)
 {
     const fsdp_checkpoint *base = derivation->bases[0];
-    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
+    derived_checkpoint *derived = fsdp_alloc(1, sizeof *derived);
     char *path = fsdp_strndup(base->path, strlen(base->path));
-    if (!checkpoint || !path) {
-        fsdp_free(checkpoint);
+    if (!derived || !path) {
+        fsdp_free(derived);
         fsdp_free(path);
         fsdp_derivation_cancel(derivation);
         return fsdp_fail_memory(err, "a checkpoint");
     }
+    derived->derivation = derivation;
+    fsdp_checkpoint *checkpoint = &derived->base;
     checkpoint->ops = &derived_ops;
-    checkpoint->derived = derivation;
+    checkpoint->is_derived = true;
     checkpoint->manifest.sd = derivation->sd;
     checkpoint->path = path;
     fsdp_status st = take_after(checkpoint, base, err);

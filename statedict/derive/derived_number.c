@@ -22,7 +22,7 @@ typedef fsdp_status (*change_run)(const fsdp_derived *tensor, const void *from, 
                                   void *to, fsdp_error *err);
 
 /* Reads the part piece by piece, and changes each on the way. */
-static fsdp_status read_changed(const fsdp_derived *tensor, fsdp_block_reader *reader,
+static fsdp_status read_changed(const fsdp_derived *tensor, fsdp_reader *reader,
                                 const fsdp_box *box, void *data, change_run change, fsdp_error *err)
 {
     const fsdp_derived *part = tensor->parts[0];
@@ -44,8 +44,8 @@ static fsdp_status read_changed(const fsdp_derived *tensor, fsdp_block_reader *r
     return st;
 }
 
-static fsdp_status read_cast(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                             const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_cast(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                             void *data, fsdp_error *err)
 {
     return read_changed(tensor, reader, box, data, cast_run, err);
 }
@@ -138,8 +138,8 @@ static fsdp_status scale_run(const fsdp_derived *tensor, const void *from, size_
                                     tensor->factor, fsdp_dtype_name(tensor->dtype));
 }
 
-static fsdp_status read_scaled(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                               const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_scaled(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                               void *data, fsdp_error *err)
 {
     return read_changed(tensor, reader, box, data, scale_run, err);
 }

@@ -36,7 +36,7 @@ enum { PRODUCT_BUFFERS = sizeof(product_buffers) / sizeof(void *) };
 
 typedef struct product_read {
     const fsdp_derived *tensor;
-    fsdp_block_reader *reader;
+    fsdp_reader *reader;
     product_buffers buffers;
     int64_t rank, columns; /* of a */
 } product_read;
@@ -160,7 +160,7 @@ static fsdp_status make_box(product_read *read, const fsdp_box *box, void *data,
     return FSDP_OK;
 }
 
-static fsdp_status read_product(const fsdp_derived *tensor, fsdp_block_reader *reader,
+static fsdp_status read_product(const fsdp_derived *tensor, fsdp_reader *reader,
                                 const fsdp_box *box, void *data, fsdp_error *err)
 {
     product_read read = {.tensor = tensor, .reader = reader, .rank = tensor->parts[1]->shape[1]};
@@ -229,8 +229,8 @@ static bool scale_row(const float *row, int64_t width, float magnitude, const fs
 }
 
 /* Whole rows are read, since their lengths count all columns. */
-static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                             const fsdp_box *piece, float *buffer, float *to, fsdp_error *err)
+static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *piece,
+                             float *buffer, float *to, fsdp_error *err)
 {
     int64_t width = tensor->shape[1], rows = piece->len[0];
     const fsdp_box whole = {.ndim = 2, .lo = {piece->lo[0], 0}, .len = {rows, width}};
@@ -246,7 +246,7 @@ static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_block_reader *read
     return FSDP_OK;
 }
 
-static fsdp_status read_row_lengths(const fsdp_derived *tensor, fsdp_block_reader *reader,
+static fsdp_status read_row_lengths(const fsdp_derived *tensor, fsdp_reader *reader,
                                     const fsdp_box *box, void *data, fsdp_error *err)
 {
     int64_t most = PIECE_FLOATS / (tensor->shape[1] + 1);

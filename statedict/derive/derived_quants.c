@@ -67,8 +67,8 @@ static int64_t piece_of(const fsdp_box *box, fsdp_dtype dtype)
                     : FSDP_DERIVED_RUN / (int64_t)fsdp_dtype_size(dtype) * values / 2;
 }
 
-static fsdp_status read_values(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                               const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_values(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                               void *data, fsdp_error *err)
 {
     const fsdp_derived *part = tensor->parts[0];
     fsdp_derived_pieces pieces = {.box = box, .most = piece_of(box, part->dtype)};
@@ -93,8 +93,8 @@ static const fsdp_derived_ops values_ops = {read_values, 1};
 
 /* --- f32 -> blocks ------------------------------------------------------------------------------ */
 
-static fsdp_status read_blocks(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                               const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_blocks(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                               void *data, fsdp_error *err)
 {
     int last = box->ndim - 1;
     int64_t values = values_of(tensor->dtype);

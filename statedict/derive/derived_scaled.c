@@ -70,7 +70,7 @@ static fsdp_status check_scales(const float *scales, int64_t count, fsdp_error *
     return FSDP_OK;
 }
 
-static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_block_reader *reader,
+static fsdp_status read_block_scaled(const fsdp_derived *tensor, fsdp_reader *reader,
                                      const fsdp_box *box, void *data, fsdp_error *err)
 {
     const int64_t *blocks = tensor->more;
@@ -200,8 +200,8 @@ static int64_t piece_of(const fsdp_box *box)
     return rows == 0 || width * rows > PIECE_FLOATS ? PIECE_FLOATS : width * rows;
 }
 
-static fsdp_status read_mxfp4(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                              const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_mxfp4(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                              void *data, fsdp_error *err)
 {
     fsdp_derived_pieces pieces = {.box = box, .most = piece_of(box)};
     fsdp_box piece, groups, bytes_box;

@@ -22,8 +22,8 @@ static fsdp_status check_dim(const fsdp_derived *part, int dim, fsdp_error *err)
 
 /* --- slices --------------------------------------------------------------------------------------- */
 
-static fsdp_status read_slice(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                              const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_slice(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                              void *data, fsdp_error *err)
 {
     fsdp_box moved = *box;
     for (int d = 0; d < box->ndim; d++)
@@ -105,8 +105,8 @@ static bool next_run(box_runs *runs, int64_t *first_out)
 }
 
 /* Elements [first, first + count) of the part in its row-major order. */
-static fsdp_status read_run(const fsdp_derived *part, fsdp_block_reader *reader,
-                            const int64_t range[2], char *data, fsdp_error *err)
+static fsdp_status read_run(const fsdp_derived *part, fsdp_reader *reader, const int64_t range[2],
+                            char *data, fsdp_error *err)
 {
     fsdp_box whole = fsdp_box_whole(part->ndim, part->shape), pieces[FSDP_BOX_PIECES];
     int count = fsdp_box_cut(&whole, range[0], range[1], pieces);
@@ -117,7 +117,7 @@ static fsdp_status read_run(const fsdp_derived *part, fsdp_block_reader *reader,
     return FSDP_OK;
 }
 
-static fsdp_status read_reshaped(const fsdp_derived *tensor, fsdp_block_reader *reader,
+static fsdp_status read_reshaped(const fsdp_derived *tensor, fsdp_reader *reader,
                                  const fsdp_box *box, void *data, fsdp_error *err)
 {
     box_runs runs = runs_of(tensor, box);
@@ -182,7 +182,7 @@ static void put_permuted(const fsdp_derived *tensor, const fsdp_box *box, char *
 }
 
 /* The part is read in the order in which it is stored, and written wherever that leads. */
-static fsdp_status read_permuted(const fsdp_derived *tensor, fsdp_block_reader *reader,
+static fsdp_status read_permuted(const fsdp_derived *tensor, fsdp_reader *reader,
                                  const fsdp_box *box, void *data, fsdp_error *err)
 {
     fsdp_box part_box = *box, piece;
@@ -273,7 +273,7 @@ static bool is_run_of(const fsdp_box *outer, const fsdp_box *inner)
 /* One read of a join. */
 typedef struct join_read {
     const fsdp_derived *tensor;
-    fsdp_block_reader *reader;
+    fsdp_reader *reader;
     const fsdp_box *box;
     char *data;
 } join_read;
@@ -312,8 +312,8 @@ static fsdp_status read_scattered(const join_read *read, const fsdp_derived *par
     return st;
 }
 
-static fsdp_status read_joined(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                               const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_joined(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                               void *data, fsdp_error *err)
 {
     const join_read read = {tensor, reader, box, data};
     int64_t offset = 0;
@@ -378,8 +378,8 @@ fsdp_status fsdp_derive_join(fsdp_arena *arena, const fsdp_derived *const *parts
 
 /* --- zeros ---------------------------------------------------------------------------------------- */
 
-static fsdp_status read_zeros(const fsdp_derived *tensor, fsdp_block_reader *reader,
-                              const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_zeros(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                              void *data, fsdp_error *err)
 {
     (void)reader;
     (void)err;
@@ -401,7 +401,7 @@ fsdp_status fsdp_derive_zeros(fsdp_arena *arena, fsdp_dtype dtype, int ndim, con
 
 /* --- constants ------------------------------------------------------------------------------------ */
 
-static fsdp_status read_constant(const fsdp_derived *tensor, fsdp_block_reader *reader,
+static fsdp_status read_constant(const fsdp_derived *tensor, fsdp_reader *reader,
                                  const fsdp_box *box, void *data, fsdp_error *err)
 {
     size_t size = fsdp_dtype_size(tensor->dtype);

@@ -224,7 +224,7 @@ static fsdp_status pair_all(diff_state *state, fsdp_error *err)
 typedef struct diff_worker {
     diff_state *state;
     char *data_a, *data_b;
-    fsdp_block_reader reader_a, reader_b;
+    fsdp_reader reader_a, reader_b;
 } diff_worker;
 
 static fsdp_status run_task(diff_worker *worker, const diff_task *task, fsdp_error *err)
@@ -276,8 +276,8 @@ static fsdp_status work(void *context, size_t index, fsdp_error *err)
     fsdp_status st = run_tasks(&worker, err);
     if (st != FSDP_OK)
         atomic_store(&state->next_task, (long long)state->task_count);
-    fsdp_block_reader_release(&worker.reader_a);
-    fsdp_block_reader_release(&worker.reader_b);
+    fsdp_reader_release(&worker.reader_a);
+    fsdp_reader_release(&worker.reader_b);
     fsdp_free(worker.data_a);
     fsdp_free(worker.data_b);
     return st;

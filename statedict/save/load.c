@@ -268,22 +268,21 @@ static fsdp_status open_files(load_job *job, fsdp_error *err)
 
 /* --- moving ----------------------------------------------------------------------------------- */
 
-static fsdp_status load_entries(load_job *job, target_list *targets,
-                                fsdp_block_reader *block_reader, fsdp_work_counter *counter,
-                                fsdp_error *err)
+static fsdp_status load_entries(load_job *job, target_list *targets, fsdp_reader *reader,
+                                fsdp_work_counter *counter, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         if (!is_loaded(job, i))
             continue;
         FSDP_TRY(fsdp_ctl_check_access(job->ctl, err));
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
-        int64_t before = block_reader->bytes_read;
+        int64_t before = fsdp_reader_bytes(reader);
         FSDP_TRY(group_targets(job, i, targets, err));
-        fsdp_read_request request = {(size_t)job->source[i], targets->items, targets->count,
-                                     block_reader, counter};
+        fsdp_read_request request = {(size_t)job->source[i], targets->items, targets->count, reader,
+                                     counter};
         FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, &request, err));
         fsdp_flow("statedict/save/load.c", "got '%s'", entry->name);
-        FSDP_TRY(fsdp_meter_add(&job->meter, block_reader->bytes_read - before, entry->name,
+        FSDP_TRY(fsdp_meter_add(&job->meter, fsdp_reader_bytes(reader) - before, entry->name,
                                 entry->name_size, err));
     }
     return FSDP_OK;
@@ -293,15 +292,15 @@ static fsdp_status load_worker(void *context, size_t worker, fsdp_error *err)
 {
     load_job *job = context;
     target_list targets = {0};
-    fsdp_block_reader block_reader = {.check = job->opts->check};
+    fsdp_reader reader = {.blocks.check = job->opts->check};
     fsdp_work_counter counter;
     (void)worker;
     fsdp_work_counter_begin(&counter, job->next_block);
-    fsdp_status st = load_entries(job, &targets, &block_reader, &counter, err);
+    fsdp_status st = load_entries(job, &targets, &reader, &counter, err);
     if (st != FSDP_OK)
         fsdp_work_counter_stop(&counter);
-    atomic_fetch_add(&job->bytes_read, block_reader.bytes_read);
-    fsdp_block_reader_release(&block_reader);
+    atomic_fetch_add(&job->bytes_read, fsdp_reader_bytes(&reader));
+    fsdp_reader_release(&reader);
     fsdp_free(targets.items);
     return st;
 }

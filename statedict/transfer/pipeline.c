@@ -82,9 +82,6 @@ void fsdp_block_reader_release(fsdp_block_reader *block_reader)
     fsdp_hasher_free(block_reader->hasher);
     fsdp_free(block_reader->piece);
     fsdp_free(block_reader->cast);
-    fsdp_source_reader_release(&block_reader->foreign);
-    for (int i = 0; i < FSDP_READ_BUFFERS; i++)
-        fsdp_free(block_reader->buffers.data[i]);
     *block_reader = (fsdp_block_reader){0};
 }
 

@@ -7,7 +7,6 @@
 #define FSDP_PIPELINE_H
 
 #include "formats/shard.h"
-#include "formats/source.h"
 #include "statedict/sd/meter.h"
 #include "statedict/sd/waves.h"
 #include "statedict/transfer/box_plan.h"
@@ -30,21 +29,12 @@ typedef struct fsdp_read_target {
     char *data;
 } fsdp_read_target;
 
-/* Buffers of one size that the layers above, which compute tensors while they are read, take in turns. */
-enum { FSDP_READ_BUFFERS = 48 };
-typedef struct fsdp_read_buffers {
-    void *data[FSDP_READ_BUFFERS];
-    int used;
-} fsdp_read_buffers;
-
 /* One worker's buffers and counts. Zero-initialise. */
 typedef struct fsdp_block_reader {
     fsdp_check_mode check;
     fsdp_decoder decoder;
     fsdp_hasher *hasher;
     char *piece, *cast;
-    fsdp_source_reader foreign;    /* of a checkpoint of another program */
-    fsdp_read_buffers buffers;
     int64_t bytes_read;
 } fsdp_block_reader;
 

@@ -88,7 +88,7 @@ static byte_owner *find_owners(const char *dir, int number)
     byte_owner *owners = malloc((size_t)file->size * sizeof *owners);
     own_range(owners, 0, file->size, (byte_owner){NOBODYS, -1, false});
     own_range(owners, file->index_offset, file->index_size, (byte_owner){INDEX, -1, false});
-    const fsdp_shard_reader *reader = checkpoint->readers[number];
+    const fsdp_shard_reader *reader = fsdp_native_of(checkpoint)->readers[number];
     for (size_t i = 0; i < fsdp_shard_box_count(reader); i++)
         own_box(owners, fsdp_shard_box_at(reader, i));
     fsdp_checkpoint_close(checkpoint);

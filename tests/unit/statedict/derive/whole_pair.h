@@ -140,7 +140,7 @@ static inline void *guarded_buffer(void)
 /* Reads a box of the node with buffers that are guarded. */
 static inline void read_guarded(const fsdp_derived *node, const fsdp_box *box, void *read)
 {
-    fsdp_block_reader reader = {0};
+    fsdp_reader reader = {0};
     fsdp_error err = {0};
     for (int i = 0; i < node->levels; i++)
         reader.buffers.data[i] = guarded_buffer();
@@ -150,7 +150,7 @@ static inline void read_guarded(const fsdp_derived *node, const fsdp_box *box, v
         munmap(reader.buffers.data[i], FSDP_DERIVED_PIECE + (size_t)sysconf(_SC_PAGESIZE));
         reader.buffers.data[i] = NULL;
     }
-    fsdp_block_reader_release(&reader);
+    fsdp_reader_release(&reader);
 }
 
 static inline void check_box(fsdp_checkpoint *checkpoint, const whole_pair *wanted,
