@@ -148,8 +148,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     FSDP_TRY(st);
     st = describe_selected(job, selection, plan, err);
     fsdp_noted noted = {.selection = selection,
-                        .count =
-                            fsdp_sd_count(from) - job->added.count - job->target_entries,
+                        .count = fsdp_sd_count(from) - job->added.count - job->target_entries,
                         .notes_ties = job->limits && job->limits->notes_tie,
                         .ties = &job->ties,
                         .added = &job->added,
