@@ -183,9 +183,14 @@ fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, f
 
 fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
-    for (int i = 0; i < checkpoint->manifest.file_count; i++)
-        FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
-    return FSDP_OK;
+    bool is_lost = false;
+    for (int i = 0; i < checkpoint->manifest.file_count; i++) {
+        if (checkpoint->may_lack && fsdp_incomplete_is_lost(checkpoint, i))
+            is_lost = true;
+        else
+            FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
+    }
+    return is_lost ? fsdp_incomplete_mark_lost(checkpoint, err) : FSDP_OK;
 }
 
 static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)

@@ -38,8 +38,8 @@ typedef fsdp_status (*fsdp_file_visit)(void *context, int number, const char *pa
 typedef fsdp_status (*fsdp_number_visit)(void *context, int number, fsdp_error *err);
 
 /*
- * The functions of an opened checkpoint, which is one of three: native (checkpoint.c, get.c), another program's
- * (foreign.c), or one of tensors that are derived from another checkpoint's (derive/derived_checkpoint.c).
+ * The functions of an opened checkpoint, which is one of three: native (checkpoint.c, get.c), another
+ * program's (foreign.c), or one of tensors that are derived from another's (derive/derived_checkpoint.c).
  * Other files call the functions below, which call these. Entries are tensors.
  */
 typedef struct fsdp_checkpoint_ops {
@@ -113,7 +113,7 @@ fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_check
 
 /* Opens file `number` of a native checkpoint and checks its index, unless that was done. Not thread-safe. */
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
-/* All of them; nothing for other checkpoints. */
+/* All of them, but for those that may be missing, whose entries are marked; nothing for other checkpoints. */
 fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err);
 
 /* The file that holds the boxes of a rank. */
@@ -165,7 +165,7 @@ typedef struct fsdp_read_buffers {
     int used;
 } fsdp_read_buffers;
 
-/* What one worker needs to read any checkpoint. Zero-initialise. */
+/* The buffers of one worker, which reads any checkpoint. Zero-initialise. */
 typedef struct fsdp_reader {
     fsdp_block_reader blocks;          /* of a native one */
     fsdp_source_reader source;         /* of another program's */

@@ -70,7 +70,7 @@ static fsdp_status find_lost(void *context, int file, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status mark_tensors(fsdp_checkpoint *checkpoint, fsdp_error *err)
+fsdp_status fsdp_incomplete_mark_lost(fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
     const fsdp_sd *sd = checkpoint->manifest.sd;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
@@ -89,18 +89,6 @@ static fsdp_status mark_tensors(fsdp_checkpoint *checkpoint, fsdp_error *err)
             FSDP_TRY(fsdp_incomplete_mark(checkpoint, i, err));
     }
     return FSDP_OK;
-}
-
-fsdp_status fsdp_incomplete_open(fsdp_checkpoint *checkpoint, fsdp_error *err)
-{
-    bool any = false;
-    for (int i = 0; i < checkpoint->manifest.file_count; i++) {
-        bool lost = fsdp_incomplete_is_lost(checkpoint, i);
-        any = any || lost;
-        if (!lost)
-            FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
-    }
-    return any ? mark_tensors(checkpoint, err) : FSDP_OK;
 }
 
 const char *fsdp_checkpoint_format_at(size_t i)

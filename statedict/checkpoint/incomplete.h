@@ -13,8 +13,8 @@ fsdp_status fsdp_incomplete_allow(fsdp_checkpoint *checkpoint, const fsdp_open_o
 /* Marks an entry as incomplete. */
 fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
-/* Opens the files of a native checkpoint that exist, and marks the entries in the others. */
-fsdp_status fsdp_incomplete_open(fsdp_checkpoint *checkpoint, fsdp_error *err);
+/* Marks the entries of a native checkpoint in files that were not opened. */
+fsdp_status fsdp_incomplete_mark_lost(fsdp_checkpoint *checkpoint, fsdp_error *err);
 /* True when the shard file is missing. */
 bool fsdp_incomplete_is_lost(const fsdp_checkpoint *checkpoint, int file);
 /* Marks an entry of which a part lies in a missing file. FSDP_ERR_DAMAGED when it may not be incomplete. */

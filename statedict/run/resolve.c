@@ -12,7 +12,6 @@
 #include "statedict/sd/meter.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/run/hub_cache.h"
-#include "statedict/checkpoint/incomplete.h"
 #include "statedict/run/remote_path.h"
 #include "statedict/run/run_internal.h"
 
@@ -181,9 +180,7 @@ static fsdp_status open_resolved(const char *path, const fsdp_open_opts *opts,
         fsdp_checkpoint_open_as(opts->access.disk, resolved, opts, checkpoint_out, err);
     fsdp_free(resolved);
     FSDP_TRY(st);
-    fsdp_checkpoint *checkpoint = *checkpoint_out;
-    return checkpoint->may_lack && !checkpoint->source ? fsdp_incomplete_open(checkpoint, err)
-                                                       : fsdp_checkpoint_need_all(checkpoint, err);
+    return fsdp_checkpoint_need_all(*checkpoint_out, err);
 }
 
 /* Several formats look at the same files before one of them opens the path: each file is opened once. */
