@@ -1,6 +1,8 @@
 /* Verifies checkpoints of other programs: see foreign.h. verify.c verifies native ones. */
 #include "statedict/checkpoint/foreign.h"
 
+#include "base/io/io_cache.h"
+
 #include "statedict/checkpoint/verify_code.h"
 #include "statedict/checkpoint/verify_values.h"
 
@@ -117,8 +119,11 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
     verify_job job = {.opts = opts};
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error found = {0};
+    fsdp_io *cache = NULL;
     const fsdp_open_opts open = {.variant = opts->variant};
-    fsdp_status st = fsdp_foreign_open(io, path, &open, NULL, &checkpoint, &found);
+    FSDP_TRY(fsdp_io_cache_create(io, &cache, err));
+    fsdp_status st = fsdp_foreign_open(cache, path, &open, NULL, &checkpoint, &found);
+    fsdp_io_cache_end(cache);
     if (st == FSDP_OK)
         st = verify_opened(&job, checkpoint, err);
     else if (st == FSDP_ERR_DAMAGED)
@@ -126,6 +131,7 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
     else if (err)
         *err = found;
     fsdp_checkpoint_close(checkpoint);
+    fsdp_io_cache_free(cache);
     if (summary_out)
         *summary_out = job.summary;
     if (st != FSDP_OK)

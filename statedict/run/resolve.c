@@ -137,18 +137,17 @@ static fsdp_status resolve_framework(fsdp_io *io, const char *path, const fsdp_f
     return st;
 }
 
-fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts,
-                                    const fsdp_watch *watch, char **path_out, fsdp_error *err)
+/* opts->access.disk is the cache of the call. */
+static fsdp_status resolve(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
+                           char **path_out, fsdp_error *err)
 {
-    FSDP_NEED(err, path, path_out);
     fsdp_file_info info;
-    const fsdp_access *access = opts ? &opts->access : NULL;
+    const fsdp_access *access = &opts->access;
     const fsdp_framework_way way = {.note = notify_way,
                                     .context = (void *)(uintptr_t)watch,
-                                    .is_chosen = opts && opts->format,
-                                    .whole = opts && opts->whole};
-    fsdp_io *io = fsdp_access_io(access);
-    *path_out = NULL;
+                                    .is_chosen = opts->format != NULL,
+                                    .whole = opts->whole};
+    fsdp_io *io = access->disk;
     int errnum = io->ops->info(io, path, &info);
     if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
         return FSDP_OK;
@@ -171,11 +170,25 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
 
+fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts,
+                                    const fsdp_watch *watch, char **path_out, fsdp_error *err)
+{
+    FSDP_NEED(err, path, path_out);
+    fsdp_io *cache = NULL;
+    fsdp_open_opts open = opts ? *opts : (fsdp_open_opts){0};
+    *path_out = NULL;
+    FSDP_TRY(fsdp_io_cache_create(fsdp_access_io(&open.access), &cache, err));
+    open.access.disk = cache;
+    fsdp_status st = resolve(path, &open, watch, path_out, err);
+    fsdp_io_cache_free(cache);
+    return st;
+}
+
 static fsdp_status open_resolved(const char *path, const fsdp_open_opts *opts,
                                  fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     char *resolved = NULL;
-    FSDP_TRY(fsdp_checkpoint_resolve(path, opts, opts->watch, &resolved, err));
+    FSDP_TRY(resolve(path, opts, opts->watch, &resolved, err));
     fsdp_status st =
         fsdp_checkpoint_open_as(opts->access.disk, resolved, opts, checkpoint_out, err);
     fsdp_free(resolved);
