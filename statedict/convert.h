@@ -9,7 +9,8 @@
  *     fsdp_conversion_write_plan   the plan as a file ...
  *   fsdp_conversion_apply      ... and the conversion of such a file, if it still has that plan
  *     fsdp_conversion_run          moves, checks and publishes, once
- *     fsdp_conversion_digests, fsdp_conversion_write_digests      of what was written
+ *     fsdp_conversion_result       the files that were written, with their digests
+ *     fsdp_conversion_write_digests
  *   fsdp_conversion_close
  *
  * The source is opened once, by open or apply, and read until the close.
@@ -276,13 +277,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_write_plan(fsdp_conversion *co
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_run(fsdp_conversion *conversion, fsdp_error *err);
 
 /*
- * Gets the SHA-256 of every file of the result, after the run, in order of their names, which are as
+ * Visits the files of the result, after the run, with their SHA-256, in order of their names, which are as
  * sha256sum prints them in the directory that holds it. name and digest live for the callback.
  */
 typedef void (*fsdp_file_digest_visit)(void *context, const char *name, const uint8_t digest[32]);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_digests(fsdp_conversion *conversion,
-                                                          fsdp_file_digest_visit visit, void *context,
-                                                          fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_result(fsdp_conversion *conversion,
+                                                         fsdp_file_digest_visit visit, void *context,
+                                                         fsdp_error *err);
 
 /* Writes the digest file TO.xxh3 next to the result, after the run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_write_digests(fsdp_conversion *conversion, fsdp_error *err);

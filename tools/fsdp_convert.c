@@ -61,7 +61,7 @@ static fsdp_status run_and_report(convert_options *opts, const fsdp_convert_plan
     if (opts->write_digests)
         st = fsdp_conversion_write_digests(opts->conversion, err);
     if (st == FSDP_OK && opts->digest)
-        st = fsdp_conversion_digests(opts->conversion, take_digest, &list, err);
+        st = fsdp_conversion_result(opts->conversion, take_digest, &list, err);
     outcome.failure = st == FSDP_OK ? NULL : err;
     cli_progress_clear();
     if (opts->common.json)

@@ -336,8 +336,8 @@ static fsdp_status check_done(const fsdp_conversion *conversion, fsdp_error *err
                            conversion->plan.to);
 }
 
-fsdp_status fsdp_conversion_digests(fsdp_conversion *conversion, fsdp_file_digest_visit visit,
-                                    void *context, fsdp_error *err)
+fsdp_status fsdp_conversion_result(fsdp_conversion *conversion, fsdp_file_digest_visit visit,
+                                   void *context, fsdp_error *err)
 {
     FSDP_NEED(err, conversion);
     FSDP_NEED_CALL(err, visit);

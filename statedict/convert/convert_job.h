@@ -180,7 +180,7 @@ fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err);
 /* convert_digest.c: compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the
  * first that differs. */
 fsdp_status fsdp_convert_compare_digests(const convert_job *job, const fsdp_watch *watch, fsdp_error *err);
-/* Visits the SHA-256 of the published files, as fsdp_conversion_digests, and writes TO.xxh3. */
+/* Visits the SHA-256 of the published files, as fsdp_conversion_result, and writes TO.xxh3. */
 fsdp_status fsdp_convert_digests(const convert_job *job, fsdp_file_digest_visit visit, void *context,
                                  fsdp_error *err);
 fsdp_status fsdp_convert_write_digests(const convert_job *job, fsdp_error *err);
