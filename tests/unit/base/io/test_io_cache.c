@@ -186,5 +186,9 @@ Test(io_cache, a_directory_is_listed_once_until_the_end)
     again[0] = '\0';
     cr_expect_eq(io->ops->list(io, "/d", add_name, again), 0);
     cr_expect_eq(strlen(again), 3);
+    create("/d/e", 'e');
+    again[0] = '\0';
+    cr_expect_eq(io->ops->list(io, "/d", add_name, again), 0);
+    cr_expect_eq(strlen(again), 4);
     cr_expect_lt(io->ops->list(io, "/none", add_name, again), 0);
 }
