@@ -497,13 +497,21 @@ static bool add_spelled(fsdp_text *text, const convert_options *opts, const fsdp
     return is_right;
 }
 
-/* Weights that an adapter changes, and blocks, have no counterpart; --tied keep has names that a map leaves
- * out. A GGUF file has pairs besides the tensors of the map, so that only names of tensors are compared. */
+/* Weights that an adapter changes, and blocks, have no counterpart. fsdp-diff finds the sizes of a map in the
+ * config.json of either side, and --tied keep has names that a map leaves out. */
+static bool has_counterpart(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    const fsdp_convert_opts *convert = &opts->convert;
+    bool has_config = !convert->copy_from || strcmp(convert->format, "hf") == 0;
+    bool is_map_alike = !plan->is_mapped || (has_config && convert->tied != FSDP_TIED_KEEP);
+    return can_compare(opts, plan) && is_map_alike && plan->encoded == 0 && !convert->adapter &&
+           !convert->dequant;
+}
+
+/* A GGUF file has pairs besides the tensors of the map, so that only names of tensors are compared. */
 void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
-    bool is_done = !can_compare(opts, plan) || plan->encoded > 0 || opts->convert.adapter ||
-                   opts->convert.dequant ||
-                   (plan->is_mapped && opts->convert.tied == FSDP_TIED_KEEP);
+    bool is_done = !has_counterpart(opts, plan);
     bool has_pairs = plan->is_mapped && strcmp(plan->map_to, "gguf") == 0;
     for (next_spelling spelling = has_pairs ? BY_TAKEN : AS_IT_IS; spelling < SPELLINGS && !is_done;
          spelling++)
