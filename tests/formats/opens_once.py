@@ -23,13 +23,13 @@ COMMANDS = [(["fsdp-ls", "-q"], 1), (["fsdp-convert", "-n"], 1), (["fsdp-convert
 
 
 def opened(source, program, *options):
-    """How often each file of the source was opened, and each of its folders."""
+    """Counts how often each file of the source was opened, and each of its folders."""
     with tempfile.TemporaryDirectory() as empty:
         log = Path(empty) / "log"
         target = ["out"] if program == "fsdp-convert" else []
         command = [tools.BIN.resolve() / program, source, *target, *options]
-        done = subprocess.run(["strace", "-f", "-qq", "-s", "4096", "-e", "trace=openat", "-o", log, *command],
-                              capture_output=True, timeout=120, check=False, cwd=empty)
+        strace = ["strace", "-f", "-qq", "-s", "4096", "-e", "trace=openat", "-o", log]
+        done = subprocess.run([*strace, *command], capture_output=True, timeout=120, check=False, cwd=empty)
         tools.check(done.returncode == 0, f"{command}: {done.stderr}")
         paths = OPENED.findall(log.read_text(encoding="utf-8", errors="replace"))
     return collections.Counter(os.path.normpath(path) for path in paths if path.startswith(str(source)))
