@@ -749,7 +749,7 @@ static int next_file(void)
     return fd;
 }
 
-static fsdp_status segment_with_limit(int resource, fsdp_error *err)
+static fsdp_status segment_with_limit(__rlimit_resource_t resource, fsdp_error *err)
 {
     shm_segment segment = {0};
     struct rlimit old, none;
