@@ -93,7 +93,8 @@ static void name_allow_missing(const convert_options *opts, fsdp_error *err)
     static const char end[] = "is missing";
     size_t size = strlen(err->text), n = sizeof end - 1;
     fsdp_error found = *err;
-    if (!opts->convert.open.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
+    if (found.status == FSDP_ERR_DAMAGED && !opts->convert.open.allow_missing && size > n &&
+        strcmp(err->text + size - n, end) == 0)
         fsdp_fail(err, found.status, "%s; --allow-missing REGEX converts the rest", found.text);
 }
 
