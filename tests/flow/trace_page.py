@@ -15,6 +15,6 @@ def compare(path, lines, numbers):
         return
     found = BLOCK.findall(page)
     assert found == [wanted], f"{path} has\n{found}\nand a run is\n{wanted}"
-    missing = [number for number in sorted(set(numbers)) if f"\n**{number}. " not in page]
+    missing = [number for number in sorted(set(numbers)) if f"\n| {number} | **" not in page]
     assert not missing, f"{path} has no steps {missing}"
     print(f"{len(lines)} events, as {path} has them")
