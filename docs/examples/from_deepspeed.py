@@ -1,4 +1,4 @@
-"""Goes on in FSDP2 with a run of DeepSpeed, which fsdp-convert wrote as DCP.
+"""Resumes a run of DeepSpeed in FSDP2, which fsdp-convert wrote as DCP.
 
     fsdp-convert RUN for-fsdp2 --to dcp
 

@@ -182,7 +182,7 @@ static fsdp_status reshard(fsdp_error *err)
 static int show_an_error(void)
 {
     fsdp_error err = {0};
-    fsdp_status st = reshard(&err); /* "on-6" is there already */
+    fsdp_status st = reshard(&err); /* "on-6" exists already */
     if (st == FSDP_ERR_EXISTS)
         printf("as expected: %s\n", err.text);
     return st == FSDP_ERR_EXISTS ? 0 : 1;
