@@ -8,7 +8,7 @@
 
 enum { LAYERS = 2, VOCAB = 27, D = 16, INNER = 32, ROWS = 8, MICRO = 2, STEPS = 40 };
 #define TRY(call) do { if ((call) != FSDP_OK) goto done; } while (0)
-static const char text[] = "a training resumes from its saved state when a rank is lost ";
+static const char text[] = "the state of a training is what it goes on from when a rank is lost ";
 
 typedef struct gpt {
     fsdp_root *root;
