@@ -6,19 +6,18 @@
 
 /* --- learning rate ------------------------------------------------------------------------------- */
 
+/* Steps count from 1: the last one of the warm-up has the whole rate, and the next one is below it. */
 static double learning_rate(const train_config *config, int64_t step)
 {
-    const double lr = config->optim.lr, least = lr * config->optim.min_lr;
-    const int64_t warmup = config->optim.warmup, steps = config->train.steps;
-    if (step <= warmup)
-        return lr * (double)step / (double)warmup;
-    if (config->optim.schedule == TRAIN_CONSTANT || steps <= warmup)
-        return lr;
-    double done = (double)(step - warmup) / (double)(steps - warmup);
-    done = done > 1 ? 1 : done;
-    if (config->optim.schedule == TRAIN_LINEAR)
-        return lr + (least - lr) * done;
-    return least + (lr - least) * 0.5 * (1 + cos(3.141592653589793 * done));
+    static const fsdp_schedule_kind kinds[] = {[TRAIN_CONSTANT] = FSDP_SCHEDULE_CONSTANT,
+                                               [TRAIN_LINEAR] = FSDP_SCHEDULE_LINEAR,
+                                               [TRAIN_COSINE] = FSDP_SCHEDULE_COSINE};
+    const fsdp_schedule schedule = {.kind = kinds[config->optim.schedule],
+                                    .warmup = config->optim.warmup,
+                                    .total = config->train.steps,
+                                    .end = config->optim.min_lr};
+    const int64_t at = step <= schedule.warmup ? step - 1 : step;
+    return config->optim.lr * fsdp_schedule_factor(&schedule, at);
 }
 
 /* --- microbatches -------------------------------------------------------------------------------- */
