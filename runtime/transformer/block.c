@@ -1,6 +1,7 @@
 /*
- * A layer of a transformer, forward and backward: x + attention(norm(x)), then the same with the MLP. Both
- * families are here; they differ in where q, k and v lie, in rotary positions and in the gate of the MLP.
+ * A layer of a transformer, forward and backward: x + attention(norm(x)), then the same with the MLP. Its
+ * form (transformer_config.h) says where q, k and v lie, whether heads are rotated, and whether the MLP has
+ * a gate.
  */
 #include "runtime/transformer/transformer_internal.h"
 
@@ -46,7 +47,7 @@ fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,
 
 /* --- attention ----------------------------------------------------------------------------------- */
 
-/* Queries, keys and values in their array: beside each other in every row (gpt2), or one after another. */
+/* Queries, keys and values in their array: next to each other in every row (packed), or one after another. */
 typedef struct qkv_view {
     float *q, *k, *v;
     int64_t q_row, k_row; /* v lies as k does */
@@ -56,8 +57,10 @@ static qkv_view view_qkv(const fsdp_transformer *t, float *data)
 {
     const int64_t queries = t->config.heads * t->config.head_dim;
     const int64_t keys = t->config.kv_heads * t->config.head_dim, rows = model_rows(t);
-    if (t->config.family == FSDP_GPT2)
-        return (qkv_view){data, data + queries, data + 2 * queries, 3 * queries, 3 * queries};
+    if (t->config.form.has_packed_qkv) {
+        const int64_t row = queries + 2 * keys;
+        return (qkv_view){data, data + queries, data + queries + keys, row, row};
+    }
     float *k = data + rows * queries;
     return (qkv_view){data, k, k + rows * keys, queries, keys};
 }
@@ -81,7 +84,7 @@ static fsdp_status make_qkv(fsdp_transformer *t, const model_block *block, const
                             const qkv_view *view, fsdp_error *err)
 {
     const int64_t rows = model_rows(t);
-    if (t->config.family == FSDP_GPT2)
+    if (t->config.form.has_packed_qkv)
         return fsdp_linear_forward(&t->params, &block->qkv, normed, view->q, rows, err);
     FSDP_TRY(fsdp_linear_forward(&t->params, &block->q, normed, view->q, rows, err));
     FSDP_TRY(fsdp_linear_forward(&t->params, &block->k, normed, view->k, rows, err));
@@ -144,7 +147,7 @@ static void attend(fsdp_transformer *t, const model_block *block, const qkv_view
 {
     const int64_t first = cache ? cache->used : 0;
     fsdp_nn_attention call = describe_attention(t, block, view, &t->arrays[block->number]);
-    if (t->config.family != FSDP_GPT2) {
+    if (t->config.form.is_rotary) {
         rotate(t, view->q, view->q_row, t->config.heads, first, false);
         rotate(t, view->k, view->k_row, t->config.kv_heads, first, false);
     }
@@ -164,10 +167,10 @@ static void attend_grad(fsdp_transformer *t, const model_block *block, const qkv
                                          .dq = grads->q,
                                          .dk = grads->k,
                                          .dv = grads->v});
-    if (t->config.family == FSDP_GPT2)
-        return;
-    rotate(t, grads->q, grads->q_row, t->config.heads, 0, true);
-    rotate(t, grads->k, grads->k_row, t->config.kv_heads, 0, true);
+    if (t->config.form.is_rotary) {
+        rotate(t, grads->q, grads->q_row, t->config.heads, 0, true);
+        rotate(t, grads->k, grads->k_row, t->config.kv_heads, 0, true);
+    }
 }
 
 static fsdp_status make_qkv_grad(fsdp_transformer *t, const model_block *block,
@@ -179,7 +182,7 @@ static fsdp_status make_qkv_grad(fsdp_transformer *t, const model_block *block,
                              .dy = grads->q,
                              .dx = t->dnormed,
                              .rows = model_rows(t)};
-    if (t->config.family == FSDP_GPT2)
+    if (t->config.form.has_packed_qkv)
         return fsdp_linear_backward(&t->params, &block->qkv, &call, err);
     for (int i = 0; i < 3; i++) {
         call.dy = dys[i];
@@ -209,7 +212,7 @@ static fsdp_status make_active(fsdp_transformer *t, const model_block *block, fs
                                .y = arrays->active,
                                .count = rows * t->config.inner};
     FSDP_TRY(fsdp_linear_forward(&t->params, &block->up, arrays->normed2, arrays->up, rows, err));
-    if (block->gate.weight) {
+    if (t->config.form.is_gated) {
         FSDP_TRY(fsdp_linear_forward(&t->params, &block->gate, arrays->normed2, arrays->gate, rows,
                                      err));
         call.x = arrays->gate;
@@ -262,7 +265,7 @@ static fsdp_status make_mlp_grad(fsdp_transformer *t, const model_block *block, 
     fsdp_linear_grad gate = {
         .x = arrays->normed2, .dy = t->dgate, .dx = t->dnormed, .rows = rows, .adds_dx = true};
     FSDP_TRY(fsdp_linear_backward(&t->params, &block->down, &down, err));
-    if (block->gate.weight) {
+    if (t->config.form.is_gated) {
         call.x = arrays->gate;
         call.gate = arrays->up;
         call.dx = t->dgate;
@@ -270,8 +273,8 @@ static fsdp_status make_mlp_grad(fsdp_transformer *t, const model_block *block, 
     }
     t->ops->activate_grad(t->nn, &call);
     FSDP_TRY(fsdp_linear_backward(&t->params, &block->up, &up, err));
-    return block->gate.weight ? fsdp_linear_backward(&t->params, &block->gate, &gate, err)
-                              : FSDP_OK;
+    return t->config.form.is_gated ? fsdp_linear_backward(&t->params, &block->gate, &gate, err)
+                                   : FSDP_OK;
 }
 
 /* Adds the gradient through a norm to dx. */

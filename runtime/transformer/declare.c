@@ -49,7 +49,7 @@ static fsdp_status add_norm(place at, const char *name, model_norm *norm_out, fs
     const char *dot = at.prefix[0] ? "." : "";
     snprintf(full, sizeof full, "%s%s%s.weight", at.prefix, dot, name);
     FSDP_TRY(add_param(at.t, full, 1, &at.t->config.width, &norm_out->weight, err));
-    if (at.t->config.family != FSDP_GPT2)
+    if (!at.t->config.form.has_layer_norm)
         return FSDP_OK;
     snprintf(full, sizeof full, "%s%s%s.bias", at.prefix, dot, name);
     return add_param(at.t, full, 1, &at.t->config.width, &norm_out->bias, err);
@@ -111,7 +111,7 @@ static fsdp_status add_blocks(fsdp_transformer *t, const char *layers, fsdp_erro
         model_block *block = &t->blocks[i];
         snprintf(prefix, sizeof prefix, "%s.%lld", layers, (long long)i);
         block->number = i;
-        FSDP_TRY((t->config.family == FSDP_GPT2 ? add_gpt2_block
+        FSDP_TRY((t->config.form.has_packed_qkv ? add_gpt2_block
                                                 : add_llama_block)((place){t, prefix}, block, err));
         FSDP_TRY(fsdp_unit_create(t->model, prefix, &t->opts.unit, &block->unit, err));
     }
@@ -131,7 +131,7 @@ static fsdp_status declare(fsdp_transformer *t, fsdp_error *err)
     const fsdp_transformer_config *config = &t->config;
     const int64_t tokens[2] = {config->vocab, config->width};
     const int64_t positions[2] = {config->context, config->width};
-    if (config->family == FSDP_GPT2) {
+    if (!config->form.is_rotary) {
         FSDP_TRY(add_param(t, "transformer.wte.weight", 2, tokens, &t->tokens, err));
         FSDP_TRY(add_param(t, "transformer.wpe.weight", 2, positions, &t->positions, err));
         FSDP_TRY(add_blocks(t, "transformer.h", err));
@@ -247,7 +247,7 @@ typedef struct first_values {
 static float scale_of(const fsdp_transformer_config *config, const char *name)
 {
     double scale = config->initializer_range;
-    if (config->family == FSDP_GPT2 && fsdp_has_suffix(name, "c_proj.weight"))
+    if (config->form.scales_projections && fsdp_has_suffix(name, "c_proj.weight"))
         scale /= sqrt(2.0 * (double)config->layers);
     return (float)scale;
 }

@@ -103,12 +103,12 @@ static fsdp_status make_block_arrays(fsdp_transformer *t, int64_t rows, block_ar
 {
     const fsdp_transformer_config *config = &t->config;
     const int64_t width = config->width, attended = config->heads * config->head_dim;
-    if (config->family == FSDP_GPT2) {
+    if (config->form.has_layer_norm) {
         FSDP_TRY(take(t, rows, 1, &arrays->mean1, err));
         FSDP_TRY(take(t, rows, 1, &arrays->mean2, err));
-    } else {
-        FSDP_TRY(take(t, rows, config->inner, &arrays->gate, err));
     }
+    if (config->form.is_gated)
+        FSDP_TRY(take(t, rows, config->inner, &arrays->gate, err));
     FSDP_TRY(take(t, rows, 1, &arrays->inverse1, err));
     FSDP_TRY(take(t, rows, width, &arrays->normed1, err));
     FSDP_TRY(take(t, rows, qkv_width(config), &arrays->qkv, err));
@@ -155,9 +155,9 @@ static fsdp_status make_rows(fsdp_transformer *t, int64_t rows, fsdp_error *err)
     if (!t->inputs || !t->targets || !t->losses)
         return fsdp_fail_memory(err, "the ids of a microbatch");
     FSDP_TRY(make_layers(t, rows, err));
-    if (config->family == FSDP_GPT2)
+    if (config->form.has_layer_norm)
         FSDP_TRY(take(t, rows, 1, &t->last_mean, err));
-    else
+    if (config->form.is_gated)
         FSDP_TRY(take(t, rows, config->inner, &t->dgate, err));
     FSDP_TRY(take(t, rows, 1, &t->last_inverse, err));
     FSDP_TRY(take(t, rows, config->width, &t->last_normed, err));
@@ -212,7 +212,7 @@ static void fill_angles(const fsdp_transformer_config *config, int64_t positions
 static fsdp_status make_angles(fsdp_transformer *t, int64_t positions, fsdp_error *err)
 {
     const int64_t count = positions * (t->config.head_dim / 2);
-    if (t->config.family == FSDP_GPT2 || positions <= t->angle_room)
+    if (!t->config.form.is_rotary || positions <= t->angle_room)
         return FSDP_OK;
     t->ops->free(t->nn, t->cosines);
     t->ops->free(t->nn, t->sines);

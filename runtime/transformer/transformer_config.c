@@ -54,10 +54,19 @@ static void init_llama(fsdp_transformer_config *config)
     config->eos = 2;
 }
 
+static const fsdp_transformer_form forms[] = {
+    {.embedding = "transformer.wte.weight",
+     .has_packed_qkv = true,
+     .is_in_by_out = true,
+     .has_layer_norm = true,
+     .scales_projections = true},
+    {.embedding = "model.embed_tokens.weight", .is_rotary = true, .is_gated = true}};
+
 void fsdp_transformer_config_init(fsdp_transformer_config *config, fsdp_family family)
 {
     *config = (fsdp_transformer_config){
         .family = family, .initializer_range = 0.02, .bos = -1, .eos = -1};
+    config->form = forms[family != FSDP_GPT2];
     if (family == FSDP_GPT2) {
         init_gpt2(config);
         return;

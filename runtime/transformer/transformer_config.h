@@ -20,10 +20,25 @@ typedef struct fsdp_rope {
     double low_freq_factor, high_freq_factor, original_context;        /* of llama3 */
 } fsdp_rope;
 
+/*
+ * The form says what a model is made of. The room's files ask it, never the family: a family whose form is
+ * known here needs no code of its own. fsdp_transformer_config_init makes it.
+ */
+typedef struct fsdp_transformer_form {
+    const char *embedding;             /* the name of its weight */
+    bool has_packed_qkv;               /* q, k and v are one projection, next to each other in a row */
+    bool is_in_by_out;                 /* weights of the layers' projections are stored in x out */
+    bool is_rotary;                    /* heads are rotated; else learned positions are added */
+    bool is_gated;                     /* MLP: down(f(gate(x)) * up(x)); else down(f(up(x))) */
+    bool has_layer_norm;               /* norms subtract the mean and add a bias; else RMS */
+    bool scales_projections;           /* new weights that add to the residual stream: / sqrt(2 layers) */
+} fsdp_transformer_form;
+
 enum { FSDP_MODEL_LAYERS = 4096 };
 
 typedef struct fsdp_transformer_config {
     fsdp_family family;
+    fsdp_transformer_form form;
     int64_t layers, width, inner, heads, kv_heads, head_dim, vocab, context;
     double norm_eps, initializer_range;
     fsdp_nn_function activation;

@@ -11,7 +11,7 @@ typedef struct model_block {
     fsdp_unit *unit;
     int64_t number;
     model_norm norm1, norm2;
-    fsdp_linear qkv;           /* gpt2: three in one; else q, k, v */
+    fsdp_linear qkv;           /* three in one; else q, k, v: see the form */
     fsdp_linear q, k, v, output;
     fsdp_linear gate, up, down;        /* gate.weight NULL: none */
 } model_block;
@@ -19,7 +19,7 @@ typedef struct model_block {
 /* A layer's activations, from forward to backward: rows are tokens of all sequences. */
 typedef struct block_arrays {
     float *mean1, *inverse1, *normed1;
-    float *qkv;                /* q, k, v side by side in a row (gpt2), or one after the other */
+    float *qkv;                /* q, k, v next to each other in a row (packed), or one after another */
     float *attended, *log_sum;
     float *middle;             /* the input plus attention */
     float *mean2, *inverse2, *normed2;

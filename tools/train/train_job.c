@@ -43,14 +43,12 @@ static fsdp_status take_source(train_job *job, const train_source *source, fsdp_
     return take_model(job, &source->config, &source->config_text, err);
 }
 
-static int64_t inner_of(const train_config *config)
+/* With a gate, as many parameters as an MLP without. */
+static int64_t inner_of(const train_config *config, const fsdp_transformer_form *form)
 {
     if (config->model.inner > 0)
         return config->model.inner;
-    if (config->model.family == FSDP_GPT2)
-        return 4 * config->model.width;
-    return (8 * config->model.width / 3 + 7) / 8 *
-           8; /* as many parameters as an MLP without gate */
+    return form->is_gated ? (8 * config->model.width / 3 + 7) / 8 * 8 : 4 * config->model.width;
 }
 
 /* A new model of [model], with the vocabulary of the tokenizer. */
@@ -64,7 +62,7 @@ static fsdp_status describe_new(train_job *job, fsdp_error *err)
     made.heads = config->model.heads;
     made.kv_heads = config->model.kv_heads ? config->model.kv_heads : config->model.heads;
     made.width = config->model.width;
-    made.inner = inner_of(config);
+    made.inner = inner_of(config, &made.form);
     made.head_dim = made.heads > 0 ? made.width / made.heads : 0;
     made.context = config->model.context;
     made.vocab = fsdp_tokenizer_vocab(job->tokenizer);

@@ -175,8 +175,7 @@ static fsdp_status compare_rows(fsdp_checkpoint *file, const size_t at[2], const
 /* The name of the embedding in the source. */
 static const char *find_embedding(const train_source *source, const fsdp_sd *sd, int64_t *at_out)
 {
-    const char *name =
-        source->config.family == FSDP_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+    const char *name = source->config.form.embedding;
     *at_out = fsdp_sd_find(sd, name, strlen(name));
     if (*at_out >= 0)
         return name;
@@ -224,9 +223,7 @@ fsdp_status train_source_check_head(const train_source *source, fsdp_error *err)
 
 static fsdp_status is_base_model(const train_source *source, bool *is_base_out, fsdp_error *err)
 {
-    const char *whole =
-        source->config.family == FSDP_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
-    const char *base = strchr(whole, '.') + 1;
+    const char *whole = source->config.form.embedding, *base = strchr(whole, '.') + 1;
     fsdp_checkpoint *checkpoint = NULL;
     FSDP_TRY(fsdp_checkpoint_open(source->path, NULL, &checkpoint, err));
     const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
