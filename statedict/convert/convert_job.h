@@ -26,7 +26,7 @@
 #include "statedict/convert/copied.h"
 #include "statedict/convert/output_place.h"
 #include "statedict/convert/plan_text.h"
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 #include "statedict/expect/export_check.h"
 #include "statedict/map/map.h"
 #include "statedict/select/cast_box.h"

@@ -3,7 +3,7 @@
 
 #include "base/text.h"
 #include "base/values_shape.h"
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 #include "statedict/sd/layout_internal.h"
 #include <fsdp/checkpoint.h>
 
@@ -102,15 +102,13 @@ static fsdp_status visit_layer(const row_visit *job, const fsdp_tensor_row *row,
     return FSDP_OK;
 }
 
-static fsdp_status visit_rows(const row_visit *job, const fsdp_tensor_row *row, fsdp_error *err)
+static fsdp_status visit_row(const row_visit *job, const fsdp_tensor_row *row, fsdp_error *err)
 {
-    for (; row->name; row++) {
-        int64_t layers = has_mark(row, "{layer}") ? job->expect->layers : 1;
-        if (row->spelling != 0 && row->spelling != job->form->spelling)
-            continue;
-        for (int64_t layer = 0; layer < layers; layer++)
-            FSDP_TRY(visit_layer(job, row, layer, err));
-    }
+    int64_t layers = has_mark(row, "{layer}") ? job->expect->layers : 1;
+    if (row->spelling != 0 && row->spelling != job->form->spelling)
+        return FSDP_OK;
+    for (int64_t layer = 0; layer < layers; layer++)
+        FSDP_TRY(visit_layer(job, row, layer, err));
     return FSDP_OK;
 }
 
@@ -191,8 +189,8 @@ static fsdp_status visit_all(const row_visit *job, fsdp_error *err)
     const fsdp_architecture *architecture = job->expect->config.architecture;
     if (!architecture)
         return visit_sd(&job->expect->from, job->visit, job->context, err);
-    for (int i = 0; i < FSDP_ROW_LISTS && architecture->rows[i]; i++)
-        FSDP_TRY(visit_rows(job, architecture->rows[i], err));
+    for (size_t i = 0; i < architecture->row_count; i++)
+        FSDP_TRY(visit_row(job, &architecture->rows[i], err));
     return FSDP_OK;
 }
 
@@ -208,10 +206,11 @@ static fsdp_status bound(fsdp_expect *expect, fsdp_error *err)
     if (expect->layers < 0 || expect->experts < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has a negative number of layers or experts",
                          config->path);
-    for (int i = 0; i < FSDP_ROW_LISTS && config->architecture->rows[i]; i++)
-        for (const fsdp_tensor_row *row = config->architecture->rows[i]; row->name; row++)
-            if (fsdp_add_overflow(each, has_mark(row, "{expert}") ? expect->experts : 1, &each))
-                each = INT64_MAX;
+    for (size_t i = 0; i < config->architecture->row_count; i++) {
+        bool is_expert = has_mark(&config->architecture->rows[i], "{expert}");
+        if (fsdp_add_overflow(each, is_expert ? expect->experts : 1, &each))
+            each = INT64_MAX;
+    }
     if (fsdp_mul_overflow(each, expect->layers, &all) || all > FSDP_EXPECT_MOST)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has %lld layers and %lld experts: more than %d tensors are not "
@@ -240,7 +239,7 @@ fsdp_status fsdp_expect_config(const char *text, size_t size, const char *path,
 {
     fsdp_expect *expect;
     FSDP_TRY(create(path, &expect, err));
-    fsdp_status st = fsdp_config_members_read(text, size, expect->path, &expect->config, err);
+    fsdp_status st = fsdp_config_read(text, size, expect->path, &expect->config, err);
     if (st == FSDP_OK)
         st = bound(expect, err);
     if (st != FSDP_OK) {
@@ -414,7 +413,7 @@ static fsdp_status choose_form(comparison *job, expect_form *form, fsdp_error *e
 {
     const fsdp_architecture *architecture = job->expect->config.architecture;
     int64_t best = -1;
-    for (int b = 0; architecture && b < FSDP_BASES && architecture->bases[b]; b++)
+    for (size_t b = 0; architecture && b < architecture->base_count; b++)
         for (int spelling = 1; spelling <= architecture->spellings; spelling++) {
             const expect_form tried = {architecture->bases[b], spelling};
             const row_visit names = {job->expect, &tried, count_found, job, true};

@@ -3,11 +3,8 @@
  *
  * In: config.json, or another checkpoint of the same model. Out: the list of tensors (name, shape, whether it
  * may be absent), and the faults of a state dict beside that list: tensors that are missing, extra, or of
- * another shape. The architectures are data: a new one is a row of architecture_table.c.
+ * another shape. Families are described in statedict/models.
  *
- *   architecture_table.c   the architectures: members of config.json, tensors with their shapes
- *   formula.c              "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
- *   config_members.c       reads config.json into the variables of formulas
  *   expect.c               the list of tensors, and its comparison with a state dict
  *   export_check.c         that comparison before a conversion to hf
  *   like.c                 fsdp_checkpoint_verify_like
@@ -27,9 +24,9 @@
 
 typedef struct fsdp_expect fsdp_expect;
 
-enum { FSDP_EXPECT_MOST = 1 << 18, FSDP_EXPECT_CONFIG_MOST = 16 << 20 };
+enum { FSDP_EXPECT_MOST = 1 << 18 };
 
-/* Reads the text of config.json; path is for messages. FSDP_ERR_USAGE: the table does not have this
+/* Reads the text of config.json; path is for messages. FSDP_ERR_USAGE: no description has this
  * architecture, or a member makes no sense; FSDP_ERR_DAMAGED: no JSON. */
 fsdp_status fsdp_expect_config(const char *text, size_t size, const char *path, fsdp_expect **expect_out,
                                fsdp_error *err);

@@ -2,7 +2,7 @@
 #include "statedict/expect/export_check.h"
 
 #include "base/text.h"
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 #include "statedict/expect/like.h"
 #include <fsdp/filter.h>
 

@@ -2,7 +2,7 @@
 #include "statedict/expect/like.h"
 
 #include "base/core/given.h"
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 #include "statedict/sd/access.h"
 #include "statedict/sd/names.h"
 
@@ -23,7 +23,7 @@ static fsdp_status read_config(fsdp_io *io, const char *path, fsdp_expect **expe
 {
     char *text = NULL;
     size_t size;
-    FSDP_TRY(fsdp_io_read_file(io, path, FSDP_EXPECT_CONFIG_MOST, &text, &size, err));
+    FSDP_TRY(fsdp_io_read_file(io, path, FSDP_CONFIG_BYTES, &text, &size, err));
     fsdp_status st = fsdp_expect_config(text, size, path, expect_out, err);
     fsdp_free(text);
     return st;

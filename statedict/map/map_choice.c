@@ -3,7 +3,7 @@
 #include "statedict/map/map_rules.h"
 
 #include "statedict/checkpoint/foreign.h"
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"
 

@@ -4,7 +4,7 @@
  */
 #include "statedict/map/map_config.h"
 
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 #include "statedict/expect/gguf_values.h"
 #include "statedict/expect/params_config.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/core/given.h"
 #include "statedict/derive/target_types.h"
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 
 static bool holds_elements(fsdp_dtype dtype)
 {

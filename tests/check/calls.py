@@ -20,6 +20,9 @@ REGISTRIES = {
 }
 # Functions that only tests call, or only their own file, each with its reason.
 LISTED = {
+    "fsdp_architecture_at": "every description of a model is whole",
+    "fsdp_architecture_role": "the trainer declares parameters by role",
+    "fsdp_config_number": "likewise, with numbers of config.json",
     "fsdp_mem_fail_after": "any allocation can fail",
     "fsdp_gguf_config_text": "config.json of a GGUF file that becomes a model of Hugging Face",
     "fsdp_gguf_values": "the key-value pairs of a model of Hugging Face, for --to gguf",

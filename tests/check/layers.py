@@ -104,7 +104,7 @@ def room_problem(folder, here, there):
 
 
 # Headers that the build makes: the texts of the built-in maps, and tables that are texts.
-GENERATED = {"statedict/map/map_texts.h", "statedict/map/hub_names.h",
+GENERATED = {"statedict/map/map_texts.h", "statedict/map/hub_names.h", "statedict/models/model_texts.h",
              "statedict/select/parameter_orders.h", "statedict/derive/tied_classes.h"}
 
 

@@ -1,4 +1,4 @@
-"""The table of architectures (statedict/expect/architecture_table.c) beside transformers: models of every
+"""The descriptions of models (statedict/models/builtin) next to transformers: models of every
 row are built from many configs and saved; their names and shapes must be those that fsdp-verify --like
 expects from config.json, no more and no fewer. Tensors that the table may do without are counted, too.
 

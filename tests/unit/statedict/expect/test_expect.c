@@ -1,6 +1,6 @@
 /* The tensors that a config.json asks for: formulas, defaults, bounds, comparison with a state dict. */
 #include "base/core/mem.h"
-#include "statedict/expect/config_members.h"
+#include "statedict/models/config.h"
 #include "statedict/expect/expect.h"
 
 #include <criterion/criterion.h>
@@ -15,7 +15,7 @@ static fsdp_status compute(const char *members, const char *formula, int64_t lay
     fsdp_config config;
     fsdp_error err = {0};
     snprintf(text, sizeof text, "{\"model_type\": \"qwen2_moe\"%s}", members);
-    fsdp_status st = fsdp_config_members_read(text, strlen(text), "c", &config, &err);
+    fsdp_status st = fsdp_config_read(text, strlen(text), "c", &config, &err);
     cr_assert_eq(st, FSDP_OK, "%s", err.text);
     st = fsdp_formula_compute(&config, formula, layer, value, &err);
     fsdp_arena_release(&config.arena);
@@ -77,8 +77,8 @@ Test(expect, members_that_are_no_whole_numbers_are_errors)
         fsdp_config config;
         fsdp_error err = {0};
         snprintf(text, sizeof text, "{\"model_type\": \"llama\", \"hidden_size\": %s}", values[i]);
-        cr_expect_eq(fsdp_config_members_read(text, strlen(text), "c", &config, &err),
-                     FSDP_ERR_DAMAGED, "%s", values[i]);
+        cr_expect_eq(fsdp_config_read(text, strlen(text), "c", &config, &err), FSDP_ERR_DAMAGED,
+                     "%s", values[i]);
         cr_expect(strstr(err.text, "'hidden_size' is no whole number"), "%s", err.text);
         fsdp_arena_release(&config.arena);
     }

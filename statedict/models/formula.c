@@ -1,5 +1,7 @@
-/* Formulas of the table of architectures: see formula.h. A recursive descent over the text. */
-#include "statedict/expect/formula.h"
+/* Formulas of descriptions of models: see formula.h. A recursive descent over the text. */
+#include "statedict/models/formula.h"
+
+#include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,9 +40,8 @@ static bool ends_with(const char *text, const char *end, size_t size)
 
 static const fsdp_config_value *find_value(const fsdp_config *config, const char *name, size_t size)
 {
-    for (int i = 0; i < config->count; i++)
-        if (strlen(config->values[i].name) == size &&
-            memcmp(config->values[i].name, name, size) == 0)
+    for (size_t i = 0; i < config->count; i++)
+        if (fsdp_bytes_are(name, size, config->values[i].name))
             return config->values[i].is_there ? &config->values[i] : NULL;
     return NULL;
 }
@@ -57,7 +58,7 @@ static fsdp_status member(formula *f, const char *name, size_t size, int64_t *ou
         *out = 1;
     else if (value)
         *out = value->number;
-    else if (!known || !known->otherwise)
+    else if (!known || !known->otherwise || known->kind != FSDP_MEMBER_WHOLE)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no member '%.*s'", f->config->path,
                          (int)size, name);
     else

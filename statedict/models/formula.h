@@ -1,37 +1,37 @@
 /*
- * Formulas over members of config.json, for the table of architectures: integers, names of members, "layer",
+ * Formulas over members of config.json, for descriptions of models: integers, names of members, "layer",
  * + * / %, == != >, && || !, "layer in LIST", and 'ForCausalLM', which is 1 when the name of the model's
  * class ends with that text. A true condition is 1.
  *
- * In: a formula of the table, which is trusted, and members, which are not. Out: a number, computed with
+ * In: a formula of a description, which is trusted, and members, which are not. Out: a number, computed with
  * overflow checks.
  */
 #ifndef FSDP_FORMULA_H
 #define FSDP_FORMULA_H
 
-#include "base/core/mem.h"
-#include "statedict/expect/architecture.h"
-#include <fsdp/status.h>
+#include "statedict/models/models.h"
+#include <fsdp/value.h>
 
-enum { FSDP_CONFIG_MEMBERS = 64, FSDP_CONFIG_LIST = 4096 };
+enum { FSDP_CONFIG_LIST = 4096 };
 
 /* A member as config.json has it. */
 typedef struct fsdp_config_value {
-    const char *name;          /* of the table */
+    const char *name;
     bool is_there;             /* and not null */
     int64_t number;            /* of an object or a list: the number of its items */
     int64_t *items;            /* of a list of integers, sorted */
 } fsdp_config_value;
 
 typedef struct fsdp_config {
-    const fsdp_architecture *architecture;
+    const fsdp_architecture *architecture;     /* its description */
+    fsdp_value json;           /* all of it, in the arena */
     const char *path;          /* for messages */
     fsdp_arena arena;
     char class_name[128];      /* the first of "architectures"; "" when there is none */
-    bool is_class_known;       /* the table has the class; otherwise its heads are not known */
+    bool is_class_known;       /* the description has the class; otherwise its heads are not known */
     bool any_class;            /* every 'CLASS' in a formula is 1 */
-    fsdp_config_value values[FSDP_CONFIG_MEMBERS];
-    int count;
+    fsdp_config_value *values; /* of the description's members */
+    size_t count;
 } fsdp_config;
 
 /* Sorts the items of a list, in which "layer in LIST" searches for each layer. */

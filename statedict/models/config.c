@@ -1,0 +1,466 @@
+/* config.json: see config.h. */
+#include "statedict/models/config.h"
+
+#include "base/data/json.h"
+#include "base/text.h"
+#include "formats/frameworks.h"
+#include "formats/source.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- the text as values --------------------------------------------------------------------------- */
+
+/* Items of a list or an object until all are read; they then move into the arena. */
+typedef struct item_list {
+    fsdp_value *items;
+    size_t count, capacity;
+} item_list;
+
+typedef struct config_parser {
+    fsdp_json json;
+    fsdp_arena *arena;
+    size_t values;
+} config_parser;
+
+static fsdp_status parse_value(config_parser *parser, fsdp_value *out, fsdp_error *err);
+
+static fsdp_status keep_string(config_parser *parser, const char *data, size_t size,
+                               fsdp_value *out, fsdp_error *err)
+{
+    out->kind = FSDP_VALUE_STRING;
+    out->as.bytes.size = size;
+    out->as.bytes.data = fsdp_arena_strndup(parser->arena, data, size);
+    return out->as.bytes.data ? FSDP_OK : fsdp_fail_memory(err, parser->json.name);
+}
+
+/* Room for `more` items. */
+static fsdp_status grow(config_parser *parser, item_list *list, size_t more, fsdp_error *err)
+{
+    parser->values += more;
+    if (parser->values > FSDP_CONFIG_VALUES)
+        return fsdp_json_fail(&parser->json, err, "there are more than %d values",
+                              FSDP_CONFIG_VALUES);
+    return fsdp_grow(&list->items, &list->capacity, list->count + more, sizeof *list->items)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, parser->json.name);
+}
+
+static fsdp_status parse_items(config_parser *parser, bool is_object, item_list *list,
+                               fsdp_error *err)
+{
+    fsdp_json *json = &parser->json;
+    const char *key;
+    size_t size;
+    bool more;
+    FSDP_TRY(is_object ? fsdp_json_enter_object(json, err) : fsdp_json_enter_array(json, err));
+    for (;;) {
+        FSDP_TRY(is_object ? fsdp_json_next_key(json, &key, &size, &more, err)
+                           : fsdp_json_next_item(json, &more, err));
+        if (!more)
+            return FSDP_OK;
+        FSDP_TRY(grow(parser, list, is_object ? 2 : 1, err));
+        fsdp_value item = {0};
+        if (is_object) {
+            FSDP_TRY(keep_string(parser, key, size, &item, err));
+            list->items[list->count++] = item;
+            item = (fsdp_value){0};
+        }
+        FSDP_TRY(parse_value(parser, &item, err));
+        list->items[list->count++] = item;
+    }
+}
+
+static fsdp_status parse_list(config_parser *parser, bool is_object, fsdp_value *out,
+                              fsdp_error *err)
+{
+    item_list list = {0};
+    fsdp_status st = parse_items(parser, is_object, &list, err);
+    if (st == FSDP_OK) {
+        out->kind = is_object ? FSDP_VALUE_DICT : FSDP_VALUE_LIST;
+        out->as.list.count = list.count;
+        out->as.list.items = fsdp_arena_alloc(parser->arena, list.count, sizeof *list.items);
+        if (!out->as.list.items)
+            st = fsdp_fail_memory(err, parser->json.name);
+        else if (list.count > 0)
+            memcpy(out->as.list.items, list.items, list.count * sizeof *list.items);
+    }
+    fsdp_free(list.items);
+    return st;
+}
+
+/* All but whole numbers of 64 bits are floats. */
+static fsdp_status parse_number(config_parser *parser, fsdp_value *out, fsdp_error *err)
+{
+    const char *at = parser->json.at;
+    out->kind = FSDP_VALUE_I64;
+    if (fsdp_json_i64(&parser->json, &out->as.i64, NULL) == FSDP_OK)
+        return FSDP_OK;
+    parser->json.at = at;
+    out->kind = FSDP_VALUE_F64;
+    if (fsdp_json_f64(&parser->json, &out->as.f64, NULL) == FSDP_OK)
+        return FSDP_OK;
+    parser->json.at = at;
+    out->as.f64 = INFINITY; /* a number that is too large */
+    return fsdp_json_skip(&parser->json, err);
+}
+
+static fsdp_status parse_value(config_parser *parser, fsdp_value *out, fsdp_error *err)
+{
+    fsdp_json *json = &parser->json;
+    const char *data;
+    size_t size;
+    switch (fsdp_json_peek(json)) {
+    case FSDP_JSON_NULL: return fsdp_json_null(json, err);
+    case FSDP_JSON_BOOL:
+        out->kind = FSDP_VALUE_BOOL;
+        return fsdp_json_bool(json, &out->as.boolean, err);
+    case FSDP_JSON_STRING:
+        FSDP_TRY(fsdp_json_string(json, &data, &size, err));
+        return keep_string(parser, data, size, out, err);
+    case FSDP_JSON_ARRAY: return parse_list(parser, false, out, err);
+    case FSDP_JSON_OBJECT: return parse_list(parser, true, out, err);
+    default: return parse_number(parser, out, err);
+    }
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    const fsdp_value *one = *(const fsdp_value *const *)a, *other = *(const fsdp_value *const *)b;
+    size_t n = one->as.bytes.size, m = other->as.bytes.size;
+    int order = memcmp(one->as.bytes.data, other->as.bytes.data, n < m ? n : m);
+    return order ? order : (n > m) - (n < m);
+}
+
+/* A member that comes twice has two values, and nothing says which one counts. */
+static fsdp_status check_keys(config_parser *parser, const fsdp_value *config, fsdp_error *err)
+{
+    size_t count = config->as.list.count / 2;
+    const fsdp_value **keys = fsdp_arena_alloc(parser->arena, count, sizeof *keys);
+    if (!keys)
+        return fsdp_fail_memory(err, parser->json.name);
+    for (size_t i = 0; i < count; i++)
+        keys[i] = &config->as.list.items[2 * i];
+    qsort(keys, count, sizeof *keys, compare_keys);
+    for (size_t i = 1; i < count; i++)
+        if (compare_keys(&keys[i - 1], &keys[i]) == 0)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has the member '%.80s' twice",
+                             parser->json.name, keys[i]->as.bytes.data);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_config_parse(fsdp_arena *arena, const char *text, size_t size, const char *path,
+                              fsdp_value *config_out, fsdp_error *err)
+{
+    config_parser parser = {.arena = arena};
+    *config_out = (fsdp_value){0};
+    fsdp_json_init(&parser.json, text, size, path);
+    fsdp_status st = fsdp_json_peek(&parser.json) == FSDP_JSON_OBJECT
+                         ? parse_value(&parser, config_out, err)
+                         : fsdp_json_fail(&parser.json, err, "no JSON object begins here");
+    if (st == FSDP_OK)
+        st = fsdp_json_finish(&parser.json, err);
+    if (st == FSDP_OK)
+        st = check_keys(&parser, config_out, err);
+    fsdp_json_release(&parser.json);
+    return st;
+}
+
+/* --- members -------------------------------------------------------------------------------------- */
+
+const fsdp_value *fsdp_config_at(const fsdp_value *object, const char *name)
+{
+    for (size_t i = 0; object && object->kind == FSDP_VALUE_DICT && i < object->as.list.count;
+         i += 2) {
+        const fsdp_value *key = &object->as.list.items[i];
+        if (fsdp_bytes_are(key->as.bytes.data, key->as.bytes.size, name))
+            return key[1].kind == FSDP_VALUE_NULL ? NULL : &key[1];
+    }
+    return NULL;
+}
+
+/* False, and nothing is copied, when the value is NULL or no number. */
+static bool copy_real(const fsdp_value *value, double *number_out)
+{
+    if (value && value->kind == FSDP_VALUE_BOOL)
+        *number_out = value->as.boolean;
+    else if (value && value->kind == FSDP_VALUE_I64)
+        *number_out = (double)value->as.i64;
+    else if (value && value->kind == FSDP_VALUE_F64)
+        *number_out = value->as.f64;
+    else
+        return false;
+    return true;
+}
+
+bool fsdp_config_real(const fsdp_value *object, const char *name, double *number_out)
+{
+    return copy_real(fsdp_config_at(object, name), number_out);
+}
+
+static const char *word_of(const fsdp_value *value)
+{
+    bool is_word = value && value->kind == FSDP_VALUE_STRING &&
+                   strlen(value->as.bytes.data) == value->as.bytes.size;
+    return is_word ? value->as.bytes.data : NULL;
+}
+
+const char *fsdp_config_word(const fsdp_value *object, const char *name)
+{
+    return word_of(fsdp_config_at(object, name));
+}
+
+/* --- the kind of model ---------------------------------------------------------------------------- */
+
+static void copy_word(const char *word, char *out, size_t capacity)
+{
+    if (word && strlen(word) < capacity)
+        memcpy(out, word, strlen(word) + 1);
+}
+
+static void read_layers(const fsdp_value *config, const char *name, int64_t *layers)
+{
+    double count;
+    if (fsdp_config_real(config, name, &count) && count >= 0 && count <= INT32_MAX)
+        *layers = (int64_t)count;
+}
+
+static void fill_kind(const fsdp_value *config, fsdp_model_kind *kind)
+{
+    const fsdp_value *classes = fsdp_config_at(config, "architectures");
+    const fsdp_value *text = fsdp_config_at(config, "text_config");
+    copy_word(fsdp_config_word(config, "model_type"), kind->type, sizeof kind->type);
+    if (classes && classes->kind == FSDP_VALUE_LIST && classes->as.list.count > 0)
+        copy_word(word_of(classes->as.list.items), kind->class_name, sizeof kind->class_name);
+    kind->is_quantized = fsdp_config_at(config, "quantization_config") ||
+                         fsdp_config_at(config, "quantization"); /* the latter of MLX */
+    read_layers(config, "num_hidden_layers", &kind->layers);
+    read_layers(config, "num_nextn_predict_layers", &kind->further_layers);
+    /* the model of the text in one of several kinds */
+    read_layers(text, "num_hidden_layers", &kind->layers);
+    read_layers(text, "num_nextn_predict_layers", &kind->further_layers);
+}
+
+/* transformers leaves members with the values of their defaults out of config.json. */
+static bool is_tied(const fsdp_value *config, const fsdp_architecture *known)
+{
+    static const char name[] = "tie_word_embeddings";
+    const fsdp_value *tied = fsdp_config_at(config, name);
+    if (tied && tied->kind == FSDP_VALUE_BOOL)
+        return tied->as.boolean;
+    const fsdp_config_member *member =
+        known ? fsdp_architecture_member(known, name, sizeof name - 1) : NULL;
+    return member && member->otherwise && strcmp(member->otherwise, "1") == 0;
+}
+
+static fsdp_status read_kind(fsdp_arena *arena, const fsdp_value *config, fsdp_model_kind *kind,
+                             const fsdp_architecture **known_out, fsdp_error *err)
+{
+    fill_kind(config, kind);
+    FSDP_TRY(fsdp_architecture_find(arena, kind->type, strlen(kind->type), known_out, err));
+    kind->is_tied = is_tied(config, *known_out);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path,
+                                 fsdp_model_kind *kind, fsdp_error *err)
+{
+    const fsdp_architecture *known;
+    fsdp_arena arena = {0};
+    fsdp_value config;
+    *kind = (fsdp_model_kind){0};
+    fsdp_status st = fsdp_config_parse(&arena, text, size, path, &config, err);
+    if (st == FSDP_OK)
+        st = read_kind(&arena, &config, kind, &known, err);
+    fsdp_arena_release(&arena);
+    return st;
+}
+
+/* --- numbers of formulas -------------------------------------------------------------------------- */
+
+/* 8, and 8.0, which a program wrote that computed it. */
+static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
+                              fsdp_config_value *value, fsdp_error *err)
+{
+    const double most = 9007199254740992.0; /* whole numbers up to it are exact */
+    if (json->kind == FSDP_VALUE_I64)
+        value->number = json->as.i64;
+    else if (json->kind == FSDP_VALUE_F64 && fabs(json->as.f64) <= most &&
+             json->as.f64 == floor(json->as.f64))
+        value->number = (int64_t)json->as.f64;
+    else
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': '%s' is no whole number of 64 bits",
+                         config->path, value->name);
+    return FSDP_OK;
+}
+
+/* Integers are kept; of other items only their number. */
+static fsdp_status take_list(fsdp_config *config, const fsdp_value *json, fsdp_config_value *value,
+                             fsdp_error *err)
+{
+    size_t count = json->as.list.count;
+    if (count > FSDP_CONFIG_LIST)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': '%s' has more than %d items", config->path,
+                         value->name, FSDP_CONFIG_LIST);
+    value->items = fsdp_arena_alloc(&config->arena, count, sizeof *value->items);
+    if (!value->items)
+        return fsdp_fail_memory(err, config->path);
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_value *item = &json->as.list.items[i];
+        value->items[i] = item->kind == FSDP_VALUE_I64 ? item->as.i64 : -1;
+    }
+    value->number = (int64_t)count;
+    fsdp_formula_sort(value);
+    return FSDP_OK;
+}
+
+static fsdp_status take_value(fsdp_config *config, const fsdp_value *json, fsdp_config_value *value,
+                              fsdp_error *err)
+{
+    value->is_there = true;
+    switch (json->kind) {
+    case FSDP_VALUE_LIST: return take_list(config, json, value, err);
+    case FSDP_VALUE_DICT: value->number = (int64_t)(json->as.list.count / 2); return FSDP_OK;
+    case FSDP_VALUE_BOOL: value->number = json->as.boolean; return FSDP_OK;
+    default: return take_whole(config, json, value, err);
+    }
+}
+
+static fsdp_status take_values(fsdp_config *config, fsdp_error *err)
+{
+    const fsdp_architecture *model = config->architecture;
+    config->values = fsdp_arena_alloc(&config->arena, model->member_count, sizeof *config->values);
+    if (!config->values)
+        return fsdp_fail_memory(err, config->path);
+    for (size_t i = 0; i < model->member_count; i++) {
+        const fsdp_config_member *member = &model->members[i];
+        bool is_whole = member->kind == FSDP_MEMBER_WHOLE && member->name[0] != '$';
+        const fsdp_value *json = is_whole ? fsdp_config_at(&config->json, member->name) : NULL;
+        fsdp_config_value *value = &config->values[config->count++];
+        value->name = member->name;
+        if (json)
+            FSDP_TRY(take_value(config, json, value, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_config_number(const fsdp_config *config, const char *name, double *number_out,
+                               fsdp_error *err)
+{
+    const fsdp_config_member *member =
+        fsdp_architecture_member(config->architecture, name, strlen(name));
+    int64_t whole;
+    if (member && member->kind == FSDP_MEMBER_REAL && member->otherwise) {
+        if (!fsdp_config_real(&config->json, name, number_out))
+            *number_out = strtod(member->otherwise, NULL);
+        return FSDP_OK;
+    }
+    FSDP_TRY(fsdp_formula_compute(config, name, 0, &whole, err));
+    *number_out = (double)whole;
+    return FSDP_OK;
+}
+
+/* --- config.json of a family ---------------------------------------------------------------------- */
+
+static bool is_base_class(const char *name)
+{
+    size_t size = strlen(name);
+    return size > 5 && strcmp(name + size - 5, "Model") == 0;
+}
+
+static bool has_class(const fsdp_config *config)
+{
+    const fsdp_architecture *model = config->architecture;
+    for (size_t i = 0; i < model->row_count; i++)
+        if (model->rows[i].when && fsdp_formula_names_class(config, model->rows[i].when))
+            return true;
+    for (size_t i = 0; i < model->member_count; i++)
+        if (model->members[i].otherwise &&
+            fsdp_formula_names_class(config, model->members[i].otherwise))
+            return true;
+    return is_base_class(config->class_name);
+}
+
+static fsdp_status fail_unknown(const fsdp_model_kind *kind, const char *path, fsdp_error *err)
+{
+    char type[80];
+    fsdp_printable(kind->type, strlen(kind->type), type, sizeof type);
+    if (kind->is_quantized)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is of a quantized model, whose tensors are not known: name a "
+                         "directory with its weights",
+                         path);
+    if (!kind->type[0])
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has no model_type: name a directory with the model's weights", path);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "the tensors of model_type '%s' in '%s' are not known: name a directory with "
+                     "weights of this model",
+                     type, path);
+}
+
+fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fsdp_config *config,
+                             fsdp_error *err)
+{
+    fsdp_model_kind kind = {0};
+    *config = (fsdp_config){.path = path};
+    FSDP_TRY(fsdp_config_parse(&config->arena, text, size, path, &config->json, err));
+    FSDP_TRY(read_kind(&config->arena, &config->json, &kind, &config->architecture, err));
+    if (!config->architecture || config->architecture->row_count == 0 || kind.is_quantized)
+        return fail_unknown(&kind, path, err);
+    memcpy(config->class_name, kind.class_name, sizeof config->class_name);
+    FSDP_TRY(take_values(config, err));
+    config->is_class_known = has_class(config);
+    config->any_class = !config->is_class_known;
+    return FSDP_OK;
+}
+
+/* --- the file ------------------------------------------------------------------------------------- */
+
+/* The path of a file in the directory, or where dir is NULL in the one that holds the checkpoint's
+ * configuration. */
+static char *locate(fsdp_io *io, const char *dir, const char *path, const char *name)
+{
+    char *beside = NULL;
+    if (!dir && fsdp_framework_config(io, path, &beside, NULL) == FSDP_OK)
+        dir = beside;
+    char *file = dir ? fsdp_path_join(dir, name) : NULL;
+    fsdp_free(beside);
+    return file;
+}
+
+/* Takes the path. */
+static char *read_located(fsdp_io *io, char *file, size_t *size_out, char **path_out,
+                          fsdp_error *err)
+{
+    char *text = NULL;
+    if (file)
+        (void)fsdp_source_read_file(io, file, FSDP_CONFIG_BYTES, &text, size_out, err);
+    *path_out = text ? file : NULL;
+    if (!text)
+        fsdp_free(file);
+    return text;
+}
+
+char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out,
+                       char **path_out, fsdp_error *err)
+{
+    return read_located(io, locate(io, dir, path, "config.json"), size_out, path_out, err);
+}
+
+char *fsdp_params_find(fsdp_io *io, const char *path, size_t *size_out, char **path_out)
+{
+    return read_located(io, locate(io, NULL, path, "params.json"), size_out, path_out, NULL);
+}
+
+void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)
+{
+    size_t size;
+    char *found, *text = fsdp_config_find(io, dir, path, &size, &found, NULL);
+    *kind = (fsdp_model_kind){0};
+    if (text && fsdp_model_kind_read(text, size, "config.json", kind, NULL) != FSDP_OK)
+        *kind = (fsdp_model_kind){0};
+    fsdp_free(found);
+    fsdp_free(text);
+}

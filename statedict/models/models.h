@@ -1,0 +1,95 @@
+/*
+ * Room models: descriptions of the models of Hugging Face's transformers, and their config.json.
+ *
+ * A family of models is one text, builtin/FAMILY.model (docs/models.md has the format): members of
+ * config.json with their defaults, the tensors with shapes, conditions and roles, and what llama.cpp calls
+ * all that. No other file of the project lists families: a new one is a new text.
+ *
+ *   models.c    finds a description and reads its text
+ *   config.c    config.json, read once: its members, as numbers for formulas
+ *   formula.c   "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
+ *
+ * In: a model_type, or the text of a config.json, which may be hostile. Out: structs in an arena of the
+ * caller. Callers: rooms of statedict above this one, and runtime/transformer, which declares its parameters
+ * by role.
+ */
+#ifndef FSDP_MODELS_H
+#define FSDP_MODELS_H
+
+#include "base/core/mem.h"
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* A member of config.json; where it is absent or null, `otherwise` counts. Members whose name begins with '$'
+ * are names for formulas only. */
+typedef enum fsdp_member_kind {
+    FSDP_MEMBER_WHOLE,         /* a whole number, a boolean, or the count of a list or object */
+    FSDP_MEMBER_REAL,          /* formulas do not use it */
+    FSDP_MEMBER_WORD           /* likewise: "silu" */
+} fsdp_member_kind;
+typedef struct fsdp_config_member {
+    const char *name;
+    const char *otherwise;     /* a formula, a number, a word; NULL: no default */
+    fsdp_member_kind kind;
+} fsdp_config_member;
+
+/* A tensor, or with {layer} or {expert} in its name one per layer, per expert. */
+typedef struct fsdp_tensor_row {
+    const char *name;          /* {base}: the prefix of the model without its head, which heads do not have */
+    const char *shape;         /* formulas with ", " between them; "?": any shape */
+    const char *role;          /* "q_proj", "q_proj.bias", "embed" ...: the same in all families; "": none */
+    const char *when;          /* the tensor exists; NULL: always */
+    const char *may_lack;      /* it need not be stored; NULL: it must */
+    int spelling;              /* from 1 on; 0: the row belongs to every spelling */
+} fsdp_tensor_row;
+
+/* A key of GGUF below the name of the architecture, and its member of config.json. */
+typedef struct fsdp_gguf_key {
+    const char *key, *member;
+} fsdp_gguf_key;
+
+typedef enum fsdp_window_use { FSDP_WINDOW_NEVER, FSDP_WINDOW_ALWAYS, FSDP_WINDOW_IF_USED } fsdp_window_use;
+
+/* The model as llama.cpp knows it. */
+typedef struct fsdp_gguf_names {
+    const char *architecture;  /* NULL: llama.cpp does not have it, or this project no map for its names */
+    bool one_way;              /* a file of this architecture becomes a model of another family */
+    const char *pre;           /* the pattern of words of its tokenizer */
+    const char *activations;   /* those that llama.cpp computes, with '|' between them */
+    fsdp_window_use window;    /* whether transformers gives it a sliding window */
+    const fsdp_gguf_key *keys;
+    size_t key_count;
+} fsdp_gguf_names;
+
+typedef struct fsdp_architecture {
+    const char *model_type;
+    const char *class_name;    /* the model with its output; NULL: it has none */
+    const char *const *bases;  /* "model.", "": prefixes of the model without its head; the usual one first */
+    size_t base_count;
+    int spellings;
+    const fsdp_config_member *members;
+    size_t member_count;
+    const fsdp_tensor_row *rows;   /* none: only bases are known, and its tensors are not checked */
+    size_t row_count;
+    fsdp_gguf_names gguf;
+} fsdp_architecture;
+
+/* Reads the description of a model_type into the arena. *architecture_out is NULL when there is none. */
+fsdp_status fsdp_architecture_find(fsdp_arena *arena, const char *model_type, size_t size,
+                                   const fsdp_architecture **architecture_out, fsdp_error *err);
+/* Reads description i, in the order of the alphabet; *architecture_out is NULL after the last. */
+fsdp_status fsdp_architecture_at(fsdp_arena *arena, size_t i, const fsdp_architecture **architecture_out,
+                                 fsdp_error *err);
+/* Reads the text of a description; name is for messages. FSDP_ERR_USAGE names the line that is wrong. */
+fsdp_status fsdp_architecture_parse(fsdp_arena *arena, const char *name, const char *text,
+                                    const fsdp_architecture **architecture_out, fsdp_error *err);
+
+/* NULL: there is none. */
+const fsdp_config_member *fsdp_architecture_member(const fsdp_architecture *architecture, const char *name,
+                                                   size_t size);
+/* The first row of the role, from row `from` on; NULL: none. */
+const fsdp_tensor_row *fsdp_architecture_role(const fsdp_architecture *architecture, const char *role,
+                                              size_t from);
+
+#endif

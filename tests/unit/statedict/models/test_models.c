@@ -1,0 +1,210 @@
+/* Descriptions of models: every built-in one is whole, and a fault in one is named by its line. */
+#include "statedict/models/config.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+static fsdp_arena arena;
+static fsdp_error err;
+
+static void end(void)
+{
+    fsdp_arena_release(&arena);
+}
+
+TestSuite(models, .fini = end);
+
+static const fsdp_architecture *at(size_t i)
+{
+    const fsdp_architecture *model = NULL;
+    cr_assert_eq(fsdp_architecture_at(&arena, i, &model, &err), FSDP_OK, "%s", err.text);
+    return model;
+}
+
+static const fsdp_architecture *parse(const char *text)
+{
+    const fsdp_architecture *model = NULL;
+    cr_assert_eq(fsdp_architecture_parse(&arena, "toy", text, &model, &err), FSDP_OK, "%s",
+                 err.text);
+    return model;
+}
+
+/* --- the built-in ones --- */
+
+/* A config.json without members, so that every formula is computed from defaults. */
+static void compute_all(const fsdp_architecture *model)
+{
+    char text[128];
+    fsdp_config config;
+    int64_t value;
+    snprintf(text, sizeof text, "{\"model_type\": \"%s\"}", model->model_type);
+    cr_assert_eq(fsdp_config_read(text, strlen(text), "c", &config, &err), FSDP_OK, "%s", err.text);
+    for (size_t i = 0; i < model->row_count; i++) {
+        const fsdp_tensor_row *row = &model->rows[i];
+        const char *shape = strcmp(row->shape, "?") == 0 ? NULL : row->shape;
+        while (shape)
+            cr_assert_eq(fsdp_formula_next_dim(&config, &shape, 0, &value, &err), FSDP_OK,
+                         "%s %s: %s", model->model_type, row->name, err.text);
+        for (int c = 0; c < 2; c++) {
+            const char *condition = c == 0 ? row->when : row->may_lack;
+            if (condition)
+                cr_assert_eq(fsdp_formula_compute(&config, condition, 0, &value, &err), FSDP_OK,
+                             "%s %s: %s", model->model_type, row->name, err.text);
+        }
+    }
+    fsdp_arena_release(&config.arena);
+}
+
+Test(models, have_formulas_of_known_members)
+{
+    size_t families = 0;
+    for (size_t i = 0; at(i); i++)
+        if (at(i)->row_count > 0) {
+            compute_all(at(i));
+            families++;
+        }
+    cr_expect_geq(families, 14u);
+}
+
+Test(models, have_bases_of_their_own_first)
+{
+    for (size_t i = 0; at(i); i++) {
+        const fsdp_architecture *model = at(i);
+        cr_expect_gt(model->base_count, 0u, "%s", model->model_type);
+        cr_expect_str_not_empty(model->bases[0], "%s", model->model_type);
+    }
+}
+
+Test(models, are_found_by_each_of_their_types)
+{
+    const fsdp_architecture *model = NULL;
+    cr_assert_eq(fsdp_architecture_find(&arena, "bloom", 5, &model, &err), FSDP_OK);
+    cr_assert_not_null(model);
+    cr_expect_str_eq(model->model_type, "bloom");
+    cr_expect_str_eq(model->bases[0], "transformer.");
+    cr_expect_eq(model->row_count, 0u, "only its bases are known");
+    cr_assert_eq(fsdp_architecture_find(&arena, "blooms", 6, &model, &err), FSDP_OK);
+    cr_expect_null(model);
+    cr_assert_eq(fsdp_architecture_find(&arena, "heads", 5, &model, &err), FSDP_OK);
+    cr_expect_null(model, "a part of descriptions is no family");
+}
+
+/* --- what a description may say --- */
+
+Test(models, take_over_what_another_one_has)
+{
+    const fsdp_architecture *model = parse("like llama\n"
+                                           "member vocab_size = 7\n"
+                                           "in {base}layers.{layer}.\n"
+                                           "without mlp.* self_attn.o_proj.bias\n"
+                                           "tensor self_attn.q_proj.weight [1, 2,\n"
+                                           "    3] as q_proj when 1 == 1 # a comment\n"
+                                           "    may-lack 0 spelling 2\n");
+    const fsdp_config_member *member = fsdp_architecture_member(model, "vocab_size", 10);
+    const fsdp_tensor_row *row = fsdp_architecture_role(model, "q_proj", 0);
+    cr_assert(member && row);
+    cr_expect_str_eq(member->otherwise, "7");
+    cr_expect_str_eq(row->name, "{base}layers.{layer}.self_attn.q_proj.weight");
+    cr_expect_str_eq(row->shape, "1, 2, 3");
+    cr_expect_str_eq(row->when, "1 == 1");
+    cr_expect_str_eq(row->may_lack, "0");
+    cr_expect_eq(row->spelling, 2);
+    cr_expect_eq(model->spellings, 2);
+    cr_expect_null(fsdp_architecture_role(model, "q_proj", (size_t)(row - model->rows) + 1));
+    cr_expect_null(fsdp_architecture_role(model, "gate", 0));
+    cr_expect_null(fsdp_architecture_role(model, "o_proj.bias", 0));
+    cr_expect_not_null(fsdp_architecture_role(model, "o_proj", 0));
+    cr_expect_null(model->gguf.architecture, "only its own text says that llama.cpp has it");
+    cr_expect_str_eq(model->gguf.pre, "llama-bpe");
+}
+
+Test(models, may_have_a_name_twice)
+{
+    const fsdp_architecture *model = parse("tensor a [1] when 1\ntensor a [2] when 0\n");
+    cr_expect_eq(model->row_count, 2u);
+}
+
+Test(models, name_the_line_of_a_fault)
+{
+    static const char *const faults[][2] = {
+        {"\n\nmembers a = 1\n", "toy.model:3: unknown word 'members'"},
+        {"member a 1\n", "toy.model:1: a member is"},
+        {"member\n", "toy.model:1: a member is"},
+        {"# a\ntensor a\n    [1\n", "toy.model:2: no [SHAPE] follows"},
+        {"tensor a [1] whenever 1\n", "toy.model:1: unknown word 'whenever'"},
+        {"tensor a [1] when\n", "toy.model:1: nothing follows 'when'"},
+        {"like\n", "toy.model:1: there is no description ''"},
+        {"like nothing\n", "toy.model:1: there is no description 'nothing'"},
+        {"like llama\nwithout a\n", "toy.model:2: no inherited tensor has the name 'a'"},
+        {"like llama\n\nkey a = b\n",
+         "toy.model:3: no line 'member', 'real' or 'word' has the name 'b'"},
+        {"key a\n", "toy.model:1: a key of GGUF is"},
+        {"window open\n", "toy.model:1: a window is never, always or if-used, not 'open'"},
+        {"gguf llama two-way\n",
+         "toy.model:1: after the name only 'one-way' may follow, not 'two-way'"},
+        {"bases a b c d e\n", "toy.model:1: there are too many bases"},
+        {"pre a b\n", "toy.model:1: the line has a word too many: 'b'"},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        const fsdp_architecture *model;
+        cr_expect_eq(fsdp_architecture_parse(&arena, "toy", faults[i][0], &model, &err),
+                     FSDP_ERR_USAGE, "%s", faults[i][0]);
+        cr_expect(strstr(err.text, faults[i][1]), "%s", err.text);
+    }
+}
+
+/* --- config.json --- */
+
+static fsdp_status read_config(const char *text, fsdp_value *value)
+{
+    return fsdp_config_parse(&arena, text, strlen(text), "c", value, &err);
+}
+
+Test(models, read_config_json_once)
+{
+    fsdp_value config;
+    double number = 0;
+    cr_assert_eq(read_config("{\"a\": 1, \"b\": {\"c\": [1.5, true, null, \"x\"]}, \"d\": false, "
+                             "\"e\": 1e400, \"f\": \"g\\u0000\", \"h\": null, \"i\": \"j\"}",
+                             &config),
+                 FSDP_OK, "%s", err.text);
+    const fsdp_value *list = fsdp_config_at(fsdp_config_at(&config, "b"), "c");
+    cr_assert(list && list->kind == FSDP_VALUE_LIST && list->as.list.count == 4);
+    cr_expect_eq(list->as.list.items[0].as.f64, 1.5);
+    cr_expect(fsdp_config_real(&config, "a", &number) && number == 1);
+    cr_expect(fsdp_config_real(&config, "d", &number) && number == 0);
+    cr_expect(fsdp_config_real(&config, "e", &number) && number > 1e300);
+    cr_expect(!fsdp_config_real(&config, "h", &number) && !fsdp_config_real(&config, "b", &number));
+    cr_expect_null(fsdp_config_at(&config, "h"));
+    cr_expect_null(fsdp_config_at(&config, "c"));
+    cr_expect_null(fsdp_config_at(list, "a"));
+    cr_expect_null(fsdp_config_word(&config, "f"), "a text with a zero byte is no word");
+    cr_expect_str_eq(fsdp_config_word(&config, "i"), "j");
+}
+
+Test(models, refuse_a_config_json_that_is_none)
+{
+    static const char *const texts[] = {"[]", "{", "{\"a\": }", "{\"a\": 1} 2",
+                                        "{\"a\": 1, \"b\": 2, \"a\": 1}"};
+    fsdp_value config;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        cr_expect_eq(read_config(texts[i], &config), FSDP_ERR_DAMAGED, "%s", texts[i]);
+    cr_expect(strstr(err.text, "'c' has the member 'a' twice"), "%s", err.text);
+}
+
+Test(models, compute_members_of_every_kind)
+{
+    static const char text[] =
+        "{\"model_type\": \"llama\", \"hidden_size\": 64.0, \"rope_theta\": 5e5}";
+    fsdp_config config;
+    double number = 0;
+    cr_assert_eq(fsdp_config_read(text, sizeof text - 1, "c", &config, &err), FSDP_OK, "%s",
+                 err.text);
+    cr_expect(fsdp_config_number(&config, "head_dim", &number, &err) == FSDP_OK && number == 2);
+    cr_expect(fsdp_config_number(&config, "rope_theta", &number, &err) == FSDP_OK && number == 5e5);
+    cr_expect(fsdp_config_number(&config, "rms_norm_eps", &number, &err) == FSDP_OK &&
+              number == 1e-6);
+    cr_expect_eq(fsdp_config_number(&config, "hidden_act", &number, &err), FSDP_ERR_USAGE);
+    fsdp_arena_release(&config.arena);
+}
