@@ -2,8 +2,8 @@
  * fsdp-bench: makes synthetic checkpoints, proves every element of them, and measures the library
  * beside what the plain file system, memcpy or another library does with the same bytes.
  */
-#include "tools/bench_train/bench_step.h"
-#include "tools/bench_train/bench_trainer.h"
+#include "tests/bench/train/bench_step.h"
+#include "tests/bench/train/bench_trainer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef FSDP_TRANSFORMER_INTERNAL_H
 #define FSDP_TRANSFORMER_INTERNAL_H
 
-#include "runtime/mlp/linear_layer.h"
+#include "runtime/transformer/linear_layer.h"
 #include "runtime/transformer/transformer.h"
 
 typedef struct model_norm { fsdp_param *weight, *bias; } model_norm;   /* bias NULL: RMS */

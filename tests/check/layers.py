@@ -23,8 +23,7 @@ ONLY = {("statedict", "formats"): {"formats/frameworks.h", "formats/shard.h", "f
                                     "formats/target.h"},
         ("tools", "base"): {"base/text.h", "base/values_shape.h", "base/data/json.h"},
         ("tools", "kernels"): {"kernels/digest.h"},
-        ("tools", "runtime"): {"runtime/comm_nccl/nccl_library.h",
-                               "runtime/mlp/mlp.h", "runtime/tokens/token_data.h",
+        ("tools", "runtime"): {"runtime/comm_nccl/nccl_library.h", "runtime/tokens/token_data.h",
                                "runtime/tokens/tokenize_lines.h", "runtime/tokens/tokenizer.h",
                                "runtime/transformer/transformer.h"}}
 

@@ -12,8 +12,8 @@ ROOMS = {
                   "expect", "derive", "map", "save", "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "comm_nccl", "launch",
                 "param", "context", "group", "step", "optim", "staging", "state", "background", "wrap",
-                "tokens", "mlp", "transformer"],
-    "tools": ["cli", "ls", "convert", "train", "bench", "bench_checkpoint", "bench_train", "plot", "."],
+                "tokens", "transformer"],
+    "tools": ["cli", "ls", "convert", "train", "bench", "plot", "."],
 }
 
 

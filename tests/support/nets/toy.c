@@ -1,7 +1,7 @@
 /* See toy.h. */
 #include "tests/support/nets/toy.h"
 
-#include "runtime/mlp/mlp.h"
+#include "tests/bench/mlp.h"
 
 #include <stdio.h>
 #include <string.h>

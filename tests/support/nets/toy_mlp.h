@@ -5,7 +5,7 @@
 #ifndef FSDP_TOY_MLP_H
 #define FSDP_TOY_MLP_H
 
-#include "runtime/mlp/mlp.h"
+#include "tests/bench/mlp.h"
 #include "tests/support/nets/toy.h"
 
 enum { MLP_LAYERS = TOY_LAYERS, MLP_WIDTH = 8, MLP_ROWS = 4, MLP_ROOT = -1 };

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/mlp/linear_layer.h"
+#include "runtime/transformer/linear_layer.h"
 #include "tests/support/nets/tensors.h"
 #include "tests/support/nets/toy.h"
 #include "tests/support/nets/unit_tuning.h"

@@ -4,7 +4,7 @@
  *
  * A unit has A elements of padded shards, N = W A gathered, and n elements of gradients, without padding.
  */
-#include "tools/bench_train/bench_step.h"
+#include "tests/bench/train/bench_step.h"
 
 #include <stdlib.h>
 

@@ -2,7 +2,7 @@
  * fsdp-bench step: trains, and prints a line per step and the memory used; with --against torch it measures
  * in turns with the same model in PyTorch's FSDP2.
  */
-#include "tools/bench_train/bench_step.h"
+#include "tests/bench/train/bench_step.h"
 #include "base/text.h"
 
 #include <inttypes.h>

@@ -2,7 +2,7 @@
  * A Llama as Megatron saves it on two tensor parallel ranks and two pipeline stages: a file per rank with the
  * rows or columns of its own, of the layers of its stage. See bench_convert.h.
  */
-#include "tools/bench_checkpoint/bench_convert.h"
+#include "tests/bench/checkpoint/bench_convert.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * fsdp-bench train: steps of fsdp-train's code, in turns with PyTorch and, if it is there, llm.c. Each side
  * takes one step at a time, while the others wait. See bench_trainer.h.
  */
-#include "tools/bench_train/bench_trainer.h"
+#include "tests/bench/train/bench_trainer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /*
  * Parameters of units as mathematics in f32 see them, and linear layers of them, forward and backward. In:
  * gathered parameters of any floating dtype, arrays of kernels/nn.h; out: arrays, gradients of parameters.
- * Models (mlp.h, runtime/transformer) call it between the hooks of a unit.
+ * Models call it between the hooks of a unit: those of this room, and the MLP of tests.
  */
 #ifndef FSDP_LINEAR_LAYER_H
 #define FSDP_LINEAR_LAYER_H

@@ -1,19 +1,15 @@
 /*
  * A multilayer perceptron that is trained in shards: layers y = relu(x W^T + b), the last one without relu;
- * the loss is the mean of (y - t)^2 over this rank's rows and results. fsdp-bench step and tests train it.
- * In: a model, a plan, units, rows; out: parameters and the gradients of a microbatch. The room calls the
- * public headers of the runtime and kernels/nn.h, and asks a world where its memory lies; tools and tests
- * call this header, other models linear_layer.h.
- *
- *   linear_layer.c   parameters in f32; one linear layer, forward and backward
- *   mlp.c            a plan -> parameters, arrays; a microbatch
+ * the loss is the mean of (y - t)^2 over this rank's rows and results. The bench `step` and tests train it.
+ * In: a model, a plan, units, rows; out: parameters and the gradients of a microbatch. It calls the public
+ * headers of the runtime, kernels/nn.h and the trainer's linear_layer.h.
  *
  * Values and arrays are f32 in host memory, whatever dtype parameters have.
  */
 #ifndef FSDP_MLP_H
 #define FSDP_MLP_H
 
-#include "runtime/mlp/linear_layer.h"
+#include "runtime/transformer/linear_layer.h"
 #include <fsdp/root.h>
 
 typedef struct fsdp_mlp_plan {

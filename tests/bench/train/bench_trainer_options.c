@@ -1,6 +1,6 @@
 /* Options of fsdp-bench train. See bench_trainer.h. */
-#include "tools/bench_train/bench_trainer.h"
-#include "tools/bench_train/bench_step.h"
+#include "tests/bench/train/bench_trainer.h"
+#include "tests/bench/train/bench_step.h"
 
 enum { KEY_HEADS = 0x2200, KEY_VOCAB, KEY_BATCH, KEY_LENGTH, KEY_TURNS, KEY_LLMC, KEY_BEHIND };
 

@@ -1,5 +1,5 @@
 /* Gradients of linear layers of bf16 parameters: in f32, in bf16, and those that cannot be added to. */
-#include "runtime/mlp/linear_layer.h"
+#include "runtime/transformer/linear_layer.h"
 #include "tests/unit/runtime/expect_toy.h"
 
 enum { IN = 3, OUT = 2, ROWS = 2 };

@@ -1,5 +1,5 @@
 /* The training that fsdp-bench train measures: tools/train with a model of its options, on random ids. */
-#include "tools/bench_train/bench_trainer.h"
+#include "tests/bench/train/bench_trainer.h"
 
 #include <fsdp/root_init.h>
 #include <stdlib.h>

@@ -12,7 +12,7 @@
 #define FSDP_BENCH_STEP_H
 
 #include "tools/bench/bench.h"
-#include "runtime/mlp/mlp.h"
+#include "tests/bench/mlp.h"
 
 /* --- options ---------------------------------------------------------------------------------- */
 

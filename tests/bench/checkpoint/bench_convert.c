@@ -7,7 +7,7 @@
  *   NAME-verified   ours as it comes, beside its ceiling
  *   NAME-peer       ours as it comes, beside the peer
  */
-#include "tools/bench_checkpoint/bench_convert.h"
+#include "tests/bench/checkpoint/bench_convert.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * Programs of fsdp-bench convert: fsdp-convert, fsdp-ls, cp and the peer, each in a process of its own, whose
  * time and peak memory are taken. See bench_convert.h.
  */
-#include "tools/bench_checkpoint/bench_convert.h"
+#include "tests/bench/checkpoint/bench_convert.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Parameters in f32, and linear layers. See linear_layer.h. */
-#include "runtime/mlp/linear_layer.h"
+#include "runtime/transformer/linear_layer.h"
 
 #include "base/core/mem.h"
 #include "runtime/launch/world_internal.h"

@@ -2,7 +2,7 @@
  * Sources of fsdp-bench convert. Threads as ranks save a native checkpoint, and fsdp-convert writes it in the
  * format that a case reads; what it cannot write, the peer does. See bench_convert.h.
  */
-#include "tools/bench_checkpoint/bench_convert.h"
+#include "tests/bench/checkpoint/bench_convert.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * The model of fsdp-bench step: a multilayer perceptron (runtime/mlp), one unit per layer, over the mesh and
  * with the settings of the options.
  */
-#include "tools/bench_train/bench_step.h"
+#include "tests/bench/train/bench_step.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Options of fsdp-bench step. See bench_step.h. */
-#include "tools/bench_train/bench_step.h"
+#include "tests/bench/train/bench_step.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* A plan becomes parameters and arrays; forward and backward of a microbatch. See mlp.h. */
-#include "runtime/mlp/mlp.h"
+#include "tests/bench/mlp.h"
 
 #include "base/core/mem.h"
 

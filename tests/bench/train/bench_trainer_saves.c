@@ -3,7 +3,7 @@
  * state into warm memory, and how much longer the steps beside it take, beside the same save made
  * synchronously. See bench_trainer.h.
  */
-#include "tools/bench_train/bench_trainer.h"
+#include "tests/bench/train/bench_trainer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * Models that the sources of fsdp-bench convert hold: a Llama, the same with scales of blocks, an adapter for
  * it, and the configurations beside them. See bench_convert.h.
  */
-#include "tools/bench_checkpoint/bench_convert.h"
+#include "tests/bench/checkpoint/bench_convert.h"
 
 #include <errno.h>
 #include <inttypes.h>
