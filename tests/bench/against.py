@@ -1,6 +1,6 @@
-"""fsdp-bench collectives beside another library: every row has both sides, and the peer ends with us.
+"""bench collectives beside another library: every row has both sides, and the peer ends with us.
 
-usage: against.py FSDP_BENCH openmpi|gloo
+usage: against.py BENCH openmpi|gloo
 """
 
 import json

@@ -2,7 +2,7 @@
  * The plain file system: reads, writes and copies of the same bytes without the library. Rows are
  * measured against these, so the code stays simple.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <dirent.h>
 #include <errno.h>

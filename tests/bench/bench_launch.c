@@ -2,7 +2,7 @@
  * Commands whose ranks fsdp_launch starts: those that measure training. Options are parsed before;
  * fsdp_launch finds its own in the same command line.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 enum { PATIENCE_MS = 600000 };
 
 typedef struct launched_work {
-    const bench_options *opts;
+    const row_options *opts;
     bench_world_body body;
     pid_t starter; /* its lone rank leaves the end of the output to others; 0: none does */
     bool was_alone;
@@ -35,13 +35,13 @@ static int run_rank(void *context, fsdp_world *world, int argc, char **argv)
     return code;
 }
 
-_Noreturn void bench_launch(const bench_options *opts, bench_world_body body)
+_Noreturn void bench_launch(const row_options *opts, bench_world_body body)
 {
     launched_work work = {.opts = opts, .body = body};
     exit(fsdp_launch(opts->argc, opts->argv, run_rank, &work));
 }
 
-_Noreturn void bench_launch_twice(const bench_options *opts, bench_world_body body, int ranks)
+_Noreturn void bench_launch_twice(const row_options *opts, bench_world_body body, int ranks)
 {
     launched_work work = {.opts = opts, .body = body};
     char count[16];

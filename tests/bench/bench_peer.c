@@ -3,7 +3,7 @@
  * reads its commands from a named pipe, since a rank that waited for a message of another rank would
  * spin and disturb our measurement. See bench.h.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -201,5 +201,5 @@ void bench_find_peer(const char *name, char *path_out)
     char *slash = strrchr(program, '/');
     if (slash)
         *slash = '\0';
-    snprintf(path_out, BENCH_PATH, "%s/../tests/%s", program, name);
+    snprintf(path_out, BENCH_PATH, "%s/%s", program, name);
 }

@@ -2,7 +2,7 @@
  * Measures two sides in turns on the same bytes: one warm-up round, then medians of the others. Ranks begin
  * each timed run together, and it ends with the last rank.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * HDF5 alone, as the peer of fsdp-bench compress: writes f32 values by H5Dwrite with byte shuffle and the
+ * HDF5 alone, as the peer of bench compress: writes f32 values by H5Dwrite with byte shuffle and the
  * zstd filter at level 1, in chunks of 1 MiB. The filter comes from HDF5_PLUGIN_PATH, as for any program.
  * The values are read back and compared, outside the time.
  *

@@ -1,4 +1,4 @@
-"""fsdp-bench step: its lines, its values, and that neither ranks nor modes change them.
+"""bench step: its lines, its values, and that neither ranks nor modes change them.
 
 usage: step.py BUILD
 """
@@ -17,8 +17,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 CLASSES = ["shard", "unsharded", "all_gather", "reduce", "grad"]
 
 
-def run(*arguments, tool="fsdp-bench"):
-    done = subprocess.run([f"{BUILD}/bin/{tool}", *map(str, arguments)], capture_output=True,
+def run(*arguments, tool="tests/bench_rows"):
+    done = subprocess.run([f"{BUILD}/{tool}", *map(str, arguments)], capture_output=True,
                           text=True, env=ENVIRONMENT, timeout=100)
     return done.returncode, done.stdout, done.stderr
 
@@ -153,7 +153,7 @@ def check_checkpoints():
         saved, again = f"{folder}/saved", f"{folder}/again"
         step(f"{SHAPE} --threads 3 --save {saved}")
         step(f"{SHAPE} --threads 2 --load {saved} --save {again} --steps 0")
-        code, out, said = run(saved, again, tool="fsdp-diff")
+        code, out, said = run(saved, again, tool="bin/fsdp-diff")
         assert code == 0, (out, said)
         assert losses(f"{SHAPE} --threads 2 --load {saved}")[0] < losses(f"{SHAPE} --threads 2")[0]
 
@@ -169,7 +169,7 @@ def check_refusals():
             ("step --divide 0", "must be more than 0"),
             ("step --against gloo", "step has torch"),
             ("save --layers 3", "--layers means nothing to save"),
-            ("step --scale 3", "--scale means nothing to step")]:
+            ("step --scale 3", "there is no option '--scale'")]:
         code, out, said = run(*arguments.split())
         assert code == 2 and told in said and out == "", (arguments, code, out, said)
 
@@ -181,4 +181,4 @@ check_meshes()
 check_options()
 check_checkpoints()
 check_refusals()
-print("fsdp-bench step: as it should be")
+print("bench step: as it should be")

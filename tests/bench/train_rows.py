@@ -1,4 +1,4 @@
-"""fsdp-bench train: its rows, alone, beside a peer that says known times, and beside PyTorch.
+"""bench train: its rows, alone, beside a peer that says known times, and beside PyTorch.
 
 usage: train_rows.py BUILD [torch]
 """
@@ -40,7 +40,7 @@ done
 
 def run(*options):
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([f"{BUILD}/bin/fsdp-bench", "train", "--dir", folder, *TINY, *options],
+        done = subprocess.run([f"{BUILD}/tests/bench_rows", "train", "--dir", folder, *TINY, *options],
                               capture_output=True, text=True, env=ENVIRONMENT, timeout=110)
         assert os.listdir(folder) == [], os.listdir(folder)
     return done
@@ -105,7 +105,7 @@ def check_refusals():
         assert done.returncode == 2 and told in done.stderr and done.stdout == "", done
     for options, told in [("step --heads 2", "--heads means nothing to step"),
                           ("save --width 2", "--width means nothing to save")]:
-        done = subprocess.run([f"{BUILD}/bin/fsdp-bench", *options.split()], capture_output=True, text=True)
+        done = subprocess.run([f"{BUILD}/tests/bench_rows", *options.split()], capture_output=True, text=True)
         assert done.returncode == 2 and told in done.stderr, done
 
 
@@ -124,4 +124,4 @@ else:
     check_alone()
     check_peer()
     check_refusals()
-print("fsdp-bench train: as it should be")
+print("bench train: as it should be")

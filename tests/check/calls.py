@@ -34,6 +34,11 @@ LISTED = {
     "fsdp_kernels_all": "all variants of a kernel give equal bytes",
     "fsdp_token_data_tokens": "the place where data is cut into training and validation",
     "fsdp_model_kind_read": "fsdp_model_kind_find for text that the caller has read",
+    "bench_model_add": "tests/bench measures with the states of fsdp-bench, and with models of its own",
+    "bench_model_init_llama": "a model of tests/bench",
+    "bench_model_init_plain": "a model of tests/bench",
+    "bench_state_compare": "the state that a bench of tests/bench has loaded",
+    "train_job_make": "tests/bench measures steps of fsdp-train",
 }
 # Symbols that libraries and linkers look up by name.
 LOOKED_UP = {"main", "H5PLget_plugin_info", "H5PLget_plugin_type", "fsdp_mpi_table"}

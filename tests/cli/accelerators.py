@@ -11,7 +11,7 @@ from pathlib import Path
 
 BUILD, FAKE, OLD_FAKE, BARE = sys.argv[1:]
 TOOLS = sorted(path for path in (Path(BUILD) / "bin").glob("fsdp-*") if os.access(path, os.X_OK))
-BENCH = Path(BUILD) / "bin/fsdp-bench"
+BENCH = Path(BUILD) / "tests/bench_rows"
 NOT_NCCL = "libm.so.6"
 problems = []
 

@@ -35,7 +35,7 @@ TYPED = {
     "fsdp-convert --to safe": "fsdp-convert --to safetensors",
     "fsdp-convert st": "fsdp-convert step-00000100",
     "fsdp-train --optim.weight": "fsdp-train --optim.weight_decay",
-    "fsdp-bench resh": "fsdp-bench reshard",
+    "fsdp-bench ch": "fsdp-bench check",
     "fsdp-bench make --model mo": "fsdp-bench make --model moe",
     "fsdp-convert --include st": "fsdp-convert --include st",
 }

@@ -25,7 +25,7 @@ NUMBERS = {("unshard", "forward"): 2, ("copy_in", "copy_in"): 2, ("all_gather", 
 
 def trace():
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([f"{BUILD}/bin/fsdp-bench", *STEP.split(), "--trace", f"{folder}/%r"], check=True,
+        subprocess.run([f"{BUILD}/tests/bench_rows", *STEP.split(), "--trace", f"{folder}/%r"], check=True,
                        stdout=subprocess.DEVNULL, timeout=100)
         return [json.loads(line) for line in open(f"{folder}/0")]
 

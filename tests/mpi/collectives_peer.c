@@ -1,6 +1,6 @@
 /*
- * Open MPI's own collectives for fsdp-bench collectives, which starts this under mpirun and says what
- * to do through pipes: tools/bench/bench.h, bench_peer. All-gather and all-reduce are in place.
+ * Open MPI's own collectives for ./dev bench collectives, which starts this under mpirun and says what
+ * to do through pipes: tests/bench/rows.h, bench_peer. All-gather and all-reduce are in place.
  *
  * usage: mpirun -n N mpi_collectives_peer DIR N
  */

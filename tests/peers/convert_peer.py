@@ -1,5 +1,5 @@
-"""The programs that people use today for the rows of fsdp-bench convert. Calls of a library are timed without
-the start of Python.
+"""The programs that people use today for the rows of ./dev bench convert. Calls of a library are timed
+without the start of Python.
 
 usage: convert_peer.py TASK FROM TO     prints the seconds and the processor seconds of the work
 

@@ -1,5 +1,5 @@
-"""PyTorch's collectives over gloo for fsdp-bench collectives, which says what to do through pipes
-(tools/bench/bench.h, bench_peer). All-gather and all-reduce are in place.
+"""PyTorch's collectives over gloo for ./dev bench collectives, which says what to do through pipes
+(tests/bench/rows.h, bench_peer). All-gather and all-reduce are in place.
 
 usage: gloo_collectives.py DIR RANKS
 """

@@ -1,4 +1,4 @@
-"""The ranks of a peer of fsdp-bench, which gives orders through pipes (bench_peer in tools/bench/bench.h)."""
+"""The ranks of a peer of a bench, which gives orders through pipes (bench_peer in tests/bench/rows.h)."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""The model of fsdp-bench step in PyTorch: the same values, sharded by FSDP2 over gloo. For scripts here."""
+"""The model of ./dev bench step in PyTorch: the same values, sharded by FSDP2 over gloo. For scripts here."""
 
 import math
 import multiprocessing

@@ -1,5 +1,5 @@
-"""Steps of PyTorch's FSDP2 over gloo for fsdp-bench step, which writes their number into a pipe
-(bench_peer in tools/bench/bench.h): forward, backward, AdamW on one batch, one thread per rank.
+"""Steps of PyTorch's FSDP2 over gloo for ./dev bench step, which writes their number into a pipe
+(bench_peer in tests/bench/rows.h): forward, backward, AdamW on one batch, one thread per rank.
 
 usage: torch_step_peer.py LAYERS WIDTH OUT ROWS DIR RANKS
 """

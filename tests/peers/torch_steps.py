@@ -1,4 +1,4 @@
-"""fsdp-bench step beside PyTorch's FSDP2 over gloo, same values: losses of 20 AdamW steps to 1e-5 relative,
+"""./dev bench step beside PyTorch's FSDP2 over gloo, same values: losses of 20 AdamW steps to 1e-5 relative,
 the shards of each rank, and the events of each step in order.
 
 usage: torch_steps.py BUILD
@@ -161,7 +161,7 @@ def events_ours(path, steps):
 
 def run_ours(program, *arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
-    done = subprocess.run([f"{BUILD}/bin/{program}", *map(str, arguments)], capture_output=True,
+    done = subprocess.run([f"{BUILD}/{program}", *map(str, arguments)], capture_output=True,
                           text=True, env=environment, timeout=100)
     assert done.returncode == 0, (arguments, done.stderr)
     return done.stdout
@@ -170,7 +170,7 @@ def run_ours(program, *arguments):
 def boxes_ours(path, ranks):
     """The tensors of the first replica, which saves."""
     found = [{} for _ in range(ranks)]
-    tensors = json.loads(run_ours("fsdp-ls", "--json", "--shards", path))["tensors"]
+    tensors = json.loads(run_ours("bin/fsdp-ls", "--json", "--shards", path))["tensors"]
     for name, tensor in tensors.items():
         kind, _, own = name.partition(".")
         if kind == "model":
@@ -181,7 +181,7 @@ def boxes_ours(path, ranks):
 
 def train_ours(case):
     with tempfile.TemporaryDirectory() as folder:
-        out = run_ours("fsdp-bench", "step", *options_of(case), "--trace", f"{folder}/%r",
+        out = run_ours("tests/bench_rows", "step", *options_of(case), "--trace", f"{folder}/%r",
                        "--save", f"{folder}/saved")
         lines = [json.loads(line) for line in out.splitlines()][:-1]
         events = [events_ours(f"{folder}/{rank}", case.steps) for rank in range(case.ranks)]

@@ -1,5 +1,5 @@
-"""Steps of GPT-2 in PyTorch for fsdp-bench train, which writes their number into a pipe (bench_peer in
-tools/bench/bench.h): transformers' GPT2LMHeadModel and AdamW, on random ids. One rank trains it as it is;
+"""Steps of GPT-2 in PyTorch for ./dev bench train, which writes their number into a pipe (bench_peer in
+tests/bench/rows.h): transformers' GPT2LMHeadModel and AdamW, on random ids. One rank trains it as it is;
 several shard each block and the rest by FSDP2 over gloo.
 
 usage: torch_train_peer.py LAYERS WIDTH HEADS VOCAB BATCH LENGTH THREADS DIR RANKS    BATCH: of all ranks

@@ -8,5 +8,6 @@ fsdp-verify ckpt
 fsdp-convert --quiet ckpt on-2 --world-size 2 --compress zstd
 fsdp-diff ckpt on-2
 fsdp-convert --quiet on-2 model.safetensors -I '^model'
-fsdp-bench step --np 2 --steps 2 --save trained
-fsdp-verify trained
+seq 3000 >numbers.txt
+fsdp-train --run trained --data.path numbers.txt --model.layers 1 --model.width 16 --train.steps 2 --np 2
+fsdp-verify --latest trained

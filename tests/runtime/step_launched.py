@@ -1,4 +1,4 @@
-"""fsdp-bench step, launched in every way: what it prints and the trace of every rank are those of ranks that
+"""bench_rows step, launched in every way: what it prints and the trace of every rank are those of ranks that
 are threads, so that counts, orders and numbers of a step do not depend on how it was started.
 
 usage: step_launched.py BUILD [MPIEXEC]: as processes of --np; or as ranks of mpirun
@@ -30,7 +30,7 @@ WAYS = [(MPIRUN, "--comm shm"), (MPIRUN, "--comm mpi")] if MPIEXEC else \
 def step(words, launcher=()):
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [*launcher, f"{BUILD}/bin/fsdp-bench", "step", *words.split(), "--trace", f"{folder}/%r"],
+            [*launcher, f"{BUILD}/tests/bench_rows", "step", *words.split(), "--trace", f"{folder}/%r"],
             capture_output=True, text=True, env=ENVIRONMENT, timeout=100)
         assert done.returncode == 0, (launcher, words, done.returncode, done.stderr)
         traces = [[json.loads(line) for line in open(f"{folder}/{rank}")] for rank in range(RANKS)]

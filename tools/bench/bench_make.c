@@ -144,6 +144,18 @@ static fsdp_status make_state(maker *m, fsdp_error *err)
     return bench_state_fill(m->sd, rank, opts->seed, m->step, err);
 }
 
+static int stop_when_asked(void *context, int64_t done, int64_t total, const char *what)
+{
+    (void)context, (void)done, (void)total, (void)what;
+    return cli_stopped();
+}
+
+/* Rank 0 shows progress; a signal stops every rank. */
+static fsdp_watch watch_of_rank(const cli_common *common, int rank)
+{
+    return rank == 0 ? cli_watch(common) : (fsdp_watch){.progress = stop_when_asked};
+}
+
 static fsdp_status save_state(maker *m, fsdp_error *err)
 {
     static const fsdp_retention keep_three = {.keep_last = 3};
@@ -157,7 +169,7 @@ static fsdp_status save_state(maker *m, fsdp_error *err)
     save.memory = opts->common.memory;
     save.step = &m->step;
     save.retain = &keep_three;
-    save.watch = bench_watch(opts, fsdp_ctl_rank(m->ctl));
+    save.watch = watch_of_rank(&opts->common, fsdp_ctl_rank(m->ctl));
     if (opts->saves > 0)
         return fsdp_run_save(m->sd, m->ctl, opts->path, m->step, &save, err);
     return fsdp_sd_save(m->sd, m->ctl, opts->path, &save, err);
@@ -237,7 +249,7 @@ fsdp_status bench_make(const bench_options *opts, fsdp_error *err)
     FSDP_TRY(bench_model_init(&model, opts->model, opts->scale, err));
     fsdp_status st = check_memory(&model, err);
     if (st == FSDP_OK)
-        st = bench_run_ranks(opts, job.world, make_rank, &job, err);
+        st = bench_run_ranks(opts->deadline_ms, job.world, make_rank, &job, err);
     bench_model_release(&model);
     return st;
 }

@@ -18,7 +18,7 @@ int bench_mpi_local_world(void)
 }
 
 typedef struct rank_job {
-    const bench_options *opts;
+    int deadline_ms;
     fsdp_rank_body body;
     void *context;
 } rank_job;
@@ -26,8 +26,8 @@ typedef struct rank_job {
 static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 {
     const rank_job *job = context;
-    if (job->opts->deadline_ms > 0)
-        fsdp_ctl_set_deadline(ctl, job->opts->deadline_ms);
+    if (job->deadline_ms > 0)
+        fsdp_ctl_set_deadline(ctl, job->deadline_ms);
     return job->body(job->context, ctl, err);
 }
 
@@ -46,7 +46,7 @@ static fsdp_status check_world(const fsdp_ctl *ctl, fsdp_error *err)
 static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)
 {
     fsdp_ctl *ctl = NULL;
-    FSDP_TRY(bench_mpi_begin(job->opts->deadline_ms, &ctl, err));
+    FSDP_TRY(bench_mpi_begin(job->deadline_ms, &ctl, err));
     fsdp_status st = check_world(ctl, err);
     if (st == FSDP_OK)
         st = run_rank(job, ctl, err);
@@ -54,10 +54,10 @@ static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)
     return st;
 }
 
-fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body,
-                            void *context, fsdp_error *err)
+fsdp_status bench_run_ranks(int deadline_ms, int world, fsdp_rank_body body, void *context,
+                            fsdp_error *err)
 {
-    rank_job job = {opts, body, context};
+    rank_job job = {deadline_ms, body, context};
     return bench_mpi_world() > 0 ? run_mpi_rank(&job, err)
                                  : fsdp_ctl_run_threads(world, run_rank, &job, err);
 }
@@ -106,17 +106,6 @@ _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err)
     if (bench_mpi_world() > 0 && !bench_mpi_end())
         _exit(code);
     exit(code);
-}
-
-static int stop_when_asked(void *context, int64_t done, int64_t total, const char *what)
-{
-    (void)context, (void)done, (void)total, (void)what;
-    return cli_stopped();
-}
-
-fsdp_watch bench_watch(const bench_options *opts, int rank)
-{
-    return rank == 0 ? cli_watch(&opts->common) : (fsdp_watch){.progress = stop_when_asked};
 }
 
 int bench_cores(void)

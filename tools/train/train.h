@@ -1,7 +1,7 @@
 /*
  * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples.
  * In: the command line and a configuration. Out: calls of the runtime, checkpoints, metrics and an exit code.
- * fsdp_train.c is the main; fsdp-bench measures steps with train_job_make, train_config_init and train_step.
+ * fsdp_train.c is the main; tests/bench measures steps with train_job_make, train_config_init and train_step.
  *
  *   train_config.c    [section] key = value
  *   train_options.c   the command line

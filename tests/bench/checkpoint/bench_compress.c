@@ -3,7 +3,7 @@
  * beside libhdf5's own filter path. That side is a program of the tests, hdf5_filter_peer, since
  * tools do not use libhdf5.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 typedef struct compress_job {
-    const bench_options *opts;
+    const row_options *opts;
     const char *dir;
     fsdp_ctl *ctl;
     fsdp_sd *sd;
@@ -110,21 +110,16 @@ static fsdp_status measure(compress_job *job, fsdp_error *err)
 
 /* --- setting up ------------------------------------------------------------------------------- */
 
-/* The peer and HDF5's plugin in the build tree: ../tests and ../plugin from this program's directory. */
+/* The peer, and HDF5's plugin in the build tree. */
 static void find_peer(compress_job *job)
 {
-    char program[BENCH_PATH - 40], plugin[BENCH_PATH];
-    ssize_t size = readlink("/proc/self/exe", program, sizeof program - 1);
-    program[size > 0 ? size : 0] = '\0';
-    char *slash = strrchr(program, '/');
-    if (slash)
-        *slash = '\0';
-    snprintf(plugin, sizeof plugin, "%s/../plugin", program);
+    char plugin[BENCH_PATH];
+    bench_find_peer("../plugin", plugin);
     setenv("HDF5_PLUGIN_PATH", plugin, 0);
     if (job->opts->peer)
         snprintf(job->peer, sizeof job->peer, "%s", job->opts->peer);
     else
-        snprintf(job->peer, sizeof job->peer, "%s/../tests/hdf5_filter_peer", program);
+        bench_find_peer("hdf5_filter_peer", job->peer);
     if (!job->opts->peer && access(job->peer, X_OK) != 0)
         job->peer[0] = '\0';
 }
@@ -146,7 +141,7 @@ static fsdp_status prepare(compress_job *job, fsdp_error *err)
     return st == FSDP_OK ? fsdp_ctl_self(&job->ctl, err) : st;
 }
 
-fsdp_status bench_compress_rows(const bench_options *opts, const char *dir, fsdp_error *err)
+fsdp_status bench_compress_rows(const row_options *opts, const char *dir, fsdp_error *err)
 {
     compress_job job = {.opts = opts, .dir = dir};
     fsdp_status st = prepare(&job, err);

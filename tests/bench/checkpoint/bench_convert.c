@@ -1,5 +1,5 @@
 /*
- * Rows of fsdp-bench convert: fsdp-convert and fsdp-ls as programs, beside `cp` of what they read
+ * Rows of bench convert: fsdp-convert and fsdp-ls as programs, beside `cp` of what they read
  * or write, and beside the program that people use for it today, when --peer names one (tests/peers/
  * convert_peer does). Nothing is synced on either side. A case has up to three rows:
  *
@@ -345,7 +345,7 @@ static bool is_case(const char *name, size_t size)
     return size == sizeof peaks - 1 && memcmp(name, peaks, size) == 0;
 }
 
-void bench_check_convert(const bench_options *opts)
+void bench_check_convert(const row_options *opts)
 {
     for (const char *word = opts->cases; word; word = strchr(word, ',')) {
         word += *word == ',';
@@ -355,11 +355,11 @@ void bench_check_convert(const bench_options *opts)
     }
 }
 
-fsdp_status bench_convert_rows(const bench_options *opts, const char *dir, fsdp_error *err)
+fsdp_status bench_convert_rows(const row_options *opts, const char *dir, fsdp_error *err)
 {
     convert_job job = {.opts = opts};
     snprintf(job.dir, sizeof job.dir, "%s", dir);
-    FSDP_TRY(bench_convert_find_tools(&job, err));
+    bench_find_peer("../bin", job.tools);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (lists(opts->cases, cases[i].work))
             FSDP_TRY(measure_case(&job, &cases[i], err));

@@ -1,18 +1,18 @@
 /*
- * The parts of fsdp-bench convert, private to this room:
+ * The parts of bench convert, private to this room:
  *
  *   bench_convert.c -> bench_convert_sources.c -> bench_convert_models.c, bench_convert_megatron.c
  *                   -> bench_convert_programs.c
  *
- * In come bench_options, out come rows. Files lie in one directory, which the caller removes.
+ * In come row_options, out come rows. Files lie in one directory, which the caller removes.
  */
 #ifndef FSDP_BENCH_CONVERT_H
 #define FSDP_BENCH_CONVERT_H
 
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 typedef struct convert_job {
-    const bench_options *opts;
+    const row_options *opts;
     char dir[BENCH_PATH], tools[BENCH_PATH];   /* tools: where fsdp-convert lies */
     int64_t peak_kib;                          /* of fsdp-convert or fsdp-ls in this case */
 } convert_job;
@@ -20,7 +20,6 @@ typedef struct convert_job {
 /* --- programs (bench_convert_programs.c) --- */
 
 /* fsdp-convert and fsdp-ls lie beside this program. */
-fsdp_status bench_convert_find_tools(convert_job *job, fsdp_error *err);
 
 typedef struct convert_call {
     const char *from, *to;

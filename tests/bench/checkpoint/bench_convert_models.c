@@ -1,5 +1,5 @@
 /*
- * Models that the sources of fsdp-bench convert hold: a Llama, the same with scales of blocks, an adapter for
+ * Models that the sources of bench convert hold: a Llama, the same with scales of blocks, an adapter for
  * it, and the configurations beside them. See bench_convert.h.
  */
 #include "tests/bench/checkpoint/bench_convert.h"

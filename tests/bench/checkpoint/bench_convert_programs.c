@@ -1,5 +1,5 @@
 /*
- * Programs of fsdp-bench convert: fsdp-convert, fsdp-ls, cp and the peer, each in a process of its own, whose
+ * Programs of bench convert: fsdp-convert, fsdp-ls, cp and the peer, each in a process of its own, whose
  * time and peak memory are taken. See bench_convert.h.
  */
 #include "tests/bench/checkpoint/bench_convert.h"
@@ -109,16 +109,5 @@ fsdp_status bench_convert_ask_peer(convert_job *job, const char *const words[3],
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' printed '%s'", argv[0], output);
     times->cpu[times->count] = cpu;
     times->seconds[times->count++] = seconds;
-    return FSDP_OK;
-}
-
-fsdp_status bench_convert_find_tools(convert_job *job, fsdp_error *err)
-{
-    ssize_t size = readlink("/proc/self/exe", job->tools, sizeof job->tools - 1);
-    job->tools[size > 0 ? size : 0] = '\0';
-    char *slash = strrchr(job->tools, '/');
-    if (!slash)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "cannot tell where this program lies");
-    *slash = '\0';
     return FSDP_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * Sources of fsdp-bench convert. Threads as ranks save a native checkpoint, and fsdp-convert writes it in the
+ * Sources of bench convert. Threads as ranks save a native checkpoint, and fsdp-convert writes it in the
  * format that a case reads; what it cannot write, the peer does. See bench_convert.h.
  */
 #include "tests/bench/checkpoint/bench_convert.h"
@@ -41,7 +41,7 @@ static fsdp_status init_model(const native_source *kind, int64_t bytes, bench_mo
 }
 
 typedef struct native_save {
-    const bench_options *opts;
+    const row_options *opts;
     const bench_model *model;
     const char *path;
     int world;

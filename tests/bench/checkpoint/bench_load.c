@@ -3,7 +3,7 @@
  * cut along dim 0, is loaded by ranks that are threads, into memory they had before, beside as many
  * threads that read the same bytes of the same files into the same memory.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static const load_case cases[] = {
 };
 
 typedef struct load_job {
-    const bench_options *opts;
+    const row_options *opts;
     const bench_model *model;
     const load_case *kind;
     const char *checkpoint;
@@ -166,12 +166,12 @@ static fsdp_status measure_cases(load_job *job, fsdp_error *err)
     FSDP_TRY(bench_save_model(job->opts, job->model, &state, job->checkpoint, err));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         job->kind = &cases[i];
-        FSDP_TRY(bench_run_ranks(job->opts, cases[i].world, run_rank, job, err));
+        FSDP_TRY(bench_run_ranks(job->opts->deadline_ms, cases[i].world, run_rank, job, err));
     }
     return FSDP_OK;
 }
 
-fsdp_status bench_load_rows(const bench_options *opts, const char *dir, fsdp_error *err)
+fsdp_status bench_load_rows(const row_options *opts, const char *dir, fsdp_error *err)
 {
     bench_model model;
     char checkpoint[BENCH_PATH], files[SAVED_BY][BENCH_PATH];

@@ -2,7 +2,7 @@
  * Rows many-save and many-plan, 40,000 tensors on four ranks, and row manifest: what planning costs
  * without any data, and how large manifests are.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,8 +45,8 @@ static fsdp_status time_plan(const char *path, bench_times *times, fsdp_error *e
     return elements > 0 ? FSDP_OK : fsdp_fail(err, FSDP_ERR_INTERNAL, "an empty plan");
 }
 
-static fsdp_status measure_plan(const bench_options *opts, const bench_model *model,
-                                const char *dir, fsdp_error *err)
+static fsdp_status measure_plan(const row_options *opts, const bench_model *model, const char *dir,
+                                fsdp_error *err)
 {
     char path[BENCH_PATH];
     bench_times ours = {0};
@@ -69,7 +69,7 @@ static fsdp_status measure_plan(const bench_options *opts, const bench_model *mo
 }
 
 /* The scale at which the whole state has about opts->size bytes. */
-static double scale_for(const bench_options *opts, fsdp_error *err)
+static double scale_for(const row_options *opts, fsdp_error *err)
 {
     bench_model whole;
     double scale = 0;
@@ -80,7 +80,7 @@ static double scale_for(const bench_options *opts, fsdp_error *err)
     return scale;
 }
 
-fsdp_status bench_many_rows(const bench_options *opts, const char *dir, fsdp_error *err)
+fsdp_status bench_many_rows(const row_options *opts, const char *dir, fsdp_error *err)
 {
     bench_model model;
     FSDP_TRY(bench_model_init(&model, "moe", scale_for(opts, err), err));
@@ -113,8 +113,8 @@ static fsdp_status time_planning(const fsdp_sd *sd, int64_t total, bench_times *
     return FSDP_OK;
 }
 
-static fsdp_status plan_often(const bench_options *opts, const bench_model *model,
-                              bench_times *times, fsdp_error *err)
+static fsdp_status plan_often(const row_options *opts, const bench_model *model, bench_times *times,
+                              fsdp_error *err)
 {
     fsdp_sd *sd = NULL;
     bench_state_opts state = {.world = PLANNED_WORLD, .no_groups = true};
@@ -126,7 +126,7 @@ static fsdp_status plan_often(const bench_options *opts, const bench_model *mode
 }
 
 /* Bytes of the manifest of so many tensors on so many ranks. */
-static fsdp_status weigh_manifest(const bench_options *opts, const char *dir, int params, int world,
+static fsdp_status weigh_manifest(const row_options *opts, const char *dir, int params, int world,
                                   int64_t *bytes_out, fsdp_error *err)
 {
     bench_model model;
@@ -143,7 +143,7 @@ static fsdp_status weigh_manifest(const bench_options *opts, const char *dir, in
     return bench_remove(path, err);
 }
 
-static fsdp_status print_planning(const bench_options *opts, const bench_times *times,
+static fsdp_status print_planning(const row_options *opts, const bench_times *times,
                                   const int64_t bytes[3])
 {
     double per_tensor = (double)(bytes[1] - bytes[0]) / (PARAMS * TENSORS_PER_PARAM);
@@ -162,7 +162,7 @@ static fsdp_status print_planning(const bench_options *opts, const bench_times *
     return bench_print_row(opts, &row);
 }
 
-fsdp_status bench_manifest_rows(const bench_options *opts, const char *dir, fsdp_error *err)
+fsdp_status bench_manifest_rows(const row_options *opts, const char *dir, fsdp_error *err)
 {
     bench_model model;
     bench_times times = {0};

@@ -1,5 +1,5 @@
 /* The commands that measure rows without training, with the functions that measure them. */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,13 +7,13 @@
 
 static const struct {
     const char *command;
-    fsdp_status (*measure)(const bench_options *opts, const char *dir, fsdp_error *err);
+    fsdp_status (*measure)(const row_options *opts, const char *dir, fsdp_error *err);
 } groups[] = {{"save", bench_save_rows},         {"load", bench_load_rows},
               {"reshard", bench_reshard_rows},   {"many", bench_many_rows},
               {"manifest", bench_manifest_rows}, {"compress", bench_compress_rows},
               {"convert", bench_convert_rows}};
 
-static fsdp_status measure_in(const bench_options *opts, const char *dir, fsdp_error *err)
+static fsdp_status measure_in(const row_options *opts, const char *dir, fsdp_error *err)
 {
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (strcmp(groups[i].command, opts->command) == 0)
@@ -22,7 +22,7 @@ static fsdp_status measure_in(const bench_options *opts, const char *dir, fsdp_e
 }
 
 /* A directory that is gone afterwards, whatever happens. Under mpirun rank 0 names it; see bench_save.c. */
-fsdp_status bench_measure(const bench_options *opts, fsdp_error *err)
+fsdp_status bench_measure(const row_options *opts, fsdp_error *err)
 {
     char dir[BENCH_PATH];
     if (bench_mpi_world() > 0) {

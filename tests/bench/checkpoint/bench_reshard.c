@@ -2,7 +2,7 @@
  * Rows reshard-8-6 and reshard-8-6-noverify: an offline conversion, durable, beside `cp -r` and an
  * fsync of every file. Each side runs in a child process, so that its peak memory can be measured.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 enum { FROM = 8, TO = 6 };
 
 typedef struct reshard_job {
-    const bench_options *opts;
+    const row_options *opts;
     bool skip_verify;
     char dir[BENCH_PATH], from[BENCH_PATH], to[BENCH_PATH];
     bench_child_result *worst; /* of the conversions: largest peak, bytes read */
@@ -87,7 +87,7 @@ static void note_worst(bench_child_result *worst, const bench_child_result *resu
     worst->bytes_read = result->bytes_read;
 }
 
-static void judge(const bench_options *opts, bench_row *row)
+static void judge(const row_options *opts, bench_row *row)
 {
     int64_t memory = opts->common.memory > 0 ? opts->common.memory : FSDP_MEMORY_DEFAULT;
     int64_t limit_kib = (memory >> 10) + (32 << 10);
@@ -118,7 +118,7 @@ static fsdp_status measure_row(reshard_job *job, const char *work, fsdp_error *e
     return bench_print_row(job->opts, &row);
 }
 
-fsdp_status bench_reshard_rows(const bench_options *opts, const char *dir, fsdp_error *err)
+fsdp_status bench_reshard_rows(const row_options *opts, const char *dir, fsdp_error *err)
 {
     reshard_job job = {.opts = opts};
     bench_child_result ignored;

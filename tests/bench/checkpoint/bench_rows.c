@@ -1,10 +1,10 @@
 /*
  * Rows of docs/performance.md: printing, and the states that rows are measured with.
  *
- * The room bench_checkpoint takes bench_options and measures saves, loads, conversions and checks with the
- * parts of tools/bench/bench.h; out come rows on standard output. Only fsdp_bench.c calls it.
+ * The room bench_checkpoint takes row_options and measures saves, loads, conversions and checks with the
+ * parts of rows.h; out come rows on standard output. bench.c calls it.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -91,7 +91,7 @@ static void add_row(fsdp_text *text, const bench_row *row)
     fsdp_text_addf(text, "\n");
 }
 
-fsdp_status bench_print_row(const bench_options *opts, bench_row *row)
+fsdp_status bench_print_row(const row_options *opts, bench_row *row)
 {
     fsdp_text text = {0};
     cli_progress_clear();
@@ -123,7 +123,7 @@ fsdp_status bench_make_shards(const bench_model *model, const bench_state_opts *
 }
 
 typedef struct model_save {
-    const bench_options *opts;
+    const row_options *opts;
     const bench_model *model;
     const bench_state_opts *state;
     const char *path;
@@ -144,7 +144,7 @@ static fsdp_status save_model_rank(void *context, fsdp_ctl *ctl, fsdp_error *err
     return st;
 }
 
-fsdp_status bench_save_model(const bench_options *opts, const bench_model *model,
+fsdp_status bench_save_model(const row_options *opts, const bench_model *model,
                              const bench_state_opts *state, const char *path, fsdp_error *err)
 {
     model_save job = {opts, model, state, path};

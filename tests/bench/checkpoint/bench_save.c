@@ -2,14 +2,14 @@
  * Rows save-durable-N, save-N and many-save: a sharded save by N ranks beside N plain writers of the
  * same memory. Ranks are threads on both sides, or under mpirun processes on both sides.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct save_job {
-    const bench_options *opts;
+    const row_options *opts;
     const bench_model *model;
     const char *dir; /* NULL: rank 0 makes one */
     bool many;
@@ -162,18 +162,18 @@ static fsdp_status run_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
     return st;
 }
 
-static fsdp_status measure_world(const bench_options *opts, const char *dir, int world,
+static fsdp_status measure_world(const row_options *opts, const char *dir, int world,
                                  fsdp_error *err)
 {
     bench_model model;
     save_job job = {.opts = opts, .model = &model, .dir = dir, .world = world};
     FSDP_TRY(bench_model_init_plain(&model, BENCH_TENSORS, opts->size, err));
-    fsdp_status st = bench_run_ranks(opts, world, run_rank, &job, err);
+    fsdp_status st = bench_run_ranks(opts->deadline_ms, world, run_rank, &job, err);
     bench_model_release(&model);
     return st;
 }
 
-fsdp_status bench_save_rows(const bench_options *opts, const char *dir, fsdp_error *err)
+fsdp_status bench_save_rows(const row_options *opts, const char *dir, fsdp_error *err)
 {
     if (bench_mpi_world() > 0)
         return measure_world(opts, dir, bench_mpi_world(), err);
@@ -181,9 +181,9 @@ fsdp_status bench_save_rows(const bench_options *opts, const char *dir, fsdp_err
     return measure_world(opts, dir, 4, err);
 }
 
-fsdp_status bench_measure_many_save(const bench_options *opts, const bench_model *model,
+fsdp_status bench_measure_many_save(const row_options *opts, const bench_model *model,
                                     const char *dir, int world, fsdp_error *err)
 {
     save_job job = {.opts = opts, .model = model, .dir = dir, .many = true, .world = world};
-    return bench_run_ranks(opts, world, run_rank, &job, err);
+    return bench_run_ranks(opts->deadline_ms, world, run_rank, &job, err);
 }

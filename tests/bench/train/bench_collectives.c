@@ -4,7 +4,7 @@
  * whole tensor. A run repeats short calls. All-gather and all-reduce are in place on both sides, as
  * units use them.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ typedef struct collectives_plan {
 } collectives_plan;
 
 typedef struct collectives_job {
-    const bench_options *opts;
+    const row_options *opts;
     collectives_plan plan;
     fsdp_ctl *ctl;
     fsdp_comm *comm;
@@ -70,7 +70,7 @@ static void take_words(collectives_plan *plan, const char *text, take_word take)
     }
 }
 
-static collectives_plan make_plan(const bench_options *opts)
+static collectives_plan make_plan(const row_options *opts)
 {
     static const char *const kinds[] = {"pool", "private", NULL};
     static const char *const peers[] = {"openmpi", "gloo", NULL};
@@ -87,7 +87,7 @@ static collectives_plan make_plan(const bench_options *opts)
     return plan;
 }
 
-void bench_check_collectives(const bench_options *opts)
+void bench_check_collectives(const row_options *opts)
 {
     (void)make_plan(opts);
 }
@@ -303,7 +303,7 @@ static fsdp_status run_job(collectives_job *job, fsdp_error *err)
     return measure_all(job, err);
 }
 
-static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_error *err)
+static fsdp_status run_rank(fsdp_world *world, const row_options *opts, fsdp_error *err)
 {
     collectives_job job = {.opts = opts, .plan = make_plan(opts), .ctl = fsdp_world_ctl(world)};
     fsdp_mesh *mesh = NULL;
@@ -316,7 +316,7 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
     return st;
 }
 
-fsdp_status bench_collectives(const bench_options *opts, fsdp_error *err)
+fsdp_status bench_collectives(const row_options *opts, fsdp_error *err)
 {
     (void)err;
     bench_launch(opts, run_rank);

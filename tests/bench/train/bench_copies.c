@@ -2,7 +2,7 @@
  * Rows chunk-cat, copy-out and cast: the copies of a step with the parameters of a block of GPT-2 over
  * four ranks, beside a memcpy that reads and writes as many bytes. All ranks do it at once.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static const int64_t block[PARAMS][2] = {
 };
 
 typedef struct copy_job {
-    const bench_options *opts;
+    const row_options *opts;
     fsdp_world *world;
     fsdp_comm *comm;
     unsigned char *from, *to;
@@ -208,7 +208,7 @@ static fsdp_status prepare(copy_job *job, fsdp_mesh **mesh_out, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_error *err)
+static fsdp_status run_rank(fsdp_world *world, const row_options *opts, fsdp_error *err)
 {
     copy_job job = {.opts = opts, .world = world};
     fsdp_mesh *mesh = NULL;
@@ -221,7 +221,7 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
     return st;
 }
 
-fsdp_status bench_copies(const bench_options *opts, fsdp_error *err)
+fsdp_status bench_copies(const row_options *opts, fsdp_error *err)
 {
     (void)err;
     bench_launch(opts, run_rank);

@@ -1,5 +1,5 @@
 /*
- * fsdp-bench step: trains, and prints a line per step and the memory used; with --against torch it measures
+ * bench step: trains, and prints a line per step and the memory used; with --against torch it measures
  * in turns with the same model in PyTorch's FSDP2.
  */
 #include "tests/bench/train/bench_step.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 typedef struct step_run {
-    const bench_options *opts;
+    const row_options *opts;
     step_model model;
     double *losses; /* of this rank's microbatches, then of all ranks */
 } step_run;
@@ -246,7 +246,7 @@ static fsdp_status train(step_run *run, fsdp_error *err)
     return fsdp_ctl_agree(fsdp_world_ctl(run->model.world), st, err);
 }
 
-static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_error *err)
+static fsdp_status run_rank(fsdp_world *world, const row_options *opts, fsdp_error *err)
 {
     step_run run = {.opts = opts,
                     .model = {.opts = opts->step, .world = world, .seed = opts->seed}};
@@ -262,7 +262,7 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
     return st;
 }
 
-fsdp_status bench_step(const bench_options *opts, fsdp_error *err)
+fsdp_status bench_step(const row_options *opts, fsdp_error *err)
 {
     (void)err;
     (void)fsdp_nn_cpu_products(); /* before threads */

@@ -1,17 +1,16 @@
 /*
- * fsdp-bench step trains an MLP over ranks and prints a line per step; its values are the same in any
- * language (docs/man/fsdp-bench.1). The room bench_train takes bench_options and step_options and prints
- * rows; it calls the library and tools/bench/bench.h, and only fsdp_bench.c calls it.
+ * bench step trains an MLP over ranks and prints a line per step; its values are the same in any
+ * language (docs/performance.md). In come row_options and step_options, out come rows; bench.c calls it.
  *
  *   bench_step_options.c   options -> step_options
- *   bench_step_model.c     step_options, a world -> step_model, whose layers are runtime/mlp's
+ *   bench_step_model.c     step_options, a world -> step_model, whose layers are those of mlp.h
  *   bench_step_memory.c    the expected memory of a step
  *   bench_step.c           trains, prints, measures beside PyTorch
  */
 #ifndef FSDP_BENCH_STEP_H
 #define FSDP_BENCH_STEP_H
 
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 #include "tests/bench/mlp.h"
 
 /* --- options ---------------------------------------------------------------------------------- */

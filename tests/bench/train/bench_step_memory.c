@@ -1,6 +1,6 @@
 /*
  * The expected memory of a step, as PyTorch 2.15 accounts for it: a simulation allocates and frees the
- * buffers of a step in the order of its events. fsdp-bench step prints it beside the measured bytes.
+ * buffers of a step in the order of its events. bench step prints it beside the measured bytes.
  *
  * A unit has A elements of padded shards, N = W A gathered, and n elements of gradients, without padding.
  */

@@ -1,5 +1,5 @@
 /*
- * The model of fsdp-bench step: a multilayer perceptron (runtime/mlp), one unit per layer, over the mesh and
+ * The model of bench step: a multilayer perceptron (mlp.h), one unit per layer, over the mesh and
  * with the settings of the options.
  */
 #include "tests/bench/train/bench_step.h"

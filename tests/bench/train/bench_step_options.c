@@ -1,4 +1,4 @@
-/* Options of fsdp-bench step. See bench_step.h. */
+/* Options of bench step. See bench_step.h. */
 #include "tests/bench/train/bench_step.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * fsdp-bench train: steps of fsdp-train's code, in turns with PyTorch and, if it is there, llm.c. Each side
+ * bench train: steps of fsdp-train's code, in turns with PyTorch and, if it is there, llm.c. Each side
  * takes one step at a time, while the others wait. See bench_trainer.h.
  */
 #include "tests/bench/train/bench_trainer.h"
@@ -207,7 +207,7 @@ static fsdp_status measure_steps(trainer_run *run, fsdp_error *err)
     return st;
 }
 
-static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_error *err)
+static fsdp_status run_rank(fsdp_world *world, const row_options *opts, fsdp_error *err)
 {
     trainer_run *run = calloc(1, sizeof *run);
     fsdp_status st = run ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
@@ -226,7 +226,7 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
     return st;
 }
 
-fsdp_status bench_trainer(const bench_options *opts, fsdp_error *err)
+fsdp_status bench_trainer(const row_options *opts, fsdp_error *err)
 {
     (void)err;
     (void)fsdp_nn_cpu_products(); /* before threads */

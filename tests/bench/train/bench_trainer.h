@@ -1,7 +1,7 @@
 /*
- * fsdp-bench train measures steps of fsdp-train: GPT-2 with new values on random ids, by the code of
+ * bench train measures steps of fsdp-train: GPT-2 with new values on random ids, by the code of
  * tools/train and runtime/transformer, in turns with PyTorch; and saves in the background of that training.
- * In come bench_options and trainer_options, out come rows.
+ * In come row_options and trainer_options, out come rows.
  *
  *   bench_trainer_options.c    options -> trainer_options
  *   bench_trainer_steps.c      trainer_options, a world -> trainer_run; a step
@@ -11,7 +11,7 @@
 #ifndef FSDP_BENCH_TRAINER_H
 #define FSDP_BENCH_TRAINER_H
 
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 #include "tools/train/train.h"
 
 struct trainer_options {
@@ -25,10 +25,10 @@ struct trainer_options {
 extern const struct argp trainer_argp;
 trainer_options trainer_options_default(void);
 /* Takes the options that step has, too, and ends the program where they make no model. */
-void trainer_options_finish(trainer_options *trainer, const bench_options *opts);
+void trainer_options_finish(trainer_options *trainer, const row_options *opts);
 
 typedef struct trainer_run {
-    const bench_options *opts;
+    const row_options *opts;
     const trainer_options *trainer;
     train_options training;
     train_job job;
@@ -37,7 +37,7 @@ typedef struct trainer_run {
 } trainer_run;
 
 /* Threads of all ranks together, and of a peer. */
-int bench_trainer_threads(const bench_options *opts);
+int bench_trainer_threads(const row_options *opts);
 /* Collective. opts and trainer are set; after a failure, too, bench_trainer_end. */
 fsdp_status bench_trainer_begin(trainer_run *run, fsdp_world *world, fsdp_error *err);
 void bench_trainer_end(trainer_run *run);

@@ -1,4 +1,4 @@
-/* Options of fsdp-bench train. See bench_trainer.h. */
+/* Options of bench train. See bench_trainer.h. */
 #include "tests/bench/train/bench_trainer.h"
 #include "tests/bench/train/bench_step.h"
 
@@ -26,7 +26,7 @@ trainer_options trainer_options_default(void)
                              .turns = 10};
 }
 
-void trainer_options_finish(trainer_options *trainer, const bench_options *opts)
+void trainer_options_finish(trainer_options *trainer, const row_options *opts)
 {
     if (opts->step->layers > 0)
         trainer->layers = opts->step->layers;

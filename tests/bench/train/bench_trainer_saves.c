@@ -1,5 +1,5 @@
 /*
- * Saves of fsdp-bench train: how long fsdp_async_save stops the training, beside one memcpy of the rank's
+ * Saves of bench train: how long fsdp_async_save stops the training, beside one memcpy of the rank's
  * state into warm memory, and how much longer the steps beside it take, beside the same save made
  * synchronously. See bench_trainer.h.
  */

@@ -1,4 +1,4 @@
-/* The training that fsdp-bench train measures: tools/train with a model of its options, on random ids. */
+/* The training that bench train measures: tools/train with a model of its options, on random ids. */
 #include "tests/bench/train/bench_trainer.h"
 
 #include <fsdp/root_init.h>
@@ -6,7 +6,7 @@
 
 enum { CORES = 2 };
 
-int bench_trainer_threads(const bench_options *opts)
+int bench_trainer_threads(const row_options *opts)
 {
     return opts->common.jobs > 0 ? opts->common.jobs : CORES;
 }

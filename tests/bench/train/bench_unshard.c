@@ -2,7 +2,7 @@
  * Row unshard: a unit of 10 M parameters is gathered (copy-in, all-gather, copy-out), beside a plain
  * memcpy of its full size on all ranks at once.
  */
-#include "tools/bench/bench.h"
+#include "tests/bench/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static const struct {
 enum { PARAMS = sizeof params / sizeof *params };
 
 typedef struct unshard_job {
-    const bench_options *opts;
+    const row_options *opts;
     fsdp_world *world;
     fsdp_comm *comm;
     fsdp_mesh *mesh;
@@ -116,7 +116,7 @@ static fsdp_status measure(const unshard_job *job, fsdp_error *err)
     return bench_print_row(job->opts, &row);
 }
 
-static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_error *err)
+static fsdp_status run_rank(fsdp_world *world, const row_options *opts, fsdp_error *err)
 {
     unshard_job job = {.opts = opts, .world = world};
     fsdp_status st = prepare(&job, err);
@@ -131,7 +131,7 @@ static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_e
     return st;
 }
 
-fsdp_status bench_unshard(const bench_options *opts, fsdp_error *err)
+fsdp_status bench_unshard(const row_options *opts, fsdp_error *err)
 {
     (void)err;
     bench_launch(opts, run_rank);
