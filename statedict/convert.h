@@ -154,6 +154,16 @@ typedef struct fsdp_convert_code {
     int64_t bytes;
 } fsdp_convert_code;
 
+enum { FSDP_STAGES = 9, FSDP_STAGE_TEXT = 192 };
+
+/* Tensors that are computed from those of the source, or of the stage before, while they are read. */
+typedef struct fsdp_convert_stage {
+    const char *name;          /* "name_optimizer", "adapter", "dequant", "decode", "map", "gguf", "megatron",
+                                * "tied_names", "encode" */
+    char text[FSDP_STAGE_TEXT];        /* "merge the adapter into 12 tensors, 0 replaced"; "" where another
+                                        * member of the plan says it */
+} fsdp_convert_stage;
+
 /* The plan of a conversion; its memory lives until the conversion is closed. */
 typedef struct fsdp_convert_plan {
     const fsdp_checkpoint *source;     /* as it was opened; NULL: it could not be, or a run failed */
@@ -170,10 +180,9 @@ typedef struct fsdp_convert_plan {
     int world;                 /* ranks of the result */
     int64_t renamed;           /* names that change */
     int64_t left_out;          /* entries that select.only or select.part leaves out */
-    int64_t merged, replaced;  /* tensors that the adapter changes, or brings along whole */
-    int64_t decoded, encoded, widened; /* tensors of ggml's blocks that become f32, tensors that become
-                                        * blocks, and vectors that become f32, as the target needs them */
-    int64_t dequantized, scales;       /* weights that are dequantized, and tensors that go with that */
+    fsdp_convert_stage stages[FSDP_STAGES];    /* the first stage_count, in the order of the work */
+    int stage_count;
+    int64_t encoded;           /* tensors that become blocks (q8_0) */
     char map[64];              /* a map that takes the source to the target, "" if there is none; map_from and
                                 * map_to: its two sides */
     char map_from[32], map_to[32];

@@ -1,7 +1,8 @@
 /*
  * A running conversion. One loop for every source and every target:
  *
- *   select    open the source, choose entries and their new names, find names of one tensor, describe the
+ *   derive    open the source, and put stages of derived tensors on it: adapter, map, ... convert_stages.c
+ *   select    choose entries and their new names, find names of one tensor, describe the
  *             target (selection, ties, relayout)                                          convert_plan.c
  *   plan      divide the memory, count files and bytes, compute the plan's hash, check the destination and
  *             its free space; nothing is written yet                                      convert_plan.c
@@ -46,7 +47,7 @@ typedef struct convert_job {
     fsdp_kind kind;            /* of the target's layout */
 
     /* select */
-    fsdp_checkpoint *from;
+    fsdp_checkpoint *from;     /* the source with the stages of derived tensors on it */
     fsdp_mesh *mesh;
     int world;
     fsdp_sd *sd;               /* the target's description */
@@ -158,6 +159,13 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
 /* True when the entry has data; for targets without aliases, aliases are tensors. */
 bool fsdp_convert_has_data(const convert_job *job, size_t entry);
 fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
+
+/* convert_stages.c: puts the stages of derived tensors that the options ask for on the opened source, and
+ * sets from to the last one's, which owns the others. from is NULL when a stage that failed has closed it. */
+fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_convert_plan *plan,
+                                fsdp_error *err);
+/* Returns the type of blocks that --dtype names ("q8_0"); NONE: --dtype casts elements, if anything. */
+fsdp_dtype fsdp_convert_blocks_of(const char *dtype);
 
 /* convert_names.c: sets opts.select.renames for a target that holds a model, unless names are to be kept. */
 fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err);

@@ -6,18 +6,11 @@
 
 #include "base/data/flow.h"
 #include "base/data/name_path.h"
-#include "kernels/quants.h"
 #include "statedict/checkpoint/digests.h"
 #include "statedict/checkpoint/unread.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/convert/plan_notes.h"
-#include "statedict/derive/adapter.h"
-#include "statedict/derive/dequant.h"
-#include "statedict/derive/numbered_optim.h"
-#include "statedict/derive/target_types.h"
-#include "statedict/derive/tied_names.h"
-#include "statedict/map/map.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/run/remote_path.h"
 #include "statedict/select/metadata.h"
@@ -117,29 +110,14 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
     return job->target->declare(job, selection, err);
 }
 
-/* "q8_0" of --dtype, which is no cast of single elements. */
-static fsdp_dtype blocks_of(const char *dtype)
-{
-    fsdp_dtype named = dtype ? fsdp_dtype_from_typed(dtype, strlen(dtype)) : FSDP_DTYPE_NONE;
-    const fsdp_dtype_info *info = fsdp_dtype_describe(named);
-    return info && info->values > 1 ? named : FSDP_DTYPE_NONE;
-}
-
-/* The dtype that the model's matrices get; NONE: they keep theirs. */
-static fsdp_dtype main_dtype(const fsdp_select_opts *select)
-{
-    return select->dtype ? fsdp_dtype_from_typed(select->dtype, strlen(select->dtype))
-                         : FSDP_DTYPE_NONE;
-}
-
 static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_selection *selection = NULL;
     const fsdp_sd *from = job->from->manifest.sd;
     FSDP_TRY(choose_mesh(job, err));
     fsdp_select_opts select = job->opts.select;
-    if (blocks_of(select.dtype))
-        select.dtype = NULL; /* fit_types has made them */
+    if (fsdp_convert_blocks_of(select.dtype))
+        select.dtype = NULL; /* a stage has encoded them */
     const fsdp_select_from source = {
         .sd = from, .is_missing = job->from->is_missing, .known = job->known};
     fsdp_status st = fsdp_selection_create(&source, &select, job->limits, &selection, err);
@@ -180,197 +158,6 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE, "chunks of %" PRId64 " bytes: %d to %d are allowed",
                      chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
-}
-
-/* --- derived tensors ---------------------------------------------------------------------------- */
-
-static fsdp_status merge_adapter(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
-{
-    fsdp_adapter_report report = {0};
-    if (!job->opts.adapter)
-        return FSDP_OK;
-    const fsdp_adapter_opts opts = {
-        .path = job->opts.adapter, .access = &job->opts.open.access, .watch = &job->opts.watch};
-    fsdp_status st = fsdp_adapter_merge(&opts, &job->from, &report, err);
-    plan->merged = report.merged;
-    plan->replaced = report.replaced;
-    job->unties = report.unties;
-    return st;
-}
-
-/* A config.json: its text and path, which is NULL for one that was made. */
-typedef struct model_config {
-    char *text, *path;
-    size_t size;
-} model_config;
-
-static fsdp_status dequantize(convert_job *job, const model_config *config, fsdp_convert_plan *plan,
-                              fsdp_error *err)
-{
-    const char *dtype = job->opts.dequant;
-    fsdp_dequant_opts opts = {
-        .config = config->text, .config_size = config->size, .config_path = config->path};
-    fsdp_dequant_report report = {0};
-    if (!dtype)
-        return FSDP_OK;
-    opts.dtype = fsdp_dtype_from_typed(dtype, strlen(dtype));
-    if (opts.dtype != FSDP_F32 && opts.dtype != FSDP_BF16 && opts.dtype != FSDP_F16)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "weights are dequantized to f32, bf16 or f16, not to '%s'", dtype);
-    fsdp_status st = fsdp_dequantize(&opts, &job->from, &report, err);
-    plan->dequantized = report.weights;
-    plan->scales = report.scales;
-    return st;
-}
-
-/* Before the map blocks that the target cannot hold are decoded; behind it blocks are made. */
-static fsdp_status fit_types(convert_job *job, fsdp_dtype blocks, fsdp_convert_plan *plan,
-                             fsdp_error *err)
-{
-    const fsdp_target_types types = {job->limits, blocks};
-    fsdp_type_report report = {0};
-    if (blocks && !fsdp_blocks_can_encode(blocks))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "blocks of %s are read and copied, and not made: q8_0 and q4_0 are, and "
-                         "llama-quantize of llama.cpp makes others of a GGUF file in bf16",
-                         job->opts.select.dtype);
-    if (blocks && job->limits && !job->limits->holds_dtype(blocks))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s; --to gguf does",
-                         job->limits->format, job->opts.select.dtype);
-    FSDP_TRY(fsdp_derive_target_types(&types, &job->from, &report, err));
-    plan->decoded += report.decoded;
-    plan->encoded += report.encoded;
-    plan->widened += report.widened;
-    return FSDP_OK;
-}
-
-/* The loader of a framework may ask for more than the format that the user names: Megatron's files beside
- * those of DCP. */
-static void fit_format(convert_job *job, const char *layout)
-{
-    job->format = fsdp_target_for(job->format, layout);
-    job->opts.format = job->format->limits.format;
-    job->place.format = job->format;
-    job->limits = job->format->ops ? &job->format->limits : NULL;
-}
-
-/* Numbers of an optimizer become names, where the target's loaders ask for these. Formats beside these two
- * have numbers because a program wanted them; so may one file of torch.save, without a config.json. */
-static fsdp_status name_optim(convert_job *job, const model_config *config, fsdp_convert_plan *plan,
-                              fsdp_error *err)
-{
-    const char *format = fsdp_checkpoint_describe(job->from)->format;
-    bool is_torch = strcmp(format, "torch") == 0;
-    if (!job->limits || !job->limits->names_groups || job->opts.select.keep_names ||
-        job->opts.select.only == FSDP_ONLY_MODEL ||
-        (!is_torch && strcmp(format, "safetensors") != 0))
-        return FSDP_OK;
-    const fsdp_numbered_opts opts = {
-        .known = {.paths = true,
-                  .model_type = job->model_kind.type[0] ? job->model_kind.type : NULL},
-        .keeps_order = is_torch,
-        .may_stay = is_torch && !config->text};
-    return fsdp_name_numbered(&opts, &job->from, &plan->optim_named, err);
-}
-
-/* A model has all names of a tied tensor, and its files one of them. */
-static fsdp_status add_tied_names(convert_job *job, const model_config *config, fsdp_error *err)
-{
-    fsdp_model_config says = {.tied = -1};
-    if (!job->limits || !job->limits->all_names || !config->text || job->unties ||
-        job->opts.tied != FSDP_TIED_KEEP ||
-        fsdp_model_config_read(config->text, config->size, "config.json", &says, NULL) != FSDP_OK)
-        return FSDP_OK;
-    const fsdp_tied_model model = {.class_name = job->model_kind.class_name, .says = says.tied};
-    return fsdp_add_tied_names(&model, &job->from, &job->added, err);
-}
-
-/* The source under the names of another framework, if a map is named or needed. */
-static fsdp_status rename_by_map(convert_job *job, const model_config *config,
-                                 fsdp_convert_plan *plan, fsdp_error *err)
-{
-    const fsdp_map_request request = {.io = job->io,
-                                      .opts = &job->opts,
-                                      .config = config->text,
-                                      .config_path = config->path,
-                                      .config_size = config->size,
-                                      .limits = job->limits,
-                                      .see_model = fsdp_convert_see_model,
-                                      .context = job};
-    fsdp_map_sides sides = {0};
-    FSDP_TRY(fsdp_map_rename(&request, &job->from, &sides, err));
-    const size_t own_count = fsdp_sd_count(job->from->manifest.sd);
-    fsdp_gguf_found tokenizer = FSDP_GGUF_TOKENIZER;
-    if (sides.needs_pairs)
-        FSDP_TRY(fsdp_map_add_gguf_pairs(&request, main_dtype(&job->opts.select), &job->from,
-                                         &tokenizer, err));
-    plan->lacks_tokenizer = tokenizer != FSDP_GGUF_TOKENIZER;
-    plan->has_tiktoken = tokenizer == FSDP_GGUF_TIKTOKEN;
-    plan->is_mapped = sides.is_used;
-    job->target_entries = fsdp_sd_count(job->from->manifest.sd) - own_count;
-    snprintf(plan->map, sizeof plan->map, "%s", sides.name);
-    snprintf(plan->map_from, sizeof plan->map_from, "%s", sides.from);
-    snprintf(plan->map_to, sizeof plan->map_to, "%s", sides.to);
-    if (!plan->is_mapped || !job->format)
-        return FSDP_OK;
-    fit_format(job, plan->map_to);
-    if (strcmp(job->format->limits.format, "megatron") == 0)
-        FSDP_TRY(fsdp_map_add_megatron_objects(&job->from, err));
-    job->target_entries = fsdp_sd_count(job->from->manifest.sd) - own_count;
-    return FSDP_OK;
-}
-
-static fsdp_status make_config(const convert_job *job, char **text_out, size_t *size_out,
-                               fsdp_error *err)
-{
-    const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .limits = job->limits};
-    return fsdp_map_make_config(&request, job->from, text_out, size_out, err);
-}
-
-/* A config.json that cannot be read is no reason to refuse the weights: nothing is known then. */
-static void read_kind(convert_job *job, const model_config *config)
-{
-    if (config->text && fsdp_model_kind_read(config->text, config->size, "config.json",
-                                             &job->model_kind, NULL) != FSDP_OK)
-        job->model_kind = (fsdp_model_kind){0};
-}
-
-/* Puts tensors that are computed from the source's in their place. */
-static fsdp_status derive(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
-{
-    model_config config = {0};
-    char *made = NULL;
-    fsdp_error why = {0};
-    config.text = fsdp_config_find(job->io, job->opts.copy_from, job->from->path, &config.size,
-                                   &config.path, &why);
-    if (why.status == FSDP_ERR_REFUSED) { /* it says what the tensors are */
-        if (err)
-            *err = why;
-        return FSDP_ERR_REFUSED;
-    }
-    fsdp_status st = config.text ? FSDP_OK : make_config(job, &made, &config.size, err);
-    config.text = config.text ? config.text : made;
-    read_kind(job, &config);
-    if (st == FSDP_OK)
-        st = name_optim(job, &config, plan, err);
-    if (st == FSDP_OK)
-        st = merge_adapter(job, plan, err);
-    if (st == FSDP_OK)
-        st = dequantize(job, &config, plan, err);
-    if (st == FSDP_OK)
-        st = fit_types(job, FSDP_DTYPE_NONE, plan, err);
-    if (st == FSDP_OK)
-        st = rename_by_map(job, &config, plan, err);
-    if (st == FSDP_OK)
-        st = add_tied_names(job, &config, err);
-    if (st == FSDP_OK)
-        st = fit_types(job, blocks_of(job->opts.select.dtype), plan, err);
-    fsdp_free(config.path);
-    if (made && plan->is_mapped)
-        job->made_config = made;
-    else
-        fsdp_free(config.text);
-    return st;
 }
 
 /* --- select ----------------------------------------------------------------------------------- */
@@ -414,10 +201,10 @@ static fsdp_status find_copy_from(convert_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void keep_full(convert_job *job)
+static void keep_full(convert_job *job, const fsdp_checkpoint *source)
 {
     const fsdp_convert_opts *opts = &job->opts;
-    if (!opts->keep_full || job->from->info.kind != FSDP_FULL || opts->world > 0 || opts->mesh)
+    if (!opts->keep_full || source->info.kind != FSDP_FULL || opts->world > 0 || opts->mesh)
         return;
     job->opts.kind = FSDP_FULL;
     job->kind = job->format ? job->kind : FSDP_FULL;
@@ -429,14 +216,15 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     if (!job->limits)
         FSDP_TRY(check_chunk(job->opts.chunk_bytes, err));
     fsdp_flow("statedict/convert/convert_plan.c", "open '%s'", from);
-    FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
-    plan->source = job->from;
-    keep_full(job);
-    plan->rounded = job->from->source ? fsdp_source_rounded_count(job->from->source) : 0;
+    fsdp_checkpoint *source = NULL;
+    FSDP_TRY(fsdp_convert_open(from, &job->opts, &source, err));
+    plan->source = job->from = source;
+    keep_full(job, source);
+    plan->rounded = source->source ? fsdp_source_rounded_count(source->source) : 0;
     if (!job->limits || job->limits->opaque)
-        FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
+        FSDP_TRY(fsdp_checkpoint_carry_values(source, !job->limits, err));
     FSDP_TRY(find_copy_from(job, err));
-    FSDP_TRY(derive(job, plan, err));
+    FSDP_TRY(fsdp_convert_derive(job, source, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd,
                                        job->made_config, job->unties};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));

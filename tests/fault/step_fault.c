@@ -345,7 +345,7 @@ static bool names_rank(const fsdp_error *err, int rank)
 /* Groups of one dim: all wait in the same call. Else another call may find it first. */
 static bool names_unit(const step_fault *fault, const fsdp_error *err)
 {
-    char name[16];
+    char name[32];
     if (fault->has_replicas)
         return strstr(err->text, " for ") != NULL;
     snprintf(name, sizeof name, " for %s", fault->calls->units[fault->at]);

@@ -67,27 +67,10 @@ static bool keeps_prefix(const convert_options *opts)
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
-    if (plan->merged + plan->replaced > 0)
-        fsdp_text_addf(text, "  merge the adapter into %s, %" PRId64 " replaced\n",
-                       cli_plural(plan->merged, "tensor", number), plan->replaced);
-    if (plan->dequantized > 0)
-        fsdp_text_addf(text, "  dequantize %s to %s, without %" PRId64 " scales\n",
-                       cli_plural(plan->dequantized, "weight", number), opts->convert.dequant,
-                       plan->scales);
-    if (plan->is_mapped && (!plan->map_from[0] || !plan->map_to[0]))
-        fsdp_text_addf(text, "  names become those of the map '%s'\n", plan->map);
-    else if (plan->is_mapped)
-        fsdp_text_addf(text, "  names of %s become those of %s (--map %s)\n", plan->map_from,
-                       plan->map_to, plan->map);
+    for (int i = 0; i < plan->stage_count; i++)
+        if (plan->stages[i].text[0])
+            fsdp_text_addf(text, "  %s\n", plan->stages[i].text);
     convert_add_note(text, CONVERT_NOTE_NAMES, opts, plan);
-    if (plan->decoded > 0)
-        fsdp_text_addf(text, "  decode %s to f32: %s holds no blocks\n",
-                       cli_plural(plan->decoded, "quantized tensor", number), opts->convert.format);
-    if (plan->encoded > 0)
-        fsdp_text_addf(text, "  encode %s as %s\n", cli_plural(plan->encoded, "tensor", number),
-                       opts->convert.select.dtype);
-    if (plan->widened > 0)
-        fsdp_text_addf(text, "  cast %s to f32\n", cli_plural(plan->widened, "tensor", number));
     convert_add_note(text, CONVERT_NOTE_STRIPPED, opts, plan);
     if (plan->renamed > 0 && !plan->strips)
         fsdp_text_addf(text, "  rename %s\n", cli_plural(plan->renamed, "name", number));
@@ -192,6 +175,12 @@ void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_c
     fsdp_text_addf(text,
                    ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
                    plan->renamed, plan->left_out + (int64_t)plan->tied_count, plan->dropped);
+    if (plan->stage_count > 0) {
+        fsdp_text_addf(text, ", \"stages\": [");
+        for (int i = 0; i < plan->stage_count; i++)
+            fsdp_text_addf(text, "%s\"%s\"", i > 0 ? ", " : "", plan->stages[i].name);
+        fsdp_text_addf(text, "]");
+    }
     if (plan->optim_form)
         fsdp_text_addf(text, ", \"optim\": \"%s\"",
                        plan->optim_form == FSDP_OPTIM_FORM_FLAT ? "flat" : "nested");
