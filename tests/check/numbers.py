@@ -6,6 +6,7 @@ README.md          the tools without --mem are those that its promise excepts
 reliability.md     the outcomes of a row add up to its cases; each fuzz target has a row
 contributing.md    how many sources there are, give or take a twentieth
 scenarios.md       the tests that run again with processes; how many seeds make orders of streams
+flow_convert.md    the stages of derivations, in their order
 """
 
 import re
@@ -81,6 +82,19 @@ def check_scenarios():
         problems.append(f"docs/scenarios.md does not say {usual} and {torture} seeds")
 
 
+def check_stages():
+    """The table of stages, the comment of convert.h and the page have the same names in the same order."""
+    table = re.search(r"\} table\[\] = \{\n(.*?)\n\};", read("statedict/convert/convert_stages.c"), re.S)[1]
+    stages = re.findall(r'\{"(\w+)",', table)
+    comment = re.search(r"typedef struct fsdp_convert_stage \{\n(.*?)char text", read("statedict/convert.h"),
+                        re.S)[1]
+    told = re.findall(r"^\| \| `(\w+)`: ", read("docs/flow_convert.md"), re.M)
+    if not stages or told != stages:
+        problems.append(f"docs/flow_convert.md: the stages are {stages}, not {told}")
+    if re.findall(r'"(\w+)"', comment) != stages:
+        problems.append(f"statedict/convert.h: the stages are {stages}")
+
+
 def main():
     page = read("docs/reliability.md")
     check_memory()
@@ -88,6 +102,7 @@ def main():
     check_fuzz(page)
     check_sources()
     check_scenarios()
+    check_stages()
     print("\n".join(problems) or "the numbers of the pages are those of the tree")
     return 1 if problems else 0
 
