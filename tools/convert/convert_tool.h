@@ -1,6 +1,6 @@
 /*
- * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_report.c (plan and
- * results), convert_casts.c (casts), convert_carried.c (tied names, copied files, missing entries, code),
+ * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_target.c (the format
+ * of the result), convert_report.c (plan and results), convert_casts.c (casts), convert_carried.c (tied names, copied files, missing entries, code),
  * convert_next.c (suggested commands). In come options and the library's plan, out comes text. Only
  * fsdp_convert.c calls this room; the conversion is the library's.
  */
@@ -36,6 +36,13 @@ typedef struct convert_options {
 /* Ends the program with a message when they make no sense. */
 void convert_options_read(int argc, char **argv, convert_options *opts_out);
 void convert_options_release(convert_options *opts);
+
+/* --- convert_target.c ------------------------------------------------------------------------- */
+
+/* The format that is written; ends the program where there is none of that name. */
+const char *convert_parse_format(const char *text);
+/* Without --to: by the suffix of DST, else fsdp when an option needs it, else hf. */
+void convert_choose_format(convert_options *opts);
 
 /* --- convert_report.c ------------------------------------------------------------------------- */
 
