@@ -128,6 +128,53 @@ typedef struct fsdp_convert_opts {
     fsdp_watch watch;
 } fsdp_convert_opts;
 
+/* --- the options as data --- */
+
+/* The type of an option's member. */
+typedef enum fsdp_option_kind {
+    FSDP_OPTION_TEXT,          /* const char * */
+    FSDP_OPTION_PATH,          /* const char *; plans have it absolute */
+    FSDP_OPTION_WORD,          /* an enumerator, the number of a word */
+    FSDP_OPTION_INT,
+    FSDP_OPTION_BYTES,         /* int64_t */
+    FSDP_OPTION_FLAG,          /* bool */
+    FSDP_OPTION_LIST,          /* const char *const *, and its size_t at count_offset */
+    FSDP_OPTION_MESH           /* const fsdp_mesh * */
+} fsdp_option_kind;
+
+/* Parts of a help page. */
+typedef enum fsdp_option_group {
+    FSDP_OPTIONS_SOURCE = 1,
+    FSDP_OPTIONS_TAKEN,
+    FSDP_OPTIONS_NAMES,
+    FSDP_OPTIONS_NUMBERS,
+    FSDP_OPTIONS_TARGET,
+    FSDP_OPTIONS_SAFETY,
+    FSDP_OPTIONS_RUNNING
+} fsdp_option_group;
+
+typedef struct fsdp_convert_option {
+    const char *name;          /* "world-size"; NULL: it is not typed under a name of its own */
+    const char *member;        /* "world_size", in a plan; NULL: it does not decide the result */
+    fsdp_option_kind kind;
+    size_t offset, count_offset;       /* in fsdp_convert_opts */
+    const char *const *words;  /* the values that there are, up to NULL */
+    const char *(*word_at)(size_t i);  /* in place of words, where another list has them */
+    int first_word;            /* words before it stand for an option that is not given */
+    bool takes_others;         /* TEXT: values besides the words are checked later */
+    int64_t least, most;       /* INT and BYTES, when they are given */
+    bool is_optional;          /* in a plan only if it is given, so that other plans keep their hash */
+    bool is_negated;           /* FLAG: a plan has the opposite */
+    fsdp_option_group group;
+    bool is_usual;             /* on the first page of help */
+    const char *targets;       /* "dcp, torch and fsdp": formats that take it; NULL: all */
+    const char *value, *help;  /* "N", NULL for a flag; "ranks of the result" */
+} fsdp_convert_option;
+
+/* Returns a row of the table that command lines, plans and their pages are made of: those of a plan first, in
+ * its order. NULL after the last. */
+FSDP_API const fsdp_convert_option *fsdp_convert_option_at(size_t i);
+
 enum { FSDP_CAST_PAIRS = 72 }; /* of two types that fsdp casts */
 
 typedef struct fsdp_cast_pair {

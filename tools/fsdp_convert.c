@@ -104,7 +104,7 @@ static fsdp_status open_conversion(convert_options *opts, fsdp_error *err)
     convert->watch = cli_watch(&opts->common);
     convert->cast = &opts->cast;
     convert->open.access = *cli_access();
-    convert->keep_full = !opts->kind_given && !opts->dim_given;
+    convert->keep_full = !convert_is_given(opts, "kind") && !convert_is_given(opts, "shard-dim");
     if (opts->apply)
         return fsdp_conversion_apply(opts->apply, convert, &opts->conversion, err);
     FSDP_TRY(cli_begin_source(opts->from, err));

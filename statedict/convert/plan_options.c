@@ -1,4 +1,8 @@
-/* The options of a plan: one table for writing and reading them. See plan_text.h. */
+/*
+ * The options of a conversion as one table: of it are made the command line of fsdp-convert, its help and its
+ * completion (tools/convert/convert_options.c), and here the options of a plan (plan_text.h). fsdp-convert(1)
+ * and docs/formats.md are compared with it (tests/unit/statedict/convert/test_plan_options.c).
+ */
 #include "statedict/convert/plan_text.h"
 
 #include "base/io/io.h"
@@ -8,81 +12,130 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef enum option_kind {
-    OPTION_STRING,
-    OPTION_TEXT, /* a string or null */
-    OPTION_PATH, /* written as an absolute path */
-    OPTION_WORD, /* one of a list of words */
-    OPTION_INT,
-    OPTION_BYTES,
-    OPTION_FLAG,
-    OPTION_NOT,  /* a flag that is written negated */
-    OPTION_LIST, /* a list of strings */
-    OPTION_MESH
-} option_kind;
-
-typedef struct plan_option {
-    const char *name;
-    option_kind kind;
-    size_t at;                /* offset in fsdp_convert_opts */
-    const char *const *words; /* of a word, up to NULL */
-    size_t count_at;          /* of a list: its number of strings */
-    int64_t most;             /* of a number */
-    bool is_optional;         /* written only if given, so that other plans keep their hash */
-} plan_option;
-
 static const char *const kinds[] = {"sharded", "full", "local", NULL};
 static const char *const parts[] = {"default", "all", "model", "optim", NULL};
 static const char *const policies[] = {"fail", "clamp", "inf", NULL};
 static const char *const ties[] = {"auto", "keep", "drop", NULL};
 static const char *const forms[] = {"default", "nested", "flat", NULL};
 static const char *const opaques[] = {"refuse", "copy", NULL};
+static const char *const plain_types[] = {"bf16", "f32", "f16", NULL};
 enum { WORLD_MOST = 1 << 20, LEVEL_MOST = 22, CHUNK_MOST = 4 << 20 };
 
-#define OPTION(spelled, what, member) \
-    .name = spelled, .kind = OPTION_##what, .at = offsetof(fsdp_convert_opts, member)
-#define COUNT(member) .count_at = offsetof(fsdp_convert_opts, member)
-static const plan_option options[] = {
-    {OPTION("format", STRING, format)},
-    {OPTION("kind", WORD, kind), .words = kinds},
-    {OPTION("world_size", INT, world), .most = WORLD_MOST},
-    {OPTION("mesh", MESH, mesh)},
-    {OPTION("shard_dim", INT, shard_dim), .most = FSDP_MAX_DIMS - 1},
-    {OPTION("max_shard_size", BYTES, max_shard_bytes), .most = INT64_MAX},
-    {OPTION("compress", FLAG, compress)},
-    {OPTION("level", INT, level), .most = LEVEL_MOST},
-    {OPTION("chunk", BYTES, chunk_bytes), .most = CHUNK_MOST},
-    {OPTION("view", NOT, skip_view)},
-    {OPTION("overwrite", FLAG, overwrite)},
-    {OPTION("only", WORD, select.only), .words = parts},
-    {OPTION("part", STRING, select.part), .is_optional = true},
-    {OPTION("keep_names", FLAG, select.keep_names), .is_optional = true},
-    {OPTION("include", TEXT, select.include)},
-    {OPTION("exclude", TEXT, select.exclude)},
-    {OPTION("drop", LIST, select.drops), COUNT(select.drop_count)},
-    {OPTION("rename", LIST, select.renames), COUNT(select.rename_count)},
-    {OPTION("under", STRING, select.under), .is_optional = true},
-    {OPTION("dtype", STRING, select.dtype), .is_optional = true},
-    {OPTION("dtype_for", LIST, select.dtype_rules), COUNT(select.dtype_rule_count),
+static const char *dtype_at(size_t i)
+{
+    return i == 0 ? "keep" : fsdp_castable_at(i - 1);
+}
+
+#define TYPED(spelled, what, place, needs, says)                                               \
+    .name = spelled, .kind = FSDP_OPTION_##what, .offset = offsetof(fsdp_convert_opts, place), \
+    .value = needs, .help = says
+#define UNTYPED(what, place) \
+    .kind = FSDP_OPTION_##what, .offset = offsetof(fsdp_convert_opts, place)
+#define COUNT(place) .count_offset = offsetof(fsdp_convert_opts, place)
+#define GROUP(name) .group = FSDP_OPTIONS_##name
+static const fsdp_convert_option options[] = {
+    {TYPED("to", TEXT, format, "FORMAT",
+           "fsdp, hf, safetensors, dcp, megatron, torch, hdf5, npz, npy, gguf, llmc, universal"),
+     .member = "format", GROUP(TARGET), .word_at = fsdp_convert_format_at, .is_usual = true},
+    {TYPED("kind", WORD, kind, "KIND", "fsdp: sharded (default), full or local"), .member = "kind",
+     GROUP(TARGET), .words = kinds, .targets = "fsdp"},
+    {TYPED("world-size", INT, world, "N", "ranks of the result (default: as SRC)"),
+     .member = "world_size", GROUP(TARGET), .least = 1, .most = WORLD_MOST, .is_usual = true},
+    {TYPED("mesh", MESH, mesh, "NAME=N,...", "mesh of the result, such as dp=4,tp=2"),
+     .member = "mesh", GROUP(TARGET)},
+    {TYPED("shard-dim", INT, shard_dim, "D", "tensor dim that is cut (default 0)"),
+     .member = "shard_dim", GROUP(TARGET), .most = FSDP_MAX_DIMS - 1},
+    {TYPED("max-shard-size", BYTES, max_shard_bytes, "SIZE", "hf: bytes in a file (default: 50G)"),
+     .member = "max_shard_size", GROUP(TARGET), .most = INT64_MAX, .targets = "hf"},
+    {TYPED("compress", FLAG, compress, "zstd[:L]",
+           "byte shuffle + zstd; level 0 (default) is fastest"),
+     .member = "compress", GROUP(TARGET), .targets = "fsdp or hdf5"},
+    {UNTYPED(INT, level), .member = "level", .most = LEVEL_MOST},
+    {UNTYPED(BYTES, chunk_bytes), .member = "chunk", .most = CHUNK_MOST},
+    {TYPED("no-view", FLAG, skip_view, NULL, "no index.h5 for other programs"), .member = "view",
+     GROUP(TARGET), .is_negated = true, .targets = "fsdp"},
+    {TYPED("overwrite", FLAG, overwrite, NULL, "replace DST when it exists"), .member = "overwrite",
+     GROUP(SAFETY), .is_usual = true},
+    {TYPED("only", WORD, select.only, "PART", "all, model or optim (default: all; model for hf)"),
+     .member = "only", GROUP(TAKEN), .words = parts, .first_word = 1, .is_usual = true},
+    {TYPED("part", TEXT, select.part, "NAME", "only what is below NAME, such as ema"),
+     .member = "part", GROUP(TAKEN), .is_optional = true},
+    {UNTYPED(FLAG, select.keep_names), .member = "keep_names", .is_optional = true},
+    {UNTYPED(TEXT, select.include), .member = "include"},
+    {UNTYPED(TEXT, select.exclude), .member = "exclude"},
+    {TYPED("drop", LIST, select.drops, "WHAT",
+           "values, opaque, optim, dtype:T, tensors:KIND or a regex"),
+     .member = "drop", GROUP(TAKEN), COUNT(select.drop_count), .is_usual = true},
+    {TYPED("rename", LIST, select.renames, "s/RE/NEW/", "rename entries; repeatable, in order"),
+     .member = "rename", GROUP(NAMES), COUNT(select.rename_count), .is_usual = true},
+    {TYPED("under", TEXT, select.under, "KEY",
+           "dcp, torch, fsdp: every entry below KEY, such as model"),
+     .member = "under", GROUP(NAMES), .is_optional = true, .targets = "dcp, torch and fsdp"},
+    {TYPED("dtype", TEXT, select.dtype, "T",
+           "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ..."),
+     .member = "dtype", GROUP(NUMBERS), .word_at = dtype_at, .takes_others = true,
+     .is_optional = true, .is_usual = true},
+    {TYPED("dtype-for", LIST, select.dtype_rules, "RE=T",
+           "cast names that match; the first rule wins"),
+     .member = "dtype_for", GROUP(NUMBERS), COUNT(select.dtype_rule_count), .is_optional = true},
+    {TYPED("on-overflow", WORD, select.on_overflow, "HOW",
+           "overflow of a cast: fail (default), clamp or inf"),
+     .member = "on_overflow", GROUP(NUMBERS), .words = policies, .is_optional = true},
+    {TYPED("adapter", PATH, adapter, "DIR", "merge the adapter of PEFT (LoRA, DoRA) in DIR"),
+     .member = "adapter", GROUP(NUMBERS), .is_optional = true},
+    {TYPED("dequant", TEXT, dequant, "T", "quantized weights as plain ones: bf16, f32 or f16"),
+     .member = "dequant", GROUP(NUMBERS), .words = plain_types, .is_optional = true},
+    {TYPED("map", TEXT, map, "MAP", "names of another framework: a built-in map, a file, or none"),
+     .member = "map", GROUP(NAMES), .is_optional = true, .is_usual = true},
+    {TYPED("size", LIST, sizes, "NAME=N", "a size that the map needs, such as heads=32"),
+     .member = "sizes", GROUP(NAMES), COUNT(size_count), .is_optional = true},
+    {TYPED("from", TEXT, open.format, "FORMAT", "format of SRC (default: by its bytes)"),
+     .member = "from_format", GROUP(SOURCE), .word_at = fsdp_checkpoint_format_at,
      .is_optional = true},
-    {OPTION("on_overflow", WORD, select.on_overflow), .words = policies, .is_optional = true},
-    {OPTION("adapter", PATH, adapter), .is_optional = true},
-    {OPTION("dequant", STRING, dequant), .is_optional = true},
-    {OPTION("map", STRING, map), .is_optional = true},
-    {OPTION("sizes", LIST, sizes), COUNT(size_count), .is_optional = true},
-    {OPTION("from_format", STRING, open.format), .is_optional = true},
-    {OPTION("allow_missing", STRING, open.allow_missing), .is_optional = true},
-    {OPTION("variant", STRING, open.variant), .is_optional = true},
-    {OPTION("void_as", STRING, open.void_as), .is_optional = true},
-    {OPTION("like", PATH, open.like), .is_optional = true},
-    {OPTION("tied", WORD, tied), .words = ties, .is_optional = true},
-    {OPTION("copy_from", PATH, copy_from), .is_optional = true},
-    {OPTION("copy_code", FLAG, copy_code), .is_optional = true},
-    {OPTION("no_copy", FLAG, skip_copies), .is_optional = true},
-    {OPTION("opaque", WORD, opaque), .words = opaques, .is_optional = true},
-    {OPTION("optim", WORD, optim_form), .words = forms, .is_optional = true},
+    {TYPED("allow-missing", TEXT, open.allow_missing, "RE", "leave out names that files lack"),
+     .member = "allow_missing", GROUP(SOURCE), .is_optional = true},
+    {TYPED("variant", TEXT, open.variant, "NAME", "of SRC the files model.NAME.safetensors"),
+     .member = "variant", GROUP(SOURCE), .is_optional = true},
+    {TYPED("void-as", TEXT, open.void_as, "T", "npz: dtype of arrays of raw bytes, |V2: bf16"),
+     .member = "void_as", GROUP(SOURCE), .is_optional = true},
+    {TYPED("like", PATH, open.like, "MODEL", "ranks of FSDP1: a model with the parameters' shapes"),
+     .member = "like", GROUP(SOURCE), .is_optional = true},
+    {TYPED("tied", WORD, tied, "MODE", "names of one tensor: auto, keep or drop"), .member = "tied",
+     GROUP(NAMES), .words = ties, .is_optional = true},
+    {TYPED("copy-from", PATH, copy_from, "DIR", "hf: config.json, tokenizer, ... from DIR"),
+     .member = "copy_from", GROUP(TARGET), .is_optional = true, .is_usual = true,
+     .targets = "hf, gguf, llmc and megatron, and with --map"},
+    {TYPED("copy-code", FLAG, copy_code, NULL, "also copy *.py, and keep auto_map"),
+     .member = "copy_code", GROUP(TARGET), .is_optional = true},
+    {TYPED("no-copy", FLAG, skip_copies, NULL, "hf: not what lies beside the weights of SRC"),
+     .member = "no_copy", GROUP(TARGET), .is_optional = true},
+    {TYPED("opaque", WORD, opaque, "HOW", "objects of unknown classes: refuse or copy"),
+     .member = "opaque", GROUP(TAKEN), .words = opaques, .is_optional = true},
+    {TYPED("optim", WORD, optim_form, "FORM", "dcp: hyper-parameters nested or flat"),
+     .member = "optim", GROUP(TARGET), .words = forms, .first_word = 1, .is_optional = true,
+     .targets = "dcp"},
+    {TYPED("resume", FLAG, resume, NULL, "resume the same conversion after a stop"), GROUP(SAFETY)},
+    {TYPED("no-verify", FLAG, skip_verify, NULL, "do not read the result back"), GROUP(SAFETY)},
+    {TYPED("no-sync", FLAG, skip_fsync, NULL, "leave durability to the operating system"),
+     GROUP(SAFETY)},
+    {TYPED("bwlimit", BYTES, bytes_per_second, "RATE", "bytes per second, read and written: 100M"),
+     GROUP(RUNNING)},
 };
 enum { OPTION_COUNT = sizeof options / sizeof *options };
+
+const fsdp_convert_option *fsdp_convert_option_at(size_t i)
+{
+    return i < OPTION_COUNT ? &options[i] : NULL;
+}
+
+/* Counts the rows of a plan, which come first. */
+static int planned_count(void)
+{
+    int count = 0;
+    while (count < OPTION_COUNT && options[count].member)
+        count++;
+    return count;
+}
 
 /* A pointer to a member of the options, by its kind. */
 typedef union member {
@@ -148,36 +201,39 @@ static void add_mesh(plan_head *head, const fsdp_mesh *mesh)
     fsdp_text_addf(head->text, "]");
 }
 
-static void add_value(plan_head *head, const plan_option *option, const fsdp_convert_opts *opts)
+static void add_value(plan_head *head, const fsdp_convert_option *option,
+                      const fsdp_convert_opts *opts)
 {
-    member at = member_at(opts, option->at);
+    member at = member_at(opts, option->offset);
     fsdp_text *text = head->text;
     switch (option->kind) {
-    case OPTION_STRING:
-    case OPTION_TEXT:
+    case FSDP_OPTION_TEXT:
         if (*at.text)
             add_string(head, *at.text);
         else
             fsdp_text_addf(text, "null");
         break;
-    case OPTION_PATH: fsdp_plan_add_path(head, *at.text); break;
-    case OPTION_WORD: add_string(head, option->words[*at.number]); break;
-    case OPTION_INT: fsdp_text_addf(text, "%d", *at.number); break;
-    case OPTION_BYTES: fsdp_text_addf(text, "%" PRId64, *at.size); break;
-    case OPTION_FLAG: fsdp_text_addf(text, *at.flag ? "true" : "false"); break;
-    case OPTION_NOT: fsdp_text_addf(text, *at.flag ? "false" : "true"); break;
-    case OPTION_LIST: add_list(head, *at.list, *member_at(opts, option->count_at).count); break;
-    case OPTION_MESH: add_mesh(head, opts->mesh); break;
+    case FSDP_OPTION_PATH: fsdp_plan_add_path(head, *at.text); break;
+    case FSDP_OPTION_WORD: add_string(head, option->words[*at.number]); break;
+    case FSDP_OPTION_INT: fsdp_text_addf(text, "%d", *at.number); break;
+    case FSDP_OPTION_BYTES: fsdp_text_addf(text, "%" PRId64, *at.size); break;
+    case FSDP_OPTION_FLAG:
+        fsdp_text_addf(text, *at.flag != option->is_negated ? "true" : "false");
+        break;
+    case FSDP_OPTION_LIST:
+        add_list(head, *at.list, *member_at(opts, option->count_offset).count);
+        break;
+    case FSDP_OPTION_MESH: add_mesh(head, opts->mesh); break;
     }
 }
 
-static bool is_given(const plan_option *option, const fsdp_convert_opts *opts)
+static bool is_given(const fsdp_convert_option *option, const fsdp_convert_opts *opts)
 {
-    member at = member_at(opts, option->at);
+    member at = member_at(opts, option->offset);
     switch (option->kind) {
-    case OPTION_LIST: return *member_at(opts, option->count_at).count > 0;
-    case OPTION_WORD: return *at.number != 0;
-    case OPTION_FLAG: return *at.flag;
+    case FSDP_OPTION_LIST: return *member_at(opts, option->count_offset).count > 0;
+    case FSDP_OPTION_WORD: return *at.number != 0;
+    case FSDP_OPTION_FLAG: return *at.flag;
     default: return *at.text != NULL;
     }
 }
@@ -185,10 +241,10 @@ static bool is_given(const plan_option *option, const fsdp_convert_opts *opts)
 void fsdp_plan_add_options(plan_head *head, const fsdp_convert_opts *opts)
 {
     const char *before = "\n  \"";
-    for (int i = 0; i < OPTION_COUNT; i++) {
+    for (int i = 0; i < planned_count(); i++) {
         if (options[i].is_optional && !is_given(&options[i], opts))
             continue;
-        fsdp_text_addf(head->text, "%s%s\": ", before, options[i].name);
+        fsdp_text_addf(head->text, "%s%s\": ", before, options[i].member);
         add_value(head, &options[i], opts);
         before = ",\n  \"";
     }
@@ -286,36 +342,34 @@ static fsdp_status read_mesh(fsdp_json *json, fsdp_arena *arena, fsdp_mesh **out
     return ndim > 0 ? fsdp_mesh_create(ndim, shape, names, NULL, out, err) : FSDP_OK;
 }
 
-static fsdp_status read_flag(fsdp_json *json, bool is_turned, bool *out, fsdp_error *err)
+static fsdp_status read_flag(fsdp_json *json, bool is_negated, bool *out, fsdp_error *err)
 {
     FSDP_TRY(fsdp_json_bool(json, out, err));
-    *out = *out != is_turned;
+    *out = *out != is_negated;
     return FSDP_OK;
 }
 
-static fsdp_status read_value(fsdp_json *json, const plan_option *option, fsdp_arena *arena,
+static fsdp_status read_value(fsdp_json *json, const fsdp_convert_option *option, fsdp_arena *arena,
                               fsdp_convert_opts *opts, fsdp_mesh **mesh, fsdp_error *err)
 {
-    member at = member_at(opts, option->at);
+    member at = member_at(opts, option->offset);
     int64_t number;
     switch (option->kind) {
-    case OPTION_STRING:
-    case OPTION_TEXT:
-    case OPTION_PATH:
-        return option->kind == OPTION_TEXT && fsdp_json_peek(json) == FSDP_JSON_NULL
+    case FSDP_OPTION_TEXT:
+    case FSDP_OPTION_PATH:
+        return option->kind == FSDP_OPTION_TEXT && fsdp_json_peek(json) == FSDP_JSON_NULL
                    ? fsdp_json_null(json, err)
                    : fsdp_plan_read_string(json, arena, at.text, err);
-    case OPTION_WORD: return read_word(json, option->words, at.number, err);
-    case OPTION_INT:
+    case FSDP_OPTION_WORD: return read_word(json, option->words, at.number, err);
+    case FSDP_OPTION_INT:
         FSDP_TRY(read_number(json, option->most, &number, err));
         *at.number = (int)number;
         return FSDP_OK;
-    case OPTION_BYTES: return read_number(json, option->most, at.size, err);
-    case OPTION_FLAG:
-    case OPTION_NOT: return read_flag(json, option->kind == OPTION_NOT, at.flag, err);
-    case OPTION_LIST:
-        return read_list(json, arena, at.list, member_at(opts, option->count_at).count, err);
-    case OPTION_MESH: break;
+    case FSDP_OPTION_BYTES: return read_number(json, option->most, at.size, err);
+    case FSDP_OPTION_FLAG: return read_flag(json, option->is_negated, at.flag, err);
+    case FSDP_OPTION_LIST:
+        return read_list(json, arena, at.list, member_at(opts, option->count_offset).count, err);
+    case FSDP_OPTION_MESH: break;
     }
     FSDP_TRY(read_mesh(json, arena, mesh, err));
     opts->mesh = *mesh;
@@ -326,10 +380,11 @@ fsdp_status fsdp_plan_read_options(fsdp_json *json, fsdp_arena *arena, fsdp_conv
                                    fsdp_mesh **mesh_out, fsdp_error *err)
 {
     const char *names[OPTION_COUNT];
-    fsdp_json_members members = {.names = names, .count = OPTION_COUNT};
+    const int count = planned_count();
+    fsdp_json_members members = {.names = names, .count = count};
     int which;
-    for (int i = 0; i < OPTION_COUNT; i++)
-        names[i] = options[i].name;
+    for (int i = 0; i < count; i++)
+        names[i] = options[i].member;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
         FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
@@ -337,7 +392,7 @@ fsdp_status fsdp_plan_read_options(fsdp_json *json, fsdp_arena *arena, fsdp_conv
             break;
         FSDP_TRY(read_value(json, &options[which], arena, opts, mesh_out, err));
     }
-    for (int i = 0; i < OPTION_COUNT; i++)
+    for (int i = 0; i < count; i++)
         if (!options[i].is_optional && !(members.seen >> i & 1))
             return fsdp_json_fail(json, err, "an option is missing");
     return FSDP_OK;

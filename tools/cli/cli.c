@@ -106,11 +106,17 @@ int cli_parse_compress(const char *text)
 
 /* --- help ------------------------------------------------------------------------------------- */
 
+/* Options of a group, or with a flag; 0: of all. */
+typedef struct listed_options {
+    int group, flag;
+} listed_options;
+
 static bool print_option(const struct argp_option *option, void *context)
 {
+    const listed_options *listed = context;
     char names[80];
-    (void)context;
-    if (!option->doc)
+    if (!option->doc || (listed->group && option->group != listed->group) ||
+        (listed->flag && !(option->flags & listed->flag)))
         return false;
     char letter[4] = "    ";
     if (option->key > 32 && option->key < 127)
@@ -121,19 +127,33 @@ static bool print_option(const struct argp_option *option, void *context)
     return false;
 }
 
+static void print_options(listed_options listed)
+{
+    cli_find_option(cli_process.tool->argp, print_option, &listed);
+}
+
 static void print_help(void)
 {
-    printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s\noptions:\n", cli_process.tool->name,
-           cli_process.tool->args, cli_process.tool->summary, cli_process.tool->examples);
-    cli_find_option(cli_process.tool->argp, print_option, NULL);
-    printf("\nexit codes are listed in %s(1)\n", cli_process.tool->name);
+    const cli_tool *tool = cli_process.tool;
+    printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s", tool->name, tool->args, tool->summary,
+           tool->examples);
+    if (!tool->groups) {
+        printf("\noptions:\n");
+        print_options((listed_options){0});
+    }
+    for (int i = 1; tool->groups && tool->groups[i]; i++) {
+        printf("\n%s:\n", tool->groups[i]);
+        print_options((listed_options){.group = i});
+    }
+    printf("\nexit codes are listed in %s(1)\n", tool->name);
 }
 
 static void print_usage(void)
 {
-    printf("usage: %s [OPTION]... %s\n%s\n'%s --help' lists examples and options.\n",
-           cli_process.tool->name, cli_process.tool->args, cli_process.tool->summary,
-           cli_process.tool->name);
+    printf("usage: %s [OPTION]... %s\n%s\n", cli_process.tool->name, cli_process.tool->args,
+           cli_process.tool->summary);
+    print_options((listed_options){.flag = CLI_USUAL});
+    printf("'%s --help' lists examples and options.\n", cli_process.tool->name);
 }
 
 static void print_version(void)
@@ -170,11 +190,13 @@ static error_t parse_general(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option general_options[] = {
-    {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1), errors too", 0},
-    {"quiet", 'q', NULL, 0, "no messages, no progress", 0},
-    {"log", KEY_LOG, "FILE", 0, "append all messages, with the time, to FILE", 0},
-    {"help", KEY_HELP, NULL, 0, "this text; -h is shorter", 0},
-    {"version", KEY_VERSION, NULL, 0, "version and build features", 0},
+    {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1), errors too",
+     FSDP_OPTIONS_RUNNING},
+    {"quiet", 'q', NULL, 0, "no messages, no progress", FSDP_OPTIONS_RUNNING},
+    {"log", KEY_LOG, "FILE", 0, "append all messages, with the time, to FILE",
+     FSDP_OPTIONS_RUNNING},
+    {"help", KEY_HELP, NULL, 0, "this text; -h is shorter", FSDP_OPTIONS_RUNNING},
+    {"version", KEY_VERSION, NULL, 0, "version and build features", FSDP_OPTIONS_RUNNING},
     {"usage", 'h', NULL, 0, NULL, 0},
     {0}};
 const struct argp cli_general_argp = {.options = general_options, .parser = parse_general};
@@ -193,9 +215,11 @@ static error_t parse_buffers(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option buffer_options[] = {
-    {"jobs", 'j', "N", 0, "threads (default: all cores)", 0},
-    {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)", 0},
-    {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off", 0},
+    {"jobs", 'j', "N", 0, "threads (default: all cores)", FSDP_OPTIONS_RUNNING},
+    {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)",
+     FSDP_OPTIONS_RUNNING},
+    {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off",
+     FSDP_OPTIONS_RUNNING},
     {0}};
 const struct argp cli_buffers_argp = {.options = buffer_options, .parser = parse_buffers};
 
@@ -213,8 +237,10 @@ static error_t parse_access(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option access_options[] = {
-    {"sandbox", KEY_SANDBOX, "MODE", 0, "for others' HDF5 files: seccomp (default) or rlimit", 0},
-    {"follow-links", KEY_LINKS, NULL, 0, "read through symbolic links, wherever they lead", 0},
+    {"sandbox", KEY_SANDBOX, "MODE", 0, "for others' HDF5 files: seccomp (default) or rlimit",
+     FSDP_OPTIONS_SOURCE},
+    {"follow-links", KEY_LINKS, NULL, 0, "read through symbolic links, wherever they lead",
+     FSDP_OPTIONS_SOURCE},
     {0}};
 static const struct argp access_argp = {.options = access_options, .parser = parse_access};
 
@@ -242,8 +268,9 @@ static error_t parse_names(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option names_options[] = {
-    {"include", 'I', "REGEX", 0, "only names that match (extended regular expression)", 0},
-    {"exclude", 'X', "REGEX", 0, "leave out names that match", 0},
+    {"include", 'I', "REGEX", 0, "only names that match (extended regular expression)",
+     FSDP_OPTIONS_TAKEN},
+    {"exclude", 'X', "REGEX", 0, "leave out names that match", FSDP_OPTIONS_TAKEN},
     {0}};
 static const struct argp names_argp = {.options = names_options, .parser = parse_names};
 

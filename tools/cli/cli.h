@@ -52,11 +52,14 @@ typedef struct cli_tool {
     const struct argp *argp;
     const cli_words *words;    /* for completion */
     bool runs_alone;           /* it writes: several at once, as mpirun starts them, would race */
+    const char *const *groups; /* titles by the group of an option, from 1 up to NULL; NULL: one list */
 } cli_tool;
 
 /* A flag of options that delete: they are never offered for a mistyped one, and never abbreviated.
  * (argp uses the bit to hide an option from its usage message, which ARGP_NO_HELP turns off.) */
 enum { CLI_NEVER_GUESSED = OPTION_NO_USAGE };
+/* A flag of options that -h lists. argp does not know the bit. */
+enum { CLI_USUAL = 0x100 };
 
 /* Sets up signals and parses. tool and input must live as long as the program. */
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input);

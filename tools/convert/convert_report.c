@@ -192,7 +192,7 @@ void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_c
         fsdp_text_addf(text, ", \"in_tuples\": %" PRId64, plan->in_tuples);
     if (plan->lacks_tokenizer)
         fsdp_text_addf(text, ", \"lacks_tokenizer\": true");
-    if (opts->dim_given)
+    if (convert_is_given(opts, "shard-dim"))
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text,
                    ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64

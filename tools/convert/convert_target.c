@@ -132,7 +132,7 @@ static void refuse_suffix(const char *to)
             refuse_format_of(to, suffix);
 }
 
-void convert_choose_format(convert_options *opts)
+void convert_choose_format(convert_options *opts, bool needs_native)
 {
     fsdp_convert_opts *convert = &opts->convert;
     if (strcmp(opts->to, "-") == 0)
@@ -141,8 +141,6 @@ void convert_choose_format(convert_options *opts)
     if (strstr(opts->to, "://"))
         cli_usage_error("DST '%s' is an address: name a file or a directory here, and upload it",
                         opts->to);
-    bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
-                convert->compress || convert->skip_view;
     const char *named = fsdp_convert_format_of(opts->to);
     if (convert->format) {
         if (strcmp(convert->format, "npz") == 0 && strcmp(named, "npy") == 0)
@@ -153,6 +151,6 @@ void convert_choose_format(convert_options *opts)
     refuse_suffix(opts->to);
     if (strcmp(named, "hf") == 0)
         refuse_slip(opts->to);
-    if (ours && strcmp(convert->format, "hf") == 0)
+    if (needs_native && strcmp(convert->format, "hf") == 0)
         convert->format = "fsdp";
 }

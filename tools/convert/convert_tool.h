@@ -1,27 +1,29 @@
 /*
- * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_target.c (the format
- * of the result), convert_report.c (plan and results), convert_casts.c (casts), convert_carried.c (tied names, copied files, missing entries, code),
- * convert_next.c (suggested commands). In come options and the library's plan, out comes text. Only
- * fsdp_convert.c calls this room; the conversion is the library's.
+ * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_target.c (the format of
+ * the result), convert_report.c (plan and results), convert_casts.c (casts), convert_carried.c (tied names,
+ * copied files, missing entries, code), convert_next.c (suggested commands). In come options and the
+ * library's plan, out comes text. Only fsdp_convert.c calls this room; the conversion is the library's.
  */
 #ifndef FSDP_CONVERT_TOOL_H
 #define FSDP_CONVERT_TOOL_H
 
 #include "tools/cli/cli.h"
 
-enum { UNDER_MOST = 100 };
+enum { UNDER_MOST = 100, CONVERT_ROWS = 60 /* of fsdp_convert_option_at, at most */ };
 
 typedef struct convert_options {
     cli_common common;
     fsdp_convert_opts convert;
     const char *mesh_text;
     fsdp_mesh *mesh;
-    bool kind_given, dim_given, plan, verbose;
+    bool plan, verbose;
+    bool given[CONVERT_ROWS];  /* per row of the table of options */
+    const char **lists[CONVERT_ROWS];  /* of a row with a list */
+    int argument_count;
     bool hub_names;            /* --names hub */
     bool write_digests;        /* into TO.xxh3 */
     bool digest;               /* prints those of the files that were written */
     char under_rule[UNDER_MOST + 8];   /* a rename */
-    const char **drops, **renames, **dtype_rules, **sizes; /* as many as there are arguments at most */
     fsdp_cast_report cast;     /* what casting did to values */
     const char *from, *to;
     int argc;
@@ -36,13 +38,15 @@ typedef struct convert_options {
 /* Ends the program with a message when they make no sense. */
 void convert_options_read(int argc, char **argv, convert_options *opts_out);
 void convert_options_release(convert_options *opts);
+/* Returns true when an option of the library's table was typed, or stands in the rules. */
+bool convert_is_given(const convert_options *opts, const char *name);
 
 /* --- convert_target.c ------------------------------------------------------------------------- */
 
 /* The format that is written; ends the program where there is none of that name. */
 const char *convert_parse_format(const char *text);
 /* Without --to: by the suffix of DST, else fsdp when an option needs it, else hf. */
-void convert_choose_format(convert_options *opts);
+void convert_choose_format(convert_options *opts, bool needs_native);
 
 /* --- convert_report.c ------------------------------------------------------------------------- */
 
