@@ -18,14 +18,14 @@ fsdp_status fsdp_added_tokens_add(fsdp_added_tokens *tokens, const fsdp_added_to
     if (!fsdp_grow(&tokens->items, &tokens->capacity, tokens->count + 1, sizeof *tokens->items))
         return fsdp_fail_memory(err, "the added tokens");
     tokens->items[tokens->count++] = *token;
-    tokens->begins[(unsigned char)token->data[0]] = true;
+    tokens->begins[(unsigned char)token->text[0]] = true;
     return FSDP_OK;
 }
 
 static int compare_bytes(const void *a, const void *b)
 {
     const fsdp_added_token *x = a, *y = b;
-    int order = memcmp(x->data, y->data, x->size < y->size ? x->size : y->size);
+    int order = memcmp(x->text, y->text, x->size < y->size ? x->size : y->size);
     return order ? order : x->size < y->size ? -1 : x->size > y->size;
 }
 
@@ -43,7 +43,7 @@ static size_t first_with(const fsdp_added_tokens *tokens, size_t low, size_t hig
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         const fsdp_added_token *token = &tokens->items[middle];
-        if (token->size <= depth || (unsigned char)token->data[depth] < byte)
+        if (token->size <= depth || (unsigned char)token->text[depth] < byte)
             low = middle + 1;
         else
             high = middle;

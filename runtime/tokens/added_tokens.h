@@ -2,20 +2,12 @@
 #ifndef FSDP_ADDED_TOKENS_H
 #define FSDP_ADDED_TOKENS_H
 
+#include "formats/tokenizer_json.h"
 #include "runtime/tokens/unicode.h"
-
-typedef struct fsdp_added_token {
-    const char *data;          /* borrowed */
-    size_t size;
-    uint32_t id;
-    bool single_word;          /* not beside a word's character */
-    bool lstrip, rstrip;       /* takes the white space before or behind it along */
-    bool normalized;           /* looked for in normalized text */
-} fsdp_added_token;
 
 /* Zero-initialise; release when done. */
 typedef struct fsdp_added_tokens {
-    fsdp_added_token *items;   /* in the order of their bytes, once sorted */
+    fsdp_added_token *items;   /* in the order of their bytes, once sorted; texts are borrowed */
     size_t count, capacity;
     bool begins[256];          /* whether one begins with this byte */
 } fsdp_added_tokens;
@@ -25,7 +17,7 @@ fsdp_status fsdp_added_tokens_add(fsdp_added_tokens *tokens, const fsdp_added_to
 /* Once, before the search. */
 void fsdp_added_tokens_sort(fsdp_added_tokens *tokens);
 
-typedef struct fsdp_added_match { size_t begin, end; uint32_t id; } fsdp_added_match;
+typedef struct fsdp_added_match { size_t begin, end; int64_t id; } fsdp_added_match;
 
 /*
  * The next match at or behind *at, the leftmost and of those the longest; *at moves behind the token's own

@@ -50,7 +50,7 @@ static size_t contraction(const char *at, const char *end, char case_bit)
     return first == 'l' && second == 'l' ? 2 : 0;
 }
 
-size_t fsdp_split_gpt2(const fsdp_unicode *unicode, const char *at, const char *end)
+static size_t split_gpt2(const fsdp_unicode *unicode, const char *at, const char *end)
 {
     if (*at == '\'') {
         size_t size = contraction(at + 1, end, 0);
@@ -126,25 +126,10 @@ static size_t split_qwen2(const fsdp_unicode *unicode, const char *at, const cha
     return split_newer(unicode, at, end, 1);
 }
 
-#define GPT2_REST "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define NEWER(numbers)                                                    \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers \
-    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-
-fsdp_split fsdp_split_of_pattern(const char *pattern, size_t size)
+fsdp_split fsdp_split_of(fsdp_word_pattern pattern)
 {
-    static const struct {
-        const char *text;
-        fsdp_split split;
-    } patterns[] = {
-        {"'s|'t|'re|'ve|'m|'ll|'d" GPT2_REST, fsdp_split_gpt2},
-        {"'(?:[sdmt]|ll|ve|re)" GPT2_REST, fsdp_split_gpt2},
-        {NEWER("\\p{N}{1,3}"), split_llama3},
-        {NEWER("\\p{N}"), split_qwen2},
-    };
-    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
-        if (strlen(patterns[i].text) == size && memcmp(patterns[i].text, pattern, size) == 0)
-            return patterns[i].split;
-    }
-    return NULL;
+    static const fsdp_split splits[] = {[FSDP_WORDS_GPT2] = split_gpt2,
+                                        [FSDP_WORDS_LLAMA3] = split_llama3,
+                                        [FSDP_WORDS_QWEN2] = split_qwen2};
+    return splits[pattern];
 }

@@ -2,16 +2,14 @@
 #ifndef FSDP_SPLIT_H
 #define FSDP_SPLIT_H
 
+#include "formats/tokenizer_json.h"
 #include "runtime/tokens/unicode.h"
 
 /* Bytes of the first word of the well-formed text [at, end), which is not empty; the patterns match
  * everywhere. */
 typedef size_t (*fsdp_split)(const fsdp_unicode *unicode, const char *at, const char *end);
 
-/* The pattern of ByteLevel (use_regex), which is GPT-2's. */
-size_t fsdp_split_gpt2(const fsdp_unicode *unicode, const char *at, const char *end);
-
-/* The scanner of a regular expression, by its exact text; NULL when there is none. */
-fsdp_split fsdp_split_of_pattern(const char *pattern, size_t size);
+/* The scanner of a pattern; NULL for FSDP_WORDS_WHOLE. */
+fsdp_split fsdp_split_of(fsdp_word_pattern pattern);
 
 #endif

@@ -93,8 +93,6 @@ void fsdp_tokenizer_free(fsdp_tokenizer *tokenizer)
     fsdp_free(tokenizer->unicode);
     fsdp_added_tokens_release(&tokenizer->added);
     fsdp_added_tokens_release(&tokenizer->added_normalized);
-    fsdp_ids_release(&tokenizer->before);
-    fsdp_ids_release(&tokenizer->after);
     fsdp_free(tokenizer);
 }
 
@@ -135,10 +133,10 @@ static fsdp_status add_piece(encoding *encoder, int step, const char *piece, siz
                              fsdp_error *err)
 {
     const fsdp_tokenizer *tokenizer = encoder->tokenizer;
-    if (step == tokenizer->step_count)
+    if (step == tokenizer->rules.step_count)
         return fsdp_bpe_add_word(&tokenizer->bpe, &encoder->merging, piece, size, encoder->ids,
                                  err);
-    const fsdp_split_step *rule = &tokenizer->steps[step];
+    const fsdp_split_step *rule = &tokenizer->rules.steps[step];
     if (rule->adds_space && piece[0] != ' ') {
         encoder->spaced.size = 0; /* the last step alone adds one: no other piece is in use */
         fsdp_text_add(&encoder->spaced, " ", 1);
@@ -148,10 +146,11 @@ static fsdp_status add_piece(encoding *encoder, int step, const char *piece, siz
         piece = encoder->spaced.data;
         size = encoder->spaced.size;
     }
-    if (!rule->split)
+    fsdp_split split = fsdp_split_of(rule->pattern);
+    if (!split)
         return add_piece(encoder, step + 1, piece, size, err);
     for (const char *end = piece + size; piece < end;) {
-        size_t word = rule->split(tokenizer->unicode, piece, end);
+        size_t word = split(tokenizer->unicode, piece, end);
         FSDP_TRY(add_piece(encoder, step + 1, piece, word, err));
         piece += word;
     }
@@ -186,7 +185,7 @@ static fsdp_status add_with_tokens(encoding *encoder, const fsdp_added_tokens *t
 static fsdp_status add_normalized(encoding *encoder, const char *text, size_t size, fsdp_error *err)
 {
     const fsdp_tokenizer *tokenizer = encoder->tokenizer;
-    if (tokenizer->normalizes && !fsdp_unicode_is_normal(tokenizer->unicode, text, size)) {
+    if (tokenizer->rules.normalizes && !fsdp_unicode_is_normal(tokenizer->unicode, text, size)) {
         encoder->normal.size = 0;
         FSDP_TRY(fsdp_unicode_add_normal(tokenizer->unicode, text, size, &encoder->normal, err));
         text = encoder->normal.data;
@@ -195,9 +194,9 @@ static fsdp_status add_normalized(encoding *encoder, const char *text, size_t si
     return add_with_tokens(encoder, &tokenizer->added_normalized, text, size, add_plain, err);
 }
 
-static fsdp_status add_all(fsdp_ids *ids, const fsdp_ids *more, fsdp_error *err)
+static fsdp_status add_all(fsdp_ids *ids, const fsdp_template_ids *more, fsdp_error *err)
 {
-    for (size_t i = 0; i < more->count; i++)
+    for (int i = 0; i < more->count; i++)
         FSDP_TRY(fsdp_ids_add(ids, more->ids[i], err));
     return FSDP_OK;
 }
@@ -221,9 +220,9 @@ static fsdp_status encode_text(encoding *encoder, const char *text, size_t size,
     if (good < size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "the text is not UTF-8 at byte %zu", good);
     if (with_special)
-        FSDP_TRY(add_all(encoder->ids, &tokenizer->before, err));
+        FSDP_TRY(add_all(encoder->ids, &tokenizer->rules.before, err));
     FSDP_TRY(add_with_tokens(encoder, &tokenizer->added, text, size, add_normalized, err));
-    return with_special ? add_all(encoder->ids, &tokenizer->after, err) : FSDP_OK;
+    return with_special ? add_all(encoder->ids, &tokenizer->rules.after, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_tokenizer_encode(const fsdp_tokenizer *tokenizer, const char *text, size_t size,

@@ -4,15 +4,16 @@
  * The room runtime/tokens turns text and token files into sequences of ids for training. In come paths, the
  * text of a tokenizer.json, and text; out come ids, sequences in an order that depends on seed, epoch and
  * number alone (token_data.h), and errors that name file, part and position. Trainers and tools call it; it
- * calls base and the hash of kernels, and knows no ranks and no models. The files, from the bottom:
+ * calls base, the hash of kernels and the reader of tokenizer.json, and knows no ranks and no models. The
+ * files, from the bottom:
  *
  *     unicode.c       classes of code points, normal form C; unicode_tables.h is made by a script
  *     pair_table.c    pairs of numbers -> number, for merges and compositions
  *     vocab.c         tokens by their bytes and by their ids; the alphabet of ByteLevel
- *     split.c         the patterns that cut text into words, as scanners
+ *     split.c         scanners of the patterns that cut text into words
  *     added_tokens.c  finds added tokens in text
  *     merge.c         merges the bytes of a word to tokens
- *     tokenizer_read.c, tokenizer_model.c, tokenizer_parts.c   tokenizer.json -> tokenizer
+ *     tokenizer_read.c  tokenizer.json, as formats/tokenizer_json.h reads it -> tokenizer
  *     tokenizer.c     opens, encodes, decodes
  *     tokenize_lines.c  lines of JSON in and out
  *     token_find.c, token_files.c   the files of a data path, their tokens

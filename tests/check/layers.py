@@ -15,12 +15,13 @@ MAY_INCLUDE = {
     "kernels": {"kernels", "base"},
     "formats": {"formats", "kernels", "base"},
     "statedict": {"statedict", "formats", "kernels", "base"},
-    "runtime": {"runtime", "statedict", "kernels", "base"},
+    "runtime": {"runtime", "statedict", "formats", "kernels", "base"},
     "tools": {"tools", "runtime", "kernels", "base"},
 }
 # All that a folder may see of another one, where that is less than everything.
 ONLY = {("statedict", "formats"): {"formats/frameworks.h", "formats/shard.h", "formats/source.h",
-                                    "formats/target.h"},
+                                    "formats/target.h", "formats/tokenizer_json.h"},
+        ("runtime", "formats"): {"formats/tokenizer_json.h"},
         ("tools", "base"): {"base/text.h", "base/values_shape.h", "base/data/json.h"},
         ("tools", "kernels"): {"kernels/digest.h"},
         ("tools", "runtime"): {"runtime/comm_nccl/nccl_library.h", "runtime/tokens/token_data.h",

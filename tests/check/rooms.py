@@ -6,8 +6,9 @@
 ROOMS = {
     "base": [".", "core", "data", "io"],
     "kernels": [".", "bytes", "cast", "train", "nn", "x86", "cuda"],
-    "formats": [".", "zip", "source", "target", "pickle", "gguf", "llmc", "npy", "hdf5", "hdf5_child",
-                "native", "safetensors", "torch", "ranks", "deepspeed", "dcp", "detect", "frameworks"],
+    "formats": [".", "zip", "tokenizer", "source", "target", "pickle", "gguf", "llmc", "npy", "hdf5",
+                "hdf5_child", "native", "safetensors", "torch", "ranks", "deepspeed", "dcp", "detect",
+                "frameworks"],
     "statedict": [".", "ctl", "sd", "models", "select", "manifest", "transfer", "commit", "checkpoint", "run",
                   "expect", "derive", "map", "save", "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "comm_nccl", "launch",

@@ -52,9 +52,9 @@ PARSERS = {
              "formats/source/rank_names formats/ranks/ranks_place formats/ranks/ranks_plain "
              "formats/ranks/ranks_read",
     "safetensors": "formats/safetensors/safetensors_header formats/safetensors/safetensors_read",
-    "tokenizer": "runtime/tokens/tokenizer runtime/tokens/tokenizer_model runtime/tokens/tokenizer_parts "
-                 "runtime/tokens/tokenizer_read runtime/tokens/json_part runtime/tokens/tokenize_lines "
-                 "runtime/tokens/added_tokens "
+    "tokenizer": "formats/tokenizer/json_part formats/tokenizer/tokenizer_json "
+                 "formats/tokenizer/tokenizer_rules runtime/tokens/tokenizer "
+                 "runtime/tokens/tokenizer_read runtime/tokens/tokenize_lines runtime/tokens/added_tokens "
                  "runtime/tokens/merge runtime/tokens/split runtime/tokens/unicode runtime/tokens/vocab",
     "torch": "formats/pickle/pickle formats/pickle/pickle_nodes formats/pickle/pickle_policy "
              "formats/pickle/pickle_text formats/torch/torch_names formats/torch/torch_value "

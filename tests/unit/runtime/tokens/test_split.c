@@ -31,7 +31,7 @@ static void expect_words(const char *pattern, const char *text, const char *want
 {
     char words[500];
     size_t used = 0;
-    fsdp_split split = fsdp_split_of_pattern(pattern, strlen(pattern));
+    fsdp_split split = fsdp_split_of(fsdp_word_pattern_of(pattern, strlen(pattern)));
     cr_assert_not_null(split);
     for (const char *at = text, *end = text + strlen(text); at < end;) {
         size_t size = split(&unicode, at, end);
@@ -71,10 +71,10 @@ Test(split, words_of_llama3_and_qwen2, .init = init, .fini = release)
 
 Test(split, other_patterns_have_no_scanner)
 {
-    cr_assert_null(fsdp_split_of_pattern("\\p{L}+", 6));
-    cr_assert_null(fsdp_split_of_pattern(GPT2 "|", sizeof GPT2));
-    cr_assert_null(fsdp_split_of_pattern("", 0));
-    cr_assert_not_null(fsdp_split_of_pattern(OPTIMIZED, sizeof OPTIMIZED - 1));
+    cr_assert_eq(fsdp_word_pattern_of("\\p{L}+", 6), FSDP_WORDS_WHOLE);
+    cr_assert_eq(fsdp_word_pattern_of(GPT2 "|", sizeof GPT2), FSDP_WORDS_WHOLE);
+    cr_assert_eq(fsdp_word_pattern_of("", 0), FSDP_WORDS_WHOLE);
+    cr_assert_eq(fsdp_word_pattern_of(OPTIMIZED, sizeof OPTIMIZED - 1), FSDP_WORDS_GPT2);
 }
 
 Test(split, classes_of_code_points, .init = init, .fini = release)

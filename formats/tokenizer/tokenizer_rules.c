@@ -1,12 +1,22 @@
-/* The parts of a tokenizer.json around its model: normalizer, pre-tokenizer, post-processor, decoder. */
-#include "runtime/tokens/tokenizer_internal.h"
+/*
+ * The parts of a tokenizer.json around its model: normalizer, pre-tokenizer, post-processor, decoder, and the
+ * patterns that cut text into words. See tokenizer_json.h.
+ */
+#include "formats/tokenizer_json.h"
 
 #include "base/core/mem.h"
+#include "formats/tokenizer/json_part.h"
 
 #include <string.h>
 
-typedef fsdp_status (*part_reader)(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                   fsdp_json_part part, fsdp_error *err);
+typedef struct rules_reader {
+    fsdp_text_rules *rules;
+    bool has_byte_level; /* among the steps; the last one */
+    bool has_template, has_decoder;
+} rules_reader;
+
+typedef fsdp_status (*part_reader)(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
+                                   fsdp_error *err);
 
 /* The members of an object as parts; those that it lacks are zero. */
 static fsdp_status read_members(const fsdp_json *json, fsdp_json_part part,
@@ -23,7 +33,7 @@ static fsdp_status read_members(const fsdp_json *json, fsdp_json_part part,
     return status;
 }
 
-static fsdp_status read_items(fsdp_tokenizer *tokenizer, fsdp_json *text, part_reader read,
+static fsdp_status read_items(rules_reader *reader, fsdp_json *text, part_reader read,
                               fsdp_error *err)
 {
     FSDP_TRY(fsdp_json_enter_array(text, err));
@@ -34,14 +44,13 @@ static fsdp_status read_items(fsdp_tokenizer *tokenizer, fsdp_json *text, part_r
         if (!more)
             return FSDP_OK;
         FSDP_TRY(fsdp_json_take_part(text, &item, err));
-        FSDP_TRY(read(tokenizer, text, item, err));
+        FSDP_TRY(read(reader, text, item, err));
     }
 }
 
 /* Reads the parts of a Sequence, which are the items of this member. */
-static fsdp_status read_sequence(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                 fsdp_json_part part, const char *member, part_reader read,
-                                 fsdp_error *err)
+static fsdp_status read_sequence(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
+                                 const char *member, part_reader read, fsdp_error *err)
 {
     fsdp_json_members members = {&member, 1, 0};
     fsdp_json_part items = {0};
@@ -49,7 +58,7 @@ static fsdp_status read_sequence(fsdp_tokenizer *tokenizer, const fsdp_json *jso
     fsdp_json text = fsdp_json_part_open(json, items.at ? items : part);
     if (!items.at)
         return fsdp_json_fail(&text, err, "a Sequence has no %s", member);
-    fsdp_status status = read_items(tokenizer, &text, read, err);
+    fsdp_status status = read_items(reader, &text, read, err);
     fsdp_json_release(&text);
     return status;
 }
@@ -81,37 +90,59 @@ static fsdp_status read_string(const fsdp_json *json, fsdp_json_part part, char 
 
 /* --- normalizer --- */
 
-fsdp_status fsdp_tokenizer_read_normalizer(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                           fsdp_json_part part, fsdp_error *err)
+static fsdp_status read_normalizer_part(rules_reader *reader, const fsdp_json *json,
+                                        fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
     if (!part.at)
         return FSDP_OK;
     FSDP_TRY(fsdp_json_part_type(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
-        return read_sequence(tokenizer, json, part, "normalizers", fsdp_tokenizer_read_normalizer,
-                             err);
+        return read_sequence(reader, json, part, "normalizers", read_normalizer_part, err);
     if (strcmp(type, "NFC") != 0)
         return fsdp_tokenizer_refuse(json, "normalizer", type, err);
-    tokenizer->normalizes = true;
+    reader->rules->normalizes = true;
     return FSDP_OK;
 }
 
 /* --- pre-tokenizer --- */
 
-static fsdp_status add_step(fsdp_tokenizer *tokenizer, const fsdp_json *json, fsdp_split_step step,
+#define GPT2_REST "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define NEWER(numbers)                                                    \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+fsdp_word_pattern fsdp_word_pattern_of(const char *text, size_t size)
+{
+    static const struct {
+        const char *text;
+        fsdp_word_pattern pattern;
+    } patterns[] = {
+        {"'s|'t|'re|'ve|'m|'ll|'d" GPT2_REST, FSDP_WORDS_GPT2},
+        {"'(?:[sdmt]|ll|ve|re)" GPT2_REST, FSDP_WORDS_GPT2},
+        {NEWER("\\p{N}{1,3}"), FSDP_WORDS_LLAMA3},
+        {NEWER("\\p{N}"), FSDP_WORDS_QWEN2},
+    };
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        if (fsdp_bytes_are(text, size, patterns[i].text))
+            return patterns[i].pattern;
+    }
+    return FSDP_WORDS_WHOLE;
+}
+
+static fsdp_status add_step(rules_reader *reader, const fsdp_json *json, fsdp_split_step step,
                             fsdp_error *err)
 {
-    if (tokenizer->has_byte_level)
+    if (reader->has_byte_level)
         return fsdp_tokenizer_refuse(json, "pre-tokenizer", "a step behind ByteLevel", err);
-    if (tokenizer->step_count == FSDP_SPLIT_STEPS)
+    if (reader->rules->step_count == FSDP_SPLIT_STEPS)
         return fsdp_tokenizer_refuse(json, "pre-tokenizer", "more than 8 steps", err);
-    tokenizer->steps[tokenizer->step_count++] = step;
+    reader->rules->steps[reader->rules->step_count++] = step;
     return FSDP_OK;
 }
 
-static fsdp_status read_byte_level(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                   fsdp_json_part part, fsdp_error *err)
+static fsdp_status read_byte_level(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
+                                   fsdp_error *err)
 {
     static const char *const names[] = {"add_prefix_space", "use_regex"};
     fsdp_json_members members = {names, 2, 0};
@@ -120,14 +151,14 @@ static fsdp_status read_byte_level(fsdp_tokenizer *tokenizer, const fsdp_json *j
     FSDP_TRY(read_members(json, part, &members, parts, err));
     FSDP_TRY(read_flag(json, parts[0], &adds_space, err));
     FSDP_TRY(read_flag(json, parts[1], &uses_regex, err));
-    fsdp_split_step step = {uses_regex ? fsdp_split_gpt2 : NULL, adds_space};
-    FSDP_TRY(add_step(tokenizer, json, step, err));
-    tokenizer->has_byte_level = true;
+    fsdp_split_step step = {uses_regex ? FSDP_WORDS_GPT2 : FSDP_WORDS_WHOLE, adds_space};
+    FSDP_TRY(add_step(reader, json, step, err));
+    reader->has_byte_level = true;
     return FSDP_OK;
 }
 
 static fsdp_status find_pattern(const fsdp_json *json, fsdp_json_part pattern,
-                                fsdp_split *split_out, fsdp_error *err)
+                                fsdp_word_pattern *pattern_out, fsdp_error *err)
 {
     static const char *const names[] = {"Regex", "String"};
     fsdp_json_members members = {names, 2, 0};
@@ -138,14 +169,15 @@ static fsdp_status find_pattern(const fsdp_json *json, fsdp_json_part pattern,
     char *text;
     size_t size;
     FSDP_TRY(read_string(json, parts[parts[0].at ? 0 : 1], &text, &size, err));
-    *split_out = parts[0].at ? fsdp_split_of_pattern(text, size) : NULL;
-    fsdp_status status =
-        *split_out ? FSDP_OK : fsdp_tokenizer_refuse(json, "pattern of a Split", text, err);
+    *pattern_out = parts[0].at ? fsdp_word_pattern_of(text, size) : FSDP_WORDS_WHOLE;
+    fsdp_status status = *pattern_out != FSDP_WORDS_WHOLE
+                             ? FSDP_OK
+                             : fsdp_tokenizer_refuse(json, "pattern of a Split", text, err);
     fsdp_free(text);
     return status;
 }
 
-static fsdp_status read_split(fsdp_tokenizer *tokenizer, const fsdp_json *json, fsdp_json_part part,
+static fsdp_status read_split(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
                               fsdp_error *err)
 {
     static const char *const names[] = {"pattern", "behavior", "invert"};
@@ -157,30 +189,29 @@ static fsdp_status read_split(fsdp_tokenizer *tokenizer, const fsdp_json *json, 
     size_t size;
     FSDP_TRY(read_members(json, part, &members, parts, err));
     FSDP_TRY(read_flag(json, parts[2], &inverts, err));
-    FSDP_TRY(find_pattern(json, parts[0], &step.split, err));
+    FSDP_TRY(find_pattern(json, parts[0], &step.pattern, err));
     FSDP_TRY(read_string(json, parts[1], &behavior, &size, err));
     /* the patterns match everywhere: to remove all between the matches removes nothing */
     bool isolates =
         strcmp(behavior, "Isolated") == 0 || (inverts && strcmp(behavior, "Removed") == 0);
     fsdp_status status = isolates
-                             ? add_step(tokenizer, json, step, err)
+                             ? add_step(reader, json, step, err)
                              : fsdp_tokenizer_refuse(json, "behavior of a Split", behavior, err);
     fsdp_free(behavior);
     return status;
 }
 
-fsdp_status fsdp_tokenizer_read_splits(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                       fsdp_json_part part, fsdp_error *err)
+static fsdp_status read_splits_part(rules_reader *reader, const fsdp_json *json,
+                                    fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
     FSDP_TRY(fsdp_json_part_type(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
-        return read_sequence(tokenizer, json, part, "pretokenizers", fsdp_tokenizer_read_splits,
-                             err);
+        return read_sequence(reader, json, part, "pretokenizers", read_splits_part, err);
     if (strcmp(type, "ByteLevel") == 0)
-        return read_byte_level(tokenizer, json, part, err);
+        return read_byte_level(reader, json, part, err);
     if (strcmp(type, "Split") == 0)
-        return read_split(tokenizer, json, part, err);
+        return read_split(reader, json, part, err);
     return fsdp_tokenizer_refuse(json, "pre-tokenizer", part.at ? type : "null", err);
 }
 
@@ -188,16 +219,16 @@ fsdp_status fsdp_tokenizer_read_splits(fsdp_tokenizer *tokenizer, const fsdp_jso
 
 enum { TEMPLATE_PIECES = 64 };
 
-/* Reads a template; the ids of its next special token go before the text, or behind it. */
+/* Reads a template; the ids of its next special token go before the text, or after it. */
 typedef struct template_reader {
-    fsdp_tokenizer *tokenizer;
+    fsdp_template_ids *before, *after;
     fsdp_json_part special; /* the member special_tokens */
-    fsdp_ids ids[2];
     int texts, pieces;
 } template_reader;
 
 static fsdp_status take_ids(template_reader *reader, fsdp_json *text, fsdp_error *err)
 {
+    fsdp_template_ids *ids = reader->texts > 0 ? reader->after : reader->before;
     FSDP_TRY(fsdp_json_enter_array(text, err));
     for (;;) {
         bool more;
@@ -206,11 +237,9 @@ static fsdp_status take_ids(template_reader *reader, fsdp_json *text, fsdp_error
         if (!more)
             return FSDP_OK;
         FSDP_TRY(fsdp_json_i64(text, &id, err));
-        if (id < 0 || id >= FSDP_TOKEN_ID_LIMIT ||
-            !fsdp_vocab_at(&reader->tokenizer->bpe.vocab, (uint32_t)id))
-            return fsdp_json_fail(text, err, "no token has the id %lld of the template",
-                                  (long long)id);
-        FSDP_TRY(fsdp_ids_add(&reader->ids[reader->texts], id, err));
+        if (ids->count == FSDP_TEMPLATE_IDS)
+            return fsdp_tokenizer_refuse(text, "template with", "more than 64 ids", err);
+        ids->ids[ids->count++] = id;
     }
 }
 
@@ -284,55 +313,72 @@ static fsdp_status take_pieces(template_reader *reader, fsdp_json *text, fsdp_er
                               : fsdp_json_fail(text, err, "the template lacks the text A");
 }
 
-static fsdp_status read_template(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                 fsdp_json_part part, fsdp_error *err)
+static fsdp_status read_template(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
+                                 fsdp_error *err)
 {
     static const char *const names[] = {"single", "special_tokens"};
     fsdp_json_members members = {names, 2, 0};
     fsdp_json_part parts[2] = {0};
-    if (tokenizer->has_template)
+    if (reader->has_template)
         return fsdp_tokenizer_refuse(json, "post-processor", "a second TemplateProcessing", err);
     FSDP_TRY(read_members(json, part, &members, parts, err));
-    template_reader reader = {.tokenizer = tokenizer, .special = parts[1]};
+    template_reader pieces = {&reader->rules->before, &reader->rules->after, parts[1], 0, 0};
     fsdp_json text = fsdp_json_part_open(json, parts[0].at ? parts[0] : part);
     if (!parts[0].at)
         return fsdp_json_fail(&text, err, "a TemplateProcessing has no single");
-    fsdp_status status = take_pieces(&reader, &text, err);
+    fsdp_status status = take_pieces(&pieces, &text, err);
     fsdp_json_release(&text);
-    tokenizer->before = reader.ids[0];
-    tokenizer->after = reader.ids[1];
-    tokenizer->has_template = true;
+    reader->has_template = true;
     return status;
 }
 
-fsdp_status fsdp_tokenizer_read_template(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                         fsdp_json_part part, fsdp_error *err)
+static fsdp_status read_template_part(rules_reader *reader, const fsdp_json *json,
+                                      fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
     if (!part.at)
         return FSDP_OK;
     FSDP_TRY(fsdp_json_part_type(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
-        return read_sequence(tokenizer, json, part, "processors", fsdp_tokenizer_read_template,
-                             err);
+        return read_sequence(reader, json, part, "processors", read_template_part, err);
     if (strcmp(type, "ByteLevel") == 0)
         return FSDP_OK; /* moves offsets, which nobody asks for */
     if (strcmp(type, "TemplateProcessing") == 0)
-        return read_template(tokenizer, json, part, err);
+        return read_template(reader, json, part, err);
     return fsdp_tokenizer_refuse(json, "post-processor", type, err);
 }
 
 /* --- decoder --- */
 
-fsdp_status fsdp_tokenizer_read_decoder(fsdp_tokenizer *tokenizer, const fsdp_json *json,
-                                        fsdp_json_part part, fsdp_error *err)
+static fsdp_status read_decoder_part(rules_reader *reader, const fsdp_json *json,
+                                     fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
     FSDP_TRY(fsdp_json_part_type(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
-        return read_sequence(tokenizer, json, part, "decoders", fsdp_tokenizer_read_decoder, err);
-    if (strcmp(type, "ByteLevel") != 0 || tokenizer->has_decoder)
+        return read_sequence(reader, json, part, "decoders", read_decoder_part, err);
+    if (strcmp(type, "ByteLevel") != 0 || reader->has_decoder)
         return fsdp_tokenizer_refuse(json, "decoder", part.at ? type : "null", err);
-    tokenizer->has_decoder = true;
+    reader->has_decoder = true;
+    return FSDP_OK;
+}
+
+/* --- all of them --- */
+
+fsdp_status fsdp_tokenizer_json_rules(const fsdp_tokenizer_json *file, fsdp_text_rules *rules_out,
+                                      fsdp_error *err)
+{
+    const fsdp_json *json = &file->json;
+    const fsdp_json_part *parts = file->parts;
+    rules_reader reader = {.rules = rules_out};
+    *rules_out = (fsdp_text_rules){.normalizes = false};
+    FSDP_TRY(read_normalizer_part(&reader, json, parts[FSDP_PART_NORMALIZER], err));
+    FSDP_TRY(read_splits_part(&reader, json, parts[FSDP_PART_PRE_TOKENIZER], err));
+    if (!reader.has_byte_level)
+        return fsdp_tokenizer_refuse(json, "pre-tokenizer", "none with ByteLevel", err);
+    FSDP_TRY(read_template_part(&reader, json, parts[FSDP_PART_POST_PROCESSOR], err));
+    FSDP_TRY(read_decoder_part(&reader, json, parts[FSDP_PART_DECODER], err));
+    if (!reader.has_decoder)
+        return fsdp_tokenizer_refuse(json, "decoder", "none with ByteLevel", err);
     return FSDP_OK;
 }

@@ -1,5 +1,5 @@
-/* Parts of a JSON text, read in another order than they stand in; and the refusal of a part. */
-#include "runtime/tokens/tokenizer_internal.h"
+/* Parts of a JSON text, which are read in another order than they stand in. See json_part.h. */
+#include "formats/tokenizer/json_part.h"
 
 #include <string.h>
 
@@ -26,6 +26,17 @@ fsdp_status fsdp_json_take_part(fsdp_json *json, fsdp_json_part *part_out, fsdp_
     return FSDP_OK;
 }
 
+fsdp_status fsdp_json_take_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], fsdp_error *err)
+{
+    const char *type;
+    size_t size;
+    FSDP_TRY(fsdp_json_string(json, &type, &size, err));
+    if (size >= FSDP_PART_TYPE || strlen(type) != size)
+        return fsdp_json_fail(json, err, "a type is longer than any known one");
+    memcpy(type_out, type, size + 1);
+    return FSDP_OK;
+}
+
 static fsdp_status read_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], fsdp_error *err)
 {
     static const char *const names[] = {"type"};
@@ -35,12 +46,7 @@ static fsdp_status read_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], fsd
         FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
         if (which < 0)
             return FSDP_OK;
-        const char *type;
-        size_t size;
-        FSDP_TRY(fsdp_json_string(json, &type, &size, err));
-        if (size >= FSDP_PART_TYPE || strlen(type) != size)
-            return fsdp_json_fail(json, err, "a type is longer than any known one");
-        memcpy(type_out, type, size + 1);
+        FSDP_TRY(fsdp_json_take_type(json, type_out, err));
     }
 }
 
@@ -54,15 +60,4 @@ fsdp_status fsdp_json_part_type(const fsdp_json *whole, fsdp_json_part part,
     fsdp_status status = read_type(&json, type_out, err);
     fsdp_json_release(&json);
     return status;
-}
-
-fsdp_status fsdp_tokenizer_refuse(const fsdp_json *json, const char *what, const char *name,
-                                  fsdp_error *err)
-{
-    char shown[200];
-    return fsdp_fail(
-        err, FSDP_ERR_USAGE,
-        "'%s': the %s '%s' is not supported; supported is byte-level BPE as GPT-2, Llama 3 "
-        "and Qwen2 have it",
-        json->name, what, fsdp_printable(name, strlen(name), shown, sizeof shown));
 }
