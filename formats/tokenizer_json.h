@@ -50,7 +50,7 @@ fsdp_status fsdp_tokenizer_refuse(const fsdp_json *json, const char *what, const
 
 /* --- tokens, merges, added tokens -----------------------------------------------------------------
  * Each function calls `take` for every item in the order of the file and ends with its first error. Texts are
- * valid during the call. json stands behind the item, for fsdp_json_fail. A part that is absent has no items. */
+ * valid during the call. json stands after the item, for fsdp_json_fail. A part that is absent is empty. */
 
 typedef struct fsdp_file_token {
     const char *text;
@@ -85,8 +85,8 @@ typedef fsdp_status (*fsdp_take_added)(void *context, const fsdp_json *json, con
                                        fsdp_error *err);
 fsdp_status fsdp_tokenizer_json_added(const fsdp_tokenizer_json *file, fsdp_take_added take, void *context,
                                       fsdp_error *err);
-/* Reads one such object, as tokenizer_config.json has them, too. Its text is that of `text`, which is replaced;
- * the caller releases it. */
+/* Reads one such object, as tokenizer_config.json has them, too. Its text replaces the one in `text`, which
+ * the caller releases. */
 fsdp_status fsdp_read_added_token(fsdp_json *json, fsdp_text *text, fsdp_added_token *added_out,
                                   fsdp_error *err);
 

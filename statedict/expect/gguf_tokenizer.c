@@ -8,210 +8,62 @@
 #include "base/data/json.h"
 #include "base/text.h"
 #include "formats/source.h"
+#include "formats/tokenizer_json.h"
 
 #include <string.h>
 
 enum { LARGEST_FILE = 256 << 20, LARGEST_CONFIG = 16 << 20 };
 
-/* --- tokens ----------------------------------------------------------------------------------- */
+/* --- tokenizer.json --------------------------------------------------------------------------- */
 
-/* A token of the model; one that is an added token, too, has the type of that, whichever comes first. */
-static fsdp_status set_plain(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
-                             double score, fsdp_error *err)
-{
-    fsdp_gguf_token like = {.score = score, .type = FSDP_GGUF_NORMAL};
-    if (id >= 0 && id < (int64_t)vocab->count && vocab->tokens[id].text)
-        like.type = vocab->tokens[id].type;
-    return fsdp_gguf_vocab_set(vocab, id, text, size, &like, err);
-}
-
-static fsdp_status take_vocab(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_error *err)
-{
-    const char *key;
-    size_t size;
-    int64_t id;
-    bool more;
-    if (fsdp_json_peek(json) != FSDP_JSON_OBJECT)
-        return fsdp_json_fail(json, err, "the vocabulary is no object");
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
-            return FSDP_OK;
-        char *copy = fsdp_arena_strndup(&vocab->arena, key, size);
-        if (!copy)
-            return fsdp_fail_memory(err, vocab->path);
-        FSDP_TRY(fsdp_json_i64(json, &id, err));
-        FSDP_TRY(set_plain(vocab, id, copy, size, FSDP_GGUF_NO_SCORE, err));
-    }
-}
-
-/* Unigram: [["<unk>", 0.0], ["a", -3.5], ...] */
-static fsdp_status take_scores(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_error *err)
-{
-    bool more;
-    FSDP_TRY(fsdp_json_enter_array(json, err));
-    for (int64_t id = 0;; id++) {
-        const char *text;
-        size_t size;
-        double score;
-        FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        if (!more)
-            return FSDP_OK;
-        FSDP_TRY(fsdp_json_enter_array(json, err));
-        FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        FSDP_TRY(fsdp_json_string(json, &text, &size, err));
-        char *copy = fsdp_arena_strndup(&vocab->arena, text, size);
-        if (!copy)
-            return fsdp_fail_memory(err, vocab->path);
-        FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        FSDP_TRY(fsdp_json_f64(json, &score, err));
-        FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        if (more)
-            return fsdp_json_fail(json, err, "a token with its score has a third item");
-        FSDP_TRY(set_plain(vocab, id, copy, size, score, err));
-    }
-}
-
-/* "a b", or ["a", "b"] */
-static fsdp_status take_merge(fsdp_json *json, fsdp_text *out, fsdp_error *err)
-{
-    const char *text;
-    size_t size;
-    bool more;
-    out->size = 0;
-    if (fsdp_json_peek(json) == FSDP_JSON_STRING) {
-        FSDP_TRY(fsdp_json_string(json, &text, &size, err));
-        fsdp_text_add(out, text, size);
-        return FSDP_OK;
-    }
-    FSDP_TRY(fsdp_json_enter_array(json, err));
-    for (int i = 0;; i++) {
-        FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        if (!more)
-            return FSDP_OK;
-        FSDP_TRY(fsdp_json_string(json, &text, &size, err));
-        if (i > 0)
-            fsdp_text_add(out, " ", 1);
-        fsdp_text_add(out, text, size);
-    }
-}
-
-static fsdp_status take_merges(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_error *err)
-{
-    fsdp_text text = {0};
-    fsdp_status st = fsdp_json_enter_array(json, err);
-    for (bool more = true; st == FSDP_OK;) {
-        st = fsdp_json_next_item(json, &more, err);
-        if (st != FSDP_OK || !more)
-            break;
-        st = fsdp_gguf_vocab_check_merges(vocab, err);
-        if (st == FSDP_OK)
-            st = take_merge(json, &text, err);
-        char *copy =
-            st == FSDP_OK && !text.failed
-                ? fsdp_arena_strndup(&vocab->arena, text.size > 0 ? text.data : "", text.size)
-                : NULL;
-        if (st == FSDP_OK && (!copy || !fsdp_grow(&vocab->merges, &vocab->merge_capacity,
-                                                  vocab->merge_count + 1, sizeof *vocab->merges)))
-            st = fsdp_fail_memory(err, vocab->path);
-        if (st == FSDP_OK)
-            vocab->merges[vocab->merge_count++] = copy;
-    }
-    fsdp_text_release(&text);
-    return st;
-}
-
-static fsdp_status take_model(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_error *err)
-{
-    static const char *const names[] = {"vocab", "merges", "byte_fallback"};
-    fsdp_json_members members = {.names = names, .count = 3};
-    int which;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
-        if (which < 0)
-            return FSDP_OK;
-        bool is_list = fsdp_json_peek(json) == FSDP_JSON_ARRAY;
-        vocab->is_unigram = vocab->is_unigram || (which == 0 && is_list);
-        if (which == 0)
-            FSDP_TRY(is_list ? take_scores(json, vocab, err) : take_vocab(json, vocab, err));
-        else if (which == 1)
-            FSDP_TRY(take_merges(json, vocab, err));
-        else if (fsdp_json_peek(json) == FSDP_JSON_BOOL)
-            FSDP_TRY(fsdp_json_bool(json, &vocab->has_bytes, err));
-        else
-            FSDP_TRY(fsdp_json_skip(json, err));
-    }
-}
-
-typedef struct added_token {
-    int64_t id;
-    const char *text;
-    size_t size;
-    bool is_special;
-} added_token;
-
-/* {"id": 3, "content": "<s>", "special": true, ...}; the id may stand elsewhere. */
-static fsdp_status read_added(fsdp_json *json, fsdp_gguf_vocab *vocab, added_token *out,
+static fsdp_status take_added(void *context, const fsdp_json *json, const fsdp_added_token *added,
                               fsdp_error *err)
 {
-    static const char *const names[] = {"id", "content", "special"};
-    fsdp_json_members members = {.names = names, .count = 3};
-    int which;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
-        if (which < 0)
-            break;
-        if (which == 0)
-            FSDP_TRY(fsdp_json_i64(json, &out->id, err));
-        else if (which == 2)
-            FSDP_TRY(fsdp_json_bool(json, &out->is_special, err));
-        else {
-            FSDP_TRY(fsdp_json_string(json, &out->text, &out->size, err));
-            out->text = fsdp_arena_strndup(&vocab->arena, out->text, out->size);
-            if (!out->text)
-                return fsdp_fail_memory(err, vocab->path);
-        }
-    }
-    return out->text ? FSDP_OK : fsdp_json_fail(json, err, "an added token has no content");
-}
-
-static fsdp_status take_added(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_error *err)
-{
-    added_token token = {.id = -1};
-    FSDP_TRY(read_added(json, vocab, &token, err));
     fsdp_gguf_token like = {.score = FSDP_GGUF_NO_SCORE,
-                            .type = token.is_special ? FSDP_GGUF_CONTROL : FSDP_GGUF_USER_DEFINED};
-    return fsdp_gguf_vocab_set(vocab, token.id, token.text, token.size, &like, err);
+                            .type = added->special ? FSDP_GGUF_CONTROL : FSDP_GGUF_USER_DEFINED};
+    (void)json;
+    return fsdp_gguf_vocab_set(context, added->id, added->text, added->size, &like, err);
 }
 
-static fsdp_status read_tokenizer(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_named_values *out,
+/* A token of the model that is an added token, too, has the type of that. */
+static fsdp_status take_token(void *context, const fsdp_json *json, const fsdp_file_token *token,
+                              fsdp_error *err)
+{
+    fsdp_gguf_vocab *vocab = context;
+    fsdp_gguf_token like = {.score = vocab->is_unigram ? token->score : FSDP_GGUF_NO_SCORE,
+                            .type = FSDP_GGUF_NORMAL};
+    (void)json;
+    if (token->id >= 0 && token->id < (int64_t)vocab->count && vocab->tokens[token->id].text)
+        like.type = vocab->tokens[token->id].type;
+    return fsdp_gguf_vocab_set(vocab, token->id, token->text, token->size, &like, err);
+}
+
+static fsdp_status take_merge(void *context, const fsdp_json *json, const fsdp_file_merge *merge,
+                              fsdp_error *err)
+{
+    (void)json;
+    return fsdp_gguf_vocab_add_merge(context, merge, err);
+}
+
+static fsdp_status take_file_parts(fsdp_gguf_vocab *vocab, const fsdp_tokenizer_json *file,
+                                   fsdp_error *err)
+{
+    vocab->is_unigram = file->model.is_scored;
+    vocab->has_bytes = file->model.byte_fallback;
+    FSDP_TRY(fsdp_tokenizer_json_added(file, take_added, vocab, err));
+    FSDP_TRY(fsdp_tokenizer_json_tokens(file, take_token, vocab, err));
+    return fsdp_tokenizer_json_merges(file, take_merge, vocab, err);
+}
+
+static fsdp_status read_tokenizer(fsdp_gguf_vocab *vocab, const char *text, size_t size,
                                   fsdp_error *err)
 {
-    static const char *const names[] = {"model", "added_tokens"};
-    fsdp_json_members members = {.names = names, .count = 2};
-    int which;
-    bool more;
-    (void)out;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
-        if (which < 0)
-            return fsdp_json_finish(json, err);
-        if (which == 0) {
-            FSDP_TRY(take_model(json, vocab, err));
-            continue;
-        }
-        FSDP_TRY(fsdp_json_enter_array(json, err));
-        for (;;) {
-            FSDP_TRY(fsdp_json_next_item(json, &more, err));
-            if (!more)
-                break;
-            FSDP_TRY(take_added(json, vocab, err));
-        }
-    }
+    fsdp_tokenizer_json file;
+    fsdp_status st = fsdp_tokenizer_json_open(&file, text, size, vocab->path, err);
+    if (st == FSDP_OK)
+        st = take_file_parts(vocab, &file, err);
+    fsdp_tokenizer_json_release(&file);
+    return st;
 }
 
 /* --- tokens beside tokenizer.model ------------------------------------------------------------ */
@@ -230,11 +82,12 @@ static fsdp_status read_added_list(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp
         FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
         if (!more)
             return fsdp_json_finish(json, err);
-        char *copy = fsdp_arena_strndup(&vocab->arena, key, size);
-        if (!copy)
+        vocab->scratch.size = 0;
+        fsdp_text_add(&vocab->scratch, key, size);
+        if (vocab->scratch.failed)
             return fsdp_fail_memory(err, vocab->path);
         FSDP_TRY(fsdp_json_i64(json, &id, err));
-        FSDP_TRY(fsdp_gguf_add_to_sentencepiece(vocab, id, copy, size, false, err));
+        FSDP_TRY(fsdp_gguf_add_to_sentencepiece(vocab, id, vocab->scratch.data, size, false, err));
     }
 }
 
@@ -263,14 +116,14 @@ static fsdp_status take_decoder(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_er
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
         int64_t id;
-        added_token token = {.id = -1};
+        fsdp_added_token token;
         FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
         if (!more)
             return FSDP_OK;
         FSDP_TRY(read_id(json, key, size, &id, err));
-        FSDP_TRY(read_added(json, vocab, &token, err));
-        FSDP_TRY(fsdp_gguf_add_to_sentencepiece(vocab, id, token.text, token.size, token.is_special,
-                                                err));
+        FSDP_TRY(fsdp_read_added_token(json, &vocab->scratch, &token, err));
+        FSDP_TRY(
+            fsdp_gguf_add_to_sentencepiece(vocab, id, token.text, token.size, token.special, err));
     }
 }
 
@@ -397,14 +250,19 @@ static fsdp_status read_config(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_nam
 typedef struct tokenizer_file {
     const char *name;
     size_t most; /* bytes */
-    fsdp_status (*read)(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_named_values *out,
-                        fsdp_error *err); /* NULL: it is no JSON, but tokenizer.model */
+    fsdp_status (*read)(fsdp_gguf_vocab *vocab, const char *text, size_t size, fsdp_error *err);
+    fsdp_status (*read_json)(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_named_values *out,
+                             fsdp_error *err); /* in place of read */
 } tokenizer_file;
 
-static const tokenizer_file tokenizer_json = {"tokenizer.json", LARGEST_FILE, read_tokenizer},
-                            tokenizer_model = {"tokenizer.model", LARGEST_FILE, NULL},
-                            added_tokens = {"added_tokens.json", LARGEST_CONFIG, read_added_list},
-                            config_json = {"tokenizer_config.json", LARGEST_CONFIG, read_config};
+static const tokenizer_file tokenizer_json = {"tokenizer.json", LARGEST_FILE,
+                                              .read = read_tokenizer},
+                            tokenizer_model = {"tokenizer.model", LARGEST_FILE,
+                                               .read = fsdp_gguf_take_sentencepiece},
+                            added_tokens = {"added_tokens.json", LARGEST_CONFIG,
+                                            .read_json = read_added_list},
+                            config_json = {"tokenizer_config.json", LARGEST_CONFIG,
+                                           .read_json = read_config};
 
 typedef struct tokenizer_reader {
     fsdp_io *io;
@@ -427,10 +285,10 @@ static fsdp_status read_text(tokenizer_reader *reader, const tokenizer_file *fil
 {
     fsdp_json json;
     bound_tokens(&reader->vocab, size);
-    if (!file->read)
-        return fsdp_gguf_take_sentencepiece(&reader->vocab, text, size, err);
+    if (file->read)
+        return file->read(&reader->vocab, text, size, err);
     fsdp_json_init(&json, text, size, reader->vocab.path);
-    fsdp_status st = file->read(&json, &reader->vocab, reader->out, err);
+    fsdp_status st = file->read_json(&json, &reader->vocab, reader->out, err);
     fsdp_json_release(&json);
     return st;
 }

@@ -31,22 +31,12 @@ void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab)
 {
     fsdp_free(vocab->tokens);
     fsdp_free(vocab->merges);
+    fsdp_text_release(&vocab->scratch);
     fsdp_name_table_release(&vocab->ids);
     fsdp_arena_release(&vocab->arena);
 }
 
 /* --- tokens ----------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_gguf_vocab_check_merges(const fsdp_gguf_vocab *vocab, fsdp_error *err)
-{
-    const int64_t tokens = (int64_t)vocab->count * FSDP_GGUF_TOKEN_ROOM;
-    if ((int64_t)vocab->merge_count < (vocab->memory - tokens) / FSDP_GGUF_MERGE_ROOM)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "'%s' has more than %zu merges, which take %d bytes each: allow more memory "
-                     "(--mem)",
-                     vocab->path, vocab->merge_count, FSDP_GGUF_MERGE_ROOM);
-}
 
 fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
                                 const fsdp_gguf_token *like, fsdp_error *err)
@@ -80,6 +70,48 @@ fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *
     return FSDP_OK;
 }
 
+/* --- merges ----------------------------------------------------------------------------------- */
+
+static fsdp_status check_room(const fsdp_gguf_vocab *vocab, fsdp_error *err)
+{
+    const int64_t tokens = (int64_t)vocab->count * FSDP_GGUF_TOKEN_ROOM;
+    if ((int64_t)vocab->merge_count < (vocab->memory - tokens) / FSDP_GGUF_MERGE_ROOM)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "'%s' has more than %zu merges, which take %d bytes each: allow more memory "
+                     "(--mem)",
+                     vocab->path, vocab->merge_count, FSDP_GGUF_MERGE_ROOM);
+}
+
+/* llama.cpp merges the pair first whose token has the highest score. That is the first merge of
+ * tokenizer.json when a token's score counts down with the merge that makes it, as in SentencePiece's own
+ * files. */
+static void score_token(fsdp_gguf_vocab *vocab, const fsdp_file_merge *merge)
+{
+    const uint64_t *id = fsdp_name_table_find(&vocab->ids, merge->text, merge->size);
+    fsdp_gguf_token *token = id ? &vocab->tokens[*id] : NULL;
+    if (token && token->type == FSDP_GGUF_NORMAL && token->score == FSDP_GGUF_NO_SCORE)
+        token->score = -(double)vocab->merge_count;
+}
+
+fsdp_status fsdp_gguf_vocab_add_merge(fsdp_gguf_vocab *vocab, const fsdp_file_merge *merge,
+                                      fsdp_error *err)
+{
+    FSDP_TRY(check_room(vocab, err));
+    char *text = fsdp_arena_alloc(&vocab->arena, merge->size + 2, 1);
+    if (!text || !fsdp_grow(&vocab->merges, &vocab->merge_capacity, vocab->merge_count + 1,
+                            sizeof *vocab->merges))
+        return fsdp_fail_memory(err, vocab->path);
+    memcpy(text, merge->text, merge->first_size);
+    text[merge->first_size] = ' ';
+    memcpy(text + merge->first_size + 1, merge->text + merge->first_size,
+           merge->size - merge->first_size);
+    if (vocab->has_bytes && !vocab->is_unigram)
+        score_token(vocab, merge);
+    vocab->merges[vocab->merge_count++] = text;
+    return FSDP_OK;
+}
+
 /* --- pairs ------------------------------------------------------------------------------------ */
 
 /* "<0x0A>" */
@@ -87,29 +119,6 @@ bool fsdp_gguf_is_byte(const char *text, size_t size)
 {
     return size == 6 && memcmp(text, "<0x", 3) == 0 && text[5] == '>' &&
            strspn(text + 3, "0123456789ABCDEFabcdef") == 2;
-}
-
-/* llama.cpp merges the pair first whose token has the highest score. That is the first merge of
- * tokenizer.json when a token's score counts down with the merge that makes it, as in SentencePiece's own
- * files. */
-static fsdp_status score_merges(fsdp_gguf_vocab *vocab, fsdp_error *err)
-{
-    fsdp_text text = {0};
-    for (size_t i = vocab->merge_count; i-- > 0;) {
-        char *merge = vocab->merges[i], *space = strchr(merge, ' ');
-        if (!space)
-            continue;
-        text.size = 0;
-        fsdp_text_add(&text, merge, (size_t)(space - merge));
-        fsdp_text_addf(&text, "%s", space + 1);
-        const uint64_t *id =
-            text.failed ? NULL : fsdp_name_table_find(&vocab->ids, text.data, text.size);
-        if (id && vocab->tokens[*id].type == FSDP_GGUF_NORMAL)
-            vocab->tokens[*id].score = -(double)i;
-    }
-    bool has_failed = text.failed;
-    fsdp_text_release(&text);
-    return has_failed ? fsdp_fail_memory(err, vocab->path) : FSDP_OK;
 }
 
 /* A vocabulary that is padded has tokens of no text for the rest of its rows. */
@@ -226,8 +235,6 @@ fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens
 {
     bool is_spm = vocab->is_unigram || vocab->has_bytes || vocab->is_sentencepiece;
     FSDP_TRY(pad(vocab, err));
-    if (vocab->has_bytes && !vocab->is_unigram)
-        FSDP_TRY(score_merges(vocab, err));
     FSDP_TRY(
         fsdp_named_values_add_text(out, "tokenizer.ggml.model", is_spm ? "llama" : "gpt2", err));
     FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.pre", is_spm ? "default" : tokens->pre,

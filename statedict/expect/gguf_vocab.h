@@ -7,6 +7,7 @@
 
 #include "base/core/mem.h"
 #include "base/data/name_table.h"
+#include "formats/tokenizer_json.h"
 #include "statedict/expect/gguf_values.h"
 #include <fsdp/checkpoint.h>
 
@@ -36,6 +37,7 @@ typedef enum fsdp_gguf_special {
 typedef struct fsdp_gguf_vocab {
     const char *path;          /* of the file that is read, for messages */
     fsdp_arena arena;
+    fsdp_text scratch;         /* of the token that is read */
     fsdp_name_table ids;       /* of tokens */
     fsdp_gguf_token *tokens;
     size_t count, capacity;
@@ -55,8 +57,8 @@ typedef struct fsdp_gguf_vocab {
 void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab, int64_t rows);
 void fsdp_gguf_vocab_release(fsdp_gguf_vocab *vocab);
 
-/* FSDP_ERR_LIMIT if one more merge takes more than the memory leaves beside the tokens. */
-fsdp_status fsdp_gguf_vocab_check_merges(const fsdp_gguf_vocab *vocab, fsdp_error *err);
+/* Adds a merge, after all tokens. FSDP_ERR_LIMIT: it takes more memory than the tokens leave. */
+fsdp_status fsdp_gguf_vocab_add_merge(fsdp_gguf_vocab *vocab, const fsdp_file_merge *merge, fsdp_error *err);
 /* Gives the token of this number the score and type of `like`, and this text (copied) unless it has one. */
 fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
                                 const fsdp_gguf_token *like, fsdp_error *err);

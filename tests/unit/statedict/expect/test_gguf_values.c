@@ -364,6 +364,22 @@ Test(gguf_values, byte_fallback_and_unigrams_are_sentencepiece)
         cr_assert_eq(item("tokenizer.ggml.token_type", i)->as.i64, types[i], "%zu", i);
 }
 
+/* The first merge that makes a token gives its score; parts that hold a space are no other merge. */
+Test(gguf_values, merges_of_byte_fallback_become_scores)
+{
+    config = llama;
+    put("tokenizer.json", "{\"model\": {\"type\": \"BPE\", \"byte_fallback\": true, \"merges\": "
+                          "[\"a a\", [\"a \", \"b\"], [\"a\", \" b\"], \"b a\"], \"vocab\": "
+                          "{\"a\": 0, \"b\": 1, \"aa\": 2, \"a b\": 3, \"ba\": 4, \"</s>\": 5}}, "
+                          "\"added_tokens\": [{\"id\": 4, \"content\": \"ba\", \"special\": "
+                          "true}]}");
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    const double scores[] = {-1e6, -1e6, 0, -1, -1e6, -1e6};
+    for (size_t i = 0; i < 6; i++)
+        cr_assert_eq(item("tokenizer.ggml.scores", i)->as.f64, scores[i], "%zu", i);
+    cr_assert_str_eq(text_of(item("tokenizer.ggml.merges", 1)), "a  b");
+}
+
 /* The programs that write tokenizer.json put the added tokens first, and the model has them, too. */
 Test(gguf_values, a_token_of_the_model_that_is_added_too_has_the_type_of_that)
 {
@@ -399,6 +415,8 @@ Test(gguf_values, what_makes_no_sense_is_refused)
         {llama, "{\"model\": {\"vocab\": 3}}", FSDP_ERR_DAMAGED},
         {llama, "{\"model\": {\"vocab\": [[\"a\", 1, 2]]}}", FSDP_ERR_DAMAGED},
         {llama, "{\"added_tokens\": [{\"id\": 1}]}", FSDP_ERR_DAMAGED},
+        {llama, "{\"added_tokens\": [{\"content\": \"a\"}]}", FSDP_ERR_DAMAGED},
+        {llama, "{\"model\": {\"vocab\": {\"a\": 0}, \"merges\": [\"aa\"]}}", FSDP_ERR_DAMAGED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         config = cases[i].config;
