@@ -22,9 +22,8 @@
  * Compressed bytes (deflate, zstd) lie in a *stream*, which is decoded from its beginning. A format with
  * storage of another kind (HDF5) supplies a read function.
  *
- * Callers of the builder: the format rooms (safetensors, npy, torch, ranks, dcp, hdf5_child). Callers of
- * the catalog and of reading: statedict and torch (values as torch.save files). Several threads may read a
- * completed source at once.
+ * Callers of the builder: the rooms of formats that are read. Callers of the catalog and of reading:
+ * statedict and torch (values as torch.save files). Several threads may read a completed source at once.
  */
 #ifndef FSDP_SOURCE_H
 #define FSDP_SOURCE_H
@@ -33,6 +32,7 @@
 #include "base/core/mem.h"
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
+#include <fsdp/format.h>
 #include "base/text.h"
 #include <fsdp/value.h>
 
@@ -340,7 +340,7 @@ typedef struct fsdp_source_model {
 
 /* Options of an open. Zero-initialised, or NULL: the format with the highest bid, nothing may be missing. */
 typedef struct fsdp_source_opts {
-    const char *format;        /* a name of fsdp_source_format_name: only this format is tried */
+    const char *format;        /* of a format that is read: only this one is tried */
     const char *variant;       /* safetensors: of a directory the model NAME.VARIANT; NULL: the plain one */
     /* True when the entry of this name may be incomplete because one of its files is missing. NULL: never. */
     bool (*may_lack)(void *context, const char *name, size_t size);
@@ -390,14 +390,13 @@ typedef struct fsdp_probe {
 } fsdp_probe;
 
 /*
- * A foreign format, one per file or room in formats/. A bid is the number of bits that were verified, 0
- * for a path of another format; the highest bid wins. Bids look at bytes, never at a name alone.
+ * The functions that read a format. A bid is the number of bits that were verified, 0 for a path of another
+ * format; the highest bid wins. Bids look at bytes, never at a name alone.
  */
-typedef struct fsdp_foreign_format {
-    const char *name;
-    int (*bid)(const fsdp_probe *probe);
+typedef struct fsdp_format_reader {
+    int (*bid)(const fsdp_probe *probe);   /* NULL: only the user names the format */
     fsdp_status (*open)(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err);
-} fsdp_foreign_format;
+} fsdp_format_reader;
 
 /* True when the directory of the probe holds the name. */
 bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
@@ -408,9 +407,6 @@ bool fsdp_source_is_part(const char *path, int *number_out, int *count_out);
 /* True when the last part of the path holds "{r}": where no such file exists, it is a pattern for one file
  * per rank. */
 bool fsdp_source_is_pattern(const char *path);
-
-/* The names that opts->format accepts: those of fsdp_source_format, and "hf". NULL behind the last. */
-const char *fsdp_source_format_name(size_t i);
 
 /* Opens a path in the format with the highest bid, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "...
  * is in no format that is known: ..." opts may be NULL. */

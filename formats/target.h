@@ -10,10 +10,11 @@
  *
  *   target.c           boxes of entries
  *   packed.c           formats whose tensors are one run of bytes: offsets, checksums, files (packed.h)
+ *   packed_target.c    packed formats behind the interface of this header
  *   nesting.c          the dict and list paths of all entries, free of contradictions (nesting.h)
  *   container_table.c  containers by parent and key, for nesting.c, torch_tree.c and dcp_fold.c
  *
- * The formats themselves are in the rooms of their readers; detect/targets.c lists them.
+ * The formats themselves are in the rooms of their readers (<fsdp/format.h>).
  *
  * The path is a staging name beside the final one: the caller removes the files of a target that was not
  * finished, and renames a finished one.
@@ -24,36 +25,8 @@
 #include "base/io/io.h"
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
+#include <fsdp/format.h>
 #include <fsdp/value.h>
-
-/* Capabilities of a format. */
-typedef struct fsdp_limits {
-    const char *format;        /* the name that --to takes: "hf", "safetensors", "dcp", "megatron", "torch",
-                                * "hdf5", "npz", "npy", "gguf", "llmc" or "universal" */
-    const char *base;          /* the format that becomes this one for a model in its layout; NULL: none */
-    bool is_directory;
-    bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
-    bool metadata;             /* texts beside the tensors, as safetensors has them */
-    bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
-    bool model_only;           /* optimizer state only on request */
-    bool model_part;           /* nor what else a trainer keeps beside the model (model_part.h) */
-    bool for_loaders;          /* under the names that the model's loader asks for */
-    bool plain_names;          /* names of the model as it has them, and optim.state, optim.param_groups */
-    bool sharded;              /* split over ranks: tensors have boxes */
-    bool nameless;             /* one tensor, whose name is not kept */
-    bool shares;               /* tensors with several names are stored once */
-    bool lists_tuples;         /* a tuple that holds a tensor becomes a list */
-    bool names_groups;         /* hyper-parameters of optimizers are written as PyTorch asks for them */
-    bool all_names;            /* its loaders ask for every name of a tied tensor */
-    bool nests_groups;         /* by default they are a list of groups, whoever stored them */
-    bool f32_vectors;          /* floating tensors of fewer than two dims are f32 */
-    bool f32_weights;          /* all floating tensors outside the optimizer are f32 */
-    bool (*holds_dtype)(fsdp_dtype dtype);
-    /* True for values that have a place, by their names. NULL: all. */
-    bool (*holds_value)(const char *name, size_t size, const fsdp_value *value);
-    /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */
-    bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
-} fsdp_limits;
 
 /* A name that is omitted, and the tensor whose other name it is. */
 typedef struct fsdp_target_tie {
@@ -87,10 +60,8 @@ typedef struct fsdp_target_entry {
 
 fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number);
 
-typedef struct fsdp_target_format fsdp_target_format;
-
 typedef struct fsdp_target_opts {
-    const fsdp_target_format *format;
+    const fsdp_format *format;
     fsdp_io *io;
     const char *path;          /* a file to create, or an existing empty directory */
     const fsdp_target_entry *entries;  /* borrowed until finish or discard */
@@ -102,7 +73,7 @@ typedef struct fsdp_target_opts {
     const char *stem;          /* hf: of its files, one of fsdp_hf_stems; NULL: "model" */
     const char *copied;        /* hf: a JSON text about files beside it that is kept with the tensors, or
                                 * NULL; its length must not change between measuring and writing */
-    const char *metadata;      /* formats with limits.metadata: a JSON object of texts that are stored beside
+    const char *metadata;      /* formats with caps.metadata: a JSON object of texts that are stored beside
                                 * the tensors, or NULL */
     const char *namespaces;    /* torch: the dict of this key is an argparse.Namespace; NULL: none */
     bool sync;
@@ -142,23 +113,25 @@ typedef struct fsdp_target_ops {
                          fsdp_error *err);
 } fsdp_target_ops;
 
-struct fsdp_target_format {
-    fsdp_limits limits;
+/* The functions that write a format. */
+typedef struct fsdp_format_writer {
+    const fsdp_target_ops *ops;    /* NULL: a native format, which statedict/convert writes */
+    const struct fsdp_packed_format *packed;   /* for the ops of packed formats */
     /* True for names that files of such a directory have: an overwrite deletes these and no others. NULL
      * for formats of one file. */
     bool (*owns)(const char *name);
-    const fsdp_target_ops *ops;    /* NULL: a native file, which statedict/convert writes */
-    const struct fsdp_packed_format *packed;   /* for the ops of packed formats */
-};
+    bool (*holds_dtype)(fsdp_dtype dtype);
+    /* True for values that have a place, by their names. NULL: all. */
+    bool (*holds_value)(const char *name, size_t size, const fsdp_value *value);
+    /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */
+    bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
+} fsdp_format_writer;
 
 /* The names that loaders give to files of weights ("model", "adapter_model", ...), up to NULL. */
 extern const char *const fsdp_hf_stems[];
 
-/* The format that --to calls by this name; NULL when there is none. */
-const fsdp_target_format *fsdp_target_find(const char *name);
-/* The format that a model in this layout gets where the other one is asked for; else that one. */
-const fsdp_target_format *fsdp_target_for(const fsdp_target_format *format, const char *layout);
-/* Format number i, NULL behind the last. */
-const fsdp_target_format *fsdp_target_at(size_t i);
+/* Returns the format that a model in this layout, or a path with the suffix of this format, gets where the
+ * other one is asked for; else that one. */
+const fsdp_format *fsdp_format_for(const fsdp_format *format, const char *other);
 
 #endif

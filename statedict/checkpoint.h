@@ -180,7 +180,7 @@ typedef struct fsdp_checkpoint fsdp_checkpoint;
 
 typedef struct fsdp_checkpoint_info {
     const char *path;
-    const char *format;        /* a name of fsdp_checkpoint_format_at */
+    const char *format;        /* of a format that is read (fsdp_format_from) */
     int format_major, format_minor;
     fsdp_kind kind;
     int64_t step;              /* FSDP_NO_STEP if none */
@@ -199,7 +199,7 @@ typedef struct fsdp_checkpoint_file {
 } fsdp_checkpoint_file;
 
 typedef struct fsdp_open_opts {
-    const char *format;        /* a name of fsdp_checkpoint_format_at, and no other is tried; NULL: found by
+    const char *format;        /* of a format that is read, and no other is tried; NULL: found by
                                   the bytes */
     const char *allow_missing; /* regex over names of entries that may be incomplete, since files are not
                                   there; NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
@@ -226,8 +226,6 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, const f
                                                        fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);   /* accepts NULL */
 
-/* The formats that can be read, "fsdp" first; NULL behind the last. */
-FSDP_API const char *fsdp_checkpoint_format_at(size_t i);
 /* The names of incomplete entries (allow_missing), which must not be read; a conversion leaves them out. A
  * name lives as long as the checkpoint; NULL behind the last. */
 FSDP_API size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint);

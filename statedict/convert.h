@@ -19,6 +19,7 @@
 #define FSDP_CONVERT_H
 
 #include <fsdp/checkpoint.h>
+#include <fsdp/format.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -85,8 +86,7 @@ typedef enum fsdp_opaque {
 } fsdp_opaque;
 
 typedef struct fsdp_convert_opts {
-    const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "megatron", "torch", "hdf5",
-                                * "npz", "npy", "gguf", "llmc" */
+    const char *format;        /* a name or alias of fsdp_format_to; NULL: "fsdp" */
     fsdp_open_opts open;       /* of the source; access holds for the target, too */
     int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;
@@ -286,8 +286,6 @@ typedef struct fsdp_convert_plan {
 FSDP_API const char *fsdp_convert_format_at(size_t i);
 /* The format that the suffix of a path stands for; "hf" for any other path. */
 FSDP_API const char *fsdp_convert_format_of(const char *path);
-/* These suffixes (".safetensors"); NULL behind the last. */
-FSDP_API const char *fsdp_convert_suffix_at(size_t i);
 
 /* The dtypes that tensors can be cast to; NULL behind the last. Options also take the
  * other names of fsdp_dtype_from_typed. */

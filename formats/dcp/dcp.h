@@ -77,4 +77,6 @@ fsdp_status dcp_replicas_keep(dcp_replicas *replicas, const char *name, size_t n
 /* Compares all of them: tensors by their begin, steps. FSDP_ERR_DAMAGED: two differ. */
 fsdp_status dcp_replicas_compare(const dcp_replicas *replicas, fsdp_source *source, fsdp_error *err);
 
+extern const fsdp_format_reader fsdp_dcp_reader;      /* dcp_read.c; the format is in dcp_write.c */
+
 #endif

@@ -8,7 +8,7 @@
  */
 #include "base/core/mem.h"
 #include "base/data/name_path.h"
-#include "formats/target/target_formats.h"
+#include "formats/dcp/dcp_write.h"
 
 #include <string.h>
 
@@ -128,7 +128,6 @@ static fsdp_status part_entries(const fsdp_target_opts *opts, parts *all, fsdp_e
 static fsdp_target_opts tensor_opts(const fsdp_target_opts *opts, const parts *all)
 {
     fsdp_target_opts own = *opts;
-    own.format = &fsdp_dcp_target;
     own.entries = all->tensors;
     own.entry_count = all->tensor_count;
     return own;
@@ -138,7 +137,6 @@ static fsdp_target_opts common_opts(const fsdp_target_opts *opts, const parts *a
                                     const char *path)
 {
     fsdp_target_opts own = *opts;
-    own.format = &fsdp_torch_target;
     own.path = path;
     own.entries = all->common;
     own.entry_count = all->common_count;
@@ -151,8 +149,8 @@ static fsdp_status measure_parts(const fsdp_target_opts *opts, const parts *all,
 {
     const fsdp_target_opts tensors = tensor_opts(opts, all), common = common_opts(opts, all, NULL);
     int64_t files = 0, bytes = 0;
-    FSDP_TRY(fsdp_dcp_target.ops->measure(&tensors, files_out, bytes_out, err));
-    FSDP_TRY(fsdp_torch_target.ops->measure(&common, &files, &bytes, err));
+    FSDP_TRY(fsdp_dcp_writer.ops->measure(&tensors, files_out, bytes_out, err));
+    FSDP_TRY(fsdp_torch_writer.ops->measure(&common, &files, &bytes, err));
     *files_out += files + 1;
     return fsdp_add_overflow(*bytes_out, bytes + (int64_t)sizeof metadata_text - 1, bytes_out)
                ? fsdp_fail(err, FSDP_ERR_LIMIT, "the checkpoint is too large")
@@ -182,7 +180,7 @@ static void release(fsdp_target *target)
 static void discard(fsdp_target *target)
 {
     if (target->tensors)
-        fsdp_dcp_target.ops->discard(target->tensors);
+        fsdp_dcp_writer.ops->discard(target->tensors);
     release(target);
 }
 
@@ -192,9 +190,9 @@ static fsdp_status write_common(const fsdp_target *target, fsdp_error *err)
     fsdp_target_opts opts = common_opts(&target->opts, &target->parts, path);
     fsdp_target *common = NULL;
     fsdp_status st =
-        path ? fsdp_torch_target.ops->create(&opts, &common, err) : fsdp_fail_memory(err, "a path");
+        path ? fsdp_torch_writer.ops->create(&opts, &common, err) : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK)
-        st = fsdp_torch_target.ops->finish(common, err);
+        st = fsdp_torch_writer.ops->finish(common, err);
     fsdp_free(path);
     return st;
 }
@@ -227,7 +225,7 @@ static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out
         st = write_common(target, err);
     fsdp_target_opts tensors = tensor_opts(opts, &target->parts);
     if (st == FSDP_OK)
-        st = fsdp_dcp_target.ops->create(&tensors, &target->tensors, err);
+        st = fsdp_dcp_writer.ops->create(&tensors, &target->tensors, err);
     if (st == FSDP_OK)
         *target_out = target;
     else
@@ -239,13 +237,13 @@ static fsdp_status write(fsdp_target *target, const fsdp_target_piece *piece, fs
 {
     fsdp_target_piece own = *piece;
     own.entry = target->parts.number[piece->entry];
-    return fsdp_dcp_target.ops->write(target->tensors, &own, err);
+    return fsdp_dcp_writer.ops->write(target->tensors, &own, err);
 }
 
 static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
                          fsdp_target_place *place_out, fsdp_error *err)
 {
-    return fsdp_dcp_target.ops->place(target->tensors, target->parts.number[entry], box, place_out,
+    return fsdp_dcp_writer.ops->place(target->tensors, target->parts.number[entry], box, place_out,
                                       err);
 }
 
@@ -253,7 +251,7 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
 {
     fsdp_target *tensors = target->tensors;
     target->tensors = NULL;
-    fsdp_status st = fsdp_dcp_target.ops->finish(tensors, err);
+    fsdp_status st = fsdp_dcp_writer.ops->finish(tensors, err);
     if (st == FSDP_OK)
         st = write_metadata(target, err);
     release(target);
@@ -264,26 +262,27 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
 
 static bool owns(const char *name)
 {
-    return fsdp_dcp_target.owns(name) || strcmp(name, common_file) == 0 ||
+    return fsdp_dcp_writer.owns(name) || strcmp(name, common_file) == 0 ||
            strcmp(name, metadata_file) == 0;
 }
 
 static bool holds_dtype(fsdp_dtype dtype)
 {
-    return fsdp_dcp_target.limits.holds_dtype(dtype);
+    return fsdp_dcp_writer.holds_dtype(dtype);
 }
 
 static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
 
-const fsdp_target_format fsdp_megatron_target = {
-    .limits = {.format = "megatron",
-               .base = "dcp",
-               .is_directory = true,
-               .values = true,
-               .opaque = true,
-               .sharded = true,
-               .holds_value = holds_value,
-               .holds_dtype = holds_dtype},
-    .owns = owns,
-    .ops = &ops,
-};
+const fsdp_format fsdp_format_megatron = {
+    .name = "megatron",
+    .base = "dcp",
+    .makes = "^common\\.|/shard_",
+    .writes_directory = true,
+    .caps = {.values = true,
+             .opaque = true,
+             .maps_names = true,
+             .takes_config = true,
+             .adds_objects = true,
+             .sharded = true},
+    .writer = &(const fsdp_format_writer){
+        .ops = &ops, .owns = owns, .holds_dtype = holds_dtype, .holds_value = holds_value}};

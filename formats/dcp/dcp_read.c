@@ -12,7 +12,6 @@
 
 #include "base/data/flow.h"
 #include "base/text.h"
-#include "formats/source/source_formats.h"
 #include "formats/zip/zip.h"
 #include "kernels/kernels.h"
 
@@ -457,4 +456,4 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
     return st;
 }
 
-const fsdp_foreign_format fsdp_format_dcp = {.name = "dcp", .bid = bid, .open = open_dcp};
+const fsdp_format_reader fsdp_dcp_reader = {.bid = bid, .open = open_dcp};

@@ -12,7 +12,6 @@
 #include "base/core/mem.h"
 #include "base/data/box_internal.h"
 #include "formats/dcp/dcp.h"
-#include "formats/target/target_formats.h"
 #include "formats/torch/torch_internal.h"
 
 #include <ctype.h>
@@ -488,16 +487,23 @@ static bool owns(const char *name)
 
 static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
 
-const fsdp_target_format fsdp_dcp_target = {
-    .limits = {.format = "dcp",
-               .is_directory = true,
-               .values = true,
-               .opaque = true,
-               .sharded = true,
-               .lists_tuples = true,
-               .names_groups = true,
-               .all_names = true,
-               .holds_dtype = torch_holds_dtype},
-    .owns = owns,
-    .ops = &ops,
-};
+const fsdp_format_writer fsdp_dcp_writer = {
+    .ops = &ops, .owns = owns, .holds_dtype = torch_holds_dtype};
+
+const fsdp_format fsdp_format_dcp = {.name = "dcp",
+                                     .suffixes = {".dcp"},
+                                     .reads_directory = true,
+                                     .writes_directory = true,
+                                     .caps = {.values = true,
+                                              .opaque = true,
+                                              .lists_tuples = true,
+                                              .regroups = true,
+                                              .takes_under = true,
+                                              .maps_names = true,
+                                              .all_names = true,
+                                              .names_groups = true,
+                                              .forms_groups = true,
+                                              .sharded = true,
+                                              .without_config = true},
+                                     .reader = &fsdp_dcp_reader,
+                                     .writer = &fsdp_dcp_writer};

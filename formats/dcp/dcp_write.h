@@ -35,4 +35,6 @@ fsdp_box dcp_item_box(const fsdp_target_entry *entry, size_t number);
 /* Fills in plan->metadata, after all items have their places. */
 FSDP_CHECKED fsdp_status dcp_emit_metadata(dcp_plan *plan, fsdp_error *err);
 
+extern const fsdp_format_writer fsdp_dcp_writer;     /* dcp_write.c */
+
 #endif

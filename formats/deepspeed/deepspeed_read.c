@@ -1,6 +1,5 @@
 /* A tag's directory as a source: bid, open, and the order in which its files are read. See deepspeed.h. */
 #include "formats/deepspeed/deepspeed.h"
-#include "formats/source/source_formats.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
@@ -265,5 +264,8 @@ static fsdp_status open_deepspeed(const fsdp_probe *probe, fsdp_source **source_
     return st;
 }
 
-const fsdp_foreign_format fsdp_format_deepspeed = {
-    .name = "deepspeed", .bid = bid, .open = open_deepspeed};
+const fsdp_format fsdp_format_deepspeed = {
+    .name = "deepspeed",
+    .reads_directory = true,
+    .caps = {.only_model = true, .only_tensors = true, .repeats = true},
+    .reader = &(const fsdp_format_reader){.bid = bid, .open = open_deepspeed}};

@@ -3,7 +3,6 @@
  * created when its first piece comes and finished with its last, so that few are open at a time.
  */
 #include "formats/deepspeed/universal.h"
-#include "formats/target/target_formats.h"
 #include "formats/torch/torch_emit.h"
 
 #include "base/io/io_dry.h"
@@ -21,14 +20,13 @@ struct fsdp_target {
 
 static const fsdp_target_ops *torch_ops(void)
 {
-    return fsdp_torch_target.ops;
+    return fsdp_torch_writer.ops;
 }
 
 static fsdp_target_opts file_opts(const fsdp_target_opts *opts, const universal_file *file,
                                   const char *path)
 {
-    return (fsdp_target_opts){.format = &fsdp_torch_target,
-                              .io = opts->io,
+    return (fsdp_target_opts){.io = opts->io,
                               .path = path,
                               .entries = file->entries,
                               .entry_count = file->count,
@@ -287,16 +285,16 @@ static bool owns(const char *name)
 
 static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
 
-const fsdp_target_format fsdp_universal_target = {
-    .limits = {.format = "universal",
-               .is_directory = true,
-               .values = true,
-               .shares = true,
-               .plain_names = true,
-               .names_groups = true,
-               .nests_groups = true,
-               .f32_weights = true,
-               .holds_dtype = torch_holds_dtype},
-    .owns = owns,
-    .ops = &ops,
-};
+const fsdp_format fsdp_format_universal = {
+    .name = "universal",
+    .makes = "^(optimizer_state\\.(step|param_groups)|mp_world_size)$",
+    .writes_directory = true,
+    .caps = {.values = true,
+             .shares = true,
+             .plain_names = true,
+             .maps_names = true,
+             .names_groups = true,
+             .nests_groups = true,
+             .f32_weights = true},
+    .writer =
+        &(const fsdp_format_writer){.ops = &ops, .owns = owns, .holds_dtype = torch_holds_dtype}};

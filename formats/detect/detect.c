@@ -1,21 +1,21 @@
 /*
- * Room detect: finds the format of a path, and the tables of all formats.
+ * Room detect: the list of all formats, and the format of a path.
  *
- * In: a path, and options that may name the format. Out: an open source (source.h), or a target
- * format by name (target.h).
+ * In: a path, and options that may name the format. Out: an open source (source.h), or a format by its name
+ * (<fsdp/format.h>).
  *
- *   detect.c         fsdp_source_open: the path is examined once, every format bids
- *                    on the facts found, and the highest bid opens it
- *   targets.c        fsdp_target_find: formats that can be written
- *   packed_target.c  safetensors, hf, npz, npy, gguf and llmc behind the interface of target.h
+ *   format_list.inc  the formats: a new one is one more line
+ *   formats.c        the list as an array
+ *   format_find.c    formats by their names
+ *   detect.c         fsdp_source_open: the path is examined once, every format bids on the facts found, and
+ *                    the highest bid opens it
+ *   archives.c       archives, which are unpacked first
  *
- * The room has no header: its functions are declared in source.h and target.h. Caller:
- * statedict. It is the top of formats and may call all rooms. A new format is one more line in
- * each table.
+ * The functions of the room are declared in <fsdp/format.h>, source.h and target.h. Callers: statedict, and
+ * the tools of the list. It is the top of formats and may refer to all rooms.
  */
 #include "formats/detect/archives.h"
 #include "base/io/io_note.h"
-#include "formats/source/source_formats.h"
 #include "formats/source/source_internal.h"
 
 #include <errno.h>
@@ -23,13 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const fsdp_foreign_format *const formats[] = {
-    &fsdp_format_hdf5,  &fsdp_format_safetensors, &fsdp_format_torch, &fsdp_format_dcp,
-    &fsdp_format_ranks, &fsdp_format_deepspeed,   &fsdp_format_npy,   &fsdp_format_npz,
-    &fsdp_format_gguf,  &fsdp_format_llmc,
-};
-
-enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };
+enum { NAMES_SHOWN = 5, BYTES_SHOWN = 8 };
 
 /* --- examining a path ------------------------------------------------------------------------- */
 
@@ -148,6 +142,11 @@ static void describe_head(const fsdp_probe *probe, fsdp_text *text)
         fsdp_text_addf(text, " %02x", probe->head[i]);
 }
 
+static bool bids(const fsdp_format *format)
+{
+    return format->reader && format->reader->bid;
+}
+
 static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
 {
     fsdp_text text = {0};
@@ -157,8 +156,10 @@ static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
     else
         describe_head(probe, &text);
     fsdp_text_addf(&text, "; looked for fsdp (a directory with manifest.json)");
-    for (size_t i = 0; i < FORMATS; i++)
-        fsdp_text_addf(&text, ", %s", formats[i]->name);
+    const fsdp_format *format;
+    for (size_t i = 0; (format = fsdp_format_at(i)) != NULL; i++)
+        if (bids(format))
+            fsdp_text_addf(&text, ", %s", format->name);
     fsdp_status status =
         text.failed ? fsdp_fail_memory(err, probe->path)
                     : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is in no format that is known: %s",
@@ -169,64 +170,44 @@ static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
 
 /* --- bids ------------------------------------------------------------------------------------- */
 
-static const fsdp_foreign_format *choose(const fsdp_probe *probe)
+/* The format of a pattern of names that is no path. */
+static const fsdp_format *of_patterns(void)
 {
-    const fsdp_foreign_format *best = NULL;
+    size_t i = 0;
+    while (!fsdp_format_at(i)->caps.patterns)
+        i++;
+    return fsdp_format_at(i);
+}
+
+static const fsdp_format *choose(const fsdp_probe *probe)
+{
+    const fsdp_format *best = NULL, *format;
     int best_bid = 0;
     if (probe->is_pattern)
-        return &fsdp_format_ranks;
-    for (size_t i = 0; i < FORMATS; i++) {
-        int bid = formats[i]->bid(probe);
+        return of_patterns();
+    for (size_t i = 0; (format = fsdp_format_at(i)) != NULL; i++) {
+        int bid = bids(format) ? format->reader->bid(probe) : 0;
         if (bid > best_bid) {
-            best = formats[i];
+            best = format;
             best_bid = bid;
         }
     }
     return best;
 }
 
-/* --- formats by name -------------------------------------------------------------------------- */
-
-/* Formats by the names of the command line, and the kind of path that each one takes. */
-static const struct named_format {
-    const char *name;
-    const fsdp_foreign_format *format;
-    bool is_file, is_directory;
-} named[] = {
-    {"dcp", &fsdp_format_dcp, false, true},
-    {"torch", &fsdp_format_torch, true, true},
-    {"ranks", &fsdp_format_ranks, false, true},
-    {"deepspeed", &fsdp_format_deepspeed, false, true},
-    {"safetensors", &fsdp_format_safetensors, true, true},
-    {"hf", &fsdp_format_safetensors, false, true},
-    {"hdf5", &fsdp_format_hdf5, true, false},
-    {"npz", &fsdp_format_npz, true, false},
-    {"npy", &fsdp_format_npy, true, false},
-    {"gguf", &fsdp_format_gguf, true, true},
-    {"llmc", &fsdp_format_llmc, true, false},
-};
-
-enum { NAMED = sizeof named / sizeof *named };
-
-const char *fsdp_source_format_name(size_t i)
-{
-    return i < NAMED ? named[i].name : NULL;
-}
-
+/* The format that the user names, if it takes paths of this kind. */
 static fsdp_status find_named(const fsdp_probe *probe, const char *name,
-                              const fsdp_foreign_format **format_out, fsdp_error *err)
+                              const fsdp_format **format_out, fsdp_error *err)
 {
-    size_t i = 0;
-    while (i < NAMED && strcmp(named[i].name, name) != 0)
-        i++;
-    if (i == NAMED)
+    const fsdp_format *format = fsdp_format_from(name);
+    if (!format || !format->reader)
         return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to read", name);
-    *format_out = named[i].format;
-    if (probe->is_pattern && named[i].format != &fsdp_format_ranks)
+    *format_out = format;
+    if (probe->is_pattern && !format->caps.patterns)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' is not there; as a pattern it would be of format ranks, not %s",
-                         probe->path, name);
-    if (probe->is_directory ? named[i].is_directory : probe->is_pattern || named[i].is_file)
+                         "'%s' is not there; as a pattern it would be of format %s, not %s",
+                         probe->path, of_patterns()->name, name);
+    if (probe->is_directory ? format->reads_directory : probe->is_pattern || format->reads_file)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a %s, and format %s is a %s", probe->path,
                      probe->is_directory ? "directory" : "file", name,
@@ -235,14 +216,14 @@ static fsdp_status find_named(const fsdp_probe *probe, const char *name,
 
 /* Opens a source and records every file that the format reads by itself (an index, metadata), so
  * that it becomes a file of the source. */
-static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_foreign_format *format,
+static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_format *format,
                               fsdp_source **source_out, fsdp_error *err)
 {
     fsdp_io_note note;
     fsdp_probe noted = *probe;
     fsdp_io_note_begin(&note, probe->io);
     noted.io = &note.io;
-    fsdp_status status = format->open(&noted, source_out, err);
+    fsdp_status status = format->reader->open(&noted, source_out, err);
     fsdp_source *source = status == FSDP_OK ? *source_out : NULL;
     if (source)
         status = fsdp_source_take_notes(source, &note, err);
@@ -280,7 +261,7 @@ fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_op
     seen_path *seen = begin_look(io, path, opts);
     if (!seen)
         return fsdp_fail_memory(err, path);
-    const fsdp_foreign_format *format = NULL;
+    const fsdp_format *format = NULL;
     fsdp_status status = look(seen, err);
     if (status == FSDP_OK && opts && opts->format)
         status = find_named(&seen->probe, opts->format, &format, err);

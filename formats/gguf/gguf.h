@@ -14,6 +14,7 @@
 #define FSDP_GGUF_H
 
 #include "formats/source.h"
+#include "formats/target.h"
 
 enum { GGUF_MAGIC = 4, GGUF_DIMS = 4, GGUF_ALIGNMENT = 32, GGUF_LONGEST_NAME = 63, GGUF_LONGEST_KEY = 65535 };
 
@@ -60,5 +61,7 @@ fsdp_status gguf_take_string(gguf_input *in, size_t most, const char *what, char
 
 /* A value and the type that it is stored with, which may be an array. */
 fsdp_status gguf_take_value(gguf_input *in, const char *key, fsdp_value *value, fsdp_error *err);
+
+extern const fsdp_format_writer fsdp_gguf_writer;   /* gguf_write.c */
 
 #endif

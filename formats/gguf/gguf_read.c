@@ -4,7 +4,6 @@
  * holds the pairs. The mirror of gguf_write.c.
  */
 #include "formats/gguf/gguf.h"
-#include "formats/source/source_formats.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -449,4 +448,17 @@ static fsdp_status open_gguf(const fsdp_probe *probe, fsdp_source **source_out, 
     return st;
 }
 
-const fsdp_foreign_format fsdp_format_gguf = {.name = "gguf", .bid = bid, .open = open_gguf};
+const fsdp_format fsdp_format_gguf = {
+    .name = "gguf",
+    .suffixes = {".gguf"},
+    .reads_file = true,
+    .reads_directory = true,
+    .writes_file = true,
+    .caps = {.values = true,
+             .model_only = true,
+             .maps_names = true,
+             .f32_vectors = true,
+             .takes_config = true,
+             .needs_config = true},
+    .reader = &(const fsdp_format_reader){.bid = bid, .open = open_gguf},
+    .writer = &fsdp_gguf_writer};

@@ -274,5 +274,7 @@ static fsdp_status lay_out(fsdp_packed *target, fsdp_error *err)
     return st;
 }
 
-const fsdp_packed_format fsdp_packed_gguf = {
-    .name = "gguf", .holds_values = true, .holds_dtype = holds_dtype, .lay_out = lay_out};
+const fsdp_format_writer fsdp_gguf_writer = {.ops = &fsdp_packed_ops,
+                                             .packed =
+                                                 &(const fsdp_packed_format){.lay_out = lay_out},
+                                             .holds_dtype = holds_dtype};

@@ -6,7 +6,6 @@
  * child box by box.
  */
 #include "base/data/box_internal.h"
-#include "formats/source/source_formats.h"
 #include "formats/hdf5_child/hdf5_keras.h"
 #include "formats/hdf5_child/hdf5_session.h"
 #include "kernels/kernels.h"
@@ -304,4 +303,9 @@ static fsdp_status open_hdf5(const fsdp_probe *probe, fsdp_source **source_out, 
     return FSDP_OK;
 }
 
-const fsdp_foreign_format fsdp_format_hdf5 = {.name = "hdf5", .bid = bid, .open = open_hdf5};
+/* Files of other programs; native_format.c has those that are written under this name. */
+const fsdp_format fsdp_format_hdf5 = {
+    .name = "hdf5",
+    .reads_file = true,
+    .caps = {.whole_chunks = true},
+    .reader = &(const fsdp_format_reader){.bid = bid, .open = open_hdf5}};

@@ -11,6 +11,7 @@
 #ifndef FSDP_LLMC_H
 #define FSDP_LLMC_H
 
+#include "formats/target.h"
 #include <fsdp/dtype.h>
 #include <fsdp/status.h>
 
@@ -39,5 +40,7 @@ int llmc_version_of(fsdp_dtype dtype);
 /* The tensors of a model, in their order. Fails with `status` when the numbers make no model. */
 fsdp_status llmc_lay_out(const char *path, const int64_t numbers[LLMC_NUMBERS], fsdp_status status,
                          llmc_tensor tensors_out[LLMC_TENSORS], fsdp_error *err);
+
+extern const fsdp_format_writer fsdp_llmc_writer;    /* llmc_write.c */
 
 #endif

@@ -1,7 +1,7 @@
 /* GPT-2 models of llm.c as a source: see llmc.h. The mirror of llmc_write.c. */
 #include "base/core/bytes.h"
 #include "formats/llmc/llmc.h"
-#include "formats/source/source_formats.h"
+#include "formats/source.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -123,4 +123,10 @@ static fsdp_status open_llmc(const fsdp_probe *probe, fsdp_source **source_out, 
     return st;
 }
 
-const fsdp_foreign_format fsdp_format_llmc = {.name = "llmc", .bid = bid, .open = open_llmc};
+const fsdp_format fsdp_format_llmc = {
+    .name = "llmc",
+    .reads_file = true,
+    .writes_file = true,
+    .caps = {.values = true, .model_only = true, .maps_names = true, .takes_config = true},
+    .reader = &(const fsdp_format_reader){.bid = bid, .open = open_llmc},
+    .writer = &fsdp_llmc_writer};

@@ -12,11 +12,12 @@
  *
  *     "\x93NUMPY", version (two bytes), length (u16, from version 2 on u32), "{'descr': '<f4', ...}"
  *
- * Only the tables of detect refer to this room. It calls zip, source and target.
+ * Only the list of detect refers to this room. It calls zip, source and target.
  */
 #ifndef FSDP_NPY_HEADER_H
 #define FSDP_NPY_HEADER_H
 
+#include "formats/target.h"
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
 
@@ -45,5 +46,7 @@ fsdp_status fsdp_npy_place(const char *path, const uint8_t *prefix, size_t prefi
 
 fsdp_status fsdp_npy_parse(const char *path, const char *text, size_t size, fsdp_npy *npy_out,
                            fsdp_error *err);
+
+extern const fsdp_format_writer fsdp_npz_writer, fsdp_npy_writer;    /* npz_write.c */
 
 #endif

@@ -4,8 +4,8 @@
  * type.
  */
 #include "base/core/bytes.h"
-#include "formats/source/source_formats.h"
 #include "formats/npy/npy_header.h"
+#include "formats/source.h"
 #include "formats/source/escaped_names.h"
 #include "formats/zip/zip.h"
 
@@ -364,5 +364,21 @@ static fsdp_status open_npz(const fsdp_probe *probe, fsdp_source **source_out, f
     return finish(archive.source, status, source_out, err);
 }
 
-const fsdp_foreign_format fsdp_format_npy = {.name = "npy", .bid = bid_npy, .open = open_npy};
-const fsdp_foreign_format fsdp_format_npz = {.name = "npz", .bid = bid_npz, .open = open_npz};
+const fsdp_format fsdp_format_npz = {
+    .name = "npz",
+    .suffixes = {".npz"},
+    .reads_file = true,
+    .writes_file = true,
+    .caps = {.maps_names = true, .takes_void = true},
+    .reader = &(const fsdp_format_reader){.bid = bid_npz, .open = open_npz},
+    .writer = &fsdp_npz_writer};
+
+const fsdp_format fsdp_format_npy = {
+    .name = "npy",
+    .suffixes = {".npy"},
+    .base = "npz",
+    .reads_file = true,
+    .writes_file = true,
+    .caps = {.nameless = true, .maps_names = true, .takes_void = true},
+    .reader = &(const fsdp_format_reader){.bid = bid_npy, .open = open_npy},
+    .writer = &fsdp_npy_writer};

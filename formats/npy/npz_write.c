@@ -3,6 +3,7 @@
  * bytes, or one .npy. A zip stores the CRC of each member twice: in front of it, where finish
  * writes it, and in the directory behind all members. The mirror of npz_read.c.
  */
+#include "formats/npy/npy_header.h"
 #include "formats/target/packed_internal.h"
 #include "formats/zip/zip.h"
 #include "formats/zip/zip_emit.h"
@@ -225,11 +226,14 @@ static fsdp_status lay_out_npy(fsdp_packed *target, fsdp_error *err)
     return status;
 }
 
-const fsdp_packed_format fsdp_packed_npz = {.name = "npz",
-                                            .has_crc = true,
-                                            .holds_dtype = holds_dtype,
-                                            .holds_name = holds_name,
-                                            .lay_out = lay_out_npz,
-                                            .finish = finish_npz};
-const fsdp_packed_format fsdp_packed_npy = {
-    .name = "npy", .holds_dtype = holds_dtype, .lay_out = lay_out_npy};
+const fsdp_format_writer fsdp_npz_writer = {
+    .ops = &fsdp_packed_ops,
+    .packed = &(const fsdp_packed_format){.has_crc = true,
+                                          .holds_name = holds_name,
+                                          .lay_out = lay_out_npz,
+                                          .finish = finish_npz},
+    .holds_dtype = holds_dtype};
+const fsdp_format_writer fsdp_npy_writer = {.ops = &fsdp_packed_ops,
+                                            .packed =
+                                                &(const fsdp_packed_format){.lay_out = lay_out_npy},
+                                            .holds_dtype = holds_dtype};

@@ -2,7 +2,6 @@
  * Rank files as a source: a directory of them, or a pattern. See ranks.h for the order of the
  * files.
  */
-#include "formats/source/source_formats.h"
 #include "formats/ranks/ranks.h"
 
 #include <stdio.h>
@@ -296,4 +295,8 @@ static fsdp_status open_set(const fsdp_probe *probe, fsdp_source **source_out, f
     return st;
 }
 
-const fsdp_foreign_format fsdp_format_ranks = {.name = "ranks", .bid = bid, .open = open_set};
+const fsdp_format fsdp_format_ranks = {
+    .name = "ranks",
+    .reads_directory = true,
+    .caps = {.tuples = true, .patterns = true, .takes_model = true},
+    .reader = &(const fsdp_format_reader){.bid = bid, .open = open_set}};

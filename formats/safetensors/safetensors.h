@@ -12,13 +12,13 @@
  *   safetensors_set.c     numbered files without an index: all must be there
  *   safetensors_tree.c    folders as modules, a file per parameter and rank
  *   safetensors_slices.c  where such a file lies in its parameter
- *   safetensors_write.c   the packed targets "safetensors" and "hf" (target/packed.h)
+ *   safetensors_write.c   both formats of the room, "safetensors" and "hf", as packed targets
  *
  * A file is:
  *
  *     u64 n (little-endian), n bytes of JSON, then the data of the tensors without gaps or overlaps
  *
- * Callers: detect (the tables of formats) and dcp (this header, for items in safetensors files). The room
+ * Callers: detect (the list of formats) and dcp (this header, for items in safetensors files). The room
  * calls source and target.
  */
 #ifndef FSDP_SAFETENSORS_H
@@ -28,6 +28,7 @@
 #include "base/data/text_pairs.h"
 #include "formats/source.h"
 #include "formats/source/escaped_names.h"
+#include "formats/target.h"
 
 /* Bytes of a header: the limit of the format's library. */
 enum { FSDP_SAFETENSORS_HEADER_MOST = 100000000 };
@@ -100,5 +101,7 @@ fsdp_status fsdp_safetensors_check_one(const char *name, const char *const *name
  * exist. FSDP_ERR_DAMAGED names the first one that is missing. */
 fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names, size_t count,
                                        fsdp_error *err);
+
+extern const fsdp_format_writer fsdp_safetensors_writer, fsdp_hf_writer;   /* safetensors_write.c */
 
 #endif

@@ -3,7 +3,6 @@
  * files; a directory of files that the ranks of DCP wrote, in which a tensor may be cut
  * (DCP_SHARDING_INFO); or Nanotron's tree of folders.
  */
-#include "formats/source/source_formats.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/safetensors/safetensors_tree.h"
 
@@ -609,5 +608,34 @@ static fsdp_status open_safetensors(const fsdp_probe *probe, fsdp_source **sourc
     return status;
 }
 
-const fsdp_foreign_format fsdp_format_safetensors = {
-    .name = "safetensors", .bid = bid, .open = open_safetensors};
+const fsdp_format fsdp_format_safetensors = {
+    .name = "safetensors",
+    .suffixes = {".safetensors"},
+    .reads_file = true,
+    .reads_directory = true,
+    .writes_file = true,
+    .caps = {.metadata = true,
+             .model_only = true,
+             .model_part = true,
+             .maps_names = true,
+             .checks_config = true,
+             .only_model = true,
+             .notes_aliases = true,
+             .numbered = true},
+    .reader = &(const fsdp_format_reader){.bid = bid, .open = open_safetensors},
+    .writer = &fsdp_safetensors_writer};
+
+/* A directory of files of safetensors, as the hub of Hugging Face has models. */
+const fsdp_format fsdp_format_hf = {.name = "hf",
+                                    .reads_directory = true,
+                                    .writes_directory = true,
+                                    .caps = {.metadata = true,
+                                             .model_only = true,
+                                             .model_part = true,
+                                             .for_loaders = true,
+                                             .maps_names = true,
+                                             .takes_config = true,
+                                             .copies_files = true,
+                                             .splits_files = true},
+                                    .reader = &(const fsdp_format_reader){.open = open_safetensors},
+                                    .writer = &fsdp_hf_writer};

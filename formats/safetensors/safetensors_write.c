@@ -27,13 +27,14 @@ static bool holds_name(const char *name, size_t size)
 }
 
 /* False for keys of the metadata with another meaning. */
-static bool notes_tie(const char *name, size_t size)
+static bool notes_tie(const char *name, size_t size, const char *kept, size_t kept_size)
 {
     static const char native[] = "fsdp.";
     bool is_native = size >= sizeof native - 1 && memcmp(name, native, sizeof native - 1) == 0;
     bool is_format = size == 6 && memcmp(name, "format", 6) == 0;
     bool is_cut = size == 17 && memcmp(name, "DCP_SHARDING_INFO", 17) == 0;
-    return !is_native && !is_format && !is_cut && holds_name(name, size);
+    return !is_native && !is_format && !is_cut && holds_name(name, size) &&
+           holds_name(kept, kept_size);
 }
 
 /* --- the order within a file ------------------------------------------------------------------ */
@@ -433,14 +434,41 @@ static fsdp_status lay_out_directory(fsdp_packed *target, fsdp_error *err)
     return status;
 }
 
-const fsdp_packed_format fsdp_packed_safetensors = {.name = "safetensors",
-                                                    .holds_dtype = holds_dtype,
-                                                    .holds_name = holds_name,
-                                                    .notes_tie = notes_tie,
-                                                    .lay_out = lay_out_file};
-const fsdp_packed_format fsdp_packed_hf = {.name = "hf",
-                                           .is_directory = true,
-                                           .holds_dtype = holds_dtype,
-                                           .holds_name = holds_name,
-                                           .notes_tie = notes_tie,
-                                           .lay_out = lay_out_directory};
+const char *const fsdp_hf_stems[] = {"model", "adapter_model", "diffusion_pytorch_model",
+                                     "adapters", NULL};
+
+static bool is_of_stem(const char *name, const char *stem)
+{
+    int number, count;
+    char same[80];
+    size_t size = strlen(stem);
+    if (strncmp(name, stem, size) != 0)
+        return false;
+    if (strcmp(name + size, ".safetensors") == 0 ||
+        strcmp(name + size, ".safetensors.index.json") == 0)
+        return true;
+    if (sscanf(name + size, "-%9d-of-%9d", &number, &count) != 2)
+        return false;
+    snprintf(same, sizeof same, "-%05d-of-%05d.safetensors", number, count);
+    return strcmp(name + size, same) == 0;
+}
+
+static bool owns(const char *name)
+{
+    for (size_t i = 0; fsdp_hf_stems[i]; i++)
+        if (is_of_stem(name, fsdp_hf_stems[i]))
+            return true;
+    return false;
+}
+
+const fsdp_format_writer fsdp_safetensors_writer = {
+    .ops = &fsdp_packed_ops,
+    .packed = &(const fsdp_packed_format){.holds_name = holds_name, .lay_out = lay_out_file},
+    .holds_dtype = holds_dtype,
+    .notes_tie = notes_tie};
+const fsdp_format_writer fsdp_hf_writer = {
+    .ops = &fsdp_packed_ops,
+    .packed = &(const fsdp_packed_format){.holds_name = holds_name, .lay_out = lay_out_directory},
+    .owns = owns,
+    .holds_dtype = holds_dtype,
+    .notes_tie = notes_tie};

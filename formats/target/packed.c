@@ -12,12 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- limits ----------------------------------------------------------------------------------- */
-
-bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype)
-{
-    return format->holds_dtype(dtype);
-}
+/* --- names ------------------------------------------------------------------------------------ */
 
 /* False for a name that the file stores escaped, with the true one beside it. */
 static bool holds_name_as_is(const fsdp_packed_format *format, const char *name, size_t size)
@@ -27,7 +22,7 @@ static bool holds_name_as_is(const fsdp_packed_format *format, const char *name,
 
 /* --- declaring -------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,
+fsdp_status fsdp_packed_create(const fsdp_format *format, const fsdp_packed_opts *opts,
                                const char *path, fsdp_packed **target_out, fsdp_error *err)
 {
     *target_out = NULL;
@@ -39,6 +34,7 @@ fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_pack
         return fsdp_fail_memory(err, path);
     }
     target->format = format;
+    target->packed = format->writer->packed;
     target->opts = *opts;
     target->io = opts->io ? opts->io : fsdp_io_posix();
     target->path = copy;
@@ -82,7 +78,7 @@ static fsdp_status take_name(fsdp_packed *target, const char **name, size_t size
 fsdp_status fsdp_packed_add_tensor(fsdp_packed *target, const fsdp_packed_tensor *what,
                                    size_t *number_out, fsdp_error *err)
 {
-    if (!target->format->holds_dtype(what->dtype))
+    if (!target->format->writer->holds_dtype(what->dtype))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot hold tensors of %s", target->format->name,
                          fsdp_dtype_name(what->dtype));
     size_t element_size = fsdp_dtype_size(what->dtype);
@@ -109,7 +105,7 @@ fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t 
                                   const fsdp_value *value, fsdp_error *err)
 {
     char shown[200];
-    if (!target->format->holds_values)
+    if (!target->format->caps.values)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot hold the value '%s'", target->format->name,
                          fsdp_printable(name, name_size, shown, sizeof shown));
     FSDP_TRY(take_name(target, &name, name_size, err));
@@ -124,19 +120,13 @@ fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t 
     return FSDP_OK;
 }
 
-bool fsdp_packed_notes_tie(const fsdp_packed_format *format, const char *name, size_t name_size,
-                           const char *kept, size_t kept_size)
-{
-    return format->notes_tie && format->notes_tie(name, name_size) &&
-           holds_name_as_is(format, kept, kept_size);
-}
-
 fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size,
                                 size_t tensor, fsdp_error *err)
 {
     char shown[200];
     const fsdp_packed_tensor *kept = &target->tensors[tensor].what;
-    if (!fsdp_packed_notes_tie(target->format, name, name_size, kept->name, kept->name_size))
+    const fsdp_format_writer *writer = target->format->writer;
+    if (!writer->notes_tie || !writer->notes_tie(name, name_size, kept->name, kept->name_size))
         return fsdp_fail(
             err, FSDP_ERR_USAGE, "%s cannot record that '%s' is another name of a tensor",
             target->format->name, fsdp_printable(name, name_size, shown, sizeof shown));
@@ -187,7 +177,7 @@ static void escape(const fsdp_packed_format *format, const char *name, size_t si
 static fsdp_status spell(fsdp_packed *target, target_tensor *tensor, fsdp_error *err)
 {
     fsdp_text text = {0};
-    escape(target->format, tensor->what.name, tensor->what.name_size, &text);
+    escape(target->packed, tensor->what.name, tensor->what.name_size, &text);
     while (!text.failed && fsdp_name_table_find(&target->names, text.data, text.size))
         fsdp_text_addf(&text, "%%");
     tensor->stored_name =
@@ -212,7 +202,7 @@ static fsdp_status escape_names(fsdp_packed *target, fsdp_error *err)
         tensor->stored_name = tensor->what.name;
         tensor->stored_name_size = tensor->what.name_size;
         if (tensor->what.name &&
-            !holds_name_as_is(target->format, tensor->stored_name, tensor->stored_name_size))
+            !holds_name_as_is(target->packed, tensor->stored_name, tensor->stored_name_size))
             FSDP_TRY(spell(target, tensor, err));
     }
     if (target->escaped_names.size > 0)
@@ -228,10 +218,10 @@ fsdp_status fsdp_packed_add_file(fsdp_packed *target, const char *name, int64_t 
     if (!fsdp_grow(&target->files, &target->file_room, target->file_count + 1,
                    sizeof *target->files))
         return fsdp_fail_memory(err, target->path);
-    char *joined = target->format->is_directory ? fsdp_path_join(target->path, name) : NULL;
+    char *joined = target->format->writes_directory ? fsdp_path_join(target->path, name) : NULL;
     const char *path = joined ? joined : target->path;
     target_file file = {.path = fsdp_arena_strndup(&target->arena, path, strlen(path))};
-    bool is_full = !file.path || (target->format->is_directory && !joined);
+    bool is_full = !file.path || (target->format->writes_directory && !joined);
     fsdp_free(joined);
     if (is_full)
         return fsdp_fail_memory(err, target->path);
@@ -252,23 +242,18 @@ fsdp_status fsdp_packed_put(fsdp_packed *target, int file, const void *data, siz
 fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err)
 {
     FSDP_TRY(escape_names(target, err));
-    if (target->format->is_directory) {
+    if (target->format->writes_directory) {
         target->has_directory = !fsdp_io_exists(target->io, target->path);
         if (target->has_directory)
             FSDP_TRY(fsdp_io_mkdir(target->io, target->path, err));
     }
-    return target->format->lay_out(target, err);
+    return target->packed->lay_out(target, err);
 }
 
 void fsdp_packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out)
 {
     *files_out = (int64_t)target->file_count;
     *bytes_out = target->file_bytes;
-}
-
-bool fsdp_packed_is_directory(const fsdp_packed *target)
-{
-    return target->format->is_directory;
 }
 
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
@@ -363,7 +348,7 @@ fsdp_status fsdp_packed_write(fsdp_packed *target, size_t number, int64_t first,
                              tensor->offset + first * element_size, err));
     target_range range = {.first = first,
                           .count = count,
-                          .crc = target->format->has_crc ? fsdp_crc32(0, data, size) : 0};
+                          .crc = target->packed->has_crc ? fsdp_crc32(0, data, size) : 0};
     return keep_range(target, number, range, err);
 }
 
@@ -404,8 +389,8 @@ static fsdp_status close_files(fsdp_packed *target, fsdp_error *err)
 fsdp_status fsdp_packed_finish(fsdp_packed *target, fsdp_error *err)
 {
     fsdp_status status = check_complete(target, err);
-    if (status == FSDP_OK && target->format->finish)
-        status = target->format->finish(target, err);
+    if (status == FSDP_OK && target->packed->finish)
+        status = target->packed->finish(target, err);
     if (status == FSDP_OK)
         status = close_files(target, err);
     if (status == FSDP_OK)

@@ -8,17 +8,13 @@
 #ifndef FSDP_PACKED_H
 #define FSDP_PACKED_H
 
-#include "base/io/io.h"
-#include <fsdp/dtype.h>
-#include <fsdp/value.h>
+#include "formats/target.h"
 
 typedef struct fsdp_packed fsdp_packed;
 typedef struct fsdp_packed_format fsdp_packed_format;
 
-extern const fsdp_packed_format fsdp_packed_safetensors;    /* one file */
-extern const fsdp_packed_format fsdp_packed_hf;             /* a directory of such files, with an index */
-extern const fsdp_packed_format fsdp_packed_npz, fsdp_packed_npy;
-extern const fsdp_packed_format fsdp_packed_gguf, fsdp_packed_llmc;
+/* The functions of target.h for these formats, whose writers have a fsdp_packed_format. */
+extern const fsdp_target_ops fsdp_packed_ops;
 
 typedef struct fsdp_packed_opts {
     fsdp_io *io;               /* NULL: the file system */
@@ -35,11 +31,8 @@ typedef struct fsdp_packed_tensor {
     const int64_t *shape;
 } fsdp_packed_tensor;
 
-/* A capability of the format, known before work starts. */
-bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype);
-
 /* path: a new file, or a directory, which is created if necessary. Nothing is created before the layout. */
-fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,
+fsdp_status fsdp_packed_create(const fsdp_format *format, const fsdp_packed_opts *opts,
                                const char *path,
                                fsdp_packed **target_out, fsdp_error *err);
 
@@ -50,11 +43,9 @@ fsdp_status fsdp_packed_add_tensor(fsdp_packed *target, const fsdp_packed_tensor
 fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t name_size,
                                   const fsdp_value *value, fsdp_error *err);
 
-/* Another name of a tensor, recorded beside it. FSDP_ERR_USAGE: the format cannot (fsdp_packed_notes_tie). */
+/* Records another name of a tensor. FSDP_ERR_USAGE: the format cannot (notes_tie of its writer). */
 fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size, size_t tensor,
                                 fsdp_error *err);
-bool fsdp_packed_notes_tie(const fsdp_packed_format *format, const char *name, size_t name_size,
-                           const char *kept, size_t kept_size);
 /* A text stored beside the tensors, if the format has room for one. */
 fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err);
 
@@ -72,7 +63,6 @@ typedef struct fsdp_packed_place {
 } fsdp_packed_place;
 /* Files and bytes of the layout. */
 void fsdp_packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out);
-bool fsdp_packed_is_directory(const fsdp_packed *target);
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t tensor);
 
 /* Writes elements [first, first + count) of a tensor, each once. Any thread. */

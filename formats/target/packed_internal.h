@@ -46,13 +46,8 @@ typedef struct target_tie {
 } target_tie;
 
 struct fsdp_packed_format {
-    const char *name;
-    bool is_directory;
     bool has_crc;              /* the format needs range.crc */
-    bool holds_values;
-    bool (*holds_dtype)(fsdp_dtype dtype);
     bool (*holds_name)(const char *name, size_t size);   /* NULL: any */
-    bool (*notes_tie)(const char *name, size_t size);    /* recordable as another name; NULL: none */
     /* Adds files, gives every tensor its file and offset, writes headers. */
     fsdp_status (*lay_out)(fsdp_packed *target, fsdp_error *err);
     /* Writes trailers and checksums, after all elements. NULL: the format has none. */
@@ -60,7 +55,8 @@ struct fsdp_packed_format {
 };
 
 struct fsdp_packed {
-    const fsdp_packed_format *format;
+    const fsdp_format *format;
+    const fsdp_packed_format *packed;  /* of its writer */
     fsdp_packed_opts opts;
     fsdp_io *io;
     char *path;

@@ -1,14 +1,13 @@
-/* Packed targets (packed.h) behind the common interface of target.h. */
-#include "formats/target/target_formats.h"
-
-#include "base/io/io_dry.h"
-#include "base/core/mem.h"
+/* The functions of target.h for packed formats: each passes on to packed.h. */
 #include "formats/target/packed.h"
 
-#include <stdio.h>
+#include "base/core/mem.h"
+#include "base/io/io_dry.h"
+
 #include <string.h>
 
 struct fsdp_target {
+    const fsdp_format *format;
     fsdp_packed *packed;
     size_t *numbers; /* per entry: number of its tensor */
 };
@@ -33,10 +32,11 @@ static fsdp_status add_entry(fsdp_target *target, const fsdp_target_entry *entry
 static fsdp_status declare(fsdp_target *target, const fsdp_target_opts *opts, fsdp_error *err)
 {
     fsdp_packed_opts packed = {opts->io, opts->max_file_bytes, opts->stem, opts->sync};
+    target->format = opts->format;
     target->numbers = fsdp_alloc(opts->entry_count, sizeof *target->numbers);
     if (!target->numbers)
         return fsdp_fail_memory(err, "a conversion");
-    FSDP_TRY(fsdp_packed_create(opts->format->packed, &packed, opts->path ? opts->path : "",
+    FSDP_TRY(fsdp_packed_create(opts->format, &packed, opts->path ? opts->path : "",
                                 &target->packed, err));
     for (size_t i = 0; i < opts->entry_count; i++)
         FSDP_TRY(add_entry(target, &opts->entries[i], &target->numbers[i], err));
@@ -105,104 +105,11 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
                          fsdp_target_place *place_out, fsdp_error *err)
 {
     fsdp_packed_place lies = fsdp_packed_place_of(target->packed, target->numbers[entry]);
-    const char *name = fsdp_packed_is_directory(target->packed) ? strrchr(lies.path, '/') + 1 : "";
+    const char *name = target->format->writes_directory ? strrchr(lies.path, '/') + 1 : "";
     (void)box; /* the box is the whole tensor */
     (void)err;
     *place_out = (fsdp_target_place){name, lies.offset};
     return FSDP_OK;
 }
 
-/* --- one table entry per format --------------------------------------------------------------- */
-
-static const fsdp_target_ops packed_ops = {measure, create, write_elements, finish, discard, place};
-
-const char *const fsdp_hf_stems[] = {"model", "adapter_model", "diffusion_pytorch_model",
-                                     "adapters", NULL};
-
-static bool is_of_stem(const char *name, const char *stem)
-{
-    int number, count;
-    char same[80];
-    size_t size = strlen(stem);
-    if (strncmp(name, stem, size) != 0)
-        return false;
-    if (strcmp(name + size, ".safetensors") == 0 ||
-        strcmp(name + size, ".safetensors.index.json") == 0)
-        return true;
-    if (sscanf(name + size, "-%9d-of-%9d", &number, &count) != 2)
-        return false;
-    snprintf(same, sizeof same, "-%05d-of-%05d.safetensors", number, count);
-    return strcmp(name + size, same) == 0;
-}
-
-static bool hf_owns(const char *name)
-{
-    for (size_t i = 0; fsdp_hf_stems[i]; i++)
-        if (is_of_stem(name, fsdp_hf_stems[i]))
-            return true;
-    return false;
-}
-
-static bool safetensors_holds(fsdp_dtype dtype)
-{
-    return fsdp_packed_holds_dtype(&fsdp_packed_safetensors, dtype);
-}
-
-static bool safetensors_notes(const char *dropped, size_t dropped_size, const char *kept,
-                              size_t kept_size)
-{
-    return fsdp_packed_notes_tie(&fsdp_packed_safetensors, dropped, dropped_size, kept, kept_size);
-}
-
-static bool gguf_holds(fsdp_dtype dtype)
-{
-    return fsdp_packed_holds_dtype(&fsdp_packed_gguf, dtype);
-}
-
-static bool llmc_holds(fsdp_dtype dtype)
-{
-    return fsdp_packed_holds_dtype(&fsdp_packed_llmc, dtype);
-}
-
-static bool npz_holds(fsdp_dtype dtype)
-{
-    return fsdp_packed_holds_dtype(&fsdp_packed_npz, dtype);
-}
-
-const fsdp_target_format fsdp_safetensors_target = {.limits = {.format = "safetensors",
-                                                               .metadata = true,
-                                                               .model_only = true,
-                                                               .model_part = true,
-                                                               .holds_dtype = safetensors_holds,
-                                                               .notes_tie = safetensors_notes},
-                                                    .ops = &packed_ops,
-                                                    .packed = &fsdp_packed_safetensors};
-const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
-                                                      .is_directory = true,
-                                                      .metadata = true,
-                                                      .model_only = true,
-                                                      .model_part = true,
-                                                      .for_loaders = true,
-                                                      .holds_dtype = safetensors_holds,
-                                                      .notes_tie = safetensors_notes},
-                                           .owns = hf_owns,
-                                           .ops = &packed_ops,
-                                           .packed = &fsdp_packed_hf};
-const fsdp_target_format fsdp_gguf_target = {.limits = {.format = "gguf",
-                                                        .values = true,
-                                                        .model_only = true,
-                                                        .f32_vectors = true,
-                                                        .holds_dtype = gguf_holds},
-                                             .ops = &packed_ops,
-                                             .packed = &fsdp_packed_gguf};
-const fsdp_target_format fsdp_llmc_target = {
-    .limits = {.format = "llmc", .values = true, .model_only = true, .holds_dtype = llmc_holds},
-    .ops = &packed_ops,
-    .packed = &fsdp_packed_llmc};
-const fsdp_target_format fsdp_npz_target = {.limits = {.format = "npz", .holds_dtype = npz_holds},
-                                            .ops = &packed_ops,
-                                            .packed = &fsdp_packed_npz};
-const fsdp_target_format fsdp_npy_target = {
-    .limits = {.format = "npy", .nameless = true, .holds_dtype = npz_holds},
-    .ops = &packed_ops,
-    .packed = &fsdp_packed_npy};
+const fsdp_target_ops fsdp_packed_ops = {measure, create, write_elements, finish, discard, place};

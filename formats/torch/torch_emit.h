@@ -72,4 +72,6 @@ int64_t torch_bytes_of(fsdp_dtype dtype, int ndim, const int64_t *shape);
 /* Adds the entry's name to an error. */
 fsdp_status torch_blame_entry(const fsdp_target_entry *entry, fsdp_status status, fsdp_error *err);
 
+extern const fsdp_format_writer fsdp_torch_writer;   /* torch_write.c */
+
 #endif

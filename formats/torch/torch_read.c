@@ -6,7 +6,7 @@
 #include "base/data/json.h"
 #include "base/core/bytes.h"
 #include "base/data/value_internal.h"
-#include "formats/source/source_formats.h"
+#include "formats/torch/torch_emit.h"
 #include "formats/torch/torch_resave.h"
 
 #include <stdio.h>
@@ -538,4 +538,19 @@ static fsdp_status open_torch(const fsdp_probe *probe, fsdp_source **source_out,
     return st;
 }
 
-const fsdp_foreign_format fsdp_format_torch = {.name = "torch", .bid = bid, .open = open_torch};
+const fsdp_format fsdp_format_torch = {
+    .name = "torch",
+    .suffixes = {".pt", ".pth", ".bin"},
+    .reads_file = true,
+    .reads_directory = true,
+    .writes_file = true,
+    .caps = {.values = true,
+             .shares = true,
+             .tuples = true,
+             .regroups = true,
+             .takes_under = true,
+             .maps_names = true,
+             .numbered = true,
+             .keeps_order = true},
+    .reader = &(const fsdp_format_reader){.bid = bid, .open = open_torch},
+    .writer = &fsdp_torch_writer};

@@ -7,7 +7,6 @@
  *   threads (write) -> closing records with the checksums (finish)
  */
 #include "base/core/mem.h"
-#include "formats/target/target_formats.h"
 #include "formats/torch/torch_tree.h"
 
 #include <string.h>
@@ -252,7 +251,4 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
 
 static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
 
-const fsdp_target_format fsdp_torch_target = {
-    .limits = {.format = "torch", .values = true, .shares = true, .holds_dtype = torch_holds_dtype},
-    .ops = &ops,
-};
+const fsdp_format_writer fsdp_torch_writer = {.ops = &ops, .holds_dtype = torch_holds_dtype};

@@ -329,8 +329,9 @@ static fsdp_status open_either(fsdp_io *io, const char *path, const fsdp_open_op
                                const fsdp_checkpoint *model, fsdp_checkpoint **checkpoint_out,
                                fsdp_error *err)
 {
-    const char *format = opts ? opts->format : NULL;
-    if (format ? strcmp(format, "fsdp") != 0 : fsdp_path_is_foreign(io, path))
+    const char *named = opts ? opts->format : NULL;
+    const fsdp_format *format = named ? fsdp_format_from(named) : NULL;
+    if (named ? !format || format->reader : fsdp_path_is_foreign(io, path))
         return fsdp_foreign_open(io, path, opts, model, checkpoint_out, err);
     if (opts && opts->void_as)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is fsdp",

@@ -185,9 +185,9 @@ static fsdp_status set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const
 {
     char *path, *parent;
     FSDP_TRY(fsdp_path_split(to, &path, &parent, err));
-    bool is_hdf5 = strcmp(fsdp_source_format(checkpoint->source), "hdf5") == 0;
+    bool is_whole = fsdp_format_from(fsdp_source_format(checkpoint->source))->caps.whole_chunks;
     memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
-    fsdp_source_set_memory(checkpoint->source, is_hdf5 ? memory : memory / 2, parent);
+    fsdp_source_set_memory(checkpoint->source, is_whole ? memory : memory / 2, parent);
     fsdp_free(path);
     fsdp_free(parent);
     return FSDP_OK;
@@ -597,14 +597,14 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     }
     fsdp_model_shapes_release(&shapes);
     FSDP_TRY(st);
-    const char *format = fsdp_source_format(checkpoint->source);
-    if (model && strcmp(format, "ranks") != 0)
+    const fsdp_format *format = fsdp_format_from(fsdp_source_format(checkpoint->source));
+    if (model && !format->caps.takes_model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "--like is for the rank files of FSDP1, and '%s' is %s: leave it out",
-                         path, format);
-    if (opts.void_as && strcmp(format, "npz") != 0 && strcmp(format, "npy") != 0)
+                         path, format->name);
+    if (opts.void_as && !format->caps.takes_void)
         return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,
-                         format);
+                         format->name);
     const char *carried = fsdp_source_extra(checkpoint->source, "carried");
     if (carried) {
         checkpoint->manifest.metadata = fsdp_strndup(carried, strlen(carried));

@@ -90,8 +90,3 @@ fsdp_status fsdp_incomplete_mark_lost(fsdp_checkpoint *checkpoint, fsdp_error *e
     }
     return FSDP_OK;
 }
-
-const char *fsdp_checkpoint_format_at(size_t i)
-{
-    return i == 0 ? "fsdp" : fsdp_source_format_name(i - 1);
-}

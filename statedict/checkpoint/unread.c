@@ -119,7 +119,8 @@ fsdp_status fsdp_unread_list(const fsdp_checkpoint *checkpoint, fsdp_name_list *
     unread_search search = {.checkpoint = checkpoint, .names = names_out};
     *names_out = (fsdp_name_list){0};
     /* DeepSpeed's files have the weights several times, and its reader takes the exact ones. */
-    if (!checkpoint->source || strcmp(fsdp_source_format(checkpoint->source), "deepspeed") == 0 ||
+    if (!checkpoint->source ||
+        fsdp_format_from(fsdp_source_format(checkpoint->source))->caps.repeats ||
         checkpoint->io->ops->info(checkpoint->io, checkpoint->path, &info) < 0 ||
         info.kind != FSDP_FILE_DIRECTORY)
         return FSDP_OK;

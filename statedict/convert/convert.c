@@ -37,9 +37,7 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
     job->io = fsdp_access_io(&job->opts.open.access);
     job->kind = job->opts.kind;
     FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
-    if (!job->opts.format || strcmp(job->opts.format, "fsdp") == 0)
-        return FSDP_OK;
-    job->format = fsdp_target_find(job->opts.format);
+    job->format = fsdp_format_to(job->opts.format ? job->opts.format : "fsdp");
     if (!job->format)
         return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to write",
                          job->opts.format);
@@ -47,14 +45,13 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
                                      .format = job->format,
                                      .overwrite = job->opts.overwrite,
                                      .durable = !job->opts.skip_fsync};
-    if (job->format->ops) {
+    if (job->format->writer->ops) {
         job->target = &fsdp_foreign_target;
-        job->limits = &job->format->limits;
         job->kind = FSDP_SHARDED;
-        return FSDP_OK;
+    } else if (!job->format->writes_directory) {
+        job->target = &fsdp_one_file_target;
+        job->kind = job->opts.kind = FSDP_FULL;
     }
-    job->target = &fsdp_one_file_target;
-    job->kind = job->opts.kind = FSDP_FULL;
     return FSDP_OK;
 }
 

@@ -42,8 +42,7 @@ typedef struct convert_job {
     const char *to;
     fsdp_io *io;
     fsdp_io *reuse;            /* skips writes of bytes that are in the file already; or NULL */
-    const fsdp_target_format *format;  /* NULL: a native directory */
-    const fsdp_limits *limits; /* of another program's format; NULL: native, without limits */
+    const fsdp_format *format;
     fsdp_kind kind;            /* of the target's layout */
 
     /* select */

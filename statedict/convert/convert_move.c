@@ -386,7 +386,7 @@ static fsdp_status pair_entry(convert_job *job, size_t i, fsdp_error *err)
     const fsdp_entry *entry = fsdp_sd_at(job->sd, i), *tensor = tensor_at(job, i);
     const fsdp_sd *sd = job->written->manifest.sd;
     bool is_value = entry->kind == FSDP_ENTRY_VALUE;
-    bool is_only = job->limits->nameless && fsdp_sd_count(sd) == 1;
+    bool is_only = job->format->caps.nameless && fsdp_sd_count(sd) == 1;
     int64_t found = is_only ? 0 : fsdp_sd_find(sd, entry->name, entry->name_size);
     if (found < 0 && is_value && (may_spread(&entry->value) || may_fold(entry)))
         return FSDP_OK;

@@ -30,14 +30,15 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
     const fsdp_select_opts *select = &job->opts.select;
     fsdp_parts parts;
     size_t count = 0;
-    bool is_plain = job->limits && job->limits->plain_names;
-    bool is_model = job->limits && job->limits->model_part &&
+    bool is_plain = job->format->caps.plain_names;
+    bool is_model = job->format->caps.model_part &&
                     (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
     job->known.paths = job->from->source != NULL;
-    job->known.only_tensors = strcmp(fsdp_checkpoint_describe(job->from)->format, "deepspeed") == 0;
+    job->known.only_tensors =
+        fsdp_format_from(fsdp_checkpoint_describe(job->from)->format)->caps.only_tensors;
     if ((is_model || is_plain) && !job->known.paths && job->model_kind.type[0])
         job->known.model_type = job->model_kind.type;
-    bool is_named = is_plain || (is_model && job->limits->for_loaders);
+    bool is_named = is_plain || (is_model && job->format->caps.for_loaders);
     if (!is_named || select->keep_names || select->rename_count > 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_parts_find(job->from->manifest.sd, job->known, select->part, &parts, err));
@@ -116,7 +117,7 @@ fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *reques
                                .from = checkpoint->path,
                                .allow_missing = job->opts.open.allow_missing,
                                .may_be_unnamed = below != NULL};
-    bool is_checked_later = job->limits && job->limits->for_loaders;
+    bool is_checked_later = job->format->caps.for_loaders;
     if (!request->config || is_checked_later || !asks_for_model(job) ||
         is_adapter(checkpoint, checkpoint->manifest.sd))
         return FSDP_OK;
@@ -141,9 +142,7 @@ static fsdp_status find_config(const convert_job *job, char **text_out, size_t *
                                char **path_out, fsdp_error *err)
 {
     const char *path = NULL;
-    if (!job->limits)
-        return FSDP_OK;
-    if (job->limits->for_loaders) {
+    if (job->format->caps.for_loaders) {
         FSDP_TRY(fsdp_copies_config(&job->copies, text_out, size_out, &path, err));
         *path_out = *text_out ? fsdp_strndup(path, strlen(path)) : NULL;
         return !*text_out || *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
@@ -151,7 +150,7 @@ static fsdp_status find_config(const convert_job *job, char **text_out, size_t *
     fsdp_file_info info;
     const fsdp_convert_opts *opts = &job->opts;
     bool has_own_names = opts->select.rename_count == 0 && !opts->map;
-    if (has_own_names && strcmp(job->limits->format, "safetensors") == 0 && job->from->source &&
+    if (has_own_names && job->format->caps.checks_config && job->from->source &&
         job->io->ops->info(job->io, job->from->path, &info) >= 0 &&
         info.kind == FSDP_FILE_DIRECTORY)
         *text_out = fsdp_config_find(job->io, NULL, job->from->path, size_out, path_out, NULL);
@@ -178,7 +177,7 @@ fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *repor
     check.weights = job->opts.copy_from;
     check.access = job->opts.open.access;
     check.memory = job->opts.memory > 0 ? job->opts.memory : FSDP_MEMORY_DEFAULT;
-    check.may_be_unnamed = !job->limits || !job->limits->for_loaders;
+    check.may_be_unnamed = !job->format->caps.for_loaders;
     if (st == FSDP_OK && text)
         st = fsdp_export_compare(&check, report_out, err);
     fsdp_free(path);

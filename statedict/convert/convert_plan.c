@@ -27,7 +27,13 @@ enum { CHUNK_LEAST = 64 << 10, BUFFERS_LEAST = 8 << 20 };
 bool fsdp_convert_has_data(const convert_job *job, size_t entry)
 {
     fsdp_entry_kind kind = fsdp_sd_at(job->sd, entry)->kind;
-    return kind == FSDP_ENTRY_TENSOR || (kind == FSDP_ENTRY_ALIAS && job->limits);
+    return kind == FSDP_ENTRY_TENSOR || (kind == FSDP_ENTRY_ALIAS && !job->format->caps.aliases);
+}
+
+/* The target is compressed, in chunks. */
+static bool encodes_chunks(const convert_job *job)
+{
+    return job->opts.compress && job->format->caps.compresses;
 }
 
 fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry)
@@ -44,10 +50,10 @@ static fsdp_status check_ranks(const convert_job *job, fsdp_error *err)
     if (opts->world < 0 || opts->shard_dim < 0 || opts->shard_dim >= FSDP_MAX_DIMS)
         return fsdp_fail(err, FSDP_ERR_USAGE, "world size %d or sharding dim %d is out of range",
                          opts->world, opts->shard_dim);
-    bool has_ranks = !job->format || job->format->limits.sharded;
-    if (!has_ranks && (opts->world > 1 || opts->mesh || (job->limits && opts->shard_dim > 0)))
+    bool has_dim = job->format->writer->ops && opts->shard_dim > 0;
+    if (!job->format->caps.sharded && (opts->world > 1 || opts->mesh || has_dim))
         return fsdp_fail(err, FSDP_ERR_USAGE, "format %s has no ranks: no world size, no mesh%s",
-                         opts->format, job->limits ? ", no sharding dim" : "");
+                         job->format->name, job->format->writer->ops ? ", no sharding dim" : "");
     if (job->kind == FSDP_FULL && opts->world > 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "a full checkpoint is one file; it has no world size of %d", opts->world);
@@ -61,7 +67,7 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 {
     const fsdp_convert_opts *opts = &job->opts;
     FSDP_TRY(check_ranks(job, err));
-    bool is_cut = job->kind != FSDP_FULL && (!job->format || job->format->limits.sharded);
+    bool is_cut = job->kind != FSDP_FULL && job->format->caps.sharded;
     job->world = !is_cut           ? 1
                  : opts->mesh      ? (int)fsdp_mesh_size(opts->mesh)
                  : opts->world > 0 ? opts->world
@@ -75,16 +81,16 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 static fsdp_status form_optim(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_optim_form form = job->opts.optim_form;
-    bool nests = job->limits && (job->limits->nests_groups || plan->optim_named > 0);
+    bool nests = job->format->caps.nests_groups || plan->optim_named > 0;
     if (nests && form == FSDP_OPTIM_FORM_DEFAULT)
         form = FSDP_OPTIM_FORM_NESTED;
-    if (job->limits && job->limits->names_groups)
+    if (job->format->caps.names_groups)
         return fsdp_optim_form_apply(form, &job->sd, &job->source, &plan->optim_form, err);
     return form == FSDP_OPTIM_FORM_DEFAULT
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_USAGE,
                            "nested and flat are forms of optimizers in dcp, and the target is %s",
-                           job->opts.format ? job->opts.format : "fsdp");
+                           job->format->name);
 }
 
 static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection,
@@ -95,7 +101,7 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
                                .shard_dim = job->opts.shard_dim,
                                .under = job->opts.select.under};
     fsdp_tie_rules rules = {.opts = &job->opts,
-                            .limits = job->limits,
+                            .target = job->format,
                             .config = job->copies.config.tied,
                             .class_name = job->model_kind.class_name,
                             .to = job->to};
@@ -120,14 +126,14 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
         select.dtype = NULL; /* a stage has encoded them */
     const fsdp_select_from source = {
         .sd = from, .is_missing = job->from->is_missing, .known = job->known};
-    fsdp_status st = fsdp_selection_create(&source, &select, job->limits, &selection, err);
+    fsdp_status st = fsdp_selection_create(&source, &select, job->format, &selection, err);
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
     st = describe_selected(job, selection, plan, err);
     fsdp_noted noted = {.selection = selection,
                         .count = fsdp_sd_count(from) - job->added.count - job->target_entries,
-                        .notes_ties = job->limits && job->limits->notes_tie,
+                        .notes_ties = job->format->writer->notes_tie,
                         .ties = &job->ties,
                         .added = &job->added,
                         .copies = &job->copies,
@@ -173,7 +179,7 @@ static fsdp_status keep_metadata(convert_job *job, fsdp_convert_plan *plan, fsdp
                                      .renamed = plan->renamed,
                                      .is_changed = changes > 0 || job->from->is_derived};
     fsdp_metadata_choice choice = {0};
-    fsdp_status st = fsdp_metadata_choose(&from, &job->opts.select, job->limits, &choice, err);
+    fsdp_status st = fsdp_metadata_choose(&from, &job->opts.select, job->format, &choice, err);
     if (st == FSDP_OK)
         st = fsdp_plan_note_metadata(plan, &choice.left_out, err);
     job->metadata = choice.kept;
@@ -207,13 +213,13 @@ static void keep_full(convert_job *job, const fsdp_checkpoint *source)
     if (!opts->keep_full || source->info.kind != FSDP_FULL || opts->world > 0 || opts->mesh)
         return;
     job->opts.kind = FSDP_FULL;
-    job->kind = job->format ? job->kind : FSDP_FULL;
+    job->kind = job->format->caps.has_kinds ? FSDP_FULL : job->kind;
 }
 
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
-    if (!job->limits)
+    if (job->format->caps.compresses)
         FSDP_TRY(check_chunk(job->opts.chunk_bytes, err));
     fsdp_flow("statedict/convert/convert_plan.c", "open '%s'", from);
     fsdp_checkpoint *source = NULL;
@@ -221,8 +227,8 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     plan->source = job->from = source;
     keep_full(job, source);
     plan->rounded = source->source ? fsdp_source_rounded_count(source->source) : 0;
-    if (!job->limits || job->limits->opaque)
-        FSDP_TRY(fsdp_checkpoint_carry_values(source, !job->limits, err));
+    if (job->format->caps.opaque)
+        FSDP_TRY(fsdp_checkpoint_carry_values(source, job->format->caps.classes, err));
     FSDP_TRY(find_copy_from(job, err));
     FSDP_TRY(fsdp_convert_derive(job, source, plan, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd,
@@ -275,7 +281,7 @@ static int64_t encoder_chunks(const convert_job *job)
 static void divide_memory(convert_job *job)
 {
     convert_room room = job->target->room(job);
-    bool encoded = job->from->info.compressed, encodes = job->opts.compress && !job->limits;
+    bool encoded = job->from->info.compressed, encodes = encodes_chunks(job);
     fsdp_reading reading = fsdp_checkpoint_reading(job->from);
     int64_t memory = budget(job), apart = reading.apart;
     job->threads = fsdp_block_readers_within(job->opts.threads, memory / 4, encoded);
@@ -309,8 +315,7 @@ static int64_t peak_memory(const convert_job *job)
     convert_room room = job->target->room(job);
     int64_t worker = job->slab_bytes + fsdp_block_reader_bytes(job->from->info.compressed) +
                      fsdp_checkpoint_reading(job->from).per_thread;
-    int64_t chunks =
-        job->opts.compress && !job->limits ? job->chunk_bytes * encoder_chunks(job) : 0;
+    int64_t chunks = encodes_chunks(job) ? job->chunk_bytes * encoder_chunks(job) : 0;
     return fixed_room(job, &room) + worker * job->workers + chunks +
            room.per_file * job->group_files;
 }
@@ -348,7 +353,7 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
         plan->aliases += entry->kind == FSDP_ENTRY_ALIAS && !has_data;
         if (!has_data)
             continue;
-        plan->in_tuples += job->limits && job->limits->lists_tuples && is_in_tuple(entry);
+        plan->in_tuples += job->format->caps.lists_tuples && is_in_tuple(entry);
         entry = fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, i));
         int64_t bytes = fsdp_entry_bytes(entry);
         job->tensor_bytes += bytes;
@@ -385,17 +390,17 @@ static fsdp_status check_space(const convert_job *job, fsdp_convert_plan *plan, 
 {
     fsdp_space space;
     int64_t more = plan->bytes_spooled;
-    bool encodes = job->opts.compress && !job->limits;
+    bool encodes = encodes_chunks(job);
     if (job->opts.resume && !encodes)
         more -= fsdp_resume_bytes(job->io, job->to, job->hash);
     fsdp_volume volume = {.kind = job->kind,
                           .world = job->file_count,
                           .compress = encodes,
                           .with_view = !job->opts.skip_view,
-                          .is_exact = job->limits != NULL,
+                          .is_exact = job->format->writer->ops != NULL,
                           .more = more};
     plan->bytes_needed =
-        job->limits ? plan->bytes_written + more : fsdp_volume_room(job->sd, &volume);
+        volume.is_exact ? plan->bytes_written + more : fsdp_volume_room(job->sd, &volume);
     fsdp_status st = fsdp_require_space(job->io, job->to, &volume, plan->bytes_needed, &space, err);
     plan->free_bytes = space.free_bytes;
     return st;

@@ -45,17 +45,15 @@ static fsdp_status name_optim(convert_stages *stages, fsdp_checkpoint **from,
 {
     const convert_job *job = stages->job;
     int64_t *named = &stages->plan->optim_named;
-    const char *format = fsdp_checkpoint_describe(*from)->format;
-    bool is_torch = strcmp(format, "torch") == 0;
-    if (!job->limits || !job->limits->names_groups || job->opts.select.keep_names ||
-        job->opts.select.only == FSDP_ONLY_MODEL ||
-        (!is_torch && strcmp(format, "safetensors") != 0))
+    const fsdp_caps source = fsdp_format_from(fsdp_checkpoint_describe(*from)->format)->caps;
+    if (!job->format->caps.names_groups || job->opts.select.keep_names ||
+        job->opts.select.only == FSDP_ONLY_MODEL || !source.numbered)
         return FSDP_OK;
     const fsdp_numbered_opts opts = {
         .known = {.paths = true,
                   .model_type = job->model_kind.type[0] ? job->model_kind.type : NULL},
-        .keeps_order = is_torch,
-        .may_stay = is_torch && !stages->config};
+        .keeps_order = source.keeps_order,
+        .may_stay = source.keeps_order && !stages->config};
     FSDP_TRY(fsdp_name_numbered(&opts, from, named, err));
     snprintf(text, FSDP_STAGE_TEXT, "name %" PRId64 " parameter%s that the optimizer numbers",
              *named, ending(*named));
@@ -106,7 +104,7 @@ static fsdp_status fit_types(convert_stages *stages, fsdp_dtype blocks, fsdp_che
                              char text[FSDP_STAGE_TEXT], fsdp_error *err)
 {
     const convert_job *job = stages->job;
-    const fsdp_target_types types = {job->limits, blocks};
+    const fsdp_target_types types = {job->format, blocks};
     fsdp_type_report report = {0};
     FSDP_TRY(fsdp_derive_target_types(&types, from, &report, err));
     stages->plan->encoded += report.encoded;
@@ -155,9 +153,9 @@ static fsdp_status encode_blocks(convert_stages *stages, fsdp_checkpoint **from,
                          "blocks of %s are read and copied, and not made: q8_0 and q4_0 are, and "
                          "llama-quantize of llama.cpp makes others of a GGUF file in bf16",
                          dtype);
-    if (blocks && job->limits && !job->limits->holds_dtype(blocks))
+    if (blocks && !job->format->writer->holds_dtype(blocks))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s; --to gguf does",
-                         job->limits->format, dtype);
+                         job->format->name, dtype);
     return fit_types(stages, blocks, from, text, err);
 }
 
@@ -165,10 +163,10 @@ static fsdp_status encode_blocks(convert_stages *stages, fsdp_checkpoint **from,
  * those of DCP. */
 static void fit_format(convert_job *job, const char *layout)
 {
-    job->format = fsdp_target_for(job->format, layout);
-    job->opts.format = job->format->limits.format;
-    job->place.format = job->format;
-    job->limits = job->format->ops ? &job->format->limits : NULL;
+    const fsdp_format *format = fsdp_format_for(job->format, layout);
+    if (format != job->format)
+        job->opts.format = format->name;
+    job->format = job->place.format = format;
 }
 
 /* The source under the names of another framework, if a map is named or needed. */
@@ -191,8 +189,7 @@ static fsdp_status rename_by_map(convert_stages *stages, fsdp_checkpoint **from,
                  sides->to, sides->name);
     else
         snprintf(text, FSDP_STAGE_TEXT, "names become those of the map '%s'", sides->name);
-    if (job->format)
-        fit_format(job, sides->to);
+    fit_format(job, sides->to);
     return FSDP_OK;
 }
 
@@ -224,7 +221,7 @@ static fsdp_status add_megatron_objects(convert_stages *stages, fsdp_checkpoint 
 {
     const convert_job *job = stages->job;
     (void)text;
-    if (!stages->sides.is_used || !job->limits || strcmp(job->limits->format, "megatron") != 0)
+    if (!stages->sides.is_used || !job->format->caps.adds_objects)
         return FSDP_OK;
     FSDP_TRY(fsdp_map_add_megatron_objects(from, err));
     count_target_entries(stages, *from);
@@ -238,7 +235,7 @@ static fsdp_status add_tied_names(convert_stages *stages, fsdp_checkpoint **from
     convert_job *job = stages->job;
     fsdp_model_config says = {.tied = -1};
     (void)text;
-    if (!job->limits || !job->limits->all_names || !stages->config || job->unties ||
+    if (!job->format->caps.all_names || !stages->config || job->unties ||
         job->opts.tied != FSDP_TIED_KEEP ||
         fsdp_model_config_read(stages->config, stages->config_size, "config.json", &says, NULL) !=
             FSDP_OK)
@@ -284,7 +281,7 @@ static fsdp_status find_config(convert_stages *stages, const fsdp_checkpoint *fr
             *err = why;
         return FSDP_ERR_REFUSED;
     }
-    const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .limits = job->limits};
+    const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .target = job->format};
     if (!stages->config)
         FSDP_TRY(fsdp_map_make_config(&request, from, &stages->config, &stages->config_size, err));
     *made_out = stages->config && !stages->config_path;
@@ -307,7 +304,7 @@ fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_
                                         .config = stages.config,
                                         .config_path = stages.config_path,
                                         .config_size = stages.config_size,
-                                        .limits = job->limits,
+                                        .target = job->format,
                                         .see_model = fsdp_convert_see_model,
                                         .context = job};
     if (st == FSDP_OK)

@@ -381,7 +381,7 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
                              const fsdp_copies_places *places, fsdp_copies *copies, fsdp_error *err)
 {
     const char *dir = opts->copy_from;
-    bool is_hf = opts->format && strcmp(opts->format, "hf") == 0;
+    bool takes_files = opts->format && fsdp_format_to(opts->format)->caps.copies_files;
     *copies = (fsdp_copies){.carrier = places->from,
                             .config = {.tied = -1},
                             .unties = places->unties,
@@ -389,9 +389,9 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
     if (!dir && opts->copy_code)
         return fsdp_fail(err, FSDP_ERR_USAGE, "code is copied only with a directory to copy from");
     if (!dir)
-        return is_hf && !opts->skip_copies ? copy_from_source(io, opts, places, copies, err)
-                                           : FSDP_OK;
-    if (!is_hf)
+        return takes_files && !opts->skip_copies ? copy_from_source(io, opts, places, copies, err)
+                                                 : FSDP_OK;
+    if (!takes_files)
         return FSDP_OK; /* its config.json has the sizes of a map */
     if (fsdp_paths_are_same(io, dir, places->to))
         return fsdp_fail(err, FSDP_ERR_USAGE,

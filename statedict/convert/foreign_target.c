@@ -160,9 +160,9 @@ static fsdp_status declare(convert_job *job, const fsdp_selection *selection, fs
     if (!job->files)
         return fsdp_fail_memory(err, "a conversion");
     FSDP_TRY(declare_entries(job, selection, err));
-    if (job->limits->notes_tie)
+    if (job->format->writer->notes_tie)
         FSDP_TRY(declare_ties(job, err));
-    if (job->limits->shares)
+    if (job->format->caps.shares)
         FSDP_TRY(declare_shared(job, err));
     return fit_copies(job, selection, err);
 }
@@ -213,7 +213,7 @@ static fsdp_status measure(convert_job *job, fsdp_convert_plan *plan, fsdp_error
 {
     fsdp_target_opts opts = target_opts(job);
     int64_t files = 0;
-    FSDP_TRY(job->format->ops->measure(&opts, &files, &plan->bytes_written, err));
+    FSDP_TRY(job->format->writer->ops->measure(&opts, &files, &plan->bytes_written, err));
     plan->files = (int)files + (int)job->copies.count;
     plan->bytes_written += fsdp_copies_bytes(&job->copies);
     return FSDP_OK;
@@ -246,7 +246,7 @@ static fsdp_status place_parts(const convert_job *job, const fsdp_target *target
         for (size_t b = 0; b < files->entries[i].box_count; b++, n++) {
             parts[n] = (placed_part){.place.file = "", .entry = i, .box = b};
             if (target)
-                FSDP_TRY(job->format->ops->place(target, i, b, &parts[n].place, err));
+                FSDP_TRY(job->format->writer->ops->place(target, i, b, &parts[n].place, err));
         }
     }
     if (n > 0)
@@ -279,14 +279,14 @@ static fsdp_status list(convert_job *job, convert_part_visit visit, void *contex
     dry.sync = false;
     placed_part *parts = fsdp_alloc(files->box_count, sizeof *parts);
     fsdp_status st = parts ? FSDP_OK : fsdp_fail_memory(err, "a plan");
-    if (st == FSDP_OK && job->format->ops->place)
-        st = job->format->ops->create(&dry, &target, err);
+    if (st == FSDP_OK && job->format->writer->ops->place)
+        st = job->format->writer->ops->create(&dry, &target, err);
     if (st == FSDP_OK)
         st = place_parts(job, target, parts, err);
     if (st == FSDP_OK)
         st = visit_parts(job, parts, visit, context, err);
     if (target)
-        job->format->ops->discard(target);
+        job->format->writer->ops->discard(target);
     fsdp_free(parts);
     return st;
 }
@@ -317,7 +317,7 @@ static fsdp_status create(convert_job *job, fsdp_error *err)
     foreign_files *files = job->files;
     FSDP_TRY(fsdp_copies_write(&job->copies, job->io, job->place.path, !job->opts.skip_fsync, err));
     fsdp_target_opts opts = target_opts(job);
-    return job->format->ops->create(&opts, &files->target, err);
+    return job->format->writer->ops->create(&opts, &files->target, err);
 }
 
 static size_t box_of(const convert_job *job, const convert_piece *piece)
@@ -337,16 +337,17 @@ static fsdp_status write(convert_job *job, const convert_piece *piece, fsdp_erro
     const foreign_files *files = job->files;
     fsdp_target_piece elements = {piece->entry, box_of(job, piece), piece->first, piece->count,
                                   piece->data};
-    return job->format->ops->write(files->target, &elements, err);
+    return job->format->writer->ops->write(files->target, &elements, err);
 }
 
 static fsdp_status locate(const convert_job *job, const convert_piece *piece,
                           fsdp_target_place *place_out, fsdp_error *err)
 {
     const foreign_files *files = job->files;
-    if (!job->format->ops->place)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "format %s has no places", job->limits->format);
-    return job->format->ops->place(files->target, piece->entry, box_of(job, piece), place_out, err);
+    if (!job->format->writer->ops->place)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "format %s has no places", job->format->name);
+    return job->format->writer->ops->place(files->target, piece->entry, box_of(job, piece),
+                                           place_out, err);
 }
 
 static fsdp_status finish(convert_job *job, fsdp_error *err)
@@ -354,7 +355,7 @@ static fsdp_status finish(convert_job *job, fsdp_error *err)
     foreign_files *files = job->files;
     fsdp_target *target = files->target;
     files->target = NULL;
-    return job->format->ops->finish(target, err);
+    return job->format->writer->ops->finish(target, err);
 }
 
 static fsdp_status publish(convert_job *job, fsdp_error *err)
@@ -366,7 +367,7 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
 {
     foreign_files *files = job->files;
     if (files && files->target)
-        job->format->ops->discard(files->target);
+        job->format->writer->ops->discard(files->target);
     fsdp_output_end(&job->place, status == FSDP_OK ? NULL : err);
     if (!files)
         return status;

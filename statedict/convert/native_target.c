@@ -69,7 +69,7 @@ static fsdp_status list_file(const convert_job *job, int file, convert_part_visi
 {
     fsdp_save_plan plan = {0};
     char name[FSDP_SHARD_NAME_SIZE] = "";
-    if (!job->format)
+    if (job->format->writes_directory)
         fsdp_shard_name(file, job->file_count, name);
     FSDP_TRY(plan_file(job, file, &plan, err));
     fsdp_status st = visit(context, name, CONVERT_NO_PART, NULL, err);

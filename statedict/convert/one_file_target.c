@@ -14,7 +14,7 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     if (job->opts.resume)
         fsdp_notice(&job->opts.watch,
                     "an interrupted conversion to format %s cannot be resumed: starting anew",
-                    job->format->limits.format);
+                    job->format->name);
     return fsdp_output_begin(&job->place, job->to, err);
 }
 

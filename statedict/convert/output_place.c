@@ -152,7 +152,7 @@ static bool is_ours(const extra_search *search, const char *name, int depth)
 static int find_extra(void *context, const char *name)
 {
     extra_search *search = context;
-    if (search->place->format->owns(name) || is_ours(search, name, FOLDERS))
+    if (search->place->format->writer->owns(name) || is_ours(search, name, FOLDERS))
         return 0;
     search->found = fsdp_strndup(name, strlen(name));
     return 1;
@@ -162,7 +162,7 @@ static fsdp_status require_no_extras(const fsdp_output_place *place, const char 
                                      fsdp_error *err)
 {
     extra_search search = {.place = place, .to = to};
-    if (strcmp(place->format->limits.format, "hf") == 0)
+    if (place->format->caps.copies_files)
         list_ours(place->io, to, &search.copied);
     int result = place->io->ops->list(place->io, to, find_extra, &search);
     fsdp_io_names_release(&search.copied);
@@ -174,7 +174,7 @@ static fsdp_status require_no_extras(const fsdp_output_place *place, const char 
     fsdp_fail(err, FSDP_ERR_EXISTS,
               "'%s' holds '%s', which is not of format %s%s: it is not overwritten, move that away "
               "first",
-              to, search.found, place->format->limits.format,
+              to, search.found, place->format->name,
               could_be ? " or was changed since it was copied" : "");
     fsdp_free(search.found);
     return FSDP_ERR_EXISTS;
@@ -198,7 +198,7 @@ static fsdp_status require_checkpoint(const fsdp_output_place *place, const char
 static fsdp_status check_name(const fsdp_output_place *place, const char *to, fsdp_error *err)
 {
     fsdp_file_info info;
-    bool directory = place->format->limits.is_directory;
+    bool directory = place->format->writes_directory;
     FSDP_TRY(fsdp_place_check_parent(place->io, to, err));
     FSDP_TRY(fsdp_place_refuse_link(place->io, to, err));
     int result = place->io->ops->info(place->io, to, &info);
@@ -232,7 +232,7 @@ fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpo
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' is the name of a step of a run, and a run has no checkpoints of "
                          "format %s: give it another name",
-                         to, place->format->limits.format);
+                         to, place->format->name);
     if (fsdp_paths_are_same(place->io, from->path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' and '%s' are the same checkpoint: convert to another name",
@@ -261,8 +261,8 @@ static fsdp_status make_result(fsdp_output_place *place, fsdp_error *err)
         return fsdp_fail_memory(err, "a path");
     place->path = path;
     bool is_there = place->is_taken_up && fsdp_io_exists(place->io, path);
-    return place->format->limits.is_directory && !is_there ? fsdp_io_mkdir(place->io, path, err)
-                                                           : FSDP_OK;
+    return place->format->writes_directory && !is_there ? fsdp_io_mkdir(place->io, path, err)
+                                                        : FSDP_OK;
 }
 
 static bool put_back(void *context, const char *path)
@@ -276,7 +276,7 @@ static bool put_back(void *context, const char *path)
  * leaves DST at DST.old-UUID. */
 static void restore_replaced(fsdp_output_place *place)
 {
-    if (place->format->limits.is_directory && !fsdp_io_exists(place->io, place->target))
+    if (place->format->writes_directory && !fsdp_io_exists(place->io, place->target))
         (void)fsdp_beside_each(place->io, place->target, FSDP_SUFFIX_REPLACED, put_back, place);
 }
 
@@ -340,7 +340,7 @@ static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
         fsdp_place_forget_digests(place->io, place->target, place->parent, place->durable, err));
     if (!place->overwrite || !fsdp_io_exists(place->io, place->target))
         return fsdp_swap_new(&swap, err);
-    if (!place->format->limits.is_directory)
+    if (!place->format->writes_directory)
         return replace_file(&swap, err);
     FSDP_TRY(check_name(place, place->target, err)); /* DST may have changed */
     fsdp_status status = fsdp_swap_replace(&swap, &is_old, err);
@@ -362,7 +362,7 @@ static void forget_notes(fsdp_output_place *place)
 fsdp_status fsdp_output_publish(fsdp_output_place *place, fsdp_error *err)
 {
     forget_notes(place);
-    if (place->durable && place->format->limits.is_directory)
+    if (place->durable && place->format->writes_directory)
         FSDP_TRY(fsdp_io_sync_dir(place->io, place->path, err));
     if (place->durable)
         FSDP_TRY(fsdp_io_sync_dir(place->io, place->staging, err));

@@ -12,7 +12,7 @@
 
 typedef struct fsdp_output_place {
     fsdp_io *io;
-    const fsdp_target_format *format;
+    const fsdp_format *format;
     bool overwrite, durable;
     const char *hash;          /* of the plan; NULL: the conversion cannot be resumed */
     bool resume;               /* resume a staging with that hash; keep an unpublished one */

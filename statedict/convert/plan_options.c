@@ -21,6 +21,16 @@ static const char *const opaques[] = {"refuse", "copy", NULL};
 static const char *const plain_types[] = {"bf16", "f32", "f16", NULL};
 enum { WORLD_MOST = 1 << 20, LEVEL_MOST = 22, CHUNK_MOST = 4 << 20 };
 
+/* The formats that are read. */
+static const char *source_at(size_t i)
+{
+    const fsdp_format *format;
+    for (size_t at = 0; (format = fsdp_format_at(at)) != NULL; at++)
+        if ((format->reads_file || format->reads_directory) && i-- == 0)
+            return format->name;
+    return NULL;
+}
+
 static const char *dtype_at(size_t i)
 {
     return i == 0 ? "keep" : fsdp_castable_at(i - 1);
@@ -90,8 +100,7 @@ static const fsdp_convert_option options[] = {
     {TYPED("size", LIST, sizes, "NAME=N", "a size that the map needs, such as heads=32"),
      .member = "sizes", GROUP(NAMES), COUNT(size_count), .is_optional = true},
     {TYPED("from", TEXT, open.format, "FORMAT", "format of SRC (default: by its bytes)"),
-     .member = "from_format", GROUP(SOURCE), .word_at = fsdp_checkpoint_format_at,
-     .is_optional = true},
+     .member = "from_format", GROUP(SOURCE), .word_at = source_at, .is_optional = true},
     {TYPED("allow-missing", TEXT, open.allow_missing, "RE", "leave out names that files lack"),
      .member = "allow_missing", GROUP(SOURCE), .is_optional = true},
     {TYPED("variant", TEXT, open.variant, "NAME", "of SRC the files model.NAME.safetensors"),

@@ -56,7 +56,7 @@ static fsdp_status add_head(spelling *out, fsdp_error *err)
     const convert_job *job = out->job;
     fsdp_convert_opts opts = job->opts;
     opts.format = opts.format ? opts.format : "fsdp";
-    opts.chunk_bytes = opts.compress && !job->limits ? job->chunk_bytes : 0;
+    opts.chunk_bytes = opts.compress && job->format->caps.compresses ? job->chunk_bytes : 0;
     fsdp_text_addf(out->text,
                    FSDP_PLAN_START "%d,\n\"writer\": \"fsdp %s\",\n\"from\": ", FSDP_PLAN_VERSION,
                    fsdp_version());
@@ -255,7 +255,7 @@ static fsdp_status add_contents(spelling *out, convert_job *job, const fsdp_conv
     add_tied(out);
     add_copied(out);
     add_code(out, plan);
-    if (!job->limits)
+    if (job->format->caps.aliases)
         add_entries(out, is_alias, "aliases");
     fsdp_text_addf(out->text, ",\n\"outputs\": [");
     FSDP_TRY(job->target->list(job, add_part, out, err));

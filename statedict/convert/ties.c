@@ -232,11 +232,12 @@ static fsdp_status add_tie(fsdp_ties *ties, const fsdp_selected *dropped, const 
     return FSDP_OK;
 }
 
-static bool can_be_noted(const fsdp_limits *limits, const fsdp_selected *dropped,
+static bool can_be_noted(const fsdp_format *target, const fsdp_selected *dropped,
                          const fsdp_selected *kept)
 {
-    return !limits || !limits->notes_tie ||
-           limits->notes_tie(dropped->name, dropped->name_size, kept->name, kept->name_size);
+    return !target->writer->notes_tie ||
+           target->writer->notes_tie(dropped->name, dropped->name_size, kept->name,
+                                     kept->name_size);
 }
 
 /* True when entry a is the name to keep of the two. */
@@ -263,7 +264,7 @@ static fsdp_status leave_out(tie_search *search, fsdp_ties *ties, fsdp_error *er
         if (!selected->is_kept || best[search->one[i]] == i + 1)
             continue;
         const fsdp_selected *kept = fsdp_selection_at(search->selection, best[search->one[i]] - 1);
-        if (selected->dtype != kept->dtype || !can_be_noted(search->rules->limits, selected, kept))
+        if (selected->dtype != kept->dtype || !can_be_noted(search->rules->target, selected, kept))
             continue;
         st = add_tie(ties, selected, kept, err);
         fsdp_selection_leave_out(search->selection, i);
@@ -276,7 +277,7 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
                            fsdp_selection *selection, fsdp_ties *ties, fsdp_error *err)
 {
     fsdp_tied mode = rules->opts->tied;
-    bool notes = rules->limits && rules->limits->notes_tie;
+    bool notes = rules->target->writer->notes_tie;
     bool is_left = mode == FSDP_TIED_AUTO && (!notes || rules->config == 0);
     if (mode == FSDP_TIED_KEEP || is_left)
         return FSDP_OK;

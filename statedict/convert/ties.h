@@ -19,7 +19,7 @@ typedef struct fsdp_ties {
 
 typedef struct fsdp_tie_rules {
     const fsdp_convert_opts *opts;
-    const fsdp_limits *limits; /* of the target; NULL: native */
+    const fsdp_format *target;
     int config;                /* tie_word_embeddings of config.json: 1, 0, or -1: missing */
     const char *class_name;    /* of the model, whose tied names are known by it; or "" */
     const char *to;            /* spool files go beside this path */

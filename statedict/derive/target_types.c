@@ -22,15 +22,15 @@ static bool is_matrix_of_blocks(const fsdp_entry *entry, fsdp_dtype blocks)
 static type_change change_of(const fsdp_target_types *types, const fsdp_entry *entry,
                              bool state_is_optim)
 {
-    const fsdp_limits *limits = types->limits;
+    const fsdp_format *target = types->target;
     if (entry->kind != FSDP_ENTRY_TENSOR || fsdp_entry_is_optim(entry, state_is_optim))
         return CHANGE_NONE;
     if (fsdp_dtype_describe(entry->dtype)->values > 1)
-        return limits && !limits->holds_dtype(entry->dtype) ? CHANGE_DECODE : CHANGE_NONE;
+        return !target->writer->holds_dtype(entry->dtype) ? CHANGE_DECODE : CHANGE_NONE;
     if (is_matrix_of_blocks(entry, types->blocks))
         return CHANGE_ENCODE;
-    bool is_f32 = limits && (limits->f32_weights ||
-                             (limits->f32_vectors && entry->ndim <= 1 && entry->dtype != FSDP_F64));
+    bool is_f32 = target->caps.f32_weights ||
+                  (target->caps.f32_vectors && entry->ndim <= 1 && entry->dtype != FSDP_F64);
     return is_f32 && is_float(entry) && entry->dtype != FSDP_F32 ? CHANGE_WIDEN : CHANGE_NONE;
 }
 

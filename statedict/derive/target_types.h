@@ -6,7 +6,7 @@
 #include "statedict/checkpoint/checkpoint_internal.h"
 
 typedef struct fsdp_target_types {
-    const fsdp_limits *limits; /* of the target; NULL: native */
+    const fsdp_format *target;
     fsdp_dtype blocks;         /* of matrices whose rows are whole blocks; FSDP_DTYPE_NONE: none are made */
 } fsdp_target_types;
 

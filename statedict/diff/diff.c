@@ -89,11 +89,7 @@ static const char *compare_heads(const diff_state *state, const diff_pair *pair)
 /* True for formats whose paths tell tuples from lists. */
 static bool keeps_tuples(const fsdp_checkpoint *checkpoint)
 {
-    static const char *const formats[] = {"fsdp", "torch", "ranks"};
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (strcmp(checkpoint->info.format, formats[i]) == 0)
-            return true;
-    return false;
+    return fsdp_format_from(checkpoint->info.format)->caps.tuples;
 }
 
 /* Compares the containers of an entry: a tuple beside a list, an object beside a dict that holds it. */

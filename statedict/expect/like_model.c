@@ -31,8 +31,9 @@ static fsdp_status lay_out(fsdp_like_model *model, const fsdp_selection *selecti
 static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
                                const fsdp_text *rules, size_t count, fsdp_error *err)
 {
-    const fsdp_limits limits = {
-        .format = "hf", .model_part = true, .for_loaders = true, .holds_dtype = holds_all};
+    const fsdp_format hf = {.name = "hf",
+                            .caps = {.model_part = true, .for_loaders = true},
+                            .writer = &(const fsdp_format_writer){.holds_dtype = holds_all}};
     const fsdp_select_from from = {model->checkpoint->manifest.sd, model->checkpoint->is_missing,
                                    known, true};
     fsdp_selection *selection = NULL;
@@ -42,7 +43,7 @@ static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
     for (size_t i = 0; i < count; i++, at += strlen(at) + 1)
         list[i] = at;
     const fsdp_select_opts opts = {.only = FSDP_ONLY_MODEL, .renames = list, .rename_count = count};
-    fsdp_status st = fsdp_selection_create(&from, &opts, &limits, &selection, err);
+    fsdp_status st = fsdp_selection_create(&from, &opts, &hf, &selection, err);
     if (st == FSDP_DIFFERS)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds no tensor of a model", model->path);
     if (st == FSDP_OK)
@@ -80,7 +81,7 @@ fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_typ
     bool is_known = model_type && model_type[0];
     const char *format = fsdp_checkpoint_describe(model->checkpoint)->format;
     const fsdp_names_known known = {.paths = model->checkpoint->source != NULL,
-                                    .only_tensors = strcmp(format, "deepspeed") == 0,
+                                    .only_tensors = fsdp_format_from(format)->caps.only_tensors,
                                     .model_type = is_known ? model_type : NULL};
     FSDP_TRY(fsdp_parts_find(model->checkpoint->manifest.sd, known, NULL, &parts, err));
     fsdp_status st = fsdp_parts_add_rules(&parts, &rules, &count, err);

@@ -115,7 +115,7 @@ typedef struct fsdp_map_request {
     const char *config;        /* the text of the model's config.json, and its path; NULL: none */
     const char *config_path;
     size_t config_size;
-    const fsdp_limits *limits; /* of the target; NULL: native */
+    const fsdp_format *target;
     bool keeps_rest;           /* tensors that no rule takes stay as they are */
     /* Sees the checkpoint before a map takes it away from the names of transformers, which may all be below
      * a further one ("model."; NULL: not). NULL: nobody does. */

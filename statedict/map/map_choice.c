@@ -30,9 +30,8 @@ static bool may_stay(void *context, const fsdp_entry *entry)
 {
     const map_choice *choice = context;
     const fsdp_select_opts *select = &choice->request->opts->select;
-    const fsdp_limits *limits = choice->request->limits;
-    bool model_only = select->only == FSDP_ONLY_MODEL ||
-                      (select->only == FSDP_ONLY_DEFAULT && limits && limits->model_only);
+    bool model_only = select->only == FSDP_ONLY_MODEL || (select->only == FSDP_ONLY_DEFAULT &&
+                                                          choice->request->target->caps.model_only);
     const fsdp_droppable what = {.entry = entry,
                                  .dtype = entry->dtype,
                                  .is_optim = fsdp_entry_is_optim(entry, choice->state_is_optim)};
@@ -88,7 +87,7 @@ static fsdp_status open_map(const map_choice *choice, const char *name, fsdp_map
 /* A built-in map that takes every tensor of the source to the layout of the target. */
 static fsdp_status find_map(const map_choice *choice, map_way *way, fsdp_error *err)
 {
-    const char *layout = choice->request->limits->format;
+    const char *layout = choice->request->target->name;
     const fsdp_builtin_map *builtin;
     for (size_t i = 0; (builtin = fsdp_map_builtin_at(i)) != NULL && !way->is_short; i++) {
         fsdp_map *map = NULL;
@@ -110,7 +109,7 @@ static fsdp_status find_map(const map_choice *choice, map_way *way, fsdp_error *
 static const fsdp_builtin_map *find_second(const map_choice *choice, const char *joined,
                                            bool *from_right_out)
 {
-    const char *layout = choice->request->limits->format;
+    const char *layout = choice->request->target->name;
     const fsdp_builtin_map *map;
     for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL; i++)
         for (int right = 0; right < 2 && may_lead(choice, map, layout); right++)
@@ -168,7 +167,7 @@ static fsdp_status find_first(const map_choice *choice, map_way *way, fsdp_error
 
 static bool is_for_loaders(const map_choice *choice)
 {
-    return choice->request->limits && choice->request->limits->for_loaders;
+    return choice->request->target->caps.for_loaders;
 }
 
 /* The names that transformers writes into files, where the source has those of its memory; others are those
@@ -259,8 +258,8 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
 static fsdp_status choose_at(const map_choice *choice, map_way *way, fsdp_error *err)
 {
     const fsdp_convert_opts *opts = choice->request->opts;
-    const fsdp_limits *limits = choice->request->limits;
-    bool is_model = limits && !opts->select.keep_names && opts->select.only != FSDP_ONLY_OPTIM;
+    bool is_model = choice->request->target->caps.maps_names && !opts->select.keep_names &&
+                    opts->select.only != FSDP_ONLY_OPTIM;
     if (opts->map && strcmp(opts->map, "none") != 0)
         return find_named(choice, way, err);
     if (opts->map || !is_model)
@@ -276,9 +275,9 @@ static fsdp_status check_optim(const map_choice *choice, const map_way *way, fsd
 {
     const fsdp_sd *sd = choice->from->manifest.sd;
     const fsdp_select_opts *select = &choice->request->opts->select;
-    const fsdp_limits *limits = choice->request->limits;
+    const fsdp_caps caps = choice->request->target->caps;
     bool is_whole = select->only == FSDP_ONLY_ALL ||
-                    (select->only == FSDP_ONLY_DEFAULT && limits && !limits->model_only);
+                    (select->only == FSDP_ONLY_DEFAULT && caps.maps_names && !caps.model_only);
     for (size_t i = 0; is_whole && i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         char shown[200];
@@ -383,7 +382,7 @@ static fsdp_status apply(const map_choice *choice, const map_way *way, fsdp_chec
 
 /* Targets that are models under the names of their own framework. */
 typedef struct named_target {
-    const char *format, *title, *others;
+    const char *layout, *title, *others;
     const char *own; /* begin of an entry that only a source of this framework has */
 } named_target;
 
@@ -395,10 +394,10 @@ static const named_target named_targets[] = {
      "common"},
 };
 
-static const named_target *find_target(const fsdp_limits *limits)
+static const named_target *find_target(const fsdp_format *target)
 {
-    for (size_t i = 0; limits && i < sizeof named_targets / sizeof *named_targets; i++)
-        if (strcmp(limits->format, named_targets[i].format) == 0)
+    for (size_t i = 0; i < sizeof named_targets / sizeof *named_targets; i++)
+        if (strcmp(target->name, named_targets[i].layout) == 0)
             return &named_targets[i];
     return NULL;
 }
@@ -433,7 +432,7 @@ static fsdp_status refuse_type(const map_choice *choice, const named_target *tar
 {
     fsdp_text types = {0};
     char type[80];
-    list_types(target->format, &types);
+    list_types(target->layout, &types);
     fsdp_status st =
         types.failed
             ? fsdp_fail_memory(err, "a message")
@@ -452,13 +451,13 @@ static fsdp_status refuse_type(const map_choice *choice, const named_target *tar
 static fsdp_status check_target(const map_choice *choice, const map_way *way, fsdp_error *err)
 {
     const fsdp_map_request *request = choice->request;
-    const named_target *target = find_target(request->limits);
+    const named_target *target = find_target(request->target);
     if (!target || way->is_short || request->opts->map || request->opts->select.keep_names ||
         is_own(choice, target))
         return FSDP_OK;
     if (!way->map)
         return choice->kind.type[0] ? refuse_type(choice, target, err) : FSDP_OK;
-    if (strcmp(target->format, "gguf") != 0)
+    if (!request->target->caps.needs_config)
         return FSDP_OK; /* a note names the map */
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "a GGUF file needs the config.json of its model, with a model_type, and "

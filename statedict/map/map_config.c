@@ -49,8 +49,8 @@ static fsdp_status from_params(const fsdp_map_request *request, const fsdp_check
 static bool wants_names_of_hf(const fsdp_map_request *request)
 {
     const char *map = request->opts->map;
-    return strcmp(request->limits->format, "gguf") == 0 ||
-           (request->limits->for_loaders && map && strcmp(map, "meta-llama") == 0);
+    return request->target->caps.needs_config ||
+           (request->target->caps.for_loaders && map && strcmp(map, "meta-llama") == 0);
 }
 
 fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
@@ -59,9 +59,7 @@ fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_che
     fsdp_text text = {0};
     fsdp_status st = FSDP_OK;
     *text_out = NULL;
-    if (!request->limits)
-        return FSDP_OK;
-    if (has_pairs(checkpoint->manifest.sd) && request->limits->for_loaders)
+    if (has_pairs(checkpoint->manifest.sd) && request->target->caps.for_loaders)
         st = from_gguf(checkpoint, &text, err);
     else if (wants_names_of_hf(request) && fsdp_is_meta_llama(checkpoint->manifest.sd))
         st = from_params(request, checkpoint, &text, err);

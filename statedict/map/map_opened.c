@@ -16,8 +16,9 @@ static bool holds_elements(fsdp_dtype dtype)
 /* Maps take the dims of numbers, and not those of blocks. */
 static fsdp_status decode_blocks(fsdp_checkpoint **checkpoint, fsdp_error *err)
 {
-    static const fsdp_limits no_blocks = {.holds_dtype = holds_elements};
-    const fsdp_target_types types = {.limits = &no_blocks, .blocks = FSDP_DTYPE_NONE};
+    static const fsdp_format_writer writer = {.holds_dtype = holds_elements};
+    static const fsdp_format no_blocks = {.writer = &writer};
+    const fsdp_target_types types = {.target = &no_blocks, .blocks = FSDP_DTYPE_NONE};
     fsdp_type_report report;
     return fsdp_derive_target_types(&types, checkpoint, &report, err);
 }
@@ -28,7 +29,8 @@ static fsdp_status rename_by(const fsdp_map_opts *opts, fsdp_checkpoint **checkp
     fsdp_io *io = (*checkpoint)->io;
     const fsdp_convert_opts convert = {
         .map = opts->map, .sizes = opts->sizes, .size_count = opts->size_count};
-    fsdp_map_request request = {.io = io, .opts = &convert, .keeps_rest = true};
+    fsdp_map_request request = {
+        .io = io, .opts = &convert, .target = fsdp_format_to("fsdp"), .keeps_rest = true};
     fsdp_map_sides sides;
     char *path = NULL,
          *text = fsdp_config_find(io, NULL, (*checkpoint)->path, &request.config_size, &path, NULL);

@@ -29,8 +29,8 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
     }
     FSDP_TRY(fsdp_checkpoint_open(path, &open, checkpoint_out, err));
     const fsdp_sd *sd = (*checkpoint_out)->manifest.sd;
-    fsdp_status st =
-        fsdp_selection_create(&(fsdp_select_from){.sd = sd}, &select, NULL, &selection, err);
+    fsdp_status st = fsdp_selection_create(&(fsdp_select_from){.sd = sd}, &select,
+                                           fsdp_format_to("fsdp"), &selection, err);
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' matches: none of %zu is selected",
                          path, fsdp_sd_count(sd));

@@ -90,11 +90,11 @@ static fsdp_status spell_kept(const choosing *work, fsdp_error *err)
 }
 
 fsdp_status fsdp_metadata_choose(const fsdp_metadata_from *from, const fsdp_select_opts *opts,
-                                 const fsdp_limits *limits, fsdp_metadata_choice *choice,
+                                 const fsdp_format *target, fsdp_metadata_choice *choice,
                                  fsdp_error *err)
 {
     fsdp_drop_rules *drops = NULL;
-    choosing work = {.from = from, .keeps = !limits || limits->metadata, .choice = choice};
+    choosing work = {.from = from, .keeps = target->caps.metadata, .choice = choice};
     if (!from->carried)
         return FSDP_OK;
     FSDP_TRY(fsdp_drop_rules_create(opts, &drops, err));

@@ -24,10 +24,10 @@ typedef struct fsdp_metadata_choice {
 } fsdp_metadata_choice;
 void fsdp_metadata_choice_release(fsdp_metadata_choice *choice);
 
-/* limits NULL: native, which keeps all. Hashes of the source's bytes are left out when these change.
+/* Hashes of the source's bytes are left out when these change.
  * FSDP_ERR_USAGE: a text that is true for the names of the source alone would be kept, and they change.
  * FSDP_ERR_DAMAGED names a key that would be kept, and the two files that contradict each other. */
 fsdp_status fsdp_metadata_choose(const fsdp_metadata_from *from, const fsdp_select_opts *opts,
-                                 const fsdp_limits *limits, fsdp_metadata_choice *choice, fsdp_error *err);
+                                 const fsdp_format *target, fsdp_metadata_choice *choice, fsdp_error *err);
 
 #endif

@@ -35,7 +35,7 @@ struct fsdp_selection {
 typedef struct selecting {
     const fsdp_sd *sd;
     const fsdp_select_opts *opts;
-    const fsdp_limits *limits;
+    const fsdp_format *target;
     const bool *is_missing;
     fsdp_names_known known;
     bool looks_only;
@@ -203,7 +203,7 @@ static void count_casts(selecting *work)
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
         fsdp_dtype from = dtype_of(work->sd, entry), to = work->selection->entries[i].dtype;
-        bool is_tensor = entry->kind == FSDP_ENTRY_TENSOR || work->limits ||
+        bool is_tensor = entry->kind == FSDP_ENTRY_TENSOR || !work->target->caps.aliases ||
                          !is_kept_tensor(work, entry->target);
         if (!is_kept_tensor(work, i) || !is_tensor)
             continue;
@@ -214,7 +214,13 @@ static void count_casts(selecting *work)
     }
 }
 
-/* --- limits of the format --------------------------------------------------------------------- */
+/* --- what the format holds --------------------------------------------------------------------- */
+
+/* No value refers to elements in the source. */
+static bool holds_parts(fsdp_caps caps, const fsdp_value *value)
+{
+    return caps.classes ? !fsdp_value_holds_tensor(value) : !fsdp_value_is_opaque(value);
+}
 
 /* The argument of --drop that removes an entry which the format cannot hold; NULL when it can. A member is
  * judged where the format holds its unit. */
@@ -223,29 +229,25 @@ static const char *excess_of(const selecting *work, size_t i, char drop[40])
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     const fsdp_selected *selected = &work->selection->entries[i];
     const char *kind = fsdp_unit_has_member(work->selection->entries, i) ? NULL : selected->kind;
-    const fsdp_limits *limits = work->limits;
+    const fsdp_format_writer *writer = work->target->writer;
+    const fsdp_caps caps = work->target->caps;
     bool is_value = entry->kind == FSDP_ENTRY_VALUE;
     bool is_blob = is_value && entry->value.kind == FSDP_VALUE_OPAQUE;
-    bool is_held = is_blob || !is_value || !fsdp_value_is_opaque(&entry->value);
-    if (!limits) /* a value cannot refer to elements in the source */
-        is_held = !is_value || is_blob || !fsdp_value_holds_tensor(&entry->value);
-    else if (is_value)
-        is_held = limits->values && is_held && (limits->opaque || !is_blob);
-    else
-        is_held = !kind || !limits->model_only || selected->is_optim;
-    if (is_value && limits && limits->holds_value && kind)
-        is_held = is_held && limits->holds_value(entry->name, entry->name_size, &entry->value);
+    bool is_held = !kind || !caps.model_only || selected->is_optim;
+    if (is_value)
+        is_held = caps.values && (is_blob ? caps.opaque : holds_parts(caps, &entry->value));
+    if (is_value && writer->holds_value && kind)
+        is_held = is_held && writer->holds_value(entry->name, entry->name_size, &entry->value);
     if (!is_held && kind) {
         strcat(strcpy(drop, FSDP_DROP_TENSORS), kind);
         return drop;
     }
     if (!is_held)
-        return limits && !limits->values && !fsdp_value_holds_tensor(&entry->value) ? "values"
-                                                                                    : "opaque";
-    if (is_value && limits && limits->holds_value &&
-        !limits->holds_value(entry->name, entry->name_size, &entry->value))
+        return !caps.values && !fsdp_value_holds_tensor(&entry->value) ? "values" : "opaque";
+    if (is_value && writer->holds_value &&
+        !writer->holds_value(entry->name, entry->name_size, &entry->value))
         return is_blob ? "opaque" : "values";
-    if (is_value || !limits || limits->holds_dtype(selected->dtype))
+    if (is_value || writer->holds_dtype(selected->dtype))
         return NULL;
     strcpy(drop, selected->dtype == dtype_of(work->sd, entry) ? FSDP_DROP_DTYPE : FSDP_CAST_TO);
     strncat(drop, fsdp_dtype_name(selected->dtype), 24);
@@ -264,7 +266,7 @@ static fsdp_status check_one(const selecting *work, fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "%s holds one tensor, and %zu are selected: choose one with --include, or "
                      "write an npz",
-                     work->limits->format, tensors);
+                     work->target->name, tensors);
 }
 
 /* False for a member of a unit that the format cannot hold. */
@@ -278,9 +280,9 @@ static bool is_judged(const selecting *work, size_t i)
 
 static fsdp_status check_limits(const selecting *work, fsdp_error *err)
 {
-    fsdp_excess excess = {.holds_values = work->limits && work->limits->values};
+    fsdp_excess excess = {.holds_values = work->target->caps.values};
     fsdp_status st = FSDP_OK;
-    if (work->limits && work->limits->nameless)
+    if (work->target->caps.nameless)
         FSDP_TRY(check_one(work, err));
     for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
         char room[40];
@@ -296,7 +298,7 @@ static fsdp_status check_limits(const selecting *work, fsdp_error *err)
         excess.has_pieces = excess.has_pieces || (drop && fsdp_is_flat_piece(work->sd, entry));
     }
     if (st == FSDP_OK && excess.count > 0)
-        st = fsdp_excess_fail(&excess, work->limits ? work->limits->format : "fsdp", err);
+        st = fsdp_excess_fail(&excess, work->target->name, err);
     fsdp_excess_release(&excess);
     return st;
 }
@@ -498,11 +500,11 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "there is no model, and %s takes only the model by default: --part '%s' "
                          "takes other weights",
-                         work->limits->format, fsdp_printable(label, size, part, sizeof part));
+                         work->target->name, fsdp_printable(label, size, part, sizeof part));
     return fsdp_fail(err, FSDP_ERR_USAGE, "%s, and %s is for models: %s",
                      work->selection->has_other ? "there is no model"
                                                 : "all entries belong to the optimizer",
-                     work->limits->format,
+                     work->target->name,
                      has_tensors(work->sd) ? "fsdp, dcp, hdf5 and torch hold other tensors, too"
                                            : "fsdp-ls lists what the source holds");
 }
@@ -524,7 +526,7 @@ static fsdp_status describe_parts(selecting *work, fsdp_error *err)
 static fsdp_status check_model(const selecting *work, fsdp_error *err)
 {
     int64_t tensors = 0, elements = 0;
-    if (!work->limits || !work->limits->for_loaders || work->looks_only)
+    if (!work->target->caps.for_loaders || work->looks_only)
         return FSDP_OK;
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -587,12 +589,12 @@ const fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection)
 }
 
 fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_select_opts *opts,
-                                  const fsdp_limits *limits, fsdp_selection **selection_out,
+                                  const fsdp_format *target, fsdp_selection **selection_out,
                                   fsdp_error *err)
 {
     selecting work = {.sd = from->sd,
                       .opts = opts,
-                      .limits = limits,
+                      .target = target,
                       .is_missing = from->is_missing,
                       .known = from->known,
                       .looks_only = from->looks_only,
@@ -601,8 +603,8 @@ fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_selec
     if (!work.selection)
         return fsdp_fail_memory(err, "a selection");
     if (work.only == FSDP_ONLY_DEFAULT)
-        work.only = limits && limits->model_only ? FSDP_ONLY_MODEL : FSDP_ONLY_ALL;
-    work.takes_model = opts->part || (limits && limits->model_part && work.only == FSDP_ONLY_MODEL);
+        work.only = target->caps.model_only ? FSDP_ONLY_MODEL : FSDP_ONLY_ALL;
+    work.takes_model = opts->part || (target->caps.model_part && work.only == FSDP_ONLY_MODEL);
     fsdp_status st = select_entries(&work, err);
     release_rules(&work);
     if (st != FSDP_OK) {

@@ -1,8 +1,8 @@
 /*
  * The selection of a conversion: the entries that the target gets, with their names and dtypes.
  *
- * In: the state dict of the source, the options of the user, the limits of the target's format. Out: one
- * fsdp_selected per entry, and through relayout.h the state dict of the target. Local and without I/O;
+ * In: the state dict of the source, the options of the user, the format of the target. Out: one fsdp_selected
+ * per entry, and through relayout.h the state dict of the target. Local and without I/O;
  * convert/, save/ (full states) and diff/ (renaming) call this room.
  *
  * Steps, in this order:
@@ -48,14 +48,14 @@ typedef struct fsdp_select_from {
 } fsdp_select_from;
 
 /*
- * limits NULL: the native format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists
- * the entries that the format cannot hold and, where weights remain, how to drop them, tensors that cannot be
+ * The native format holds everything but tensors inside values. FSDP_ERR_USAGE lists the entries that the
+ * format cannot hold and, where weights remain, how to drop them, tensors that cannot be
  * cast, or two entries with one new name; also when the source has only optimizer state and the format omits
  * that by default, when --drop leaves nothing, or a part of a tensor of a subclass. FSDP_DIFFERS: no name
  * matches.
  */
 fsdp_status fsdp_selection_create(const fsdp_select_from *from, const fsdp_select_opts *opts,
-                                  const fsdp_limits *limits, fsdp_selection **selection_out,
+                                  const fsdp_format *target, fsdp_selection **selection_out,
                                   fsdp_error *err);
 void fsdp_selection_free(fsdp_selection *selection); /* accepts NULL */
 

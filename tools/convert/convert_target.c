@@ -109,10 +109,12 @@ static void refuse_slip(const char *to)
 {
     const char *suffix = strrchr(to, '.'), *near = NULL;
     int least = NO_SLIP;
-    for (size_t i = 0; suffix && fsdp_convert_suffix_at(i); i++) {
-        int slip = slip_of(suffix, fsdp_convert_suffix_at(i));
-        near = slip < least ? fsdp_convert_suffix_at(i) : near;
-        least = slip < least ? slip : least;
+    for (size_t i = 0; suffix && fsdp_format_at(i); i++) {
+        for (const char *const *known = fsdp_format_at(i)->suffixes; *known; known++) {
+            int slip = slip_of(suffix, *known);
+            near = slip < least ? *known : near;
+            least = slip < least ? slip : least;
+        }
     }
     if (near)
         cli_usage_error("'%s': did you mean '%.*s%s'? --to FORMAT writes to any name", to,

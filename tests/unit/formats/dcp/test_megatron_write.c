@@ -49,7 +49,7 @@ TestSuite(megatron_write, .init = begin, .fini = end);
 
 static fsdp_status write_all(int64_t *files_out, int64_t *bytes_out, fsdp_error *err)
 {
-    const fsdp_target_ops *ops = fsdp_target_find("megatron")->ops;
+    const fsdp_target_ops *ops = fsdp_format_to("megatron")->writer->ops;
     const fsdp_target_piece piece = {.entry = WEIGHT, .count = 6, .data = numbers};
     const fsdp_target_opts opts = {.io = disk,
                                    .path = "/out",
@@ -118,11 +118,11 @@ Test(megatron_write, values_of_other_names_have_no_place)
                  {"rng_state/shard_", false},
                  {"rng_state/shard_a", false},
                  {"rng_state/shard_0.0_1.2/more", false}};
-    const fsdp_target_format *format = fsdp_target_find("megatron");
+    const fsdp_format *format = fsdp_format_to("megatron");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        cr_expect_eq(format->limits.holds_value(cases[i].name, strlen(cases[i].name), &iteration),
+        cr_expect_eq(format->writer->holds_value(cases[i].name, strlen(cases[i].name), &iteration),
                      cases[i].is_held, "%s", cases[i].name);
     const fsdp_value object = {.kind = FSDP_VALUE_OPAQUE};
-    cr_assert(format->limits.holds_value("a/shard_0_1", strlen("a/shard_0_1"), &object));
-    cr_assert_not(format->limits.holds_value("common.a", strlen("common.a"), &object));
+    cr_assert(format->writer->holds_value("a/shard_0_1", strlen("a/shard_0_1"), &object));
+    cr_assert_not(format->writer->holds_value("common.a", strlen("common.a"), &object));
 }

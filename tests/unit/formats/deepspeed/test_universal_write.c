@@ -77,7 +77,7 @@ static fsdp_status write_entry(const fsdp_target_ops *ops, fsdp_target *target, 
 
 static fsdp_status write_all(const char *path, fsdp_error *err)
 {
-    const fsdp_target_ops *ops = fsdp_target_find("universal")->ops;
+    const fsdp_target_ops *ops = fsdp_format_to("universal")->writer->ops;
     fsdp_target_opts opts = opts_for(path);
     fsdp_target *target = NULL;
     int64_t files, bytes;
@@ -122,7 +122,7 @@ Test(universal_write, as_many_files_and_bytes_as_announced)
     fsdp_target_opts opts = opts_for("/out");
     int64_t files, announced, bytes = 0;
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_target_find("universal")->ops->measure(&opts, &files, &announced, &err),
+    cr_assert_eq(fsdp_format_to("universal")->writer->ops->measure(&opts, &files, &announced, &err),
                  FSDP_OK);
     cr_assert_eq(fsdp_io_mkdir(disk, "/out", &err), FSDP_OK);
     cr_assert_eq(write_all("/out", &err), FSDP_OK, "%s", err.text);
@@ -206,7 +206,7 @@ static void expect_refused(const char *why)
     fsdp_error err = {0};
     fsdp_target_opts opts = opts_for("/out");
     int64_t files, bytes;
-    fsdp_status st = fsdp_target_find("universal")->ops->measure(&opts, &files, &bytes, &err);
+    fsdp_status st = fsdp_format_to("universal")->writer->ops->measure(&opts, &files, &bytes, &err);
     cr_expect_eq(st, FSDP_ERR_USAGE, "%s", why);
     cr_expect(strstr(err.text, why), "'%s' is not in '%s'", why, err.text);
     declare();
@@ -238,7 +238,7 @@ Test(universal_write, a_state_that_deepspeed_cannot_hold_is_refused)
 
 Test(universal_write, what_is_not_complete_does_not_end)
 {
-    const fsdp_target_ops *ops = fsdp_target_find("universal")->ops;
+    const fsdp_target_ops *ops = fsdp_format_to("universal")->writer->ops;
     fsdp_target_opts opts = opts_for("/out");
     fsdp_target *target;
     fsdp_error err = {0};
@@ -254,7 +254,7 @@ Test(universal_write, what_is_not_complete_does_not_end)
 /* The model file is laid out once, however many tensors ask for their places in it. */
 Test(universal_write, a_place_in_the_model_file_needs_no_memory)
 {
-    const fsdp_target_ops *ops = fsdp_target_find("universal")->ops;
+    const fsdp_target_ops *ops = fsdp_format_to("universal")->writer->ops;
     fsdp_target_opts opts = opts_for("/out");
     fsdp_target *target;
     fsdp_target_place buffer, extra;

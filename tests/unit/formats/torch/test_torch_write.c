@@ -117,22 +117,23 @@ static void write_all(const char *name, const char *path, int world)
     fsdp_error err = {0};
     fsdp_value value = fsdp_value_f64(0.5);
     fsdp_target_entry entries[3];
-    const fsdp_target_format *format = fsdp_target_find(name);
+    const fsdp_format *format = fsdp_format_to(name);
     fsdp_target_opts opts = {.io = fsdp_io_posix(),
                              .path = path,
                              .entries = entries,
                              .entry_count = 3,
                              .world = world,
                              .sync = true};
-    declare(entries, &value, format->limits.sharded);
+    declare(entries, &value, format->caps.sharded);
     int64_t files, bytes, written = 0;
-    cr_assert_eq(format->ops->measure(&opts, &files, &bytes, &err), FSDP_OK, "%s", err.text);
-    writing work = {.ops = format->ops, .entry = &entries[1]};
-    cr_assert_eq(format->ops->create(&opts, &work.target, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(format->writer->ops->measure(&opts, &files, &bytes, &err), FSDP_OK, "%s",
+                 err.text);
+    writing work = {.ops = format->writer->ops, .entry = &entries[1]};
+    cr_assert_eq(format->writer->ops->create(&opts, &work.target, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_parallel(4, 4, write_some, &work, &err), FSDP_OK, "%s", err.text);
-    cr_assert_eq(format->ops->finish(work.target, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(format->writer->ops->finish(work.target, &err), FSDP_OK, "%s", err.text);
     expect_listed(path);
-    if (!format->limits.is_directory) {
+    if (!format->writes_directory) {
         cr_assert_eq(files, 1);
         cr_assert_eq(add_size(directory, "x"), bytes);
         return;
@@ -173,17 +174,17 @@ Test(torch_write, what_is_not_complete_does_not_end)
         fsdp_target_entry entries[3];
         fsdp_target *target;
         char *path = fsdp_path_join(directory, "x");
-        const fsdp_target_format *format = fsdp_target_find(names[i]);
+        const fsdp_format *format = fsdp_format_to(names[i]);
         fsdp_target_opts opts = {
             .io = fsdp_io_posix(), .entries = entries, .entry_count = 3, .world = 3};
-        opts.path = format->limits.is_directory ? directory : path;
-        declare(entries, &value, format->limits.sharded);
-        cr_assert_eq(format->ops->create(&opts, &target, &err), FSDP_OK, "%s", err.text);
+        opts.path = format->writes_directory ? directory : path;
+        declare(entries, &value, format->caps.sharded);
+        cr_assert_eq(format->writer->ops->create(&opts, &target, &err), FSDP_OK, "%s", err.text);
         fsdp_target_piece piece = {1, 0, 1, 9, elements + 1};
-        cr_assert_eq(format->ops->write(target, &piece, &err), FSDP_OK);
-        cr_assert_eq(format->ops->finish(target, &err), FSDP_ERR_INTERNAL);
-        cr_assert_neq(fsdp_io_exists(fsdp_io_posix(), path), format->limits.is_directory);
-        cr_assert_eq(unlink(path), format->limits.is_directory ? -1 : 0);
+        cr_assert_eq(format->writer->ops->write(target, &piece, &err), FSDP_OK);
+        cr_assert_eq(format->writer->ops->finish(target, &err), FSDP_ERR_INTERNAL);
+        cr_assert_neq(fsdp_io_exists(fsdp_io_posix(), path), format->writes_directory);
+        cr_assert_eq(unlink(path), format->writes_directory ? -1 : 0);
         fsdp_free(path);
     }
 }
@@ -200,7 +201,7 @@ Test(torch_write, what_cannot_be_held_is_refused_by_name)
         fsdp_target_opts opts = {
             .path = directory, .entries = entries, .entry_count = 3, .world = 3};
         declare(entries, &value, i == 1);
-        const fsdp_target_ops *ops = fsdp_target_find(names[i])->ops;
+        const fsdp_target_ops *ops = fsdp_format_to(names[i])->writer->ops;
         cr_assert_eq(ops->measure(&opts, &files, &bytes, &err), FSDP_ERR_USAGE);
         cr_assert(strstr(err.text, "'value'") != NULL, "%s", err.text);
     }
@@ -216,7 +217,7 @@ Test(torch_write, boxes_that_do_not_cover_a_tensor_are_refused)
     fsdp_target_opts opts = {.path = directory, .entries = entries, .entry_count = 3, .world = 3};
     declare(entries, &value, true);
     entries[1].box_count = 2;
-    const fsdp_target_ops *ops = fsdp_target_find("dcp")->ops;
+    const fsdp_target_ops *ops = fsdp_format_to("dcp")->writer->ops;
     cr_assert_eq(ops->measure(&opts, &files, &bytes, &err), FSDP_ERR_INTERNAL);
     cr_assert(strstr(err.text, "'a.b'") != NULL, "%s", err.text);
 }
@@ -229,7 +230,7 @@ Test(torch_write, an_overwrite_deletes_only_what_dcp_made)
         "__0.distcp",     "__0_0.distcp.txt", "__a_0.distcp",  "x",
         ".metadata.tmp",  "__0_.distcp",      "__-1_0.distcp", "__.metadata",
         "__0_0.metadata", "0.metadata"};
-    bool (*owns)(const char *) = fsdp_target_find("dcp")->owns;
+    bool (*owns)(const char *) = fsdp_format_to("dcp")->writer->owns;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         cr_assert(owns(ours[i]), "%s", ours[i]);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)

@@ -823,7 +823,8 @@ Test(map, every_allocation_of_a_choice_may_fail)
     FILE *file = fdopen(mkstemps(path, (int)strlen(".map")), "w");
     cr_assert(file && fputs("w = v\nb = c\n", file) > 0 && fclose(file) == 0);
     const fsdp_convert_opts opts = {.map = path};
-    const fsdp_map_request request = {.io = fsdp_io_posix(), .opts = &opts};
+    const fsdp_map_request request = {
+        .io = fsdp_io_posix(), .opts = &opts, .target = fsdp_format_to("fsdp")};
     fsdp_status st = FSDP_ERR_LIMIT;
     int64_t n = 0;
     for (; st != FSDP_OK; n++) {
