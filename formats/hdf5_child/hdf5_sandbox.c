@@ -7,16 +7,12 @@
 #include "formats/hdf5_child/hdf5_sandbox.h"
 
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#if FSDP_HAVE_SECCOMP
+#include <seccomp.h>
+#endif
 #include <signal.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -132,132 +128,85 @@ void fsdp_hdf5_sandbox_extend(pid_t child, int64_t memory)
 
 /* --- system calls ----------------------------------------------------------------------------- */
 
-#if defined(__x86_64__)
-enum { KNOWN_ARCH = 1 };
-static const uint32_t arch = AUDIT_ARCH_X86_64;
-#elif defined(__aarch64__)
-enum { KNOWN_ARCH = 1 };
-static const uint32_t arch = AUDIT_ARCH_AARCH64;
-#else
-enum { KNOWN_ARCH = 0 };
-static const uint32_t arch = 0;
-#endif
-
+#if FSDP_HAVE_SECCOMP
 /* System calls for computing and messages. */
-static const int allowed[] = {SYS_read,         SYS_write,        SYS_sendto,
-                              SYS_recvfrom,     SYS_sendmsg,      SYS_recvmsg,
-                              SYS_munmap,       SYS_mremap,       SYS_brk,
-                              SYS_madvise,      SYS_futex,        SYS_clock_gettime,
-                              SYS_clock_getres, SYS_gettimeofday, SYS_exit,
-                              SYS_exit_group,   SYS_rt_sigreturn, SYS_rt_sigprocmask,
-                              SYS_rt_sigaction, SYS_sigaltstack,  SYS_restart_syscall,
-                              SYS_sched_yield,  SYS_getpid,       SYS_gettid,
-                              SYS_getrandom,    SYS_sysinfo,      SYS_close};
+static const int allowed[] = {
+    SCMP_SYS(read),         SCMP_SYS(write),        SCMP_SYS(sendto),
+    SCMP_SYS(recvfrom),     SCMP_SYS(sendmsg),      SCMP_SYS(recvmsg),
+    SCMP_SYS(munmap),       SCMP_SYS(mremap),       SCMP_SYS(brk),
+    SCMP_SYS(madvise),      SCMP_SYS(futex),        SCMP_SYS(clock_gettime),
+    SCMP_SYS(clock_getres), SCMP_SYS(gettimeofday), SCMP_SYS(exit),
+    SCMP_SYS(exit_group),   SCMP_SYS(rt_sigreturn), SCMP_SYS(rt_sigprocmask),
+    SCMP_SYS(rt_sigaction), SCMP_SYS(sigaltstack),  SCMP_SYS(restart_syscall),
+    SCMP_SYS(sched_yield),  SCMP_SYS(getpid),       SCMP_SYS(gettid),
+    SCMP_SYS(getrandom),    SCMP_SYS(sysinfo),      SCMP_SYS(close)};
 
 /* Calls that libraries try and can do without: they open some files, and libhdf5 sleeps before
  * it reads a checksum again. */
-static const int denied[] = {
-#ifdef SYS_open
-    SYS_open,
-    SYS_stat,
-    SYS_lstat,
-    SYS_access,
-    SYS_readlink,
+static const int denied[] = {SCMP_SYS(open),      SCMP_SYS(stat),       SCMP_SYS(lstat),
+                             SCMP_SYS(access),    SCMP_SYS(readlink),   SCMP_SYS(clock_nanosleep),
+                             SCMP_SYS(nanosleep), SCMP_SYS(openat),     SCMP_SYS(getcwd),
+                             SCMP_SYS(fcntl),     SCMP_SYS(fstat),      SCMP_SYS(newfstatat),
+                             SCMP_SYS(statx),     SCMP_SYS(lseek),      SCMP_SYS(ioctl),
+                             SCMP_SYS(faccessat), SCMP_SYS(readlinkat), SCMP_SYS(uname),
+                             SCMP_SYS(getuid),    SCMP_SYS(geteuid),    SCMP_SYS(sched_getaffinity),
+                             SCMP_SYS(prlimit64), SCMP_SYS(tgkill)};
+
+/* The protection is their third argument: executable memory is refused. */
+static const int without_exec[] = {SCMP_SYS(mmap), SCMP_SYS(mprotect)};
+
+static int add_calls(scmp_filter_ctx filter, const int *calls, size_t count, uint32_t action)
+{
+    int result = 0;
+    for (size_t i = 0; i < count && result == 0; i++)
+        result = seccomp_rule_add(filter, action, calls[i], 0);
+    return result;
+}
+
+/* Calls of another architecture end the process, as do all that no rule names. */
+static int add_rules(scmp_filter_ctx filter)
+{
+    int result = seccomp_attr_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
+    if (result == 0) /* errors are those of the kernel */
+        result = seccomp_attr_set(filter, SCMP_FLTATR_API_SYSRAWRC, 1);
+    if (result == 0)
+        result = add_calls(filter, allowed, sizeof allowed / sizeof *allowed, SCMP_ACT_ALLOW);
+    if (result == 0)
+        result = add_calls(filter, denied, sizeof denied / sizeof *denied, SCMP_ACT_ERRNO(EACCES));
+    for (size_t i = 0; i < sizeof without_exec / sizeof *without_exec && result == 0; i++)
+        result = seccomp_rule_add(filter, SCMP_ACT_ALLOW, without_exec[i], 1,
+                                  SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+    return result;
+}
+
+/* Returns 0, or the error as libseccomp has it: negative. */
+static int load_filter(void)
+{
+    scmp_filter_ctx filter = seccomp_init(SCMP_ACT_KILL_PROCESS);
+    if (!filter)
+        return -ENOSYS;
+    int result = add_rules(filter);
+    if (result == 0)
+        result = seccomp_load(filter);
+    seccomp_release(filter);
+    return result;
+}
+#else
+static int load_filter(void)
+{
+    return -ENOSYS;
+}
 #endif
-    SYS_clock_nanosleep,
-    SYS_nanosleep,
-    SYS_openat,
-    SYS_getcwd,
-    SYS_fcntl,
-    SYS_fstat,
-    SYS_newfstatat,
-    SYS_statx,
-    SYS_lseek,
-    SYS_ioctl,
-    SYS_faccessat,
-    SYS_readlinkat,
-    SYS_uname,
-    SYS_getuid,
-    SYS_geteuid,
-    SYS_sched_getaffinity,
-    SYS_prlimit64,
-    SYS_tgkill};
-
-/* Executable memory is refused. */
-static const int without_exec[] = {SYS_mmap, SYS_mprotect};
-
-enum { MOST_STATEMENTS = 160 };
-
-typedef struct filter_program {
-    struct sock_filter code[MOST_STATEMENTS];
-    unsigned short size;
-} filter_program;
-
-static void put_statement(filter_program *program, unsigned short code, uint32_t value)
-{
-    program->code[program->size++] = (struct sock_filter)BPF_STMT(code, value);
-}
-
-/* Skips the next `skip` statements unless the loaded word is `value`. */
-static void put_unless_equal(filter_program *program, uint32_t value, uint8_t skip)
-{
-    program->code[program->size++] =
-        (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, skip);
-}
-
-static void put_calls(filter_program *program, const int *calls, size_t count, uint32_t answer)
-{
-    for (size_t i = 0; i < count; i++) {
-        put_unless_equal(program, (uint32_t)calls[i], 1);
-        put_statement(program, BPF_RET | BPF_K, answer);
-    }
-}
-
-/* Both calls have the protection as third argument. */
-static void put_without_exec(filter_program *program)
-{
-    for (size_t i = 0; i < sizeof without_exec / sizeof without_exec[0]; i++) {
-        put_unless_equal(program, (uint32_t)without_exec[i], 4);
-        put_statement(program, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2]));
-        program->code[program->size++] =
-            (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 0, 1);
-        put_statement(program, BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-        put_statement(program, BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    }
-}
-
-static void put_program(filter_program *program)
-{
-    put_statement(program, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
-    program->code[program->size++] =
-        (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, arch, 1, 0);
-    put_statement(program, BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-    put_statement(program, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    put_calls(program, allowed, sizeof allowed / sizeof allowed[0], SECCOMP_RET_ALLOW);
-    put_calls(program, denied, sizeof denied / sizeof denied[0], SECCOMP_RET_ERRNO | EACCES);
-    put_without_exec(program);
-    put_statement(program, BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-}
-
-_Static_assert(2 * (sizeof allowed + sizeof denied) / sizeof(int) + 15 <= MOST_STATEMENTS,
-               "the filter has room for all calls");
 
 static fsdp_status forbid_calls(fsdp_error *err)
 {
-    static filter_program program;
-    int reason = ENOSYS;
-    if (KNOWN_ARCH) {
-        put_program(&program);
-        struct sock_fprog filter = {.len = program.size, .filter = program.code};
-        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0)
-            return FSDP_OK;
-        reason = errno;
-    }
-    (void)fsdp_fail_errno(err, reason,
+    int result = load_filter();
+    if (result == 0)
+        return FSDP_OK;
+    (void)fsdp_fail_errno(err, -result,
                           FSDP_HDF5_NO_SANDBOX
-                          ", behind which HDF5 files of other programs are "
-                          "read; --sandbox=rlimit reads them behind resource limits only");
+                          "; HDF5 files of other programs need it. "
+                          "--sandbox=rlimit reads them with resource limits only");
     if (err)
         err->status = FSDP_ERR_REFUSED;
     return FSDP_ERR_REFUSED;

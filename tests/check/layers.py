@@ -39,6 +39,7 @@ THIRD_PARTY = {
     r"tests/unit/.*/test_source\.c",
     "zstd_errors.h": r"kernels/bytes/codec\.c",
     "xxhash.h": r"kernels/bytes/xxh3\.h",
+    "seccomp.h": r"formats/hdf5_child/hdf5_sandbox\.c",
     "netdb.h": r"runtime/bootstrap/socket\.c",
     "netinet/in.h": r"runtime/bootstrap/socket\.c",
     "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
