@@ -8,6 +8,7 @@
  *
  *   tokenizer_json.c  the members of the file; tokens, merges and added tokens
  *   tokenizer_rules.c  normalizer, pre-tokenizer, post-processor and decoder, as byte-level BPE has them
+ *   sentencepiece.c   the other file of a tokenizer, tokenizer.model (sentencepiece.h)
  *   json_part.h       values of a JSON text that are read in another order than they stand in
  *
  * Callers: runtime/tokens, which encodes text, and statedict/expect, which writes tokenizers into GGUF files.

@@ -5,7 +5,7 @@
 #include "statedict/expect/gguf_vocab.h"
 
 #include "base/text.h"
-#include "statedict/expect/sentencepiece.h"
+#include "formats/sentencepiece.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -32,7 +32,7 @@ PARSERS = {
     "gguf": "formats/gguf/gguf_input formats/gguf/gguf_read formats/gguf/gguf_type formats/gguf/gguf_value",
     "gguf_tokens": "statedict/expect/gguf_config statedict/expect/gguf_sentencepiece "
                    "statedict/expect/gguf_tokenizer statedict/expect/gguf_vocab "
-                   "statedict/expect/sentencepiece",
+                   "formats/tokenizer/sentencepiece",
     "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
     "index": "formats/native/native_index formats/native/native_read",
     "layouts": "formats/frameworks/framework_config formats/frameworks/framework_folder "

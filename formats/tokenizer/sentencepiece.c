@@ -2,7 +2,7 @@
  * Reads tokenizer.model: see sentencepiece.h. A message is a sequence of fields: a varint of number and wire
  * type, then the value. Messages lie in each other at most twice (model, piece), so nothing recurs.
  */
-#include "statedict/expect/sentencepiece.h"
+#include "formats/sentencepiece.h"
 
 #include "base/core/bytes.h"
 #include "base/core/mem.h"

@@ -1,7 +1,7 @@
 /*
- * tokenizer.model of SentencePiece: a ModelProto of its sentencepiece_model.proto, which is read without a
- * library of Protocol Buffers. In comes the whole file, out come its pieces; gguf_sentencepiece.c makes the
- * tokens of GGUF of them. Files that SentencePiece itself does not load are FSDP_ERR_DAMAGED.
+ * Room tokenizer: tokenizer.model of SentencePiece, a ModelProto of its sentencepiece_model.proto. It is read
+ * without a library of Protocol Buffers. In comes the whole file, out come its pieces; gguf_sentencepiece.c
+ * makes the tokens of GGUF of them. Files that SentencePiece itself does not load are FSDP_ERR_DAMAGED.
  */
 #ifndef FSDP_SENTENCEPIECE_H
 #define FSDP_SENTENCEPIECE_H
