@@ -130,7 +130,7 @@ const char *fsdp_source_code_at(const fsdp_source *source, size_t file, size_t n
 
 /* Members of the listing that are neither tensors nor values, as a JSON text or NULL: "metadata" of
  * safetensors, "attributes" of HDF5. "carried" is the metadata that stays true in other files,
- * "contradicting" has keys of that with the files whose texts differ (safetensors_metadata.c). */
+ * "contradicting" has keys of that with the files whose texts differ (safetensors_read.c). */
 const char *fsdp_source_extra(const fsdp_source *source, const char *member);
 
 /* The number of incomplete entries, and of those of which only the name is known, that may_lack allowed. */

@@ -4,17 +4,14 @@
  * In: a directory with `.metadata` and `__R_N.distcp` files, which may be hostile, or the sharded entries
  * of a target. Out: the catalog of a source (source.h), or such a directory.
  *
- *   read:   dcp_read.c            the format: bid, open, items; uneven shards are chunks of one tensor
- *           dcp_replicas.c        items that several ranks stored, which must be the same
- *           dcp_metadata.c        names, boxes and file ranges from the pickled metadata
- *           dcp_ranges.c          the table of file ranges by name and box
- *           dcp_agree.c           signs that the files are of two saves
- *   write:  dcp_write.c           the target "dcp": items in one file per rank
- *           dcp_metadata_write.c  the pickle of .metadata
- *           dcp_fold.c            lists that PyTorch loads as one value
+ *   read:   dcp_read.c      the format: bid, open, items; uneven shards are chunks of one tensor
+ *           dcp_metadata.c  names, boxes and file ranges from the pickled metadata; items of several ranks
+ *           dcp_agree.c     signs that the files are of two saves
+ *   write:  dcp_write.c     the target "dcp": items in one file per rank, and the pickle of .metadata
+ *           dcp_fold.c      lists that PyTorch loads as one value
  *
  * Only the tables of detect refer to this room. It calls torch (archives), safetensors (items), pickle,
- * source and target. This header is shared by dcp_metadata.c and dcp_read.c; dcp_write.h by the writers.
+ * source and target. This header is shared by dcp_metadata.c and dcp_read.c.
  */
 #ifndef FSDP_DCP_H
 #define FSDP_DCP_H
@@ -61,22 +58,7 @@ void dcp_expect(dcp_state *state, size_t pieces);
 fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out, fsdp_error *err);
 bool dcp_is_rank_metadata(const char *name);
 
-/* --- dcp_replicas.c --- */
-
-/* Items that an earlier rank stored, too. Zero-initialise; release when done. */
-typedef struct dcp_replicas {
-    struct dcp_replica *all;
-    size_t count, room;
-    fsdp_arena arena;
-} dcp_replicas;
-
-void dcp_replicas_release(dcp_replicas *replicas);
-/* Keeps two ranks' items of one name; packed ones and those of safetensors files are not compared. */
-fsdp_status dcp_replicas_keep(dcp_replicas *replicas, const char *name, size_t name_size,
-                              const dcp_item items[2], fsdp_error *err);
-/* Compares all of them: tensors by their begin, steps. FSDP_ERR_DAMAGED: two differ. */
-fsdp_status dcp_replicas_compare(const dcp_replicas *replicas, fsdp_source *source, fsdp_error *err);
-
 extern const fsdp_format_reader fsdp_dcp_reader;      /* dcp_read.c; the format is in dcp_write.c */
+extern const fsdp_format_writer fsdp_dcp_writer;      /* dcp_write.c */
 
 #endif

@@ -8,7 +8,7 @@
  */
 #include "base/core/mem.h"
 #include "base/data/name_path.h"
-#include "formats/dcp/dcp_write.h"
+#include "formats/dcp/dcp.h"
 
 #include <string.h>
 

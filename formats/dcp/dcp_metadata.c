@@ -4,17 +4,313 @@
  *   Metadata.storage_data         (name, offsets of a box) -> range of a file
  *   Metadata.state_dict_metadata  name -> dtype, shape, boxes; or a pickled value
  *
- * A save without collectives leaves one metadata file per rank; this file merges them.
+ * File ranges are kept in a table of their own, which is asked by name and offsets. A save without
+ * collectives leaves one metadata file per rank; this file merges them, and compares items that several ranks
+ * stored, which must be the same.
  */
 #include "base/data/name_path.h"
 #include "base/core/bytes.h"
+#include "base/core/mem.h"
+#include "base/data/name_table.h"
+#include "base/text.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/dcp_agree.h"
-#include "formats/dcp/dcp_ranges.h"
+#include <fsdp/box.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* === file ranges by name and box ============================================================== */
+
+enum { DCP_NO_RANGE = UINT32_MAX, DCP_NO_BOX = -1, DCP_RECENT_BOXES = 64 };
+
+/* The range of a box, or (ndim DCP_NO_BOX) of a value. There may be hundreds of thousands. */
+typedef struct dcp_range {
+    int64_t offset, length;
+    const int64_t *lo; /* shared between ranges */
+    uint32_t file;     /* number of the file, which the caller assigns */
+    uint32_t next;     /* next range of the name; DCP_NO_RANGE: none */
+    int8_t ndim;
+    bool is_packed, was_used;
+} dcp_range;
+_Static_assert(FSDP_MAX_DIMS <= INT8_MAX, "the dims of a box are counted in a range");
+
+/* The ranges of one name, in the order of their addition. */
+typedef struct dcp_range_list {
+    uint32_t first, last;
+    uint32_t count, cursor; /* cursor: the next lookup begins behind it */
+    bool is_indexed;        /* the table `places` has its boxes */
+} dcp_range_list;
+
+#define DCP_NO_RANGES \
+    ((dcp_range_list){.first = DCP_NO_RANGE, .last = DCP_NO_RANGE, .cursor = DCP_NO_RANGE})
+
+/* The key of a range: the number of its name, and the offsets of its box. */
+typedef struct dcp_range_key {
+    size_t name;
+    int ndim; /* DCP_NO_BOX: a value */
+    const int64_t *lo;
+} dcp_range_key;
+
+/* Zero-initialise; release after use. */
+typedef struct dcp_ranges {
+    dcp_range *all;
+    size_t count, room;
+    struct {
+        const int64_t *lo;
+        int ndim;
+    } recent[DCP_RECENT_BOXES]; /* by a hash */
+    fsdp_name_table places;     /* (number of a name, offsets) -> range, for long lists */
+    fsdp_arena arena;
+    fsdp_text key; /* scratch */
+} dcp_ranges;
+
+static void dcp_ranges_release(dcp_ranges *ranges)
+{
+    fsdp_free(ranges->all);
+    fsdp_name_table_release(&ranges->places);
+    fsdp_text_release(&ranges->key);
+    fsdp_arena_release(&ranges->arena);
+    *ranges = (dcp_ranges){0};
+}
+
+/* Reserves room for so many more, as far as there is memory. */
+static void dcp_ranges_expect(dcp_ranges *ranges, size_t count)
+{
+    (void)fsdp_grow(&ranges->all, &ranges->room, ranges->count + count, sizeof *ranges->all);
+}
+
+/* --- lookups ------------------------------------------------------------------------------------- */
+
+static bool make_key(dcp_ranges *ranges, const dcp_range_key *key)
+{
+    uint64_t number = key->name;
+    ranges->key.size = 0;
+    fsdp_text_add(&ranges->key, (const char *)&number, sizeof number);
+    fsdp_text_add(&ranges->key, key->ndim < 0 ? "v" : "t", 1);
+    if (key->ndim > 0)
+        fsdp_text_add(&ranges->key, (const char *)key->lo, (size_t)key->ndim * sizeof *key->lo);
+    return !ranges->key.failed;
+}
+
+static bool put_place(dcp_ranges *ranges, size_t name, uint32_t at)
+{
+    const dcp_range *range = &ranges->all[at];
+    if (!make_key(ranges, &(dcp_range_key){name, range->ndim, range->lo}))
+        return false;
+    if (fsdp_name_table_find(&ranges->places, ranges->key.data, ranges->key.size))
+        return true;
+    const char *key = fsdp_arena_strndup(&ranges->arena, ranges->key.data, ranges->key.size);
+    return key && fsdp_name_table_put(&ranges->places, key, ranges->key.size, at);
+}
+
+static fsdp_status find_indexed(dcp_ranges *ranges, dcp_range_list *list, const dcp_range_key *key,
+                                uint32_t *at_out, fsdp_error *err)
+{
+    for (uint32_t at = list->first; !list->is_indexed && at != DCP_NO_RANGE;
+         at = ranges->all[at].next)
+        if (!put_place(ranges, key->name, at))
+            return fsdp_fail_memory(err, "the items of a checkpoint");
+    list->is_indexed = true;
+    if (!make_key(ranges, key))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    const uint64_t *found =
+        fsdp_name_table_find(&ranges->places, ranges->key.data, ranges->key.size);
+    *at_out = found ? (uint32_t)*found : DCP_NO_RANGE;
+    return FSDP_OK;
+}
+
+static bool is_at(const dcp_range *range, const dcp_range_key *key)
+{
+    size_t bytes = key->ndim > 0 ? (size_t)key->ndim * sizeof *key->lo : 0;
+    return range->ndim == key->ndim && (bytes == 0 || memcmp(range->lo, key->lo, bytes) == 0);
+}
+
+/* Finds the range of a box (ndim DCP_NO_BOX: of a value); DCP_NO_RANGE when there is none. Boxes are
+ * mostly looked up in the order in which they are stored. */
+static fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list,
+                                   const dcp_range_key *key, uint32_t *at_out, fsdp_error *err)
+{
+    enum { SHORT_LIST = 16 };
+    uint32_t at = list->cursor != DCP_NO_RANGE ? ranges->all[list->cursor].next : list->first;
+    if (at == DCP_NO_RANGE || !is_at(&ranges->all[at], key)) {
+        if (list->count > SHORT_LIST) {
+            FSDP_TRY(find_indexed(ranges, list, key, &at, err));
+        } else {
+            at = list->first;
+            while (at != DCP_NO_RANGE && !is_at(&ranges->all[at], key))
+                at = ranges->all[at].next;
+        }
+    }
+    if (at != DCP_NO_RANGE)
+        list->cursor = at;
+    *at_out = at;
+    return FSDP_OK;
+}
+
+/* Most boxes begin at the same offsets as boxes of other tensors, so offsets are shared. */
+static const int64_t *keep_offsets(dcp_ranges *ranges, int ndim, const int64_t *lo)
+{
+    enum { RECENT_SHIFT = 58 };
+    size_t bytes = ndim > 0 ? (size_t)ndim * sizeof *lo : 0;
+    uint64_t hash = (uint64_t)ndim;
+    for (int dim = 0; dim < ndim; dim++)
+        hash = (hash ^ (uint64_t)lo[dim]) * UINT64_C(0x9E3779B97F4A7C15);
+    size_t slot = (size_t)(hash >> RECENT_SHIFT) % DCP_RECENT_BOXES;
+    const int64_t *known = ranges->recent[slot].lo;
+    if (known && ranges->recent[slot].ndim == ndim && (bytes == 0 || memcmp(known, lo, bytes) == 0))
+        return known;
+    int64_t *kept = fsdp_arena_alloc(&ranges->arena, bytes, 1);
+    if (kept && bytes > 0)
+        memcpy(kept, lo, bytes);
+    ranges->recent[slot].lo = kept;
+    ranges->recent[slot].ndim = ndim;
+    return kept;
+}
+
+/* Adds a range to the list of a name, and copies lo. */
+static fsdp_status dcp_ranges_put(dcp_ranges *ranges, dcp_range_list *list, size_t name,
+                                  const dcp_range *range, const int64_t *lo, fsdp_error *err)
+{
+    uint32_t at = (uint32_t)ranges->count;
+    const int64_t *kept = keep_offsets(ranges, range->ndim, lo);
+    if (!kept || ranges->count >= DCP_NO_RANGE - 1 ||
+        !fsdp_grow(&ranges->all, &ranges->room, ranges->count + 1, sizeof *range))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    ranges->all[at] = *range;
+    ranges->all[at].lo = kept;
+    ranges->all[at].next = DCP_NO_RANGE;
+    ranges->count++;
+    if (list->last == DCP_NO_RANGE)
+        list->first = at;
+    else
+        ranges->all[list->last].next = at;
+    list->last = at;
+    list->count++;
+    if (list->is_indexed && !put_place(ranges, name, at))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    return FSDP_OK;
+}
+
+/* === replicas ================================================================================= */
+
+/* Items that an earlier rank stored, too. Zero-initialise; release when done. */
+typedef struct dcp_replicas {
+    struct dcp_replica *all;
+    size_t count, room;
+    fsdp_arena arena;
+} dcp_replicas;
+
+struct dcp_replica {
+    const char *name;
+    size_t name_size;
+    dcp_item items[2];
+};
+
+/* The contents of an item: a tensor, or a value. */
+typedef struct item_contents {
+    torch_archive archive;
+    torch_kind kind;
+    torch_tensor tensor;
+    fsdp_value value;
+} item_contents;
+
+static const char *path_of(fsdp_source *source, const dcp_item *item)
+{
+    return fsdp_source_file_path(source, (size_t)item->file);
+}
+
+static void release_contents(item_contents *contents)
+{
+    torch_tensor_release(&contents->tensor);
+    fsdp_value_release(&contents->value);
+    torch_archive_release(&contents->archive);
+}
+
+static fsdp_status open_item(fsdp_source *source, const dcp_item *item, bool has_value,
+                             item_contents *out, fsdp_error *err)
+{
+    torch_wrapper wrapper;
+    const torch_opening opening = {.source = source,
+                                   .file = item->file,
+                                   .stream = FSDP_NO_STREAM,
+                                   .where = path_of(source, item)};
+    FSDP_TRY(torch_zip_open(&opening, item->offset, item->length, false, &out->archive, err));
+    FSDP_TRY(torch_tensor_read(&out->archive, out->archive.pickle.root, &out->kind, &out->tensor,
+                               &wrapper, err));
+    return out->kind == TORCH_KIND_NONE && has_value
+               ? torch_value_read(&out->archive, out->archive.pickle.root, &out->value, err)
+               : FSDP_OK;
+}
+
+static fsdp_status compare(fsdp_source *source, const struct dcp_replica *replica,
+                           item_contents both[2], fsdp_facts *facts, fsdp_error *err)
+{
+    const dcp_item *items = replica->items;
+    bool is_same = true, is_step = fsdp_fact_is_step(replica->name, replica->name_size);
+    char shown[200];
+    for (int i = 0; i < 2; i++)
+        FSDP_TRY(open_item(source, &items[i], is_step, &both[i], err));
+    for (int i = 0; i < 2 && is_step && both[0].kind == TORCH_KIND_NONE; i++)
+        FSDP_TRY(fsdp_facts_note(facts, replica->name, replica->name_size,
+                                 path_of(source, &items[i]), &both[i].value, err));
+    if (both[0].kind != both[1].kind)
+        is_same = false;
+    else if (both[0].kind == TORCH_KIND_TENSOR)
+        FSDP_TRY(torch_same_elements(source, &both[0].tensor, &both[1].tensor, TORCH_REPLICA,
+                                     &is_same, err));
+    return is_same
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                           "'%s' and '%s' have different values of '%s'" FSDP_TWO_SAVES,
+                           path_of(source, &items[0]), path_of(source, &items[1]),
+                           fsdp_printable(replica->name, replica->name_size, shown, sizeof shown));
+}
+
+static fsdp_status compare_one(fsdp_source *source, const struct dcp_replica *replica,
+                               fsdp_facts *facts, fsdp_error *err)
+{
+    item_contents both[2] = {{.kind = TORCH_KIND_NONE}};
+    fsdp_status st = compare(source, replica, both, facts, err);
+    release_contents(&both[0]);
+    release_contents(&both[1]);
+    return st;
+}
+
+/* Compares all of them: tensors by their begin, steps. FSDP_ERR_DAMAGED: two differ. */
+static fsdp_status dcp_replicas_compare(const dcp_replicas *replicas, fsdp_source *source,
+                                        fsdp_error *err)
+{
+    fsdp_facts facts = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < replicas->count && st == FSDP_OK; i++)
+        st = compare_one(source, &replicas->all[i], &facts, err);
+    fsdp_facts_release(&facts);
+    return st;
+}
+
+static void dcp_replicas_release(dcp_replicas *replicas)
+{
+    fsdp_free(replicas->all);
+    fsdp_arena_release(&replicas->arena);
+}
+
+/* Keeps two ranks' items of one name; packed ones and those of safetensors files are not compared. */
+static fsdp_status dcp_replicas_keep(dcp_replicas *replicas, const char *name, size_t name_size,
+                                     const dcp_item items[2], fsdp_error *err)
+{
+    if (items[0].is_packed || items[1].is_packed || items[0].header || items[1].header)
+        return FSDP_OK;
+    char *kept = fsdp_arena_strndup(&replicas->arena, name, name_size);
+    if (!kept ||
+        !fsdp_grow(&replicas->all, &replicas->room, replicas->count + 1, sizeof *replicas->all))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    replicas->all[replicas->count++] = (struct dcp_replica){kept, name_size, {items[0], items[1]}};
+    return FSDP_OK;
+}
+
+/* === names and their types ==================================================================== */
 
 /* A file with items. */
 typedef struct item_file {

@@ -7,9 +7,9 @@
  *   names -> deepspeed_names.c     the files of a tag, and the ranks that their names state
  *         -> deepspeed_read.c      bid, open, and the order in which files are read
  *         -> deepspeed_model.c     model files: shapes, frozen weights, buffers, tied names, values
- *         -> deepspeed_optim.c     optimizer files: the flat masters and moments of one rank
+ *         -> deepspeed_optim.c     optimizer files: the flat masters and moments of one rank, and
+ *                                  the global names of experts that a rank numbers from 0
  *         -> deepspeed_flat.c      flat tensors, split into boxes of the parameters in them
- *         -> deepspeed_experts.c   expert groups: the global names of experts that a rank numbers from 0
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
  *         -> deepspeed_universal.c universal checkpoints: one folder per parameter
  *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
@@ -32,7 +32,7 @@
 #include "formats/source/source_facts.h"
 #include "formats/torch/torch_internal.h"
 
-/* --- deepspeed_names.c ----------------------------------------------------------------------------- */
+/* --- deepspeed_names.c ---------------------------------------------------------------------------- */
 
 typedef enum ds_file_kind {
     DS_FILE_MODEL,             /* of one rank (stage 3), or of a model-parallel part */
@@ -298,12 +298,6 @@ fsdp_status ds_note_owners(ds_set *set, fsdp_error *err);
 bool ds_is_number(const fsdp_value *value, float *number_out);
 /* Adds optim.state.NAME.step and optim.param_groups.N.KEY with names of parameters. */
 fsdp_status ds_add_resume(ds_set *set, fsdp_error *err);
-
-/* --- deepspeed_experts.c -------------------------------------------------------------------------------- */
-
-/* Gives the group a lane for each of `lanes` expert-parallel ranks, with the global names of their experts.
- * FSDP_ERR_REFUSED: its parameters are no experts. */
-fsdp_status ds_experts_begin(ds_set *set, ds_group *group, size_t lanes, fsdp_error *err);
 
 /* --- deepspeed_plain.c, deepspeed_universal.c ------------------------------------------------------ */
 

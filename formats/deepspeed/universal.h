@@ -10,9 +10,8 @@
  *                                                          group, buffers, and all other entries
  *   universal/zero_pp_rank_0_mp_rank_00_model_states.pt    the same without tensors, for stage 3
  *
- *   universal_plan.c     the file and the member of it that every entry becomes
- *   universal_params.c   the parameters by all their names
- *   universal_members.c  files and members of a plan
+ *   universal_plan.c     the parameters by all their names, the file and the member of it that every entry
+ *                        becomes
  *   universal_write.c    each file by the writer of torch.save files, opened when its first piece comes
  *
  * In: entries under the names NAME (a weight), optim.state.NAME.KEY and optim.param_groups.N.KEY. An entry
@@ -65,58 +64,5 @@ typedef struct universal_plan {
 FSDP_CHECKED fsdp_status universal_plan_make(const fsdp_target_opts *opts, universal_plan *plan_out,
                                              fsdp_error *err);
 void universal_plan_release(universal_plan *plan);
-
-/* --- universal_members.c ---------------------------------------------------------------------------- */
-
-/* A key of a dict, or a position in a list. */
-typedef enum universal_key_kind {
-    UNIVERSAL_KEY_TEXT, UNIVERSAL_KEY_POSITION, UNIVERSAL_KEY_NUMBER
-} universal_key_kind;
-
-typedef struct universal_key {
-    const char *text;
-    size_t size;
-    universal_key_kind kind;
-} universal_key;
-
-universal_key universal_text_key(const char *text);
-fsdp_status universal_fail_memory(fsdp_error *err);
-/* A null value that the plan owns; NULL without memory. */
-fsdp_value *universal_new_value(universal_plan *plan);
-/* The plan borrows the name, which may be NULL for a lack of memory. */
-fsdp_status universal_add_file(universal_plan *plan, const char *name, size_t *number_out, fsdp_error *err);
-/* Names a member by the keys of the dicts and lists around it, outermost first. */
-fsdp_status universal_name_member(universal_plan *plan, fsdp_target_entry *member, const universal_key *keys,
-                                  size_t count, fsdp_error *err);
-/* slot_out may be NULL. */
-fsdp_status universal_add_member(universal_plan *plan, size_t file, const fsdp_target_entry *member,
-                                 universal_slot *slot_out, fsdp_error *err);
-/* Adds a member of the outermost dict. */
-fsdp_status universal_add_named(universal_plan *plan, size_t file, fsdp_target_entry member,
-                                universal_key name, universal_slot *slot_out, fsdp_error *err);
-
-/* --- universal_params.c ------------------------------------------------------------------------------ */
-
-/* Floating tensors of the model. Tied ones are one parameter. */
-typedef struct universal_params {
-    const fsdp_target_opts *opts;
-    const size_t *first;       /* of the plan */
-    fsdp_name_table table;     /* all names -> their entry */
-    size_t *shown;             /* per first entry: the entry whose name its folder has */
-} universal_params;
-
-bool universal_is_param(const fsdp_target_entry *entry);
-/* Sets plan->first. Release params in any case. */
-fsdp_status universal_params_find(const fsdp_target_opts *opts, universal_plan *plan,
-                                  universal_params *params, fsdp_error *err);
-void universal_params_release(universal_params *params);
-/* The entry whose name the folder of a tensor of the model has. */
-const fsdp_target_entry *universal_param_shown(const universal_params *params,
-                                               const fsdp_target_entry *entry);
-/* The entry that universal_param_shown gives for this name; NULL: there is no such parameter. */
-const fsdp_target_entry *universal_param_named(const universal_params *params, const char *name, size_t size);
-/* The entry NAME of "optim.state.NAME.KEY", and the key; NULL: it is none of a parameter. */
-const fsdp_target_entry *universal_param_of_state(const universal_params *params,
-                                                  const fsdp_target_entry *state, universal_key *key_out);
 
 #endif

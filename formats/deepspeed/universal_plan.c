@@ -1,14 +1,262 @@
-/* The file and the member of it that every entry of a universal checkpoint becomes: see universal.h. */
+/*
+ * The plan of a universal checkpoint: the parameters by all their names, and the file and the member of it
+ * that every entry becomes. See universal.h.
+ */
 #include "formats/deepspeed/deepspeed.h"
-#include "formats/deepspeed/universal.h"
-
 #include "base/data/name_path.h"
 #include "base/data/name_table.h"
 #include "base/text.h"
+#include "formats/deepspeed/universal.h"
 #include "formats/torch/torch_emit.h"
 
 #include <stdio.h>
 #include <string.h>
+
+/* === members of the plan ====================================================================== */
+
+/* A key of a dict, or a position in a list. */
+typedef enum universal_key_kind {
+    UNIVERSAL_KEY_TEXT,
+    UNIVERSAL_KEY_POSITION,
+    UNIVERSAL_KEY_NUMBER
+} universal_key_kind;
+
+typedef struct universal_key {
+    const char *text;
+    size_t size;
+    universal_key_kind kind;
+} universal_key;
+
+typedef struct universal_value {
+    fsdp_value value;
+    struct universal_value *next;
+} universal_value;
+
+static fsdp_status universal_fail_memory(fsdp_error *err)
+{
+    return fsdp_fail_memory(err, "a universal checkpoint");
+}
+
+/* A null value that the plan owns; NULL without memory. */
+static fsdp_value *universal_new_value(universal_plan *plan)
+{
+    universal_value *made = fsdp_arena_alloc(&plan->arena, 1, sizeof *made);
+    if (!made)
+        return NULL;
+    made->next = plan->values;
+    plan->values = made;
+    return &made->value;
+}
+
+/* The plan borrows the name, which may be NULL for a lack of memory. */
+static fsdp_status universal_add_file(universal_plan *plan, const char *name, size_t *number_out,
+                                      fsdp_error *err)
+{
+    if (!name ||
+        !fsdp_grow(&plan->files, &plan->file_room, plan->file_count + 1, sizeof *plan->files))
+        return universal_fail_memory(err);
+    plan->files[plan->file_count] = (universal_file){.name = name};
+    *number_out = plan->file_count++;
+    return FSDP_OK;
+}
+
+/* slot_out may be NULL. */
+static fsdp_status universal_add_member(universal_plan *plan, size_t number,
+                                        const fsdp_target_entry *member, universal_slot *slot_out,
+                                        fsdp_error *err)
+{
+    universal_file *file = &plan->files[number];
+    if (!fsdp_grow(&file->entries, &file->room, file->count + 1, sizeof *file->entries))
+        return universal_fail_memory(err);
+    if (slot_out)
+        *slot_out = (universal_slot){number, file->count};
+    file->entries[file->count++] = *member;
+    return FSDP_OK;
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static universal_key universal_text_key(const char *text)
+{
+    return (universal_key){text, strlen(text), UNIVERSAL_KEY_TEXT};
+}
+
+/* Names a member by the keys of the dicts and lists around it, outermost first. */
+static fsdp_status universal_name_member(universal_plan *plan, fsdp_target_entry *member,
+                                         const universal_key *keys, size_t count, fsdp_error *err)
+{
+    size_t size = count - 1, at = 0;
+    for (size_t i = 0; i < count; i++)
+        size += keys[i].size;
+    char *name = fsdp_arena_alloc(&plan->arena, size + 1, 1);
+    int32_t *path = fsdp_arena_alloc(&plan->arena, count, sizeof *path);
+    if (!name || !path)
+        return universal_fail_memory(err);
+    for (size_t i = 0; i < count; i++) {
+        int32_t bytes = (int32_t)keys[i].size;
+        if (i > 0)
+            name[at++] = '.';
+        if (bytes > 0)
+            memcpy(name + at, keys[i].text, keys[i].size);
+        at += keys[i].size;
+        path[i] = keys[i].kind == UNIVERSAL_KEY_POSITION ? -bytes
+                  : keys[i].kind == UNIVERSAL_KEY_NUMBER ? bytes | FSDP_PATH_NUMBER
+                                                         : bytes;
+    }
+    member->name = name;
+    member->name_size = size;
+    member->path = path;
+    member->path_count = count;
+    return FSDP_OK;
+}
+
+/* Adds a member of the outermost dict. */
+static fsdp_status universal_add_named(universal_plan *plan, size_t file, fsdp_target_entry member,
+                                       universal_key name, universal_slot *slot_out,
+                                       fsdp_error *err)
+{
+    FSDP_TRY(universal_name_member(plan, &member, &name, 1, err));
+    return universal_add_member(plan, file, &member, slot_out, err);
+}
+
+void universal_plan_release(universal_plan *plan)
+{
+    for (universal_value *made = plan->values; made; made = made->next)
+        fsdp_value_release(&made->value);
+    for (size_t f = 0; f < plan->file_count; f++)
+        fsdp_free(plan->files[f].entries);
+    fsdp_free(plan->files);
+    fsdp_free(plan->folders);
+    fsdp_arena_release(&plan->arena);
+    *plan = (universal_plan){0};
+}
+
+/* === parameters =============================================================================== */
+
+/*
+ * The parameters of a universal checkpoint by all their names. Tied names are one parameter, whose folder has
+ * the name under which the optimizer has its state.
+ */
+
+/* Floating tensors of the model. Tied ones are one parameter. */
+typedef struct universal_params {
+    const fsdp_target_opts *opts;
+    const size_t *first;   /* of the plan */
+    fsdp_name_table table; /* all names -> their entry */
+    size_t *shown;         /* per first entry: the entry whose name its folder has */
+} universal_params;
+
+static const char state_prefix[] = "optim.state.";
+enum { STATE_PREFIX = sizeof state_prefix - 1 };
+
+static bool universal_is_param(const fsdp_target_entry *entry)
+{
+    return entry->is_model && !entry->value && fsdp_dtype_describe(entry->dtype)->is_float;
+}
+
+/* The entry that is named by "optim.state.NAME.KEY", whichever of the tied ones that is. */
+static const uint64_t *named_by(const universal_params *params, const fsdp_target_entry *entry,
+                                universal_key *key_out)
+{
+    const char *name = entry->name + STATE_PREFIX;
+    if (entry->name_size <= STATE_PREFIX || memcmp(entry->name, state_prefix, STATE_PREFIX) != 0)
+        return NULL;
+    for (size_t size = entry->name_size - STATE_PREFIX; size-- > 0;) {
+        const uint64_t *found =
+            name[size] == '.' ? fsdp_name_table_find(&params->table, name, size) : NULL;
+        if (!found)
+            continue;
+        *key_out = (universal_key){name + size + 1, entry->name_size - STATE_PREFIX - size - 1,
+                                   UNIVERSAL_KEY_TEXT};
+        return found;
+    }
+    return NULL;
+}
+
+/* A program may have a tensor of the model under a name of its own, too, which is stored apart. */
+static fsdp_status find_first(const fsdp_target_opts *opts, size_t *first, fsdp_error *err)
+{
+    size_t *known = fsdp_alloc(opts->entry_count, sizeof *known); /* counted from 1 */
+    if (!known)
+        return universal_fail_memory(err);
+    for (size_t i = 0; i < opts->entry_count; i++) {
+        const fsdp_target_entry *entry = &opts->entries[i];
+        size_t *name = &known[entry->same_as > 0 ? entry->same_as - 1 : i];
+        bool is_tensor_of_model = entry->is_model && !entry->value;
+        if (is_tensor_of_model && *name == 0)
+            *name = i + 1;
+        first[i] = is_tensor_of_model ? *name - 1 : i;
+    }
+    fsdp_free(known);
+    return FSDP_OK;
+}
+
+static fsdp_status list_names(universal_params *params, fsdp_error *err)
+{
+    for (size_t i = 0; i < params->opts->entry_count; i++) {
+        const fsdp_target_entry *entry = &params->opts->entries[i];
+        params->shown[i] = i;
+        if (universal_is_param(entry) &&
+            !fsdp_name_table_enter(&params->table, entry->name, entry->name_size, i))
+            return universal_fail_memory(err);
+    }
+    return FSDP_OK;
+}
+
+/* Sets plan->first. Release params in any case. */
+static fsdp_status universal_params_find(const fsdp_target_opts *opts, universal_plan *plan,
+                                         universal_params *params, fsdp_error *err)
+{
+    *params = (universal_params){.opts = opts};
+    plan->first = fsdp_arena_alloc(&plan->arena, opts->entry_count, sizeof *plan->first);
+    params->shown = fsdp_alloc(opts->entry_count, sizeof *params->shown);
+    if (!plan->first || !params->shown)
+        return universal_fail_memory(err);
+    params->first = plan->first;
+    FSDP_TRY(find_first(opts, plan->first, err));
+    FSDP_TRY(list_names(params, err));
+    for (size_t i = opts->entry_count; i-- > 0;) { /* the first name that has a state stays */
+        universal_key key;
+        const uint64_t *named = named_by(params, &opts->entries[i], &key);
+        if (named)
+            params->shown[params->first[*named]] = (size_t)*named;
+    }
+    return FSDP_OK;
+}
+
+static void universal_params_release(universal_params *params)
+{
+    fsdp_name_table_release(&params->table);
+    fsdp_free(params->shown);
+    *params = (universal_params){0};
+}
+
+/* The entry whose name the folder of a tensor of the model has. */
+static const fsdp_target_entry *universal_param_shown(const universal_params *params,
+                                                      const fsdp_target_entry *entry)
+{
+    size_t number = (size_t)(entry - params->opts->entries);
+    return &params->opts->entries[params->shown[params->first[number]]];
+}
+
+/* The entry that universal_param_shown gives for this name; NULL: there is no such parameter. */
+static const fsdp_target_entry *universal_param_named(const universal_params *params,
+                                                      const char *name, size_t size)
+{
+    const uint64_t *found = fsdp_name_table_find(&params->table, name, size);
+    return found ? universal_param_shown(params, &params->opts->entries[*found]) : NULL;
+}
+
+/* The entry NAME of "optim.state.NAME.KEY", and the key; NULL: it is none of a parameter. */
+static const fsdp_target_entry *universal_param_of_state(const universal_params *params,
+                                                         const fsdp_target_entry *state,
+                                                         universal_key *key_out)
+{
+    const uint64_t *found = named_by(params, state, key_out);
+    return found ? &params->opts->entries[*found] : NULL;
+}
+
+/* === the plan ================================================================================= */
 
 static const char group_prefix[] = "optim.param_groups.";
 enum { GROUP_PREFIX = sizeof group_prefix - 1, NAME_MOST = 255 };

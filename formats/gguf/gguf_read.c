@@ -4,13 +4,293 @@
  * holds the pairs. The mirror of gguf_write.c.
  */
 #include "formats/gguf/gguf.h"
+#include "base/core/bytes.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PARTS = 99999, LEAST_PAIR = 8 + 4 + 1, LEAST_TENSOR = 8 + 4 + 4 + 8, SHOWN = 100 };
+/* === input ==================================================================================== */
+
+typedef struct gguf_input {
+    const fsdp_source *source;
+    const char *path;
+    int file;
+    bool is_big;      /* big-endian numbers */
+    int64_t at, size; /* the next byte, the bytes of the file */
+    uint8_t *buf;     /* bytes from buf_at on */
+    int64_t buf_at, buf_size;
+    size_t items;         /* of all arrays so far */
+    int64_t memory, most; /* bytes of all arrays, twice: the state dict has a copy; and the limit */
+} gguf_input;
+
+enum { BUFFER = 64 << 10 };
+
+/* memory: bytes that arrays may take; 0: 256 MiB. */
+static fsdp_status gguf_input_init(gguf_input *in, fsdp_source *source, int file, int64_t memory,
+                                   fsdp_error *err)
+{
+    *in = (gguf_input){.source = source,
+                       .file = file,
+                       .path = fsdp_source_file_path(source, (size_t)file),
+                       .size = fsdp_source_file_size(source, (size_t)file),
+                       .most = memory > 0 ? memory : (int64_t)256 << 20,
+                       .buf = fsdp_realloc(NULL, BUFFER, 1)};
+    return in->buf ? FSDP_OK : fsdp_fail_memory(err, in->path);
+}
+
+static void gguf_input_release(gguf_input *in)
+{
+    fsdp_free(in->buf);
+    in->buf = NULL;
+}
+
+/* Fills the buffer from in->at on. */
+static fsdp_status fill(gguf_input *in, fsdp_error *err)
+{
+    int64_t left = in->size - in->at;
+    in->buf_at = in->at;
+    in->buf_size = left < BUFFER ? left : BUFFER;
+    return fsdp_source_pread(in->source, in->file, in->buf, (size_t)in->buf_size, in->at, err);
+}
+
+/* FSDP_ERR_DAMAGED when fewer bytes remain; what names them. */
+static fsdp_status gguf_take(gguf_input *in, size_t size, const char *what, void *out,
+                             fsdp_error *err)
+{
+    if ((uint64_t)size > (uint64_t)(in->size - in->at))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': %s at byte %" PRId64 " takes %zu bytes, and the file ends after "
+                         "%" PRId64,
+                         in->path, what, in->at, size, in->size - in->at);
+    if (size > BUFFER) {
+        FSDP_TRY(fsdp_source_pread(in->source, in->file, out, size, in->at, err));
+        in->at += (int64_t)size;
+        return FSDP_OK;
+    }
+    if (in->at < in->buf_at || in->at + (int64_t)size > in->buf_at + in->buf_size)
+        FSDP_TRY(fill(in, err));
+    if (size > 0)
+        memcpy(out, in->buf + (in->at - in->buf_at), size);
+    in->at += (int64_t)size;
+    return FSDP_OK;
+}
+
+static void turn(uint8_t *bytes, size_t size)
+{
+    for (size_t low = 0, high = size - 1; low < high; low++, high--) {
+        uint8_t byte = bytes[low];
+        bytes[low] = bytes[high];
+        bytes[high] = byte;
+    }
+}
+
+static fsdp_status gguf_take_u32(gguf_input *in, const char *what, uint32_t *out, fsdp_error *err)
+{
+    uint8_t bytes[4];
+    FSDP_TRY(gguf_take(in, sizeof bytes, what, bytes, err));
+    if (in->is_big)
+        turn(bytes, sizeof bytes);
+    *out = fsdp_load_u32(bytes);
+    return FSDP_OK;
+}
+
+static fsdp_status gguf_take_u64(gguf_input *in, const char *what, uint64_t *out, fsdp_error *err)
+{
+    uint8_t bytes[8];
+    FSDP_TRY(gguf_take(in, sizeof bytes, what, bytes, err));
+    if (in->is_big)
+        turn(bytes, sizeof bytes);
+    *out = fsdp_load_u64(bytes);
+    return FSDP_OK;
+}
+
+/* A number that counts things of at least `least` bytes each: they must fit into the rest of the file. */
+static fsdp_status gguf_take_count(gguf_input *in, size_t least, const char *what, size_t *out,
+                                   fsdp_error *err)
+{
+    uint64_t count;
+    FSDP_TRY(gguf_take_u64(in, what, &count, err));
+    if (count > (uint64_t)(in->size - in->at) / least)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': %s is %" PRIu64 ", which does not fit into the %" PRId64
+                         " bytes that follow",
+                         in->path, what, count, in->size - in->at);
+    *out = (size_t)count;
+    return FSDP_OK;
+}
+
+/* The caller frees *out, which ends with a zero byte. */
+static fsdp_status gguf_take_string(gguf_input *in, size_t most, const char *what, char **out,
+                                    size_t *size_out, fsdp_error *err)
+{
+    size_t size = 0;
+    *out = NULL;
+    FSDP_TRY(gguf_take_count(in, 1, what, &size, err));
+    if (size > most)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': %s has %zu bytes, at most %zu are allowed",
+                         in->path, what, size, most);
+    char *text = fsdp_realloc(NULL, size + 1, 1);
+    if (!text)
+        return fsdp_fail_memory(err, in->path);
+    fsdp_status st = gguf_take(in, size, what, text, err);
+    if (st != FSDP_OK) {
+        fsdp_free(text);
+        return st;
+    }
+    text[size] = '\0';
+    *out = text;
+    *size_out = size;
+    return FSDP_OK;
+}
+
+/* === values =================================================================================== */
+
+/* One value of a GGUF file. An array becomes a list, and holds no other arrays. */
+
+/* Limits of a file: a vocabulary has less than a million tokens and as many merges. */
+enum { MOST_ITEMS = 16 << 20, LONGEST_STRING = 64 << 20, SHOWN = 100 };
+/* Bytes of an item, and of the memory of a short string. */
+enum { ITEM = sizeof(fsdp_value) };
+/* Bytes of an entry beside its name and its value; charge() doubles them. */
+enum { PAIR = 512 };
+
+static fsdp_status fail_kind(const gguf_input *in, const char *key, uint32_t kind, fsdp_error *err)
+{
+    char shown[SHOWN];
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the value of '%s' has the unknown type %" PRIu32,
+                     in->path, fsdp_printable(key, strlen(key), shown, sizeof shown), kind);
+}
+
+static fsdp_status take_bool(gguf_input *in, fsdp_value *value, fsdp_error *err)
+{
+    uint8_t byte;
+    FSDP_TRY(gguf_take(in, 1, "a boolean", &byte, err));
+    if (byte > 1)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the boolean at byte %" PRId64 " is %u",
+                         in->path, in->at - 1, byte);
+    *value = fsdp_value_bool(byte == 1);
+    return FSDP_OK;
+}
+
+/* Bytes that are no UTF-8 (tokens of some tokenizers) stay bytes. */
+static fsdp_status take_text(gguf_input *in, fsdp_value *value, fsdp_error *err)
+{
+    char *text;
+    size_t size;
+    FSDP_TRY(gguf_take_string(in, LONGEST_STRING, "a string", &text, &size, err));
+    fsdp_value_kind kind = fsdp_utf8_valid(text, size) ? FSDP_VALUE_STRING : FSDP_VALUE_BYTES;
+    fsdp_status st = fsdp_value_set_bytes(value, kind, text, size, err);
+    fsdp_free(text);
+    return st;
+}
+
+/* The bits of a number of 1, 2, 4 or 8 bytes. */
+static fsdp_status take_bits(gguf_input *in, size_t size, uint64_t *bits_out, fsdp_error *err)
+{
+    uint8_t bytes[8];
+    FSDP_TRY(gguf_take(in, size, "a number", bytes, err));
+    *bits_out = 0;
+    for (size_t i = 0; i < size; i++)
+        *bits_out |= (uint64_t)bytes[in->is_big ? size - 1 - i : i] << 8 * i;
+    return FSDP_OK;
+}
+
+static double float_of(uint64_t bits, size_t size)
+{
+    uint32_t low = (uint32_t)bits;
+    float narrow;
+    double wide;
+    memcpy(&narrow, &low, sizeof narrow);
+    memcpy(&wide, &bits, sizeof wide);
+    return size == sizeof narrow ? (double)narrow : wide;
+}
+
+static fsdp_status take_number(gguf_input *in, gguf_kind kind, fsdp_value *value, fsdp_error *err)
+{
+    size_t size = gguf_kind_size(kind);
+    int unused = 64 - 8 * (int)size;
+    uint64_t bits;
+    FSDP_TRY(take_bits(in, size, &bits, err));
+    switch (kind) {
+    case GGUF_F32:
+    case GGUF_F64: *value = fsdp_value_f64(float_of(bits, size)); break;
+    case GGUF_I8:
+    case GGUF_I16:
+    case GGUF_I32:
+    case GGUF_I64: *value = fsdp_value_i64((int64_t)(bits << unused) >> unused); break;
+    default:
+        *value = bits > INT64_MAX ? fsdp_value_u64(bits) : fsdp_value_i64((int64_t)bits);
+        break;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status take_one(gguf_input *in, gguf_kind kind, fsdp_value *value, fsdp_error *err)
+{
+    return kind == GGUF_STRING ? take_text(in, value, err)
+           : kind == GGUF_BOOL ? take_bool(in, value, err)
+                               : take_number(in, kind, value, err);
+}
+
+/* Counts bytes of a value before they are allocated. */
+static fsdp_status charge(gguf_input *in, int64_t bytes, const char *shown, fsdp_error *err)
+{
+    in->memory += 2 * bytes;
+    return in->memory <= in->most ? FSDP_OK
+                                  : fsdp_fail(err, FSDP_ERR_LIMIT,
+                                              "'%s': its values up to '%s' take more than %" PRId64
+                                              " MiB of memory: allow more (--mem)",
+                                              in->path, shown, in->most >> 20);
+}
+
+static fsdp_status take_array(gguf_input *in, const char *shown, fsdp_value *value, fsdp_error *err)
+{
+    uint32_t kind;
+    size_t count;
+    FSDP_TRY(gguf_take_u32(in, "the type of an array", &kind, err));
+    if (kind == GGUF_ARRAY)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the value of '%s' is an array of arrays",
+                         in->path, shown);
+    if (gguf_kind_size(kind) == 0)
+        return fail_kind(in, shown, kind, err);
+    FSDP_TRY(gguf_take_count(in, gguf_kind_size(kind), "the length of an array", &count, err));
+    in->items += count;
+    if (count > MOST_ITEMS || in->items > MOST_ITEMS)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': up to '%s' its arrays hold more than %d items",
+                         in->path, shown, MOST_ITEMS);
+    FSDP_TRY(charge(in, (int64_t)count * (kind == GGUF_STRING ? 2 * ITEM : ITEM), shown, err));
+    FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_LIST, count, err));
+    for (size_t i = 0; i < count; i++) {
+        fsdp_value *item = &value->as.list.items[i];
+        FSDP_TRY(take_one(in, (gguf_kind)kind, item, err));
+        if (kind == GGUF_STRING && item->as.bytes.size > ITEM)
+            FSDP_TRY(charge(in, (int64_t)item->as.bytes.size, shown, err));
+    }
+    return FSDP_OK;
+}
+
+/* A value and the type that it is stored with, which may be an array. */
+static fsdp_status gguf_take_value(gguf_input *in, const char *key, fsdp_value *value,
+                                   fsdp_error *err)
+{
+    uint32_t kind;
+    FSDP_TRY(gguf_take_u32(in, "the type of a value", &kind, err));
+    if (gguf_kind_size(kind) == 0)
+        return fail_kind(in, key, kind, err);
+    char shown[SHOWN];
+    fsdp_printable(key, strlen(key), shown, sizeof shown);
+    FSDP_TRY(charge(in, PAIR + (int64_t)strlen(key), shown, err));
+    if (kind == GGUF_ARRAY)
+        return take_array(in, shown, value, err);
+    FSDP_TRY(take_one(in, (gguf_kind)kind, value, err));
+    return kind == GGUF_STRING ? charge(in, (int64_t)value->as.bytes.size, shown, err) : FSDP_OK;
+}
+
+/* === the file ================================================================================= */
+
+enum { MOST_PARTS = 99999, LEAST_PAIR = 8 + 4 + 1, LEAST_TENSOR = 8 + 4 + 4 + 8 };
 
 static const char suffix[] = ".gguf";
 
@@ -405,7 +685,7 @@ static int bid(const fsdp_probe *probe)
 }
 
 /* A source of parts has the path of their directory, which no part may leave. */
-static fsdp_status fill(const fsdp_probe *probe, gguf_model *model, fsdp_error *err)
+static fsdp_status fill_source(const fsdp_probe *probe, gguf_model *model, fsdp_error *err)
 {
     const char *name = NULL, *slash = strrchr(probe->path, '/');
     if (probe->is_directory)
@@ -437,7 +717,7 @@ static fsdp_status fill(const fsdp_probe *probe, gguf_model *model, fsdp_error *
 static fsdp_status open_gguf(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
 {
     gguf_model model = {.memory = probe->opts ? probe->opts->memory : 0};
-    fsdp_status st = fill(probe, &model, err);
+    fsdp_status st = fill_source(probe, &model, err);
     if (st == FSDP_OK)
         st = fsdp_source_complete(model.source, err);
     if (st != FSDP_OK) {

@@ -4,16 +4,14 @@
  * In: descriptions of datasets, encoded chunks, and for a view the boxes of shard files. Out: HDF5 files
  * that any HDF5 program reads, and the offsets at which native_write.c writes raw bytes.
  *
- *   hdf5_file.c       shard files: datasets, chunks, the index dataset
- *   hdf5_library.c    libhdf5 in this process: its lock, errors, property lists (hdf5_internal.h)
- *   hdf5_vfd.c        file driver: all bytes of libhdf5 go through fsdp_io
- *   hdf5_types.c      dtypes as HDF5 types
- *   hdf5_view.c       index.h5, the file of virtual datasets, written without libhdf5
- *   hdf5_emit.c       HDF5 structures as bytes, for the view
+ *   hdf5_file.c       shard files: datasets, chunks, the index dataset; below them libhdf5 in this process
+ *                     (its lock, errors, property lists), its file driver on fsdp_io, and dtypes as HDF5
+ *                     types
+ *   hdf5_view.c       index.h5, the file of virtual datasets, written without libhdf5, structure by structure
  *   hdf5_link_name.c  tensor names as link names, and back
  *   hdf5_zstd.c       the zstd filter; hdf5_plugin.c makes a plugin of it for other programs
  *
- * Only this room and hdf5_child include hdf5.h. A lock in hdf5_library.c serialises the calls of libhdf5.
+ * Only this room and hdf5_child include hdf5.h. A lock in hdf5_file.c serialises the calls of libhdf5.
  * Callers: native; hdf5_child uses hdf5_internal.h and link names. The room calls base and kernels.
  */
 #ifndef FSDP_HDF5_FILE_H
@@ -78,7 +76,7 @@ void fsdp_h5_discard(fsdp_h5_file *file);
 
 /*
  * --- the view: virtual datasets over the shard files ---
- * Written without libhdf5 (hdf5_emit.h), so it takes no lock. fsdp_h5_view_close finds duplicate links
+ * Written without libhdf5 (hdf5_view.c), so it takes no lock. fsdp_h5_view_close finds duplicate links
  * and aliases without a target.
  */
 

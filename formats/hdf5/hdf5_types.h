@@ -4,6 +4,8 @@
 
 #include <fsdp/dtype.h>
 #include <fsdp/status.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /* The attribute with the name of a type that HDF5 cannot express. */
 #define FSDP_H5_MARK "dtype"
@@ -15,5 +17,8 @@ typedef struct fsdp_h5_type_bytes {
 } fsdp_h5_type_bytes;
 
 fsdp_status fsdp_h5_type_encode(fsdp_dtype dtype, fsdp_h5_type_bytes *out, fsdp_error *err);
+
+/* The checksum of HDF5's metadata (Jenkins' lookup3 with initial value 0), of hdf5_view.c. */
+uint32_t fsdp_h5_checksum(const void *data, size_t size);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * Classifies an HDF5 type: the dtype with the same bits, text, or an opaque type. The mirror is
- * hdf5_types.c.
+ * hdf5_file.c.
  */
 #include "formats/hdf5_child/hdf5_child.h"
 

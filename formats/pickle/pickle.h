@@ -4,17 +4,12 @@
  * In: the bytes of a pickle, which may be hostile. Out: an array of nodes. Nothing is executed: a class or
  * function is a name, and a call is a node that keeps the name and the arguments.
  *
- *   pickle.c            opcodes, stack, memo
- *   pickle_text.c       text arguments of protocol 0, big integers
- *   pickle_nodes.c      nodes, their memory, and the queries of readers
- *   pickle_known.c      the globals that a checkpoint may name
- *   pickle_policy.c     the calls that it may contain
- *   pickle_arguments.c  the arguments that those calls may have
- *   pickle_items.c      containers that are made of their items
- *   pickle_keys.c       equal keys of dicts
- *   pickle_objects.c    objects of unknown classes: what they may hold, which of them are code
- *   pickle_error.c      errors, with the place in the pickle
- *   pickle_write.c      the mirror: pickles of protocol 2 (pickle_write.h)
+ *   pickle.c          opcodes, stack, memo, text arguments of protocol 0, equal keys of dicts
+ *   pickle_nodes.c    nodes, their memory, the queries of readers, and errors with their place
+ *   pickle_known.c    the globals that a checkpoint may name
+ *   pickle_policy.c   the calls that it may contain, and the arguments that those calls may have
+ *   pickle_objects.c  objects of unknown classes: what they may hold, which of them are code
+ *   pickle_write.c    the mirror: pickles of protocol 2 (pickle_write.h)
  *
  * A call that the policy does not list makes the parser refuse the whole file, wherever the call is,
  * because Python would run it when it loads the file.

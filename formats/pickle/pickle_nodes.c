@@ -1,8 +1,23 @@
-/* Nodes of a pickle, the memory that they lie in, and the queries of readers. See pickle.h. */
+/* Nodes of a pickle, the memory that they lie in, the queries of readers, and the errors of the machine. See
+ * pickle.h. */
 #include "formats/pickle/pickle_vm.h"
 #include "base/text.h"
 
 #include <string.h>
+
+/* --- errors: with the place in the pickle ----------------------------------------------------------- */
+
+fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why)
+{
+    return fsdp_fail(vm->err, status, "%s: pickle, byte %lld: %s", vm->options->where,
+                     (long long)(vm->options->offset + (vm->opcode - vm->data)), why);
+}
+
+fsdp_status pickle_no_memory(pickle_vm *vm)
+{
+    return fsdp_fail(vm->err, FSDP_ERR_LIMIT, "%s: cannot allocate memory for a pickle",
+                     vm->options->where);
+}
 
 enum { FIRST_BLOCK = 4 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 8 };
 enum { SURROGATE_LEAD = 0xED };

@@ -61,13 +61,13 @@ typedef struct pickle_vm {
     fsdp_error *err;
 } pickle_vm;
 
-/* --- pickle_error.c --- */
+/* --- pickle_nodes.c --- */
 
 /* Fails with the offset of the current opcode. */
 fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why);
 fsdp_status pickle_no_memory(pickle_vm *vm);
 
-/* --- pickle_nodes.c: nodes are pushed on the stack --- */
+/* Nodes are pushed on the stack. */
 fsdp_status pickle_push_grown(pickle_vm *vm, fsdp_node node);
 fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, fsdp_node *node_out);
 
@@ -119,30 +119,11 @@ fsdp_status pickle_push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node cal
 fsdp_status pickle_push_global(pickle_vm *vm, const char *module, size_t module_size, const char *name,
                                size_t name_size);
 
-/* --- pickle_text.c: arguments of the text opcodes of protocol 0, a line without its end --- */
-fsdp_status pickle_int_line(pickle_vm *vm, const char *line, size_t size);
-fsdp_status pickle_long_line(pickle_vm *vm, const char *line, size_t size);
-fsdp_status pickle_float_line(pickle_vm *vm, const char *line, size_t size);
-fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t size);
-fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size);
-
 /* --- pickle.c --- */
 
 /* fsdp_pickle_parse without its check of objects. */
 fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
                          fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err);
-
-/* --- pickle_items.c --- */
-
-/* True for OrderedDict, defaultdict, Counter and deque. */
-bool pickle_is_container(unsigned known);
-/* Pushes the call of such a class, whose arguments were checked; the items it is given become its own. */
-fsdp_status pickle_push_container(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable, fsdp_node args);
-
-/* --- pickle_keys.c --- */
-
-/* Removes repeated keys of every dict: the first key and the last value stay. */
-fsdp_status pickle_settle_keys(pickle_vm *vm);
 
 /* --- pickle_known.c --- */
 
@@ -172,12 +153,5 @@ fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_
 fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state);
 /* Fails when an incomplete shape is left at the end. */
 fsdp_status pickle_check_pending(pickle_vm *vm);
-
-/* --- pickle_arguments.c --- */
-
-/* True when the listed call may have these arguments; otherwise *culprit_out is the refused one. */
-bool pickle_arguments_allowed(pickle_vm *vm, unsigned known, fsdp_node args, fsdp_node *culprit_out);
-/* Like pickle_arguments_allowed, for a class that the policy does not list. */
-bool pickle_objects_allowed(pickle_vm *vm, fsdp_node args, fsdp_node *culprit_out);
 
 #endif

@@ -158,3 +158,16 @@ fsdp_status rank_files_join_mesh(rank_files *set, rank_mesh *mesh, bool is_membe
     set->members[set->member_count++] = (rank_member){set->rank, number};
     return FSDP_OK;
 }
+
+fsdp_status rank_files_count_compared(rank_files *set, const torch_tensor *tensor, int64_t most,
+                                      fsdp_error *err)
+{
+    const int64_t views = 16, small = (int64_t)1 << 30;
+    int64_t span = tensor->data ? 0 : torch_tensor_span(tensor);
+    set->compared += span < most ? span : most;
+    return set->compared / views <= set->bytes + small / views
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_LIMIT,
+                           "'%s': the tensors of the ranks are far larger than their files",
+                           set->where);
+}

@@ -6,15 +6,13 @@
  * a source (source.h) with whole tensors.
  *
  *   names -> source/rank_names.c (groups of files, and the rank of each)
- *         -> ranks_read.c    bid, open, and the loop that reads one file after another
- *         -> ranks_mesh.c    the mesh of a tensor and the rank's coordinate
- *         -> ranks_place.c   boxes of placements
- *         -> ranks_dist.c    DTensor, ShardedTensor: boxes of the whole
+ *         -> ranks_read.c    bid, open, and the loop that reads one file after another; Meta's parts of
+ *                            tensor parallelism, joined by rules and params.json
+ *         -> ranks_dist.c    DTensor, ShardedTensor: the mesh, the rank's coordinate, boxes of the whole
  *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank
- *         -> ranks_parts.c   Meta's parts of tensor parallelism, joined by rules and params.json
  *         -> ranks_like.c    FSDP1's pieces without shapes: those of a model that was named
  *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters
- *         -> ranks_merge.c   drops replicas (ranks_compare.c), checks for missing ranks, fills the source
+ *         -> ranks_merge.c   drops replicas, checks for missing ranks, fills the source
  *   ranks.c holds entries, boxes and meshes for all of them.
  *
  * A pickle is freed before the next file is opened; its boxes and the places of their bytes are kept. Only
@@ -28,7 +26,7 @@
 #include "formats/torch/torch_internal.h"
 #include "kernels/kernels.h"
 
-/* --- ranks_mesh.c --- */
+/* --- ranks_dist.c --- */
 
 enum { RANK_MESH_DIMS = 16, RANK_MESH_LIMIT = 1 << 20 };
 
@@ -48,52 +46,12 @@ typedef struct rank_position {
     int64_t coordinate[RANK_MESH_DIMS];
 } rank_position;
 
-/* Reads a DeviceMesh and the rank's position in it. mesh_out->ranks is freed with fsdp_free.
- * FSDP_ERR_DAMAGED when the mesh contradicts the rank. */
-fsdp_status rank_mesh_read(const torch_archive *archive, fsdp_node node, int rank, rank_mesh *mesh_out,
-                           rank_position *position_out, fsdp_error *err);
-
-/* --- ranks_place.c --- */
-
-typedef struct rank_placement {
-    enum { RANK_REPLICATE, RANK_SHARD, RANK_STRIDED } kind;
-    int dim;
-    int64_t split;
-} rank_placement;
-
-/* The layout of a tensor on a mesh, and the order in which mesh dims cut it (first cut first; only those
- * that cut). */
-typedef struct rank_layout {
-    int mesh_ndim;
-    const int64_t *mesh_shape, *coordinate;
-    rank_placement placements[RANK_MESH_DIMS];
-    int order[RANK_MESH_DIMS], order_count;
-    bool is_ordered;           /* false: no order of cuts yields the strided placements */
-    bool has_strided;
-} rank_layout;
-
-/* Computes the order that strided placements imply: _StridedShard(d, s) is cut after the dims that split d
- * into s parts. */
-void rank_layout_order(rank_layout *layout);
-
-/* The box of the coordinate, cut in that order. An empty box lies at the end. */
-void rank_layout_box(const rank_layout *layout, int ndim, const int64_t *shape, fsdp_box *box_out);
+/* --- ranks_dist.c --- */
 
 /* Adjacent rows of one dim that a rank holds. */
 typedef struct rank_run {
     int64_t lo, len;
 } rank_run;
-
-typedef struct rank_runs {
-    rank_run *items;
-    size_t count, room;
-} rank_runs;
-
-enum { RANK_MOST_RUNS = 65536 };
-
-/* The other interpretation of strided placements: dims cut from left to right, each rank taking its part
- * of every one of `split` pieces. False when there are more than RANK_MOST_RUNS runs, or no memory. */
-bool rank_layout_runs(const rank_layout *layout, int dim, int64_t size, rank_runs *runs_out);
 
 /* --- all rank files --- */
 
@@ -233,20 +191,8 @@ fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value 
 fsdp_status rank_files_object(void *context, const torch_item *found, bool *taken_out, fsdp_error *err);
 void rank_items_release(rank_entry *entry);
 
-/* --- ranks_parts.c --- */
+/* --- ranks_merge.c --- */
 
-/* True for the pattern of Meta's files. */
-bool rank_parts_are(const char *pattern);
-/* Reads params.json beside the files, and checks that no file before the last is missing. */
-fsdp_status rank_parts_read(const fsdp_probe *probe, const char *directory, rank_files *set, fsdp_error *err);
-/* In place of rank_files_tensor: the place of a part in its tensor. */
-fsdp_status rank_files_part(void *context, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
-
-/* --- ranks_compare.c --- */
-
-/* Compares the begin of two copies of one box. FSDP_ERR_DAMAGED: they differ. */
-fsdp_status rank_same_replica(rank_files *set, const rank_entry *entry, const rank_chunk *a,
-                              const rank_chunk *b, fsdp_error *err);
 /* Counts the bytes of a tensor that are compared, at most `most`: many views of one small storage would cost
  * much. */
 fsdp_status rank_files_count_compared(rank_files *set, const torch_tensor *tensor, int64_t most,

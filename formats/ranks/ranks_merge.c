@@ -9,6 +9,53 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* === replicas ================================================================================= */
+
+static void describe(const rank_entry *entry, const fsdp_source_chunk *chunk,
+                     torch_tensor *tensor_out)
+{
+    size_t bytes = (size_t)entry->ndim * sizeof(int64_t);
+    *tensor_out = (torch_tensor){.dtype = entry->dtype,
+                                 .ndim = entry->ndim,
+                                 .storage = {.file = chunk->file, .stream = chunk->stream},
+                                 .offset = chunk->offset,
+                                 .fix = chunk->fix};
+    int64_t stride = (int64_t)fsdp_dtype_size(entry->dtype);
+    for (int dim = entry->ndim - 1; dim >= 0; dim--) {
+        tensor_out->strides[dim] = stride;
+        stride *= chunk->len[dim];
+    }
+    if (bytes > 0) {
+        memcpy(tensor_out->shape, chunk->len, bytes);
+        if (chunk->strides)
+            memcpy(tensor_out->strides, chunk->strides, bytes);
+    }
+}
+
+/* Compares the begin of two copies of one box. FSDP_ERR_DAMAGED: they differ. */
+static fsdp_status rank_same_replica(rank_files *set, const rank_entry *entry, const rank_chunk *a,
+                                     const rank_chunk *b, fsdp_error *err)
+{
+    torch_tensor one, other;
+    bool is_same;
+    char shown[200];
+    if (a->chunk.file < 0 || b->chunk.file < 0)
+        return FSDP_OK;
+    describe(entry, &a->chunk, &one);
+    describe(entry, &b->chunk, &other);
+    FSDP_TRY(rank_files_count_compared(set, &one, TORCH_REPLICA, err));
+    FSDP_TRY(torch_same_elements(set->source, &one, &other, TORCH_REPLICA, &is_same, err));
+    return is_same ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                               "'%s' and '%s' have different values of a part of '%s' that both "
+                               "hold" FSDP_TWO_SAVES,
+                               fsdp_source_file_path(set->source, (size_t)a->chunk.file),
+                               fsdp_source_file_path(set->source, (size_t)b->chunk.file),
+                               fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+}
+
+/* === merging ================================================================================== */
+
 static const char *shown_name(const rank_entry *entry, char *out, size_t room)
 {
     return fsdp_printable(entry->name, entry->name_size, out, room);

@@ -6,12 +6,10 @@
  * (source.h), or files byte for byte as the format's library and huggingface_hub write them.
  *
  *   safetensors_header.c  parses and checks the header of one file
- *   safetensors_read.c    the format as a source: one file, a directory with an index, files of DCP's ranks
- *   safetensors_metadata.c  what __metadata__ of one file, or of several together, says
- *   safetensors_choice.c  which of several models in a directory is read
- *   safetensors_set.c     numbered files without an index: all must be there
+ *   safetensors_read.c    the format as a source: one file, a directory with an index, files of DCP's ranks;
+ *                         what __metadata__ of the files says
+ *   safetensors_choice.c  which of several models in a directory is read; numbered files must all be there
  *   safetensors_tree.c    folders as modules, a file per parameter and rank
- *   safetensors_slices.c  where such a file lies in its parameter
  *   safetensors_write.c   both formats of the room, "safetensors" and "hf", as packed targets
  *
  * A file is:
@@ -65,26 +63,6 @@ fsdp_status fsdp_safetensors_read(const fsdp_source *source, int file, fsdp_safe
                                   fsdp_error *err);
 void fsdp_safetensors_release(fsdp_safetensors *header);
 
-/* The tensor of the file that the text of the pair names, whose other name the key is then; NULL: the pair
- * has another meaning. */
-const fsdp_safetensors_entry *fsdp_safetensors_tied(const fsdp_safetensors *header,
-                                                    const fsdp_text_pair *pair);
-/* The metadata of files that were added to the source: all of it for listings, and what stays true in other
- * files. headers[i] is that of the file with number files[i], or of none where that is negative. */
-fsdp_status fsdp_safetensors_add_metadata(fsdp_source *source, const fsdp_safetensors *headers,
-                                          const int *files, size_t count, fsdp_error *err);
-
-/* Numbered files with the same name otherwise, or one file (count 0). */
-typedef struct fsdp_file_set {
-    const char *stem;          /* the text before "-00002-of-00003.safetensors", or before ".safetensors" */
-    size_t stem_size;
-    int digits, count;
-} fsdp_file_set;
-
-/* The set that a file with the suffix ".safetensors" belongs to; the files of DCP's ranks are one. */
-void fsdp_file_set_of(const char *name, fsdp_file_set *set_out);
-bool fsdp_file_sets_are_one(const fsdp_file_set *a, const fsdp_file_set *b);
-
 typedef fsdp_status (*fsdp_safetensors_visit)(void *context, const char *name, fsdp_error *err);
 /* The index of a directory, of the variant that the options name; without one the only index there is, also
  * that of a variant; NULL: none. FSDP_ERR_USAGE when several are of equal right. */
@@ -94,9 +72,6 @@ fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **
 fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetensors_visit visit,
                                           void *context, fsdp_error *err);
 
-/* FSDP_ERR_DAMAGED: the name is of a set of files ("-00001-of-00002"), and one of them is not there. */
-fsdp_status fsdp_safetensors_check_one(const char *name, const char *const *names, size_t count,
-                                       fsdp_error *err);
 /* Checks a directory without an index: when the names of its files state their number, all of them must
  * exist. FSDP_ERR_DAMAGED names the first one that is missing. */
 fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names, size_t count,

@@ -1,15 +1,140 @@
 /* Reads a tree of safetensors files, in which folders are modules: see safetensors_tree.h. */
 #include "formats/safetensors/safetensors_tree.h"
-
 #include "base/core/mem.h"
 #include "base/data/json.h"
 #include "formats/safetensors/safetensors.h"
-#include "formats/safetensors/safetensors_slices.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* === slices =================================================================================== */
+
+/*
+ * The texts with which Nanotron says where a rank's part of a parameter lies in it, in the metadata of its
+ * file:
+ *
+ *     unsharded_shape            "(32, 8)"
+ *     local_global_slices_pairs  "0,16,None|None,None,None#16,32,None|None,None,None;..."
+ *
+ * A slice is start, stop and step; '|' separates dims, '#' the part's slices from the parameter's, ';' pairs.
+ */
+
+/* The pairs of a part; the text is borrowed. */
+typedef struct fsdp_slices {
+    const char *at, *end;
+    int ndim;
+    const int64_t *part, *whole; /* shapes */
+} fsdp_slices;
+
+/* A box of the part, and where it lies in the parameter. */
+typedef struct fsdp_slices_pair {
+    int64_t from[FSDP_MAX_DIMS], lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
+} fsdp_slices_pair;
+
+typedef struct cursor {
+    const char *at, *end;
+} cursor;
+
+static bool take(cursor *from, const char *word)
+{
+    size_t size = strlen(word);
+    if ((size_t)(from->end - from->at) < size || memcmp(from->at, word, size) != 0)
+        return false;
+    from->at += size;
+    return true;
+}
+
+static bool is_digit(const cursor *from)
+{
+    return from->at < from->end && *from->at >= '0' && *from->at <= '9';
+}
+
+static bool take_number(cursor *from, int64_t *number_out)
+{
+    const int64_t most = INT64_MAX / 10 - 1;
+    if (!is_digit(from))
+        return false;
+    for (*number_out = 0; is_digit(from); from->at++) {
+        if (*number_out > most)
+            return false;
+        *number_out = *number_out * 10 + (*from->at - '0');
+    }
+    return true;
+}
+
+/* "32", or "np.int64(32)" */
+static bool take_size(cursor *from, int64_t *size_out)
+{
+    int64_t bits;
+    if (!take(from, "np.int"))
+        return take_number(from, size_out);
+    return take_number(from, &bits) && take(from, "(") && take_number(from, size_out) &&
+           take(from, ")");
+}
+
+/* False: the text is no shape of at most FSDP_MAX_DIMS dims. */
+static bool slices_shape(const char *text, size_t size, int64_t shape_out[FSDP_MAX_DIMS],
+                         int *ndim_out)
+{
+    cursor from = {text, text + size};
+    *ndim_out = 0;
+    if (!take(&from, "("))
+        return false;
+    while (!take(&from, ")")) {
+        if (*ndim_out == FSDP_MAX_DIMS || !take_size(&from, &shape_out[*ndim_out]))
+            return false;
+        ++*ndim_out;
+        if (take(&from, ","))
+            (void)take(&from, " ");
+        else if (from.at == from.end || *from.at != ')')
+            return false;
+    }
+    return from.at == from.end;
+}
+
+/* "START,STOP,STEP" of a dim, as Python means it: None is all. */
+static bool take_slice(cursor *from, int64_t size, int64_t *lo_out, int64_t *len_out)
+{
+    int64_t start = 0, stop = size, step = 1;
+    if (!take(from, "None") && !take_number(from, &start))
+        return false;
+    if (!take(from, ",") || (!take(from, "None") && !take_number(from, &stop)))
+        return false;
+    if (!take(from, ",") || (!take(from, "None") && !take_number(from, &step)))
+        return false;
+    *lo_out = start;
+    *len_out = stop - start;
+    return step == 1 && start <= stop && stop <= size;
+}
+
+static bool take_slices(cursor *from, const fsdp_slices *slices, const int64_t *shape,
+                        int64_t *lo_out, int64_t *len_out)
+{
+    for (int dim = 0; dim < slices->ndim; dim++)
+        if ((dim > 0 && !take(from, "|")) ||
+            !take_slice(from, shape[dim], &lo_out[dim], &len_out[dim]))
+            return false;
+    return true;
+}
+
+/* Takes a pair, of which there must be one: at < end. False: it does not fit the shapes, or has a step. */
+static bool slices_next(fsdp_slices *slices, fsdp_slices_pair *pair_out)
+{
+    int64_t part_len[FSDP_MAX_DIMS];
+    cursor from = {slices->at, slices->end};
+    if (!take_slices(&from, slices, slices->part, pair_out->from, part_len) || !take(&from, "#") ||
+        !take_slices(&from, slices, slices->whole, pair_out->lo, pair_out->len) ||
+        memcmp(part_len, pair_out->len, (size_t)slices->ndim * sizeof *part_len) != 0)
+        return false;
+    if (from.at < from.end && (!take(&from, ";") || from.at == from.end))
+        return false;
+    slices->at = from.at;
+    return true;
+}
+
+/* === trees ==================================================================================== */
 
 enum { DEEPEST = 32, MOST_FOLDERS = 1 << 18 };
 
@@ -171,7 +296,7 @@ static fsdp_status read_metadata(const module_tree *tree, const fsdp_safetensors
 {
     const fsdp_text_pair *shape = metadata_of(header, "unsharded_shape");
     const fsdp_text_pair *slices = metadata_of(header, "local_global_slices_pairs");
-    if (shape && !fsdp_slices_shape(shape->text, shape->text_size, part->shape, &part->ndim))
+    if (shape && !slices_shape(shape->text, shape->text_size, part->shape, &part->ndim))
         return fail_part(tree, part, "has an unsharded_shape that is no shape", err);
     if (slices)
         fsdp_text_add(&part->slices, slices->text, slices->text_size);
@@ -260,7 +385,7 @@ static fsdp_status add_part(module_tree *tree, const part_file *part, fsdp_error
     fsdp_slices slices = {part->slices.data, part->slices.data + part->slices.size, part->ndim,
                           part->data->shape, part->shape};
     while (slices.at < slices.end) {
-        if (!fsdp_slices_next(&slices, &pair))
+        if (!slices_next(&slices, &pair))
             return fail_part(tree, part,
                              "has local_global_slices_pairs that do not fit its shape, or a step",
                              err);

@@ -1,6 +1,6 @@
 /*
  * The dict and list path of every entry of a target, from which the reader rebuilds the containers:
- * planner_data of DCP (dcp_metadata_write.c), the tree of a torch.save file (torch_write.c).
+ * planner_data of DCP (dcp_write.c), the tree of a torch.save file (torch_write.c).
  */
 #ifndef FSDP_NESTING_H
 #define FSDP_NESTING_H

@@ -5,7 +5,7 @@
  * In: files whose bytes may be hostile, or the entries of a target. Out: the catalog of a source
  * (source.h), or one torch.save file.
  *
- *   bytes -> torch_zip.c or torch_legacy.c (an archive: a pickle and its storages)
+ *   bytes -> torch_zip.c or torch_read.c (an archive: a pickle and its storages)
  *         -> torch_storage.c (persistent ids: the place of each storage)   torch_code.c (code that it holds)
  *         -> torch_tensor.c (nodes that are tensors)   torch_numpy.c (arrays, scalars)
  *         -> torch_compare.c (two tensors that should be one)
@@ -15,7 +15,7 @@
  *
  *   entries -> torch_tree.c (nested dicts) -> torch_emit.c (records) -> torch_write.c (the target "torch")
  *
- *   values as torch.save bytes: torch_resave.c, torch_resave_value.c write them, torch_blob.c opens them
+ *   values as torch.save bytes: torch_resave.c and torch_blob.c write them, torch_blob.c opens them
  *
  * Callers: detect (the tables of formats), ranks and dcp. The room calls pickle, zip, source and target.
  */
@@ -75,7 +75,7 @@ static inline fsdp_node torch_element(const torch_archive *archive, fsdp_node tu
     return fsdp_pickle_element(&archive->pickle, tuple, number);
 }
 
-/* --- torch_zip.c, torch_legacy.c --- */
+/* --- torch_zip.c, torch_read.c --- */
 
 typedef struct torch_opening {
     fsdp_source *source;
@@ -89,7 +89,6 @@ typedef struct torch_opening {
  * source. *archive_out is empty on failure. */
 fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t size, bool checks,
                            torch_archive *archive_out, fsdp_error *err);
-fsdp_status torch_legacy_open(const torch_opening *opening, torch_archive *archive_out, fsdp_error *err);
 bool torch_legacy_begins(const uint8_t *head, size_t size);
 void torch_archive_release(torch_archive *archive);
 

@@ -6,14 +6,67 @@
  * An archive that two readers could understand differently is refused.
  */
 #include "formats/zip/zip.h"
-
-#include "base/core/mem.h"
 #include "base/core/bytes.h"
+#include "base/core/mem.h"
 #include "base/text.h"
-#include "formats/zip/zip_names.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* === names ==================================================================================== */
+
+/*
+ * Names of archives whose names are data (npz), as Python's zipfile, and with it NumPy, reads them: UTF-8
+ * when bit 11 of an entry's flags says so, else code page 437.
+ */
+
+/* Bytes from 0x80 on; those below are ASCII. */
+static const uint16_t code_page_437[128] = {
+    0x00C7, 0x00FC, 0x00E9, 0x00E2, 0x00E4, 0x00E0, 0x00E5, 0x00E7, 0x00EA, 0x00EB, 0x00E8, 0x00EF,
+    0x00EE, 0x00EC, 0x00C4, 0x00C5, 0x00C9, 0x00E6, 0x00C6, 0x00F4, 0x00F6, 0x00F2, 0x00FB, 0x00F9,
+    0x00FF, 0x00D6, 0x00DC, 0x00A2, 0x00A3, 0x00A5, 0x20A7, 0x0192, 0x00E1, 0x00ED, 0x00F3, 0x00FA,
+    0x00F1, 0x00D1, 0x00AA, 0x00BA, 0x00BF, 0x2310, 0x00AC, 0x00BD, 0x00BC, 0x00A1, 0x00AB, 0x00BB,
+    0x2591, 0x2592, 0x2593, 0x2502, 0x2524, 0x2561, 0x2562, 0x2556, 0x2555, 0x2563, 0x2551, 0x2557,
+    0x255D, 0x255C, 0x255B, 0x2510, 0x2514, 0x2534, 0x252C, 0x251C, 0x2500, 0x253C, 0x255E, 0x255F,
+    0x255A, 0x2554, 0x2569, 0x2566, 0x2560, 0x2550, 0x256C, 0x2567, 0x2568, 0x2564, 0x2565, 0x2559,
+    0x2558, 0x2552, 0x2553, 0x256B, 0x256A, 0x2518, 0x250C, 0x2588, 0x2584, 0x258C, 0x2590, 0x2580,
+    0x03B1, 0x00DF, 0x0393, 0x03C0, 0x03A3, 0x03C3, 0x00B5, 0x03C4, 0x03A6, 0x0398, 0x03A9, 0x03B4,
+    0x221E, 0x03C6, 0x03B5, 0x2229, 0x2261, 0x00B1, 0x2265, 0x2264, 0x2320, 0x2321, 0x00F7, 0x2248,
+    0x00B0, 0x2219, 0x00B7, 0x221A, 0x207F, 0x00B2, 0x25A0, 0x00A0,
+};
+
+static size_t encode(uint16_t point, uint8_t out[3])
+{
+    if (point < 0x800) {
+        out[0] = (uint8_t)(0xC0 | point >> 6);
+        out[1] = (uint8_t)(0x80 | (point & 0x3F));
+        return 2;
+    }
+    out[0] = (uint8_t)(0xE0 | point >> 12);
+    out[1] = (uint8_t)(0x80 | (point >> 6 & 0x3F));
+    out[2] = (uint8_t)(0x80 | (point & 0x3F));
+    return 3;
+}
+
+static bool zip_name_is_ascii(const char *name, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        if ((uint8_t)name[i] >= 0x80)
+            return false;
+    return true;
+}
+
+/* Adds the UTF-8 form of a name in code page 437 to out. */
+static void zip_name_decode(fsdp_text *out, const char *name, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        uint8_t byte = (uint8_t)name[i], bytes[3] = {byte};
+        fsdp_text_add(out, (const char *)bytes,
+                      byte < 0x80 ? 1 : encode(code_page_437[byte - 0x80], bytes));
+    }
+}
+
+/* === the archive ============================================================================== */
 
 enum {
     CENTRAL_SIGNATURE = 0x02014b50,
@@ -331,8 +384,7 @@ static bool is_folder(const central *item)
 
 static bool is_utf8(const central *item)
 {
-    return (item->flags & FLAG_UTF8) ||
-           fsdp_zip_name_is_ascii(item->entry.name, item->entry.name_size);
+    return (item->flags & FLAG_UTF8) || zip_name_is_ascii(item->entry.name, item->entry.name_size);
 }
 
 static fsdp_status check_name(const fsdp_zip *zip, const central *item, fsdp_error *err)
@@ -485,7 +537,7 @@ static fsdp_status read_local(fsdp_zip *zip, central *item, fsdp_error *err)
         memcmp(header + LOCAL_BYTES, item->entry.name, name_size) != 0)
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two names", err);
     if ((fsdp_load_u16(header + 6) ^ item->flags) & FLAG_UTF8 &&
-        !fsdp_zip_name_is_ascii(item->entry.name, name_size))
+        !zip_name_is_ascii(item->entry.name, name_size))
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two names", err);
     if (fsdp_load_u16(header + 8) != item->method)
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has two packing methods", err);
@@ -544,7 +596,7 @@ static fsdp_status decode_names(fsdp_zip *zip, fsdp_error *err)
     for (size_t i = 0; i < zip->count; i++) {
         const fsdp_zip_entry *entry = &zip->entries[i].entry;
         if (!is_utf8(&zip->entries[i])) {
-            fsdp_zip_name_decode(&zip->decoded, entry->name, entry->name_size);
+            zip_name_decode(&zip->decoded, entry->name, entry->name_size);
             fsdp_text_add(&zip->decoded, "", 1);
         }
     }

@@ -5,8 +5,7 @@
  * to be written. Out: a checked list of entries with the offset of their bytes, or the bytes of headers,
  * trailers and directories. The room neither opens nor writes files: its callers do both.
  *
- *   zip.c         end record, central directory, local headers: fsdp_zip_open
- *   zip_names.c   names in code page 437 (zip_names.h)
+ *   zip.c         end record, central directory, local headers, names in code page 437: fsdp_zip_open
  *   zip_read.c    bytes of an entry, inflated and compared with their CRC: fsdp_zip_read
  *   zip_write.c   archives laid out as torch.save does (zip_write.h)
  *   zip_emit.c    headers as Python's zipfile writes them, for .npz (zip_emit.h)

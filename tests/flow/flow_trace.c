@@ -245,7 +245,7 @@ static const struct step {
     {"statedict/transfer/pipeline.c", 5, "statedict/transfer/pipeline.c"},
     {"formats/native/native_write.c", 6, "formats/native/native_read.c"},
     {"formats/native/native_read.c", 6, "formats/native/native_write.c"},
-    {"formats/native/native_index_write.c", 6, "formats/native/native_read.c"},
+    {"formats/native/native_write.c", 6, "formats/native/native_read.c"},
     {"statedict/convert/convert.c", 3, NULL},
     {"statedict/convert/convert_plan.c", 3, NULL},
     {"statedict/convert/convert_move.c", 4, NULL},

@@ -4,8 +4,8 @@
  */
 #include "tests/support/disk/io_fault.h"
 #include "base/core/mem.h"
-#include "formats/hdf5/hdf5_emit.h"
 #include "formats/hdf5/hdf5_internal.h"
+#include "formats/hdf5/hdf5_types.h"
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>

@@ -1,6 +1,5 @@
 /* Trees of folders as Nanotron writes them: parts of parameters, and those that lie about their place. */
 #include "base/core/mem.h"
-#include "formats/safetensors/safetensors_slices.h"
 #include "formats/source.h"
 
 #include <criterion/criterion.h>
