@@ -1,19 +1,201 @@
 /*
- * An opened checkpoint: its manifest, the owners that the writers agreed on, its shard readers, and
- * the values that were too large for the manifest. Reading tensors is get.c.
+ * A native checkpoint, opened: its manifest, the owners that the writers agreed on, its shard readers, and
+ * the values that were too large for the manifest; and boxes read from it. Files may be missing.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
-
-#include "statedict/checkpoint/foreign.h"
-#include "statedict/checkpoint/incomplete.h"
-#include "statedict/manifest/large_value.h"
+#include "base/data/box_internal.h"
 #include "statedict/checkpoint/one_file.h"
+#include "statedict/manifest/large_value.h"
 #include "statedict/sd/layout_internal.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-/* --- opening ---------------------------------------------------------------------------------- */
+/* === missing files ============================================================================ */
+
+/* True when the shard file is missing. */
+static bool incomplete_is_lost(const fsdp_checkpoint *checkpoint, int file)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    fsdp_file_info info;
+    fsdp_shard_name(file, checkpoint->manifest.file_count, name);
+    char *path = checkpoint->is_one_file ? NULL : fsdp_path_join(checkpoint->path, name);
+    bool lost = path && checkpoint->io->ops->info(checkpoint->io, path, &info) == -ENOENT;
+    fsdp_free(path);
+    return lost;
+}
+
+/* Marks an entry of which a part lies in a missing file. FSDP_ERR_DAMAGED when it may not be incomplete. */
+static fsdp_status incomplete_lose(fsdp_checkpoint *checkpoint, size_t number, int file,
+                                   fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, number);
+    char shown[160], name[FSDP_SHARD_NAME_SIZE];
+    if (fsdp_filter_selects(checkpoint->may_lack, entry->name, entry->name_size))
+        return fsdp_incomplete_mark(checkpoint, number, err);
+    fsdp_shard_name(file, checkpoint->manifest.file_count, name);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s/%s' is missing, which holds a part of '%s', and --allow-missing does not "
+                     "match its name",
+                     checkpoint->path, name,
+                     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+}
+
+typedef struct lost_search {
+    const fsdp_checkpoint *checkpoint;
+    int file; /* that holds a part of the entry, or -1 */
+} lost_search;
+
+static fsdp_status find_lost(void *context, int file, fsdp_error *err)
+{
+    lost_search *search = context;
+    (void)err;
+    if (!fsdp_native_of(search->checkpoint)->readers[file])
+        search->file = file;
+    return FSDP_OK;
+}
+
+/* Marks the entries of a native checkpoint in files that were not opened. */
+static fsdp_status incomplete_mark_lost(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        lost_search search = {checkpoint, -1};
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+        FSDP_TRY(fsdp_checkpoint_locate(checkpoint, i, &whole, find_lost, &search, err));
+        if (search.file >= 0)
+            FSDP_TRY(incomplete_lose(checkpoint, i, search.file, err));
+    }
+    for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_ALIAS && checkpoint->is_missing[entry->target])
+            FSDP_TRY(fsdp_incomplete_mark(checkpoint, i, err));
+    }
+    return FSDP_OK;
+}
+
+/* === reading ================================================================================== */
+
+/*
+ * Reads boxes of an opened native checkpoint: finds the stored boxes that overlap the wanted ones and
+ * gets their blocks (pipeline.c), alone or shared with other workers. Used by load, diff and convert.
+ */
+
+int fsdp_checkpoint_file_of(const fsdp_checkpoint *checkpoint, int rank)
+{
+    return checkpoint->manifest.kind == FSDP_FULL ? 0 : rank;
+}
+
+static bool same_box(const fsdp_stored_box *stored, const fsdp_box *box)
+{
+    size_t size = (size_t)box->ndim * sizeof(int64_t);
+    return stored->ndim == box->ndim && memcmp(stored->lo, box->lo, size) == 0 &&
+           memcmp(stored->len, box->len, size) == 0;
+}
+
+static fsdp_status disagree(const fsdp_shard_reader *reader, const fsdp_entry *tensor,
+                            const char *what, fsdp_error *err)
+{
+    char name[160];
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' %s: tensor '%s'", fsdp_shard_path(reader), what,
+                     fsdp_printable(tensor->name, tensor->name_size, name, sizeof name));
+}
+
+fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint,
+                                   const fsdp_promised_box *promised,
+                                   const fsdp_stored_box **stored_out,
+                                   fsdp_shard_reader **reader_out, fsdp_error *err)
+{
+    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, promised->entry);
+    fsdp_shard_reader *reader =
+        fsdp_native_of(checkpoint)->readers[fsdp_checkpoint_file_of(checkpoint, promised->rank)];
+    const fsdp_stored_box *stored = fsdp_shard_find(
+        reader, (uint32_t)promised->rank, (uint32_t)promised->entry, (uint32_t)promised->part);
+    if (!stored)
+        return disagree(reader, tensor, "lacks a box that the manifest promises", err);
+    if (!same_box(stored, promised->box) || stored->dtype != tensor->dtype ||
+        stored->name_size != tensor->name_size ||
+        memcmp(stored->name, tensor->name, tensor->name_size) != 0)
+        return disagree(reader, tensor, "holds another box than the manifest says", err);
+    *stored_out = stored;
+    *reader_out = reader;
+    return FSDP_OK;
+}
+
+typedef struct get_state {
+    fsdp_checkpoint *checkpoint;
+    const fsdp_read_request *request;
+    fsdp_read_target *near; /* the targets that overlap the current stored box */
+} get_state;
+
+/* Skips the next `blocks` blocks if none of them is this worker's. */
+static bool pass_blocks(fsdp_work_counter *counter, int64_t blocks)
+{
+    if (!counter || counter->at + blocks > counter->mine)
+        return false;
+    counter->at += blocks;
+    return true;
+}
+
+static fsdp_status get_stored(void *context, int rank, size_t part, const fsdp_box *box,
+                              fsdp_error *err)
+{
+    const get_state *state = context;
+    const fsdp_read_request *request = state->request;
+    fsdp_box_read read = {.block_reader = &request->reader->blocks, .targets = state->near};
+    fsdp_box shared;
+    for (size_t w = 0; w < request->count; w++)
+        if (fsdp_box_intersect(&request->targets[w].box, box, &shared))
+            state->near[read.target_count++] = request->targets[w];
+    if (read.target_count == 0) /* overlaps the hull, but no target: its file may not be open */
+        return FSDP_OK;
+    fsdp_promised_box promised = {request->entry, rank, part, box};
+    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, &promised, &read.stored, &read.shard, err));
+    if (pass_blocks(request->counter, read.stored->block_count))
+        return FSDP_OK;
+    for (int64_t block = 0; block < read.stored->block_count; block++)
+        if (fsdp_work_counter_take(request->counter) && fsdp_block_is_wanted(&read, block))
+            FSDP_TRY(fsdp_get_block(&read, block, err));
+    return FSDP_OK;
+}
+
+/* The smallest box that holds all targets, so that stored boxes are visited once. */
+static fsdp_box hull(const fsdp_read_target *targets, size_t count)
+{
+    fsdp_box box = targets[0].box;
+    for (size_t w = 1; w < count; w++) {
+        const fsdp_box *other = &targets[w].box;
+        for (int d = 0; d < box.ndim; d++) {
+            int64_t end = box.lo[d] + box.len[d], other_end = other->lo[d] + other->len[d];
+            box.lo[d] = other->lo[d] < box.lo[d] ? other->lo[d] : box.lo[d];
+            box.len[d] = (other_end > end ? other_end : end) - box.lo[d];
+        }
+    }
+    return box;
+}
+
+/* The table's `get` of native checkpoints. */
+static fsdp_status native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
+                              fsdp_error *err)
+{
+    size_t entry = request->entry;
+    get_state state = {checkpoint, request, fsdp_alloc(request->count, sizeof *state.near)};
+    if (!state.near)
+        return fsdp_fail_memory(err, "a list of boxes");
+    fsdp_box all = hull(request->targets, request->count);
+    fsdp_status st = fsdp_box_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
+                                          fsdp_native_of(checkpoint)->owners[entry], &all,
+                                          get_stored, &state, err);
+    fsdp_free(state.near);
+    return st;
+}
+
+/* === opening ===================================================================================== */
 
 static void fill_info(fsdp_checkpoint *checkpoint)
 {
@@ -87,8 +269,8 @@ static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_sto
     const fsdp_stored_box *stored = NULL;
     fsdp_value unpacked = {0};
     if (checkpoint->may_lack && !fsdp_native_of(checkpoint)->readers[0] &&
-        fsdp_incomplete_is_lost(checkpoint, 0))
-        return fsdp_incomplete_lose(checkpoint, value->entry, 0, err);
+        incomplete_is_lost(checkpoint, 0))
+        return incomplete_lose(checkpoint, value->entry, 0, err);
     FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, 0, err));
     FSDP_TRY(find_stored(checkpoint, value, &stored, err));
     char *bytes = fsdp_alloc_pages((size_t)value->size);
@@ -143,6 +325,33 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
 
 /* --- the table of native checkpoints ---------------------------------------------------------- */
 
+static fsdp_status default_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
+                                    fsdp_error *err)
+{
+    (void)checkpoint, (void)entry, (void)repeated, (void)err;
+    return FSDP_OK;
+}
+
+static fsdp_status default_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                                      fsdp_error *err)
+{
+    (void)checkpoint, (void)memory, (void)to, (void)err;
+    return FSDP_OK;
+}
+
+static fsdp_reading default_reading(const fsdp_checkpoint *checkpoint)
+{
+    (void)checkpoint;
+    return (fsdp_reading){.threads = INT_MAX, .apart = INT64_MAX};
+}
+
+static bool default_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b,
+                                   int *order_out)
+{
+    (void)checkpoint, (void)a, (void)b, (void)order_out;
+    return false;
+}
+
 static void close_native(fsdp_checkpoint *checkpoint)
 {
     fsdp_native *native = fsdp_native_of(checkpoint);
@@ -185,12 +394,12 @@ fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *er
 {
     bool is_lost = false;
     for (int i = 0; i < checkpoint->manifest.file_count; i++) {
-        if (checkpoint->may_lack && fsdp_incomplete_is_lost(checkpoint, i))
+        if (checkpoint->may_lack && incomplete_is_lost(checkpoint, i))
             is_lost = true;
         else
             FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
     }
-    return is_lost ? fsdp_incomplete_mark_lost(checkpoint, err) : FSDP_OK;
+    return is_lost ? incomplete_mark_lost(checkpoint, err) : FSDP_OK;
 }
 
 static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)
@@ -222,7 +431,7 @@ static fsdp_status visit_file(const fsdp_checkpoint *checkpoint, int number, cha
     return st;
 }
 
-/* Visits all files except missing ones (incomplete.h). */
+/* Visits all files except missing ones (checkpoint_internal.h). */
 static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
                              void *context, fsdp_error *err)
 {
@@ -292,16 +501,16 @@ static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, 
 }
 
 static const fsdp_checkpoint_ops native_ops = {.close = close_native,
-                                               .get = fsdp_native_get,
+                                               .get = native_get,
                                                .file_at = file_at,
                                                .each_file = each_file,
                                                .locate = locate,
                                                .missing_at = missing_at,
                                                .require = require,
-                                               .announce = fsdp_default_announce,
-                                               .set_memory = fsdp_default_set_memory,
-                                               .reading = fsdp_default_reading,
-                                               .compare_places = fsdp_default_compare_places};
+                                               .announce = default_announce,
+                                               .set_memory = default_set_memory,
+                                               .reading = default_reading,
+                                               .compare_places = default_compare_places};
 
 static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
                                    bool look_at_files, fsdp_checkpoint **checkpoint_out,

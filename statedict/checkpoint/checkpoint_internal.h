@@ -4,12 +4,13 @@
  * In: a path. Out: its description, the data of its tensors by boxes, findings about its bytes. Local; save/
  * (loads), convert/, diff/, run/ and the tools call this room.
  *
- *   checkpoint.c       opens native checkpoints; checkpoint_ops.c calls the table
- *   get.c              reads native tensors; foreign.c opens and reads other programs' checkpoints
- *   incomplete.c       checkpoints of which files are missing; one_file.c  a checkpoint in one file
- *   view.c             writes index.h5; view_check.c compares it
- *   verify*.c          verification: files, indexes, values, other programs' checksums
- *   digests*.c         digest files beside checkpoints; file_list.c  files and their digests
+ *   checkpoint_ops.c   calls the table
+ *   checkpoint.c       opens and reads native checkpoints, also when files are missing
+ *   foreign.c          opens and reads other programs' checkpoints
+ *   one_file.c         a checkpoint in one file
+ *   view.c             writes and compares index.h5
+ *   verify.c           verification: files, indexes, values, other programs' checksums
+ *   digests.c          digest files beside checkpoints; file_list.c  files and their digests
  */
 #ifndef FSDP_CHECKPOINT_INTERNAL_H
 #define FSDP_CHECKPOINT_INTERNAL_H
@@ -38,7 +39,7 @@ typedef fsdp_status (*fsdp_file_visit)(void *context, int number, const char *pa
 typedef fsdp_status (*fsdp_number_visit)(void *context, int number, fsdp_error *err);
 
 /*
- * The functions of an opened checkpoint, which is one of three: native (checkpoint.c, get.c), another
+ * The functions of an opened checkpoint, which is one of three: native (checkpoint.c), another
  * program's (foreign.c), or one of tensors that are derived from another's (derive/derived_checkpoint.c).
  * Other files call the functions below, which call these. Entries are tensors.
  */
@@ -64,11 +65,6 @@ typedef struct fsdp_checkpoint_ops {
 
 /* Nothing is checked, announced or limited; no entry has a place. */
 fsdp_status fsdp_default_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
-fsdp_status fsdp_default_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated, fsdp_error *err);
-fsdp_status fsdp_default_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
-                                    fsdp_error *err);
-fsdp_reading fsdp_default_reading(const fsdp_checkpoint *checkpoint);
-bool fsdp_default_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b, int *order_out);
 
 /* The base of the three structs, which begin with it. */
 struct fsdp_checkpoint {
@@ -83,7 +79,7 @@ struct fsdp_checkpoint {
     fsdp_checkpoint_info info;
     struct fsdp_source *source;    /* another program's, also below derived tensors; NULL: native */
     fsdp_filter *may_lack;     /* during the opening: names that may be incomplete; NULL: none */
-    bool *is_missing;          /* per entry: incomplete (incomplete.h); NULL: all are whole */
+    bool *is_missing;          /* per entry: incomplete (checkpoint_internal.h); NULL: all are whole */
     size_t missing_count;      /* of them, and of missing names without entry */
 };
 
@@ -188,9 +184,6 @@ fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_req
 /* Checks, before memory is allocated for an entry, that its files hold what the manifest declares. */
 fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
-/* The table's `get` of native checkpoints. */
-fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request, fsdp_error *err);
-
 /* --- files ------------------------------------------------------------------------------------ */
 
 /* Visits all files that exist. */
@@ -224,5 +217,31 @@ fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memo
 fsdp_status fsdp_checkpoint_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
                                      fsdp_error *err);
 fsdp_reading fsdp_checkpoint_reading(const fsdp_checkpoint *checkpoint);
+
+/* --- missing files (checkpoint_ops.c) --- */
+
+/*
+ * Checkpoints with missing files. A conversion leaves out the incomplete entries whose names the user allowed
+ * to be missing, and takes all others. A file that exists and is damaged stays an error.
+ */
+
+/* Takes opts->allow_missing; opts may be NULL. */
+fsdp_status fsdp_incomplete_allow(fsdp_checkpoint *checkpoint, const fsdp_open_opts *opts, fsdp_error *err);
+
+/* Marks an entry as incomplete. */
+fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
+
+/* --- foreign.c --- */
+
+/* Checkpoints of other programs as opened checkpoints: listed, compared and converted like native ones. */
+
+/* True when the path is a file that is not native, or a directory without native files. */
+bool fsdp_path_is_foreign(fsdp_io *io, const char *path);
+
+/* Opens a path in the format that opts (NULL: defaults) name, or that its bytes show. The state dict has
+ * every tensor whole, on one rank. model: that of opts->like, or NULL; borrowed during the call. */
+fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                              const fsdp_checkpoint *model, fsdp_checkpoint **checkpoint_out,
+                              fsdp_error *err);
 
 #endif

@@ -1,11 +1,13 @@
-/* Calls the table of an opened checkpoint, native or another program's: see checkpoint_internal.h. */
+/*
+ * The calls of an opened checkpoint, which go through its table (checkpoint_internal.h): native, another
+ * program's, or derived. Boxes of any of them are read by several workers or in slabs.
+ */
 #include "statedict/checkpoint/checkpoint_internal.h"
-
 #include "base/core/given.h"
 #include "base/core/mem.h"
+#include "base/data/box_internal.h"
 #include "base/io/io_cache.h"
 #include "statedict/commit/commit_internal.h"
-
 #include "statedict/sd/layout_internal.h"
 
 #include <limits.h>
@@ -111,33 +113,6 @@ fsdp_status fsdp_default_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp
     return FSDP_OK;
 }
 
-fsdp_status fsdp_default_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
-                                  fsdp_error *err)
-{
-    (void)checkpoint, (void)entry, (void)repeated, (void)err;
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_default_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
-                                    fsdp_error *err)
-{
-    (void)checkpoint, (void)memory, (void)to, (void)err;
-    return FSDP_OK;
-}
-
-fsdp_reading fsdp_default_reading(const fsdp_checkpoint *checkpoint)
-{
-    (void)checkpoint;
-    return (fsdp_reading){.threads = INT_MAX, .apart = INT64_MAX};
-}
-
-bool fsdp_default_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b,
-                                 int *order_out)
-{
-    (void)checkpoint, (void)a, (void)b, (void)order_out;
-    return false;
-}
-
 /* --- files ------------------------------------------------------------------------------------ */
 
 void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
@@ -233,4 +208,146 @@ bool fsdp_checkpoint_takes_in(const fsdp_checkpoint *checkpoint, const char *pat
 bool fsdp_checkpoint_reads(const fsdp_checkpoint *checkpoint, const char *path)
 {
     return search_files(checkpoint, path).is_same;
+}
+
+/* --- reading, of whatever kind ------------------------------------------------------------------ */
+
+#define NO_WORK (INT64_MAX / 2)
+
+void fsdp_work_counter_begin(fsdp_work_counter *counter, atomic_llong *next)
+{
+    *counter = (fsdp_work_counter){.next = next, .mine = atomic_fetch_add(next, 1)};
+}
+
+void fsdp_work_counter_stop(fsdp_work_counter *counter)
+{
+    atomic_store(counter->next, NO_WORK);
+}
+
+bool fsdp_work_counter_take(fsdp_work_counter *counter)
+{
+    if (!counter)
+        return true;
+    if (counter->at++ != counter->mine)
+        return false;
+    counter->mine = atomic_fetch_add(counter->next, 1);
+    return true;
+}
+
+static fsdp_status resolve_tensor(const fsdp_checkpoint *checkpoint, size_t *entry, fsdp_error *err)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    if (*entry < fsdp_sd_count(sd) && fsdp_sd_at(sd, *entry)->kind == FSDP_ENTRY_ALIAS)
+        *entry = fsdp_sd_at(sd, *entry)->target;
+    if (*entry >= fsdp_sd_count(sd) || fsdp_sd_at(sd, *entry)->kind != FSDP_ENTRY_TENSOR)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "entry %zu of '%s' is no tensor", *entry,
+                         checkpoint->path);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
+                                 void *data, fsdp_check_mode check, fsdp_error *err)
+{
+    FSDP_NEED(err, checkpoint, box, data);
+    FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
+    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
+    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+    if (box->ndim != whole.ndim || !fsdp_box_contains(&whole, box))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the box asked for does not lie in tensor entry %zu of '%s'", entry,
+                         checkpoint->path);
+    fsdp_read_target target = {.box = *box, .dtype = tensor->dtype, .data = data};
+    fsdp_reader reader = {.blocks.check = check};
+    fsdp_read_request request = {entry, &target, 1, &reader, NULL};
+    fsdp_status st =
+        fsdp_box_count(box) > 0 ? fsdp_checkpoint_get(checkpoint, &request, err) : FSDP_OK;
+    fsdp_reader_release(&reader);
+    return st;
+}
+
+static fsdp_status stream_with(const fsdp_slab_stream *stream, char *data, int64_t most,
+                               fsdp_error *err)
+{
+    const fsdp_entry *tensor = stream->tensor;
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    for (int64_t first = 0; fsdp_slabs_next(&slabs, tensor->ndim, tensor->shape, most, &slab);) {
+        FSDP_TRY(stream->read(stream->source, &slab, data, err));
+        FSDP_TRY(stream->visit(stream->context, tensor, first, slabs.next - first, data, err));
+        first = slabs.next;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err)
+{
+    int64_t bytes = fsdp_entry_bytes(stream->tensor);
+    int64_t memory = stream->memory > 0 ? stream->memory : FSDP_MEMORY_DEFAULT;
+    if (bytes == 0)
+        return stream->visit(stream->context, stream->tensor, 0, 0, "", err);
+    /* smaller slabs would read each block several times */
+    memory = memory > FSDP_BLOCK_BYTES ? memory : FSDP_BLOCK_BYTES;
+    int64_t room = bytes < memory ? bytes : memory;
+    char *data = fsdp_alloc_pages((size_t)room);
+    if (!data)
+        return fsdp_fail_memory(err, "a slab of a tensor");
+    int64_t most = room / (int64_t)fsdp_dtype_size(stream->tensor->dtype);
+    fsdp_status st = stream_with(stream, data, most, err);
+    fsdp_free(data);
+    return st;
+}
+
+typedef struct entry_reader {
+    fsdp_checkpoint *checkpoint;
+    size_t entry;
+    fsdp_reader reader;
+} entry_reader;
+
+static fsdp_status read_slab(void *context, const fsdp_box *slab, char *data, fsdp_error *err)
+{
+    entry_reader *work = context;
+    const fsdp_entry *tensor = fsdp_sd_at(work->checkpoint->manifest.sd, work->entry);
+    fsdp_read_target target = {.box = *slab, .dtype = tensor->dtype, .data = data};
+    fsdp_read_request request = {work->entry, &target, 1, &work->reader, NULL};
+    return fsdp_checkpoint_get(work->checkpoint, &request, err);
+}
+
+fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, int64_t memory,
+                                   fsdp_slab_visit visit, void *context, fsdp_error *err)
+{
+    FSDP_NEED(err, checkpoint);
+    FSDP_NEED_CALL(err, visit);
+    FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
+    entry_reader work = {.checkpoint = checkpoint, .entry = entry};
+    fsdp_slab_stream stream = {.tensor = fsdp_sd_at(checkpoint->manifest.sd, entry),
+                               .read = read_slab,
+                               .source = &work,
+                               .memory = memory,
+                               .visit = visit,
+                               .context = context};
+    fsdp_status st = fsdp_stream_slabs(&stream, err);
+    fsdp_reader_release(&work.reader);
+    return st;
+}
+
+/* --- missing files ------------------------------------------------------------------------------ */
+
+fsdp_status fsdp_incomplete_allow(fsdp_checkpoint *checkpoint, const fsdp_open_opts *opts,
+                                  fsdp_error *err)
+{
+    if (!opts || !opts->allow_missing)
+        return FSDP_OK;
+    return fsdp_filter_create(opts->allow_missing, NULL, &checkpoint->may_lack, err);
+}
+
+fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(checkpoint->manifest.sd);
+    if (!checkpoint->is_missing)
+        checkpoint->is_missing = fsdp_alloc(count, sizeof *checkpoint->is_missing);
+    if (!checkpoint->is_missing)
+        return fsdp_fail_memory(err, "the list of what is missing");
+    checkpoint->missing_count += !checkpoint->is_missing[entry];
+    checkpoint->is_missing[entry] = true;
+    return FSDP_OK;
 }

@@ -14,19 +14,12 @@
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/checkpoint/file_list.h"
 
-/* --- digests_text.c --- */
-
-/* True for a name that is relative and never leads above the directory that it is relative to. */
-bool fsdp_digests_name_is_clean(const char *name, size_t size);
-
 /* FSDP_ERR_USAGE for a name that is not UTF-8. */
 fsdp_status fsdp_digests_encode(const fsdp_file_list *list, fsdp_text *text, fsdp_error *err);
 /* Fills in names, sizes and digests. FSDP_ERR_DAMAGED; FSDP_ERR_REFUSED for a newer version; FSDP_ERR_USAGE
  * for another kind of file. */
 fsdp_status fsdp_digests_decode(const char *data, size_t size, const char *path, fsdp_file_list *list,
                                 fsdp_error *err);
-
-/* --- digests.c --- */
 
 /* Compares a verified checkpoint with its digest file, if it has one, and reports findings in the summary; or
  * writes the file when opts say so and status, the result so far, is FSDP_OK. Returns the result of both. */

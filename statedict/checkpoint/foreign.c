@@ -1,20 +1,17 @@
 /*
  * Checkpoints of other programs: the catalog of a source (formats/source.h) becomes a state dict in
- * which every tensor is whole, and wanted boxes are read from it. See foreign.h.
+ * which every tensor is whole, and wanted boxes are read from it. See checkpoint_internal.h.
  */
-#include "statedict/checkpoint/foreign.h"
-
-#include "statedict/checkpoint/incomplete.h"
-#include "statedict/checkpoint/model_shapes.h"
-#include "statedict/checkpoint/one_file.h"
-#include "statedict/checkpoint/verify_values.h"
-
+#include "base/core/given.h"
+#include "base/core/mem.h"
+#include "base/core/pool.h"
 #include "base/data/box_internal.h"
 #include "base/data/name_path.h"
-#include "base/core/pool.h"
 #include "base/data/value_internal.h"
 #include "formats/frameworks.h"
 #include "formats/source.h"
+#include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/checkpoint/one_file.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/layout_internal.h"
 #include <fsdp/convert.h>
@@ -24,7 +21,80 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/core/given.h"
+/* === shapes of a model ======================================================================== */
+
+/*
+ * The shapes of a model (fsdp_open_opts.like) for a checkpoint whose files lack them: FSDP1's local state
+ * dicts with use_orig_params hold pieces of parameters under their names.
+ */
+
+typedef struct fsdp_model_shapes {
+    const fsdp_checkpoint *checkpoint;
+    bool *is_found;              /* by entry: a name that was looked up */
+    const fsdp_filter *may_lack; /* NULL: the source must have every tensor of the model */
+    fsdp_source_model model;     /* what the source gets */
+} fsdp_model_shapes;
+
+static const fsdp_sd *sd_of(const fsdp_model_shapes *shapes)
+{
+    return shapes->checkpoint->manifest.sd;
+}
+
+static bool find(void *context, const char *name, size_t size, fsdp_source_shape *shape_out)
+{
+    fsdp_model_shapes *shapes = context;
+    int64_t number = fsdp_sd_find(sd_of(shapes), name, size);
+    if (number < 0)
+        return false;
+    const fsdp_entry *entry = fsdp_sd_at(sd_of(shapes), (size_t)number);
+    shapes->is_found[number] = true;
+    if (entry->kind == FSDP_ENTRY_ALIAS)
+        entry = fsdp_sd_at(sd_of(shapes), entry->target);
+    if (entry->kind != FSDP_ENTRY_TENSOR)
+        return false;
+    *shape_out = (fsdp_source_shape){entry->dtype, entry->ndim, entry->shape};
+    return true;
+}
+
+static fsdp_status check(void *context, fsdp_error *err)
+{
+    const fsdp_model_shapes *shapes = context;
+    char shown[200];
+    for (size_t i = 0; i < fsdp_sd_count(sd_of(shapes)); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd_of(shapes), i);
+        if (shapes->is_found[i] || entry->kind != FSDP_ENTRY_TENSOR ||
+            (shapes->may_lack &&
+             fsdp_filter_selects(shapes->may_lack, entry->name, entry->name_size)))
+            continue;
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' of --like has a tensor '%s' that the files of the ranks lack: name "
+                         "the model that was saved, or accept it with --allow-missing",
+                         shapes->model.path,
+                         fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+    }
+    return FSDP_OK;
+}
+
+/* Borrows checkpoint and may_lack. The caller releases shapes, after a failure, too; it must not move. */
+static fsdp_status model_shapes_take(const fsdp_checkpoint *checkpoint, const fsdp_filter *may_lack,
+                                     fsdp_model_shapes *shapes, fsdp_error *err)
+{
+    shapes->checkpoint = checkpoint;
+    shapes->may_lack = may_lack;
+    shapes->is_found = fsdp_alloc(fsdp_sd_count(sd_of(shapes)), sizeof *shapes->is_found);
+    if (!shapes->is_found)
+        return fsdp_fail_memory(err, "the shapes of a model");
+    shapes->model = (fsdp_source_model){
+        .path = checkpoint->path, .find = find, .check = check, .context = shapes};
+    return FSDP_OK;
+}
+
+static void model_shapes_release(fsdp_model_shapes *shapes)
+{
+    fsdp_free(shapes->is_found);
+}
+
+/* === the checkpoint =========================================================================== */
 
 typedef struct foreign_checkpoint {
     fsdp_checkpoint base;
@@ -590,12 +660,12 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     fsdp_model_shapes shapes = {0};
     fsdp_status st = FSDP_OK;
     if (model)
-        st = fsdp_model_shapes_take(model, checkpoint->may_lack, &shapes, err);
+        st = model_shapes_take(model, checkpoint->may_lack, &shapes, err);
     if (st == FSDP_OK) {
         opts.model = model ? &shapes.model : NULL;
         st = fsdp_framework_open(checkpoint->io, path, &opts, &checkpoint->source, err);
     }
-    fsdp_model_shapes_release(&shapes);
+    model_shapes_release(&shapes);
     FSDP_TRY(st);
     const fsdp_format *format = fsdp_format_from(fsdp_source_format(checkpoint->source));
     if (model && !format->caps.takes_model)

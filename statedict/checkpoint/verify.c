@@ -1,26 +1,490 @@
 /*
  * Verifies a native checkpoint. Quick: manifest, file sizes, shard indexes, and that they hold
  * every box that the manifest promises and no other. Data: every block against its hash. Deep: the
- * values (verify_values.c), and the parts for other programs: HDF5's structures and the view. Every
+ * values, and the parts for other programs: HDF5's structures and the view. Every
  * fault is reported; verification goes on to find the others. Only the view can be repaired, because
  * all of it follows from the manifest.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
-#include "statedict/commit/commit_internal.h"
+#include "base/core/given.h"
+#include "base/core/pool.h"
+#include "base/io/io_cache.h"
+#include "formats/source.h"
 #include "statedict/checkpoint/digests.h"
-#include "statedict/checkpoint/foreign.h"
 #include "statedict/checkpoint/one_file.h"
 #include "statedict/checkpoint/verify_code.h"
-#include "statedict/checkpoint/verify_values.h"
 #include "statedict/checkpoint/view.h"
-
-#include "base/core/pool.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/manifest/large_value.h"
 #include "statedict/sd/layout_internal.h"
+#include "statedict/sd/names.h"
+#include <fsdp/stats.h>
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/core/given.h"
+/* === code in values and files ================================================================= */
+
+fsdp_status fsdp_value_code(const fsdp_value *value, fsdp_text *names, fsdp_error *err)
+{
+    if (value->kind == FSDP_VALUE_OPAQUE)
+        return fsdp_source_blob_code(value->as.bytes.data, value->as.bytes.size, names, err);
+    bool is_list = value->kind == FSDP_VALUE_LIST || value->kind == FSDP_VALUE_DICT;
+    for (size_t i = 0; is_list && i < value->as.list.count; i++)
+        FSDP_TRY(fsdp_value_code(&value->as.list.items[i], names, err));
+    return FSDP_OK;
+}
+
+/* Reports that a file holds such objects; tensor: the printable name of the value, or "". */
+static fsdp_status code_report(const fsdp_verify_opts *opts, const char *file, const char *tensor,
+                               const fsdp_text *names, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "%s%s%s%s%s runs code when a program loads it: %s", file[0] ? "'" : "",
+                   file, file[0] ? "'" : "", tensor[0] ? ": " : "", tensor, names->data);
+    bool is_whole = !text.failed;
+    if (is_whole && opts->finding)
+        opts->finding(opts->finding_context, &(fsdp_finding){.file = file,
+                                                             .tensor = tensor,
+                                                             .block = -1,
+                                                             .text = text.data,
+                                                             .kind = FSDP_FINDING_CODE});
+    fsdp_text_release(&text);
+    return is_whole ? FSDP_OK : fsdp_fail_memory(err, "a finding");
+}
+
+/* The classes of an entry. A refused call is no damage, because the bytes are as they were saved. */
+static fsdp_status find_code(const fsdp_entry *entry, fsdp_text *names, fsdp_error *err)
+{
+    fsdp_error found = {0};
+    if (entry->kind != FSDP_ENTRY_VALUE)
+        return FSDP_OK;
+    fsdp_status st = fsdp_value_code(&entry->value, names, &found);
+    if (st == FSDP_ERR_REFUSED) {
+        fsdp_text_addf(names, "%sa call that is refused", names->size > 0 ? ", " : "");
+        st = FSDP_OK;
+    }
+    if (st != FSDP_OK && err)
+        *err = found;
+    return st == FSDP_OK && names->failed ? fsdp_fail_memory(err, "a finding") : st;
+}
+
+/* Reports each such value of a native checkpoint; *files counts the files that hold some. */
+static fsdp_status code_report_values(const fsdp_verify_opts *opts, const fsdp_sd *sd,
+                                      const char *manifest, const char *shard, int64_t *files,
+                                      fsdp_error *err)
+{
+    bool in_manifest = false, in_shard = false;
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(sd) && st == FSDP_OK; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        fsdp_text names = {0};
+        char name[160];
+        st = find_code(entry, &names, err);
+        if (st == FSDP_OK && names.size > 0) {
+            bool is_large = fsdp_value_is_large(&entry->value);
+            fsdp_printable(entry->name, entry->name_size, name, sizeof name);
+            st = code_report(opts, is_large ? shard : manifest, name, &names, err);
+            in_manifest |= !is_large;
+            in_shard |= is_large;
+        }
+        fsdp_text_release(&names);
+    }
+    *files += in_manifest + (in_shard && (shard[0] || !in_manifest));
+    return st;
+}
+
+/* === values =================================================================================== */
+
+/*
+ * Deep verification of values: NaN and infinite numbers, and optimizer states without their parameters.
+ * Findings are of the kind FSDP_FINDING_VALUE and no damage. Several threads read the tensors; findings
+ * are reported afterwards in the order of the state dict.
+ */
+
+/* Deep verification of values: NaN and infinite numbers, and optimizer states without their parameters.
+ * Findings are of the kind FSDP_FINDING_VALUE and no damage. */
+
+/* A moment has the name of its parameter, with the prefix "model." or without. */
+enum { NAME_ROOM = 4096 };
+
+static void warn(const fsdp_verify_opts *opts, const fsdp_entry *entry, const char *what,
+                 int64_t *warnings)
+{
+    char tensor[160], text[FSDP_ERROR_TEXT];
+    fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor);
+    snprintf(text, sizeof text, "%s: %s", tensor, what);
+    ++*warnings;
+    if (opts->finding)
+        opts->finding(opts->finding_context, &(fsdp_finding){.file = "",
+                                                             .tensor = tensor,
+                                                             .block = -1,
+                                                             .text = text,
+                                                             .kind = FSDP_FINDING_VALUE});
+}
+
+/* --- NaN and Inf ------------------------------------------------------------------------------ */
+
+typedef struct value_scan {
+    fsdp_checkpoint *checkpoint;
+    fsdp_meter *meter;
+    fsdp_stats *stats; /* per entry */
+    int64_t memory;    /* of one worker's slab */
+    atomic_llong next; /* entry to take */
+} value_scan;
+
+typedef struct tensor_scan {
+    fsdp_stats *stats;
+    fsdp_meter *meter;
+} tensor_scan;
+
+static bool has_floats(const fsdp_entry *entry)
+{
+    return entry->kind == FSDP_ENTRY_TENSOR && fsdp_dtype_describe(entry->dtype)->is_float;
+}
+
+/* The number of bytes that values_scan reads. */
+static int64_t values_bytes(const fsdp_sd *sd)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (has_floats(fsdp_sd_at(sd, i)))
+            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
+    return bytes;
+}
+
+static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
+                            const void *data, fsdp_error *err)
+{
+    tensor_scan *scan = context;
+    (void)first;
+    fsdp_stats_add(scan->stats, entry->dtype, data, count);
+    return fsdp_meter_add(scan->meter, count * (int64_t)fsdp_dtype_size(entry->dtype), entry->name,
+                          entry->name_size, err);
+}
+
+static fsdp_status scan_worker(void *context, size_t worker, fsdp_error *err)
+{
+    value_scan *job = context;
+    const fsdp_sd *sd = job->checkpoint->manifest.sd;
+    int64_t count = (int64_t)fsdp_sd_count(sd);
+    fsdp_status st = FSDP_OK;
+    (void)worker;
+    for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;) {
+        tensor_scan scan = {&job->stats[i], job->meter};
+        if (has_floats(fsdp_sd_at(sd, (size_t)i)))
+            st = fsdp_checkpoint_stream(job->checkpoint, (size_t)i, job->memory, add_slab, &scan,
+                                        err);
+    }
+    if (st != FSDP_OK)
+        atomic_store(&job->next, count);
+    return st;
+}
+
+/* Reports the stats of one tensor that has NaN or infinite numbers. */
+static void values_report(const fsdp_verify_opts *opts, const fsdp_entry *entry,
+                          const fsdp_stats *stats, int64_t *warnings)
+{
+    char what[80];
+    if (stats->nans > 0 && stats->infinities > 0)
+        snprintf(what, sizeof what, "holds %" PRId64 " NaN and %" PRId64 " Inf", stats->nans,
+                 stats->infinities);
+    else if (stats->nans > 0)
+        snprintf(what, sizeof what, "holds %" PRId64 " NaN", stats->nans);
+    else if (stats->infinities > 0)
+        snprintf(what, sizeof what, "holds %" PRId64 " Inf", stats->infinities);
+    else
+        return;
+    warn(opts, entry, what, warnings);
+}
+
+/* Reads every floating tensor of a checkpoint whose files are all open and undamaged. */
+static fsdp_status values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts *opts,
+                               fsdp_meter *meter, int64_t *warnings, fsdp_error *err)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    int64_t memory = opts->memory > 0 ? opts->memory : FSDP_MEMORY_DEFAULT;
+    /* half for the slabs, half for the buffers that fill them */
+    int threads =
+        fsdp_block_readers_within(opts->threads, memory / 2 + 1, checkpoint->manifest.compressed);
+    value_scan job = {.checkpoint = checkpoint, .meter = meter, .memory = memory / 2 / threads + 1};
+    job.stats = fsdp_alloc(fsdp_sd_count(sd) + 1, sizeof *job.stats);
+    if (!job.stats)
+        return fsdp_fail_memory(err, "statistics");
+    fsdp_status st = fsdp_parallel(threads, (size_t)threads, scan_worker, &job, err);
+    for (size_t i = 0; i < fsdp_sd_count(sd) && st == FSDP_OK; i++)
+        values_report(opts, fsdp_sd_at(sd, i), &job.stats[i], warnings);
+    fsdp_free(job.stats);
+    return st;
+}
+
+/* --- the optimizer's states belong to the model ----------------------------------------------- */
+
+/* FQN.KEY of an optimizer's tensor. */
+static bool cut_prefix(const fsdp_entry *entry, const char **rest_out, size_t *size_out)
+{
+    static const char *const prefixes[] = {"optim.state.", "optimizer.state."};
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+        size_t size = strlen(prefixes[i]);
+        if (entry->name_size <= size || memcmp(entry->name, prefixes[i], size) != 0)
+            continue;
+        *rest_out = entry->name + size;
+        *size_out = entry->name_size - size;
+        return true;
+    }
+    return false;
+}
+
+/* The tensor of that name, or the one that an alias names; NULL when there is none. */
+static const fsdp_entry *find_tensor(const fsdp_sd *sd, const char *name, size_t size)
+{
+    int64_t at = fsdp_sd_find(sd, name, size);
+    const fsdp_entry *entry = at < 0 ? NULL : fsdp_sd_at(sd, (size_t)at);
+    if (entry && entry->kind == FSDP_ENTRY_ALIAS)
+        entry = fsdp_sd_at(sd, entry->target);
+    return entry && entry->kind == FSDP_ENTRY_TENSOR ? entry : NULL;
+}
+
+static const fsdp_entry *find_parameter(const fsdp_sd *sd, const char *fqn, size_t size)
+{
+    char name[NAME_ROOM] = "model.";
+    size_t prefix = strlen(name);
+    memcpy(name + prefix, fqn, size);
+    const fsdp_entry *found = find_tensor(sd, name, prefix + size);
+    return found ? found : find_tensor(sd, fqn, size);
+}
+
+/* FQN and KEY may contain dots: takes the longest FQN that is a tensor. */
+static const fsdp_entry *find_owner(const fsdp_sd *sd, const char *rest, size_t size,
+                                    size_t *key_out)
+{
+    for (size_t at = size; at-- > 1;) {
+        const fsdp_entry *found = rest[at] == '.' ? find_parameter(sd, rest, at) : NULL;
+        *key_out = at + 1;
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
+/* States of PyTorch's optimizers with one element per element of the parameter. Others, factored or
+ * quantised, may have any shape. */
+static bool is_moment(const char *key, size_t size)
+{
+    static const char *const moments[] = {
+        "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "exp_inf",   "momentum_buffer",
+        "square_avg", "sum",        "grad_avg",       "acc_delta", "step_size",
+        "prev",       "ax"};
+    for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++)
+        if (strlen(moments[i]) == size && memcmp(moments[i], key, size) == 0)
+            return true;
+    return false;
+}
+
+static bool has_same_shape(const fsdp_entry *a, const fsdp_entry *b)
+{
+    return a->ndim == b->ndim &&
+           (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
+/* Plain optimizers of PyTorch number their parameters, and a number does not identify a name. */
+static bool is_numbered(const char *rest, size_t size)
+{
+    size_t digits = 0;
+    while (digits < size && rest[digits] >= '0' && rest[digits] <= '9')
+        digits++;
+    return digits > 0 && digits < size && rest[digits] == '.';
+}
+
+/* A checkpoint may hold optimizer states without a model. */
+static bool has_model(const fsdp_sd *sd)
+{
+    const char *rest;
+    size_t size;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR &&
+            !cut_prefix(fsdp_sd_at(sd, i), &rest, &size))
+            return true;
+    return false;
+}
+
+static void match_state(const fsdp_sd *sd, const fsdp_entry *state, const fsdp_verify_opts *opts,
+                        int64_t *warnings)
+{
+    const char *rest = NULL;
+    size_t size = 0, key = 0;
+    char own[128], of[128], name[160], what[512];
+    if (!cut_prefix(state, &rest, &size) || size > NAME_ROOM - 16)
+        return;
+    const fsdp_entry *parameter = find_owner(sd, rest, size, &key);
+    if (!parameter) {
+        if (!is_numbered(rest, size))
+            warn(opts, state, "belongs to no tensor of the model", warnings);
+        return;
+    }
+    if (state->ndim == 0 || !is_moment(rest + key, size - key) || has_same_shape(state, parameter))
+        return;
+    fsdp_printable(parameter->name, parameter->name_size, name, sizeof name);
+    snprintf(what, sizeof what, "has the shape %s, %s has %s",
+             fsdp_shape_text(state->ndim, state->shape, own, sizeof own), name,
+             fsdp_shape_text(parameter->ndim, parameter->shape, of, sizeof of));
+    warn(opts, state, what, warnings);
+}
+
+/* Reports optimizer tensors optim.state.FQN.KEY (or optimizer.state.) for whose FQN there is no tensor, or
+ * one of another shape. */
+static void values_match(const fsdp_sd *sd, const fsdp_verify_opts *opts, int64_t *warnings)
+{
+    bool whole = has_model(sd);
+    for (size_t i = 0; i < fsdp_sd_count(sd) && whole; i++)
+        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
+            match_state(sd, fsdp_sd_at(sd, i), opts, warnings);
+}
+
+/* === checkpoints of other programs ============================================================ */
+
+typedef struct foreign_job {
+    const fsdp_verify_opts *opts;
+    fsdp_verify_summary summary;
+    fsdp_stats stats; /* of the current tensor, when deep */
+    fsdp_meter meter;
+} foreign_job;
+
+/* Damage is a finding; failures that stop the work stay errors. */
+static fsdp_status judge_read(foreign_job *job, fsdp_status status, const fsdp_error *found,
+                              const char *tensor, fsdp_error *err)
+{
+    bool unreadable = status == FSDP_ERR_IO;
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    if (status != FSDP_ERR_DAMAGED && !unreadable) {
+        if (err)
+            *err = *found;
+        return status;
+    }
+    job->summary.findings++;
+    job->summary.unreadable += unreadable;
+    fsdp_finding finding = {
+        .file = "", .tensor = tensor, .block = -1, .text = found->text, .unreadable = unreadable};
+    if (job->opts->finding)
+        job->opts->finding(job->opts->finding_context, &finding);
+    return FSDP_OK;
+}
+
+static fsdp_status count_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
+                              const void *data, fsdp_error *err)
+{
+    foreign_job *job = context;
+    int64_t bytes = count * (int64_t)fsdp_dtype_size(entry->dtype);
+    (void)first;
+    if (job->opts->level >= FSDP_VERIFY_DEEP)
+        fsdp_stats_add(&job->stats, entry->dtype, data, count);
+    job->summary.blocks++;
+    job->summary.bytes += bytes;
+    return fsdp_meter_add(&job->meter, bytes, entry->name, entry->name_size, err);
+}
+
+static fsdp_status read_all(foreign_job *job, fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        fsdp_error found = {0};
+        char name[160];
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        job->summary.tensors++;
+        job->stats = (fsdp_stats){0};
+        fsdp_status st =
+            fsdp_checkpoint_stream(checkpoint, i, job->opts->memory, count_slab, job, &found);
+        fsdp_printable(entry->name, entry->name_size, name, sizeof name);
+        FSDP_TRY(judge_read(job, st, &found, name, err));
+        if (st == FSDP_OK)
+            values_report(job->opts, entry, &job->stats, &job->summary.warnings);
+    }
+    if (job->opts->level >= FSDP_VERIFY_DEEP)
+        values_match(sd, job->opts, &job->summary.warnings);
+    return FSDP_OK;
+}
+
+/* Names the files that run code when a program loads them. */
+static fsdp_status report_code(foreign_job *job, const fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_source *source = checkpoint->source;
+    for (size_t i = 0; i < fsdp_source_file_count(source); i++) {
+        fsdp_text names = {0};
+        const char *name;
+        for (size_t n = 0; (name = fsdp_source_code_at(source, i, n)) != NULL; n++)
+            fsdp_text_addf(&names, n > 0 ? ", %s" : "%s", name);
+        fsdp_status st = FSDP_OK;
+        if (names.failed)
+            st = fsdp_fail_memory(err, "a finding");
+        else if (names.size > 0)
+            st = code_report(job->opts, fsdp_source_file_path(source, i), "", &names, err);
+        job->summary.code_files += names.size > 0;
+        fsdp_text_release(&names);
+        FSDP_TRY(st);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status verify_opened(foreign_job *job, fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    fsdp_error found = {0};
+    job->summary.files = checkpoint->info.file_count;
+    FSDP_TRY(report_code(job, checkpoint, err));
+    if (job->opts->level < FSDP_VERIFY_DATA)
+        return FSDP_OK;
+    int64_t check_bytes = fsdp_checkpoint_check_bytes(checkpoint);
+    fsdp_meter_part part = {.meter = &job->meter};
+    fsdp_watch watch = fsdp_meter_part_watch(&part);
+    fsdp_meter_init(&job->meter, &job->opts->watch, check_bytes + checkpoint->info.tensor_bytes);
+    job->meter.phase = "check";
+    fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &watch, &found);
+    job->summary.checked_bytes = fsdp_checkpoint_checked_bytes(checkpoint);
+    FSDP_TRY(judge_read(job, st, &found, "", err));
+    FSDP_TRY(fsdp_meter_part_end(&part, check_bytes, err)); /* a fault ends the check */
+    job->meter.phase = "read";
+    FSDP_TRY(read_all(job, checkpoint, err));
+    st = fsdp_checkpoint_check_unchanged(checkpoint, &found);
+    return judge_read(job, st, &found, "", err);
+}
+
+/* fsdp_checkpoint_verify for checkpoints of other programs: compares the format's
+ * checksums, if it has any, and reads every tensor. */
+static fsdp_status foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
+                                  fsdp_verify_summary *summary_out, fsdp_error *err)
+{
+    foreign_job job = {.opts = opts};
+    fsdp_checkpoint *checkpoint = NULL;
+    fsdp_error found = {0};
+    fsdp_io *cache = NULL;
+    const fsdp_open_opts open = {.variant = opts->variant};
+    FSDP_TRY(fsdp_io_cache_create(io, &cache, err));
+    fsdp_status st = fsdp_foreign_open(cache, path, &open, NULL, &checkpoint, &found);
+    fsdp_io_cache_end(cache);
+    if (st == FSDP_OK)
+        st = verify_opened(&job, checkpoint, err);
+    else if (st == FSDP_ERR_DAMAGED)
+        st = judge_read(&job, st, &found, "", err);
+    else if (err)
+        *err = found;
+    fsdp_checkpoint_close(checkpoint);
+    fsdp_io_cache_free(cache);
+    if (summary_out)
+        *summary_out = job.summary;
+    if (st != FSDP_OK)
+        return st;
+    if (job.summary.unreadable > 0)
+        return fsdp_fail(err, FSDP_ERR_IO, "not all of '%s' could be read", path);
+    if (job.summary.findings > 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path,
+                         (long long)job.summary.findings);
+    return FSDP_OK;
+}
+
+/* === native checkpoints ======================================================================= */
 
 typedef struct verify_job {
     const fsdp_verify_opts *opts;
@@ -335,8 +799,8 @@ static fsdp_status verify_values(verify_job *job, fsdp_error *err)
 {
     if (atomic_load(&job->findings) > 0)
         return FSDP_OK;
-    FSDP_TRY(fsdp_values_scan(job->checkpoint, job->opts, &job->meter, &job->warnings, err));
-    fsdp_values_match(job->checkpoint->manifest.sd, job->opts, &job->warnings);
+    FSDP_TRY(values_scan(job->checkpoint, job->opts, &job->meter, &job->warnings, err));
+    values_match(job->checkpoint->manifest.sd, job->opts, &job->warnings);
     return FSDP_OK;
 }
 
@@ -394,8 +858,8 @@ static fsdp_status verify_code(verify_job *job, fsdp_error *err)
 {
     char shard[FSDP_SHARD_NAME_SIZE];
     file_name(job, 0, shard);
-    return fsdp_code_report_values(job->opts, job->checkpoint->manifest.sd, manifest_name(job),
-                                   shard, &job->code_files, err);
+    return code_report_values(job->opts, job->checkpoint->manifest.sd, manifest_name(job), shard,
+                              &job->code_files, err);
 }
 
 static fsdp_status verify(verify_job *job, fsdp_error *err)
@@ -403,7 +867,7 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
     FSDP_TRY(open_files(job, err));
     FSDP_TRY(verify_coverage(job, err));
     bool deep = job->opts->level >= FSDP_VERIFY_DEEP;
-    int64_t values = deep ? fsdp_values_bytes(job->checkpoint->manifest.sd) : 0;
+    int64_t values = deep ? values_bytes(job->checkpoint->manifest.sd) : 0;
     fsdp_meter_init(&job->meter, &job->opts->watch, bytes_to_read(job) + values);
     if (job->opts->level >= FSDP_VERIFY_DATA)
         FSDP_TRY(verify_data(job, err));
@@ -507,9 +971,8 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
         *summary_out = summary;
     FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
     FSDP_TRY(check_repair(io, path, opts, err));
-    fsdp_status st = fsdp_path_is_foreign(io, path)
-                         ? fsdp_foreign_verify(io, path, opts, &summary, err)
-                         : verify_native(io, path, opts, &summary, err);
+    fsdp_status st = fsdp_path_is_foreign(io, path) ? foreign_verify(io, path, opts, &summary, err)
+                                                    : verify_native(io, path, opts, &summary, err);
     st = fsdp_digests_verify(io, path, opts, &summary, st, err);
     if (summary_out)
         *summary_out = summary;

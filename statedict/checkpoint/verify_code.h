@@ -9,12 +9,4 @@
  * FSDP_ERR_REFUSED: a call that no checkpoint may have. */
 fsdp_status fsdp_value_code(const fsdp_value *value, fsdp_text *names, fsdp_error *err);
 
-/* Reports that a file holds such objects; tensor: the printable name of the value, or "". */
-fsdp_status fsdp_code_report(const fsdp_verify_opts *opts, const char *file, const char *tensor,
-                             const fsdp_text *names, fsdp_error *err);
-
-/* Reports each such value of a native checkpoint; *files counts the files that hold some. */
-fsdp_status fsdp_code_report_values(const fsdp_verify_opts *opts, const fsdp_sd *sd, const char *manifest,
-                                    const char *shard, int64_t *files, fsdp_error *err);
-
 #endif

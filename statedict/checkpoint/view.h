@@ -24,10 +24,6 @@ typedef struct fsdp_view_opts {
  */
 fsdp_status fsdp_view_write(const fsdp_view_opts *opts, const char *dir, fsdp_error *err);
 
-/* Like fsdp_view_write, into any new file. *written_out is false when the view was left out. */
-fsdp_status fsdp_view_write_as(const fsdp_view_opts *opts, const char *path, bool *written_out,
-                               fsdp_error *err);
-
 /* *same_out is true when DIR/index.h5, which must exist, has the bytes that fsdp_view_write would write.
  * Neither file is in memory as a whole. */
 fsdp_status fsdp_view_check(const fsdp_view_opts *opts, const char *dir, bool *same_out, fsdp_error *err);

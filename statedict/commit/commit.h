@@ -12,10 +12,10 @@
  *              removed
  *   abandon -> staging removed
  *
- *   commit.c         begin, publish, abandon, delete: renames and the fsyncs of directories
- *   commit_place.c   checks DIR before the first byte and restores what an interrupted overwrite left
- *   commit_marker.c  the lock file that shows whether the process that made a directory is alive
+ *   commit.c         begin, publish, abandon, delete: renames and the fsyncs of directories; before the first
+ *                    byte checks DIR and restores what an interrupted overwrite left
  *   commit_moves.c   publish and delete, file by file, where a directory cannot be renamed
+ *   commit_marker.c  the lock file that shows whether the process that made a directory is alive
  *   leftovers.c      removes or reuses the staging directories of dead processes
  *   resume.c         the notes by which an interrupted conversion continues
  *   lease*.c         the lease of a run: one writer at a time

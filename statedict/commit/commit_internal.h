@@ -23,9 +23,6 @@ void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name);
  * when there was an unlocked marker and it was removed. */
 bool fsdp_marker_forget(fsdp_io *io, const char *dir);
 
-/* Restores or removes what an interrupted overwrite, publish or delete left at DIR. */
-fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err);
-
 /* Checks that a checkpoint may be saved as DIR: the parent is a writable directory and no checkpoint, and
  * DIR does not exist or, with overwrite, is a checkpoint. */
 fsdp_status fsdp_place_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
@@ -68,6 +65,7 @@ bool fsdp_moves_needed(int result);
 /* Moves the files of `from` into the new directory `to`, the manifest last. */
 fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bool durable,
                                fsdp_error *err);
+
 /*
  * Removes DIR when it has no manifest and a directory beside it proves that an interrupted
  * fsdp_moves_publish or a deletion left it. FSDP_ERR_EXISTS when that publish is still running.

@@ -18,15 +18,426 @@
  * in another call breaks it: the rank that detects this sends a leave message to rank 0, and rank 0
  * to all, so that all ranks fail soon and with the same text.
  */
-#include "statedict/ctl/ctl_message.h"
+#include "base/data/flow.h"
+#include "base/core/given.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/ctl/ctl_frame.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
-#include "base/data/flow.h"
-#include "statedict/ctl/ctl_backend.h"
+/* === calls ==================================================================================== */
 
-#include "base/core/given.h"
+/* "agree" */
+static const char *ctl_call_name(uint32_t kind)
+{
+    static const char *const names[] = {"?",       "allgather", "broadcast", "agree",
+                                        "barrier", "send",      "recv"};
+    return kind < sizeof names / sizeof names[0] ? names[kind] : names[0];
+}
+
+/* The public function that the caller is in: "fsdp_root_save", "fsdp_ctl_agree". */
+static void ctl_call_public(const frame *head, char out[FSDP_CTL_CALL])
+{
+    if (head->public_call[0])
+        snprintf(out, FSDP_CTL_CALL, "%.*s", FSDP_CTL_CALL - 1, head->public_call);
+    else
+        snprintf(out, FSDP_CTL_CALL, "fsdp_ctl_%s", ctl_call_name(head->call));
+}
+
+/* The sizes of a call: "of 8 bytes from rank 0". */
+static void describe_sizes(const frame *head, char *out, size_t out_size)
+{
+    const unsigned long long size = head->size;
+    if (head->call == CALL_BROADCAST)
+        snprintf(out, out_size, " of %llu bytes from rank %d", size, (int)head->root);
+    else if (head->call == CALL_AGREE || head->call == CALL_BARRIER)
+        out[0] = '\0';
+    else
+        snprintf(out, out_size, " of %llu bytes", size);
+}
+
+/* "fsdp_root_save (broadcast of 8 bytes from rank 0, call 3)", "fsdp_ctl_agree (call 3)" */
+static void ctl_call_describe(const frame *head, char *out, size_t out_size)
+{
+    char call[FSDP_CTL_CALL], sizes[64];
+    const bool is_message = head->call == CALL_SEND || head->call == CALL_RECV;
+    const char *when = is_message ? "after call" : "call";
+    const unsigned long long calls = head->calls;
+    ctl_call_public(head, call);
+    describe_sizes(head, sizes, sizeof sizes);
+    if (head->public_call[0])
+        snprintf(out, out_size, "%s (%s%s, %s %llu)", call, ctl_call_name(head->call), sizes, when,
+                 calls);
+    else
+        snprintf(out, out_size, "%s%s (%s %llu)", call, sizes, when, calls);
+}
+
+/* === messages ================================================================================= */
+
+/*
+ * One message of a call from one rank to another: frames, what follows them, and what comes instead of them.
+ * A rank that fails sends a leave message at any point: a receiver that waits for anything else takes its
+ * reason as the error.
+ */
+
+enum { FSDP_CTL_LEAVE_MS = 1000 };
+
+/* One call in progress on this rank. */
+typedef struct ctl_call {
+    frame head;
+    const void *mine; /* allgather: this rank's part; send: what is sent */
+    void *data;       /* where data lies or goes */
+    int64_t until_ms;
+    bool timed_out;     /* the last wait failed at its deadline */
+    bool peer_left;     /* it failed because of a leave message */
+    fsdp_error outcome; /* in: this rank's own; after the verdict: the common one */
+    fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
+} ctl_call;
+
+enum { LEAVE_DEPTH = 64 };
+
+/* --- failures --------------------------------------------------------------------------------- */
+
+static fsdp_status ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int peer,
+                                     const frame *theirs, fsdp_error *err)
+{
+    char my_call[160], their_call[160];
+    ctl_call_describe(mine, my_call, sizeof my_call);
+    ctl_call_describe(theirs, their_call, sizeof their_call);
+    err->rank = peer;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "rank %d is in %s while rank %d is in %s: all ranks must make the same calls "
+                     "in the same order",
+                     peer, their_call, ctl->rank, my_call);
+}
+
+/* --- frames ----------------------------------------------------------------------------------- */
+
+/* " (127.0.0.1:4711)", or nothing. */
+static void locate(const fsdp_ctl *ctl, int peer, char *out, size_t out_size)
+{
+    char place[80] = "";
+    if (ctl->ops->locate)
+        ctl->ops->locate(ctl, peer, place, sizeof place);
+    snprintf(out, out_size, place[0] ? " (%s)" : "%s", place);
+}
+
+static fsdp_status fail_version(const ctl_call *call, int peer, fsdp_error *err)
+{
+    char name[FSDP_CTL_CALL];
+    ctl_call_public(&call->head, name);
+    err->rank = peer;
+    return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)", peer,
+                     name);
+}
+
+/* True when the last message was one of an unexpected size, and a frame of another version. */
+static bool is_foreign_frame(const fsdp_ctl *ctl)
+{
+    uint32_t magic;
+    memcpy(&magic, ctl->unexpected, sizeof magic);
+    const uint32_t difference = magic ^ FRAME_MAGIC;
+    return ctl->unexpected_size >= sizeof magic && difference != 0 && difference <= FRAME_VERSION;
+}
+
+/* Completes a back end's error; FSDP_ERR_PEER without a text means that the time is over. wait_failed
+ * appends the hint. */
+static fsdp_status ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    char name[FSDP_CTL_CALL], place[96];
+    if (is_foreign_frame(ctl))
+        return fail_version(call, peer, err);
+    ctl_call_public(&call->head, name);
+    locate(ctl, peer, place, sizeof place);
+    err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
+    if (err->text[0] == '\0') {
+        call->timed_out = true;
+        char where[160] = "it is gone, stuck, or in another call";
+        if (ctl->observer.find)
+            ctl->observer.find(ctl->observer.context, peer, where, sizeof where);
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d%s did not answer within %g s in %s: %s", peer,
+                         place, ctl->deadline_ms / 1000.0, name, where);
+    }
+    size_t used = strlen(err->text);
+    snprintf(err->text + used, sizeof err->text - used, " during %s%s", name, place);
+    return err->status;
+}
+
+/* --- leave messages --------------------------------------------------------------------------- */
+
+static bool is_leave(const frame *head)
+{
+    return head->magic == FRAME_MAGIC && head->kind == FRAME_LEAVE;
+}
+
+/* True when the last message was a leave message of an unexpected size. */
+static bool is_unexpected_leave(const fsdp_ctl *ctl, frame *head_out)
+{
+    if (ctl->unexpected_size != sizeof *head_out)
+        return false;
+    memcpy(head_out, ctl->unexpected, sizeof *head_out);
+    return is_leave(head_out);
+}
+
+/* Different calls are the error of every rank; a rank that left for another reason is lost. */
+static void note_leave(ctl_call *call, const frame *head, const char *text, fsdp_error *err)
+{
+    bool is_mismatch = head->call != 0 && head->status == FSDP_ERR_USAGE;
+    call->timed_out = false;
+    call->peer_left = true;
+    *err = (fsdp_error){.status = is_mismatch ? FSDP_ERR_USAGE : FSDP_ERR_PEER,
+                        .rank = head->rank,
+                        .errnum = head->errnum};
+    memcpy(err->text, text, sizeof err->text - 1);
+}
+
+static bool recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms)
+{
+    fsdp_error ignored = {0};
+    ctl->unexpected_size = 0;
+    return ctl->ops->recv(ctl, from, data, size, until_ms, &ignored) == FSDP_OK;
+}
+
+/* A rank that receives nothing more may have sent a leave message after its earlier messages: its
+ * reason is the error. */
+static void find_leave(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms, fsdp_error *err)
+{
+    frame head = {0};
+    fsdp_error report = {0};
+    for (int i = 0; i < LEAVE_DEPTH && !is_leave(&head); i++) {
+        head = (frame){0};
+        bool came = recv_message(ctl, peer, &head, sizeof head, until_ms);
+        if (!came && ctl->unexpected_size == 0)
+            return;
+        if (came && head.magic == FRAME_MAGIC && head.status != FSDP_OK &&
+            !recv_message(ctl, peer, report.text, sizeof report.text, until_ms))
+            return;
+    }
+    if (is_leave(&head))
+        note_leave(call, &head, report.text, err);
+}
+
+/* Receives the reason after the head of a leave message. */
+static fsdp_status take_leave_reason(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
+                                     fsdp_error *err)
+{
+    char text[FSDP_ERROR_TEXT] = "";
+    int64_t until_ms = fsdp_now_ms() + FSDP_CTL_LEAVE_MS;
+    if (!recv_message(ctl, from, text, sizeof text, until_ms)) {
+        err->rank = from;
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d gave up without a reason", from);
+    }
+    note_leave(call, head, text, err);
+    return err->status;
+}
+
+/* --- frames ----------------------------------------------------------------------------------- */
+
+static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, size_t size,
+                       fsdp_error *err)
+{
+    if (ctl->ops->send(ctl, to, data, size, call->until_ms, err) == FSDP_OK)
+        return FSDP_OK;
+    (void)ctl_fail_wait(ctl, call, to, err);
+    find_leave(ctl, call, to, 0, err);
+    /* it sent its reason to rank 0, which relays it to all */
+    if (!call->peer_left && to != 0 && ctl->rank != 0)
+        find_leave(ctl, call, 0, fsdp_now_ms() + FSDP_CTL_LEAVE_MS, err);
+    return err->status;
+}
+
+/* The other ranks wait that much longer than rank 0, so that its report of missing ranks arrives. */
+static int64_t ctl_grace_ms(const fsdp_ctl *ctl)
+{
+    int64_t fifth = ctl->deadline_ms / 5;
+    return fifth > 2000 ? fifth : 2000;
+}
+
+/* At the end of a wait for a rank: its new end, later than until_ms while that rank is busy. */
+static int64_t ctl_busy_until(const fsdp_ctl *ctl, int peer, int64_t until_ms)
+{
+    const fsdp_ctl_observer *observer = &ctl->observer;
+    int64_t busy_ms = observer->busy_until ? observer->busy_until(observer->context, peer) : 0;
+    int64_t later_ms = busy_ms + ctl->deadline_ms + (ctl->rank == 0 ? 0 : ctl_grace_ms(ctl));
+    int64_t soon_ms = fsdp_now_ms() + ctl->deadline_ms; /* it may end being busy earlier */
+    if (busy_ms == 0 || later_ms <= until_ms)
+        return until_ms;
+    return later_ms < soon_ms ? later_ms : soon_ms;
+}
+
+bool fsdp_ctl_keep_sending(const fsdp_ctl *ctl, int to, int64_t *until_ms)
+{
+    if (*until_ms == 0 || ctl->poison.status != FSDP_OK)
+        return false;
+    *until_ms = ctl_busy_until(ctl, to, *until_ms);
+    return fsdp_now_ms() < *until_ms;
+}
+
+/* Receives; the deadline moves while the sender is busy. */
+static fsdp_status receive(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
+                           fsdp_error *err)
+{
+    for (;;) {
+        int64_t until_ms = call->until_ms;
+        fsdp_status status = ctl->ops->recv(ctl, from, data, size, until_ms, err);
+        bool is_late = status == FSDP_ERR_PEER && err->text[0] == '\0';
+        if (is_late)
+            call->until_ms = ctl_busy_until(ctl, from, until_ms);
+        if (!is_late || call->until_ms == until_ms)
+            return status;
+    }
+}
+
+static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
+                        fsdp_error *err)
+{
+    frame head;
+    ctl->unexpected_size = 0;
+    if (receive(ctl, call, from, data, size, err) == FSDP_OK)
+        return FSDP_OK;
+    if (is_unexpected_leave(ctl, &head))
+        return take_leave_reason(ctl, call, from, &head, err);
+    return ctl_fail_wait(ctl, call, from, err);
+}
+
+/* Extends the deadline for a rank that reports work. */
+static void note_work(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
+{
+    int64_t until_ms = fsdp_now_ms() + head->left_ms + (ctl->rank == 0 ? 0 : ctl_grace_ms(ctl));
+    if (until_ms > call->until_ms)
+        call->until_ms = until_ms;
+}
+
+static bool ctl_is_work(const frame *head)
+{
+    return head->magic == FRAME_MAGIC && head->kind == FRAME_WORKING;
+}
+
+/* A frame that carries an outcome: CALL, VERDICT, LEAVE, and WAITING (where it is FSDP_OK). */
+static frame ctl_report_head(const ctl_call *call, frame_kind kind, const fsdp_error *report)
+{
+    frame head = call->head;
+    int64_t left_ms = call->until_ms - fsdp_now_ms();
+    head.kind = kind;
+    head.status = (int32_t)report->status;
+    head.rank = report->rank;
+    head.errnum = report->errnum;
+    head.left_ms = left_ms > 0 ? (int32_t)left_ms : 0;
+    return head;
+}
+
+static fsdp_status ctl_put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kind kind,
+                                  const fsdp_error *report, fsdp_error *err)
+{
+    frame head = ctl_report_head(call, kind, report);
+    FSDP_TRY(put(ctl, call, to, &head, sizeof head, err));
+    if (report->status == FSDP_OK)
+        return FSDP_OK;
+    return put(ctl, call, to, report->text, sizeof report->text, err);
+}
+
+/* Receives what follows a head. */
+static fsdp_status ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
+                                 fsdp_error *report_out, fsdp_error *err)
+{
+    if (head->magic != FRAME_MAGIC)
+        return fail_version(call, from, err);
+    report_out->status = (fsdp_status)head->status;
+    report_out->rank = head->rank;
+    report_out->errnum = head->errnum;
+    if (head->status != FSDP_OK)
+        FSDP_TRY(take(ctl, call, from, report_out->text, sizeof report_out->text, err));
+    report_out->text[sizeof report_out->text - 1] = '\0';
+    if (head->kind != FRAME_LEAVE)
+        return FSDP_OK;
+    note_leave(call, head, report_out->text, err);
+    return err->status;
+}
+
+static fsdp_status ctl_take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
+                                   fsdp_error *report_out, fsdp_error *err)
+{
+    FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, err));
+    while (ctl_is_work(head_out)) {
+        note_work(ctl, call, head_out);
+        FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, err));
+    }
+    return ctl_take_rest(ctl, call, from, head_out, report_out, err);
+}
+
+static bool ctl_is_same_call(const frame *a, const frame *b)
+{
+    return a->call == b->call && a->root == b->root && a->size == b->size && a->calls == b->calls;
+}
+
+static bool ctl_is_same_public(const frame *a, const frame *b)
+{
+    return strncmp(a->public_call, b->public_call, sizeof a->public_call) == 0;
+}
+
+/* The length of the piece of the call's data that begins at `at`. It is never the size of a frame, so that a
+ * leave message is not taken for data. */
+static size_t ctl_piece_size(const ctl_call *call, uint64_t at)
+{
+    uint64_t left = call->head.size - at;
+    if (left == sizeof(frame))
+        return sizeof(frame) - 1;
+    return left < FSDP_CTL_PIECE ? (size_t)left : (size_t)FSDP_CTL_PIECE;
+}
+
+/* The piece of data that begins at `at`. No data at all is one empty piece, so that a receiver who
+ * expects more sees it. */
+static fsdp_status ctl_put_piece(fsdp_ctl *ctl, ctl_call *call, int to, uint64_t at,
+                                 const void *data, fsdp_error *err)
+{
+    frame head = call->head;
+    head.kind = FRAME_DATA;
+    head.at = at;
+    FSDP_TRY(put(ctl, call, to, &head, sizeof head, err));
+    size_t size = ctl_piece_size(call, at);
+    return size == 0 ? FSDP_OK : put(ctl, call, to, (const char *)data + at, size, err);
+}
+
+static fsdp_status ctl_take_piece(fsdp_ctl *ctl, ctl_call *call, int from, uint64_t at, void *data,
+                                  fsdp_error *err)
+{
+    frame head = {0}, expected = call->head;
+    fsdp_error report = {0};
+    if (expected.call == CALL_RECV)
+        expected.call = CALL_SEND;
+    FSDP_TRY(ctl_take_report(ctl, call, from, &head, &report, err));
+    if (head.kind != FRAME_DATA || head.at != at || !ctl_is_same_call(&head, &expected) ||
+        !ctl_is_same_public(&head, &expected))
+        return ctl_fail_mismatch(ctl, &call->head, from, &head, err);
+    size_t size = ctl_piece_size(call, at);
+    return size == 0 ? FSDP_OK : take(ctl, call, from, (char *)data + at, size, err);
+}
+
+static fsdp_status ctl_put_data(fsdp_ctl *ctl, ctl_call *call, int to, const void *data,
+                                fsdp_error *err)
+{
+    uint64_t at = 0;
+    do {
+        FSDP_TRY(ctl_put_piece(ctl, call, to, at, data, err));
+        at += ctl_piece_size(call, at);
+    } while (at < call->head.size);
+    return FSDP_OK;
+}
+
+static fsdp_status ctl_take_data(fsdp_ctl *ctl, ctl_call *call, int from, void *data,
+                                 fsdp_error *err)
+{
+    uint64_t at = 0;
+    do {
+        FSDP_TRY(ctl_take_piece(ctl, call, from, at, data, err));
+        at += ctl_piece_size(call, at);
+    } while (at < call->head.size);
+    return FSDP_OK;
+}
+
+/* === the control plane ======================================================================== */
 
 enum {
     SOON_MS = 1000,
@@ -44,7 +455,7 @@ static void note_call(const fsdp_ctl *ctl, const ctl_call *call, int waits_for)
     if (!ctl->observer.note)
         return;
     if (call)
-        fsdp_ctl_call_public(&call->head, name);
+        ctl_call_public(&call->head, name);
     ctl->observer.note(ctl->observer.context, call ? name : NULL, waits_for);
 }
 
@@ -105,7 +516,7 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
 static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
 {
     static const fsdp_error fine;
-    frame head = fsdp_ctl_report_head(call, FRAME_WAITING, &fine);
+    frame head = ctl_report_head(call, FRAME_WAITING, &fine);
     head.left_ms = (int32_t)((int64_t)ctl->deadline_ms * 3 / 4);
     for (int peer = 1; peer < ctl->size; peer++) {
         fsdp_error ignored = {0};
@@ -118,12 +529,12 @@ static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, const fram
 {
     fsdp_error theirs = {0};
     call->until_ms = fsdp_now_ms() + ctl->deadline_ms;
-    FSDP_TRY(fsdp_ctl_take_rest(ctl, call, peer, head, &theirs, err));
-    if (head->kind != FRAME_CALL || !fsdp_ctl_is_same_call(head, &call->head))
-        return fsdp_ctl_fail_mismatch(ctl, &call->head, peer, head, err);
+    FSDP_TRY(ctl_take_rest(ctl, call, peer, head, &theirs, err));
+    if (head->kind != FRAME_CALL || !ctl_is_same_call(head, &call->head))
+        return ctl_fail_mismatch(ctl, &call->head, peer, head, err);
     /* their messages are alike, so that the ranks can agree on this failure */
-    if (theirs.status == FSDP_OK && !fsdp_ctl_is_same_public(head, &call->head))
-        (void)fsdp_ctl_fail_mismatch(ctl, &call->head, peer, head, &theirs);
+    if (theirs.status == FSDP_OK && !ctl_is_same_public(head, &call->head))
+        (void)ctl_fail_mismatch(ctl, &call->head, peer, head, &theirs);
     if (theirs.status != FSDP_OK &&
         (call->outcome.status == FSDP_OK || peer < call->outcome.rank)) {
         call->outcome = theirs;
@@ -147,9 +558,9 @@ static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t un
             if (failed.text[0] == '\0' && failed.status == FSDP_ERR_PEER)
                 return FSDP_OK;
             *err = failed;
-            return fsdp_ctl_fail_wait(ctl, call, peer, err);
+            return ctl_fail_wait(ctl, call, peer, err);
         }
-        if (!fsdp_ctl_is_work(&head))
+        if (!ctl_is_work(&head))
             return take_call(ctl, call, peer, &head, err);
         int64_t until = fsdp_now_ms() + head.left_ms;
         if (until > waited->until_ms)
@@ -165,12 +576,12 @@ static fsdp_status check_missing(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
     for (int peer = 1; peer < ctl->size; peer++) {
         fsdp_ctl_peer *waited = &ctl->peers[peer];
         if (!waited->here && now_ms >= waited->until_ms)
-            waited->until_ms = fsdp_ctl_busy_until(ctl, peer, waited->until_ms);
+            waited->until_ms = ctl_busy_until(ctl, peer, waited->until_ms);
         if (waited->here || now_ms < waited->until_ms)
             continue;
         if (missing.count == 0) {
             err->status = FSDP_ERR_PEER;
-            (void)fsdp_ctl_fail_wait(ctl, call, peer, err);
+            (void)ctl_fail_wait(ctl, call, peer, err);
         }
         add_missing(&missing, peer);
     }
@@ -214,7 +625,7 @@ static fsdp_status collect_calls(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 
 static fsdp_status put_verdict(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    return fsdp_ctl_put_report(ctl, call, peer, FRAME_VERDICT, &call->outcome, err);
+    return ctl_put_report(ctl, call, peer, FRAME_VERDICT, &call->outcome, err);
 }
 
 static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
@@ -226,18 +637,18 @@ static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 
 static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
 {
-    call->until_ms = fsdp_now_ms() + head->left_ms + fsdp_ctl_grace_ms(ctl);
+    call->until_ms = fsdp_now_ms() + head->left_ms + ctl_grace_ms(ctl);
 }
 
 static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     frame head = {0};
-    FSDP_TRY(fsdp_ctl_put_report(ctl, call, 0, FRAME_CALL, &call->outcome, err));
+    FSDP_TRY(ctl_put_report(ctl, call, 0, FRAME_CALL, &call->outcome, err));
     do {
         call->outcome = (fsdp_error){0};
-        FSDP_TRY(fsdp_ctl_take_report(ctl, call, 0, &head, &call->outcome, err));
-        if (!fsdp_ctl_is_same_call(&head, &call->head) || head.kind == FRAME_DATA)
-            return fsdp_ctl_fail_mismatch(ctl, &call->head, 0, &head, err);
+        FSDP_TRY(ctl_take_report(ctl, call, 0, &head, &call->outcome, err));
+        if (!ctl_is_same_call(&head, &call->head) || head.kind == FRAME_DATA)
+            return ctl_fail_mismatch(ctl, &call->head, 0, &head, err);
         extend_wait(ctl, call, &head);
     } while (head.kind != FRAME_VERDICT);
     return FSDP_OK;
@@ -273,7 +684,7 @@ static void send_leave(fsdp_ctl *ctl, ctl_call *call)
     call->until_ms = fsdp_now_ms() + FSDP_CTL_LEAVE_MS;
     for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
         fsdp_error ignored = {0};
-        (void)fsdp_ctl_put_report(ctl, call, peer, FRAME_LEAVE, &ctl->poison, &ignored);
+        (void)ctl_put_report(ctl, call, peer, FRAME_LEAVE, &ctl->poison, &ignored);
     }
 }
 
@@ -326,7 +737,7 @@ static fsdp_status make_call(fsdp_ctl *ctl, ctl_call *call, fsdp_error *broken)
 {
     call->head.calls = ++ctl->calls;
     if (ctl->rank != 0)
-        call->until_ms += fsdp_ctl_grace_ms(ctl);
+        call->until_ms += ctl_grace_ms(ctl);
     FSDP_TRY(ctl->rank == 0 ? lead(ctl, call, broken) : follow(ctl, call, broken));
     if (call->transfer && call->head.size > 0 && call->outcome.status == FSDP_OK)
         return call->transfer(ctl, call, broken);
@@ -336,7 +747,7 @@ static fsdp_status make_call(fsdp_ctl *ctl, ctl_call *call, fsdp_error *broken)
 /* A rank with a failure of its own reports that one even when the control plane breaks too. */
 static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
-    const char *name = fsdp_ctl_call_name(call->head.call);
+    const char *name = ctl_call_name(call->head.call);
     fsdp_error mine = call->outcome, broken = ctl->poison;
     fsdp_status status = broken.status;
     fsdp_flow("statedict/ctl/ctl.c", "%s", name);
@@ -370,13 +781,12 @@ static void bring_outcome(const fsdp_ctl *ctl, ctl_call *call, fsdp_status mine,
 
 static fsdp_status take_part(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    return fsdp_ctl_take_data(ctl, call, peer, (char *)call->data + (size_t)peer * call->head.size,
-                              err);
+    return ctl_take_data(ctl, call, peer, (char *)call->data + (size_t)peer * call->head.size, err);
 }
 
 static fsdp_status put_all(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    return fsdp_ctl_put_data(ctl, call, peer, call->data, err);
+    return ctl_put_data(ctl, call, peer, call->data, err);
 }
 
 static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err)
@@ -385,8 +795,8 @@ static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err
     ctl_call all = *part;
     all.head.size *= (uint64_t)ctl->size;
     if (ctl->rank != 0) {
-        FSDP_TRY(fsdp_ctl_put_data(ctl, part, 0, part->mine, err));
-        fsdp_status status = fsdp_ctl_take_data(ctl, &all, 0, part->data, err);
+        FSDP_TRY(ctl_put_data(ctl, part, 0, part->mine, err));
+        fsdp_status status = ctl_take_data(ctl, &all, 0, part->data, err);
         part->peer_left = all.peer_left;
         return status;
     }
@@ -426,19 +836,19 @@ static fsdp_status relay_piece(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_err
 {
     if (peer == call->head.root)
         return FSDP_OK;
-    return fsdp_ctl_put_piece(ctl, call, peer, call->head.at, call->data, err);
+    return ctl_put_piece(ctl, call, peer, call->head.at, call->data, err);
 }
 
 static fsdp_status transfer_root(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     int root = call->head.root;
     if (ctl->rank == root && root != 0)
-        return fsdp_ctl_put_data(ctl, call, 0, call->data, err);
+        return ctl_put_data(ctl, call, 0, call->data, err);
     if (ctl->rank != 0)
-        return fsdp_ctl_take_data(ctl, call, 0, call->data, err);
-    for (uint64_t at = 0; at < call->head.size; at += fsdp_ctl_piece_size(call, at)) {
+        return ctl_take_data(ctl, call, 0, call->data, err);
+    for (uint64_t at = 0; at < call->head.size; at += ctl_piece_size(call, at)) {
         if (root != 0)
-            FSDP_TRY(fsdp_ctl_take_piece(ctl, call, root, at, call->data, err));
+            FSDP_TRY(ctl_take_piece(ctl, call, root, at, call->data, err));
         call->head.at = at;
         FSDP_TRY(each_peer(ctl, call, relay_piece, err));
     }
@@ -512,9 +922,9 @@ static fsdp_status run_message(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_err
     }
     note_call(ctl, call, peer);
     if (call->head.call == CALL_SEND)
-        status = fsdp_ctl_put_data(ctl, call, peer, call->mine, &broken);
+        status = ctl_put_data(ctl, call, peer, call->mine, &broken);
     else
-        status = fsdp_ctl_take_data(ctl, call, peer, call->data, &broken);
+        status = ctl_take_data(ctl, call, peer, call->data, &broken);
     note_call(ctl, NULL, -1);
     return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, call, &broken, err);
 }
@@ -531,4 +941,45 @@ fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size, fsdp
     ctl_call call = begin_call(ctl, CALL_RECV, size);
     call.data = data;
     return run_message(ctl, &call, from, err);
+}
+
+/* === use of other ranks' memory =============================================================== */
+
+/*
+ * Ranks with one address space use the memory of others. A rank whose control plane broke must
+ * not free what others still use, and no message can tell it when they have stopped: so they count
+ * themselves while they do.
+ */
+
+fsdp_status fsdp_ctl_check_access(const fsdp_ctl *ctl, fsdp_error *err)
+{
+    return ctl->access && atomic_load(&ctl->access->closed)
+               ? fsdp_fail(err, FSDP_ERR_PEER, "another rank has left")
+               : FSDP_OK;
+}
+
+fsdp_status fsdp_ctl_begin_access(fsdp_ctl *ctl, fsdp_error *err)
+{
+    if (ctl->access)
+        atomic_fetch_add(&ctl->access->users, 1);
+    fsdp_status status = fsdp_ctl_check_access(ctl, err);
+    if (status != FSDP_OK)
+        fsdp_ctl_end_access(ctl);
+    return status;
+}
+
+void fsdp_ctl_end_access(fsdp_ctl *ctl)
+{
+    if (ctl->access)
+        atomic_fetch_sub(&ctl->access->users, 1);
+}
+
+void fsdp_ctl_withdraw_memory(fsdp_ctl *ctl)
+{
+    bool is_broken = ctl->poison.status != FSDP_OK;
+    if (!ctl->access || !is_broken)
+        return;
+    atomic_store(&ctl->access->closed, true);
+    while (atomic_load(&ctl->access->users) > 0)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }

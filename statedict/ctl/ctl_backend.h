@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-    FSDP_CTL_PIECE = 1 << 20,  /* longer data is cut (ctl_message.c) */
+    FSDP_CTL_PIECE = 1 << 20,  /* longer data is cut (ctl.c) */
     FSDP_CTL_FRAME = 96,       /* what goes in front of it (ctl_frame.h) */
     FSDP_CTL_CALL = 40         /* room for the name of a public call */
 };

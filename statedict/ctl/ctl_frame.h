@@ -37,10 +37,4 @@ typedef struct frame {
 
 _Static_assert(sizeof(frame) == FSDP_CTL_FRAME, "frames have no padding");
 
-const char *fsdp_ctl_call_name(uint32_t kind); /* "agree" */
-/* The public function that the caller is in: "fsdp_root_save", "fsdp_ctl_agree". */
-void fsdp_ctl_call_public(const frame *head, char out[FSDP_CTL_CALL]);
-/* "fsdp_root_save (broadcast of 8 bytes from rank 0, call 3)", "fsdp_ctl_agree (call 3)" */
-void fsdp_ctl_call_describe(const frame *head, char *out, size_t out_size);
-
 #endif

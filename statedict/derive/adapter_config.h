@@ -1,10 +1,46 @@
-/* adapter_config.json of PEFT. */
+/* adapter_config.json of PEFT, and the modules that it names. */
 #ifndef FSDP_ADAPTER_CONFIG_H
 #define FSDP_ADAPTER_CONFIG_H
 
 #include "base/io/io.h"
-#include "statedict/derive/adapter_modules.h"
+#include "base/data/json.h"
+#include "statedict/derive/python_expression.h"
 
+/*
+ * The modules that the settings of an adapter name: by expressions of Python, by ends of names, by layers.
+ * A module is matched by the name that it has in the model, as PEFT does.
+ */
+
+/* A module's name as bytes. */
+typedef struct fsdp_module_name {
+    const char *text;
+    size_t size;
+} fsdp_module_name;
+
+/* Numbers for the modules that expressions match: alpha_pattern, rank_pattern. */
+typedef struct fsdp_module_numbers {
+    struct fsdp_module_number *items;
+    size_t count, room;
+    size_t states;             /* of all expressions: memory and time are bounded */
+} fsdp_module_numbers;
+
+/* Names of modules, or of their ends, or an expression for whole names: target_modules, exclude_modules. */
+typedef struct fsdp_module_list {
+    fsdp_arena arena;
+    fsdp_module_name *names;
+    size_t count, room;
+    fsdp_python_expression expression;
+    bool is_given, is_expression;
+} fsdp_module_list;
+
+/* Layers of a model by their numbers: layers_to_transform, layers_pattern. */
+typedef struct fsdp_module_layers {
+    int64_t *numbers;
+    size_t count, room;
+    fsdp_module_list above;    /* names in front of a layer's number; none: any */
+} fsdp_module_layers;
+
+/* The settings. */
 typedef struct fsdp_adapter_config {
     double alpha, rank;        /* lora_alpha, r: of the modules that no pattern matches */
     fsdp_module_numbers alphas, ranks; /* alpha_pattern, rank_pattern */

@@ -1,14 +1,124 @@
 /* Dequantizes the weights of a model: see dequant.h. */
 #include "statedict/derive/dequant.h"
-
+#include "base/data/json.h"
 #include "base/text.h"
-#include "statedict/derive/dequant_config.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/derived_scaled.h"
 #include "statedict/sd/layout_internal.h"
+#include <fsdp/status.h>
 
 #include <inttypes.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
+
+/* === quantization_config ====================================================================== */
+
+/* The blocks of a weight that have one scale, as quantization_config of config.json gives them. */
+
+typedef struct fsdp_quant_blocks {
+    int64_t size[2];    /* rows and columns, if they are given */
+    bool is_given;      /* weight_block_size, or block_structure of compressed-tensors */
+    bool is_none;       /* weight_block_size is null: there are no blocks */
+    const char *member; /* that gives the size */
+} fsdp_quant_blocks;
+
+static const char whole_size[] = "weight_block_size", group_size[] = "block_structure";
+
+/* "[128, 128]" */
+static fsdp_status read_pair(fsdp_json *json, int64_t pair[2], fsdp_error *err)
+{
+    bool more = true;
+    int count = 0;
+    FSDP_TRY(fsdp_json_enter_array(json, err));
+    for (;; count++) {
+        FSDP_TRY(fsdp_json_next_item(json, &more, err));
+        if (!more || count == 2)
+            break;
+        FSDP_TRY(fsdp_json_i64(json, &pair[count], err));
+    }
+    return !more && count == 2 && pair[0] > 0 && pair[1] > 0
+               ? FSDP_OK
+               : fsdp_json_fail(json, err, "the size of blocks is no pair of positive numbers");
+}
+
+static fsdp_status read_size(fsdp_json *json, const char *member, fsdp_quant_blocks *blocks,
+                             fsdp_error *err)
+{
+    int64_t pair[2];
+    if (fsdp_json_peek(json) == FSDP_JSON_NULL) {
+        blocks->is_none = blocks->is_none || member == whole_size;
+        return fsdp_json_null(json, err);
+    }
+    FSDP_TRY(read_pair(json, pair, err));
+    if (blocks->is_given && (pair[0] != blocks->size[0] || pair[1] != blocks->size[1]))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has blocks of %" PRId64 " x %" PRId64 " and of %" PRId64
+                         " x %" PRId64 ", and --dequant takes one size",
+                         json->name, blocks->size[0], blocks->size[1], pair[0], pair[1]);
+    *blocks = (fsdp_quant_blocks){.size = {pair[0], pair[1]}, .is_given = true, .member = member};
+    return FSDP_OK;
+}
+
+/* Groups of compressed-tensors have their sizes some levels below. */
+static fsdp_status read_quantization(fsdp_json *json, fsdp_quant_blocks *blocks, fsdp_error *err)
+{
+    const char *key;
+    size_t size;
+    bool more;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        const char *member = fsdp_bytes_are(key, size, whole_size)   ? whole_size
+                             : fsdp_bytes_are(key, size, group_size) ? group_size
+                                                                     : NULL;
+        if (member)
+            FSDP_TRY(read_size(json, member, blocks, err));
+        else if (fsdp_json_peek(json) == FSDP_JSON_OBJECT)
+            FSDP_TRY(read_quantization(json, blocks, err));
+        else
+            FSDP_TRY(fsdp_json_skip(json, err));
+    }
+}
+
+/* The model itself, or its part for text. */
+static fsdp_status read_model(fsdp_json *json, bool is_part, fsdp_quant_blocks *blocks,
+                              fsdp_error *err)
+{
+    const char *key;
+    size_t size;
+    bool more;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        bool is_object = fsdp_json_peek(json) == FSDP_JSON_OBJECT;
+        if (is_object && fsdp_bytes_are(key, size, "quantization_config"))
+            FSDP_TRY(read_quantization(json, blocks, err));
+        else if (is_object && !is_part && fsdp_bytes_are(key, size, "text_config"))
+            FSDP_TRY(read_model(json, true, blocks, err));
+        else
+            FSDP_TRY(fsdp_json_skip(json, err));
+    }
+}
+
+/* FSDP_ERR_DAMAGED: the size is no pair of positive numbers; FSDP_ERR_USAGE: there are several sizes. */
+static fsdp_status quant_blocks_read(const char *text, size_t size, const char *path,
+                                     fsdp_quant_blocks *blocks_out, fsdp_error *err)
+{
+    fsdp_json json;
+    *blocks_out = (fsdp_quant_blocks){.is_given = false};
+    fsdp_json_init(&json, text, size, path ? path : "config.json");
+    fsdp_status st = read_model(&json, false, blocks_out, err);
+    fsdp_json_release(&json);
+    return st;
+}
+
+/* === weights ================================================================================== */
 
 enum { USUAL_BLOCK = 128 }; /* of transformers, where config.json says nothing */
 
@@ -278,8 +388,8 @@ fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **che
     FSDP_TRY(fsdp_derivation_begin(job.base, &job.derivation, err));
     fsdp_status st = fsdp_derivation_note_file(job.derivation, opts->config_path, err);
     if (st == FSDP_OK && opts->config)
-        st = fsdp_quant_blocks_read(opts->config, opts->config_size, opts->config_path, &job.blocks,
-                                    err);
+        st =
+            quant_blocks_read(opts->config, opts->config_size, opts->config_path, &job.blocks, err);
     for (size_t i = 0; i < fsdp_sd_count(job.sd) && st == FSDP_OK; i++)
         st = add_entry(&job, i, err);
     if (st == FSDP_OK && job.report.weights == 0)

@@ -10,17 +10,17 @@
  *   derived_quants.c      ggml's blocks of quantized values
  *   derived_product.c     sums with products of thin matrices, rows of given lengths (adapters)
  *   derived_scaled.c      quantized weights and their scales
- *   derived_checkpoint.c  the checkpoint of derived tensors (derived_checkpoint.h)
- *   derived_ties.c        names of one tensor that are still names of one tensor
+ *   derived_checkpoint.c  the checkpoint of derived tensors (derived_checkpoint.h), and names of one tensor
+ *                         that are still names of one tensor
  *
  * A derived tensor is a node: a stored tensor, or an operation on the nodes that are its parts. A box of it
  * is read by reading boxes of its parts, so that no tensor is in memory as a whole: an operation that needs
  * memory works on pieces of at most FSDP_DERIVED_PIECE bytes, in one buffer per level of the tree.
  *
- *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings, and
- *                         adapter_modules.c finds the modules that they name
+ *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings and
+ *                         finds the modules that they name
  *   python_expression.c   the expressions in them, which python_match.c matches
- *   dequant.c             quantized weights of a model as plain ones; dequant_config.c reads their blocks
+ *   dequant.c             quantized weights of a model as plain ones
  *   target_types.c        blocks and vectors as the target needs them
  *   tied_names.c          names of tied tensors that the files lack
  *

@@ -1,15 +1,12 @@
 /*
  * Comparing two checkpoints. In: two opened checkpoints and tolerances (diff.h). Out: one result per pair of
- * entries. Local; tools call fsdp_checkpoint_diff. diff.c pairs names and reads slabs, diff_data.c compares
- * the elements of two buffers, diff_metadata.c lists texts beside the tensors.
+ * entries. Local; tools call fsdp_checkpoint_diff. diff.c compares the elements of two buffers and the texts
+ * beside the tensors, pairs names and reads slabs.
  */
 #ifndef FSDP_DIFF_INTERNAL_H
 #define FSDP_DIFF_INTERNAL_H
 
 #include <fsdp/diff.h>
-
-/* Lists the metadata of the checkpoint as values, in checkpoint->metadata. */
-fsdp_status fsdp_diff_metadata(fsdp_checkpoint *checkpoint, fsdp_error *err);
 
 typedef struct fsdp_diff_rule {
     fsdp_dtype a, b;           /* equal, or both real floating types */

@@ -10,8 +10,8 @@
  * functions are local. save/, convert/, checkpoint/ and commit/ call this room.
  *
  *   manifest.c               head, list of files, closing hash; reading from a directory
- *   manifest_state.c         writes meshes, flat buffers and entries; manifest_state_read.c reads them
- *   manifest_value.c         values; manifest_path.c  nested names; large_value.c  values over 64 KiB
+ *   manifest_state.c         meshes, flat buffers, entries and their paths
+ *   manifest_value.c         values; those over 64 KiB (large_value.h)
  *   disk_names.c             names of steps, staging directories and replaced checkpoints
  */
 #ifndef FSDP_MANIFEST_H

@@ -2,7 +2,7 @@
 #include "statedict/map/map_config.h"
 #include "statedict/map/map_rules.h"
 
-#include "statedict/checkpoint/foreign.h"
+#include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/models/config.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"

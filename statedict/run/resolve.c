@@ -8,7 +8,6 @@
 #include "base/io/io_cache.h"
 #include "formats/frameworks.h"
 #include "formats/source.h"
-#include "statedict/checkpoint/foreign.h"
 #include "statedict/sd/meter.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/run/hub_cache.h"

@@ -1,17 +1,17 @@
 /*
- * Runs: a directory of checkpoints step-N. Local, on one rank; save/run_save.c and the tools call this room,
+ * Runs: a directory of checkpoints step-N. Local, on one rank; save/save.c and the tools call this room,
  * which reads through checkpoint/ and removes through commit/.
  *
  * In: the path of a run or checkpoint, and a retention policy. Out: the path of the checkpoint to open, the
  * list of steps, or the steps removed.
  *
- *   run.c         lists the steps of a run and finds the newest one that verifies
+ *   run.c         lists the steps of a run and finds the newest one that verifies; remembers which
+ *                 checkpoints this process has verified
  *   resolve.c     turns any path (run, step, file, model) into the path of one checkpoint
  *   hub_cache.c   the same for a model in the cache of Hugging Face
  *   candidates.c  the checkpoints that a load tries, newest first
- *   verified.c    remembers which checkpoints this process has verified
- *   retain.c      removes steps that the policy does not keep, and what killed saves left
- *   copies.c      the same for copies of steps in other formats
+ *   retain.c      removes steps that the policy does not keep, their copies in other formats, and what killed
+ *                 saves left
  */
 #ifndef FSDP_RUN_INTERNAL_H
 #define FSDP_RUN_INTERNAL_H
@@ -61,5 +61,16 @@ fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
  * are read and before each removal, and removes nothing once it is lost. */
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  const fsdp_retain_opts *opts, fsdp_error *err);
+
+/*
+ * A cache of the checkpoints whose data this process has verified, so that retention reads each of them once
+ * and not at every save. The key is a fingerprint of the files, which changes when a file changes.
+ */
+
+/* A hash of names, sizes, times and inodes of the files. False when the directory cannot be read. */
+typedef struct fsdp_fingerprint { uint64_t parts[2]; } fsdp_fingerprint;
+
+bool fsdp_verified_has(const fsdp_fingerprint *print);
+void fsdp_verified_add(const fsdp_fingerprint *print);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * The full state of a checkpoint in one call, for people who export: into memory, or streamed. From
- * live shards it is gather.c.
+ * live shards it is save.c.
  */
 #include "statedict/run/candidates.h"
 #include "statedict/checkpoint/checkpoint_internal.h"

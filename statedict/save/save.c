@@ -1,29 +1,255 @@
 /*
  * Saving: step 3 of docs/flow_save.md. Agree on what is saved, stage, let every rank write its own
- * file, gather what the manifest must say, publish by one rename. The mirror is load.c.
+ * file, gather what the manifest must say, publish by one rename. A step of a run is saved in the
+ * same way under the lease of the run. The mirror is load.c.
  *
  * A local failure never skips a collective: it is brought to the next fsdp_ctl_agree, and every
  * rank leaves with the same status.
  */
 #include "statedict/commit/commit.h"
-#include "statedict/commit/commit_internal.h"
-#include "statedict/ctl/ctl_backend.h"
-#include "statedict/sd/describe.h"
-#include "statedict/manifest/manifest.h"
-#include "statedict/transfer/pipeline.h"
-#include "statedict/transfer/box_plan.h"
-#include "statedict/save/publish.h"
-#include "statedict/select/relayout.h"
-#include "statedict/save/save_internal.h"
-#include "statedict/commit/space.h"
-
-#include "base/data/flow.h"
+#include "base/core/given.h"
+#include "base/core/mem.h"
 #include "base/core/pool.h"
+#include "base/data/box_internal.h"
+#include "base/data/flow.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/commit/space.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/manifest/manifest.h"
+#include "statedict/run/run_internal.h"
+#include "statedict/save/publish.h"
+#include "statedict/save/save_internal.h"
+#include "statedict/sd/describe.h"
+#include "statedict/select/relayout.h"
+#include "statedict/transfer/box_plan.h"
+#include "statedict/transfer/pipeline.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/core/given.h"
+/* === the full state on rank 0 ================================================================= */
+
+/*
+ * The full state on rank 0, streamed: every tensor in row-major slabs, each put together from the
+ * boxes of the ranks that own them. Messages go through the bounded window of the control plane, so
+ * memory is one slab on rank 0 and one piece of it on each other rank.
+ *
+ * After a local failure rank 0 receives, and other ranks send, every message, so that no rank waits in vain.
+ */
+
+enum { SLAB_BYTES = 16 << 20, SLAB_LEAST = 64 << 10 };
+
+/* Bytes between two rounds of all ranks: one with nothing to send waits in short rounds. */
+enum { ROUND_BYTES = 256 << 20 };
+
+typedef struct gather_job {
+    const fsdp_sd *sd;
+    fsdp_ctl *ctl;
+    int *owners;
+    fsdp_waves *waves;
+    int64_t slab_bytes, since_round;
+    char *slab, *message;
+    fsdp_slab_visit visit;
+    void *context;
+    fsdp_status failed; /* the first local failure: of a visit, or of a wave */
+    fsdp_error *err;
+    /* at hand */
+    const fsdp_entry *entry;
+    fsdp_box slab_box;
+} gather_job;
+
+/* The address of a box in this rank's memory, in which boxes are packed one after the other. */
+static const char *local_memory(const gather_job *job, size_t part)
+{
+    const char *data = job->entry->data;
+    for (size_t p = 0; p < part; p++) {
+        fsdp_box before;
+        fsdp_layout_box_at(&job->entry->layout, job->entry->ndim, job->entry->shape,
+                           fsdp_ctl_rank(job->ctl), p, &before);
+        data += fsdp_box_count(&before) * (int64_t)fsdp_dtype_size(job->entry->dtype);
+    }
+    return data;
+}
+
+/* Moves the part of the slab that one rank stores to the slab of rank 0. */
+static fsdp_status bring_share(void *context, int rank, size_t part, const fsdp_box *box,
+                               fsdp_error *err)
+{
+    gather_job *job = context;
+    fsdp_box shared;
+    int local = fsdp_ctl_rank(job->ctl);
+    if ((local != 0 && local != rank) || !fsdp_box_intersect(box, &job->slab_box, &shared))
+        return FSDP_OK;
+    size_t element = fsdp_dtype_size(job->entry->dtype);
+    size_t size = (size_t)fsdp_box_count(&shared) * element;
+    if (local == 0 && rank == 0) {
+        fsdp_copy_shared(&job->slab_box, job->slab, box, local_memory(job, part), element);
+    } else if (local == rank) {
+        fsdp_copy_shared(&shared, job->message, box, local_memory(job, part), element);
+        return fsdp_ctl_send(job->ctl, 0, job->message, size, err);
+    } else {
+        FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, job->message, size, err));
+        fsdp_copy_shared(&job->slab_box, job->slab, &shared, job->message, element);
+    }
+    return FSDP_OK;
+}
+
+static void visit_slab(gather_job *job, int64_t first, int64_t count)
+{
+    if (fsdp_ctl_rank(job->ctl) == 0 && job->failed == FSDP_OK)
+        job->failed = job->visit(job->context, job->entry, first, count, job->slab, job->err);
+}
+
+/* Ranks stay within ROUND_BYTES of each other. */
+static fsdp_status barrier_after(gather_job *job, int64_t bytes, fsdp_error *err)
+{
+    job->since_round += bytes;
+    if (job->since_round < ROUND_BYTES)
+        return FSDP_OK;
+    job->since_round = 0;
+    return fsdp_ctl_barrier(job->ctl, err);
+}
+
+static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
+{
+    const fsdp_entry *entry = job->entry;
+    int64_t size = (int64_t)fsdp_dtype_size(entry->dtype), first = 0;
+    fsdp_slabs slabs = {0};
+    if (fsdp_entry_bytes(entry) == 0)
+        visit_slab(job, 0, 0);
+    else
+        while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, job->slab_bytes / size,
+                               &job->slab_box)) {
+            FSDP_TRY(fsdp_box_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
+            visit_slab(job, first, slabs.next - first);
+            FSDP_TRY(barrier_after(job, (slabs.next - first) * size, err));
+            first = slabs.next;
+        }
+    return FSDP_OK;
+}
+
+/* After a failure the messages have undefined contents, which nobody reads. */
+static void enter_waves(gather_job *job, size_t entry)
+{
+    if (job->failed == FSDP_OK)
+        job->failed = fsdp_waves_reach(job->waves, entry, job->err);
+}
+
+static fsdp_status gather_all(gather_job *job, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        job->entry = fsdp_sd_at(job->sd, i);
+        if (job->entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        enter_waves(job, i);
+        FSDP_TRY(gather_tensor(job, job->owners[i], err));
+    }
+    return job->failed == FSDP_OK ? fsdp_waves_finish(job->waves, err) : FSDP_OK;
+}
+
+static fsdp_status prepare_gather(gather_job *job, int64_t memory, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_check_budget(0, memory, err));
+    int64_t share = (memory > 0 ? memory : FSDP_MEMORY_DEFAULT) / 4;
+    job->slab_bytes = share < SLAB_LEAST ? SLAB_LEAST : share > SLAB_BYTES ? SLAB_BYTES : share;
+    job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
+    job->message = fsdp_alloc_pages((size_t)job->slab_bytes);
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        job->slab = fsdp_alloc_pages((size_t)job->slab_bytes);
+    if (!job->owners || !job->message || (fsdp_ctl_rank(job->ctl) == 0 && !job->slab))
+        return fsdp_fail_memory(err, "gathering the full state");
+    FSDP_TRY(fsdp_box_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
+    return fsdp_check_memory(job->sd, job->ctl, err);
+}
+
+/*
+ * Collective. fsdp_sd_gather; `mine` is the outcome of this rank so far, and no data moves unless all ranks
+ * pass FSDP_OK. A failure of visit or of waves is returned on this rank alone, which passes it to the next
+ * round.
+ */
+static fsdp_status gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how,
+                                fsdp_status mine, fsdp_error *err)
+{
+    gather_job job = {.sd = sd,
+                      .ctl = ctl,
+                      .waves = how->waves,
+                      .visit = how->visit,
+                      .context = how->context,
+                      .err = err};
+    if (mine == FSDP_OK)
+        mine = prepare_gather(&job, how->memory, err);
+    fsdp_status st = how->is_described ? fsdp_ctl_agree(ctl, mine, err)
+                                       : fsdp_describe_agree(sd, false, ctl, mine, err);
+    if (st == FSDP_OK)
+        st = gather_all(&job, err);
+    fsdp_free(job.owners);
+    fsdp_free(job.slab);
+    fsdp_free(job.message);
+    return st == FSDP_OK ? job.failed : st;
+}
+
+fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsdp_slab_visit visit,
+                           void *context, fsdp_error *err)
+{
+    FSDP_NEED(err, sd, ctl);
+    fsdp_error local = {0};
+    fsdp_gather how = {.memory = memory, .visit = visit, .context = context};
+    err = err ? err : &local;
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_gather");
+    fsdp_status mine = fsdp_ctl_rank(ctl) == 0 ? FSDP_GIVEN_CALL(err, visit) : FSDP_OK;
+    fsdp_status st = fsdp_ctl_broadcast(ctl, 0, &how.memory, sizeof how.memory, err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_agree(ctl, gather_slabs(sd, ctl, &how, mine, err), err);
+    fsdp_ctl_end_public(ctl, outer);
+    return st;
+}
+
+/* --- into memory ------------------------------------------------------------------------------ */
+
+static fsdp_status keep_slab(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
+                             const void *data, fsdp_error *err)
+{
+    fsdp_sd *full = context;
+    size_t size = fsdp_dtype_size(entry->dtype);
+    int64_t at = fsdp_sd_find(full, entry->name, entry->name_size);
+    if (at < 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' has no place in the full state",
+                         entry->name);
+    if (count > 0)
+        memcpy((char *)fsdp_sd_at(full, (size_t)at)->data + (size_t)first * size, data,
+               (size_t)count * size);
+    return FSDP_OK;
+}
+
+static fsdp_status make_full(const fsdp_sd *sd, fsdp_sd **full_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_relayout_whole(sd, NULL, full_out, err));
+    return fsdp_sd_allocate(*full_out, 0, err);
+}
+
+fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out,
+                                fsdp_error *err)
+{
+    FSDP_NEED(err, full_out);
+    *full_out = NULL;
+    FSDP_NEED(err, sd, ctl);
+    fsdp_error local = {0};
+    err = err ? err : &local;
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_gather_full");
+    fsdp_status st = fsdp_ctl_rank(ctl) == 0 ? make_full(sd, full_out, err) : FSDP_OK;
+    st = fsdp_ctl_agree(ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_gather(sd, ctl, 0, keep_slab, *full_out, err);
+    fsdp_ctl_end_public(ctl, outer);
+    if (st != FSDP_OK) {
+        fsdp_sd_free(*full_out);
+        *full_out = NULL;
+    }
+    return st;
+}
+
+/* === a save =================================================================================== */
 
 enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
 enum { OPTION_COUNT = 9 };
@@ -458,7 +684,7 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
                        .waves = job->waves,
                        .visit = put_slab,
                        .context = job};
-    FSDP_TRY(fsdp_gather_slabs(job->sd, job->ctl, &how, st, err));
+    FSDP_TRY(gather_slabs(job->sd, job->ctl, &how, st, err));
     return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
 }
 
@@ -587,7 +813,9 @@ static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *
     return status;
 }
 
-fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err)
+/* fsdp_save_begun. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded;
+ * else NULL. */
+static fsdp_status save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err)
 {
     fsdp_error local = {0};
     static const fsdp_save_opts defaults = {0};
@@ -612,7 +840,7 @@ fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out,
 fsdp_status fsdp_save_begun(const fsdp_save_call *call, fsdp_error *err)
 {
     fsdp_lease *lease;
-    fsdp_status st = fsdp_save_leased(call, &lease, err);
+    fsdp_status st = save_leased(call, &lease, err);
     fsdp_lease_release(lease);
     return st;
 }
@@ -624,6 +852,171 @@ fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
     fsdp_status mine = FSDP_GIVEN(err, dir);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_sd_save");
     fsdp_status st = fsdp_save_begun(&(fsdp_save_call){sd, ctl, dir, opts, mine, NULL}, err);
+    fsdp_ctl_end_public(ctl, outer);
+    return st;
+}
+
+/* === a step of a run ========================================================================== */
+
+/*
+ * Saves a step of a run: one writer at a time under the lease of the run, then the hint and
+ * retention. Retention removes an older step only after the new one is saved.
+ */
+
+typedef struct run_job {
+    fsdp_ctl *ctl;
+    const char *run;
+    fsdp_io *io;
+    fsdp_save_opts opts;
+    int64_t step;      /* which opts point to */
+    fsdp_lease *lease; /* rank 0, once the step is saved */
+    uintptr_t thread;  /* that may use ctl */
+    char name[FSDP_STEP_NAME_SIZE];
+    char *path;
+} run_job;
+
+/* Syncs the parent of the run: its directory must survive a power cut like the checkpoint in it. */
+static fsdp_status sync_parent(const run_job *job, fsdp_error *err)
+{
+    char *path = NULL, *parent = NULL;
+    FSDP_TRY(fsdp_path_split(job->run, &path, &parent, err));
+    fsdp_status st = fsdp_io_sync_dir(job->io, parent, err);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return st;
+}
+
+static fsdp_status make_run_directory(const run_job *job, fsdp_error *err)
+{
+    int errnum = job->io->ops->mkdir(job->io, job->run);
+    if (errnum < 0 && errnum != -EEXIST)
+        return fsdp_fail_errno(err, -errnum, "cannot create the run directory '%s'", job->run);
+    return job->opts.skip_fsync ? FSDP_OK : sync_parent(job, err);
+}
+
+static fsdp_status prepare_run(run_job *job, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    fsdp_step_name(job->step, job->name);
+    job->path = fsdp_path_join(job->run, job->name);
+    if (!job->path)
+        st = fsdp_fail_memory(err, "a path");
+    if (job->step == FSDP_NO_STEP)
+        st = fsdp_fail(err, FSDP_ERR_USAGE,
+                       "a checkpoint of a run is named after its step: give one");
+    else if (job->step < 0)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->step);
+    if (st == FSDP_OK)
+        st = fsdp_retention_check(job->opts.retain, err);
+    if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0)
+        st = make_run_directory(job, err);
+    return st;
+}
+
+/* For people who look into the directory; nothing of ours reads it. */
+static fsdp_status write_hint(const run_job *job, fsdp_error *err)
+{
+    char text[FSDP_STEP_NAME_SIZE + 1];
+    char *path = fsdp_path_join(job->run, "latest");
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    size_t size = strlen(job->name);
+    memcpy(text, job->name, size);
+    text[size] = '\n';
+    fsdp_status st = fsdp_io_replace_file(job->io, path, text, size + 1, err);
+    fsdp_free(path);
+    return st;
+}
+
+/* The other ranks have returned and wait for rank 0 in their next call: sends them signs of
+ * life. */
+static int report_to_ranks(void *context, int64_t done, int64_t total, const char *what)
+{
+    const run_job *job = context;
+    const fsdp_watch *watch = &job->opts.watch;
+    if (job->thread == fsdp_thread_number())
+        fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
+    return watch->progress ? watch->progress(watch->context, done, total, what) : 0;
+}
+
+/* Pins the step just saved: after a return to an earlier step it may be lower than others. */
+static fsdp_status retain_others(run_job *job, fsdp_error *err)
+{
+    const fsdp_retention *asked = job->opts.retain;
+    fsdp_retain_opts opts = {.apply = true,
+                             .threads = job->opts.threads,
+                             .memory = job->opts.memory,
+                             .watch = {.context = job, .progress = report_to_ranks},
+                             .access.disk = job->io};
+    if (!asked)
+        return fsdp_run_retain_held(job->lease, job->run, NULL, &opts, err);
+    fsdp_retention policy = *asked;
+    int64_t *pins = fsdp_alloc(asked->pin_count + 1, sizeof *pins);
+    if (!pins)
+        return fsdp_fail_memory(err, "a list of pinned steps");
+    if (asked->pin_count > 0)
+        memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
+    pins[policy.pin_count++] = job->step;
+    policy.pins = pins;
+    fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, &opts, err);
+    fsdp_free(pins);
+    return st;
+}
+
+static void notify_untidy(const run_job *job, const char *what, fsdp_status status,
+                          const fsdp_error *err)
+{
+    if (status != FSDP_OK)
+        fsdp_notice(&job->opts.watch, "'%s' is saved, but %s failed: %s", job->path, what,
+                    err->text);
+}
+
+/* The checkpoint is saved: a failure from here on is a notice and not an error. */
+static void tidy_run(run_job *job)
+{
+    fsdp_error err = {0};
+    notify_untidy(job, "the hint 'latest'", write_hint(job, &err), &err);
+    notify_untidy(job, "tidying the run", retain_others(job, &err), &err);
+}
+
+static fsdp_status run_save(run_job *job, const fsdp_save_call *begun, fsdp_error *err)
+{
+    fsdp_status mine = begun->mine;
+    if (mine == FSDP_OK)
+        mine = prepare_run(job, err);
+    fsdp_save_call call = *begun;
+    call.dir = job->path;
+    call.opts = &job->opts;
+    call.mine = mine;
+    FSDP_TRY(save_leased(&call, &job->lease, err));
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        tidy_run(job);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_run_save_begun(const fsdp_save_call *call, int64_t step, fsdp_error *err)
+{
+    run_job job = {.ctl = call->ctl, .run = call->dir, .step = step};
+    if (call->opts)
+        job.opts = *call->opts;
+    job.io = fsdp_access_io(&job.opts.access);
+    job.opts.step = &job.step;
+    job.thread = fsdp_thread_number();
+    job.opts.overwrite = false;
+    fsdp_status st = run_save(&job, call, err);
+    fsdp_lease_release(job.lease);
+    fsdp_free(job.path);
+    return st;
+}
+
+fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int64_t step,
+                          const fsdp_save_opts *opts, fsdp_error *err)
+{
+    FSDP_NEED(err, sd, ctl);
+    fsdp_status mine = FSDP_GIVEN(err, run);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_run_save");
+    fsdp_status st =
+        fsdp_run_save_begun(&(fsdp_save_call){sd, ctl, run, opts, mine, NULL}, step, err);
     fsdp_ctl_end_public(ctl, outer);
     return st;
 }

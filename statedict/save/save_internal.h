@@ -5,11 +5,10 @@
  * filled memory. Every rank calls them together; the runtime and the callers of the library do. A local
  * failure goes into the next round, so that all ranks return the same status.
  *
- *   save.c      plans, stages, writes this rank's file, gathers the file records and publishes
+ *   save.c      plans, stages, writes this rank's file, gathers the file records and publishes; streams the
+ *               full state of live ranks to rank 0; a step of a run: lease, retention, the hint `latest`
  *   publish.c   view, manifest and rename; also called by convert/
- *   run_save.c  a save of a step of a run: lease, retention, the hint `latest`
  *   load.c      finds the checkpoint, matches names, plans and reads; the mirror of save.c
- *   gather.c    streams the full state of live ranks to rank 0
  *   same_path.c tells ranks that give different paths so
  *   full.c      the full state of a stored checkpoint, in memory or streamed
  */
@@ -20,10 +19,6 @@
 #include "statedict/save/save_call.h"
 #include "statedict/sd/access.h"
 #include <fsdp/checkpoint.h>
-
-/* fsdp_save_begun. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded;
- * else NULL. */
-fsdp_status fsdp_save_leased(const fsdp_save_call *call, fsdp_lease **lease_out, fsdp_error *err);
 
 /* FSDP_NO_STEP: none was given. */
 static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
@@ -46,13 +41,5 @@ typedef struct fsdp_gather {
     fsdp_slab_visit visit;     /* on rank 0 */
     void *context;
 } fsdp_gather;
-
-/*
- * Collective. fsdp_sd_gather; `mine` is the outcome of this rank so far, and no data moves unless all ranks
- * pass FSDP_OK. A failure of visit or of waves is returned on this rank alone, which passes it to the next
- * round.
- */
-fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how, fsdp_status mine,
-                              fsdp_error *err);
 
 #endif

@@ -6,9 +6,7 @@
  * and runtime uses this room; everything is local but for describe.c.
  *
  *   sd.c            entries, their names and the memory they point to
- *   mesh.c          which rank has which coordinates
- *   layout.c        from layout, shape and rank to boxes
- *   layout_boxes.c  checks that explicit boxes tile the tensor
+ *   layout.c        meshes: the rank's coordinates; from layout, shape and rank to boxes
  *   describe.c      compares the state dicts of all ranks by hashes
  *   optim_names.c   which names belong to an optimizer
  *   meter.c         progress and notices; names.c  lists of names in messages
@@ -26,9 +24,6 @@ fsdp_status fsdp_mesh_copy(const fsdp_mesh *mesh, fsdp_mesh **copy_out, fsdp_err
 int fsdp_mesh_rank_at(const fsdp_mesh *mesh, int64_t position);
 /* Row-major position of a rank, -1 when it is not in the mesh: the inverse of fsdp_mesh_rank_at. */
 int64_t fsdp_mesh_position(const fsdp_mesh *mesh, int rank);
-
-/* The highest rank plus one. */
-int fsdp_mesh_world(const fsdp_mesh *mesh);
 
 /* True when every rank of the mesh is its own position: 0, 1, 2, ... */
 bool fsdp_mesh_is_dense(const fsdp_mesh *mesh);
@@ -56,10 +51,6 @@ int64_t fsdp_layout_copy(const fsdp_layout *layout, int rank, size_t index);
 /* FLAT: the element of the rank's chunk at which its part of a tensor of `count` elements begins; -1 when the
  * rank holds no part. */
 int64_t fsdp_layout_flat_start(const fsdp_layout *layout, int64_t count, int rank);
-
-/* BOXES: each inside the shape, none twice on a rank, distinct ones disjoint, every element held. */
-fsdp_status fsdp_layout_check_boxes(const fsdp_layout *layout, int ndim, const int64_t *shape,
-                                    fsdp_error *err);
 
 /* BOXES: fills copies_out, one per box of a checked layout. */
 fsdp_status fsdp_layout_count_copies(const fsdp_layout *layout, fsdp_box_copy *copies_out,

@@ -41,7 +41,7 @@ typedef struct fsdp_selection fsdp_selection;
 /* The source of a selection. */
 typedef struct fsdp_select_from {
     const fsdp_sd *sd;
-    const bool *is_missing;    /* per entry: incomplete in the source (incomplete.h); NULL: none */
+    const bool *is_missing;    /* per entry: incomplete in the source; NULL: none */
     fsdp_names_known known;
     bool looks_only;           /* nothing is written: values are left out, and a model may lack elements or
                                 * have a name twice */

@@ -83,7 +83,7 @@ static inline fsdp_status tiny_save(fsdp_io *io, const char *dir, int64_t step, 
     return tiny_save_staged(&staging, step, err);
 }
 
-/* Saves with the steps of run_save.c, which holds the lease. */
+/* Saves with the steps of save.c, which holds the lease. */
 static inline fsdp_status tiny_save_held(fsdp_io *io, const char *dir, int64_t step, fsdp_error *err)
 {
     fsdp_staging staging;

@@ -5,7 +5,6 @@
 #include "base/io/process.h"
 #include "statedict/commit/lease_internal.h"
 #include "statedict/run/run_internal.h"
-#include "statedict/run/verified.h"
 
 #include "tests/support/sample_state.h"
 
