@@ -1,15 +1,381 @@
 /*
- * The common part of all back ends: checks arguments, serves groups of one rank, and poisons
- * communicators: after the first failure of any rank every call returns that failure. See comm.h.
+ * The common part of all back ends: checks arguments, runs calls that are started and waited for later,
+ * scales sums, serves groups of one rank, and poisons communicators: after the first failure of any rank
+ * every call returns that failure. See comm.h.
  */
 #include "runtime/comm/comm_backend.h"
-
-#include <string.h>
-
 #include "base/core/given.h"
 #include "base/core/mem.h"
 #include "kernels/train/tensor.h"
 #include "runtime/device/device.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* === started calls ============================================================================ */
+
+/*
+ * Collectives that are started and waited for later. The first start creates a stream with its own
+ * thread, which runs the calls of the communicator in the order of their starts.
+ */
+
+/* The thread writes `result` before it reaches `done`. */
+struct fsdp_comm_handle {
+    fsdp_comm *comm;
+    fsdp_collective call;
+    fsdp_event done;
+    fsdp_error result;
+    fsdp_comm_handle *next; /* in the list of handles not waited for */
+};
+
+struct fsdp_comm_queue {
+    fsdp_device *device;
+    fsdp_stream *stream;
+    fsdp_comm_handle *first;
+};
+
+static fsdp_status create_queue(fsdp_comm_queue **queue_out, fsdp_error *err)
+{
+    fsdp_comm_queue *made = fsdp_alloc(1, sizeof *made);
+    if (!made)
+        return fsdp_fail_memory(err, "collectives that are started");
+    fsdp_status status = fsdp_device_cpu_async(&made->device, err);
+    if (status == FSDP_OK)
+        status = made->device->ops->stream_create(made->device, "started", &made->stream, err);
+    if (status == FSDP_OK) {
+        *queue_out = made;
+        return FSDP_OK;
+    }
+    fsdp_device_close(made->device);
+    fsdp_free(made);
+    return status;
+}
+
+static fsdp_status prepare(fsdp_comm *comm, fsdp_comm_handle **handle_out, fsdp_error *err)
+{
+    if (!comm->queue)
+        FSDP_TRY(create_queue(&comm->queue, err));
+    *handle_out = fsdp_alloc(1, sizeof **handle_out);
+    return *handle_out ? FSDP_OK : fsdp_fail_memory(err, "a collective that is started");
+}
+
+/* A failure is the handle's: the stream goes on, and later calls find the communicator poisoned. */
+static fsdp_status run_started(void *args, fsdp_error *err)
+{
+    fsdp_comm_handle *handle = *(fsdp_comm_handle **)args;
+    (void)err;
+    handle->result.status = fsdp_comm_run_now(handle->comm, &handle->call, &handle->result);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_comm_start(fsdp_comm *comm, const fsdp_collective *call,
+                            fsdp_comm_handle **handle_out, fsdp_error *err)
+{
+    FSDP_NEED(err, handle_out);
+    *handle_out = NULL;
+    FSDP_NEED(err, comm, call);
+    fsdp_error failure = {0};
+    fsdp_comm_handle *handle = NULL;
+    if (prepare(comm, &handle, &failure) != FSDP_OK) {
+        fsdp_comm_abort(comm, &failure); /* so that the others do not wait for this call */
+        if (err)
+            *err = failure;
+        return failure.status;
+    }
+    const fsdp_device_ops *ops = comm->queue->device->ops;
+    *handle = (fsdp_comm_handle){.comm = comm, .call = *call, .next = comm->queue->first};
+    comm->queue->first = handle;
+    ops->submit(comm->queue->stream, run_started, &handle, sizeof(fsdp_comm_handle *));
+    handle->done = ops->record(comm->queue->stream);
+    *handle_out = handle;
+    return FSDP_OK;
+}
+
+bool fsdp_comm_is_done(const fsdp_comm_handle *handle)
+{
+    return !handle || handle->comm->queue->device->ops->is_reached(handle->done);
+}
+
+static void forget(fsdp_comm_handle *handle)
+{
+    fsdp_comm_handle **at = &handle->comm->queue->first;
+    while (*at != handle)
+        at = &(*at)->next;
+    *at = handle->next;
+    fsdp_free(handle);
+}
+
+fsdp_status fsdp_comm_wait(fsdp_comm_handle **handle, fsdp_error *err)
+{
+    FSDP_NEED(err, handle);
+    fsdp_comm_handle *waited = *handle;
+    if (!waited)
+        return FSDP_OK;
+    (void)!waited->comm->queue->device->ops->sync(waited->done, NULL);
+    fsdp_status status = waited->result.status;
+    if (status != FSDP_OK && err)
+        *err = waited->result;
+    forget(waited);
+    *handle = NULL;
+    return status;
+}
+
+/* Waits until all started calls have ended. */
+static void comm_settle(const fsdp_comm *comm)
+{
+    if (comm->queue)
+        (void)!comm->queue->device->ops->sync(comm->queue->device->ops->record(comm->queue->stream),
+                                              NULL);
+}
+
+/* A rank that closes its communicator with calls in flight aborts them, so that no rank waits for
+ * them. */
+static void abort_unfinished(fsdp_comm *comm)
+{
+    bool is_done = true;
+    for (const fsdp_comm_handle *at = comm->queue->first; at; at = at->next)
+        is_done &= fsdp_comm_is_done(at);
+    if (is_done)
+        return;
+    fsdp_error why = {0};
+    char exit_code[FSDP_EXIT_TEXT];
+    fsdp_comm_describe_exit(comm->transport->exit_code, exit_code);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "left with %s, without waiting for a call it had started",
+                    exit_code);
+    fsdp_comm_abort(comm, &why);
+}
+
+/* Aborts started calls that have not ended, and frees all handles. */
+static void comm_close_queue(fsdp_comm *comm)
+{
+    fsdp_comm_queue *queue = comm->queue;
+    if (!queue)
+        return;
+    abort_unfinished(comm);
+    queue->device->ops->stream_free(queue->stream);
+    while (queue->first)
+        forget(queue->first);
+    fsdp_device_close(queue->device);
+    fsdp_free(queue);
+    comm->queue = NULL;
+}
+
+/* === arguments ================================================================================ */
+
+/* The extent of one buffer of a call. */
+typedef struct extent {
+    const char *name;
+    const unsigned char *data;
+    int64_t bytes;
+} extent;
+
+static fsdp_status fail_large(fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE, "its size overflows");
+}
+
+static fsdp_status check_count(int64_t count, fsdp_error *err)
+{
+    if (count < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a count is %" PRId64, count);
+    return FSDP_OK;
+}
+
+static fsdp_status add_counts(const int64_t *counts, int n, int64_t *sum_out, fsdp_error *err)
+{
+    *sum_out = 0;
+    for (int i = 0; i < n; i++) {
+        FSDP_TRY(check_count(counts[i], err));
+        if (fsdp_add_overflow(*sum_out, counts[i], sum_out))
+            return fail_large(err);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_op(const fsdp_collective *call, fsdp_error *err)
+{
+    const char *dtype = fsdp_dtype_name(call->dtype);
+    if (!fsdp_comm_reduces((uint32_t)call->kind))
+        return FSDP_OK;
+    if (!fsdp_tensor_can_fold(call->dtype))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be reduced", dtype);
+    if (call->op == FSDP_REDUCE_SUM || call->op == FSDP_REDUCE_MAX)
+        return FSDP_OK;
+    if (call->op != FSDP_REDUCE_AVG && call->op != FSDP_REDUCE_PREMUL_SUM)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "no operation has the number %d", (int)call->op);
+    if (!fsdp_dtype_describe(call->dtype)->is_float)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s has no averages and no factors", dtype);
+    return FSDP_OK;
+}
+
+/* Elements of this rank's buffers. */
+static fsdp_status count_elements(const fsdp_comm *comm, const fsdp_collective *call,
+                                  int64_t *in_count_out, int64_t *out_count_out, fsdp_error *err)
+{
+    int64_t all;
+    if (call->kind == FSDP_ALL_TO_ALL) {
+        if (!call->counts || !call->out_counts)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "counts and out_counts are needed");
+        FSDP_TRY(add_counts(call->counts, comm->size, in_count_out, err));
+        return add_counts(call->out_counts, comm->size, out_count_out, err);
+    }
+    FSDP_TRY(check_count(call->count, err));
+    *in_count_out = *out_count_out = call->count;
+    if (call->kind != FSDP_ALL_GATHER && call->kind != FSDP_REDUCE_SCATTER)
+        return call->counts ? fsdp_fail(err, FSDP_ERR_USAGE, "it has no uneven counts") : FSDP_OK;
+    if (call->counts)
+        FSDP_TRY(add_counts(call->counts, comm->size, &all, err));
+    else if (fsdp_mul_overflow(call->count, comm->size, &all))
+        return fail_large(err);
+    *in_count_out = *out_count_out = fsdp_comm_part(call, comm->rank);
+    *(call->kind == FSDP_ALL_GATHER ? out_count_out : in_count_out) = all;
+    return FSDP_OK;
+}
+
+static bool is_in_place(const fsdp_comm *comm, const fsdp_collective *call, const extent *in,
+                        const extent *out)
+{
+    int64_t element = (int64_t)fsdp_dtype_size(call->dtype);
+    switch (call->kind) {
+    case FSDP_ALL_GATHER:
+        return in->data == out->data + fsdp_comm_place(call, comm->rank) * element;
+    case FSDP_REDUCE_SCATTER:
+        return out->data == in->data + fsdp_comm_place(call, comm->rank) * element;
+    case FSDP_ALL_REDUCE: return in->data == out->data;
+    default: return false;
+    }
+}
+
+static fsdp_status check_buffers(const fsdp_comm *comm, const fsdp_collective *call,
+                                 const extent *in, const extent *out, fsdp_error *err)
+{
+    bool uses_in = call->kind != FSDP_BROADCAST || call->root == comm->rank;
+    bool uses_out = call->kind != FSDP_BROADCAST || call->root != comm->rank;
+    bool has_in = uses_in && in->bytes > 0, has_out = uses_out && out->bytes > 0;
+    if ((has_in && !in->data) || (has_out && !out->data))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is missing",
+                         has_in && !in->data ? in->name : out->name);
+    if (!has_in || !has_out)
+        return FSDP_OK;
+    uintptr_t in_at = (uintptr_t)in->data, out_at = (uintptr_t)out->data;
+    bool overlap = in_at < out_at + (uintptr_t)out->bytes && out_at < in_at + (uintptr_t)in->bytes;
+    if (overlap && !is_in_place(comm, call, in, out))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'in' and 'out' overlap");
+    return FSDP_OK;
+}
+
+static fsdp_status check_view(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    if (!call->view || call->kind == FSDP_ALL_GATHER)
+        return FSDP_OK;
+    if (call->kind != FSDP_REDUCE_SCATTER)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "only all_gather and reduce_scatter have a view");
+    if (!(fsdp_comm_abilities(comm) & FSDP_COMM_POOL))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "ranks over %s do not see each other's memory",
+                         fsdp_comm_backend(comm));
+    return FSDP_OK;
+}
+
+/* Checks arguments. The error text does not name the call. */
+static fsdp_status comm_check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    extent in = {.name = "in", .data = call->in}, out = {.name = "out", .data = call->out};
+    int64_t element = (int64_t)fsdp_dtype_size(call->dtype);
+    if (call->kind < FSDP_ALL_GATHER || call->kind > FSDP_ALL_TO_ALL)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "no collective has the number %d", (int)call->kind);
+    if (element == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "no dtype has the number %d", (int)call->dtype);
+    if (call->kind == FSDP_BROADCAST && (call->root < 0 || call->root >= comm->size))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "root %d is not one of %d ranks", call->root,
+                         comm->size);
+    FSDP_TRY(check_view(comm, call, err));
+    FSDP_TRY(check_op(call, err));
+    FSDP_TRY(count_elements(comm, call, &in.bytes, &out.bytes, err));
+    if (fsdp_mul_overflow(in.bytes, element, &in.bytes) ||
+        fsdp_mul_overflow(out.bytes, element, &out.bytes))
+        return fail_large(err);
+    return check_buffers(comm, call, &in, &out, err);
+}
+
+/* === averages and premultiplied sums ========================================================== */
+
+/*
+ * Averages and premultiplied sums over a back end that only sums, bit-identical to one that does
+ * all: the sum is made in the type of the accumulator, which rounds nothing, and scaled there.
+ */
+
+/* The call as the caller made it, and the one that the back end gets. */
+typedef struct scaled_call {
+    const fsdp_collective *call;
+    fsdp_collective sum;
+    fsdp_dtype wide;
+    int64_t in_count, out_count;
+    void *wide_in, *wide_out;
+} scaled_call;
+
+static void convert(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
+                    int64_t count)
+{
+    const fsdp_rect rect = fsdp_rect_line(to, to_type, from, from_type, count);
+    if (count > 0)
+        fsdp_rects_copy(&rect, 1);
+}
+
+static fsdp_status make_room(scaled_call *scaled, fsdp_error *err)
+{
+    size_t element = fsdp_dtype_size(scaled->wide);
+    bool needs_out = scaled->wide != scaled->call->dtype;
+    bool needs_in = needs_out || scaled->call->op == FSDP_REDUCE_PREMUL_SUM;
+    if (needs_in)
+        scaled->wide_in = fsdp_realloc(NULL, (size_t)scaled->in_count, element);
+    if (needs_out)
+        scaled->wide_out = fsdp_realloc(NULL, (size_t)scaled->out_count, element);
+    if ((needs_in && !scaled->wide_in) || (needs_out && !scaled->wide_out))
+        return fsdp_fail_memory(err, "a reduction that is scaled");
+    return FSDP_OK;
+}
+
+static fsdp_status run_sum(fsdp_comm *comm, scaled_call *scaled, fsdp_error *err)
+{
+    const fsdp_collective *call = scaled->call;
+    if (scaled->wide_in) {
+        convert(scaled->wide_in, scaled->wide, call->in, call->dtype, scaled->in_count);
+        scaled->sum.in = scaled->wide_in;
+    }
+    if (scaled->wide_out)
+        scaled->sum.out = scaled->wide_out;
+    if (call->op == FSDP_REDUCE_PREMUL_SUM)
+        fsdp_tensor_multiply(scaled->wide_in, scaled->wide, (size_t)scaled->in_count, call->factor);
+
+    fsdp_comm_header header = fsdp_comm_head(comm, &scaled->sum);
+    FSDP_TRY(comm->transport->ops->run(comm, &scaled->sum, &header, err));
+
+    if (call->op == FSDP_REDUCE_AVG)
+        fsdp_tensor_divide(scaled->sum.out, scaled->wide, (size_t)scaled->out_count, comm->size);
+    if (scaled->wide_out)
+        convert(call->out, call->dtype, scaled->wide_out, scaled->wide, scaled->out_count);
+    return FSDP_OK;
+}
+
+/* An average or premultiplied sum over a back end that only sums; bit-identical. */
+static fsdp_status comm_run_scaled(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    scaled_call scaled = {.call = call, .sum = *call};
+    bool is_scatter = call->kind == FSDP_REDUCE_SCATTER;
+    scaled.wide = call->dtype == FSDP_F64 ? FSDP_F64 : FSDP_F32;
+    scaled.sum.dtype = scaled.wide;
+    scaled.sum.op = FSDP_REDUCE_SUM;
+    scaled.in_count = is_scatter ? fsdp_comm_place(call, comm->size) : call->count;
+    scaled.out_count = is_scatter ? fsdp_comm_part(call, comm->rank) : call->count;
+    fsdp_status status = make_room(&scaled, err);
+    if (status == FSDP_OK)
+        status = run_sum(comm, &scaled, err);
+    fsdp_free(scaled.wide_in);
+    fsdp_free(scaled.wide_out);
+    return status;
+}
+
+/* === calls ==================================================================================== */
 
 enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
 
@@ -61,7 +427,7 @@ void fsdp_comm_free(fsdp_comm *comm)
 {
     if (!comm)
         return;
-    fsdp_comm_close_queue(comm);
+    comm_close_queue(comm);
     if (comm->backend)
         comm->transport->ops->comm_close(comm);
     fsdp_free(comm->ranks);
@@ -177,7 +543,7 @@ void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why)
 
 static fsdp_status check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
-    fsdp_status status = fsdp_comm_check(comm, call, err);
+    fsdp_status status = comm_check(comm, call, err);
     if (status == FSDP_OK)
         return FSDP_OK;
     err->rank = comm->transport->rank;
@@ -276,7 +642,7 @@ static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error 
     if (comm->size == 1)
         return run_alone(call, err);
     if (lacks_op(comm, call))
-        return fsdp_comm_run_scaled(comm, call, err);
+        return comm_run_scaled(comm, call, err);
     fsdp_comm_header header = fsdp_comm_head(comm, call);
     if (call->view && !(comm->transport->ops->abilities & FSDP_COMM_POOL))
         return run_with_view(comm, call, &header, err);
@@ -302,6 +668,6 @@ fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp
 fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
     FSDP_NEED(err, comm, call);
-    fsdp_comm_settle(comm);
+    comm_settle(comm);
     return fsdp_comm_run_now(comm, call, err);
 }

@@ -71,7 +71,7 @@ struct fsdp_comm {
     uint64_t sequence;         /* calls so far */
     fsdp_error poison;         /* valid when poison_state is POISON_IS_SET */
     _Atomic int poison_state;
-    fsdp_comm_queue *queue;    /* started calls (comm_async.c); NULL: none yet */
+    fsdp_comm_queue *queue;    /* started calls (comm.c); NULL: none yet */
     void *backend;
 };
 
@@ -90,13 +90,7 @@ fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp
 /* The first failure of the group or of this rank, without a call. Data that calls in streams have made is
  * undefined after it: ask behind a wait for the stream. Any thread. */
 fsdp_status fsdp_comm_failure(fsdp_comm *comm, fsdp_error *err);
-/* Waits until all started calls have ended. */
-void fsdp_comm_settle(const fsdp_comm *comm);
-/* Aborts started calls that have not ended, and frees all handles. */
-void fsdp_comm_close_queue(fsdp_comm *comm);
 
-/* Checks arguments. The error text does not name the call. */
-fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 /* The size of one rank's part in all_gather and reduce_scatter, and its offset, in elements. */
 int64_t fsdp_comm_part(const fsdp_collective *call, int rank);
 int64_t fsdp_comm_place(const fsdp_collective *call, int rank);
@@ -107,8 +101,6 @@ fsdp_reduction fsdp_comm_reduction(const fsdp_collective *call, int size);
 bool fsdp_comm_sees(const fsdp_comm *comm, int member, const void *data, size_t size);
 /* Runs the view of a gather whose parts are all in `out`. parts: room for a pointer per rank. */
 void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **parts);
-/* An average or premultiplied sum over a back end that only sums; bit-identical. */
-fsdp_status fsdp_comm_run_scaled(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 
 /* Entries of fsdp_transport_ops for transports without memory of their own. */
 void *fsdp_transport_alloc_pages(fsdp_transport *transport, size_t size);

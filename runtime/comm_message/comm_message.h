@@ -1,13 +1,13 @@
 /*
  * Collectives over point-to-point messages (p2p.h), for ranks that share no memory.
  *
- *   message_transport.c  creates the transport, creates and closes its groups
- *   message_steps.c      runs a call: compares its header with the other members', then runs its exchanges
- *   dissemination.c      combines a small value of every member in log2(members) rounds
- *   message_exchange.c   runs one exchange: bytes between all pairs of members, in pieces through bounded
- *                        staging; received pieces are copied, or reduced in rank order
+ *   message_transport.c  creates the transport, creates and closes its groups; runs a call: compares its
+ *                        header with the other members' (a small value of every member is combined in
+ *                        log2(members) rounds), then runs its exchanges: bytes between all pairs of members,
+ *                        in pieces through bounded staging; received pieces are copied, or reduced in rank
+ *                        order
  *   message_status.c     peer status: failures, leave messages, probes, and what ends a wait
- *   p2p_tcp.c, p2p_mpi.c implement p2p.h; tcp_connect.c and tcp_stream.c belong to p2p_tcp.c
+ *   p2p_tcp.c, p2p_mpi.c implement p2p.h
  *
  * In: a call (fsdp_collective) that comm.c has checked, and its header. Out: the reduced or moved data, or
  * the same error on all members. The launcher creates the transport (message_transport.h); comm.c calls its
@@ -107,20 +107,7 @@ int64_t fsdp_message_busy_until(void *context, int rank);
 /* Sends a leave message: this member begins no further calls. */
 void fsdp_message_leave(message_group *group);
 
-/* --- dissemination.c -------------------------------------------------------------------------- */
-
-enum { FSDP_DISSEMINATION_SIZE = 512 };        /* bytes, at most */
-
-/* Collective in the group. Combines every member's `mine` into the same value on all members. `merge` must
- * not depend on the order of its calls, and may see a value more than once. */
-fsdp_status fsdp_message_disseminate(message_group *group, void *mine, size_t size,
-                                     void (*merge)(void *mine, const void *theirs), fsdp_error *err);
-
-/* Collective in the group. Begins a call: compares the headers of all members, and fails on all of them with
- * the same error when two differ. */
-fsdp_status fsdp_message_begin(message_group *group, const fsdp_comm_header *header, fsdp_error *err);
-
-/* --- message_exchange.c ----------------------------------------------------------------------- */
+/* --- message_transport.c ----------------------------------------------------------------------- */
 
 /* Moves bytes along the routes of the group. With `fold`, received bytes are operands: the sum of those of
  * all members, `local` among them, goes to `to`. */
@@ -133,13 +120,5 @@ typedef struct message_exchange {
 } message_exchange;
 
 fsdp_status fsdp_message_run_exchange(const message_exchange *exchange, fsdp_error *err);
-/* Bytes of a piece in a group of that many members. */
-size_t fsdp_message_piece(int members);
-
-/* --- message_steps.c -------------------------------------------------------------------------- */
-
-/* An entry of fsdp_transport_ops. */
-fsdp_status fsdp_message_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
-                             fsdp_error *err);
 
 #endif

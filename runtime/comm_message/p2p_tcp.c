@@ -3,14 +3,419 @@
  * Sockets are served inside of test and back_off, on the caller's thread. See p2p_tcp_internal.h.
  */
 #include "runtime/comm_message/p2p_tcp_internal.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
+#include "runtime/bootstrap/ctl_tcp.h"
+#include "runtime/bootstrap/socket.h"
 
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/core/clock.h"
-#include "base/core/mem.h"
+/* === connecting =============================================================================== */
+
+/*
+ * Connects every pair of ranks: each rank connects to those before it and accepts those after it.
+ *
+ * Ranks connect in batches no larger than a listener's backlog, because a rank accepts only after
+ * its own connects. All ranks agree on the outcome of the connects before any rank waits to accept:
+ * the rank that could not connect reports the reason at once.
+ */
+
+enum { BATCH = 64 }; /* a backlog may be limited to 128 */
+
+typedef struct connector {
+    fsdp_ctl *ctl;
+    int rank, size;
+    int64_t until_ms;
+    int deadline_ms;
+    int *fds;
+    int32_t *ports; /* of all ranks */
+    uint8_t job[FSDP_SHA256_SIZE];
+    fsdp_listener listener;
+} connector;
+
+/* Listens at the loopback address when all ranks are on this host. */
+static fsdp_status open_listener(connector *now, fsdp_error *err)
+{
+    bool is_one_host = true;
+    for (int i = 0; i < now->size; i++) {
+        char host[FSDP_HOST_SIZE];
+        is_one_host &= i == now->rank || (fsdp_ctl_tcp_find(now->ctl, i, host, now->job) &&
+                                          fsdp_host_is_loopback(host));
+    }
+    return fsdp_socket_listen(is_one_host ? FSDP_LOOPBACK : NULL, 0, &now->listener.fd, err);
+}
+
+static fsdp_status share_ports(connector *now, fsdp_error *err)
+{
+    now->ports = fsdp_alloc((size_t)now->size, sizeof *now->ports);
+    fsdp_status status =
+        now->ports ? open_listener(now, err) : fsdp_fail_memory(err, "connections between ranks");
+    FSDP_TRY(fsdp_ctl_agree(now->ctl, status, err));
+    const int32_t port = fsdp_socket_port(now->listener.fd);
+    return fsdp_ctl_allgather(now->ctl, &port, sizeof port, now->ports, err);
+}
+
+static fsdp_status connect_to(connector *now, int to, fsdp_error *err)
+{
+    char host[FSDP_HOST_SIZE];
+    (void)fsdp_ctl_tcp_find(now->ctl, to, host, now->job);
+    const fsdp_hello hello = fsdp_hello_make(FSDP_HELLO_DATA, now->rank, now->size, to, now->job);
+    fsdp_status status =
+        fsdp_socket_connect(host, now->ports[to], now->until_ms, &now->fds[to], err);
+    if (status == FSDP_OK)
+        status = fsdp_socket_send_all(now->fds[to], &hello, sizeof hello, now->until_ms, err);
+    if (status != FSDP_OK && err->text[0] == '\0')
+        (void)fsdp_fail(err, status, "it accepted no data within %g s", now->deadline_ms / 1000.0);
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "rank %d cannot be reached for data", to);
+    return status;
+}
+
+static bool is_expected(const connector *now, const fsdp_hello *hello)
+{
+    return fsdp_hello_is_for(hello, FSDP_HELLO_DATA, now->rank, now->size, now->job) &&
+           hello->rank > now->rank && now->fds[hello->rank] < 0;
+}
+
+static void accept_all(connector *now)
+{
+    fsdp_pending pending;
+    while (fsdp_listener_accept(&now->listener, &pending)) {
+        if (is_expected(now, &pending.hello))
+            now->fds[pending.hello.rank] = pending.fd;
+        else
+            fsdp_socket_close(&pending.fd);
+    }
+}
+
+/* The first rank before `end` that has not connected. */
+static int find_missing(const connector *now, int end)
+{
+    int rank = now->rank + 1;
+    while (rank < end && now->fds[rank] >= 0)
+        rank++;
+    return rank;
+}
+
+static fsdp_status accept_batch(connector *now, int end, fsdp_error *err)
+{
+    for (accept_all(now); find_missing(now, end) < end; accept_all(now)) {
+        if (fsdp_now_ms() >= now->until_ms)
+            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not connect for data within %g s",
+                             find_missing(now, end), now->deadline_ms / 1000.0);
+        FSDP_TRY(fsdp_listener_check(&now->listener, err));
+        fsdp_listener_wait(&now->listener, now->until_ms);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status connect_to_all(connector *now, fsdp_error *err)
+{
+    for (int to = 0; to < now->rank; to++)
+        FSDP_TRY(connect_to(now, to, err));
+    return FSDP_OK;
+}
+
+/* Collective. The ranks from `first` to `end` connect, those before `end` accept. */
+static fsdp_status connect_batch(connector *now, int first, int end, fsdp_error *err)
+{
+    bool is_connecting = now->rank >= first && now->rank < end;
+    fsdp_status status = is_connecting ? connect_to_all(now, err) : FSDP_OK;
+    FSDP_TRY(fsdp_ctl_agree(now->ctl, status, err));
+    if (now->rank < end)
+        status = accept_batch(now, end, err);
+    return fsdp_ctl_agree(now->ctl, status, err);
+}
+
+fsdp_status fsdp_tcp_connect_all(fsdp_ctl *ctl, int deadline_ms, int *fds, fsdp_error *err)
+{
+    connector now = {.ctl = ctl,
+                     .rank = fsdp_ctl_rank(ctl),
+                     .size = fsdp_ctl_size(ctl),
+                     .until_ms = fsdp_now_ms() + deadline_ms,
+                     .deadline_ms = deadline_ms,
+                     .fds = fds,
+                     .listener = {.fd = -1}};
+    fsdp_status status = share_ports(&now, err);
+    for (int first = 0; first < now.size && status == FSDP_OK; first += BATCH) {
+        int end = first + BATCH < now.size ? first + BATCH : now.size;
+        status = connect_batch(&now, first, end, err);
+    }
+    fsdp_listener_release(&now.listener);
+    fsdp_free(now.ports);
+    return status;
+}
+
+/* === frames of one connection ================================================================= */
+
+/* Writes and reads frames on the connection with one rank, without waiting. */
+
+/* In front of everything. */
+typedef struct tcp_frame {
+    uint32_t kind, size;
+    int32_t channel;
+} tcp_frame;
+
+typedef struct tcp_room {
+    int channel, count; /* posted receives of the other rank */
+} tcp_room;
+
+typedef struct tcp_status {
+    struct tcp_status *next;
+    size_t size;
+    unsigned char data[FSDP_P2P_STATUS];
+} tcp_status;
+
+/* The connection with one rank. */
+typedef struct tcp_stream {
+    int fd;                         /* -1: this rank itself, or the connection has ended */
+    bool lacks_memory;              /* the reason of that */
+    char place[FSDP_PLACE_SIZE];    /* the other end */
+    tcp_transfer *sends, *receives; /* the oldest first */
+    /* Small frames wait here, and go before those of data. */
+    unsigned char *small;
+    size_t small_at, small_end, small_room;
+    tcp_transfer *sending; /* its frame has begun */
+    tcp_frame out;
+    size_t out_at; /* of frame and data */
+    tcp_frame in;
+    size_t in_at;
+    tcp_transfer *receiving;
+    tcp_status *receiving_status;
+    tcp_room *rooms;
+    size_t room_count, room_capacity;
+} tcp_stream;
+
+static void finish(tcp_transfer *transfer)
+{
+    tcp_batch *batch = transfer->batch;
+    transfer->batch = NULL;
+    batch->finished[batch->finished_count++] = transfer->piece.place;
+}
+
+static tcp_transfer *take_from(tcp_transfer **list, tcp_transfer *wanted)
+{
+    while (*list && *list != wanted)
+        list = &(*list)->next;
+    if (*list)
+        *list = wanted->next;
+    return wanted;
+}
+
+/* --- receive room of the peer ----------------------------------------------------------------- */
+
+static tcp_room *find_room(tcp_stream *stream, int channel)
+{
+    for (size_t i = 0; i < stream->room_count; i++) {
+        if (stream->rooms[i].channel == channel)
+            return &stream->rooms[i];
+    }
+    return NULL;
+}
+
+static bool note_room(tcp_stream *stream, int channel)
+{
+    tcp_room *room = find_room(stream, channel);
+    if (!room) {
+        if (!fsdp_grow(&stream->rooms, &stream->room_capacity, stream->room_count + 1,
+                       sizeof *stream->rooms))
+            return false;
+        room = &stream->rooms[stream->room_count++];
+        *room = (tcp_room){.channel = channel};
+    }
+    room->count++;
+    return true;
+}
+
+/* The oldest send for which the other rank has posted a receive. */
+static tcp_transfer *next_send(const tcp_stream *stream, tcp_room **room_out)
+{
+    for (tcp_transfer *at = stream->sends; at; at = at->next) {
+        *room_out = find_room((tcp_stream *)stream, at->piece.channel);
+        if (*room_out && (*room_out)->count > 0)
+            return at;
+    }
+    return NULL;
+}
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+/* False when there is no memory. */
+static bool tcp_stream_put_small(tcp_stream *stream, const tcp_frame *frame, const void *data)
+{
+    size_t size = sizeof *frame + frame->size;
+    if (stream->small_at == stream->small_end)
+        stream->small_at = stream->small_end = 0;
+    if (!fsdp_grow(&stream->small, &stream->small_room, stream->small_end + size, 1))
+        return false;
+    memcpy(stream->small + stream->small_end, frame, sizeof *frame);
+    if (frame->size > 0)
+        memcpy(stream->small + stream->small_end + sizeof *frame, data, frame->size);
+    stream->small_end += size;
+    return true;
+}
+
+/* True when it has something to write now. */
+static bool tcp_stream_wants_out(const tcp_stream *stream)
+{
+    tcp_room *room;
+    return stream->fd >= 0 &&
+           (stream->sending || stream->small_at < stream->small_end || next_send(stream, &room));
+}
+
+/* Bytes written; negative: none, and the socket takes no more now. */
+static ssize_t write_some(tcp_stream *stream, const void *data, size_t size)
+{
+    ssize_t n = fsdp_socket_write(stream->fd, data, size);
+    if (n < 0)
+        fsdp_socket_close(&stream->fd);
+    return n > 0 ? n : -1;
+}
+
+static bool write_small(tcp_stream *stream)
+{
+    ssize_t n =
+        write_some(stream, stream->small + stream->small_at, stream->small_end - stream->small_at);
+    stream->small_at += n > 0 ? (size_t)n : 0;
+    return n > 0;
+}
+
+static bool begin_send(tcp_stream *stream)
+{
+    tcp_room *room;
+    tcp_transfer *next = next_send(stream, &room);
+    if (!next)
+        return false;
+    room->count--;
+    stream->sending = take_from(&stream->sends, next);
+    stream->out = (tcp_frame){FRAME_DATA, (uint32_t)next->piece.size, next->piece.channel};
+    stream->out_at = 0;
+    return true;
+}
+
+static bool write_data(tcp_stream *stream)
+{
+    tcp_transfer *now = stream->sending;
+    size_t at = stream->out_at, head = sizeof stream->out;
+    ssize_t n = at < head ? write_some(stream, (const unsigned char *)&stream->out + at, head - at)
+                          : write_some(stream, now->piece.data + (at - head),
+                                       now->piece.size - (at - head));
+    stream->out_at += n > 0 ? (size_t)n : 0;
+    if (stream->out_at == head + now->piece.size) {
+        stream->sending = NULL;
+        finish(now);
+    }
+    return n > 0;
+}
+
+/* Transfer without waiting. An ended connection is closed. */
+static void tcp_stream_write(tcp_stream *stream)
+{
+    bool goes_on = stream->fd >= 0;
+    while (goes_on) {
+        if (stream->sending)
+            goes_on = write_data(stream);
+        else if (stream->small_at < stream->small_end)
+            goes_on = write_small(stream);
+        else
+            goes_on = begin_send(stream);
+    }
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+static tcp_transfer *find_receive(const tcp_stream *stream, int channel)
+{
+    tcp_transfer *at = stream->receives;
+    while (at && at->piece.channel != channel)
+        at = at->next;
+    return at;
+}
+
+/* Prepares to receive the frame whose head has arrived. False: it is invalid. */
+static bool begin_frame(tcp_stream *stream)
+{
+    const tcp_frame *frame = &stream->in;
+    if (frame->kind == FRAME_ROOM && frame->size == 0) {
+        stream->lacks_memory = !note_room(stream, frame->channel);
+        return !stream->lacks_memory;
+    }
+    if (frame->kind == FRAME_STATUS && frame->size <= FSDP_P2P_STATUS) {
+        stream->receiving_status = fsdp_alloc(1, sizeof(tcp_status));
+        stream->lacks_memory = !stream->receiving_status;
+        return !stream->lacks_memory;
+    }
+    tcp_transfer *receive = find_receive(stream, frame->channel);
+    if (frame->kind != FRAME_DATA || !receive || receive->piece.size != frame->size)
+        return false;
+    stream->receiving = take_from(&stream->receives, receive);
+    return true;
+}
+
+static void end_frame(tcp_stream *stream, tcp_status **statuses)
+{
+    if (stream->receiving)
+        finish(stream->receiving);
+    if (stream->receiving_status) {
+        while (*statuses)
+            statuses = &(*statuses)->next;
+        stream->receiving_status->size = stream->in.size;
+        *statuses = stream->receiving_status;
+    }
+    stream->receiving = NULL;
+    stream->receiving_status = NULL;
+    stream->in_at = 0;
+}
+
+static bool read_some(tcp_stream *stream, void *data, size_t size)
+{
+    ssize_t n = fsdp_socket_read(stream->fd, data, size);
+    if (n < 0)
+        fsdp_socket_close(&stream->fd);
+    stream->in_at += n > 0 ? (size_t)n : 0;
+    return n > 0;
+}
+
+static bool read_frame(tcp_stream *stream, tcp_status **statuses)
+{
+    const size_t head = sizeof stream->in;
+    bool goes_on = true;
+    if (stream->in_at < head) {
+        goes_on =
+            read_some(stream, (unsigned char *)&stream->in + stream->in_at, head - stream->in_at);
+        if (stream->in_at == head && !begin_frame(stream)) {
+            fsdp_socket_close(&stream->fd);
+            return false;
+        }
+    } else {
+        unsigned char *to =
+            stream->receiving ? stream->receiving->piece.data : stream->receiving_status->data;
+        goes_on =
+            read_some(stream, to + (stream->in_at - head), head + stream->in.size - stream->in_at);
+    }
+    if (stream->in_at >= head && stream->in_at == head + stream->in.size)
+        end_frame(stream, statuses);
+    return goes_on;
+}
+
+static void tcp_stream_read(tcp_stream *stream, tcp_status **statuses)
+{
+    while (stream->fd >= 0 && read_frame(stream, statuses))
+        ;
+}
+
+static void tcp_stream_release(tcp_stream *stream)
+{
+    fsdp_socket_close(&stream->fd);
+    fsdp_free(stream->receiving_status);
+    fsdp_free(stream->small);
+    fsdp_free(stream->rooms);
+}
+
+/* === batches, transfers, status messages ====================================================== */
 
 enum { YIELDS = 20, REST_MS = 2, FLUSH_MS = 1000 };
 
@@ -109,7 +514,7 @@ static fsdp_status send_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch, const fsdp_p
     (void)err;
     pthread_mutex_lock(&mine->lock);
     append(&stream->sends, place_transfer(batch, piece));
-    fsdp_tcp_stream_write(stream);
+    tcp_stream_write(stream);
     pthread_mutex_unlock(&mine->lock);
     return FSDP_OK;
 }
@@ -121,10 +526,10 @@ static fsdp_status receive_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch,
     tcp_stream *stream = &mine->streams[piece->peer];
     const tcp_frame frame = {FRAME_ROOM, 0, piece->channel};
     pthread_mutex_lock(&mine->lock);
-    bool fits = fsdp_tcp_stream_put_small(stream, &frame, NULL);
+    bool fits = tcp_stream_put_small(stream, &frame, NULL);
     if (fits) {
         append(&stream->receives, place_transfer(batch, piece));
-        fsdp_tcp_stream_write(stream);
+        tcp_stream_write(stream);
     }
     pthread_mutex_unlock(&mine->lock);
     return fits ? FSDP_OK : fsdp_fail_memory(err, "messages between ranks");
@@ -135,8 +540,8 @@ static bool work(tcp_p2p *mine)
 {
     bool has_memory = true;
     for (int i = 0; i < mine->size; i++) {
-        fsdp_tcp_stream_read(&mine->streams[i], &mine->statuses);
-        fsdp_tcp_stream_write(&mine->streams[i]);
+        tcp_stream_read(&mine->streams[i], &mine->statuses);
+        tcp_stream_write(&mine->streams[i]);
         has_memory &= !mine->streams[i].lacks_memory;
     }
     return has_memory;
@@ -163,8 +568,8 @@ static void send_status(fsdp_p2p *p2p, int to, const void *status, size_t size)
     tcp_p2p *mine = (tcp_p2p *)p2p;
     const tcp_frame frame = {FRAME_STATUS, (uint32_t)size, 0};
     pthread_mutex_lock(&mine->lock);
-    if (fsdp_tcp_stream_put_small(&mine->streams[to], &frame, status))
-        fsdp_tcp_stream_write(&mine->streams[to]);
+    if (tcp_stream_put_small(&mine->streams[to], &frame, status))
+        tcp_stream_write(&mine->streams[to]);
     pthread_mutex_unlock(&mine->lock);
 }
 
@@ -207,7 +612,7 @@ static int watch(const tcp_p2p *mine, struct pollfd *polled)
     int n = 0;
     for (int i = 0; i < mine->size; i++) {
         const tcp_stream *stream = &mine->streams[i];
-        short events = fsdp_tcp_stream_wants_out(stream) ? POLLIN | POLLOUT : POLLIN;
+        short events = tcp_stream_wants_out(stream) ? POLLIN | POLLOUT : POLLIN;
         if (stream->fd >= 0)
             polled[n++] = (struct pollfd){.fd = stream->fd, .events = events};
     }
@@ -261,7 +666,7 @@ static void flush(tcp_p2p *mine)
 static void free_p2p(tcp_p2p *mine)
 {
     for (int i = 0; mine->streams && i < mine->size; i++)
-        fsdp_tcp_stream_release(&mine->streams[i]);
+        tcp_stream_release(&mine->streams[i]);
     while (mine->given_up) {
         tcp_batch *next = mine->given_up->next;
         free_batch(mine->given_up);

@@ -1,13 +1,12 @@
 /*
  * Collectives of GPU memory over NCCL.
  *
- *   nccl_library.c    finds and opens libnccl, whose functions nccl_api.h declares
- *   transport_nccl.c  creates and closes the transport; memory that NCCL knows
- *   nccl_group.c      creates and closes communicators
- *   nccl_calls.c      gives a call to a stream
- *   nccl_watch.c      a thread per rank that finds failures and tells all ranks
- *   nccl_verdict.c    names the rank because of which a call is late
+ *   transport_nccl.c  finds and opens libnccl, whose functions nccl_api.h declares; creates and closes the
+ *                     transport
+ *   nccl_group.c      creates and closes communicators, gives a call to a stream, memory that NCCL knows
  *   nccl_failure.c    the first failure of a group; results of NCCL as errors
+ *   nccl_watch.c      a thread per rank that finds failures, tells all ranks, and names the rank because of
+ *                     which a call is late
  *
  * In: calls (fsdp_collective) that comm.c has checked, with streams of the device. Out: work of those
  * streams, or the same error on all members. The launcher creates the transport (transport_nccl.h), comm.c
@@ -154,46 +153,26 @@ void fsdp_nccl_advance(nccl_group *group);
 fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_error *err);
 void fsdp_nccl_nap(unsigned naps);
 
-/* --- nccl_calls.c ----------------------------------------------------------------------------- */
+/* --- nccl_group.c ----------------------------------------------------------------------------- */
 
 /* Reserves the next place among the pending calls. */
 fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, uint64_t *number_out,
                             fsdp_error *err);
-/* An entry of fsdp_transport_ops. */
+/* Entries of fsdp_transport_ops. */
 fsdp_status fsdp_nccl_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
                           fsdp_error *err);
-
-/* --- nccl_group.c: entries of fsdp_transport_ops ---------------------------------------------- */
-
 fsdp_status fsdp_nccl_comm_create(fsdp_transport *base, const int *ranks, int size, fsdp_comm **comm_out,
                                   fsdp_error *err);
 void fsdp_nccl_comm_close(fsdp_comm *comm);
 
-/* --- nccl_memory.c ---------------------------------------------------------------------------- */
-
-/* Entries of fsdp_transport_ops. */
 void *fsdp_nccl_alloc(fsdp_transport *base, size_t size);
 void fsdp_nccl_dealloc(fsdp_transport *base, void *data);
-/* Registers all blocks with a new group; ends the registrations of one that closes. */
-void fsdp_nccl_register_blocks(nccl_group *group);
-void fsdp_nccl_deregister_blocks(nccl_group *group);
 void fsdp_nccl_free_blocks(nccl_transport *transport);
 
-/* --- nccl_watch.c, nccl_verdict.c --------------------------------------------------------------- */
+/* --- nccl_watch.c ----------------------------------------------------------------------------- */
 
 fsdp_status fsdp_nccl_watch_begin(nccl_transport *transport, fsdp_error *err);
 /* Tells the others that this rank leaves, and why, and ends the thread. Does nothing a second time. */
 void fsdp_nccl_watch_end(nccl_transport *transport);
-
-/* Collective among the watches; false when it failed, which fails all groups. */
-bool fsdp_nccl_gather(nccl_transport *transport, const void *mine, size_t size, void *all);
-/* A rank is late: finds the one because of which it is, from the beats of all, and fails their groups. */
-void fsdp_nccl_judge(nccl_transport *transport);
-/* As far as this rank knows alone, after another has left. */
-void fsdp_nccl_judge_alone(nccl_transport *transport, const nccl_beat *mine);
-/* With the transport's lock; NULL: this rank is no member. */
-nccl_group *fsdp_nccl_find_group(nccl_transport *transport, uint64_t id);
-/* Fails all groups with what the other ranks notice, too. */
-void fsdp_nccl_fail_all(nccl_transport *transport, const fsdp_error *why);
 
 #endif

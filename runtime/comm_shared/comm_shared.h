@@ -5,11 +5,11 @@
  *   comm_shared.c        runs a call: publishes it, passes a barrier, compares the calls, runs the steps
  *   shared_steps.c       the steps of each collective: which ranges a member copies and reduces
  *   shared_stream.c      the same in streams of a device, among threads
- *   shared_barrier.c     the barrier between members, and all that ends a wait: failures, exits, deadlines
- *   wait_graph.c         finds the rank that a missing rank itself waits for
+ *   shared_barrier.c     the barrier between members, and all that ends a wait: failures, exits, deadlines;
+ *                        finds the rank that a missing rank itself waits for
  *   transport_threads.c  memory of one process
- *   transport_shm.c      one segment of memory per process: shm_segment.c creates it, shm_connect.c passes it
- *                        to the other processes, shm_pool.c allocates in it
+ *   transport_shm.c      one segment of memory per process: created, passed to the other processes, and
+ *                        allocated in
  *
  * In: a call (fsdp_collective) that comm.c has checked, and its header. Out: the reduced or moved data, or
  * the same error on all members. The launcher creates the transports (shared_transports.h); comm.c calls
@@ -54,7 +54,7 @@ typedef struct shared_slot {
     _Atomic uint64_t heartbeats;       /* counted in long work between barriers */
     _Atomic uint32_t is_reading;       /* it may be reading buffers of other members */
     _Atomic uint32_t has_left;         /* 1 + its exit code */
-    /* Used in the world's block only (wait_graph.c). */
+    /* Used in the world's block only (shared_barrier.c). */
     _Atomic uint32_t waits_for;        /* in a barrier of any group: 1 + the awaited rank; 0: in none */
     _Atomic uint32_t ctl_waits_for;    /* in a call of the control plane: 1 + rank */
     _Atomic uint64_t ctl_call[FSDP_SHARED_CALL];       /* its name, as words: "fsdp_root_save", or "" */
@@ -136,9 +136,7 @@ void fsdp_shared_wait_for_readers(shared_group *group);
 /* This member reaches no further barrier. */
 void fsdp_shared_leave(shared_group *group);
 
-/* --- wait_graph.c ----------------------------------------------------------------------------- */
-
-/* Called repeatedly in a wait: the first missing member. */
+/* The wait-for graph. Called repeatedly in a wait: the first missing member. */
 void fsdp_shared_note_wait(shared_group *group, int member, int64_t now_ms);
 void fsdp_shared_end_wait(shared_group *group);
 /* Follows the waits from a missing member to the rank that waits for none, describes that rank's state ("is
@@ -148,7 +146,6 @@ int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in,
 void fsdp_shared_unobserve(shared_transport *transport);
 /* An entry of fsdp_transport_ops, and its value for a rank; 0: it never was. */
 void fsdp_shared_set_busy(fsdp_transport *transport, int64_t until_ms);
-int64_t fsdp_shared_busy_until(const shared_transport *transport, int rank);
 
 /* --- shared_group.c --------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 #include <fsdp/ctl.h>
 #include <stddef.h>
 
-/* --- shm_segment.c: memory without a name that can be passed to other processes ------------------ */
+/* --- segments: memory without a name that can be passed to other processes ------------------ */
 
 typedef struct shm_segment {
     int fd;                    /* -1 when it is no longer needed: the mapping keeps the memory */
@@ -17,12 +17,10 @@ typedef struct shm_segment {
 
 /* As large as the host's memory if `ranks` such segments can be mapped; pages exist once touched. */
 fsdp_status fsdp_shm_segment_init(int ranks, shm_segment *segment_out, fsdp_error *err);
-/* Maps another rank's segment; takes the descriptor. */
-fsdp_status fsdp_shm_segment_map(int fd, int rank, shm_segment *segment_out, fsdp_error *err);
 void fsdp_shm_segment_close_fd(shm_segment *segment);
 void fsdp_shm_segment_release(shm_segment *segment); /* zeros are fine */
 
-/* --- shm_pool.c: allocates in this rank's segment ------------------------------------------------ */
+/* --- the pool: allocates in this rank's segment ------------------------------------------------ */
 
 typedef struct shm_pool shm_pool;
 fsdp_status fsdp_shm_pool_create(const shm_segment *segment, shm_pool **pool_out, fsdp_error *err);
@@ -31,7 +29,7 @@ void fsdp_shm_pool_free(shm_pool *pool); /* accepts NULL */
 void *fsdp_shm_pool_take(shm_pool *pool, size_t size);
 void fsdp_shm_pool_give(shm_pool *pool, void *data);
 
-/* --- shm_connect.c: passes the segments between processes -------------------------------------- */
+/* --- passing the segments between processes -------------------------------------- */
 
 typedef struct shm_peer {
     shm_segment segment;

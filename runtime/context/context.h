@@ -35,7 +35,7 @@ typedef struct fsdp_used_block {
 } fsdp_used_block;
 
 typedef struct fsdp_context {
-    fsdp_root *roots;                  /* that share it, by next_sharing (root_context.c) */
+    fsdp_root *roots;                  /* that share it, by next_sharing (root.c) */
     fsdp_world *world;
     fsdp_device *device;
     fsdp_stream *streams[FSDP_STREAMS];

@@ -9,17 +9,155 @@
  * call, so the text has that work, too.
  */
 #include "runtime/device/device_cuda.h"
+#include "base/core/mem.h"
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/core/mem.h"
-#include "runtime/device/pinned_pool.h"
+/* === pinned memory ============================================================================ */
+
+/*
+ * Pinned memory of a device, which is slow to allocate: blocks that were given back are kept and reused.
+ * Sizes are rounded up to classes, by a quarter at most (from 4 KiB on), so that later requests fit. All
+ * blocks together hold little more than was ever in use at once.
+ *
+ * In: sizes, and the two calls that allocate, from a device. Out: blocks. Any thread may call.
+ */
+
+struct fsdp_pinned_block;
+
+typedef struct fsdp_pinned_pool {
+    void *(*alloc)(size_t size); /* NULL: none left */
+    void (*dealloc)(void *data);
+    pthread_mutex_t lock;
+    struct fsdp_pinned_block *free; /* the last that was given back first */
+    size_t used, most_used, kept;   /* bytes in use, now and at most, and of free blocks */
+} fsdp_pinned_pool;
+
+enum {
+    FSDP_PINNED_BESIDE = 64 << 20
+}; /* bytes that are kept beyond the most that were used at once */
+
+enum { LEAST = 4096, STEPS = 4 };
+
+/* Lies in the block itself: to give one back never fails. */
+typedef struct fsdp_pinned_block {
+    struct fsdp_pinned_block *next;
+    size_t room;
+} pinned_block;
+
+/* Returns an errno, 0 for success. */
+static int pinned_init(fsdp_pinned_pool *pool, void *(*alloc)(size_t size),
+                       void (*dealloc)(void *data))
+{
+    *pool = (fsdp_pinned_pool){.alloc = alloc, .dealloc = dealloc};
+    return pthread_mutex_init(&pool->lock, NULL);
+}
+
+/* Four classes between two powers of two. 0: larger than any memory. */
+static size_t room_of(size_t size)
+{
+    size_t step = LEAST;
+    while (size / STEPS >= 2 * step)
+        step *= 2;
+    if (size > SIZE_MAX - step)
+        return 0;
+    return size == 0 ? LEAST : (size + step - 1) / step * step;
+}
+
+/* --- free blocks ------------------------------------------------------------------------------ */
+
+static pinned_block *unlink_block(fsdp_pinned_pool *pool, pinned_block **at)
+{
+    pinned_block *block = *at;
+    *at = block->next;
+    pool->kept -= block->room;
+    return block;
+}
+
+static pinned_block *take_free(fsdp_pinned_pool *pool, size_t room)
+{
+    for (pinned_block **at = &pool->free; *at; at = &(*at)->next)
+        if ((*at)->room == room)
+            return unlink_block(pool, at);
+    return NULL;
+}
+
+/* The last of the list was given back first. */
+static void free_oldest(fsdp_pinned_pool *pool)
+{
+    pinned_block **at = &pool->free;
+    while ((*at)->next)
+        at = &(*at)->next;
+    pool->dealloc(unlink_block(pool, at));
+}
+
+static void shrink(fsdp_pinned_pool *pool, size_t most)
+{
+    while (pool->free && pool->used + pool->kept > most)
+        free_oldest(pool);
+}
+
+/* all blocks were given back */
+static void pinned_release(fsdp_pinned_pool *pool)
+{
+    shrink(pool, 0);
+    pthread_mutex_destroy(&pool->lock);
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+/* Kept blocks of other sizes make way when there is no memory. */
+static void *allocate(fsdp_pinned_pool *pool, size_t room)
+{
+    void *data = pool->alloc(room);
+    if (data || !pool->free)
+        return data;
+    shrink(pool, 0);
+    return pool->alloc(room);
+}
+
+/* At least that many bytes, not zeroed. NULL: none left. */
+static void *pinned_take(fsdp_pinned_pool *pool, size_t size)
+{
+    size_t room = room_of(size);
+    if (room == 0)
+        return NULL;
+    pthread_mutex_lock(&pool->lock);
+    void *data = take_free(pool, room);
+    if (!data)
+        data = allocate(pool, room);
+    if (data)
+        pool->used += room;
+    if (pool->used > pool->most_used)
+        pool->most_used = pool->used;
+    pthread_mutex_unlock(&pool->lock);
+    return data;
+}
+
+/* as asked for; accepts NULL */
+static void pinned_give(fsdp_pinned_pool *pool, void *data, size_t size)
+{
+    pinned_block *block = data;
+    if (!block)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    *block = (pinned_block){.next = pool->free, .room = room_of(size)};
+    pool->free = block;
+    pool->used -= block->room;
+    pool->kept += block->room;
+    shrink(pool, pool->most_used + FSDP_PINNED_BESIDE);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* === the device =============================================================================== */
 
 enum { RING = 256, LEAST_MAJOR = 8, OPERATION = 96 };
 
@@ -496,14 +634,14 @@ static void *alloc_staging(fsdp_device *head, size_t size)
 {
     cuda_device *device = (cuda_device *)head;
     enter(device);
-    return fsdp_pinned_take(&device->staging, size);
+    return pinned_take(&device->staging, size);
 }
 
 static void dealloc_staging(fsdp_device *head, void *data, size_t size)
 {
     cuda_device *device = (cuda_device *)head;
     enter(device);
-    fsdp_pinned_give(&device->staging, data, size);
+    pinned_give(&device->staging, data, size);
 }
 
 /* --- the device ------------------------------------------------------------------------------- */
@@ -512,7 +650,7 @@ static void close_device(fsdp_device *head)
 {
     cuda_device *device = (cuda_device *)head;
     enter(device);
-    fsdp_pinned_release(&device->staging);
+    pinned_release(&device->staging);
     fsdp_free(device);
 }
 
@@ -548,7 +686,7 @@ fsdp_status fsdp_device_cuda(const char *name, const fsdp_device_rank *rank,
                              fsdp_error *err)
 {
     cuda_device *device = fsdp_alloc(1, sizeof *device);
-    if (!device || fsdp_pinned_init(&device->staging, alloc_pinned, dealloc_pinned) != 0) {
+    if (!device || pinned_init(&device->staging, alloc_pinned, dealloc_pinned) != 0) {
         fsdp_free(device);
         return fsdp_fail_memory(err, "a device");
     }

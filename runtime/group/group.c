@@ -1,6 +1,5 @@
 /* Groups are made, laid out and freed. See group.h. */
 #include "runtime/group/group_internal.h"
-
 #include "base/core/mem.h"
 
 fsdp_status fsdp_group_take_params(fsdp_group *group, fsdp_param *const *params, size_t count,

@@ -2,14 +2,14 @@
  * Groups: the parameters of a unit that lie on one mesh, usually all of them. A group is what is gathered and
  * reduced; the groups of a unit are gathered in order, and reduced in reverse.
  *
- *   group.c            made, laid out, freed             group_mesh.c   roles of mesh dims, communicators
- *   group_gather.c     shards -> gathered parameters, and back (group_extension.c: of the caller's own bytes)
- *   group_reduce.c     gradients -> sharded gradients, with
- *     group_pack.c     gradients packed for a reduction, or group_direct.c: read where they lie
- *     group_divide.c   the factors of a mean             group_partial.c   sums that wait for replicas
- *     group_keep.c     gradients without synchronisation
- *   group_memory.c     where buffers come from           group_trace.c  events
- *   group_check.c      with --check: wrong uses of gathered parameters and gradients
+ *   group.c         made, laid out, freed
+ *   group_memory.c  where buffers come from; gradients without synchronisation
+ *   group_trace.c   events
+ *   group_mesh.c    roles of mesh dims, communicators
+ *   group_gather.c  shards -> gathered parameters, and back, also of the caller's own bytes; with --check:
+ *                   wrong uses of gathered parameters and gradients
+ *   group_reduce.c  gradients -> sharded gradients: packed for a reduction, or read where they lie; the
+ *                   factors of a mean; sums that wait for replicas
  *
  * In: parameters of runtime/param, a context of runtime/context, the settings and the phase that runtime/step
  * sets. Out: param->data, param->shard_grad, and work on streams; every function returns without waiting for
@@ -147,7 +147,7 @@ void fsdp_group_drop_gather(fsdp_group *group);
 /* Frees a gather behind a wait of the compute stream: shards and slices that it reads may change then. */
 void fsdp_group_cancel_gather(fsdp_group *group);
 
-/* --- reductions: group_reduce.c, group_keep.c ---------------------------------------------------- */
+/* --- reductions: group_reduce.c, group.c ---------------------------------------------------- */
 
 /* Gradients of this backward are kept for a later one. */
 fsdp_status fsdp_group_keep_grads(fsdp_group *group, fsdp_error *err);
@@ -160,21 +160,21 @@ void fsdp_group_wait_reduced(fsdp_group *group);
 fsdp_status fsdp_group_await_offloaded(const fsdp_group *group, fsdp_error *err);
 void fsdp_group_drop_grads(fsdp_group *group);         /* the reduced ones */
 
-/* --- memory of gradients (group_memory.c) --------------------------------------------------------- */
+/* --- memory of gradients (group.c) --------------------------------------------------------- */
 
 /* A block for the parameter's gradient, which other ranks can read where reductions are made directly. */
 fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err);
 
-/* --- group_check.c ---------------------------------------------------------------------------- */
+/* --- group_gather.c ---------------------------------------------------------------------------- */
 
 /* With --check: a gradient that the caller will overwrite is NaN until then. */
 void fsdp_param_spoil_grad(const fsdp_param *param);
 
-/* --- group_trace.c ---------------------------------------------------------------------------- */
+/* --- group.c ---------------------------------------------------------------------------- */
 
 void fsdp_trace_group(const fsdp_group *group, const char *event);    /* with its phase */
 
-/* --- the mean of gradients (group_divide.c) --------------------------------------------------------- */
+/* --- the mean of gradients (group_reduce.c) --------------------------------------------------------- */
 
 /* The divisors of a reduction: before and after the sum. 1: none. */
 typedef struct fsdp_divide {

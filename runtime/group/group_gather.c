@@ -16,8 +16,170 @@
  * place.
  */
 #include "runtime/group/group_internal.h"
-
 #include "base/core/mem.h"
+
+#include <string.h>
+
+/* === checks =================================================================================== */
+
+/*
+ * With --check: reports gathered parameters that the program changed, since a reshard drops the change, and
+ * fills memory without values with NaN, so that a read of it shows. 0xff in every byte is NaN in all floating
+ * types but the two FNUZ ones. See launch.h; docs/runtime.md, "Checks".
+ */
+
+enum { NO_VALUE = 0xff };
+
+fsdp_status fsdp_group_begin_check(fsdp_group *group, fsdp_error *err)
+{
+    const fsdp_world *world = group->context->world;
+    fsdp_device *device = group->context->device;
+    if (!world->parts.check || !device->ops->is_host)
+        return FSDP_OK;
+    group->gathered = device->ops->alloc_staging(device, group->count * sizeof *group->gathered);
+    group->gathered_spans = fsdp_alloc(group->count, sizeof *group->gathered_spans);
+    if (!group->gathered || !group->gathered_spans)
+        return fsdp_fail_memory(err, group->name);
+    return FSDP_OK;
+}
+
+void fsdp_group_end_check(fsdp_group *group)
+{
+    fsdp_device *device = group->context ? group->context->device : NULL;
+    if (group->gathered)
+        device->ops->dealloc_staging(device, group->gathered,
+                                     group->count * sizeof *group->gathered);
+    fsdp_free(group->gathered_spans);
+    group->gathered = NULL;
+    group->gathered_spans = NULL;
+}
+
+static size_t checked_bytes(const fsdp_param *param)
+{
+    return (size_t)fsdp_param_count(param) * fsdp_dtype_size(param->data_dtype);
+}
+
+/* --- gathered parameters ------------------------------------------------------------------------ */
+
+/* On the compute stream: hashes of the parameters that were just gathered. */
+static void group_note_gathered(fsdp_group *group)
+{
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    if (!group->gathered)
+        return;
+    for (size_t i = 0; i < group->count; i++) {
+        const fsdp_param *param = group->params[i];
+        fsdp_work_uses(compute, param->data);
+        group->gathered_spans[i] = (fsdp_span){param->data, FSDP_U8, checked_bytes(param)};
+    }
+    compute->device->ops->kernels->hashes(compute, group->gathered_spans, group->count,
+                                          group->gathered);
+}
+
+/* FSDP_ERR_USAGE names a parameter that has changed since. Waits for the compute stream. */
+static fsdp_status group_check_gathered(const fsdp_group *group, fsdp_error *err)
+{
+    if (!group->gathered)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_context_sync(group->context, err));
+    for (size_t i = 0; i < group->count; i++) {
+        const fsdp_param *param = group->params[i];
+        const fsdp_hash now = fsdp_kernels_get()->hash(param->data, checked_bytes(param));
+        if (memcmp(&now, &group->gathered[i], sizeof now) != 0)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "unit %s: '%s' was written to while it was gathered, which resharding "
+                             "drops; between steps fsdp_param_shard gives the rows that stay",
+                             group->name, param->name);
+    }
+    return FSDP_OK;
+}
+
+/* --- no values ---------------------------------------------------------------------------------- */
+
+/* On the compute stream: NaN in the memory of the gathered parameters. */
+static void group_spoil_gathered(const fsdp_group *group)
+{
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    const fsdp_block *block = group->unsharded;
+    if (!group->gathered || !block)
+        return;
+    fsdp_work_uses(compute, block->data);
+    compute->device->ops->kernels->fill(compute, block->data, NO_VALUE, block->room);
+}
+
+void fsdp_param_spoil_grad(const fsdp_param *param)
+{
+    fsdp_stream *compute = fsdp_group_stream(param->group, FSDP_STREAM_COMPUTE);
+    if (param->group->gathered)
+        compute->device->ops->kernels->fill(compute, param->grad->data, NO_VALUE,
+                                            param->grad->size);
+}
+
+/* === extensions =============================================================================== */
+
+/*
+ * Extensions of parameters as work of streams: a gather moves the caller's own bytes instead of a shard. See
+ * fsdp_extension in model.h.
+ */
+
+typedef struct extension_args {
+    const fsdp_param *param;
+    void *data; /* post: the parameter that it makes */
+    unsigned char *inputs;
+    size_t stride;
+} extension_args;
+
+/* Addresses of the inputs, which lie one behind the other. */
+static void find_inputs(const extension_args *work, void **inputs)
+{
+    const fsdp_extension *extension = work->param->extension;
+    unsigned char *at = work->inputs;
+    for (size_t i = 0; i < extension->count; i++) {
+        inputs[i] = at;
+        at += extension->sizes[i];
+    }
+}
+
+static fsdp_status run_pre(void *args, fsdp_error *err)
+{
+    const extension_args *work = args;
+    const fsdp_extension *extension = work->param->extension;
+    void *inputs[FSDP_MAX_EXTENSION_INPUTS];
+    find_inputs(work, inputs);
+    return extension->pre(extension->context, work->param, work->param->shard, inputs, err);
+}
+
+static fsdp_status run_post(void *args, fsdp_error *err)
+{
+    const extension_args *work = args;
+    const fsdp_extension *extension = work->param->extension;
+    void *inputs[FSDP_MAX_EXTENSION_INPUTS];
+    find_inputs(work, inputs);
+    return extension->post(extension->context, work->param, (const void *const *)inputs,
+                           work->stride, work->data, err);
+}
+
+/* The extension's inputs lie one behind the other: at `to`, and at `from` and every `stride` bytes
+ * behind it. */
+static void work_pre_extension(fsdp_stream *stream, const fsdp_param *param, void *to)
+{
+    const extension_args args = {.param = param, .inputs = to};
+    fsdp_work_uses(stream, param->shard);
+    fsdp_work_uses(stream, to);
+    stream->device->ops->submit(stream, run_pre, &args, sizeof args);
+}
+
+static void work_post_extension(fsdp_stream *stream, const fsdp_param *param, const void *from,
+                                size_t stride)
+{
+    const extension_args args = {
+        .param = param, .data = param->data, .inputs = (void *)from, .stride = stride};
+    fsdp_work_uses(stream, from);
+    fsdp_work_uses(stream, param->data);
+    stream->device->ops->submit(stream, run_post, &args, sizeof args);
+}
+
+/* === gathers ================================================================================== */
 
 /* --- streams and ranks ------------------------------------------------------------------------ */
 
@@ -119,7 +281,7 @@ static void list_inputs(fsdp_group *group, const fsdp_block *brought, unsigned c
             add_line(&group->rects_in, at, FSDP_U8, kept, FSDP_U8, (int64_t)bytes);
             kept += bytes;
         } else if (param->extension) {
-            fsdp_work_pre_extension(stream, param, at);
+            work_pre_extension(stream, param, at);
         } else {
             add_line(&group->rects_in, at, param->data_dtype, shard_of(param, brought),
                      param->dtype, param->padded);
@@ -340,7 +502,7 @@ static void extend(const fsdp_group *group, const gathered *from, fsdp_stream *c
     const unsigned char *at = from->flat;
     for (size_t i = 0; i < group->count; i++) {
         if (is_extended(group, group->params[i]))
-            fsdp_work_post_extension(compute, group->params[i], at, from->stride);
+            work_post_extension(compute, group->params[i], at, from->stride);
         at += input_bytes(group, group->params[i], group->gather.parts);
     }
 }
@@ -429,7 +591,7 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
     fsdp_trace_work(group, "wait", compute->name, -1);
     FSDP_TRY(take_unsharded(group, err));
     FSDP_TRY(copy_out(group, compute, err));
-    fsdp_group_note_gathered(group);
+    group_note_gathered(group);
     fsdp_event read = ops->record(compute);
     give_again_shard(group, read);
     group->state = FSDP_IS_UNSHARDED;
@@ -449,7 +611,7 @@ static void give_unsharded(fsdp_group *group)
 {
     fsdp_context *context = group->context;
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
-    fsdp_group_spoil_gathered(group);
+    group_spoil_gathered(group);
     for (size_t i = 0; i < group->count; i++)
         group->params[i]->data = NULL;
     if (group->settings->keeps_storage)
@@ -502,7 +664,7 @@ fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
     }
     if (group->state != FSDP_IS_UNSHARDED)
         return FSDP_OK;
-    FSDP_TRY(fsdp_group_check_gathered(group, err));
+    FSDP_TRY(group_check_gathered(group, err));
     if (slices)
         FSDP_TRY(keep_slices(group, err));
     give_unsharded(group);

@@ -6,12 +6,12 @@
  *
  *   launch_options.c     takes the options out of argv, and from FSDP_*
  *   launch_detect.c      detects the launcher: none, torchrun, mpirun, srun, ...
- *   launch.c             decides, and runs the one rank of this process
+ *   launch.c             decides, runs the one rank of this process, connects ranks that another launcher
+ *                        started
  *   launch_processes.c   --np: ranks as forked processes, and their supervisor
  *   launch_threads.c     --threads
- *   launch_connect.c     connects ranks that another launcher started
- *   launch_gpus.c        decides what moves the memory of ranks' GPUs
- *   launch_world.c       creates a rank's world around its control plane, and runs the program's body
+ *   launch_world.c       creates a rank's world around its control plane, decides what moves the memory of
+ *                        ranks' GPUs, and runs the program's body
  */
 #ifndef FSDP_LAUNCH_INTERNAL_H
 #define FSDP_LAUNCH_INTERNAL_H
@@ -107,19 +107,11 @@ typedef struct fsdp_launch_job {
  * collective). Returns the exit code; reports errors on standard error. */
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport);
 
-/* Collective: whether collectives of the ranks' device go over NCCL, which processes need, and threads that
- * have several GPUs. FSDP_ERR_USAGE: the --comm that was asked for does not move memory of GPUs. */
-fsdp_status fsdp_launch_decide_nccl(const fsdp_launch_options *options, const fsdp_world_parts *parts,
-                                    bool *uses_nccl_out, fsdp_error *err);
-
 /* Raises the limit of open files for the connections between that many ranks; who: the option that asks for
  * them, such as "--np". FSDP_ERR_LIMIT: the hard limit is too low; the soft limit is raised up to it. */
 fsdp_status fsdp_launch_have_files(const char *who, int ranks, fsdp_comm_choice comm, fsdp_error *err);
 
 int fsdp_launch_processes(const fsdp_launch_job *job);
 int fsdp_launch_threads(const fsdp_launch_job *job);
-/* For ranks that torchrun, srun or FSDP_* started. */
-fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
-                                fsdp_error *err);
 
 #endif

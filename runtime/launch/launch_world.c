@@ -1,21 +1,88 @@
 /* Creates the world of one rank around its control plane, runs the program's body and ends the
  * world. See launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
+#include "base/core/given.h"
+#include "base/core/mem.h"
+#include "base/core/reported.h"
+#include "base/io/process.h"
+#include "runtime/comm_message/message_transport.h"
+#include "runtime/comm_message/p2p_tcp.h"
+#include "runtime/comm_nccl/transport_nccl.h"
+#include "runtime/comm_shared/shared_transports.h"
+#include "runtime/launch/mpi_library.h"
+#include "statedict/ctl/ctl_backend.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/core/given.h"
-#include "base/core/mem.h"
-#include "base/core/reported.h"
-#include "runtime/launch/mpi_library.h"
-#include "runtime/comm_message/p2p_tcp.h"
-#include "runtime/comm_message/message_transport.h"
-#include "runtime/comm_nccl/transport_nccl.h"
-#include "runtime/comm_shared/shared_transports.h"
-#include "statedict/ctl/ctl_backend.h"
-#include "base/io/process.h"
+/* === the memory of GPUs ======================================================================= */
+
+/* Decides whether NCCL moves the memory of ranks' GPUs, or ranks that are threads do it themselves. */
+
+/* Collective among the ranks that are threads of this process: how many GPUs they have together. */
+static fsdp_status count_gpus(const fsdp_world_parts *parts, int *gpus_out, fsdp_error *err)
+{
+    const int ranks = fsdp_ctl_size(parts->ctl);
+    const int mine = parts->device->ops->choose_gpu(parts->device);
+    int *all = fsdp_alloc((size_t)ranks, sizeof *all);
+    fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "the GPUs of all ranks");
+    status = fsdp_ctl_agree_allgather(parts->ctl, status, &mine, sizeof mine, all, err);
+    *gpus_out = 0;
+    for (int i = 0; i < ranks && status == FSDP_OK; i++) {
+        int before = 0;
+        while (all[before] != all[i])
+            before++;
+        *gpus_out += before == i;
+    }
+    fsdp_free(all);
+    return status;
+}
+
+/* Kernels of a GPU do not reach the memory of another one. */
+static fsdp_status decide_threads(const fsdp_launch_options *options, const fsdp_world_parts *parts,
+                                  bool *uses_nccl_out, fsdp_error *err)
+{
+    int gpus;
+    FSDP_TRY(count_gpus(parts, &gpus, err));
+    *uses_nccl_out = options->comm == FSDP_COMM_NCCL || gpus > 1;
+    if (options->comm != FSDP_COMM_THREADS || gpus == 1)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s threads: the %d ranks have %d GPUs, and threads exchange memory of one "
+                     "only: use --comm nccl, or --device cuda:0 for all ranks",
+                     options->comm_name, fsdp_ctl_size(parts->ctl), gpus);
+}
+
+/* Found out before a rank begins to work, and not by its first collective. */
+static fsdp_status refuse_host_transport(const fsdp_launch_options *options, fsdp_error *err)
+{
+    const char *comm = fsdp_comm_choice_name(options->comm);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s %s: it moves memory of the host only, and device '%s' needs --comm nccl, "
+                     "or ranks that are threads and share a GPU (--threads N --device cuda:0)",
+                     options->comm_name, comm, options->device);
+}
+
+/* Collective: whether collectives of the ranks' device go over NCCL, which processes need, and threads that
+ * have several GPUs. FSDP_ERR_USAGE: the --comm that was asked for does not move memory of GPUs. */
+static fsdp_status launch_decide_nccl(const fsdp_launch_options *options,
+                                      const fsdp_world_parts *parts, bool *uses_nccl_out,
+                                      fsdp_error *err)
+{
+    const bool is_gpu = parts->device->ops->native, is_asked = options->comm == FSDP_COMM_NCCL;
+    *uses_nccl_out = false;
+    if (fsdp_ctl_size(parts->ctl) == 1)
+        return FSDP_OK;
+    if (is_gpu && options->threads > 0)
+        return decide_threads(options, parts, uses_nccl_out, err);
+    if (is_gpu && !is_asked && options->comm != FSDP_COMM_AUTO)
+        return refuse_host_transport(options, err);
+    *uses_nccl_out = is_asked || is_gpu;
+    return FSDP_OK;
+}
+
+/* === the world ================================================================================ */
 
 enum { HOST_ID = 384 };
 
@@ -121,7 +188,7 @@ static fsdp_status open_nccl(const fsdp_launch_options *options, fsdp_world_part
                                  .device = parts->device,
                                  .check = options->check};
     bool uses_nccl;
-    FSDP_TRY(fsdp_launch_decide_nccl(options, parts, &uses_nccl, err));
+    FSDP_TRY(launch_decide_nccl(options, parts, &uses_nccl, err));
     return uses_nccl ? fsdp_transport_nccl(&spec, &parts->transport, err) : FSDP_OK;
 }
 

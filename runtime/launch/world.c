@@ -4,15 +4,278 @@
  * world.h.
  */
 #include "runtime/launch/world_internal.h"
-
-#include <stdio.h>
-#include <string.h>
-
+#include "base/core/clock.h"
 #include "base/core/fnv.h"
 #include "base/core/given.h"
 #include "base/core/mem.h"
+#include "runtime/bootstrap/ctl_tcp.h"
+#include "runtime/bootstrap/rendezvous.h"
+#include "runtime/launch/mpi_library.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/layout_internal.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* === a second control plane =================================================================== */
+
+/*
+ * A second control plane of a world, for a thread of its own beside the training: another group of the
+ * threads, a second rendezvous over TCP, or a duplicate of MPI's communicator.
+ */
+
+/* --- over TCP --------------------------------------------------------------------------------- */
+
+/* The rendezvous of ranks that are connected already: rank 0 has sent its port. */
+typedef struct second_job {
+    fsdp_ctl *ctl;
+    int32_t port;
+    int listener; /* of rank 0 */
+    bool is_one_host;
+    char id[2 * FSDP_SHA256_SIZE + 8];
+} second_job;
+
+static void describe_job(second_job *job)
+{
+    uint8_t digest[FSDP_SHA256_SIZE] = {0};
+    char host[FSDP_HOST_SIZE];
+    int rank = fsdp_ctl_rank(job->ctl);
+    job->is_one_host = true;
+    for (int i = 0; i < fsdp_ctl_size(job->ctl); i++)
+        job->is_one_host &= i == rank || (fsdp_ctl_tcp_find(job->ctl, i, host, digest) &&
+                                          fsdp_host_is_loopback(host));
+    for (int i = 0; i < FSDP_SHA256_SIZE; i++)
+        snprintf(job->id + 2 * i, 3, "%02x", digest[i]);
+    memcpy(job->id + 2 * FSDP_SHA256_SIZE, "/second", sizeof "/second");
+}
+
+static fsdp_status find_rank_0(void *context, char host_out[FSDP_HOST_SIZE], int *port_out,
+                               int64_t until_ms, fsdp_error *err)
+{
+    const second_job *job = context;
+    uint8_t digest[FSDP_SHA256_SIZE];
+    (void)until_ms;
+    (void)err;
+    (void)fsdp_ctl_tcp_find(job->ctl, 0, host_out, digest);
+    *port_out = job->port;
+    return FSDP_OK;
+}
+
+static fsdp_status rendezvous_again(fsdp_ctl *ctl, int deadline_ms, fsdp_ctl **ctl_out,
+                                    fsdp_error *err)
+{
+    second_job job = {.ctl = ctl, .listener = -1};
+    fsdp_status status = FSDP_OK;
+    describe_job(&job);
+    if (fsdp_ctl_rank(ctl) == 0)
+        status = fsdp_socket_listen(job.is_one_host ? FSDP_LOOPBACK : NULL, 0, &job.listener, err);
+    if (job.listener >= 0)
+        job.port = fsdp_socket_port(job.listener);
+    status = fsdp_ctl_agree_broadcast(ctl, status, 0, &job.port, sizeof job.port, err);
+    if (status != FSDP_OK) {
+        fsdp_socket_close(&job.listener);
+        return status;
+    }
+    const fsdp_rendezvous_spec spec = {.rank = fsdp_ctl_rank(ctl),
+                                       .size = fsdp_ctl_size(ctl),
+                                       .job = job.id,
+                                       .is_one_host = job.is_one_host,
+                                       .deadline_ms = deadline_ms,
+                                       .listener = job.listener,
+                                       .find = find_rank_0,
+                                       .context = &job};
+    return fsdp_rendezvous(&spec, ctl_out, err);
+}
+
+/* --- any back end ----------------------------------------------------------------------------- */
+
+static fsdp_status connect_again(fsdp_world *world, fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    const fsdp_mpi_functions *mpi = NULL;
+    fsdp_ctl *ctl = world->parts.ctl;
+    if (world->size == 1)
+        return fsdp_ctl_self(ctl_out, err);
+    if (strcmp(ctl->ops->name, "threads") == 0)
+        return fsdp_ctl_threads_again(ctl, ctl_out, err);
+    if (strcmp(ctl->ops->name, "tcp") == 0)
+        return rendezvous_again(ctl, world->parts.deadline_ms, ctl_out, err);
+    fsdp_status status = fsdp_mpi_library_open(&mpi, err);
+    FSDP_TRY(fsdp_ctl_agree(ctl, status, err));
+    return mpi->ctl_again(ctl, ctl_out, err);
+}
+
+fsdp_status fsdp_world_second_ctl(fsdp_world *world, fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    fsdp_ctl *made = NULL;
+    fsdp_status status = connect_again(world, &made, err);
+    status = fsdp_ctl_agree(world->parts.ctl, status, err);
+    if (status != FSDP_OK) {
+        fsdp_ctl_free(made);
+        return status;
+    }
+    fsdp_ctl_set_deadline(made, world->parts.deadline_ms);
+    *ctl_out = made;
+    return FSDP_OK;
+}
+
+/* --- what ends with the world ----------------------------------------------------------------- */
+
+void fsdp_world_adopt(fsdp_world *world, fsdp_world_child *child)
+{
+    child->next = world->children;
+    world->children = child;
+}
+
+void fsdp_world_disown(fsdp_world *world, fsdp_world_child *child)
+{
+    fsdp_world_child **at = &world->children;
+    while (*at && *at != child)
+        at = &(*at)->next;
+    if (*at)
+        *at = child->next;
+}
+
+static void world_end_children(fsdp_world *world)
+{
+    while (world->children) {
+        fsdp_world_child *child = world->children;
+        world->children = child->next;
+        child->end(child);
+    }
+}
+
+/* === values of all ranks ====================================================================== */
+
+/*
+ * Values that all ranks combine, the time that a rank needs, and its reason to fail, which go to the other
+ * ranks.
+ */
+
+/* --- sums ------------------------------------------------------------------------------------- */
+
+typedef double (*combine_values)(double a, double b);
+
+static double add(double a, double b)
+{
+    return a + b;
+}
+
+static double larger(double a, double b)
+{
+    return isnan(a) || a > b ? a : b; /* NaN wins */
+}
+
+static fsdp_status make_room(const fsdp_world *world, const char *call, const double *values,
+                             size_t count, double **all_out, fsdp_error *err)
+{
+    const size_t ranks = (size_t)world->size;
+    if (!values && count > 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s: 'values' is NULL", call);
+    if (count <= SIZE_MAX / sizeof(double) / ranks)
+        *all_out = fsdp_alloc(count > 0 ? count * ranks : 1, sizeof **all_out);
+    return *all_out ? FSDP_OK : fsdp_fail_memory(err, "the values of all ranks");
+}
+
+/* In rank order, so that the bits depend on no timing. */
+static fsdp_status combine(fsdp_world *world, const char *call, double *values, size_t count,
+                           combine_values how, fsdp_error *err)
+{
+    double *all = NULL;
+    fsdp_ctl *ctl = world->parts.ctl;
+    const char *outer = fsdp_ctl_begin_public(ctl, call);
+    fsdp_status status = make_room(world, call, values, count, &all, err);
+    status = fsdp_ctl_agree_allgather(ctl, status, values, count * sizeof *values, all, err);
+    fsdp_ctl_end_public(ctl, outer);
+    for (size_t i = 0; status == FSDP_OK && i < count; i++) {
+        double result = all[i];
+        for (int rank = 1; rank < world->size; rank++)
+            result = how(result, all[(size_t)rank * count + i]);
+        values[i] = result;
+    }
+    fsdp_free(all);
+    return status;
+}
+
+fsdp_status fsdp_world_sum(fsdp_world *world, double *values, size_t count, fsdp_error *err)
+{
+    FSDP_NEED(err, world);
+    return combine(world, "fsdp_world_sum", values, count, add, err);
+}
+
+fsdp_status fsdp_world_max(fsdp_world *world, double *values, size_t count, fsdp_error *err)
+{
+    FSDP_NEED(err, world);
+    return combine(world, "fsdp_world_max", values, count, larger, err);
+}
+
+fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
+{
+    FSDP_NEED(err, world, value);
+    FSDP_TRY(combine(world, "fsdp_world_mean", value, 1, add, err));
+    *value /= world->size;
+    return FSDP_OK;
+}
+
+/* --- time ------------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_world_set_deadline(fsdp_world *world, int milliseconds, fsdp_error *err)
+{
+    const fsdp_mpi_functions *mpi = NULL;
+    FSDP_NEED(err, world);
+    if (milliseconds < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a deadline of %d ms: at least 1 ms is needed",
+                         milliseconds);
+    if (strcmp(world->parts.ctl->ops->name, "mpi") == 0) {
+        FSDP_TRY(fsdp_mpi_library_open(&mpi, err));
+        mpi->set_deadline(milliseconds);
+    }
+    world->parts.deadline_ms = milliseconds;
+    world->parts.transport->deadline_ms = milliseconds;
+    fsdp_ctl_set_deadline(world->parts.ctl, milliseconds);
+    return FSDP_OK;
+}
+
+static void set_busy(fsdp_world *world, int milliseconds)
+{
+    fsdp_transport *transport = world ? world->parts.transport : NULL;
+    if (transport && transport->ops->set_busy)
+        transport->ops->set_busy(transport, fsdp_now_ms() + milliseconds);
+}
+
+void fsdp_world_begin_busy(fsdp_world *world, int milliseconds)
+{
+    if (milliseconds > 0)
+        set_busy(world, milliseconds);
+}
+
+void fsdp_world_end_busy(fsdp_world *world)
+{
+    set_busy(world, 0);
+}
+
+/* --- failures --------------------------------------------------------------------------------- */
+
+void fsdp_world_note_failure(fsdp_world *world, const fsdp_error *why)
+{
+    bool is_own = why->status != FSDP_OK && why->status != FSDP_ERR_PEER;
+    if (is_own && world->reason.status == FSDP_OK)
+        world->reason = *why;
+}
+
+int fsdp_world_fail(fsdp_world *world, const fsdp_error *err)
+{
+    if (!err)
+        return FSDP_OK;
+    if (world && err->status != FSDP_OK) {
+        world->reason = *err;
+        world->is_reason_given = true;
+    }
+    return (int)err->status;
+}
+
+/* === worlds =================================================================================== */
 
 /* --- making one ------------------------------------------------------------------------------- */
 
@@ -54,7 +317,7 @@ void fsdp_world_free(fsdp_world *world)
 {
     if (!world)
         return;
-    fsdp_world_end_children(world);
+    world_end_children(world);
     for (size_t i = 0; i < world->comm_count; i++)
         free_comm(world->comms[i]);
     fsdp_free(world->comms);

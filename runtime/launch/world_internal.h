@@ -65,7 +65,6 @@ void fsdp_launch_note(int rank, const char *finding, const char *names);
 /* Local. */
 void fsdp_world_adopt(fsdp_world *world, fsdp_world_child *child);
 void fsdp_world_disown(fsdp_world *world, fsdp_world_child *child);
-void fsdp_world_end_children(fsdp_world *world);
 
 /* Collective over the world: the communicator of these ranks, created on first use and kept as long as the
  * world; NULL on ranks that are not among them. is_separate: a second communicator of the same ranks, so that

@@ -35,7 +35,7 @@ struct fsdp_param {
     int ndim;
     int64_t shape[FSDP_PARAM_DIMS];
     bool is_buffer, is_persistent, requires_grad;
-    bool lacks_value;                  /* expected (root_values.c), and not set yet */
+    bool lacks_value;                  /* expected (root.c), and not set yet */
     fsdp_tensor_place places[FSDP_MAX_MESH_DIMS];
     int place_count;
     fsdp_extension *extension;         /* or NULL */

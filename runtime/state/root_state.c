@@ -4,15 +4,77 @@
  * (statedict/save/load_internal.h). See state.h.
  */
 #include "runtime/state/state_internal.h"
-
+#include "base/core/given.h"
 #include "runtime/staging/snapshot.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "statedict/save/load_internal.h"
 #include "statedict/save/save_call.h"
-#include "statedict/ctl/ctl_backend.h"
-
+#include "statedict/sd/layout_internal.h"
 #include <fsdp/run.h>
 
-#include "base/core/given.h"
+/* === the caller's entries ===================================================================== */
+
+/* The caller's extra entries beside the state of a root are saved and loaded with it: state.h, "checkpoints".
+ * */
+
+static fsdp_status add_extra(const fsdp_sd *extra, const fsdp_entry *entry, fsdp_sd *sd,
+                             fsdp_error *err)
+{
+    if (entry->flat >= 0)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' lies in a flat buffer, which extra entries cannot: add it as a tensor",
+            entry->name);
+    return fsdp_state_add_entry(extra, entry, &entry->layout, entry->data, sd, err);
+}
+
+/* Adds the caller's extra entries to sd. extra may be NULL. Memory of tensors is borrowed. */
+static fsdp_status state_save_extra(const fsdp_sd *extra, fsdp_sd *sd, fsdp_error *err)
+{
+    for (size_t i = 0; extra && i < fsdp_sd_count(extra); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(extra, i);
+        FSDP_TRY(add_extra(extra, entry, sd, err));
+        if (entry->path)
+            FSDP_TRY(
+                fsdp_sd_set_path(sd, fsdp_sd_count(sd) - 1, entry->path, entry->path_count, err));
+    }
+    return FSDP_OK;
+}
+
+/* Adds to `wanted` the extra entries that are stored; tensors get memory if they lack it. After the load,
+ * state_take_extra copies values to extra.
+ * Aliases are skipped, because their target is loaded. */
+static fsdp_status state_want_extra(fsdp_sd *extra, const fsdp_sd *stored, int rank,
+                                    fsdp_sd *wanted, fsdp_error *err)
+{
+    if (!extra)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_sd_allocate(extra, rank, err));
+    for (size_t i = 0; i < fsdp_sd_count(extra); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(extra, i);
+        bool is_stored = fsdp_sd_find(stored, entry->name, entry->name_size) >= 0;
+        if (entry->kind != FSDP_ENTRY_ALIAS && is_stored)
+            FSDP_TRY(add_extra(extra, entry, wanted, err));
+    }
+    return FSDP_OK;
+}
+
+/* Copies values only: tensors were loaded into their memory. */
+static fsdp_status state_take_extra(fsdp_sd *extra, const fsdp_sd *loaded, fsdp_error *err)
+{
+    for (size_t i = 0; extra && i < fsdp_sd_count(extra); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(extra, i);
+        int64_t at = fsdp_sd_find(loaded, entry->name, entry->name_size);
+        fsdp_value value = {0};
+        if (entry->kind != FSDP_ENTRY_VALUE || at < 0)
+            continue;
+        FSDP_TRY(fsdp_value_copy(&fsdp_sd_at(loaded, (size_t)at)->value, &value, err));
+        fsdp_sd_set_value(extra, i, &value);
+    }
+    return FSDP_OK;
+}
+
+/* === checkpoints ============================================================================== */
 
 /* A save takes so much staging memory for the copy of a GPU's state. */
 enum { POOL_BYTES = 256 << 20 };
@@ -58,7 +120,7 @@ fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *op
     if (opts->state.part != FSDP_STATE_OPTIM)
         FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
     FSDP_TRY(fsdp_state_get_unviewed(root, &opts->state, sd_out, err));
-    return fsdp_state_save_extra(opts->extra, *sd_out, err);
+    return state_save_extra(opts->extra, *sd_out, err);
 }
 
 /* Makes the state dict and, of memory that the host cannot read, the copy that a save writes. */
@@ -133,7 +195,7 @@ static fsdp_status want_all(load_job *job, fsdp_error *err)
     for (size_t i = 0; i < fsdp_sd_count(job->live); i++)
         if (job->match.source[i] >= 0)
             FSDP_TRY(want_entry(job, i, err));
-    FSDP_TRY(fsdp_state_want_extra(job->opts.extra, job->match.sd, rank, job->wanted, err));
+    FSDP_TRY(state_want_extra(job->opts.extra, job->match.sd, rank, job->wanted, err));
     return fsdp_sd_allocate(job->wanted, rank, err);
 }
 
@@ -180,7 +242,7 @@ static fsdp_status take(void *context, const fsdp_checkpoint_info *info, fsdp_er
     load_job *job = context;
     FSDP_TRY(fsdp_state_check_steps(&job->match, job->wanted, err));
     FSDP_TRY(take_numbers(job, err));
-    FSDP_TRY(fsdp_state_take_extra(job->opts.extra, job->wanted, err));
+    FSDP_TRY(state_take_extra(job->opts.extra, job->wanted, err));
     if (job->opts.step)
         *job->opts.step = info->step;
     return fsdp_state_finish(&job->match, err);

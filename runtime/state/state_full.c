@@ -2,7 +2,7 @@
  * Makes the tensors of a live dict whole: on every rank, one tensor after the other through one bounded
  * buffer; or on rank 0 only, streamed over the control plane. All ranks first compare their requests, so
  * that a rank with another dict causes an error that names it, not a timeout. The inverse is
- * state_broadcast.c.
+ * state_set.c.
  */
 #include "runtime/state/state_internal.h"
 

@@ -1,16 +1,157 @@
 /*
- * Puts hyper-parameters into state dicts: per parameter ("param_groups.<name>.lr") or as one list of a dict
- * per group ("param_groups", as Optimizer.state_dict() has it). The inverse is state_groups_take.c.
+ * Hyper-parameters in state dicts, put there and taken from them: per parameter ("param_groups.<name>.lr") or
+ * as one list of a dict per group ("param_groups", as Optimizer.state_dict() has it).
  */
 #include "runtime/state/state_internal.h"
+#include "base/text.h"
 #include "statedict/sd/layout_internal.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
-/* --- hyper-parameters --------------------------------------------------------------------------- */
+/* === numbers and groups ======================================================================= */
 
-size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
-                              fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS])
+/*
+ * Matches numbers in a state dict with parameters, and its groups with those of the root's optimizers, whose
+ * hyper-parameters it finds by name. Groups are found by their parameters, in any order.
+ */
+
+/* A hyper-parameter of a dict. */
+typedef struct fsdp_state_taken {
+    const fsdp_entry *entry; /* its source; NULL: not taken yet */
+    double numbers[2];
+} fsdp_state_taken;
+
+struct fsdp_state_groups {
+    const fsdp_state_scope *scope;
+    const fsdp_sd *sd;
+    fsdp_state_taken *taken;  /* per group and hyper-parameter; shared ones in the first group */
+    fsdp_state_param **order; /* parameters by their number, if there is one optimizer */
+    size_t order_count;
+    int64_t *numbers; /* their numbers in the dict; NULL: 0, 1, 2, ... */
+    size_t number_count, number_room;
+    const fsdp_entry **coupled; /* per group: says that its decay is Adam's; or NULL */
+    fsdp_error refused;         /* the first member that cannot be continued here */
+    fsdp_name_list *missing, *unexpected;
+};
+
+/* A group of the root's optimizers; optimizer NULL: not found. */
+typedef struct fsdp_state_group {
+    fsdp_optim *optim;
+    size_t group;
+    const char *member; /* the first member that was found */
+} fsdp_state_group;
+
+enum { FSDP_STATE_HYPERS = 6 };
+
+/* --- numbers ---------------------------------------------------------------------------------- */
+
+/* Fills `order`: an optimizer numbers the parameters of its first group, then those of the next. */
+static fsdp_status state_order_params(fsdp_state_groups *groups, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = groups->scope;
+    groups->order = fsdp_alloc(scope->count, sizeof(fsdp_state_param *));
+    if (!groups->order)
+        return fsdp_fail_memory(err, "the groups of an optimizer");
+    for (size_t g = 0; scope->optim_count == 1 && g < scope->optims[0]->group_count; g++)
+        for (size_t i = 0; i < scope->count; i++)
+            if (scope->params[i].state && scope->params[i].group == g)
+                groups->order[groups->order_count++] = &scope->params[i];
+    return FSDP_OK;
+}
+
+/* The parameter that has this number in the dict; NULL: none. */
+static fsdp_state_param *find_numbered(const fsdp_state_groups *groups, int64_t number)
+{
+    size_t at = 0;
+    if (!groups->numbers)
+        at = (size_t)number;
+    else
+        while (at < groups->number_count && groups->numbers[at] != number)
+            at++;
+    return at < groups->order_count ? groups->order[at] : NULL;
+}
+
+/* Sets `numbers` of a group's members. */
+static fsdp_status state_note_numbers(fsdp_state_groups *groups, const fsdp_value *members,
+                                      fsdp_error *err)
+{
+    for (size_t i = 0; i < members->as.list.count; i++) {
+        if (members->as.list.items[i].kind != FSDP_VALUE_I64)
+            continue;
+        if (!fsdp_grow(&groups->numbers, &groups->number_room, groups->number_count + 1,
+                       sizeof *groups->numbers))
+            return fsdp_fail_memory(err, "the groups of an optimizer");
+        groups->numbers[groups->number_count++] = members->as.list.items[i].as.i64;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
+                                  const fsdp_state_param **param_out, int64_t *at_out,
+                                  fsdp_error *err)
+{
+    const fsdp_state_scope *scope = match->scope;
+    const char *prefix = scope->opts.optim_prefix;
+    fsdp_state_key key;
+    size_t size;
+    const char *rest = fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &size);
+    *param_out = NULL;
+    if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
+        return FSDP_OK;
+    const fsdp_state_param *param =
+        key.param ? key.param : find_numbered(match->groups, key.number);
+    if (!param || param->count == 0)
+        return FSDP_OK;
+    *param_out = param;
+    fsdp_text name = {0};
+    fsdp_text_addf(&name, "%sstate.%s.", prefix, param->names[0]);
+    fsdp_text_add(&name, key.what, key.what_size);
+    fsdp_status status = name.failed ? fsdp_fail_memory(err, entry->name) : FSDP_OK;
+    if (status == FSDP_OK)
+        *at_out = fsdp_sd_find(match->live, name.data, name.size);
+    fsdp_text_release(&name);
+    return status;
+}
+
+/* --- members ---------------------------------------------------------------------------------- */
+
+bool fsdp_state_is_text(const fsdp_value *value, const char *text)
+{
+    return value->kind == FSDP_VALUE_STRING && value->as.bytes.size == strlen(text) &&
+           memcmp(value->as.bytes.data, text, value->as.bytes.size) == 0;
+}
+
+const fsdp_value *fsdp_state_member(const fsdp_value *dict, const char *key)
+{
+    for (size_t i = 0; dict->kind == FSDP_VALUE_DICT && i + 1 < dict->as.list.count; i += 2)
+        if (fsdp_state_is_text(&dict->as.list.items[i], key))
+            return &dict->as.list.items[i + 1];
+    return NULL;
+}
+
+/* The list "params" of a group; NULL when it has none. */
+static const fsdp_value *state_members(const fsdp_value *dict)
+{
+    const fsdp_value *params = fsdp_state_member(dict, "params");
+    return params && params->kind == FSDP_VALUE_LIST ? params : NULL;
+}
+
+static fsdp_state_param *find_member(const fsdp_state_groups *groups, const fsdp_value *member)
+{
+    fsdp_state_param *param = NULL;
+    if (member->kind == FSDP_VALUE_I64)
+        param = find_numbered(groups, member->as.i64);
+    else if (member->kind == FSDP_VALUE_STRING)
+        param = fsdp_state_find(groups->scope, member->as.bytes.data, member->as.bytes.size);
+    return param && param->state ? param : NULL;
+}
+
+/* --- groups ----------------------------------------------------------------------------------- */
+
+static size_t state_list_hypers(fsdp_optim *optim, size_t group,
+                                fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS])
 {
     fsdp_optim_params *params = &optim->groups[group];
     fsdp_adamw_opts *adamw = &optim->adamw;
@@ -33,6 +174,651 @@ size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
     }
     return n;
 }
+
+/* The number of groups of all optimizers before `until`. */
+static size_t state_count_groups(const fsdp_state_scope *scope, const fsdp_optim *until)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < scope->optim_count && scope->optims[i] != until; i++)
+        count += scope->optims[i]->group_count;
+    return count;
+}
+
+/* Finds the group by its members. */
+static fsdp_status state_find_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
+                                    const fsdp_value *members, fsdp_state_group *found_out,
+                                    fsdp_error *err)
+{
+    *found_out = (fsdp_state_group){0};
+    for (size_t i = 0; i < members->as.list.count; i++) {
+        const fsdp_state_param *param = find_member(groups, &members->as.list.items[i]);
+        if (!param)
+            continue;
+        const fsdp_state_group live = {param->optim, param->group, param->param->name};
+        if (found_out->optim && (live.optim != found_out->optim || live.group != found_out->group))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "a group of '%s' has '%s' and '%s', which are in two groups here",
+                             entry->name, found_out->member, live.member);
+        if (!found_out->optim)
+            *found_out = live;
+    }
+    return FSDP_OK;
+}
+
+static bool has_members(const fsdp_state_scope *scope, size_t group)
+{
+    for (size_t i = 0; i < scope->count; i++)
+        if (scope->params[i].state && scope->params[i].group == group)
+            return true;
+    return false;
+}
+
+/* Finds the only group without members, for a list that has exactly one such group, too.
+ * A group without parameters matches one without, if each side has exactly one. */
+static fsdp_status state_find_empty_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
+                                          fsdp_state_group *found_out, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = groups->scope;
+    size_t there = 0, here = 0;
+    for (size_t i = 0; i < entry->value.as.list.count; i++)
+        there += state_members(&entry->value.as.list.items[i])->as.list.count == 0;
+    for (size_t g = 0; scope->optim_count == 1 && g < scope->optims[0]->group_count; g++)
+        if (!has_members(scope, g)) {
+            *found_out = (fsdp_state_group){.optim = scope->optims[0], .group = g};
+            here++;
+        }
+    if (there == 1 && here == 1)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' has %zu groups without parameters, of which one is possible, with one "
+                     "optimizer that has one such group: here are %zu",
+                     entry->name, there, here);
+}
+
+static fsdp_status find_members(const fsdp_state_groups *groups, int64_t place,
+                                const fsdp_entry **members_out, fsdp_error *err)
+{
+    fsdp_text name = {0};
+    fsdp_text_addf(&name, "%sparam_groups.%" PRId64 ".params", groups->scope->opts.optim_prefix,
+                   place);
+    if (name.failed)
+        return fsdp_fail_memory(err, "the groups of an optimizer");
+    int64_t at = fsdp_sd_find(groups->sd, name.data, name.size);
+    *members_out = at < 0 ? NULL : fsdp_sd_at(groups->sd, (size_t)at);
+    fsdp_text_release(&name);
+    return FSDP_OK;
+}
+
+/* Finds the group for a place in the dict's list of groups: by the members that "param_groups.<place>.params"
+ * lists; without members, the group at that place. */
+static fsdp_status state_find_place(const fsdp_state_groups *groups, int64_t place,
+                                    fsdp_state_group *found_out, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = groups->scope;
+    *found_out = (fsdp_state_group){0};
+    const fsdp_entry *members = NULL;
+    FSDP_TRY(find_members(groups, place, &members, err));
+    if (members && members->kind == FSDP_ENTRY_VALUE && members->value.kind == FSDP_VALUE_LIST &&
+        members->value.as.list.count > 0)
+        return state_find_group(groups, members, &members->value, found_out, err);
+    for (size_t i = 0; i < scope->optim_count; i++) {
+        fsdp_optim *optim = scope->optims[i];
+        if ((size_t)place < optim->group_count) {
+            *found_out = (fsdp_state_group){.optim = optim, .group = (size_t)place};
+            return FSDP_OK;
+        }
+        place -= (int64_t)optim->group_count;
+    }
+    return FSDP_OK;
+}
+
+/* --- hyper-parameters -------------------------------------------------------------------------- */
+
+/* The place of hyper-parameter number `which` of a group, as state_list_hypers counts. */
+static fsdp_state_taken *state_place_taken(const fsdp_state_groups *groups, const fsdp_optim *optim,
+                                           size_t group, size_t which, bool is_shared)
+{
+    size_t before = state_count_groups(groups->scope, optim);
+    return &groups->taken[(before + (is_shared ? 0 : group)) * FSDP_STATE_HYPERS + which];
+}
+
+/* The place of a group's hyper-parameter of that name; NULL: the optimizer has none. */
+static fsdp_state_taken *state_find_hyper(const fsdp_state_groups *groups,
+                                          const fsdp_state_group *live, const char *what,
+                                          size_t size, fsdp_state_hyper *hyper_out)
+{
+    fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
+    size_t n = state_list_hypers(live->optim, live->group, hypers);
+    for (size_t i = 0; i < n; i++)
+        if (strlen(hypers[i].name) == size && memcmp(hypers[i].name, what, size) == 0) {
+            *hyper_out = hypers[i];
+            return state_place_taken(groups, live->optim, live->group, i, hypers[i].is_shared);
+        }
+    return NULL;
+}
+
+/* Number of a group among those of all optimizers. */
+static size_t state_group_number(const fsdp_state_groups *groups, const fsdp_state_group *live)
+{
+    return state_count_groups(groups->scope, live->optim) + live->group;
+}
+
+/* The number that a group's hyper-parameter will have; false: the optimizer has no such. */
+static bool state_coming(const fsdp_state_groups *groups, const fsdp_state_group *live,
+                         const char *name, double *number_out)
+{
+    fsdp_state_hyper hyper;
+    const fsdp_state_taken *taken = state_find_hyper(groups, live, name, strlen(name), &hyper);
+    if (!taken)
+        return false;
+    *number_out = taken->entry ? taken->numbers[0] : hyper.flag ? *hyper.flag : *hyper.numbers[0];
+    return true;
+}
+
+/* === members that no optimizer here can continue ============================================== */
+
+/*
+ * Refuses state and hyper-parameters that no optimizer here can continue: with them left out, the steps would
+ * be others than those of the program that saved them, and nobody would see why. state_groups.c calls
+ * state_judge for members that an optimizer lacks; fsdp_state_check_continues comes after all names.
+ */
+
+/* A member of a group that its optimizer here lacks, and its value. */
+typedef struct fsdp_state_unmatched {
+    const fsdp_entry *entry;
+    const char *name;
+    size_t name_size;
+    const fsdp_value *value;
+    fsdp_state_group live;
+} fsdp_state_unmatched;
+
+static const char *kind_of(const fsdp_optim *optim)
+{
+    return optim->kind == FSDP_OPTIM_ADAMW ? "AdamW" : "SGD";
+}
+
+/* --- members of groups ------------------------------------------------------------------------ */
+
+/* A member of other programs' optimizers, and the number with which it changes nothing. */
+typedef struct neutral_member {
+    const char *name;
+    double number;
+    const char *drop; /* what --drop leaves out to go on without it */
+} neutral_member;
+
+static const neutral_member neutral_members[] = {
+    {"amsgrad", 0, "\\.(amsgrad|max_exp_avg_sq)$"},
+    {"nesterov", 0, "\\.nesterov$"},
+    {"momentum", 0, "\\.momentum(_buffer)?$"},
+    {"correct_bias", 1, "\\.correct_bias$"},      /* transformers' AdamW */
+    {"bias_correction", 1, "\\.bias_correction$"} /* apex's FusedAdam */
+};
+
+static bool is_called(const fsdp_state_unmatched *unmatched, const char *name)
+{
+    return unmatched->name_size == strlen(name) &&
+           memcmp(unmatched->name, name, unmatched->name_size) == 0;
+}
+
+static void refuse(fsdp_state_groups *groups, const fsdp_entry *entry, const fsdp_optim *optim,
+                   const neutral_member *member, double number)
+{
+    if (groups->refused.status == FSDP_OK)
+        (void)fsdp_fail(&groups->refused, FSDP_ERR_USAGE,
+                        "'%s' is %g in '%s', and %s here cannot continue that: to go on without, "
+                        "leave it out with fsdp-convert --drop '%s', or set partial",
+                        member->name, number, entry->name, kind_of(optim), member->drop);
+}
+
+/* Notes in groups->refused a member that changes the mathematics of steps; others are ignored. */
+static void state_judge(fsdp_state_groups *groups, const fsdp_state_unmatched *unmatched)
+{
+    const fsdp_optim *optim = unmatched->live.optim;
+    double number;
+    if (!fsdp_state_value_number(unmatched->value, &number))
+        return;
+    if (is_called(unmatched, "decoupled_weight_decay") && number == 0 &&
+        optim->kind == FSDP_OPTIM_ADAMW)
+        groups->coupled[state_group_number(groups, &unmatched->live)] = unmatched->entry;
+    for (size_t i = 0; i < sizeof neutral_members / sizeof *neutral_members; i++)
+        if (is_called(unmatched, neutral_members[i].name) && number != neutral_members[i].number)
+            refuse(groups, unmatched->entry, optim, &neutral_members[i], number);
+}
+
+/* --- members that depend on each other -------------------------------------------------------- */
+
+/* Adam adds its decay to the gradient. Without a decay it is AdamW. */
+static void judge_decay(fsdp_state_groups *groups, const fsdp_state_group *live)
+{
+    const fsdp_entry *entry = groups->coupled[state_group_number(groups, live)];
+    double decay;
+    if (!entry || !state_coming(groups, live, "weight_decay", &decay) || decay == 0 ||
+        groups->refused.status != FSDP_OK)
+        return;
+    (void)fsdp_fail(&groups->refused, FSDP_ERR_USAGE,
+                    "'decoupled_weight_decay' is false in '%s', with a weight_decay of %g: that is "
+                    "Adam, whose decay is a part of the gradient, and AdamW here cannot continue "
+                    "it; to go on as AdamW, leave it out with fsdp-convert --drop "
+                    "'\\.decoupled_weight_decay$', or set partial",
+                    entry->name, decay);
+}
+
+/* As fsdp_sgd_create: a momentum needs a buffer, and Nesterov's a momentum. */
+static fsdp_status judge_momentum(const fsdp_state_groups *groups, const fsdp_state_group *live,
+                                  fsdp_error *err)
+{
+    const fsdp_optim *optim = live->optim;
+    double momentum = 0, dampening = 0, nesterov = 0;
+    if (!state_coming(groups, live, "nesterov", &nesterov))
+        return FSDP_OK;
+    (void)state_coming(groups, live, "momentum", &momentum);
+    (void)state_coming(groups, live, "dampening", &dampening);
+    if (momentum != 0 && optim->count > 0 && !optim->states[0].moments[0])
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'momentum' is %g in the state dict, and SGD here was made without: make "
+                         "it with that momentum",
+                         momentum);
+    if (nesterov != 0 && (momentum == 0 || dampening != 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'nesterov' is set with momentum %g and dampening %g in the state dict: "
+                         "it needs a momentum and no dampening",
+                         momentum, dampening);
+    return FSDP_OK;
+}
+
+/* Checks what depends on several members, after all were taken. */
+static fsdp_status state_judge_groups(fsdp_state_groups *groups, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = groups->scope;
+    for (size_t i = 0; i < scope->optim_count; i++)
+        for (size_t g = 0; g < scope->optims[i]->group_count; g++) {
+            const fsdp_state_group live = {.optim = scope->optims[i], .group = g};
+            judge_decay(groups, &live);
+            if (g == 0)
+                FSDP_TRY(judge_momentum(groups, &live, err));
+        }
+    return FSDP_OK;
+}
+
+/* --- state ------------------------------------------------------------------------------------ */
+
+/* True for "master" and "step", which follow from the parameter or count steps, and for None. */
+static bool is_spare(const fsdp_entry *entry, const char *what, size_t size)
+{
+    bool is_null = entry->kind == FSDP_ENTRY_VALUE && entry->value.kind == FSDP_VALUE_NULL;
+    return is_null || (size == 6 && memcmp(what, "master", 6) == 0) ||
+           (size == 4 && memcmp(what, "step", 4) == 0);
+}
+
+static fsdp_status check_state(const fsdp_state_match *match, const fsdp_entry *entry,
+                               fsdp_error *err)
+{
+    const fsdp_state_param *param;
+    int64_t at = -1;
+    FSDP_TRY(fsdp_state_find_state(match, entry, &param, &at, err));
+    if (at >= 0 || !param || !param->state || !fsdp_state_has(match->scope, param))
+        return FSDP_OK;
+    const char *what = entry->name + entry->name_size;
+    while (what[-1] != '.')
+        what--;
+    size_t size = (size_t)(entry->name + entry->name_size - what);
+    if (is_spare(entry, what, size))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' is state that %s here does not keep, and steps without it would be "
+                     "others: to go on all the same, leave it out with fsdp-convert --drop "
+                     "'\\.%s$', or set partial",
+                     entry->name, kind_of(param->optim), what);
+}
+
+/* FSDP_ERR_USAGE for state and hyper-parameters with which the optimizers here would not step as those that
+ * saved them (state_set.c). */
+fsdp_status fsdp_state_check_continues(const fsdp_state_match *match, fsdp_error *err)
+{
+    if (!match->groups || match->scope->opts.partial)
+        return FSDP_OK;
+    if (match->groups->refused.status != FSDP_OK) {
+        if (err)
+            *err = match->groups->refused;
+        return FSDP_ERR_USAGE;
+    }
+    for (size_t i = 0; i < fsdp_sd_count(match->sd); i++)
+        FSDP_TRY(check_state(match, fsdp_sd_at(match->sd, i), err));
+    return FSDP_OK;
+}
+
+/* === taking hyper-parameters ================================================================== */
+
+/*
+ * Takes hyper-parameters from state dicts, in every form: per parameter, as a list of groups, or that list in
+ * pieces. All are checked before any is applied; two values for one group are an error. The inverse is
+ * state_groups.c.
+ */
+
+/* --- one hyper-parameter ---------------------------------------------------------------------- */
+
+static bool read_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value,
+                         double numbers_out[2])
+{
+    numbers_out[1] = 0;
+    if (!hyper->numbers[1])
+        return fsdp_state_value_number(value, &numbers_out[0]);
+    return value->kind == FSDP_VALUE_LIST && value->as.list.count == 2 &&
+           fsdp_state_value_number(&value->as.list.items[0], &numbers_out[0]) &&
+           fsdp_state_value_number(&value->as.list.items[1], &numbers_out[1]);
+}
+
+/* The numbers that optim.h accepts. */
+static fsdp_status check_range(const fsdp_state_hyper *hyper, const double numbers[2],
+                               const fsdp_entry *entry, fsdp_error *err)
+{
+    bool may_be_negative = strcmp(hyper->name, "dampening") == 0;
+    for (int i = 0; i < 2; i++)
+        if (!isfinite(numbers[i]) || (numbers[i] < 0 && !may_be_negative) ||
+            (hyper->numbers[1] && numbers[i] >= 1))
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' cannot be %g", hyper->name,
+                             entry->name, numbers[i]);
+    return FSDP_OK;
+}
+
+/* Keeps a value of a hyper-parameter; another value before it is an error. */
+static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
+                        const fsdp_entry *entry, const fsdp_value *value, fsdp_error *err)
+{
+    double numbers[2];
+    if (!read_numbers(hyper, value, numbers))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' is %s", hyper->name, entry->name,
+                         hyper->numbers[1] ? "no list of two numbers" : "no number");
+    FSDP_TRY(check_range(hyper, numbers, entry, err));
+    if (taken->entry && memcmp(taken->numbers, numbers, sizeof numbers) != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' differs between '%s' and '%s', and both belong to one %s here",
+                         hyper->name, taken->entry->name, entry->name,
+                         hyper->is_shared ? "optimizer" : "group");
+    taken->entry = entry;
+    memcpy(taken->numbers, numbers, sizeof numbers);
+    return FSDP_OK;
+}
+
+/* --- taking: lists ---------------------------------------------------------------------------- */
+
+static fsdp_status note_unexpected(fsdp_state_groups *groups, const char *name, size_t size,
+                                   fsdp_error *err)
+{
+    return fsdp_names_add(groups->unexpected, name, size)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, "a list of names");
+}
+
+static fsdp_status note_unexpected_group(fsdp_state_groups *groups, const fsdp_entry *entry,
+                                         size_t position, const fsdp_value *key, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "%s.%zu", entry->name, position);
+    if (key && key->kind == FSDP_VALUE_STRING)
+        fsdp_text_addf(&text, ".%s", key->as.bytes.data);
+    fsdp_status status = text.failed ? fsdp_fail_memory(err, "a list of names")
+                                     : note_unexpected(groups, text.data, text.size, err);
+    fsdp_text_release(&text);
+    return status;
+}
+
+/* Passes over a member that the optimizer here lacks. */
+static fsdp_status pass_over_member(fsdp_state_groups *groups, const fsdp_entry *entry,
+                                    size_t position, const fsdp_state_group *live,
+                                    const fsdp_value *key, fsdp_error *err)
+{
+    if (key->kind == FSDP_VALUE_STRING)
+        state_judge(groups, &(fsdp_state_unmatched){entry, key->as.bytes.data, key->as.bytes.size,
+                                                    key + 1, *live});
+    return note_unexpected_group(groups, entry, position, key, err);
+}
+
+static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry, size_t position,
+                              fsdp_error *err)
+{
+    const fsdp_value *dict = &entry->value.as.list.items[position];
+    const fsdp_value *members = state_members(dict);
+    fsdp_state_group live;
+    FSDP_TRY(state_find_group(groups, entry, members, &live, err));
+    if (members->as.list.count == 0)
+        FSDP_TRY(state_find_empty_group(groups, entry, &live, err));
+    if (!live.optim)
+        return note_unexpected_group(groups, entry, position, NULL, err);
+    for (size_t i = 0; i + 1 < dict->as.list.count; i += 2) {
+        const fsdp_value *key = &dict->as.list.items[i], *value = key + 1;
+        fsdp_state_hyper hyper;
+        fsdp_state_taken *taken = NULL;
+        if (value == members)
+            continue;
+        if (key->kind == FSDP_VALUE_STRING)
+            taken = state_find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size, &hyper);
+        if (taken)
+            FSDP_TRY(keep(taken, &hyper, entry, value, err));
+        else
+            FSDP_TRY(pass_over_member(groups, entry, position, &live, key, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_groups(const fsdp_entry *entry, fsdp_error *err)
+{
+    bool fits = entry->value.kind == FSDP_VALUE_LIST;
+    for (size_t i = 0; fits && i < entry->value.as.list.count; i++)
+        fits = state_members(&entry->value.as.list.items[i]) != NULL;
+    if (fits)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no list of groups, each with a list 'params'",
+                     entry->name);
+}
+
+static fsdp_status take_list(fsdp_state_groups *groups, const fsdp_entry *entry, fsdp_error *err)
+{
+    FSDP_TRY(check_groups(entry, err));
+    for (size_t i = 0; i < entry->value.as.list.count; i++)
+        FSDP_TRY(state_note_numbers(groups, state_members(&entry->value.as.list.items[i]), err));
+    for (size_t i = 0; i < entry->value.as.list.count; i++)
+        FSDP_TRY(take_group(groups, entry, i, err));
+    return FSDP_OK;
+}
+
+/* --- taking: names ---------------------------------------------------------------------------- */
+
+/* True for "param_groups.<place>.params": PyTorch's checkpoints have the list of groups in pieces. */
+static bool is_members(const fsdp_state_key *key, const fsdp_entry *entry)
+{
+    return !key->param && key->what_size == 6 && memcmp(key->what, "params", 6) == 0 &&
+           entry->kind == FSDP_ENTRY_VALUE && entry->value.kind == FSDP_VALUE_LIST;
+}
+
+static bool is_piece_of_members(const fsdp_state_key *key)
+{
+    return !key->param && key->what_size > 6 && memcmp(key->what, "params.", 7) == 0;
+}
+
+static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry, const char *rest,
+                             size_t size, fsdp_error *err)
+{
+    fsdp_state_key key;
+    fsdp_state_group live = {0};
+    fsdp_value value = {0};
+    fsdp_state_hyper hyper;
+    double number;
+    if (!fsdp_state_split(groups->scope, rest, size, &key))
+        return note_unexpected(groups, entry->name, entry->name_size, err);
+    if (is_members(&key, entry) || is_piece_of_members(&key))
+        return FSDP_OK;
+    if (!key.param)
+        FSDP_TRY(state_find_place(groups, key.number, &live, err));
+    else if (key.param->state)
+        live = (fsdp_state_group){.optim = key.param->optim, .group = key.param->group};
+    if (!live.optim)
+        return note_unexpected(groups, entry->name, entry->name_size, err);
+    if (entry->kind == FSDP_ENTRY_VALUE)
+        value = entry->value;
+    else if (fsdp_state_number(entry, &number))
+        value = fsdp_value_f64(number);
+    fsdp_state_taken *taken = state_find_hyper(groups, &live, key.what, key.what_size, &hyper);
+    if (taken)
+        return keep(taken, &hyper, entry, &value, err);
+    state_judge(groups, &(fsdp_state_unmatched){entry, key.what, key.what_size, &value, live});
+    return note_unexpected(groups, entry->name, entry->name_size, err);
+}
+
+/* --- taking: all ------------------------------------------------------------------------------ */
+
+static const char *behind_groups(const fsdp_state_groups *groups, const fsdp_entry *entry,
+                                 size_t *rest_out)
+{
+    return fsdp_state_behind(entry->name, entry->name_size, groups->scope->opts.optim_prefix,
+                             "param_groups", rest_out);
+}
+
+/* The rest of a name after "param_groups."; NULL for other names. */
+static const char *behind_dot(const fsdp_state_groups *groups, const fsdp_entry *entry,
+                              size_t *rest_out)
+{
+    const char *name = behind_groups(groups, entry, rest_out);
+    if (!name || *rest_out < 2 || name[0] != '.')
+        return NULL;
+    --*rest_out;
+    return name + 1;
+}
+
+/* Takes lists of members first, because other names use their numbers. */
+static fsdp_status take_lists(fsdp_state_groups *groups, fsdp_error *err)
+{
+    size_t rest;
+    for (size_t i = 0; i < fsdp_sd_count(groups->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(groups->sd, i);
+        const char *name = behind_dot(groups, entry, &rest);
+        fsdp_state_key key;
+        if (name && fsdp_state_split(groups->scope, name, rest, &key) && is_members(&key, entry))
+            FSDP_TRY(state_note_numbers(groups, &entry->value, err));
+        if (!name && behind_groups(groups, entry, &rest) && rest == 0)
+            FSDP_TRY(take_list(groups, entry, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status take_names(fsdp_state_groups *groups, fsdp_error *err)
+{
+    size_t rest;
+    for (size_t i = 0; i < fsdp_sd_count(groups->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(groups->sd, i);
+        const char *name = behind_dot(groups, entry, &rest);
+        if (name)
+            FSDP_TRY(take_name(groups, entry, name, rest, err));
+    }
+    return FSDP_OK;
+}
+
+/* The first selected parameter of a group; NULL: none is selected. */
+static const fsdp_state_param *first_member(const fsdp_state_scope *scope, const fsdp_optim *optim,
+                                            size_t group, bool any_group)
+{
+    for (size_t i = 0; i < scope->count; i++) {
+        const fsdp_state_param *param = &scope->params[i];
+        if (param->optim == optim && (any_group || param->group == group) &&
+            fsdp_state_has(scope, param))
+            return param;
+    }
+    return NULL;
+}
+
+static fsdp_status note_missing(fsdp_state_groups *groups, fsdp_optim *optim, size_t group,
+                                fsdp_error *err)
+{
+    fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
+    size_t n = state_list_hypers(optim, group, hypers);
+    for (size_t i = 0; i < n; i++) {
+        const fsdp_state_param *param =
+            first_member(groups->scope, optim, group, hypers[i].is_shared);
+        if (!param || (hypers[i].is_shared && group > 0) ||
+            state_place_taken(groups, optim, group, i, hypers[i].is_shared)->entry)
+            continue;
+        fsdp_text name = {0};
+        fsdp_text_addf(&name, "%sparam_groups.%s.%s", groups->scope->opts.optim_prefix,
+                       param->names[0], hypers[i].name);
+        bool added = !name.failed && fsdp_names_add(groups->missing, name.data, name.size);
+        fsdp_text_release(&name);
+        if (!added)
+            return fsdp_fail_memory(err, "a list of names");
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = groups->scope;
+    size_t count = state_count_groups(scope, NULL);
+    groups->taken = fsdp_alloc(count * FSDP_STATE_HYPERS, sizeof *groups->taken);
+    groups->coupled = fsdp_alloc(count, sizeof(fsdp_entry *));
+    if (!groups->taken || !groups->coupled)
+        return fsdp_fail_memory(err, "the groups of an optimizer");
+    FSDP_TRY(state_order_params(groups, err));
+    FSDP_TRY(take_lists(groups, err));
+    FSDP_TRY(take_names(groups, err));
+    for (size_t i = 0; i < scope->optim_count; i++)
+        for (size_t g = 0; g < scope->optims[i]->group_count; g++)
+            FSDP_TRY(note_missing(groups, scope->optims[i], g, err));
+    return state_judge_groups(groups, err);
+}
+
+fsdp_status fsdp_state_take_groups(const fsdp_state_scope *scope, const fsdp_sd *sd,
+                                   fsdp_name_list *missing, fsdp_name_list *unexpected,
+                                   fsdp_state_groups **groups_out, fsdp_error *err)
+{
+    fsdp_state_groups *groups = fsdp_alloc(1, sizeof *groups);
+    *groups_out = groups;
+    if (!groups)
+        return fsdp_fail_memory(err, "the groups of an optimizer");
+    groups->scope = scope;
+    groups->sd = sd;
+    groups->missing = missing;
+    groups->unexpected = unexpected;
+    return fill(groups, err);
+}
+
+void fsdp_state_groups_free(fsdp_state_groups *groups)
+{
+    if (!groups)
+        return;
+    fsdp_free(groups->taken);
+    fsdp_free(groups->coupled);
+    fsdp_free(groups->order);
+    fsdp_free(groups->numbers);
+    fsdp_free(groups);
+}
+
+/* --- applying --------------------------------------------------------------------------------- */
+
+static void apply(const fsdp_state_hyper *hyper, const fsdp_state_taken *taken)
+{
+    if (!taken->entry)
+        return;
+    if (hyper->flag)
+        *hyper->flag = taken->numbers[0] != 0;
+    for (int i = 0; i < 2 && hyper->numbers[i]; i++)
+        *hyper->numbers[i] = taken->numbers[i];
+}
+
+void fsdp_state_apply_groups(const fsdp_state_groups *groups)
+{
+    const fsdp_state_scope *scope = groups->scope;
+    for (size_t i = 0; i < scope->optim_count; i++)
+        for (size_t g = 0; g < scope->optims[i]->group_count; g++) {
+            fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
+            size_t n = state_list_hypers(scope->optims[i], g, hypers);
+            for (size_t h = 0; h < n; h++)
+                apply(&hypers[h],
+                      state_place_taken(groups, scope->optims[i], g, h, hypers[h].is_shared));
+        }
+}
+
+/* === putting hyper-parameters ================================================================= */
+
+/* --- hyper-parameters --------------------------------------------------------------------------- */
 
 /* --- putting: values -------------------------------------------------------------------------- */
 
@@ -74,7 +860,7 @@ static fsdp_status put_hypers(const fsdp_state_scope *scope, const fsdp_state_pa
                               fsdp_text *text, fsdp_sd *sd, fsdp_error *err)
 {
     fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(param->optim, param->group, hypers);
+    size_t n = state_list_hypers(param->optim, param->group, hypers);
     for (size_t i = 0; i < n; i++) {
         const fsdp_state_naming naming = {scope->opts.optim_prefix, "param_groups.",
                                           hypers[i].name};
@@ -122,7 +908,7 @@ static fsdp_status put_group(const fsdp_state_scope *scope, fsdp_optim *optim, s
                              fsdp_value *dict, fsdp_error *err)
 {
     fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(optim, group, hypers);
+    size_t n = state_list_hypers(optim, group, hypers);
     FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * (n + 1), err));
     fsdp_value *items = dict->as.list.items;
     for (size_t i = 0; i < n; i++) {
@@ -133,18 +919,9 @@ static fsdp_status put_group(const fsdp_state_scope *scope, fsdp_optim *optim, s
     return put_members(scope, optim, group, &items[2 * n + 1], err);
 }
 
-size_t fsdp_state_count_groups(const fsdp_state_scope *scope, const fsdp_optim *until)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < scope->optim_count && scope->optims[i] != until; i++)
-        count += scope->optims[i]->group_count;
-    return count;
-}
-
 static fsdp_status put_groups(const fsdp_state_scope *scope, fsdp_value *list, fsdp_error *err)
 {
-    FSDP_TRY(
-        fsdp_value_set_items(list, FSDP_VALUE_LIST, fsdp_state_count_groups(scope, NULL), err));
+    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, state_count_groups(scope, NULL), err));
     size_t at = 0;
     for (size_t i = 0; i < scope->optim_count; i++)
         for (size_t g = 0; g < scope->optims[i]->group_count; g++)

@@ -6,13 +6,13 @@
  * call this header.
  *
  *   state_names.c      the selected parameters and their names
- *   state_get.c        the dict of this rank's live memory    state_set.c          matches a dict with it
- *   state_views.c      entries of parameters inside flat ones
- *   state_full.c       whole values, from all ranks           state_broadcast.c    whole values of rank 0
- *   state_groups.c     puts hyper-parameters into a dict      state_groups_take.c  takes them from one
- *   state_continue.c   refuses state that no optimizer here can continue
+ *   state_get.c        the dict of this rank's live memory, parameters inside flat ones included
+ *   state_set.c        matches a dict with it; takes whole values of rank 0
+ *   state_full.c       whole values, from all ranks
+ *   state_groups.c     puts hyper-parameters into a dict, takes them from one, and refuses state that no
+ *                      optimizer here can continue
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
- *   root_state.c       checkpoints                            state_extra.c        the caller's entries
+ *   root_state.c       checkpoints, with the caller's entries
  */
 #ifndef FSDP_STATE_INTERNAL_H
 #define FSDP_STATE_INTERNAL_H
@@ -94,18 +94,6 @@ fsdp_status fsdp_state_build(const fsdp_state_scope *scope, bool copies, fsdp_sd
 /* True when the parameter is stored, whole, in another dtype than it was declared in. */
 bool fsdp_state_is_cast(const fsdp_param *param);
 
-/* A tensor of a parameter that lies in a flat one (state_views.c). */
-typedef struct fsdp_state_view {
-    const fsdp_state_scope *scope;
-    const fsdp_state_param *param;
-    const fsdp_mesh *mesh;     /* for tensors that are whole on every rank */
-    fsdp_state_naming naming;
-    bool is_optim;             /* a tensor of optimizer state, which some parameters lack */
-    fsdp_dtype dtype;
-    void *data;                /* this rank's part of the flat tensor; NULL: memory comes later */
-} fsdp_state_view;
-/* Adds the view's tensor, or all tensors of its flat parameter if they are one buffer. name: scratch text. */
-fsdp_status fsdp_state_add_view(const fsdp_state_view *view, fsdp_text *name, fsdp_sd *sd, fsdp_error *err);
 /* Adds another dict's entry under its name; a tensor gets that layout and memory. */
 fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry, const fsdp_layout *layout,
                                  void *data, fsdp_sd *sd, fsdp_error *err);
@@ -116,7 +104,7 @@ fsdp_status fsdp_state_gather(const fsdp_state_scope *scope, const fsdp_sd *live
 fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live, const char *call,
                              bool with_values, fsdp_status mine, fsdp_error *err);
 
-/* --- setting (state_set.c, state_broadcast.c) --------------------------------------------------- */
+/* --- setting (state_set.c) ---------------------------------------------------------------- */
 
 /* As fsdp_state_settle; fails also while gradients wait for a step. */
 fsdp_status fsdp_state_settle_to_set(fsdp_root *root, fsdp_error *err);
@@ -136,13 +124,10 @@ typedef struct fsdp_state_match {
 /* Matches and checks all names and tensors, without changing anything. Release the match also on failure. */
 fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err);
 /* Finds the live entry of optimizer state under another name of its parameter or its number
- * (state_groups_match.c). *param_out is that parameter, NULL: none has that name; *at_out stays as it is when
+ * (state_groups.c). *param_out is that parameter, NULL: none has that name; *at_out stays as it is when
  * there is no such entry. */
 fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
                                   const fsdp_state_param **param_out, int64_t *at_out, fsdp_error *err);
-/* FSDP_ERR_USAGE for state and hyper-parameters with which the optimizers here would not step as those that
- * saved them (state_continue.c). */
-fsdp_status fsdp_state_check_continues(const fsdp_state_match *match, fsdp_error *err);
 /* Moves the missing and unexpected names to the report, which may be NULL. */
 void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report);
 /* Checks that the steps of parameters in one flat parameter, which has one step, are equal. numbers: a dict
@@ -153,19 +138,7 @@ const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd
 /* After the tensors: sets hyper-parameters and masters. */
 fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err);
 
-/* Rank 0's description of its dict, received by all: names, shapes, values, 0-d tensors. */
-typedef struct fsdp_state_message {
-    fsdp_sd *sd;               /* the entries of rank 0's dict; whole tensors without memory */
-    char *bytes;               /* the data of 0-d tensors */
-} fsdp_state_message;
-/* Collective. Only rank 0's `sd` counts. Release the message also when this failed. */
-fsdp_status fsdp_state_send_description(fsdp_root *root, const fsdp_sd *sd, fsdp_state_message *message_out,
-                            fsdp_error *err);
-void fsdp_state_message_release(fsdp_state_message *message);
-/* Collective. data: rank 0's dict, of which match->sd is the description. */
-fsdp_status fsdp_state_broadcast(const fsdp_state_match *match, const fsdp_sd *data, fsdp_error *err);
-
-/* --- hyper-parameters (state_groups.c, state_groups_take.c) --------------------------------------- */
+/* --- hyper-parameters (state_groups.c) ------------------------------------------------------- */
 
 typedef struct fsdp_state_hyper {
     const char *name;
@@ -173,15 +146,10 @@ typedef struct fsdp_state_hyper {
     bool *flag;                /* or this */
     bool is_shared;            /* by all groups of the optimizer */
 } fsdp_state_hyper;
-enum { FSDP_STATE_HYPERS = 6 };
-size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
-                              fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS]);
 /* Makes a value of a string; finds the item of a dict under a string (NULL: none). */
 fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_error *err);
 bool fsdp_state_is_text(const fsdp_value *value, const char *text);
 const fsdp_value *fsdp_state_member(const fsdp_value *dict, const char *key);
-/* The number of groups of all optimizers before `until`. */
-size_t fsdp_state_count_groups(const fsdp_state_scope *scope, const fsdp_optim *until);
 
 fsdp_status fsdp_state_put_groups(const fsdp_state_scope *scope, fsdp_sd *sd, fsdp_error *err);
 
@@ -192,6 +160,9 @@ fsdp_status fsdp_state_take_groups(const fsdp_state_scope *scope, const fsdp_sd 
                                    fsdp_error *err);
 void fsdp_state_groups_free(fsdp_state_groups *groups);        /* accepts NULL */
 void fsdp_state_apply_groups(const fsdp_state_groups *groups);
+/* FSDP_ERR_USAGE for state and hyper-parameters with which the optimizers here would not step as those that
+ * saved them. */
+fsdp_status fsdp_state_check_continues(const fsdp_state_match *match, fsdp_error *err);
 
 /* --- numbers (state_number.c) --------------------------------------------------------------------- */
 
@@ -200,16 +171,6 @@ bool fsdp_state_value_number(const fsdp_value *value, double *number_out);
 bool fsdp_state_number(const fsdp_entry *entry, double *number_out);
 /* Sets the 0-d tensor `to` to the number `from`; false when from is no number. */
 bool fsdp_state_set_number(const fsdp_entry *to, const fsdp_entry *from);
-
-/* --- the caller's extra entries (state_extra.c) ------------------------------------------------------- */
-
-/* Adds the caller's extra entries to sd. extra may be NULL. Memory of tensors is borrowed. */
-fsdp_status fsdp_state_save_extra(const fsdp_sd *extra, fsdp_sd *sd, fsdp_error *err);
-/* Adds to `wanted` the extra entries that are stored; tensors get memory if they lack it. After the load,
- * fsdp_state_take_extra copies values to extra. */
-fsdp_status fsdp_state_want_extra(fsdp_sd *extra, const fsdp_sd *stored, int rank, fsdp_sd *wanted,
-                                fsdp_error *err);
-fsdp_status fsdp_state_take_extra(fsdp_sd *extra, const fsdp_sd *loaded, fsdp_error *err);
 
 /* --- moving (state_move.c) ---------------------------------------------------------------------- */
 

@@ -1,7 +1,449 @@
-/* A step begins, ends, or is reset. See root.h; docs/flow_step.md has the whole step. */
+/*
+ * The hooks of units, and the step of a root, which begins, ends, or is reset. See unit.h and root.h;
+ * docs/flow_step.md has the whole step.
+ */
 #include "runtime/step/step_internal.h"
-
 #include "base/core/given.h"
+#include "base/core/mem.h"
+
+/* === the hooks of a unit ====================================================================== */
+
+/*
+ * The hooks around a unit's mathematics. They keep the phase of the unit, and decide when its groups are
+ * gathered, resharded and reduced, and which units are gathered ahead. In docs/flow_step.md: steps 2 to 8.
+ */
+
+static fsdp_context *context_of(const fsdp_unit *unit)
+{
+    return unit->root->context;
+}
+
+/* --- prefetch --------------------------------------------------------------------------------- */
+
+/* Gathers a group ahead, as if it were in that phase, unless the limit of gathers is reached. */
+static fsdp_status prefetch(fsdp_group *group, fsdp_phase phase, fsdp_error *err)
+{
+    const fsdp_context *context = context_of(group->unit);
+    if (context->limits_gathers && context->gather_count >= FSDP_MOST_GATHERS)
+        return FSDP_OK;
+    fsdp_phase own = group->phase;
+    group->phase = phase;
+    fsdp_status status = fsdp_group_unshard(group, group->unit->is_async, err);
+    group->phase = own;
+    return status;
+}
+
+/* The groups of each unit in the order in which the pass needs them. */
+static fsdp_status prefetch_units(const fsdp_unit_list *list, fsdp_phase phase, fsdp_error *err)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        fsdp_unit *unit = list->units[i];
+        for (size_t g = 0; g < unit->group_count; g++) {
+            size_t at = phase == FSDP_FORWARD ? g : unit->group_count - 1 - g;
+            FSDP_TRY(prefetch(&unit->groups[at], phase, err));
+        }
+    }
+    return FSDP_OK;
+}
+
+/* The place of the unit's last forward without a backward in the order of forwards. */
+static size_t take_place(fsdp_unit *unit)
+{
+    size_t place = 0;
+    for (size_t g = unit->group_count; g-- > 0;) {
+        fsdp_group *group = &unit->groups[g];
+        if (group->order_count > 0)
+            place = group->order[--group->order_count];
+    }
+    return place;
+}
+
+/* Prefetches the unit whose forward came before this one's: its backward is likely to come next. */
+static fsdp_status prefetch_previous(fsdp_unit *unit, fsdp_error *err)
+{
+    fsdp_group *const *order = context_of(unit)->order;
+    size_t place = take_place(unit);
+    fsdp_group *previous = place > 0 ? order[place - 1] : NULL;
+    if (unit->group_count > 0)
+        unit->groups[0].next_gather =
+            unit->backward_prefetch_time == FSDP_PREFETCH_AFTER ? previous : NULL;
+    if (!previous || unit->backward_prefetch_time != FSDP_PREFETCH_BEFORE)
+        return FSDP_OK;
+    while (place > 0 && order[place - 1]->unit == previous->unit)
+        FSDP_TRY(prefetch(order[--place], FSDP_PRE_BACKWARD, err));
+    return FSDP_OK;
+}
+
+/* Skips a group whose backward has come in the meantime. */
+static fsdp_status prefetch_next(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_group *next = group->next_gather;
+    group->next_gather = NULL;
+    return next && next->phase == FSDP_IDLE ? prefetch(next, FSDP_PRE_BACKWARD, err) : FSDP_OK;
+}
+
+/* The first forwards record the next unit of each unit that prefetches its next one. */
+static fsdp_status note_first_forward(fsdp_unit *unit, fsdp_error *err)
+{
+    fsdp_unit *before = unit->root->last_seen;
+    if (unit->was_seen)
+        return FSDP_OK;
+    unit->was_seen = true;
+    unit->root->last_seen = unit;
+    if (!before || !before->prefetches_next || before->forward_prefetch.count > 0)
+        return FSDP_OK;
+    return fsdp_unit_set_prefetch(before, FSDP_HOOK_PRE_FORWARD, &unit, 1, err);
+}
+
+static fsdp_status note_forward(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_context *context = context_of(group->unit);
+    if (group->unit->root->is_evaluating)
+        return FSDP_OK;
+    if (!fsdp_grow(&context->order, &context->order_room, context->order_count + 1,
+                   sizeof *context->order) ||
+        !fsdp_grow(&group->order, &group->order_room, group->order_count + 1, sizeof *group->order))
+        return fsdp_fail_memory(err, "the order of forwards");
+    group->order[group->order_count++] = context->order_count;
+    context->order[context->order_count++] = group;
+    return FSDP_OK;
+}
+
+/* --- forward ---------------------------------------------------------------------------------- */
+
+static fsdp_status gather_now(fsdp_group *group, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_group_unshard(group, group->unit->is_async, err));
+    return fsdp_group_wait_unshard(group, err);
+}
+
+/* A forward inside a backward computes activations again: those of this unit, or of one around it. */
+static bool is_computed_again(const fsdp_unit *unit)
+{
+    return unit->phase == FSDP_PRE_BACKWARD ||
+           (unit->root->is_in_backward && !unit->root->is_in_forward);
+}
+
+/* Gathers parameters that are not gathered, and changes nothing else; also for a hook that comes twice. A
+ * unit whose own backward has not begun is gathered as in forward, but its flat buffer goes back at once. */
+static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
+{
+    for (size_t i = 0; i < unit->group_count; i++) {
+        fsdp_group *group = &unit->groups[i];
+        fsdp_phase own = group->phase;
+        group->phase = own == FSDP_PRE_BACKWARD ? own : FSDP_FORWARD;
+        fsdp_status status = gather_now(group, err);
+        group->phase = own;
+        FSDP_TRY(status);
+    }
+    fsdp_context_flush_gather(context_of(unit));
+    return fsdp_context_sync(context_of(unit), err);
+}
+
+static fsdp_status pre_forward(fsdp_unit *unit, fsdp_error *err)
+{
+    if (is_computed_again(unit) || unit->phase == FSDP_FORWARD)
+        return gather_again(unit, err);
+    FSDP_TRY(note_first_forward(unit, err));
+    unit->phase = FSDP_FORWARD;
+    for (size_t i = 0; i < unit->member_count && unit->has_run; i++)
+        unit->has_run[i] = false;
+    for (size_t i = 0; i < unit->group_count; i++) {
+        unit->groups[i].phase = FSDP_FORWARD;
+        FSDP_TRY(gather_now(&unit->groups[i], err));
+    }
+    FSDP_TRY(prefetch_units(&unit->forward_prefetch, FSDP_FORWARD, err));
+    return fsdp_context_sync(context_of(unit), err);
+}
+
+static fsdp_status post_forward(fsdp_unit *unit, fsdp_error *err)
+{
+    if (is_computed_again(unit))
+        return FSDP_OK;
+    for (size_t i = 0; i < unit->group_count; i++) {
+        fsdp_group *group = &unit->groups[i];
+        FSDP_TRY(fsdp_group_reshard(group, err));
+        FSDP_TRY(note_forward(group, err));
+        group->phase = FSDP_IDLE;
+    }
+    unit->phase = FSDP_IDLE;
+    return FSDP_OK;
+}
+
+/* --- backward --------------------------------------------------------------------------------- */
+
+static fsdp_status pre_backward(fsdp_unit *unit, fsdp_error *err)
+{
+    unit->phase = FSDP_PRE_BACKWARD;
+    for (size_t i = 0; i < unit->group_count; i++) {
+        unit->groups[i].phase = FSDP_PRE_BACKWARD;
+        FSDP_TRY(gather_now(&unit->groups[i], err));
+    }
+    if (unit->backward_prefetch.count == 0)
+        FSDP_TRY(prefetch_previous(unit, err));
+    FSDP_TRY(prefetch_units(&unit->backward_prefetch, FSDP_PRE_BACKWARD, err));
+    return fsdp_context_sync(context_of(unit), err);
+}
+
+/* Parameters go back before gradients are packed, so that memory never holds both. */
+static fsdp_status reduce_group(fsdp_group *group, const fsdp_group_settings *settings,
+                                fsdp_error *err)
+{
+    group->phase = FSDP_POST_BACKWARD;
+    if (settings->reduces)
+        fsdp_group_add_to_kept(group);
+    if (settings->reshards_after_backward)
+        FSDP_TRY(fsdp_group_reshard(group, err));
+    FSDP_TRY(prefetch_next(group, err));
+    return settings->reduces ? fsdp_group_reduce(group, err) : fsdp_group_keep_grads(group, err);
+}
+
+static fsdp_status post_backward(fsdp_unit *unit, fsdp_error *err)
+{
+    unit->phase = FSDP_POST_BACKWARD;
+    for (size_t i = unit->group_count; i-- > 0;) {
+        FSDP_TRY(reduce_group(&unit->groups[i], &unit->settings, err));
+        fsdp_trace_group(&unit->groups[i], "post_backward");
+    }
+    return FSDP_OK;
+}
+
+/* For end_backward: of a unit whose post_backward did not come. */
+static fsdp_status unit_complete_backward(fsdp_unit *unit, fsdp_error *err)
+{
+    unit->to_return_count = 0;
+    return unit->phase == FSDP_POST_BACKWARD ? FSDP_OK : post_backward(unit, err);
+}
+
+/* For end_forward: of a unit whose members ran in part. */
+static fsdp_status unit_complete_forward(fsdp_unit *unit, fsdp_error *err)
+{
+    unit->to_run_count = 0;
+    return unit->phase == FSDP_FORWARD ? post_forward(unit, err) : FSDP_OK;
+}
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+typedef enum step_pass { ANY_PASS, FORWARD_PASS, BACKWARD_PASS } step_pass;
+
+/* Checks that the hook may be called now. */
+static fsdp_status begin(fsdp_unit *unit, const char *hook, step_pass pass, fsdp_error *err)
+{
+    const fsdp_root *root = unit->root;
+    if (!root)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_create", hook,
+                         unit->name);
+    FSDP_TRY(fsdp_root_ready(unit->root, err));
+    if (pass == BACKWARD_PASS && root->is_in_forward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_end_forward",
+                         hook, unit->name);
+    if (pass == FORWARD_PASS && !root->is_in_forward && !is_computed_again(unit))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_begin_forward",
+                         hook, unit->name);
+    return FSDP_OK;
+}
+
+static fsdp_status run(fsdp_unit *unit, const char *call,
+                       fsdp_status (*hook)(fsdp_unit *unit, fsdp_error *err), fsdp_error *err)
+{
+    return fsdp_root_done(unit->root, call, hook(unit, err), err);
+}
+
+fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err)
+{
+    FSDP_NEED(err, unit);
+    FSDP_TRY(begin(unit, "pre_forward", FORWARD_PASS, err));
+    return run(unit, "fsdp_unit_pre_forward", pre_forward, err);
+}
+
+fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
+{
+    FSDP_NEED(err, unit);
+    FSDP_TRY(begin(unit, "post_forward", FORWARD_PASS, err));
+    if (unit->phase != FSDP_FORWARD && !is_computed_again(unit))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "post_forward of unit %s came without its pre_forward", unit->name);
+    return run(unit, "fsdp_unit_post_forward", post_forward, err);
+}
+
+fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err)
+{
+    FSDP_NEED(err, unit);
+    FSDP_TRY(begin(unit, "pre_backward", BACKWARD_PASS, err));
+    if (unit->root->is_evaluating)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "pre_backward of unit %s came while the root is evaluating "
+                         "(fsdp_root_set_evaluating)",
+                         unit->name);
+    unit->root->is_in_backward = true;
+    return unit->phase == FSDP_PRE_BACKWARD
+               ? FSDP_OK
+               : run(unit, "fsdp_unit_pre_backward", pre_backward, err);
+}
+
+fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err)
+{
+    FSDP_NEED(err, unit);
+    FSDP_TRY(begin(unit, "post_backward", BACKWARD_PASS, err));
+    unit->root->is_in_backward = true;
+    return run(unit, "fsdp_unit_post_backward", post_backward, err);
+}
+
+/* --- members ---------------------------------------------------------------------------------- */
+
+static fsdp_status check_member(const fsdp_unit *unit, size_t member, fsdp_error *err)
+{
+    if (member >= unit->member_count)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s has %zu members, there is no member %zu",
+                         unit->name, unit->member_count, member);
+    return FSDP_OK;
+}
+
+static void expect_all(bool *expected, size_t *count, size_t members)
+{
+    for (size_t i = 0; i < members; i++)
+        expected[i] = true;
+    *count = members;
+}
+
+/* Backward ends with the last post_backward of the members that ran in the last forward. */
+static void expect_those_that_ran(fsdp_unit *unit)
+{
+    for (size_t i = 0; i < unit->member_count; i++) {
+        unit->to_return[i] = unit->has_run[i];
+        unit->to_return_count += unit->has_run[i];
+    }
+    if (unit->to_return_count == 0)
+        expect_all(unit->to_return, &unit->to_return_count, unit->member_count);
+}
+
+/* Returns whether it was the last expected member. */
+static bool tick_off(bool *expected, size_t *count, size_t member)
+{
+    if (*count > 0 && expected[member]) {
+        expected[member] = false;
+        --*count;
+    }
+    return *count == 0;
+}
+
+static fsdp_status pre_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
+{
+    if (unit->to_run_count > 0) {
+        FSDP_TRY(begin(unit, "pre_forward", FORWARD_PASS, err));
+    } else {
+        FSDP_TRY(fsdp_unit_pre_forward(unit, err));
+        expect_all(unit->to_run, &unit->to_run_count, unit->member_count);
+    }
+    unit->has_run[member] = true;
+    return FSDP_OK;
+}
+
+static fsdp_status post_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
+{
+    if (!tick_off(unit->to_run, &unit->to_run_count, member))
+        return begin(unit, "post_forward", FORWARD_PASS, err);
+    return fsdp_unit_post_forward(unit, err);
+}
+
+static fsdp_status pre_backward_member(fsdp_unit *unit, fsdp_error *err)
+{
+    if (unit->to_return_count == 0)
+        expect_those_that_ran(unit);
+    return fsdp_unit_pre_backward(unit, err);
+}
+
+static fsdp_status post_backward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
+{
+    if (!tick_off(unit->to_return, &unit->to_return_count, member))
+        return begin(unit, "post_backward", BACKWARD_PASS, err);
+    return fsdp_unit_post_backward(unit, err);
+}
+
+static fsdp_status hook_of_all(fsdp_unit *unit, fsdp_hook hook, fsdp_error *err)
+{
+    switch (hook) {
+    case FSDP_HOOK_PRE_FORWARD: return fsdp_unit_pre_forward(unit, err);
+    case FSDP_HOOK_POST_FORWARD: return fsdp_unit_post_forward(unit, err);
+    case FSDP_HOOK_PRE_BACKWARD: return fsdp_unit_pre_backward(unit, err);
+    case FSDP_HOOK_POST_BACKWARD: return fsdp_unit_post_backward(unit, err);
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s has no hook %d", unit->name, (int)hook);
+}
+
+fsdp_status fsdp_unit_member_hook(fsdp_unit *unit, size_t member, fsdp_hook hook, fsdp_error *err)
+{
+    FSDP_NEED(err, unit);
+    FSDP_TRY(check_member(unit, member, err));
+    bool is_forward = hook == FSDP_HOOK_PRE_FORWARD || hook == FSDP_HOOK_POST_FORWARD;
+    if (unit->member_count == 1 || (is_forward && is_computed_again(unit)))
+        return hook_of_all(unit, hook, err);
+    switch (hook) {
+    case FSDP_HOOK_PRE_FORWARD: return pre_forward_member(unit, member, err);
+    case FSDP_HOOK_POST_FORWARD: return post_forward_member(unit, member, err);
+    case FSDP_HOOK_PRE_BACKWARD: return pre_backward_member(unit, err);
+    case FSDP_HOOK_POST_BACKWARD: return post_backward_member(unit, member, err);
+    }
+    return hook_of_all(unit, hook, err);
+}
+
+/* --- by hand ---------------------------------------------------------------------------------- */
+
+static fsdp_status unshard(fsdp_unit *unit, bool is_async, fsdp_error *err)
+{
+    for (size_t i = 0; i < unit->group_count; i++) {
+        FSDP_TRY(fsdp_group_unshard(&unit->groups[i], is_async, err));
+        if (!is_async)
+            FSDP_TRY(fsdp_group_wait_unshard(&unit->groups[i], err));
+    }
+    return is_async ? FSDP_OK : fsdp_context_sync(context_of(unit), err);
+}
+
+fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handle **handle_out,
+                              fsdp_error *err)
+{
+    FSDP_NEED(err, unit);
+    FSDP_TRY(begin(unit, "unshard", ANY_PASS, err));
+    if (unit->root->is_summoned)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unshard of unit %s came while full parameters are summoned: "
+                         "call fsdp_wrap_summon_end before it",
+                         unit->name);
+    FSDP_TRY(fsdp_root_check_values(unit->root, unit, "unshard", err));
+    if (handle_out)
+        *handle_out = &unit->handle;
+    return fsdp_root_done(unit->root, "fsdp_unit_unshard", unshard(unit, is_async, err), err);
+}
+
+static fsdp_status wait_unshard(fsdp_unit *unit, fsdp_error *err)
+{
+    for (size_t i = 0; i < unit->group_count; i++)
+        FSDP_TRY(fsdp_group_wait_unshard(&unit->groups[i], err));
+    return fsdp_context_sync(context_of(unit), err);
+}
+
+fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err)
+{
+    FSDP_NEED(err, handle);
+    FSDP_TRY(begin(handle->unit, "unshard", ANY_PASS, err));
+    return run(handle->unit, "fsdp_unshard_wait", wait_unshard, err);
+}
+
+static fsdp_status reshard(fsdp_unit *unit, fsdp_error *err)
+{
+    for (size_t i = 0; i < unit->group_count; i++)
+        FSDP_TRY(fsdp_group_reshard(&unit->groups[i], err));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err)
+{
+    FSDP_NEED(err, unit);
+    FSDP_TRY(begin(unit, "reshard", ANY_PASS, err));
+    return run(unit, "fsdp_unit_reshard", reshard, err);
+}
+
+/* === the step of a root ======================================================================= */
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
@@ -63,7 +505,7 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
 static fsdp_status end_forward(fsdp_root *root, fsdp_error *err)
 {
     for (size_t i = 0; i < root->unit_count; i++)
-        FSDP_TRY(fsdp_unit_complete_forward(root->units[i], err));
+        FSDP_TRY(unit_complete_forward(root->units[i], err));
     fsdp_context_flush_gather(root->context);
     return root->is_evaluating ? fsdp_root_check_events(root, err) : FSDP_OK;
 }
@@ -104,7 +546,7 @@ static fsdp_status finalize(fsdp_root *root, fsdp_error *err)
 static fsdp_status complete_backward(fsdp_root *root, fsdp_error *err)
 {
     for (size_t i = 0; i < root->unit_count; i++)
-        FSDP_TRY(fsdp_unit_complete_backward(root->units[i], err));
+        FSDP_TRY(unit_complete_backward(root->units[i], err));
     for (size_t i = 0; i < root->unit_count; i++)
         root->units[i]->phase = FSDP_IDLE;
     for (size_t i = 0; i < root->group_count; i++)

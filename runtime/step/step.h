@@ -1,13 +1,12 @@
 /*
  * Units, roots and the training step.
  *
- *   unit.c            units are made; unit_set.c: their setters; unit_groups.c: their groups
- *   unit_hooks.c      the hooks: phases, order, prefetch
- *   root.c            the structure is frozen, memory appears; root_context.c: contexts are shared
- *   root_step.c       a step begins and ends; root_drop.c: what it has made is given back
- *   root_error.c      the first failure stays; root_check.c, root_comm.c: do all ranks do the same?
- *   root_values.c     parameters without values
- *   param_memory.c    the pointers to parameters that callers get
+ *   unit.c          units are made; their groups and setters
+ *   root.c          the structure is frozen, memory appears, contexts are shared; parameters without values;
+ *                   all ranks must do the same; the results of a step are given back
+ *   root_step.c     the hooks: phases, order, prefetch; a step begins and ends
+ *   root_error.c    the first failure stays
+ *   param_memory.c  the pointers to parameters that callers get
  *
  * In: the public calls of unit.h and root.h. Out: calls on the groups of runtime/group in the order that
  * docs/flow_step.md describes; for the rooms above, the structs below and the functions at the end.

@@ -13,9 +13,7 @@ from uses import uses
 ALLOWED = {
     # a pair, or more, that is one object
     "dcp_metadata.c dcp_read.c": "a DCP directory: what there is, and bytes",
-    "hdf5_library.c hdf5_types.c": "libhdf5's lock, and the types that are made under it",
     "torch_numpy.c torch_tensor.c": "rebuilders of one table",
-    "comm.c comm_async.c": "one communicator: its calls, its queue",
 }
 
 

@@ -31,7 +31,7 @@ ONLY = {("statedict", "formats"): {"formats/format.h", "formats/frameworks.h", "
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",
-    "H5FDdevelop.h": r"formats/hdf5(_child)?/hdf5_(child_)?vfd\.c",
+    "H5FDdevelop.h": r"formats/(hdf5/hdf5_file|hdf5_child/hdf5_child_vfd)\.c",
     "H5PLextern.h": r"formats/hdf5/hdf5_plugin\.c",
     "mpi.h": r"runtime/(bootstrap/(ctl_mpi|mpi_process)|comm_message/p2p_mpi)\.[ch]|tests/mpi/.*",
     "zlib.h": r"formats/(source/source_stream|zip/zip_read|hdf5_child/hdf5_child_chunk)\.c"
@@ -51,15 +51,15 @@ THIRD_PARTY = {
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
     "pthread.h": r"base/(core/pool|data/json|io/io_cache)\.c|kernels/(bytes/crc32|nn/nn_(openblas|team))\.c|"
-    r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
+    r"formats/(hdf5/hdf5_file|hdf5_child/hdf5_session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"formats/deepspeed/universal_write\.c|"
-    r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
-    r"runtime/(launch/launch_threads|background/async_save|comm_shared/shm_pool)\.c|"
+    r"statedict/(ctl/ctl_threads|commit/lease|run/run)\.c|"
+    r"runtime/(launch/launch_threads|background/async_save|comm_shared/transport_shm)\.c|"
     r"runtime/staging/snapshot\.h|"
-    r"runtime/device/(device_(async|cuda)|pinned_pool)\.[ch]|"
+    r"runtime/device/device_(async|cuda)\.c|"
     r"runtime/bootstrap/mpi_process\.c|"
-    r"runtime/comm_nccl/(comm_nccl\.h|nccl_library\.c)|"
+    r"runtime/comm_nccl/(comm_nccl\.h|transport_nccl\.c)|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "nccl.h": r"tests/nccl/nccl_header\.c",
     "criterion/criterion.h": r"tests/unit/.*",
