@@ -13,8 +13,8 @@
  *   write: create (libhdf5 lays the file out) -> write -> finish (index, fsync, close)
  *   read:  open (index checked) -> find -> read raw ranges or decode blocks; no libhdf5
  *
- *   native_write.c        the file, raw boxes, pieces cut into blocks; blocks as frames, on worker threads; the
- *                         index segment, fsync, close
+ *   native_write.c        the file, raw boxes, pieces cut into blocks; blocks as frames, on worker threads;
+ *                         the index segment, fsync, close
  *   native_index.c        how boxes are cut into blocks, for writer and reader
  *   native_read.c         the reader: index, bounds, frames
  *   native_view.c         index.h5 by way of hdf5/hdf5_view.c
