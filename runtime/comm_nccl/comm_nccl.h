@@ -2,8 +2,7 @@
  * Collectives of GPU memory over NCCL.
  *
  *   transport_nccl.c  finds and opens libnccl, whose functions nccl_api.h declares; creates and closes the
- *                     transport
- *   nccl_group.c      creates and closes communicators, gives a call to a stream, memory that NCCL knows
+ *                     transport and its communicators, gives calls to streams; memory that NCCL knows
  *   nccl_failure.c    the first failure of a group; results of NCCL as errors
  *   nccl_watch.c      a thread per rank that finds failures, tells all ranks, and names the rank because of
  *                     which a call is late
@@ -153,21 +152,11 @@ void fsdp_nccl_advance(nccl_group *group);
 fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_error *err);
 void fsdp_nccl_nap(unsigned naps);
 
-/* --- nccl_group.c ----------------------------------------------------------------------------- */
+/* --- transport_nccl.c ----------------------------------------------------------------------------- */
 
 /* Reserves the next place among the pending calls. */
 fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, uint64_t *number_out,
                             fsdp_error *err);
-/* Entries of fsdp_transport_ops. */
-fsdp_status fsdp_nccl_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
-                          fsdp_error *err);
-fsdp_status fsdp_nccl_comm_create(fsdp_transport *base, const int *ranks, int size, fsdp_comm **comm_out,
-                                  fsdp_error *err);
-void fsdp_nccl_comm_close(fsdp_comm *comm);
-
-void *fsdp_nccl_alloc(fsdp_transport *base, size_t size);
-void fsdp_nccl_dealloc(fsdp_transport *base, void *data);
-void fsdp_nccl_free_blocks(nccl_transport *transport);
 
 /* --- nccl_watch.c ----------------------------------------------------------------------------- */
 

@@ -1,7 +1,12 @@
-/* Finds and opens libnccl; creates and closes the transport over it. See comm_nccl.h. */
+/*
+ * The transport over NCCL: its groups (their memory, their calls, their creation and end), the library, and
+ * the transport itself. The first group, of all ranks, is made from a unique id, which the inner transport
+ * carries; later ones are split from it where NCCL can. See comm_nccl.h.
+ */
 #include "runtime/comm_nccl/transport_nccl.h"
 #include "base/core/clock.h"
 #include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 #include "runtime/comm_nccl/comm_nccl.h"
 #include "runtime/comm_nccl/nccl_library.h"
 #include "runtime/device/cuda_library.h"
@@ -13,6 +18,807 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+/* === memory =================================================================================== */
+
+/*
+ * Memory that NCCL allocates and registers with all groups, so that it moves without copies through NCCL's
+ * own buffers. A library that cannot do that gives none, and plain memory of the device does.
+ */
+
+/* With the transport's lock. A block that NCCL does not register still works. */
+static void register_block(nccl_block *block, nccl_group *group)
+{
+    const fsdp_nccl *nccl = group->transport->nccl;
+    nccl_registration *made = nccl->CommRegister ? fsdp_alloc(1, sizeof *made) : NULL;
+    fsdp_nccl_result result = FSDP_NCCL_INVALID_USAGE;
+    if (!made)
+        return;
+    pthread_mutex_lock(&group->calling);
+    if (group->handle)
+        result = nccl->CommRegister(group->handle, block->data, block->size, &made->handle);
+    pthread_mutex_unlock(&group->calling);
+    if (result != FSDP_NCCL_SUCCESS) {
+        fsdp_free(made);
+        return;
+    }
+    made->group = group;
+    made->next = block->registrations;
+    block->registrations = made;
+}
+
+/* With the transport's lock. group: NULL means all. */
+static void deregister_block(nccl_block *block, const nccl_group *group)
+{
+    nccl_registration **at = &block->registrations;
+    while (*at) {
+        nccl_registration *made = *at;
+        if (group && made->group != group) {
+            at = &made->next;
+            continue;
+        }
+        pthread_mutex_lock(&made->group->calling);
+        if (made->group->handle)
+            (void)made->group->transport->nccl->CommDeregister(made->group->handle, made->handle);
+        pthread_mutex_unlock(&made->group->calling);
+        *at = made->next;
+        fsdp_free(made);
+    }
+}
+
+/* Registers all blocks with a new group; ends the registrations of one that closes. */
+static void nccl_register_blocks(nccl_group *group)
+{
+    pthread_mutex_lock(&group->transport->lock);
+    for (nccl_block *block = group->transport->blocks; block; block = block->next)
+        register_block(block, group);
+    pthread_mutex_unlock(&group->transport->lock);
+}
+
+static void nccl_deregister_blocks(nccl_group *group)
+{
+    pthread_mutex_lock(&group->transport->lock);
+    for (nccl_block *block = group->transport->blocks; block; block = block->next)
+        deregister_block(block, group);
+    pthread_mutex_unlock(&group->transport->lock);
+}
+
+static void *nccl_alloc(fsdp_transport *base, size_t size)
+{
+    nccl_transport *transport = (nccl_transport *)base;
+    const fsdp_nccl *nccl = transport->nccl;
+    nccl_block *block = nccl->MemAlloc && nccl->MemFree ? fsdp_alloc(1, sizeof *block) : NULL;
+    if (!block)
+        return NULL;
+    block->size = size;
+    (void)transport->device->ops->choose_gpu(transport->device);
+    if (nccl->MemAlloc(&block->data, size) != FSDP_NCCL_SUCCESS) {
+        fsdp_free(block);
+        return NULL;
+    }
+    pthread_mutex_lock(&transport->lock);
+    block->next = transport->blocks;
+    transport->blocks = block;
+    for (nccl_group *group = transport->groups; group; group = group->next)
+        register_block(block, group);
+    pthread_mutex_unlock(&transport->lock);
+    return block->data;
+}
+
+static void free_block(nccl_transport *transport, nccl_block *block)
+{
+    deregister_block(block, NULL);
+    (void)transport->nccl->MemFree(block->data);
+    fsdp_free(block);
+}
+
+static void nccl_dealloc(fsdp_transport *base, void *data)
+{
+    nccl_transport *transport = (nccl_transport *)base;
+    pthread_mutex_lock(&transport->lock);
+    nccl_block **at = &transport->blocks;
+    while (*at && (*at)->data != data)
+        at = &(*at)->next;
+    nccl_block *block = *at;
+    if (block) {
+        *at = block->next;
+        free_block(transport, block);
+    }
+    pthread_mutex_unlock(&transport->lock);
+}
+
+static void nccl_free_blocks(nccl_transport *transport)
+{
+    while (transport->blocks) {
+        nccl_block *next = transport->blocks->next;
+        free_block(transport, transport->blocks);
+        transport->blocks = next;
+    }
+}
+
+/* === calls ==================================================================================== */
+
+/*
+ * Gives calls to NCCL: each becomes work of the caller's stream. Uneven parts are one group of broadcasts,
+ * reductions or messages, which NCCL runs as one.
+ */
+
+/* A call, as NCCL gets it. Parts are in units of `dtype`: bytes where nothing is reduced. */
+typedef struct nccl_issue {
+    nccl_group *group;
+    const fsdp_nccl *nccl;
+    const fsdp_collective *call;
+    fsdp_nccl_stream stream;
+    fsdp_nccl_dtype dtype;
+    size_t element, unit; /* bytes of an element; units of an element */
+    fsdp_nccl_op op;
+} nccl_issue;
+
+/* --- the pending calls ------------------------------------------------------------------------ */
+
+fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, uint64_t *number_out,
+                            fsdp_error *err)
+{
+    fsdp_error why = {0};
+    pthread_mutex_lock(&group->lock);
+    fsdp_nccl_advance(group);
+    for (unsigned naps = 0; group->issued - group->done == FSDP_NCCL_PENDING; naps++) {
+        pthread_mutex_unlock(&group->lock);
+        fsdp_nccl_nap(naps);
+        if (fsdp_nccl_group_has_failed(group, &why)) {
+            if (err)
+                *err = why;
+            return why.status;
+        }
+        pthread_mutex_lock(&group->lock);
+        fsdp_nccl_advance(group);
+    }
+    uint64_t number = group->issued++;
+    group->pending[number % FSDP_NCCL_PENDING] =
+        (nccl_pending){.header = *header, .since_ms = fsdp_now_ms()};
+    atomic_store(&group->flags[number % FSDP_NCCL_PENDING], 0);
+    pthread_mutex_unlock(&group->lock);
+    *number_out = number;
+    return FSDP_OK;
+}
+
+/* --- types and operations --------------------------------------------------------------------- */
+
+static int nccl_dtype_of(fsdp_dtype dtype)
+{
+    switch (dtype) {
+    case FSDP_F64: return FSDP_NCCL_F64;
+    case FSDP_F32: return FSDP_NCCL_F32;
+    case FSDP_F16: return FSDP_NCCL_F16;
+    case FSDP_BF16: return FSDP_NCCL_BF16;
+    case FSDP_I64: return FSDP_NCCL_I64;
+    case FSDP_I32: return FSDP_NCCL_I32;
+    case FSDP_I8: return FSDP_NCCL_I8;
+    case FSDP_U64: return FSDP_NCCL_U64;
+    case FSDP_U32: return FSDP_NCCL_U32;
+    case FSDP_U8: return FSDP_NCCL_U8;
+    default: return -1;
+    }
+}
+
+static fsdp_status find_dtype(const nccl_issue *issue, fsdp_nccl_dtype *dtype_out, fsdp_error *err)
+{
+    const fsdp_collective *call = issue->call;
+    const char *name = fsdp_dtype_name(call->dtype);
+    int dtype = nccl_dtype_of(call->dtype);
+    if (dtype < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "NCCL does not reduce %s", name);
+    if (call->op == FSDP_REDUCE_MAX && fsdp_dtype_describe(call->dtype)->is_float)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "NCCL's maximum of %s may lose a NaN: use memory of the host", name);
+    *dtype_out = dtype;
+    return FSDP_OK;
+}
+
+/* The oldest operation is given up when there is no room; NCCL allows that as soon as a call that used it has
+ * returned. */
+static fsdp_nccl_result make_factor(nccl_issue *issue)
+{
+    nccl_group *group = issue->group;
+    const fsdp_collective *call = issue->call;
+    nccl_factor *place = &group->factors[group->factors_made % FSDP_NCCL_FACTORS];
+    _Alignas(16) unsigned char scalar[16];
+    const fsdp_rect cast = fsdp_rect_line(scalar, call->dtype, &call->factor, FSDP_F64, 1);
+    fsdp_rects_copy(&cast, 1);
+    if (group->factors_made >= FSDP_NCCL_FACTORS)
+        (void)issue->nccl->RedOpDestroy(place->op, group->handle);
+    fsdp_nccl_result result = issue->nccl->RedOpCreatePreMulSum(
+        &place->op, scalar, issue->dtype, FSDP_NCCL_HOST_IMMEDIATE, group->handle);
+    if (result != FSDP_NCCL_SUCCESS)
+        return result;
+    place->dtype = call->dtype;
+    place->factor = call->factor;
+    group->factors_made++;
+    issue->op = place->op;
+    return FSDP_NCCL_SUCCESS;
+}
+
+static fsdp_nccl_result find_op(nccl_issue *issue)
+{
+    const nccl_group *group = issue->group;
+    const fsdp_collective *call = issue->call;
+    static const fsdp_nccl_op ops[] = {[FSDP_REDUCE_SUM] = FSDP_NCCL_SUM,
+                                       [FSDP_REDUCE_AVG] = FSDP_NCCL_AVG,
+                                       [FSDP_REDUCE_MAX] = FSDP_NCCL_MAX};
+    if (call->op != FSDP_REDUCE_PREMUL_SUM) {
+        issue->op = ops[call->op];
+        return FSDP_NCCL_SUCCESS;
+    }
+    uint64_t made = group->factors_made;
+    for (uint64_t i = 0; i < FSDP_NCCL_FACTORS && i < made; i++) {
+        if (group->factors[i].dtype != call->dtype || group->factors[i].factor != call->factor)
+            continue;
+        issue->op = group->factors[i].op;
+        return FSDP_NCCL_SUCCESS;
+    }
+    return make_factor(issue);
+}
+
+/* --- the collectives -------------------------------------------------------------------------- */
+
+static const void *in_at(const nccl_issue *issue, int64_t place)
+{
+    return (const unsigned char *)issue->call->in + (size_t)place * issue->element;
+}
+
+static void *out_at(const nccl_issue *issue, int64_t place)
+{
+    return (unsigned char *)issue->call->out + (size_t)place * issue->element;
+}
+
+static fsdp_nccl_result first_of(fsdp_nccl_result first, fsdp_nccl_result next)
+{
+    return first == FSDP_NCCL_SUCCESS || first == FSDP_NCCL_IN_PROGRESS ? next : first;
+}
+
+static fsdp_nccl_result gather(nccl_issue *issue)
+{
+    const fsdp_collective *call = issue->call;
+    const nccl_group *group = issue->group;
+    if (!call->counts)
+        return issue->nccl->AllGather(call->in, call->out, (size_t)call->count * issue->unit,
+                                      issue->dtype, group->handle, issue->stream);
+    fsdp_nccl_result result = issue->nccl->GroupStart();
+    for (int i = 0; i < group->comm->size; i++) {
+        if (call->counts[i] == 0)
+            continue;
+        void *part = out_at(issue, fsdp_comm_place(call, i));
+        const void *from = i == group->comm->rank ? call->in : part;
+        result = first_of(result,
+                          issue->nccl->Broadcast(from, part, (size_t)call->counts[i] * issue->unit,
+                                                 issue->dtype, i, group->handle, issue->stream));
+    }
+    return first_of(result, issue->nccl->GroupEnd());
+}
+
+static fsdp_nccl_result reduce_scatter(nccl_issue *issue)
+{
+    const fsdp_collective *call = issue->call;
+    const nccl_group *group = issue->group;
+    if (!call->counts)
+        return issue->nccl->ReduceScatter(call->in, call->out, (size_t)call->count, issue->dtype,
+                                          issue->op, group->handle, issue->stream);
+    fsdp_nccl_result result = issue->nccl->GroupStart();
+    for (int i = 0; i < group->comm->size; i++) {
+        if (call->counts[i] == 0)
+            continue;
+        void *to = i == group->comm->rank ? call->out : NULL;
+        result = first_of(result, issue->nccl->Reduce(in_at(issue, fsdp_comm_place(call, i)), to,
+                                                      (size_t)call->counts[i], issue->dtype,
+                                                      issue->op, i, group->handle, issue->stream));
+    }
+    return first_of(result, issue->nccl->GroupEnd());
+}
+
+static fsdp_nccl_result all_reduce(nccl_issue *issue)
+{
+    return issue->nccl->AllReduce(issue->call->in, issue->call->out, (size_t)issue->call->count,
+                                  issue->dtype, issue->op, issue->group->handle, issue->stream);
+}
+
+/* The root's own data stays where it is. */
+static fsdp_nccl_result broadcast(nccl_issue *issue)
+{
+    const fsdp_collective *call = issue->call;
+    bool is_root = call->root == issue->group->comm->rank;
+    void *data = is_root ? (void *)call->in : call->out;
+    return issue->nccl->Broadcast(data, data, (size_t)call->count * issue->unit, issue->dtype,
+                                  call->root, issue->group->handle, issue->stream);
+}
+
+static fsdp_nccl_result all_to_all(nccl_issue *issue)
+{
+    const fsdp_collective *call = issue->call;
+    const nccl_group *group = issue->group;
+    int64_t from = 0, to = 0;
+    fsdp_nccl_result result = issue->nccl->GroupStart();
+    for (int i = 0; i < group->comm->size; i++) {
+        if (call->counts[i] > 0)
+            result = first_of(
+                result, issue->nccl->Send(in_at(issue, from), (size_t)call->counts[i] * issue->unit,
+                                          issue->dtype, i, group->handle, issue->stream));
+        if (call->out_counts[i] > 0)
+            result =
+                first_of(result, issue->nccl->Recv(out_at(issue, to),
+                                                   (size_t)call->out_counts[i] * issue->unit,
+                                                   issue->dtype, i, group->handle, issue->stream));
+        from += call->counts[i];
+        to += call->out_counts[i];
+    }
+    return first_of(result, issue->nccl->GroupEnd());
+}
+
+/* With the right to call NCCL. */
+static fsdp_nccl_result start(nccl_issue *issue)
+{
+    fsdp_nccl_result result = FSDP_NCCL_SUCCESS;
+    if (fsdp_comm_reduces((uint32_t)issue->call->kind))
+        result = find_op(issue);
+    if (result != FSDP_NCCL_SUCCESS)
+        return result;
+    switch (issue->call->kind) {
+    case FSDP_ALL_GATHER: return gather(issue);
+    case FSDP_REDUCE_SCATTER: return reduce_scatter(issue);
+    case FSDP_ALL_REDUCE: return all_reduce(issue);
+    case FSDP_BROADCAST: return broadcast(issue);
+    case FSDP_ALL_TO_ALL: return all_to_all(issue);
+    }
+    return FSDP_NCCL_INVALID_ARGUMENT;
+}
+
+/* --- a call ----------------------------------------------------------------------------------- */
+
+static fsdp_status issue_call(nccl_issue *issue, const fsdp_comm_header *header, fsdp_error *err)
+{
+    nccl_group *group = issue->group;
+    const fsdp_device_kernels *kernels = group->transport->device->ops->kernels;
+    fsdp_nccl_result result = FSDP_NCCL_IN_PROGRESS;
+    uint64_t number = 0;
+    FSDP_TRY(fsdp_nccl_begin(group, header, &number, err));
+    pthread_mutex_lock(&group->calling);
+    if (group->handle) /* else await returns the failure */
+        result = start(issue);
+    pthread_mutex_unlock(&group->calling);
+    fsdp_status status = fsdp_nccl_await(group, result, err);
+    _Atomic unsigned char *flag = &group->flags[number % FSDP_NCCL_PENDING];
+    if (status == FSDP_OK)
+        kernels->fill(issue->call->stream, (void *)flag, 1, 1);
+    else
+        atomic_store(flag, 1); /* no stream will */
+    return status;
+}
+
+/* The inner transport compares the headers before it moves the one byte. */
+static fsdp_status compare(nccl_group *group, const fsdp_comm_header *header, fsdp_error *err)
+{
+    unsigned char byte = 0, *bytes = fsdp_alloc((size_t)group->comm->size, 1);
+    if (!bytes)
+        return fsdp_fail_memory(err, "the comparison of calls");
+    const fsdp_collective call = {
+        .kind = FSDP_ALL_GATHER, .dtype = FSDP_U8, .in = &byte, .out = bytes, .count = 1};
+    fsdp_status status = group->inner->transport->ops->run(group->inner, &call, header, err);
+    fsdp_free(bytes);
+    return status;
+}
+
+static fsdp_status run_in_stream(nccl_group *group, const fsdp_collective *call,
+                                 const fsdp_comm_header *header, fsdp_error *err)
+{
+    const fsdp_device_ops *device = group->transport->device->ops;
+    nccl_issue issue = {.group = group,
+                        .nccl = group->transport->nccl,
+                        .call = call,
+                        .dtype = FSDP_NCCL_I8,
+                        .element = fsdp_dtype_size(call->dtype)};
+    issue.unit = issue.element;
+    if (fsdp_comm_reduces((uint32_t)call->kind))
+        FSDP_TRY(find_dtype(&issue, &issue.dtype, err));
+    if (group->transport->check)
+        FSDP_TRY(compare(group, header, err));
+    issue.stream = device->native(call->stream);
+    return issue_call(&issue, header, err);
+}
+
+/* Entries of fsdp_transport_ops. */
+static fsdp_status nccl_run(fsdp_comm *comm, const fsdp_collective *call,
+                            const fsdp_comm_header *header, fsdp_error *err)
+{
+    nccl_group *group = comm->backend;
+    fsdp_collective moved = *call;
+    moved.view = NULL; /* comm.c shows it what was moved */
+    if (!call->stream)
+        return fsdp_comm_run_now(group->inner, &moved, err);
+    fsdp_error mine = {.rank = comm->transport->rank};
+    char name[200];
+    fsdp_status status = run_in_stream(group, call, header, &mine);
+    if (status != FSDP_OK && !fsdp_nccl_group_has_failed(group, NULL)) {
+        fsdp_comm_describe(header, name, sizeof name);
+        fsdp_error_prefix(&mine, "%s", name);
+    }
+    if (status != FSDP_OK && err)
+        *err = mine;
+    return status;
+}
+
+/* === groups =================================================================================== */
+
+enum { ABORTED_MS = 1000 };
+
+/* --- this rank's end ---------------------------------------------------------------------------- */
+
+static fsdp_status create_group(nccl_transport *transport, fsdp_comm *comm, uint64_t id,
+                                nccl_group **group_out, fsdp_error *err)
+{
+    const fsdp_device_ops *device = transport->device->ops;
+    nccl_group *group = fsdp_alloc(1, sizeof *group);
+    void *flags = device->alloc_staging(transport->device, FSDP_NCCL_PENDING);
+    if (!group || !flags) {
+        if (flags)
+            device->dealloc_staging(transport->device, flags, FSDP_NCCL_PENDING);
+        fsdp_free(group);
+        return fsdp_fail_memory(err, "a group of ranks over NCCL");
+    }
+    *group = (nccl_group){.transport = transport,
+                          .comm = comm,
+                          .id = id,
+                          .flags = flags,
+                          .progress_ms = fsdp_now_ms()};
+    pthread_mutex_init(&group->calling, NULL); /* cannot fail with default attributes */
+    pthread_mutex_init(&group->lock, NULL);
+    *group_out = group;
+    return FSDP_OK;
+}
+
+/* A flag that a stream may still set keeps its memory for good. */
+static void free_group(nccl_group *group)
+{
+    nccl_transport *transport = group->transport;
+    fsdp_nccl_advance(group);
+    fsdp_comm_free(group->inner);
+    pthread_mutex_destroy(&group->calling);
+    pthread_mutex_destroy(&group->lock);
+    if (group->done == group->issued)
+        transport->device->ops->dealloc_staging(transport->device, (void *)group->flags,
+                                                FSDP_NCCL_PENDING);
+    fsdp_free(group);
+}
+
+static void register_group(nccl_group *group)
+{
+    nccl_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
+    group->next = transport->groups;
+    transport->groups = group;
+    pthread_mutex_unlock(&transport->lock);
+}
+
+static void unregister_group(nccl_group *group)
+{
+    nccl_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
+    nccl_group **at = &transport->groups;
+    while (*at && *at != group)
+        at = &(*at)->next;
+    if (*at)
+        *at = group->next;
+    if (transport->parent == group)
+        transport->parent = NULL;
+    transport->closed[group->id] = 1 + group->issued;
+    pthread_mutex_unlock(&transport->lock);
+}
+
+/* --- NCCL's communicator ------------------------------------------------------------------------ */
+
+static fsdp_nccl_config make_config(void)
+{
+    return (fsdp_nccl_config){.size = sizeof(fsdp_nccl_config),
+                              .magic = (unsigned)FSDP_NCCL_MAGIC,
+                              .version = FSDP_NCCL_LEAST,
+                              .blocking = 0};
+}
+
+/* Collective in the group. */
+static fsdp_status share_id(nccl_group *group, fsdp_nccl_id *id, fsdp_error *err)
+{
+    const nccl_transport *transport = group->transport;
+    memset(id, 0, sizeof *id);
+    fsdp_nccl_result result =
+        group->comm->rank == 0 ? transport->nccl->GetUniqueId(id) : FSDP_NCCL_SUCCESS;
+    if (result != FSDP_NCCL_SUCCESS)
+        return fsdp_nccl_fail(transport, result, err);
+    const fsdp_collective call = {.kind = FSDP_BROADCAST,
+                                  .dtype = FSDP_U8,
+                                  .in = id,
+                                  .out = id,
+                                  .count = sizeof *id,
+                                  .unit = "NCCL's unique id"};
+    return fsdp_comm_run_now(group->inner, &call, err);
+}
+
+static fsdp_status join(nccl_group *group, fsdp_error *err)
+{
+    const nccl_transport *transport = group->transport;
+    fsdp_nccl_config config = make_config();
+    fsdp_nccl_id id;
+    FSDP_TRY(share_id(group, &id, err));
+    (void)transport->device->ops->choose_gpu(transport->device); /* NCCL takes this thread's */
+    pthread_mutex_lock(&group->calling);
+    fsdp_nccl_result result = transport->nccl->CommInitRankConfig(&group->handle, group->comm->size,
+                                                                  id, group->comm->rank, &config);
+    pthread_mutex_unlock(&group->calling);
+    fsdp_status status = fsdp_nccl_await(group, result, err);
+    /* at once: this rank has no GPU that NCCL can use */
+    return result == FSDP_NCCL_CUDA_ERROR && err ? (err->status = FSDP_ERR_USAGE) : status;
+}
+
+/* All ranks are told the failure of the parent, so nobody needs to be told that of the new group. */
+static void fail_split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
+                       fsdp_error *why)
+{
+    char name[200];
+    if (!fsdp_nccl_group_has_failed(parent, NULL)) {
+        fsdp_comm_describe(header, name, sizeof name);
+        fsdp_error_prefix(why, "%s", name);
+    }
+    fsdp_nccl_group_fail(parent, why, FSDP_NCCL_OWN);
+    if (group)
+        fsdp_nccl_group_fail(group, why, FSDP_NCCL_TOLD);
+}
+
+static void take_handle(nccl_group *group, fsdp_nccl_comm handle)
+{
+    pthread_mutex_lock(&group->calling);
+    group->handle = handle;
+    pthread_mutex_unlock(&group->calling);
+}
+
+/* Collective over all ranks, as a call of the group of all. group: NULL on ranks that are no members. NCCL
+ * may write the new communicator until the parent's is aborted, so the parent has the place. */
+static fsdp_status split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
+                         fsdp_error *err)
+{
+    fsdp_nccl_config config = make_config();
+    uint64_t number = 0;
+    fsdp_nccl_result result = FSDP_NCCL_IN_PROGRESS;
+    FSDP_TRY(fsdp_nccl_begin(parent, header, &number, err));
+    pthread_mutex_lock(&parent->calling);
+    if (parent->handle) /* else await returns the failure */
+        result = parent->transport->nccl->CommSplit(parent->handle, group ? 0 : FSDP_NCCL_NO_COLOR,
+                                                    group ? group->comm->rank : 0, &parent->split,
+                                                    &config);
+    pthread_mutex_unlock(&parent->calling);
+    fsdp_status status = fsdp_nccl_await(parent, result, err);
+    if (status != FSDP_OK)
+        fail_split(parent, header, group, err);
+    atomic_store(&parent->flags[number % FSDP_NCCL_PENDING], 1);
+    if (status != FSDP_OK || !group)
+        return status;
+    take_handle(group, parent->split);
+    return fsdp_nccl_await(group, FSDP_NCCL_IN_PROGRESS, err);
+}
+
+/* Equal on all ranks, unless one of them has failed. */
+static nccl_group *parent_of(const nccl_transport *transport)
+{
+    nccl_group *parent = transport->parent;
+    bool can_split = parent && transport->nccl->CommSplit;
+    return can_split && !fsdp_nccl_group_has_failed(parent, NULL) ? parent : NULL;
+}
+
+/* Collective in the group: all members are there, or all get the failure of one. */
+static fsdp_status meet(nccl_group *group, fsdp_error *err)
+{
+    unsigned char byte = 0, *bytes = fsdp_alloc((size_t)group->comm->size, 1);
+    if (!bytes)
+        return fsdp_fail_memory(err, "a group of ranks over NCCL");
+    const fsdp_collective call = {.kind = FSDP_ALL_GATHER,
+                                  .dtype = FSDP_U8,
+                                  .in = &byte,
+                                  .out = bytes,
+                                  .count = 1,
+                                  .unit = "a new group over NCCL"};
+    fsdp_status status = fsdp_comm_run_now(group->inner, &call, err);
+    fsdp_free(bytes);
+    return status;
+}
+
+static bool is_world(const nccl_group *group)
+{
+    bool is_in_order = group->comm->size == group->transport->base.size;
+    for (int i = 0; i < group->comm->size && is_in_order; i++)
+        is_in_order = group->comm->ranks[i] == i;
+    return is_in_order;
+}
+
+/* --- a new group -------------------------------------------------------------------------------- */
+
+typedef struct new_group {
+    fsdp_comm_header header;
+    fsdp_comm *comm;   /* NULL: this rank is no member */
+    nccl_group *group; /* with it */
+} new_group;
+
+static fsdp_status connect_group(nccl_transport *transport, const new_group *made, fsdp_error *err)
+{
+    nccl_group *group = made->group, *parent = parent_of(transport);
+    uint64_t number = 0;
+    if (group)
+        FSDP_TRY(fsdp_nccl_begin(group, &made->header, &number, err));
+    if (parent)
+        FSDP_TRY(split(parent, &made->header, group, err));
+    else if (group)
+        FSDP_TRY(join(group, err));
+    if (!group)
+        return FSDP_OK;
+    FSDP_TRY(meet(group, err));
+    atomic_store(&group->flags[number], 1);
+    nccl_register_blocks(group);
+    if (is_world(group) && !transport->parent)
+        transport->parent = group;
+    return FSDP_OK;
+}
+
+/* All members get the failure, by the inner group and by the watch. */
+static void fail_group(nccl_group *group, fsdp_error *why)
+{
+    char name[200];
+    if (!fsdp_nccl_group_has_failed(group, NULL)) {
+        fsdp_comm_describe(&group->pending[0].header, name, sizeof name);
+        fsdp_error_prefix(why, "%s", name);
+    }
+    fsdp_comm_abort(group->inner, why);
+    fsdp_nccl_group_fail(group, why, FSDP_NCCL_OWN);
+    fsdp_nccl_await_told(group);
+    (void)fsdp_nccl_group_has_failed(group, why);
+    atomic_store(&group->flags[0], 1); /* no stream knows the group */
+}
+
+static fsdp_status prepare(nccl_transport *transport, const int *ranks, int size, new_group *made,
+                           fsdp_error *err)
+{
+    pthread_mutex_lock(&transport->lock);
+    uint64_t id = transport->groups_made;
+    bool has_room = fsdp_grow(&transport->closed, &transport->closed_room, (size_t)id + 1,
+                              sizeof *transport->closed);
+    if (has_room)
+        transport->closed[id] = 0;
+    pthread_mutex_unlock(&transport->lock);
+    if (!has_room)
+        return fsdp_fail_memory(err, "a group of ranks over NCCL");
+    made->header = fsdp_comm_head_group(ranks, size, id);
+    FSDP_TRY(fsdp_comm_create(&transport->base, ranks, size, &made->comm, err));
+    return made->comm ? create_group(transport, made->comm, id, &made->group, err) : FSDP_OK;
+}
+
+/* Takes the inner group. */
+static fsdp_status complete(nccl_transport *transport, new_group *made, fsdp_comm *inner,
+                            fsdp_error *err)
+{
+    fsdp_error why = {.rank = transport->base.rank};
+    if (made->group) {
+        made->group->inner = inner;
+        made->comm->backend = made->group;
+        register_group(made->group);
+    }
+    fsdp_status status = connect_group(transport, made, &why);
+    if (status != FSDP_OK && made->group)
+        fail_group(made->group, &why);
+    if (status != FSDP_OK && err)
+        *err = why;
+    return status == FSDP_OK ? FSDP_OK : why.status;
+}
+
+static fsdp_status nccl_comm_create(fsdp_transport *base, const int *ranks, int size,
+                                    fsdp_comm **comm_out, fsdp_error *err)
+{
+    nccl_transport *transport = (nccl_transport *)base;
+    fsdp_error mine = {.rank = base->rank};
+    new_group made = {.comm = NULL};
+    fsdp_comm *inner = NULL;
+    *comm_out = NULL;
+    if (size == 1)
+        return fsdp_comm_create(base, ranks, size, comm_out, err); /* comm.c runs its calls */
+    fsdp_status prepared = prepare(transport, ranks, size, &made, &mine);
+    fsdp_status status =
+        transport->inner->ops->comm_create(transport->inner, ranks, size, &inner, err);
+    pthread_mutex_lock(&transport->lock);
+    transport->groups_made++;
+    pthread_mutex_unlock(&transport->lock);
+    if (prepared != FSDP_OK) {
+        fsdp_comm_abort(inner, &mine);
+        fsdp_comm_free(inner);
+        if (err)
+            *err = mine;
+        status = prepared;
+    } else if (status == FSDP_OK) {
+        status = complete(transport, &made, inner, err);
+    }
+    if (status == FSDP_OK)
+        *comm_out = made.comm;
+    else if (made.group && !made.comm->backend)
+        free_group(made.group);
+    if (status != FSDP_OK)
+        fsdp_comm_free(made.comm);
+    return status;
+}
+
+/* --- the end ------------------------------------------------------------------------------------ */
+
+static bool is_drained(nccl_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    fsdp_nccl_advance(group);
+    bool is_drained = group->done == group->issued;
+    pthread_mutex_unlock(&group->lock);
+    return is_drained;
+}
+
+/* The watch fails the group when that takes too long. */
+static void drain(nccl_group *group)
+{
+    for (unsigned naps = 0; !is_drained(group) && !fsdp_nccl_group_has_failed(group, NULL); naps++)
+        fsdp_nccl_nap(naps);
+}
+
+/* Kernels that were aborted end soon, and then their streams set the flags. */
+static void drain_aborted(nccl_group *group)
+{
+    int64_t until_ms = fsdp_now_ms() + ABORTED_MS;
+    for (unsigned naps = 0; !is_drained(group) && fsdp_now_ms() < until_ms; naps++)
+        fsdp_nccl_nap(naps);
+}
+
+static bool finalize(nccl_group *group)
+{
+    const fsdp_nccl *nccl = group->transport->nccl;
+    int64_t until_ms = fsdp_now_ms() + atomic_load(&group->transport->base.deadline_ms);
+    fsdp_nccl_result result = nccl->CommFinalize(group->handle);
+    for (unsigned naps = 0; result == FSDP_NCCL_IN_PROGRESS && fsdp_now_ms() < until_ms; naps++) {
+        fsdp_nccl_nap(naps);
+        result = fsdp_nccl_poll(group);
+    }
+    return result == FSDP_NCCL_SUCCESS;
+}
+
+/* No other thread knows the group any more. */
+static void end_handle(nccl_group *group, bool has_failed)
+{
+    const fsdp_nccl *nccl = group->transport->nccl;
+    if (!group->handle)
+        return;
+    nccl_deregister_blocks(group);
+    for (uint64_t i = 0; i < FSDP_NCCL_FACTORS && i < group->factors_made; i++)
+        (void)nccl->RedOpDestroy(group->factors[i].op, group->handle);
+    if (!has_failed && finalize(group))
+        (void)nccl->CommDestroy(group->handle);
+    else
+        (void)nccl->CommAbort(group->handle);
+    group->handle = NULL;
+}
+
+static void nccl_comm_close(fsdp_comm *comm)
+{
+    nccl_group *group = comm->backend;
+    bool has_failed = comm->transport->exit_code != 0;
+    if (has_failed)
+        fsdp_nccl_watch_end(
+            group->transport); /* tells the others, before they miss NCCL's connections */
+    else
+        drain(group);
+    fsdp_nccl_await_told(group);
+    unregister_group(group);
+    end_handle(group, has_failed || fsdp_nccl_group_has_failed(group, NULL));
+    nccl_deregister_blocks(group); /* of one that was aborted */
+    drain_aborted(group);
+    free_group(group);
+    comm->backend = NULL;
+}
 
 /* === libnccl ================================================================================== */
 
@@ -171,7 +977,7 @@ static void close_transport(fsdp_transport *base)
     nccl_transport *transport = (nccl_transport *)base;
     fsdp_transport *inner = transport->inner;
     fsdp_nccl_watch_end(transport);
-    fsdp_nccl_free_blocks(transport);
+    nccl_free_blocks(transport);
     inner->exit_code = base->exit_code;
     inner->exit_reason = base->exit_reason;
     release(transport);
@@ -181,14 +987,14 @@ static void close_transport(fsdp_transport *base)
 static const fsdp_transport_ops nccl_ops = {
     .name = "nccl",
     .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_STREAMS | FSDP_COMM_DEVICE_MEMORY,
-    .comm_create = fsdp_nccl_comm_create,
-    .run = fsdp_nccl_run,
+    .comm_create = nccl_comm_create,
+    .run = nccl_run,
     .abort = abort_comm,
     .has_failed = has_failed,
-    .comm_close = fsdp_nccl_comm_close,
+    .comm_close = nccl_comm_close,
     .set_busy = set_busy,
-    .alloc = fsdp_nccl_alloc,
-    .dealloc = fsdp_nccl_dealloc,
+    .alloc = nccl_alloc,
+    .dealloc = nccl_dealloc,
     .close = close_transport,
 };
 

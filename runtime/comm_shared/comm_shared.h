@@ -2,8 +2,8 @@
  * Collectives over memory that all ranks of a group can read: threads of a process, or processes of a host.
  *
  *   shared_group.c       creates and closes groups
- *   comm_shared.c        runs a call: publishes it, passes a barrier, compares the calls, runs the steps
- *   shared_steps.c       the steps of each collective: which ranges a member copies and reduces
+ *   comm_shared.c        runs a call: publishes it, passes a barrier, compares the calls, runs the steps,
+ *                        which say which ranges a member copies and reduces
  *   shared_stream.c      the same in streams of a device, among threads
  *   shared_barrier.c     the barrier between members, and all that ends a wait: failures, exits, deadlines;
  *                        finds the rank that a missing rank itself waits for
@@ -31,8 +31,6 @@
 #include "runtime/device/device.h"
 
 enum { FSDP_SHARED_LINE = 64, FSDP_SHARED_CALL = 5 };
-/* The published address of a buffer that only its own rank can read. */
-#define FSDP_SHARED_PRIVATE UINT64_MAX
 
 /* The first failure in a group. */
 typedef struct shared_failure {
@@ -174,39 +172,6 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call, const 
 void fsdp_shared_abort(fsdp_comm *comm, const fsdp_error *why);
 bool fsdp_shared_comm_has_failed(fsdp_comm *comm, fsdp_error *err_out);
 bool fsdp_shared_sees(const fsdp_comm *comm, int member, const void *data, size_t size);
-
-/* --- shared_steps.c --------------------------------------------------------------------------- */
-
-/*
- * The state of a call. A member reads ranges of the others' buffers, and a step moves one piece of each
- * range. When all these buffers are shared, a piece is the whole range; otherwise the pieces of each private
- * buffer go through its owner's window, whose halves alternate.
- */
-typedef struct shared_move {
-    shared_group *group;
-    const fsdp_collective *call;
-    const struct shared_steps *steps;
-    size_t element;
-    const unsigned char *in;
-    unsigned char *out;
-    bool is_in_private, is_out_private;
-    bool is_little;            /* all data goes through windows, which saves a barrier */
-    unsigned half;             /* of windows, for the first step */
-    uint64_t piece;            /* bytes */
-} shared_move;
-
-typedef struct shared_steps {
-    uint64_t (*longest)(const shared_move *move);      /* range, in bytes */
-    uint64_t (*window_piece)(const shared_move *move); /* bytes of a piece in half a window */
-    void (*fill)(const shared_move *move, uint64_t step); /* copies this member's input into its window */
-    void (*work)(const shared_move *move, uint64_t step);
-    unsigned extra;            /* steps after the last piece */
-} shared_steps;
-
-/* Chooses the steps from values that are equal on all members. move has its group, call and element. */
-void fsdp_shared_steps_choose(shared_move *move);
-/* The single step of a call with a view whose inputs all members can read. */
-extern const shared_steps fsdp_shared_steps_view;
 
 /* --- shared_stream.c ---------------------------------------------------------------------------- */
 

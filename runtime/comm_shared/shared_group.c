@@ -95,7 +95,7 @@ static fsdp_status take_shared(shared_transport *transport, size_t size, uint64_
     return FSDP_OK;
 }
 
-/* A window has two halves for pieces of inputs and two for results: shared_steps.c. */
+/* A window has two halves for pieces of inputs and two for results: comm_shared.c. */
 static fsdp_status bring_memory(shared_transport *transport, new_group *made, fsdp_error *err)
 {
     void *data;

@@ -82,12 +82,6 @@ int cli_parse_word(const char *option, const char *text, const char *const *word
 fsdp_kind cli_parse_kind(const char *text);
 int cli_parse_compress(const char *text);                            /* "zstd[:LEVEL]": the level */
 
-/* --- options from a file (cli_rules.c) ------------------------------------------------------------ */
-
-/* The option "rules" is a tool's own; this is done when it is given. Adds the file's options behind the name
- * of the program. Ends the program when they make no sense. */
-void cli_rules_read(const cli_tool *tool, const char *path, int *argc, char ***argv);
-
 /* --- the tables (cli_options.c), and completion from them (cli_complete.c) ---------------------- */
 
 /* The first option in the tables that passes the test; visits all when none does. */
@@ -112,10 +106,11 @@ int cli_end(fsdp_status status, const fsdp_error *err);
 /* Reports an error that does not end the program, to standard error and the log. */
 void cli_report(const fsdp_error *err);
 
-/* Done by cli_begin. */
-void cli_catch_signals(void);
 /* SIGINT, SIGTERM or SIGHUP once one came, else 0. */
 int cli_stopped(void);
+
+/* Done by cli_begin. */
+void cli_catch_signals(void);
 
 /* FSDP_ERR_CANCELLED once a signal came; for loops that call no library function with a watch. */
 fsdp_status cli_check_stop(fsdp_error *err);
@@ -125,7 +120,7 @@ fsdp_status cli_check_stop(fsdp_error *err);
 /* Progress and notices on standard error; progress stops the call when a signal came. */
 fsdp_watch cli_watch(const cli_common *common);
 
-/* --- messages and the log (cli_log.c) --------------------------------------------------------- */
+/* --- messages and the log (cli_end.c) --------------------------------------------------------- */
 
 enum { CLI_NEXT_MOST = 200 };  /* bytes of a line "next", the word included */
 /* "WORD  text" on standard error, with the word in colour on a terminal. */
@@ -136,8 +131,6 @@ void cli_progress_clear(void);
 
 /* A path that is worked on: no log may lie there. Borrowed. */
 void cli_log_keep_out(const char *path);
-/* Appends to a file what is said from now on; first the command line. */
-fsdp_status cli_log_open(const char *path, const char *version, int argc, char **argv, fsdp_error *err);
 bool cli_log_is_open(void);
 /* A line, if there is a log. */
 void cli_log(const char *word, const char *text);

@@ -1,14 +1,243 @@
-/*
- * Standard output, errors and exit codes: how every tool ends.
- */
+/* Standard output, messages and their log, errors and exit codes: how every tool ends. */
 #include "tools/cli/cli_process.h"
+#include "tools/cli/cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* === messages and the log ===================================================================== */
+
+/*
+ * Messages on standard error, and the log of a tool (--log FILE), which is a copy of them. A line of the log
+ * begins with the time and is one write, so that several programs may share a file.
+ */
+
+static struct {
+    int fd;
+    bool open, failed;
+    double began;
+} file;
+
+bool cli_log_is_open(void)
+{
+    return file.open;
+}
+
+static void add_time(fsdp_text *line)
+{
+    char text[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    if (!gmtime_r(&now, &utc) || strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc) == 0)
+        return;
+    fsdp_text_addf(line, "%s ", text);
+}
+
+/* Closes the log and warns; the tool goes on without it. */
+static void report_failure(int errnum)
+{
+    file.open = false; /* first, since cli_say writes to an open log */
+    cli_say("warn", "cannot write to the log: %s; nothing more is written to it", strerror(errnum));
+}
+
+static void write_line(const fsdp_text *line)
+{
+    const int errnum = line->failed ? 0 : cli_write_all(file.fd, line->data, line->size);
+    if (errnum != 0)
+        report_failure(errnum);
+}
+
+void cli_log(const char *word, const char *text)
+{
+    fsdp_text line = {0};
+    if (!file.open)
+        return;
+    add_time(&line);
+    fsdp_text_addf(&line, "%-5s ", word);
+    cli_add_message(&line, text);
+    fsdp_text_add(&line, "\n", 1);
+    write_line(&line);
+    fsdp_text_release(&line);
+}
+
+void cli_log_end(int code)
+{
+    char text[64];
+    snprintf(text, sizeof text, "exit %d after %.1f s", code, cli_now() - file.began);
+    cli_log("end", text);
+}
+
+/* --- checking the path ------------------------------------------------------------------------- */
+
+static struct {
+    const char *paths[8];
+    int count;
+} worked_on;
+
+void cli_log_keep_out(const char *path)
+{
+    if (worked_on.count < (int)(sizeof worked_on.paths / sizeof *worked_on.paths))
+        worked_on.paths[worked_on.count++] = path;
+}
+
+/* The resolved path of a file that exists or could be created; of its directory with parent_only. */
+static bool find_place(const char *path, bool parent_only, char place_out[PATH_MAX])
+{
+    char parent[PATH_MAX];
+    size_t size = strlen(path);
+    if (!parent_only && realpath(path, place_out))
+        return true;
+    while (size > 1 && path[size - 1] == '/')
+        size--;
+    size_t start = size;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    snprintf(parent, sizeof parent, "%.*s", start > 0 ? (int)start : 1, start > 0 ? path : ".");
+    if (!realpath(parent, place_out))
+        return false;
+    size_t used = strcmp(place_out, "/") == 0 ? 0 : strlen(place_out);
+    if (parent_only || used + 1 + (size - start) >= PATH_MAX)
+        return parent_only;
+    snprintf(place_out + used, PATH_MAX - used, "/%.*s", (int)(size - start), path + start);
+    return true;
+}
+
+/* A log may lie in a run directory, but not in a checkpoint. */
+static bool lies_in(const char *path, const char *worked)
+{
+    char at[PATH_MAX], place[PATH_MAX];
+    if (!find_place(path, false, at) || !find_place(worked, false, place))
+        return false;
+    size_t size = strlen(place);
+    return strcmp(at, place) == 0 ||
+           (strncmp(at, place, size) == 0 && at[size] == '/' && !cli_is_run(worked));
+}
+
+static fsdp_status check_place(const char *path, fsdp_error *err)
+{
+    char parent[PATH_MAX];
+    for (int i = 0; i < worked_on.count; i++)
+        if (lies_in(path, worked_on.paths[i]))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the log '%s' would be at or in '%s', which is read or written: give "
+                             "it another place",
+                             path, worked_on.paths[i]);
+    if (find_place(path, true, parent) && fsdp_path_has_manifest(parent, cli_access()))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the log '%s' would be in a checkpoint: give it another place", path);
+    return FSDP_OK;
+}
+
+/* Refuses to append to a file that is no log. */
+static fsdp_status check_log(const char *path, int64_t size, fsdp_error *err)
+{
+    static const char form[] = "dddd-dd-ddTdd:dd:ddZ ";
+    char start[sizeof form] = "";
+    bool is_log = size == 0 || pread(file.fd, start, sizeof form - 1, 0) == sizeof form - 1;
+    for (size_t i = 0; is_log && size > 0 && form[i]; i++)
+        is_log = form[i] == 'd' ? start[i] >= '0' && start[i] <= '9' : start[i] == form[i];
+    if (is_log)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' is not a log of these tools, and is not changed: name another file",
+                     path);
+}
+
+/* --- opening ----------------------------------------------------------------------------------- */
+
+static fsdp_status open_file(const char *path, fsdp_error *err)
+{
+    struct stat info;
+    int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK;
+    file.fd = open(path, flags, 0644);
+    if (file.fd < 0 && errno == ELOOP)
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "cannot open the log '%s': it is a symbolic link, and those are not "
+                         "followed here; name what it leads to",
+                         path);
+    if (file.fd < 0 && errno == EISDIR)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the log '%s' is a directory: name a file", path);
+    if (file.fd < 0 && errno != ENXIO)
+        return fsdp_fail_errno(err, errno, "cannot open the log '%s'", path);
+    if (file.fd >= 0 && fstat(file.fd, &info) == 0 && S_ISREG(info.st_mode))
+        return check_log(path, info.st_size, err);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "the log '%s' is not a regular file", path);
+}
+
+/* Appends to a file what is said from now on; first the command line. */
+static fsdp_status cli_log_open(const char *path, const char *version, int argc, char **argv,
+                                fsdp_error *err)
+{
+    fsdp_text command = {0};
+    file.began = cli_now();
+    FSDP_TRY(check_place(path, err));
+    FSDP_TRY(open_file(path, err));
+    file.open = true;
+    fsdp_text_addf(&command, "(fsdp %s)", version);
+    for (int i = 0; i < argc; i++)
+        cli_add_argument(&command, argv[i]);
+    if (!command.failed)
+        cli_log("begin", command.data);
+    fsdp_text_release(&command);
+    return FSDP_OK;
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+enum { MESSAGE_BYTES = 5000 };
+
+static bool has_colors(int fd)
+{
+    const char *terminal = getenv("TERM");
+    const char *no_color = getenv("NO_COLOR");
+    return isatty(fd) && !(no_color && no_color[0]) && !(terminal && strcmp(terminal, "dumb") == 0);
+}
+
+bool cli_colors_out(void)
+{
+    return has_colors(STDOUT_FILENO);
+}
+
+static bool is_progress_drawn;
+
+void cli_progress_drawn(void)
+{
+    is_progress_drawn = true;
+}
+
+void cli_progress_clear(void)
+{
+    if (is_progress_drawn)
+        fputs("\r\033[K", stderr);
+    is_progress_drawn = false;
+}
+
+void cli_say(const char *word, const char *format, ...)
+{
+    va_list args;
+    cli_progress_clear();
+    bool colors = has_colors(STDERR_FILENO);
+    const char *color = strcmp(word, "bad") == 0 ? "\033[31m" : "\033[33m";
+    fprintf(stderr, "%s%-5s%s ", colors ? color : "", word, colors ? "\033[0m" : "");
+    char text[MESSAGE_BYTES], printable[4 * MESSAGE_BYTES]; /* a byte becomes at most \xHH */
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "%s\n",
+            fsdp_printable_message(text, strlen(text), printable, sizeof printable));
+    cli_log(word, text);
+}
+
+/* === the end ================================================================================== */
 
 struct cli_process cli_process;
 

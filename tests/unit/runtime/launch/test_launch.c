@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/core/mem.h"
-#include "runtime/launch/launch_supervise.h"
+#include "runtime/launch/launch_internal.h"
 #include "runtime/bootstrap/process_watch.h"
 
 enum { MOST = 16 };
