@@ -1,8 +1,9 @@
 /*
  * Collectives of GPU memory over NCCL.
  *
- *   transport_nccl.c  finds and opens libnccl, whose functions nccl_api.h declares; creates and closes the
- *                     transport and its communicators, gives calls to streams; memory that NCCL knows
+ *   nccl_library.c    finds and opens libnccl, whose functions nccl_api.h declares
+ *   transport_nccl.c  creates and closes the transport and its communicators, gives calls to streams; memory
+ *                     that NCCL knows
  *   nccl_failure.c    the first failure of a group; results of NCCL as errors
  *   nccl_watch.c      a thread per rank that finds failures, tells all ranks, and names the rank because of
  *                     which a call is late

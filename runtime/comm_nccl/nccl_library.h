@@ -15,6 +15,9 @@ typedef struct fsdp_nccl {
 } fsdp_nccl;
 #undef FSDP_NCCL_POINTER
 
+/* The library that FSDP_NCCL_LIB names, else the first of the places of cuda_library.h; opened once, and kept
+ * as long as the process. Any thread. FSDP_ERR_USAGE: there is none, or it is too old. */
+fsdp_status fsdp_nccl_open(const fsdp_nccl **nccl_out, fsdp_error *err);
 /* For --version: "NCCL 2.28.9 (/usr/lib/libnccl.so.2)", or "no NCCL: " and the reason. */
 void fsdp_nccl_describe(char *out, size_t out_size);
 

@@ -59,7 +59,7 @@ THIRD_PARTY = {
     r"runtime/staging/snapshot\.h|"
     r"runtime/device/device_(async|cuda)\.c|"
     r"runtime/bootstrap/mpi_process\.c|"
-    r"runtime/comm_nccl/(comm_nccl\.h|transport_nccl\.c)|"
+    r"runtime/comm_nccl/(comm_nccl\.h|nccl_library\.c)|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "nccl.h": r"tests/nccl/nccl_header\.c",
     "criterion/criterion.h": r"tests/unit/.*",
