@@ -12,7 +12,6 @@
 #include "runtime/device/cuda_library.h"
 
 #include <limits.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
