@@ -29,13 +29,6 @@ void fsdp_flow(const char *step, const char *format, ...)
     watcher->report(watcher->context, step, line);
 }
 
-static void add_ranges(fsdp_text *text, const fsdp_box *box)
-{
-    for (int d = 0; d < box->ndim; d++)
-        fsdp_text_addf(text, "%s%" PRId64 ":%" PRId64, d > 0 ? "," : "", box->lo[d],
-                       box->lo[d] + box->len[d]);
-}
-
 void fsdp_flow_box(const char *step, const char *verb, const char *name, size_t name_size,
                    const fsdp_box *box)
 {
@@ -45,7 +38,9 @@ void fsdp_flow_box(const char *step, const char *verb, const char *name, size_t 
     char printable[NAME_ROOM];
     fsdp_text line = {0};
     fsdp_text_addf(&line, "%s '%s' [", verb, fsdp_printable(name, name_size, printable, NAME_ROOM));
-    add_ranges(&line, box);
+    for (int d = 0; d < box->ndim; d++)
+        fsdp_text_addf(&line, "%s%" PRId64 ":%" PRId64, d > 0 ? "," : "", box->lo[d],
+                       box->lo[d] + box->len[d]);
     fsdp_text_addf(&line, "]");
     watcher->report(watcher->context, step, line.failed ? verb : line.data);
     fsdp_text_release(&line);

@@ -31,12 +31,6 @@ static bool is_natural(const char *text, size_t size, size_t digits)
     return true;
 }
 
-/* A natural number that fits an int. */
-static bool is_position(const char *text, size_t size)
-{
-    return is_natural(text, size, 9);
-}
-
 /* A natural number that fits an int64_t. */
 bool fsdp_path_is_number(const char *text, size_t size)
 {
@@ -47,7 +41,7 @@ bool fsdp_path_is_number(const char *text, size_t size)
 static bool is_spelled(const char *text, size_t size, int32_t element)
 {
     if (element < 0)
-        return is_position(text, size);
+        return is_natural(text, size, 9); /* that fits an int */
     return !(element & FSDP_PATH_NUMBER) || fsdp_path_is_number(text, size);
 }
 

@@ -77,12 +77,6 @@ void fsdp_process_self(const fsdp_host *host, fsdp_process *process_out)
     process_out->start = read_state(getpid(), &state) ? state.start : 0;
 }
 
-/* For a process without a known start time: checks the pid only, which may have been reused. */
-static bool pid_is_used(int64_t pid)
-{
-    return kill((pid_t)pid, 0) == 0 || errno == EPERM;
-}
-
 static bool is_where(const fsdp_process *process, const fsdp_process *self)
 {
     return strcmp(process->host, self->host) == 0 && strcmp(process->boot, self->boot) == 0 &&
@@ -107,8 +101,9 @@ bool fsdp_process_may_live(const fsdp_host *host, const fsdp_process *process)
     process_state state;
     if (process->pid <= 0 || process->pid > INT32_MAX)
         return false;
+    /* without a known start time: checks the pid only, which may have been reused */
     if (process->start == 0 || !read_state(getpid(), &state))
-        return pid_is_used(process->pid);
+        return kill((pid_t)process->pid, 0) == 0 || errno == EPERM;
     if (!read_state(process->pid, &state))
         return false;
     /* a zombie: ended, its parent did not wait yet; with threads left only the main thread ended */

@@ -851,14 +851,6 @@ static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
     dcp_expect(meta->state, range_count);
 }
 
-/* Forgets the nodes of the previous metadata file. */
-static void forget_nodes(metadata *meta)
-{
-    meta->last = 0;
-    for (size_t i = 0; i < meta->entry_count; i++)
-        meta->entries[i].name = meta->entries[i].path = 0;
-}
-
 static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
 {
     fsdp_pickle_options options = {.where = meta->archive.where, .is_metadata = true};
@@ -871,7 +863,10 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     fsdp_node places = attribute(meta, root, "storage_data");
     fsdp_node entries = attribute(meta, root, "state_dict_metadata");
     expect_all(meta, places, entries);
-    forget_nodes(meta);
+    /* forgets the nodes of the previous metadata file */
+    meta->last = 0;
+    for (size_t i = 0; i < meta->entry_count; i++)
+        meta->entries[i].name = meta->entries[i].path = 0;
     FSDP_TRY(read_places(meta, places, err));
     read_paths(meta, attribute(meta, root, "planner_data"));
     return read_entries(meta, entries, err);

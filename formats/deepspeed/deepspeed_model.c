@@ -392,14 +392,6 @@ static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *e
 
 /* --- weights in files of their own ---------------------------------------------------------------- */
 
-static fsdp_status refuse_twice(const ds_set *set, const torch_tensor *one,
-                                const torch_tensor *other, const char *name, fsdp_error *err)
-{
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and '%s' both have '%s'" FSDP_TWO_SAVES,
-                     fsdp_source_file_path(set->source, (size_t)one->storage.file),
-                     fsdp_source_file_path(set->source, (size_t)other->storage.file), name);
-}
-
 /* A layer's weights have names below its number; those of an expert have their whole names. */
 static fsdp_status keep_outside(ds_set *set, const char *prefix, const char *text, size_t size,
                                 const torch_tensor *tensor, fsdp_error *err)
@@ -418,7 +410,10 @@ static fsdp_status keep_outside(ds_set *set, const char *prefix, const char *tex
     if (!is_kept)
         return fsdp_fail_memory(err, "the weights of a model");
     if (*at < set->weight_count)
-        return refuse_twice(set, set->weights[*at], tensor, kept, err);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED, "'%s' and '%s' both have '%s'" FSDP_TWO_SAVES,
+            fsdp_source_file_path(set->source, (size_t)set->weights[*at]->storage.file),
+            fsdp_source_file_path(set->source, (size_t)tensor->storage.file), kept);
     *weight = *tensor;
     set->weights[set->weight_count++] = weight;
     return FSDP_OK;

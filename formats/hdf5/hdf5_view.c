@@ -94,12 +94,6 @@ static void set_number(fsdp_text *out, size_t at, uint64_t value, size_t size)
         out->data[at + i] = (char)(value >> (8 * i) & 0xFF);
 }
 
-/* Fills in a number whose value was unknown when its place was written. */
-static void h5_set_u64(fsdp_text *out, size_t at, uint64_t value)
-{
-    set_number(out, at, value, 8);
-}
-
 /* --- checksum: lookup3.c by Bob Jenkins, public domain, one byte at a time --- */
 
 static uint32_t rotate(uint32_t x, int bits)
@@ -590,7 +584,7 @@ static void place_batch(fsdp_h5_view *view, int64_t headers)
             continue;
         entry->address += headers;
         if (entry->heap_at > 0)
-            h5_set_u64(&view->headers, entry->heap_at, (uint64_t)view->end);
+            set_number(&view->headers, entry->heap_at, (uint64_t)view->end, 8);
     }
 }
 

@@ -604,13 +604,6 @@ static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_data
     return FSDP_OK;
 }
 
-/* Sets the chunk shape of each dataset to that of its box: encoded datasets hold one box. */
-static void set_chunks(const fsdp_shard_writer *w, fsdp_h5_dataset *datasets)
-{
-    for (size_t i = 0; i < w->box_count; i++)
-        datasets[w->boxes[i].dataset].chunk = w->states[i].chunk;
-}
-
 /* Makes a shape with fewer dims and the same elements in the same order. */
 static bool fold_shape(fsdp_arena *arena, fsdp_h5_dataset *dataset)
 {
@@ -647,8 +640,11 @@ static fsdp_status lay_out(fsdp_shard_writer *w, const fsdp_shard_layout *layout
         if (!h5[i].link || !fold_shape(&names, &h5[i]))
             st = fsdp_fail_memory(err, "a dataset's description");
     }
-    if (w->encode)
-        set_chunks(w, h5);
+    if (w->encode) {
+        /* the chunk shape of each dataset is that of its box: encoded datasets hold one */
+        for (size_t i = 0; i < w->box_count; i++)
+            h5[w->boxes[i].dataset].chunk = w->states[i].chunk;
+    }
     if (st == FSDP_OK)
         st = fsdp_h5_create(w->io, w->path,
                             &(fsdp_h5_layout){h5, dataset_count, w->index_room, w->level}, &w->h5,

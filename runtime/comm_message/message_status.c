@@ -246,18 +246,13 @@ int64_t fsdp_message_busy_until(void *context, int rank)
 
 /* --- missing members -------------------------------------------------------------------------- */
 
-/* Records it, unless another failure was first, and returns the first. */
-static fsdp_status fail_all(message_group *group, const fsdp_error *why, fsdp_error *err)
-{
-    fsdp_message_fail(group, why, false, false);
-    (void)fsdp_message_has_failed(group, err);
-    return err->status;
-}
-
 static fsdp_status fail_missing(message_group *group, const fsdp_comm_loss *loss, fsdp_error *err)
 {
     fsdp_error why = fsdp_comm_describe_loss(loss, &group->header);
-    return fail_all(group, &why, err);
+    /* records it, unless another failure was first, and returns the first */
+    fsdp_message_fail(group, &why, false, false);
+    (void)fsdp_message_has_failed(group, err);
+    return err->status;
 }
 
 /* A member that left after it began the current call has sent all its data. */

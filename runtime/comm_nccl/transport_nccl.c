@@ -569,13 +569,6 @@ static void fail_split(nccl_group *parent, const fsdp_comm_header *header, nccl_
         fsdp_nccl_group_fail(group, why, FSDP_NCCL_TOLD);
 }
 
-static void take_handle(nccl_group *group, fsdp_nccl_comm handle)
-{
-    pthread_mutex_lock(&group->calling);
-    group->handle = handle;
-    pthread_mutex_unlock(&group->calling);
-}
-
 /* Collective over all ranks, as a call of the group of all. group: NULL on ranks that are no members. NCCL
  * may write the new communicator until the parent's is aborted, so the parent has the place. */
 static fsdp_status split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
@@ -597,7 +590,9 @@ static fsdp_status split(nccl_group *parent, const fsdp_comm_header *header, ncc
     atomic_store(&parent->flags[number % FSDP_NCCL_PENDING], 1);
     if (status != FSDP_OK || !group)
         return status;
-    take_handle(group, parent->split);
+    pthread_mutex_lock(&group->calling);
+    group->handle = parent->split;
+    pthread_mutex_unlock(&group->calling);
     return fsdp_nccl_await(group, FSDP_NCCL_IN_PROGRESS, err);
 }
 

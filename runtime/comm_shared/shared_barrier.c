@@ -326,14 +326,6 @@ bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out)
     return true;
 }
 
-/* Records it, unless another failure was first, and returns the first. */
-static fsdp_status fail_all(shared_group *group, const fsdp_error *why, fsdp_error *err)
-{
-    fsdp_shared_fail(group, why, false);
-    (void)fsdp_shared_has_failed(group, err);
-    return err->status;
-}
-
 /* --- missing members -------------------------------------------------------------------------- */
 
 static bool is_here(shared_group *group, int member)
@@ -352,7 +344,10 @@ static bool are_all_here(shared_group *group, int *first)
 static fsdp_status fail_missing(shared_group *group, const fsdp_comm_loss *loss, fsdp_error *err)
 {
     fsdp_error why = fsdp_comm_describe_loss(loss, &group->header);
-    return fail_all(group, &why, err);
+    /* records it, unless another failure was first, and returns the first */
+    fsdp_shared_fail(group, &why, false);
+    (void)fsdp_shared_has_failed(group, err);
+    return err->status;
 }
 
 static fsdp_status check_left(shared_group *group, int member, fsdp_error *err)

@@ -29,12 +29,6 @@ static const fsdp_device_ops *ops_of(const stream_call *job)
 
 /* --- meeting ------------------------------------------------------------------------------------ */
 
-static void publish_point(stream_call *job)
-{
-    shared_published *mine = fsdp_shared_published(job->group, job->group->rank);
-    mine->points[job->points++ % 2] = ops_of(job)->record(job->stream);
-}
-
 /* A point is published again only after the barrier behind the next one, when all have read this one. */
 static void follow_all(const stream_call *job)
 {
@@ -47,7 +41,8 @@ static void follow_all(const stream_call *job)
 /* From here to the next meeting this member reads the others: a member that gives up waits for that. */
 static fsdp_status meet(stream_call *job, fsdp_error *err)
 {
-    publish_point(job);
+    shared_published *mine = fsdp_shared_published(job->group, job->group->rank);
+    mine->points[job->points++ % 2] = ops_of(job)->record(job->stream);
     fsdp_shared_end_read(job->group);
     FSDP_TRY(fsdp_shared_pass_barrier(job->group, err));
     FSDP_TRY(fsdp_shared_begin_read(job->group, err));

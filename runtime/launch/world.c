@@ -456,12 +456,6 @@ static int rank_in_span(const fsdp_mesh *mesh, const mesh_span *span, int64_t gr
     return fsdp_mesh_rank_at(mesh, first + i * span->step);
 }
 
-static void list_ranks(const fsdp_mesh *mesh, const mesh_span *span, int64_t group, int *ranks)
-{
-    for (int64_t i = 0; i < span->size; i++)
-        ranks[i] = rank_in_span(mesh, span, group, i);
-}
-
 static bool is_comm_of(const fsdp_ordered_comm *ordered, const fsdp_mesh *mesh,
                        const mesh_span *span, int64_t group)
 {
@@ -479,7 +473,8 @@ static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int di
     const mesh_span span = span_of(mesh, dim, last);
     fsdp_ordered_comm *ordered;
     for (int64_t group = 0; group < span.blocks * span.step; group++) {
-        list_ranks(mesh, &span, group, ranks);
+        for (int64_t i = 0; i < span.size; i++)
+            ranks[i] = rank_in_span(mesh, &span, group, i);
         FSDP_TRY(fsdp_world_ordered_comm(world, ranks, (int)span.size, false, &ordered, err));
     }
     return FSDP_OK;

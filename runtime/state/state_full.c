@@ -152,15 +152,6 @@ static fsdp_status gather_everywhere(const fsdp_state_scope *scope, const fsdp_s
 
 /* --- both ways -------------------------------------------------------------------------------- */
 
-/* Rank 0 gets the whole dict; the other ranks send their parts and get an empty one. */
-static fsdp_status gather_on_rank0(const fsdp_state_scope *scope, const fsdp_sd *live,
-                                   fsdp_sd **full_out, fsdp_error *err)
-{
-    fsdp_ctl *ctl = fsdp_world_ctl(scope->root->world);
-    FSDP_TRY(fsdp_sd_gather_full(live, ctl, full_out, err));
-    return *full_out ? FSDP_OK : fsdp_sd_create(full_out, err);
-}
-
 fsdp_status fsdp_state_gather(const fsdp_state_scope *scope, const fsdp_sd *live, fsdp_status mine,
                               fsdp_sd **full_out, fsdp_error *err)
 {
@@ -168,8 +159,12 @@ fsdp_status fsdp_state_gather(const fsdp_state_scope *scope, const fsdp_sd *live
     fsdp_sd *full = NULL;
     const char *call = on_rank0 ? "gets whole state on rank 0" : "gets whole state";
     FSDP_TRY(fsdp_state_agree(scope, live, call, true, mine, err));
-    if (on_rank0)
-        return gather_on_rank0(scope, live, full_out, err);
+    if (on_rank0) {
+        /* rank 0 gets the whole dict; the other ranks send their parts and get an empty one */
+        fsdp_ctl *ctl = fsdp_world_ctl(scope->root->world);
+        FSDP_TRY(fsdp_sd_gather_full(live, ctl, full_out, err));
+        return *full_out ? FSDP_OK : fsdp_sd_create(full_out, err);
+    }
     fsdp_status status = fsdp_sd_create(&full, err);
     status = fsdp_ctl_agree(fsdp_world_ctl(scope->root->world), status, err);
     if (status == FSDP_OK)

@@ -88,12 +88,6 @@ static fsdp_status add_names(fsdp_state_scope *scope, fsdp_state_param *param, f
 
 /* --- optimizers ------------------------------------------------------------------------------- */
 
-static fsdp_status fail_two_optims(const fsdp_param *param, fsdp_error *err)
-{
-    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is in two optimizers, whose state cannot be merged",
-                     param->name);
-}
-
 static fsdp_status add_state(fsdp_state_param *param, fsdp_optim *optim, fsdp_optim_state *state,
                              fsdp_error *err)
 {
@@ -101,7 +95,9 @@ static fsdp_status add_state(fsdp_state_param *param, fsdp_optim *optim, fsdp_op
     if (!fsdp_optim_group_of(state, param->param, &group))
         return FSDP_OK;
     if (param->state)
-        return fail_two_optims(param->param, err);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is in two optimizers, whose state cannot be merged",
+                         param->param->name);
     param->optim = optim;
     param->state = state;
     param->group = group;

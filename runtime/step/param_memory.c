@@ -80,19 +80,15 @@ static void *flat_shard(const fsdp_param *param, void *shard)
                    : NULL;
 }
 
-static void flat_box(const fsdp_param *param, fsdp_box *box_out)
-{
-    const fsdp_flat_run run = fsdp_param_flat_run(param);
-    *box_out = (fsdp_box){.ndim = 1, .lo = {run.first}, .len = {run.count}};
-}
-
 void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out)
 {
     if (!param)
         return NULL;
     if (param->flat && param->flat->group) {
-        if (box_out)
-            flat_box(param, box_out);
+        if (box_out) {
+            const fsdp_flat_run run = fsdp_param_flat_run(param);
+            *box_out = (fsdp_box){.ndim = 1, .lo = {run.first}, .len = {run.count}};
+        }
         return flat_shard(param, param->flat->shard);
     }
     if (box_out)

@@ -22,34 +22,27 @@
 
 /* --- comparison ------------------------------------------------------------------------------- */
 
-static void add_shape(fsdp_text *text, const fsdp_param *param)
-{
-    for (int i = 0; i < param->ndim; i++)
-        fsdp_text_addf(text, "%s%lld", i > 0 ? ", " : "", (long long)param->shape[i]);
-}
-
 static void describe_param(fsdp_text *text, const fsdp_param *param)
 {
     fsdp_text_addf(text, "unit %s: %s %s [", param->unit ? param->unit->name : "(none)",
                    param->name, fsdp_dtype_name(param->dtype));
-    add_shape(text, param);
+    for (int i = 0; i < param->ndim; i++)
+        fsdp_text_addf(text, "%s%lld", i > 0 ? ", " : "", (long long)param->shape[i]);
     fsdp_text_addf(text, "] cut along dim %d%s\n", param->cut.dim,
                    param->requires_grad ? "" : ", frozen");
-}
-
-static void describe_unit(fsdp_text *text, const fsdp_unit *unit)
-{
-    fsdp_text_addf(text, "unit %s: gathered as %s, reduced as %s, reshard_after_forward %d\n",
-                   unit->name, fsdp_dtype_name(unit->opts.param_dtype),
-                   fsdp_dtype_name(unit->opts.reduce_dtype), unit->settings.reshard_after_forward);
 }
 
 static void describe(fsdp_text *text, const fsdp_root *root)
 {
     for (size_t i = 0; i < root->model->count; i++)
         describe_param(text, root->model->params[i]);
-    for (size_t i = 0; i < root->unit_count; i++)
-        describe_unit(text, root->units[i]);
+    for (size_t i = 0; i < root->unit_count; i++) {
+        const fsdp_unit *unit = root->units[i];
+        fsdp_text_addf(text, "unit %s: gathered as %s, reduced as %s, reshard_after_forward %d\n",
+                       unit->name, fsdp_dtype_name(unit->opts.param_dtype),
+                       fsdp_dtype_name(unit->opts.reduce_dtype),
+                       unit->settings.reshard_after_forward);
+    }
 }
 
 /* --- comparing -------------------------------------------------------------------------------- */
@@ -704,13 +697,6 @@ static void leave_step(fsdp_root *root)
         root->context->finalizing = NULL;
 }
 
-/* For buffers and ignored parameters; groups release their own. */
-static void forget_wholes(fsdp_model *model)
-{
-    for (size_t i = 0; i < model->count; i++)
-        model->params[i]->shard = NULL;
-}
-
 fsdp_root *fsdp_root_hold(fsdp_root *root)
 {
     root->holders++;
@@ -738,7 +724,9 @@ void fsdp_root_free(fsdp_root *root)
         root->units[i]->root = NULL;
     }
     root_leave_context(root);
-    forget_wholes(root->model);
+    /* of buffers and ignored parameters; groups release their own */
+    for (size_t i = 0; i < root->model->count; i++)
+        root->model->params[i]->shard = NULL;
     root->model->root = NULL;
     fsdp_text_release(&root->events);
     fsdp_free(root->groups);

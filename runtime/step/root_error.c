@@ -16,14 +16,6 @@ fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err)
     return status;
 }
 
-/* Ranks that wait for this one in a collective return this reason. */
-static void abort_all(fsdp_world *world, const fsdp_error *why)
-{
-    for (size_t i = 0; i < world->comm_count; i++)
-        if (world->comms[i]->comm)
-            fsdp_comm_abort(world->comms[i]->comm, why);
-}
-
 fsdp_status fsdp_root_done(fsdp_root *root, const char *call, fsdp_status status, fsdp_error *err)
 {
     fsdp_error here = {0};
@@ -36,6 +28,9 @@ fsdp_status fsdp_root_done(fsdp_root *root, const char *call, fsdp_status status
     root->failure = *reason;
     root->failure.status = status;
     fsdp_world_note_failure(root->world, &root->failure);
-    abort_all(root->world, &root->failure);
+    /* ranks that wait for this one in a collective return this reason */
+    for (size_t i = 0; i < root->world->comm_count; i++)
+        if (root->world->comms[i]->comm)
+            fsdp_comm_abort(root->world->comms[i]->comm, &root->failure);
     return status;
 }

@@ -403,13 +403,6 @@ static fsdp_status move_into_place(const fsdp_swap *swap, fsdp_error *err)
     return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", swap->path, swap->target);
 }
 
-/* The fsync of the parent failed: a result that is not reported as written must not stay. */
-static void withdraw(const fsdp_swap *swap)
-{
-    if (swap->io->ops->rename(swap->io, swap->target, swap->path, true) < 0)
-        (void)fsdp_delete_as(swap->io, swap->target, swap->parent, swap->target, NULL);
-}
-
 fsdp_status fsdp_swap_sync(const fsdp_swap *swap, fsdp_error *err)
 {
     if (!swap->durable)
@@ -423,8 +416,9 @@ fsdp_status fsdp_swap_new(const fsdp_swap *swap, fsdp_error *err)
 {
     FSDP_TRY(move_into_place(swap, err));
     fsdp_status status = fsdp_swap_sync(swap, err);
-    if (status != FSDP_OK)
-        withdraw(swap);
+    /* the fsync of the parent failed: a result that is not reported as written must not stay */
+    if (status != FSDP_OK && swap->io->ops->rename(swap->io, swap->target, swap->path, true) < 0)
+        (void)fsdp_delete_as(swap->io, swap->target, swap->parent, swap->target, NULL);
     return status;
 }
 
@@ -529,13 +523,6 @@ static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)
     return status;
 }
 
-/* Closes before it removes: NFS keeps a removed open file under another name. */
-static void end_marker(fsdp_staging *staging)
-{
-    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
-    fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
-}
-
 fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size,
                                  fsdp_error *err)
 {
@@ -550,7 +537,9 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
     FSDP_TRY(fsdp_place_forget_digests(staging->io, staging->target, staging->parent,
                                        staging->durable, err));
     FSDP_TRY(replaces ? replace(staging, err) : fsdp_swap_new(&swap, err));
-    end_marker(staging);
+    /* closes before it removes: NFS keeps a removed open file under another name */
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
+    fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
     fsdp_free(staging->path);
     staging->path = NULL;
     return FSDP_OK;

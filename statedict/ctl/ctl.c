@@ -635,11 +635,6 @@ static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
     return each_peer(ctl, call, put_verdict, err);
 }
 
-static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
-{
-    call->until_ms = fsdp_now_ms() + head->left_ms + ctl_grace_ms(ctl);
-}
-
 static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     frame head = {0};
@@ -649,7 +644,7 @@ static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
         FSDP_TRY(ctl_take_report(ctl, call, 0, &head, &call->outcome, err));
         if (!ctl_is_same_call(&head, &call->head) || head.kind == FRAME_DATA)
             return ctl_fail_mismatch(ctl, &call->head, 0, &head, err);
-        extend_wait(ctl, call, &head);
+        call->until_ms = fsdp_now_ms() + head.left_ms + ctl_grace_ms(ctl);
     } while (head.kind != FRAME_VERDICT);
     return FSDP_OK;
 }

@@ -73,12 +73,6 @@ static int note_folder(void *context, const char *name)
     return 0;
 }
 
-/* Finds the folders that the run has. */
-static void run_copies_look(fsdp_run_copies *copies)
-{
-    (void)copies->io->ops->list(copies->io, copies->run, note_folder, copies);
-}
-
 static char *folder_path(const fsdp_run_copies *copies, int format)
 {
     return copies->has_folder[format] ? fsdp_path_join(copies->run, formats[format].folder) : NULL;
@@ -639,7 +633,9 @@ static fsdp_status retain_all(retention *retain, fsdp_error *err)
                                        .applies = retain->lease != NULL,
                                        .report = report_copy,
                                        .context = retain};
-    run_copies_look(&retain->copies);
+    /* finds the folders that the run has */
+    (void)retain->copies.io->ops->list(retain->copies.io, retain->copies.run, note_folder,
+                                       &retain->copies);
     retain->verdicts = fsdp_alloc(retain->steps.count + 1, sizeof *retain->verdicts);
     fsdp_status status =
         retain->verdicts ? do_all(retain, err) : fsdp_fail_memory(err, retain->run);

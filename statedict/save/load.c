@@ -183,13 +183,6 @@ static fsdp_status match(load_job *job, fsdp_error *err)
     return st;
 }
 
-static fsdp_status fail_no_memory(const fsdp_entry *entry, int rank, fsdp_error *err)
-{
-    char name[160];
-    return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d",
-                     fsdp_printable(entry->name, entry->name_size, name, sizeof name), rank);
-}
-
 /* --- planning --------------------------------------------------------------------------------- */
 
 /* The read targets of all ranks of the group in one entry. */
@@ -212,8 +205,12 @@ static fsdp_status add_targets(target_list *targets, const fsdp_entry *entry, in
         fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &target->box);
         target->dtype = entry->dtype;
         target->data = data;
-        if (!data)
-            return fail_no_memory(entry, rank, err);
+        if (!data) {
+            char name[160];
+            return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d",
+                             fsdp_printable(entry->name, entry->name_size, name, sizeof name),
+                             rank);
+        }
         data += fsdp_box_count(&target->box) * (int64_t)fsdp_dtype_size(entry->dtype);
         targets->count++;
     }
@@ -352,13 +349,6 @@ typedef struct group_member {
     fsdp_checkpoint *checkpoint;
 } group_member;
 
-static void group_alone(load_job *job)
-{
-    job->group_size = 1;
-    job->group_sds[0] = job->sd;
-    job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
-}
-
 /*
  * Ranks with one address space give each other the addresses of their memory; rank 0's checkpoint
  * and block counter serve all. Other ranks may have the addresses even when this round fails here.
@@ -402,8 +392,11 @@ static fsdp_status form_group(load_job *job, fsdp_error *err)
         st = group_together(job, st, members, err);
     } else {
         st = fsdp_ctl_agree(job->ctl, st, err);
-        if (st == FSDP_OK)
-            group_alone(job);
+        if (st == FSDP_OK) {
+            job->group_size = 1;
+            job->group_sds[0] = job->sd;
+            job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
+        }
     }
     fsdp_free(members);
     return st;

@@ -787,12 +787,6 @@ static void add_to_error(fsdp_error *err, const char *what)
     snprintf(err->text + used, sizeof err->text - used, "; %s", what);
 }
 
-static void report_unchanged(fsdp_error *err)
-{
-    if (err)
-        add_to_error(err, "nothing was saved, and existing checkpoints are unchanged");
-}
-
 /* A rank was lost: appends the state of the checkpoint, as far as this rank knows it. */
 static void explain_lost_rank(const save_job *job, fsdp_error *err)
 {
@@ -800,8 +794,8 @@ static void explain_lost_rank(const save_job *job, fsdp_error *err)
         add_to_error(err, "the checkpoint is saved nevertheless");
     else if (job->may_be_published)
         add_to_error(err, "the checkpoint is saved whole or not at all, and rank 0 reports which");
-    else
-        report_unchanged(err);
+    else if (err)
+        add_to_error(err, "nothing was saved, and existing checkpoints are unchanged");
 }
 
 static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *err)

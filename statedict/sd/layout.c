@@ -934,13 +934,6 @@ static fsdp_status check_placement(const fsdp_layout *layout, int mesh_dim, int 
                      (int)placement->kind);
 }
 
-static fsdp_status check_mesh_layout(const fsdp_layout *layout, int ndim, fsdp_error *err)
-{
-    for (int i = 0; i < fsdp_mesh_ndim(layout->mesh); i++)
-        FSDP_TRY(check_placement(layout, i, ndim, err));
-    return FSDP_OK;
-}
-
 static fsdp_status check_flat_layout(const fsdp_layout *layout, int ndim, const int64_t *shape,
                                      fsdp_error *err)
 {
@@ -972,5 +965,7 @@ fsdp_status fsdp_layout_check(const fsdp_layout *layout, int ndim, const int64_t
         return fsdp_fail(err, FSDP_ERR_USAGE, "the layout has no mesh");
     if (layout->kind == FSDP_LAYOUT_FLAT)
         return check_flat_layout(layout, ndim, shape, err);
-    return check_mesh_layout(layout, ndim, err);
+    for (int i = 0; i < fsdp_mesh_ndim(layout->mesh); i++)
+        FSDP_TRY(check_placement(layout, i, ndim, err));
+    return FSDP_OK;
 }

@@ -224,14 +224,6 @@ static fsdp_status print_entries(ls_listing *listing, fsdp_text *text, fsdp_erro
     return FSDP_OK;
 }
 
-/* "PATH:" above the listing, after an empty line below the one before it. */
-static void add_heading(fsdp_text *text, const char *path, bool is_first)
-{
-    fsdp_text_addf(text, is_first ? "" : "\n");
-    cli_add_message(text, path);
-    fsdp_text_addf(text, ":\n");
-}
-
 /* Lists one path; heading has what stands above, or is empty. */
 static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_text *heading,
                              fsdp_text *text, fsdp_error *err)
@@ -303,8 +295,12 @@ static fsdp_status list_all(const ls_options *opts)
     for (int i = 0; i < opts->path_count && put == FSDP_OK && !cli_stopped(); i++) {
         fsdp_text heading = {0}, text = {0};
         fsdp_error err = {0};
-        if (!is_json)
-            add_heading(&heading, opts->paths[i], is_first);
+        if (!is_json) {
+            /* "PATH:" above the listing, after an empty line below the one before it. */
+            fsdp_text_addf(&heading, is_first ? "" : "\n");
+            cli_add_message(&heading, opts->paths[i]);
+            fsdp_text_addf(&heading, ":\n");
+        }
         fsdp_status st = list(opts, opts->paths[i], &heading, &text, &err);
         is_first = is_first && text.size == 0;
         cli_progress_clear();
