@@ -7,6 +7,71 @@
 
 #include <math.h>
 
+/* --- arrays ------------------------------------------------------------------------------------------ */
+
+static int64_t qkv_width(const fsdp_transformer_config *config)
+{
+    return (config->heads + 2 * config->kv_heads) * config->head_dim;
+}
+
+fsdp_status fsdp_model_make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
+                                         fsdp_error *err)
+{
+    const fsdp_transformer_config *config = &t->config;
+    const int64_t width = config->width, attended = config->heads * config->head_dim;
+    if (config->form.has_layer_norm) {
+        FSDP_TRY(fsdp_model_alloc(t, rows, 1, &arrays->mean1, err));
+        FSDP_TRY(fsdp_model_alloc(t, rows, 1, &arrays->mean2, err));
+    }
+    if (config->form.is_gated)
+        FSDP_TRY(fsdp_model_alloc(t, rows, config->inner, &arrays->gate, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, 1, &arrays->inverse1, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, width, &arrays->normed1, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, qkv_width(config), &arrays->qkv, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, attended, &arrays->attended, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, config->heads, &arrays->log_sum, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, width, &arrays->middle, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, 1, &arrays->inverse2, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, width, &arrays->normed2, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, config->inner, &arrays->up, err));
+    return fsdp_model_alloc(t, rows, config->inner, &arrays->active, err);
+}
+
+fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_error *err)
+{
+    const fsdp_transformer_config *config = &t->config;
+    if (config->form.is_gated)
+        FSDP_TRY(fsdp_model_alloc(t, rows, config->inner, &t->dgate, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, config->width, &t->dnormed, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, qkv_width(config), &t->dqkv, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, config->heads * config->head_dim, &t->dattended, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, config->inner, &t->dactive, err));
+    return fsdp_model_alloc(t, rows, config->inner, &t->dup, err);
+}
+
+static void free_all(fsdp_transformer *t, float **const *all, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        t->ops->free(t->nn, *all[i]);
+        *all[i] = NULL;
+    }
+}
+
+void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays)
+{
+    float **const all[] = {&arrays->mean1,    &arrays->inverse1, &arrays->normed1, &arrays->qkv,
+                           &arrays->attended, &arrays->log_sum,  &arrays->middle,  &arrays->mean2,
+                           &arrays->inverse2, &arrays->normed2,  &arrays->gate,    &arrays->up,
+                           &arrays->active};
+    free_all(t, all, sizeof all / sizeof *all);
+}
+
+void fsdp_model_free_block_grads(fsdp_transformer *t)
+{
+    float **const all[] = {&t->dnormed, &t->dqkv, &t->dattended, &t->dactive, &t->dgate, &t->dup};
+    free_all(t, all, sizeof all / sizeof *all);
+}
+
 /* --- norms ----------------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,

@@ -67,6 +67,17 @@ fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *b
 /* Room for that many rows, and angles of that many positions. */
 fsdp_status fsdp_model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions, fsdp_error *err);
 void fsdp_model_free_arrays(fsdp_transformer *t);
+fsdp_status fsdp_model_alloc(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
+                             fsdp_error *err);
+
+/* --- a layer's arrays (block.c) ---------------------------------------------------------------- */
+
+fsdp_status fsdp_model_make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
+                                         fsdp_error *err);
+void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays);
+/* Of one layer at a time, so that all share them. */
+fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_error *err);
+void fsdp_model_free_block_grads(fsdp_transformer *t);
 
 /* --- random numbers (model_random.c) ------------------------------------------------------------- */
 
