@@ -263,11 +263,12 @@ static fsdp_status read_without(model_lines *lines, fsdp_error *err)
 static fsdp_status read_text(model_reader *reader, const char *name, const char *text,
                              fsdp_error *err);
 
-/* Its own file has to say that llama.cpp has a model. */
+/* Its own file has to say the class, what it computes, and that llama.cpp has it. */
 static fsdp_status read_like(model_lines *lines, fsdp_error *err)
 {
     model_reader *reader = lines->reader;
     const char *name = take_word(lines);
+    const fsdp_architecture own = *reader->model;
     size_t i = 0;
     while (i < TEXTS && strcmp(model_texts[i].name, name) != 0)
         i++;
@@ -278,7 +279,8 @@ static fsdp_status read_like(model_lines *lines, fsdp_error *err)
     reader->depth--;
     lines->inherited = reader->model->row_count;
     reader->model->gguf.architecture = NULL;
-    reader->model->class_name = NULL;
+    reader->model->class_name = own.class_name;
+    reader->model->form = own.form;
     return FSDP_OK;
 }
 
@@ -290,6 +292,8 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         take_rest(lines); /* texts.cmake lists them */
     else if (strcmp(word, "class") == 0)
         model->class_name = take_word(lines);
+    else if (strcmp(word, "form") == 0)
+        model->form = take_rest(lines);
     else if (strcmp(word, "like") == 0)
         FSDP_TRY(read_like(lines, err));
     else if (strcmp(word, "bases") == 0)

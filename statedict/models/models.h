@@ -5,9 +5,10 @@
  * config.json with their defaults, the tensors with shapes, conditions and roles, and what llama.cpp calls
  * all that. No other file of the project lists families: a new one is a new text.
  *
- *   models.c    finds a description and reads its text
- *   config.c    config.json, read once: its members, as numbers for formulas
- *   formula.c   "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
+ *   models.c        finds a description and reads its text
+ *   config.c        config.json, read once: its members, as numbers for formulas
+ *   config_file.c   finds config.json next to a checkpoint
+ *   formula.c       "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
  *
  * In: a model_type, or the text of a config.json, which may be hostile. Out: structs in an arena of the
  * caller. Callers: rooms of statedict above this one, and runtime/transformer, which declares its parameters
@@ -68,6 +69,8 @@ typedef struct fsdp_architecture {
     const char *const *bases;  /* "model.", "": prefixes of the model without its head; the usual one first */
     size_t base_count;
     int spellings;
+    const char *form;          /* what the trainer computes and tensors and members do not tell, in the words
+                                * of docs/models.md; NULL: nobody has said it */
     const fsdp_config_member *members;
     size_t member_count;
     const fsdp_tensor_row *rows;   /* none: only bases are known, and its tensors are not checked */

@@ -94,7 +94,8 @@ Test(models, are_found_by_each_of_their_types)
 
 Test(models, take_over_what_another_one_has)
 {
-    const fsdp_architecture *model = parse("like llama\n"
+    const fsdp_architecture *model = parse("class ToyForCausalLM\n"
+                                           "like llama\n"
                                            "member vocab_size = 7\n"
                                            "in {base}layers.{layer}.\n"
                                            "without mlp.* self_attn.o_proj.bias\n"
@@ -117,6 +118,8 @@ Test(models, take_over_what_another_one_has)
     cr_expect_not_null(fsdp_architecture_role(model, "o_proj", 0));
     cr_expect_null(model->gguf.architecture, "only its own text says that llama.cpp has it");
     cr_expect_str_eq(model->gguf.pre, "llama-bpe");
+    cr_expect_str_eq(model->class_name, "ToyForCausalLM");
+    cr_expect_null(model->form, "only its own text says what the trainer computes");
 }
 
 Test(models, may_have_a_name_twice)
