@@ -73,14 +73,6 @@ void fsdp_model_free_arrays(fsdp_transformer *t)
     fsdp_f32_params_release(&t->params);
 }
 
-fsdp_status fsdp_model_alloc(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
-                             fsdp_error *err)
-{
-    int64_t count;
-    *data_out = fsdp_mul_overflow(rows, columns, &count) ? NULL : t->ops->alloc(t->nn, count);
-    return *data_out ? FSDP_OK : fsdp_fail_memory(err, "activations");
-}
-
 static fsdp_status make_layers(fsdp_transformer *t, int64_t rows, fsdp_error *err)
 {
     const size_t layers = (size_t)t->config.layers;

@@ -4,14 +4,18 @@
 
 #include "runtime/transformer/linear_layer.h"
 #include "runtime/transformer/transformer.h"
+#include "statedict/models/formula.h"
 
-typedef struct model_norm { fsdp_param *weight, *bias; } model_norm;   /* bias NULL: RMS */
+typedef struct model_norm {
+    fsdp_param *weight, *bias; /* bias NULL: none */
+    int64_t columns;
+} model_norm;
 
 typedef struct model_block {
     fsdp_unit *unit;
     int64_t number;
     model_norm norm1, norm2;
-    fsdp_linear qkv;           /* three in one; else q, k, v: see the form */
+    fsdp_linear qkv;           /* three in one, or weight NULL: q, k, v */
     fsdp_linear q, k, v, output;
     fsdp_linear gate, up, down;        /* gate.weight NULL: none */
 } model_block;
@@ -67,15 +71,47 @@ fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *b
 /* Room for that many rows, and angles of that many positions. */
 fsdp_status fsdp_model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions, fsdp_error *err);
 void fsdp_model_free_arrays(fsdp_transformer *t);
+
+/* A tensor by its role: its bit (of a layer: in form.parts) and its shape, of weights out x in. */
+typedef struct model_part {
+    uint64_t bit;
+    int ndim;
+    int64_t shape[2];
+} model_part;
+
+/* --- the form (transformer_form.c) --------------------------------------------------------------- */
+
+/* Makes config->form of a config whose sizes are set. FSDP_ERR_USAGE names what this room has no code for. */
+fsdp_status fsdp_model_make_form(const fsdp_config *values, fsdp_transformer_config *config, fsdp_error *err);
+/* Finds the part of a role outside the layers, as fsdp_model_find_part does. */
+bool fsdp_model_find_other(const fsdp_transformer_config *config, const char *role,
+                           model_part *part_out);
+/* Finds the description of the config's family, in the arena (transformer_config.c). */
+fsdp_status fsdp_model_describe(const fsdp_transformer_config *config, fsdp_arena *arena,
+                                const fsdp_architecture **model_out, fsdp_error *err);
+
+/* --- a layer's parts (block.c) ----------------------------------------------------------------- */
+
+/* False: a layer has no use for the role. */
+bool fsdp_model_find_part(const fsdp_transformer_config *config, const char *role, model_part *part_out);
+/* The role of a part without which a layer of these parts cannot be computed; NULL: none is missing. */
+const char *fsdp_model_missing_part(uint64_t parts);
+/* Copies the whole name of a tensor, of `layer` where it has one per layer. */
+void fsdp_model_tensor_name(const fsdp_architecture *model, const char *name, int64_t layer,
+                            char name_out[FSDP_MODEL_NAME]);
+/* Declares the layer's parameters and its unit, in the order of the description. */
+fsdp_status fsdp_model_declare_block(fsdp_transformer *t, const fsdp_architecture *model, model_block *block,
+                                     fsdp_error *err);
+/* Adds a parameter of f32. */
+fsdp_status fsdp_model_add_param(fsdp_transformer *t, const char *name, int ndim, const int64_t *shape,
+                                 fsdp_param **param_out, fsdp_error *err);
+
 fsdp_status fsdp_model_alloc(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
                              fsdp_error *err);
-
-/* --- a layer's arrays (block.c) ---------------------------------------------------------------- */
-
 fsdp_status fsdp_model_make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
                                          fsdp_error *err);
 void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays);
-/* Of one layer at a time, so that all share them. */
+/* All layers share them. */
 fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_error *err);
 void fsdp_model_free_block_grads(fsdp_transformer *t);
 

@@ -72,7 +72,7 @@ def row(case):
     inner = (config.n_inner or 4 * config.n_embd) if gpt2 else config.intermediate_size
     window, layers = (0, "0" * config.n_layer) if gpt2 else windows_of(config, model)
     bias = gpt2 or (model == "qwen2") or getattr(config, "attention_bias", False)
-    values = [json.dumps(json.dumps(case)), f"FSDP_{model.upper()}", config.num_hidden_layers,
+    values = [json.dumps(json.dumps(case)), json.dumps(model), config.num_hidden_layers,
               config.hidden_size, inner, heads,
               getattr(config, "num_key_value_heads", None) or heads,
               getattr(config, "head_dim", None) or config.hidden_size // heads, config.vocab_size,
