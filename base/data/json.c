@@ -529,7 +529,7 @@ fsdp_status fsdp_json_next_member(fsdp_json *json, fsdp_json_members *members, i
             return FSDP_OK;
         int which = find_name(members, key, size);
         if (which >= 0 && (members->seen >> which & 1))
-            return fsdp_json_fail(json, err, "the key '%s' is here twice", members->names[which]);
+            return fsdp_json_fail(json, err, "the key '%s' appears twice", members->names[which]);
         if (which >= 0) {
             members->seen |= (uint64_t)1 << which;
             *which_out = which;

@@ -37,8 +37,8 @@ bool fsdp_reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduced
 
 static fsdp_status fail_unreadable(const fsdp_group *group, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "unit %s: there is no memory left that other ranks can read", group->name);
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "unit %s: out of memory that other ranks can read",
+                     group->name);
 }
 
 /* A gradient that was allocated before the unit took the communicator's memory is copied there once. */

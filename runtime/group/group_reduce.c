@@ -212,8 +212,8 @@ static fsdp_status run_hook(const fsdp_group *group, const fsdp_reduced *reduced
         return FSDP_OK;
     if (!stream->device->ops->is_host)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: an all-reduce hook computes on the host, and device %s has "
-                         "memory of its own; a custom reduce-scatter gets the stream",
+                         "unit %s: an all-reduce hook computes on the host, but device %s has its "
+                         "own memory; use a custom reduce-scatter, which gets the stream",
                          group->name, stream->device->ops->name);
     fsdp_work_all_reduce_hook(stream, settings->all_reduce_hook, settings->all_reduce_hook_context,
                               reduced->block->data, reduced->dtype, fsdp_reduced_count(reduced));

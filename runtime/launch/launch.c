@@ -72,8 +72,8 @@ static fsdp_status check_trace(const fsdp_launch_options *options, const fsdp_pl
     if (!options->trace || is_one || strstr(options->trace, "%r"))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "--trace '%s': each rank writes its own file: write %%r in the name for the "
-                     "number of the rank",
+                     "--trace '%s': each rank writes a separate file: put %%r into the name for "
+                     "the number of the rank",
                      options->trace);
 }
 

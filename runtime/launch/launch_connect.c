@@ -50,7 +50,8 @@ static fsdp_status find_in_store(void *context, char host_out[FSDP_HOST_SIZE], i
     FSDP_TRY(fsdp_store_get(to->place->host, to->place->port, to->name, value, until_ms, err));
     if (fsdp_parse_int(value, 1, 65535, port_out))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "torchrun's store names no port: '%.32s'", value);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "torchrun's store does not name a port: '%.32s'",
+                     value);
 }
 
 static fsdp_rendezvous_spec spec_of(const address *to, int deadline_ms)

@@ -34,8 +34,8 @@ static fsdp_status decide_threads(const fsdp_launch_options *options, const fsdp
     if (options->comm != FSDP_COMM_THREADS || gpus == 1)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s threads: the %d ranks have %d GPUs, and threads exchange memory of one "
-                     "only: use --comm nccl, or --device cuda:0 for all ranks",
+                     "%s threads: the %d ranks have %d GPUs, but threads can exchange the memory "
+                     "of one GPU only; use --comm nccl, or --device cuda:0 for all ranks",
                      options->comm_name, fsdp_ctl_size(parts->ctl), gpus);
 }
 
@@ -44,7 +44,7 @@ static fsdp_status refuse_host_transport(const fsdp_launch_options *options, fsd
 {
     const char *comm = fsdp_comm_choice_name(options->comm);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s %s: it moves memory of the host only, and device '%s' needs --comm nccl, "
+                     "%s %s: it moves the host's memory only, but device '%s' needs --comm nccl, "
                      "or ranks that are threads and share a GPU (--threads N --device cuda:0)",
                      options->comm_name, comm, options->device);
 }

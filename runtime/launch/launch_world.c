@@ -104,7 +104,7 @@ static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world
         return fsdp_transport_self(&parts->transport, err);
     if (options->comm == FSDP_COMM_SHM && !is_one_host)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s shm: only %d of %d ranks are on the host of rank %d, and shared "
+                         "%s shm: only %d of %d ranks are on the host of rank %d, but shared "
                          "memory works on one host only",
                          options->comm_name, parts->local_size, size, fsdp_ctl_rank(parts->ctl));
     if (options->comm == FSDP_COMM_MPI || options->comm == FSDP_COMM_TCP || !is_one_host)
@@ -205,8 +205,8 @@ static int to_exit_code(int code, int rank)
     fsdp_error err = {0};
     if (code == 0 || (code & 0xff) != 0)
         return code;
-    (void)fsdp_fail(&err, FSDP_ERR_INTERNAL, "rank %d returned %d, as exit code that would be 0",
-                    rank, code);
+    (void)fsdp_fail(&err, FSDP_ERR_INTERNAL,
+                    "rank %d returned %d, which as an exit code would be 0", rank, code);
     return fsdp_error_report(&err);
 }
 

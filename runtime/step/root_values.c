@@ -19,8 +19,8 @@ fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "values are expected between steps, not inside one");
     if (root->declared != root->model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the parameters of this root lie in flat ones, which get values as a "
-                         "whole: call fsdp_root_init or fsdp_root_load");
+                         "the parameters of this root are in flat parameters, which get values as "
+                         "a whole: call fsdp_root_init or fsdp_root_load");
     for (size_t i = 0; i < model->count; i++)
         model->params[i]->lacks_value = !model->params[i]->is_buffer;
     return FSDP_OK;

@@ -24,7 +24,7 @@ fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_e
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
     if (dtype == FSDP_DTYPE_NONE || (info && info->is_float))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %s, which is no floating type", option,
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %s, which is not a floating type", option,
                      fsdp_dtype_name(dtype));
 }
 
@@ -176,8 +176,8 @@ static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsd
         fsdp_nearest_name_offer_param(&nearest, model->params[i]);
     }
     if (nearest.name[0] == '\0')
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no parameters: declare them before it",
-                         prefix);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit '%s' has no parameters: declare them before the unit", prefix);
     return fsdp_fail(
         err, FSDP_ERR_USAGE,
         "unit '%s' has no parameters: no name is equal or below it, the nearest one is '%s'",
@@ -191,7 +191,7 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
     if (n < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a unit has at least one member");
     if (model->root)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' is made too late: the root exists", first);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot make unit '%s': the root exists", first);
     if (!opts->mesh)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no mesh", first);
     if (opts->reshard_after_forward < FSDP_RESHARD_NEVER)
@@ -269,9 +269,9 @@ fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes
     for (size_t i = 0; i < n; i++) {
         FSDP_NEED(err, prefixes[i]);
         if (prefixes[i][0] == '\0')
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the prefix is empty: fsdp_root_create makes the unit of everything "
-                             "that is left");
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "the prefix is empty: fsdp_root_create makes the unit of the remaining parameters");
     }
     return create(model, prefixes, n, opts, unit_out, err);
 }

@@ -24,9 +24,10 @@ fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err)
 {
     if (unit->group_count <= 1)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "unit %s has %zu groups of parameters: a custom collective serves one",
-                     unit->name, unit->group_count);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "unit %s has %zu groups of parameters, but a custom collective serves only one", unit->name,
+        unit->group_count);
 }
 
 static size_t count_meshes(const fsdp_unit *unit)

@@ -53,10 +53,10 @@ static fsdp_status check_outside(const fsdp_unit *unit, const char *what, fsdp_e
 
 static fsdp_status check_comm_memory(const fsdp_unit *unit, bool from_comm, fsdp_error *err)
 {
-    FSDP_TRY(check_outside(unit, "where the memory of collectives comes from", err));
+    FSDP_TRY(check_outside(unit, "the memory of collectives", err));
     if (from_comm && (unit->settings.custom_gather || unit->settings.custom_reduce))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s has a custom collective, which brings its own memory",
+                         "unit %s has a custom collective, which provides its own memory",
                          unit->name);
     return FSDP_OK;
 }
@@ -65,9 +65,10 @@ static fsdp_status check_setting(const fsdp_unit *unit, fsdp_unit_setting settin
                                  fsdp_error *err)
 {
     if (setting == FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS && value < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: at least one reduce-scatter input is in flight, not %d",
-                         unit->name, value);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "unit %s: the number of reduce-scatter inputs in flight is at least 1, not %d",
+            unit->name, value);
     if (setting == FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP)
         return check_outside(unit, "the group that reduces", err);
     if (setting == FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP)

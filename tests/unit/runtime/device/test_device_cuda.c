@@ -442,7 +442,7 @@ Test(device_cuda, what_is_missing_is_named_with_what_to_do)
         {"cuda",
          {.fail_call = "cudaDeviceGetStreamPriorityRange", .fail_at = 1, .fail_code = 46},
          {"does not answer", "busy or unavailable", "nvidia-smi"}},
-        {"gpu", {0}, {"there is no device 'gpu'", "cuda:N", "cpu-async"}},
+        {"gpu", {0}, {"unknown device 'gpu'", "cuda:N", "cpu-async"}},
     };
     unsetenv("CUDA_VISIBLE_DEVICES");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -825,7 +825,7 @@ static fsdp_status refuse_hook(toy *net, fsdp_error *err)
     const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1};
     FSDP_TRY(make(net, &way, err));
     fsdp_unit_set_all_reduce_hook(net->unit[0], hook_of_the_host, NULL);
-    EXPECT_REFUSAL(microbatch(net, 0, 1, why), "a custom reduce-scatter gets the stream");
+    EXPECT_REFUSAL(microbatch(net, 0, 1, why), "use a custom reduce-scatter");
     return FSDP_OK;
 }
 

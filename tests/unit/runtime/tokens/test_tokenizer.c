@@ -398,7 +398,7 @@ Test(tokenizer, hostile_files)
         {"{\"model\":null}", "no model"},
         {"{\"model\":{\"type\":\"BPE\"}}", "no vocab"},
         {"{\"model\":{\"vocab\":{}}}", "no merges"},
-        {"{\"model\":{},\"model\":{}}", "'model' is here twice"},
+        {"{\"model\":{},\"model\":{}}", "'model' appears twice"},
         {VOCAB_OF("\"a\":4294967295", ""), "not below 2^31"},
         {VOCAB_OF("\"a\":-1", ""), "line 1"},
         {VOCAB_OF("\"a\":1e99", ""), "line 1"},
