@@ -125,8 +125,7 @@ Test(io, a_short_file_is_damaged_and_the_message_says_where)
     char data[20];
     cr_assert_eq(fsdp_io_read(file, path, data, 20, 4, &err), FSDP_ERR_DAMAGED);
     char expected[300];
-    snprintf(expected, sizeof expected, "'%s' ends at byte 10, 20 bytes at byte 4 were expected",
-             path);
+    snprintf(expected, sizeof expected, "'%s' ends at byte 10; expected 20 bytes at byte 4", path);
     cr_assert_str_eq(err.text, expected);
     must_close(file);
 }

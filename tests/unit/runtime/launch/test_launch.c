@@ -126,7 +126,7 @@ Test(options, that_make_no_sense_are_named)
         const char *first, *second, *text;
     } cases[] = {
         {"--np", NULL, "--np needs a value"},
-        {"--np=", NULL, "--np '': not a number of ranks from 1 to 1024 is needed"},
+        {"--np=", NULL, "--np '': not a number of ranks from 1 to 1024"},
         {"--np", "0", "--np '0'"},
         {"--np", "1025", "--np '1025'"},
         {"--np", "4x", "--np '4x'"},
