@@ -15,7 +15,8 @@ extern "C" {
 
 typedef struct fsdp_optim fsdp_optim;
 
-/* A group gives its parameters hyper-parameters of their own. A parameter belongs to the first group whose `match` returns true. */
+/* A group gives its parameters hyper-parameters of their own. A parameter belongs to the first group whose
+ * `match` returns true. */
 typedef struct fsdp_optim_group {
     bool (*match)(void *context, const fsdp_param *param);        /* NULL: all */
     void *context;

@@ -193,7 +193,7 @@ static char *put_utf8(char *to, uint32_t c)
     return to;
 }
 
-/* Takes the digits behind "\u", and the second escape of a surrogate pair. */
+/* Takes the digits after "\u", and the second escape of a surrogate pair. */
 static fsdp_status take_unicode_escape(fsdp_json *json, char **to, fsdp_error *err)
 {
     int32_t code = hex_code(json->at, json->end);
@@ -268,7 +268,7 @@ static const char *closing_quote(const char *p, const char *end)
     return p < end ? p : NULL;
 }
 
-/* Copies from just behind the opening quote up to the closing one; scratch has room for it, since
+/* Copies from right after the opening quote up to the closing one; scratch has capacity for it, since
  * no escape is shorter than what it stands for. */
 static fsdp_status unescape(fsdp_json *json, const char *quote, size_t *size_out, fsdp_error *err)
 {

@@ -3,7 +3,7 @@
  * shard files. The frames are ordinary: any zstd reads them back, and so does HDF5's filter 32015.
  *
  * Shuffled floats begin with the low bytes of their mantissas, which are noise. With entropy coding
- * alone zstd does not see them: the frame begins with these bytes as raw blocks and goes on with the
+ * alone zstd does not see them: the frame begins with these bytes as raw blocks and continues with the
  * blocks that zstd makes of the rest.
  */
 #include "base/core/mem.h"

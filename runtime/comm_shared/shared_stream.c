@@ -5,7 +5,7 @@
  *
  *   meet      every stream waits for the points that all members' streams have reached so far
  *   work      copies, and sums in the order of the group's ranks
- *   meet      no stream goes on to change a buffer that another one still reads
+ *   meet      no stream continues to change a buffer that another one still reads
  *
  * See comm_shared.h.
  */
@@ -35,7 +35,7 @@ static void publish_point(stream_call *job)
     mine->points[job->points++ % 2] = ops_of(job)->record(job->stream);
 }
 
-/* A point is published again only after the barrier behind the next one, when all have read this one. */
+/* A point is published again only after the barrier after the next one, when all have read this one. */
 static void follow_all(const stream_call *job)
 {
     for (int i = 0; i < job->group->size; i++)

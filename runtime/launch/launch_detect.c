@@ -163,7 +163,7 @@ static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_
     return need_int(from, from->row->rank, 0, FSDP_MAX_RANKS - 1, &place->rank, err);
 }
 
-/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that go on behind their numbers are not guessed
+/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that continue after their numbers are not guessed
  * at. */
 static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *err)
 {
@@ -285,7 +285,7 @@ static const launcher launchers[] = {
 };
 enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
 
-/* A batch script has the variables of rank 0, and is no rank: only steps (srun) are. */
+/* A batch script has the variables of rank 0, and is not a rank: only steps (srun) are. */
 static bool is_slurm_step(const environment *from)
 {
     return variable(from, "SLURM_PROCID") &&

@@ -131,7 +131,7 @@ static const launch_option table[] = {
 };
 enum { OPTIONS = sizeof table / sizeof *table };
 
-/* *value_out: what stands behind '=', or NULL. */
+/* *value_out: what stands after '=', or NULL. */
 static const launch_option *find_option(const char *argument, const char **value_out)
 {
     for (int i = 0; i < OPTIONS; i++) {

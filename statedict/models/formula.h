@@ -39,7 +39,7 @@ void fsdp_formula_sort(fsdp_config_value *list);
 /* FSDP_ERR_USAGE names a member that makes no sense. */
 fsdp_status fsdp_formula_compute(const fsdp_config *config, const char *formula, int64_t layer,
                                  int64_t *value_out, fsdp_error *err);
-/* Computes one dim of "A, B, C" and moves *shape_at behind it; *shape_at becomes NULL behind the last. */
+/* Computes one dim of "A, B, C" and moves *shape_at after it; *shape_at becomes NULL after the last. */
 fsdp_status fsdp_formula_next_dim(const fsdp_config *config, const char **shape_at, int64_t layer,
                                   int64_t *value_out, fsdp_error *err);
 /* True when the formula names a class (in quotes) that the model has. */

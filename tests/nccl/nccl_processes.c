@@ -86,7 +86,7 @@ static fsdp_status bootstrap(rank_process *process, fsdp_error *err)
     return status;
 }
 
-/* With GPUs it may go on. */
+/* With GPUs it may continue. */
 static int goes_up_to_the_device(void)
 {
     rank_processes ranks = {.size = 4, .deadline_ms = DEADLINE_MS, .body = bootstrap};

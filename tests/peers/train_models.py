@@ -1,4 +1,4 @@
-"""fsdp-train beside PyTorch and transformers: 50 steps of the same model, and exports that
+"""fsdp-train against PyTorch and transformers: 50 steps of the same model, and exports that
 transformers loads.
 
 usage: train_models.py BUILD

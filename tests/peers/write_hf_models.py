@@ -1,4 +1,4 @@
-"""Writes models of transformers into tests/golden/hf whose configs change the mathematics, each with what
+"""Writes models of transformers into tests/golden/hf whose configs change the computation, each with what
 transformers computes: logits, greedy ids, ten losses, norms and gradients. tests/train/models.py compares.
 
 usage: write_hf_models.py GOLDEN

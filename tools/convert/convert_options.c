@@ -148,7 +148,7 @@ static void parse_names(convert_options *opts, const char *arg)
     opts->hub_names = strcmp(word, "hub") == 0;
 }
 
-/* A list has room for as many items as there are arguments, and one more. */
+/* A list has capacity for as many items as there are arguments, and one more. */
 static void add_item(convert_options *opts, int row, const char *item)
 {
     const fsdp_convert_option *option = fsdp_convert_option_at((size_t)row);

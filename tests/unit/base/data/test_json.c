@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The text lies in memory of exactly its size, so that the sanitizer sees any read behind it. */
+/* The text lies in memory of exactly its size, so that the sanitizer sees any read after it. */
 typedef struct exact_text {
     fsdp_json json;
     char *copy;

@@ -1,6 +1,6 @@
 /*
  * Products of OpenBLAS (kernels/nn/nn_openblas.c), which this processor may do as well without: they are
- * asked for by FSDP_PRODUCTS. Every test is a process of its own, so each one may choose anew.
+ * asked for by FSDP_PRODUCTS. Every test is a process of its own, so each one may choose again.
  */
 #include "kernels/nn/nn_cpu.h"
 #include "tests/unit/kernels/nn/nn_values.h"

@@ -115,7 +115,7 @@ static fsdp_status backward(world_rank *rank, const model_case *what, made_model
 
 /* --- gradients ------------------------------------------------------------------------------------ */
 
-/* Gathers anew, since the shards were written to. */
+/* Gathers again, since the shards were written to. */
 static fsdp_status loss_of(made_model *made, double *loss_out, fsdp_error *err)
 {
     const fsdp_token_batch batch = part_of(made, 0, SEQUENCES);
@@ -352,7 +352,7 @@ static double loss_of_logits(const made_model *made, const float *logits)
     return loss;
 }
 
-/* Looking changes nothing: a step behind it is like one before it. A batch with an id that no row of the
+/* Looking changes nothing: a step after it is like one before it. A batch with an id that no row of the
  * embedding has is refused wherever it is. */
 static fsdp_status look_and_train(world_rank *rank, fsdp_error *err)
 {
@@ -471,7 +471,7 @@ Test(transformer, first_values_have_their_deviation)
 
 enum { PROMPT = 4, NEW = 20 };
 
-/* Greedy ids by the whole forward of the ids that a cache would hold: all so far, and behind the context's
+/* Greedy ids by the whole forward of the ids that a cache would hold: all so far, and after the context's
  * end those from its last half on. */
 static fsdp_status expect_greedy(made_model *made, const int64_t *sampled, fsdp_error *err)
 {
