@@ -15,8 +15,8 @@ extern "C" {
 #endif
 
 /*
- * Describes rows x width elements to copy from one buffer to another, cast on the way (to nearest even, overflow
- * to infinity). Pitches count elements between the beginnings of rows. from NULL: zeros. Data may be
+ * Describes rows x width elements to copy from one buffer to another, cast on the way (to nearest even,
+ * overflow to infinity). Pitches count elements between the beginnings of rows. from NULL: zeros. Data may be
  * at any address; aligned data is faster. Buffers do not overlap.
  */
 typedef struct fsdp_rect {

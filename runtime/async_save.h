@@ -17,8 +17,9 @@
  * but all ranks live. After a rank was lost, the save in flight and all later ones are FSDP_ERR_PEER, and
  * nothing half-made is published.
  *
- * Calls are local unless they are marked collective. A saver may be freed after its root (root.h). It belongs to one rank and is used by the thread that uses
- * the root. Callbacks of save.watch are called from the saver's threads.
+ * Calls are local unless they are marked collective. A saver may be freed after its root (root.h). It belongs
+ * to one rank and is used by the thread that uses the root. Callbacks of save.watch are called from the
+ * saver's threads.
  */
 #ifndef FSDP_ASYNC_SAVE_H
 #define FSDP_ASYNC_SAVE_H

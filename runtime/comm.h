@@ -2,9 +2,9 @@
  * Collectives, by which ranks exchange tensors. A communicator is one rank's end of a group of ranks;
  * the world creates and keeps them (world.h). Calls are local unless they are marked collective.
  *
- * There is one summation order, but over NCCL: every reduced element is x0 + x1 + ... in the order of the group's
- * ranks, in f32 for f32, bf16 and f16, else in its own type; an average divides once, and there is one
- * rounding at the end. So all other back ends give the same bits, all ranks hold the same bits, and
+ * There is one summation order, but over NCCL: every reduced element is x0 + x1 + ... in the order of the
+ * group's ranks, in f32 for f32, bf16 and f16, else in its own type; an average divides once, and there is
+ * one rounding at the end. So all other back ends give the same bits, all ranks hold the same bits, and
  * all_reduce equals reduce_scatter and all_gather.
  *
  * Every call carries a header (its number, kind, unit, dtype, count, operation). When ranks make different
@@ -43,9 +43,9 @@ typedef enum fsdp_reduce_op {
 } fsdp_reduce_op;
 
 /*
- * Gives zero-copy access to the ranks' inputs. `see` gets one pointer per rank of the group, in its order, into
- * that rank's buffer. It may read there until it returns, and must not call the communicator. A rank sends no
- * heartbeat while `see` runs: it should take well less than the deadline.
+ * Gives zero-copy access to the ranks' inputs. `see` gets one pointer per rank of the group, in its order,
+ * into that rank's buffer. It may read there until it returns, and must not call the communicator. A rank
+ * sends no heartbeat while `see` runs: it should take well less than the deadline.
  *   all_gather      `see` replaces the copy of the parts, on any of the ranks. The contents of `out` are
  *                   undefined afterwards, but `out` is still needed: where ranks cannot read each other's
  *                   memory the parts are received there.

@@ -1,9 +1,9 @@
 /*
  * Optimizers on the shards of a root, the norm of its gradients, and schedules of the learning rate.
  *
- * State is in the same memory as the parameter's shard: moments have its layout, the step is a 0-d f32 tensor.
- * In state dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer and .master. Calls
- * are local unless they are marked collective.
+ * State is in the same memory as the parameter's shard: moments have its layout, the step is a 0-d f32
+ * tensor. In state dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer and
+ * .master. Calls are local unless they are marked collective.
  */
 #ifndef FSDP_OPTIM_H
 #define FSDP_OPTIM_H

@@ -250,7 +250,7 @@ fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                          "cannot set a placement of '%s': its unit exists; set it before",
                          param->name);
     if (cuts && (placement.dim < 0 || placement.dim >= param->ndim))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot cut '%s' along dim %d of %d dims",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot cut '%s' of %d dims along dim %d",
                          param->name, param->ndim, placement.dim);
     if (strlen(mesh_dim) > FSDP_MAX_MESH_NAME)
         return fsdp_fail(err, FSDP_ERR_USAGE, "no mesh dim is named '%s'", mesh_dim);

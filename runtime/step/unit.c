@@ -59,7 +59,7 @@ static fsdp_status choose_cut(const fsdp_unit *unit, fsdp_param *param, fsdp_err
     if (cut.dim < 0)
         cut.dim += param->ndim;
     if (cut.dim < 0 || cut.dim >= param->ndim)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims and cannot be cut along dim %d",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot cut '%s' of %d dims along dim %d",
                          param->name, param->ndim, cut.dim);
     cut.mesh = fsdp_mesh_hold(cut.mesh ? cut.mesh : opts->mesh);
     param->cut = cut;

@@ -230,7 +230,8 @@ static fsdp_status reshard_parts(toy *net, fsdp_error *err)
     fsdp_error why = {0};
     fsdp_status status = fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], &why);
     fsdp_mesh_free(mesh);
-    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "cannot be combined with tensor parallelism"));
+    EXPECT(status == FSDP_ERR_USAGE &&
+           strstr(why.text, "cannot be combined with tensor parallelism"));
     return FSDP_OK;
 }
 
