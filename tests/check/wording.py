@@ -33,31 +33,36 @@ BREAK = re.compile(r"\"\s*\n\s*\"|\n[ \t]*(?:[*#](?!/))?[ \t]*")
 SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 # Finite forms: auxiliaries, irregular pasts, and what the comments of this tree do. A noun among them hides
 # a sentence without a verb; none is found wrongly for it.
-AUXILIARY = """is are was were be been has have had do does did can cannot could may might must shall should will
-would needs need isn doesn don aren let lets gave took came went made began held kept left met sent wrote found
-got lost read ran said saw stood fell grew knew meant paid put set cut hit"""
-VERBS = """abort accept accumulate act add adapt admit advance agree aim allocate allow announce answer appear append apply
-arrive ask assert avoid become beat begin behave belong bind borrow break bring build bypass call carry cast
-catch cause change check choose claim clear climb clip close collect combine come compare compile complete
-compose compress compute concern confine connect consist consume contain continue contradict convert copy cost
-count cover create cross cut damage deal decide declare decode define delay delete demand depend derive describe
-destroy detect differ disagree disappear distinguish divide draw drive duplicate drop emit empty enable encode end ensure
-enter equal escape evaluate exceed exchange exclude execute exist exit expect extend fail fall feed fetch fill find
-finish fit fix flip flush fold follow forbid force fork forward free freeze fsync gain gather generate get give
-go grow guess hand handle happen hash help hide hold honour identify ignore imply include increment inherit insert
-invalidate invent issue join jump keep kill know lack last launch lay lead learn leave lend lie like list listen
-live load lock look lose lower make map mark match matter mean measure meet merge mirror miss mix move multiply
-name need note notice number obey occur offer omit open order outlive overlap overflow overwrite own pack pad pair
-parse pass pay permit pin place plan plant play point poison poll predict prefetch prefer prepare preserve prevent
-print produce promise protect prove provide publish pull push put quote raise reach read reappear rebuild receive
-recompute record recur reduce refer refuse register reject release rely remain remember remove rename repair repeat
-replace reply report represent request require reserve reset reshard resolve restart restore resume retain retry
-return reuse reveal rewrite ring rise rotate round rule run save say scale scan search see seem select send separate
-serve set settle share shift shorten show shrink sign sit skip sleep slip sort span spare spell spin split stand
-start state stay steal step stop store stream strip succeed suffice sum summon support surround survive swap sweep
-switch sync take talk tear tell terminate test throw tie time touch trace train transfer translate travel treat
-trust try turn type understand undo unpack update use vary verify visit wait wake walk want warn waste watch wear
-win wish work wrap write yield zero""".split()
+AUXILIARY = """is are was were be been has have had do does did can cannot could may might must shall should
+will would needs need isn doesn don aren let lets gave took came went made began held kept
+left met sent wrote found got lost read ran said saw stood fell grew knew meant paid put set
+cut hit"""
+VERBS = """abort accept accumulate act add adapt admit advance agree aim allocate allow announce answer
+appear append apply arrive ask assert avoid become beat begin behave belong bind borrow break
+bring build bypass call carry cast catch cause change check choose claim clear climb clip close
+collect combine come compare compile complete compose compress compute concern confine connect
+consist consume contain continue contradict convert copy cost count cover create cross cut damage
+deal decide declare decode define delay delete demand depend derive describe destroy detect
+differ disagree disappear distinguish divide draw drive duplicate drop emit empty enable encode
+end ensure enter equal escape evaluate exceed exchange exclude execute exist exit expect extend
+fail fall feed fetch fill find finish fit fix flip flush fold follow forbid force fork forward
+free freeze fsync gain gather generate get give go grow guess hand handle happen hash help hide
+hold honour identify ignore imply include increment inherit insert invalidate invent issue join
+jump keep kill know lack last launch lay lead learn leave lend lie like list listen live load
+lock look lose lower make map mark match matter mean measure meet merge mirror miss mix move
+multiply name need note notice number obey occur offer omit open order outlive overlap overflow
+overwrite own pack pad pair parse pass pay permit pin place plan plant play point poison poll
+predict prefetch prefer prepare preserve prevent print produce promise protect prove provide
+publish pull push put quote raise reach read reappear rebuild receive recompute record recur
+reduce refer refuse register reject release rely remain remember remove rename repair repeat
+replace reply report represent request require reserve reset reshard resolve restart restore
+resume retain retry return reuse reveal rewrite ring rise rotate round rule run save say scale
+scan search see seem select send separate serve set settle share shift shorten show shrink sign
+sit skip sleep slip sort span spare spell spin split stand start state stay steal step stop store
+stream strip succeed suffice sum summon support surround survive swap sweep switch sync take talk
+tear tell terminate test throw tie time touch trace train transfer translate travel treat trust
+try turn type understand undo unpack update use vary verify visit wait wake walk want warn waste
+watch wear win wish work wrap write yield zero""".split()
 
 
 def finite(verb):
