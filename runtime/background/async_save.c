@@ -133,8 +133,8 @@ static fsdp_status check_copies(const fsdp_async_saver *saver, const fsdp_error 
 }
 
 /*
- * Collective. A save of a model that did not change although the step did is most likely one of
- * another model than the one that is trained. It is refused before anything is written.
+ * Collective. If the step advanced but no parameter changed, the caller is probably saving a
+ * different model from the one it trains. The save is refused before anything is written.
  */
 static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, fsdp_error *err)
 {
