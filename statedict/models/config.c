@@ -131,6 +131,30 @@ static int compare_keys(const void *a, const void *b)
     return order ? order : (n > m) - (n < m);
 }
 
+/* Fails at the value of a member that comes for the `occurrence`-th time: the text is read again up to it. */
+static fsdp_status fail_at(const fsdp_json *whole, const fsdp_value *key, int occurrence,
+                           const char *what, fsdp_error *err)
+{
+    fsdp_json json;
+    const char *name;
+    size_t size;
+    bool more = true;
+    fsdp_json_init(&json, whole->text, (size_t)(whole->end - whole->text), whole->name);
+    fsdp_status st = fsdp_json_enter_object(&json, NULL);
+    while (st == FSDP_OK && more) {
+        st = fsdp_json_next_key(&json, &name, &size, &more, NULL);
+        if (st == FSDP_OK && more && size == key->as.bytes.size &&
+            memcmp(name, key->as.bytes.data, size) == 0 && --occurrence == 0)
+            break;
+        if (st == FSDP_OK && more)
+            st = fsdp_json_skip(&json, NULL);
+    }
+    (void)fsdp_json_peek(&json); /* to the value */
+    st = fsdp_json_fail(&json, err, what, key->as.bytes.data);
+    fsdp_json_release(&json);
+    return st;
+}
+
 /* A member that comes twice has two values, and nothing says which one counts. */
 static fsdp_status check_keys(config_parser *parser, const fsdp_value *config, fsdp_error *err)
 {
@@ -143,8 +167,7 @@ static fsdp_status check_keys(config_parser *parser, const fsdp_value *config, f
     qsort(keys, count, sizeof *keys, compare_keys);
     for (size_t i = 1; i < count; i++)
         if (compare_keys(&keys[i - 1], &keys[i]) == 0)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has the member '%.80s' twice",
-                             parser->json.name, keys[i]->as.bytes.data);
+            return fail_at(&parser->json, keys[i], 2, "the key '%.80s' appears twice", err);
     return FSDP_OK;
 }
 
@@ -277,6 +300,16 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
 
 /* --- numbers of formulas -------------------------------------------------------------------------- */
 
+static fsdp_status fail_whole(const fsdp_config *config, const char *name, fsdp_error *err)
+{
+    fsdp_value key = {.kind = FSDP_VALUE_STRING};
+    key.as.bytes.data = (char *)(uintptr_t)name;
+    key.as.bytes.size = strlen(name);
+    const fsdp_json whole = {
+        .text = config->text, .end = config->text + config->size, .name = config->path};
+    return fail_at(&whole, &key, 1, "'%.80s' is no whole number of 64 bits", err);
+}
+
 /* 8, and 8.0, which a program wrote that computed it. */
 static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
                               fsdp_config_value *value, fsdp_error *err)
@@ -288,8 +321,7 @@ static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
              json->as.f64 == floor(json->as.f64))
         value->number = (int64_t)json->as.f64;
     else
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': '%s' is no whole number of 64 bits",
-                         config->path, value->name);
+        return fail_whole(config, value->name, err);
     return FSDP_OK;
 }
 
@@ -402,7 +434,7 @@ fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fs
                              fsdp_error *err)
 {
     fsdp_model_kind kind = {0};
-    *config = (fsdp_config){.path = path};
+    *config = (fsdp_config){.path = path, .text = text, .size = size};
     FSDP_TRY(fsdp_config_parse(&config->arena, text, size, path, &config->json, err));
     FSDP_TRY(read_kind(&config->arena, &config->json, &kind, &config->architecture, err));
     if (!config->architecture || config->architecture->row_count == 0 || kind.is_quantized)

@@ -25,7 +25,8 @@ typedef struct fsdp_config_value {
 typedef struct fsdp_config {
     const fsdp_architecture *architecture;     /* its description */
     fsdp_value json;           /* all of it, in the arena */
-    const char *path;          /* for messages */
+    const char *text, *path;   /* for messages */
+    size_t size;               /* of the text */
     fsdp_arena arena;
     char class_name[128];      /* the first of "architectures"; "" when there is none */
     bool is_class_known;       /* the description has the class; otherwise its heads are not known */
