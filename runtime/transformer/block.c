@@ -15,7 +15,7 @@
 
 /* --- parts ------------------------------------------------------------------------------------------- */
 
-typedef enum part_size { NONE, WIDTH, INNER, HEADS, KV_HEADS, QKV } part_size;
+typedef enum part_size { NONE, WIDTH, INNER, HEAD, HEADS, KV_HEADS, QKV } part_size;
 
 /* The weights of a layer by their roles in statedict/models: projections, and without `out` norms. Each may
  * have a bias, whose role ends in ".bias". */
@@ -32,6 +32,8 @@ static const part_row parts[] = {{"attention_norm", AT(norm1), WIDTH, NONE},
                                  {"k_proj", AT(k), WIDTH, KV_HEADS},
                                  {"v_proj", AT(v), WIDTH, KV_HEADS},
                                  {"o_proj", AT(output), HEADS, WIDTH},
+                                 {"q_norm", AT(q_norm), HEAD, NONE},
+                                 {"k_norm", AT(k_norm), HEAD, NONE},
                                  {"mlp_norm", AT(norm2), WIDTH, NONE},
                                  {"gate", AT(gate), WIDTH, INNER},
                                  {"up", AT(up), WIDTH, INNER},
@@ -43,6 +45,7 @@ static int64_t size_of(const fsdp_transformer_config *config, part_size size)
     const int64_t sizes[] = {[NONE] = 0,
                              [WIDTH] = config->width,
                              [INNER] = config->inner,
+                             [HEAD] = config->head_dim,
                              [HEADS] = config->heads * config->head_dim,
                              [KV_HEADS] = config->kv_heads * config->head_dim,
                              [QKV] = (config->heads + 2 * config->kv_heads) * config->head_dim};
@@ -96,6 +99,10 @@ const char *fsdp_model_missing_part(uint64_t has)
     for (size_t i = 0; i < sizeof apart / sizeof *apart; i++)
         if (has_part(has, apart[i]) == has_part(has, "qkv_proj"))
             return apart[i];
+    if (has_part(has, "q_norm") != has_part(has, "k_norm"))
+        return has_part(has, "q_norm") ? "k_norm" : "q_norm";
+    if (has_part(has, "q_norm") && has_part(has, "qkv_proj"))
+        return "q_proj"; /* norms need heads that lie one after another */
     return NULL;
 }
 
@@ -175,6 +182,7 @@ fsdp_status fsdp_model_make_block_arrays(fsdp_transformer *t, int64_t rows, bloc
 {
     const fsdp_transformer_config *config = &t->config;
     const int64_t width = config->width, attended = config->heads * config->head_dim;
+    const int64_t heads = config->heads + config->kv_heads; /* of q and k */
     if (config->form.has_layer_norm) {
         FSDP_TRY(fsdp_model_alloc(t, rows, 1, &arrays->mean1, err));
         FSDP_TRY(fsdp_model_alloc(t, rows, 1, &arrays->mean2, err));
@@ -184,6 +192,10 @@ fsdp_status fsdp_model_make_block_arrays(fsdp_transformer *t, int64_t rows, bloc
     FSDP_TRY(fsdp_model_alloc(t, rows, 1, &arrays->inverse1, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, width, &arrays->normed1, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, size_of(config, QKV), &arrays->qkv, err));
+    if (t->blocks[0].q_norm.weight) {
+        FSDP_TRY(fsdp_model_alloc(t, rows, heads * config->head_dim, &arrays->heads, err));
+        FSDP_TRY(fsdp_model_alloc(t, rows, heads, &arrays->heads_inverse, err));
+    }
     FSDP_TRY(fsdp_model_alloc(t, rows, attended, &arrays->attended, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, config->heads, &arrays->log_sum, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, width, &arrays->middle, err));
@@ -200,6 +212,9 @@ fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_
         FSDP_TRY(fsdp_model_alloc(t, rows, config->inner, &t->dgate, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, config->width, &t->dnormed, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, size_of(config, QKV), &t->dqkv, err));
+    if (t->blocks[0].q_norm.weight)
+        FSDP_TRY(fsdp_model_alloc(t, rows, (config->heads + config->kv_heads) * config->head_dim,
+                                  &t->dheads, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, config->heads * config->head_dim, &t->dattended, err));
     FSDP_TRY(fsdp_model_alloc(t, rows, config->inner, &t->dactive, err));
     return fsdp_model_alloc(t, rows, config->inner, &t->dup, err);
@@ -215,16 +230,18 @@ static void free_all(fsdp_transformer *t, float **const *all, size_t count)
 
 void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays)
 {
-    float **const all[] = {&arrays->mean1,    &arrays->inverse1, &arrays->normed1, &arrays->qkv,
-                           &arrays->attended, &arrays->log_sum,  &arrays->middle,  &arrays->mean2,
-                           &arrays->inverse2, &arrays->normed2,  &arrays->gate,    &arrays->up,
-                           &arrays->active};
+    float **const all[] = {&arrays->mean1,   &arrays->inverse1, &arrays->normed1,
+                           &arrays->qkv,     &arrays->attended, &arrays->log_sum,
+                           &arrays->middle,  &arrays->mean2,    &arrays->inverse2,
+                           &arrays->normed2, &arrays->gate,     &arrays->up,
+                           &arrays->active,  &arrays->heads,    &arrays->heads_inverse};
     free_all(t, all, sizeof all / sizeof *all);
 }
 
 void fsdp_model_free_block_grads(fsdp_transformer *t)
 {
-    float **const all[] = {&t->dnormed, &t->dqkv, &t->dattended, &t->dactive, &t->dgate, &t->dup};
+    float **const all[] = {&t->dnormed, &t->dqkv,  &t->dheads, &t->dattended,
+                           &t->dactive, &t->dgate, &t->dup};
     free_all(t, all, sizeof all / sizeof *all);
 }
 
@@ -301,15 +318,50 @@ static void rotate(fsdp_transformer *t, float *x, int64_t row, int64_t heads, in
                                               .backward = backward});
 }
 
+/* Each head of q and k is a row of its norm. */
+static fsdp_status norm_heads(fsdp_transformer *t, const model_block *block, const qkv_view *from,
+                              const qkv_view *to, fsdp_error *err)
+{
+    float *const inverse = t->arrays[block->number].heads_inverse;
+    const int64_t q_rows = model_rows(t) * t->config.heads;
+    const fsdp_nn_norm q = {.x = from->q, .y = to->q, .inverse = inverse, .rows = q_rows};
+    const fsdp_nn_norm k = {.x = from->k,
+                            .y = to->k,
+                            .inverse = inverse + q_rows,
+                            .rows = model_rows(t) * t->config.kv_heads};
+    FSDP_TRY(fsdp_model_norm(t, &block->q_norm, &q, err));
+    return fsdp_model_norm(t, &block->k_norm, &k, err);
+}
+
+static fsdp_status norm_heads_grad(fsdp_transformer *t, const model_block *block,
+                                   const qkv_view *grads, const qkv_view *to, fsdp_error *err)
+{
+    const block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view from = view_qkv(t, block, arrays->heads);
+    const int64_t q_rows = model_rows(t) * t->config.heads;
+    const fsdp_nn_norm_grad q = {
+        .x = from.q, .inverse = arrays->heads_inverse, .dy = grads->q, .dx = to->q, .rows = q_rows};
+    const fsdp_nn_norm_grad k = {.x = from.k,
+                                 .inverse = arrays->heads_inverse + q_rows,
+                                 .dy = grads->k,
+                                 .dx = to->k,
+                                 .rows = model_rows(t) * t->config.kv_heads};
+    FSDP_TRY(fsdp_model_norm_grad(t, &block->q_norm, &q, err));
+    return fsdp_model_norm_grad(t, &block->k_norm, &k, err);
+}
+
 static fsdp_status make_qkv(fsdp_transformer *t, const model_block *block, const float *normed,
                             const qkv_view *view, fsdp_error *err)
 {
     const int64_t rows = model_rows(t);
     if (block->qkv.weight)
         return fsdp_linear_forward(&t->params, &block->qkv, normed, view->q, rows, err);
-    FSDP_TRY(fsdp_linear_forward(&t->params, &block->q, normed, view->q, rows, err));
-    FSDP_TRY(fsdp_linear_forward(&t->params, &block->k, normed, view->k, rows, err));
-    return fsdp_linear_forward(&t->params, &block->v, normed, view->v, rows, err);
+    const bool has_norm = block->q_norm.weight;
+    const qkv_view to = has_norm ? view_qkv(t, block, t->arrays[block->number].heads) : *view;
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->q, normed, to.q, rows, err));
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->k, normed, to.k, rows, err));
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->v, normed, view->v, rows, err));
+    return has_norm ? norm_heads(t, block, &to, view, err) : FSDP_OK;
 }
 
 static float scale_of(const fsdp_transformer *t, const model_block *block)
@@ -398,13 +450,17 @@ static fsdp_status make_qkv_grad(fsdp_transformer *t, const model_block *block,
                                  const qkv_view *grads, fsdp_error *err)
 {
     const fsdp_linear *const linears[] = {&block->q, &block->k, &block->v};
-    const float *const dys[] = {grads->q, grads->k, grads->v};
+    const bool has_norm = block->q_norm.weight;
+    const qkv_view from = has_norm ? view_qkv(t, block, t->dheads) : *grads;
+    const float *const dys[] = {from.q, from.k, grads->v};
     fsdp_linear_grad call = {.x = t->arrays[block->number].normed1,
                              .dy = grads->q,
                              .dx = t->dnormed,
                              .rows = model_rows(t)};
     if (block->qkv.weight)
         return fsdp_linear_backward(&t->params, &block->qkv, &call, err);
+    if (has_norm)
+        FSDP_TRY(norm_heads_grad(t, block, grads, &from, err));
     for (int i = 0; i < 3; i++) {
         call.dy = dys[i];
         call.adds_dx = i > 0;

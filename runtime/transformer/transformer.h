@@ -1,9 +1,9 @@
 /*
- * A transformer (gpt2, llama, mistral, qwen2) that is trained in shards: config -> parameters with the names
- * and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit; embedding, last
- * norm and head are the root's own. In: a config, and ids of tokens. Out: the root to train, losses, logits
- * and next ids. The room calls the public headers of the runtime and kernels/nn.h, and asks a world where its
- * memory lies; trainers and tools call this header and transformer_config.h.
+ * A transformer (gpt2, llama, mistral, qwen2, qwen3) that is trained in shards: config -> parameters with
+ * the names and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit;
+ * embedding, last norm and head are the root's own. In: a config, and ids of tokens. Out: the root to train,
+ * losses, logits and next ids. The room calls the public headers of the runtime and kernels/nn.h, and asks a
+ * world where its memory lies; trainers and tools call this header and transformer_config.h.
  *
  *   transformer_config*.c  config.json <-> fsdp_transformer_config
  *   declare.c        config -> parameters, units, root; first values

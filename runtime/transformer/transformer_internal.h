@@ -17,6 +17,7 @@ typedef struct model_block {
     model_norm norm1, norm2;
     fsdp_linear qkv;           /* three in one, or weight NULL: q, k, v */
     fsdp_linear q, k, v, output;
+    model_norm q_norm, k_norm; /* of each head, before rotation; weight NULL: none */
     fsdp_linear gate, up, down;        /* gate.weight NULL: none */
 } model_block;
 
@@ -24,6 +25,7 @@ typedef struct model_block {
 typedef struct block_arrays {
     float *mean1, *inverse1, *normed1;
     float *qkv;                /* q, k, v next to each other in a row (packed), or one after another */
+    float *heads, *heads_inverse;      /* q and k before their norm, one after the other */
     float *attended, *log_sum;
     float *middle;             /* the input plus attention */
     float *mean2, *inverse2, *normed2;
@@ -51,7 +53,7 @@ struct fsdp_transformer {
     float **block_inputs;                      /* layers + 1, each rows x width */
     block_arrays *arrays;                      /* of each layer; with recompute all the same */
     float *last_mean, *last_inverse, *last_normed;
-    float *dx, *dnormed, *dqkv, *dattended, *dactive, *dgate, *dup;
+    float *dx, *dnormed, *dqkv, *dheads, *dattended, *dactive, *dgate, *dup;
     float *logits;                             /* of some rows */
     int64_t logit_rows;
     double *losses;                            /* of rows */

@@ -4,8 +4,8 @@
 
 static const config_case cases[] = {
     {"{\"model_type\": \"gpt2\"}",
-     "gpt2", 12, 768, 3072, 12, 12, 64, 50257, 1024, 1e-05, 0.02, FSDP_NN_GELU_TANH, true,
-     true, true, true, false, FSDP_ROPE_DEFAULT, 0, 0, 0, 0, 0, 0, "000000000000", 50256, 50256},
+     "gpt2", 12, 768, 3072, 12, 12, 64, 50257, 1024, 1e-05, 0.02, FSDP_NN_GELU_TANH, true, true,
+     true, true, false, FSDP_ROPE_DEFAULT, 0, 0, 0, 0, 0, 0, "000000000000", 50256, 50256},
     {"{\"model_type\": \"gpt2\", \"n_embd\": 36, \"n_head\": 6, \"n_layer\":"
      " 3, \"n_inner\": 50, \"n_positions\": 77, \"vocab_size\": 99, "
      "\"activation_function\": \"relu\", \"layer_norm_epsilon\": 1e-06, "
@@ -22,8 +22,8 @@ static const config_case cases[] = {
     {"{\"model_type\": \"gpt2\", \"hidden_size\": 36, \"n_head\": 4, "
      "\"num_attention_heads\": 6, \"num_hidden_layers\": 3, "
      "\"max_position_embeddings\": 77}",
-     "gpt2", 3, 36, 144, 6, 6, 6, 50257, 77, 1e-05, 0.02, FSDP_NN_GELU_TANH, true, true,
-     true, true, false, FSDP_ROPE_DEFAULT, 0, 0, 0, 0, 0, 0, "000", 50256, 50256},
+     "gpt2", 3, 36, 144, 6, 6, 6, 50257, 77, 1e-05, 0.02, FSDP_NN_GELU_TANH, true, true, true,
+     true, false, FSDP_ROPE_DEFAULT, 0, 0, 0, 0, 0, 0, "000", 50256, 50256},
     {"{\"model_type\": \"llama\"}",
      "llama", 32, 4096, 11008, 32, 32, 128, 32000, 2048, 1e-06, 0.02, FSDP_NN_SILU, false,
      false, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 0,
@@ -42,8 +42,8 @@ static const config_case cases[] = {
      "\"original_max_position_embeddings\": 64}, "
      "\"max_position_embeddings\": 512, \"attention_bias\": true, "
      "\"mlp_bias\": true, \"tie_word_embeddings\": true}",
-     "llama", 32, 64, 11008, 4, 2, 24, 32000, 512, 1e-06, 0.02, FSDP_NN_SILU, true, true,
-     true, true, false, FSDP_ROPE_LLAMA3, 500000.0, 8.0, 1.0, 4.0, 64, 0,
+     "llama", 32, 64, 11008, 4, 2, 24, 32000, 512, 1e-06, 0.02, FSDP_NN_SILU, true, true, true,
+     true, false, FSDP_ROPE_LLAMA3, 500000.0, 8.0, 1.0, 4.0, 64, 0,
      "00000000000000000000000000000000", 1, 2},
     {"{\"model_type\": \"llama\", \"hidden_size\": 64, "
      "\"num_attention_heads\": 4, \"head_dim\": null, "
@@ -82,8 +82,8 @@ static const config_case cases[] = {
      "\"sliding_window\": 5, \"hidden_size\": 64, "
      "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
      "\"head_dim\": 10}",
-     "mistral", 3, 64, 14336, 4, 2, 10, 32000, 131072, 1e-06, 0.02, FSDP_NN_SILU, false,
-     false, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 5, "111", 1, 2},
+     "mistral", 3, 64, 14336, 4, 2, 10, 32000, 131072, 1e-06, 0.02, FSDP_NN_SILU, false, false,
+     false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 5, "111", 1, 2},
     {"{\"model_type\": \"mistral\", \"num_hidden_layers\": 3, "
      "\"sliding_window\": null, \"head_dim\": null}",
      "mistral", 3, 4096, 14336, 32, 8, 128, 32000, 131072, 1e-06, 0.02, FSDP_NN_SILU, false,
@@ -114,8 +114,19 @@ static const config_case cases[] = {
      true, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 9, "10", -1, -1},
     {"{\"model_type\": \"qwen2\", \"num_hidden_layers\": 2, "
      "\"tie_word_embeddings\": true, \"rope_theta\": 1000000.0}",
-     "qwen2", 2, 4096, 22016, 32, 32, 128, 151936, 32768, 1e-06, 0.02, FSDP_NN_SILU, true,
-     true, false, true, false, FSDP_ROPE_DEFAULT, 1000000.0, 1, 0, 0, 0, 0, "00", -1, -1},
+     "qwen2", 2, 4096, 22016, 32, 32, 128, 151936, 32768, 1e-06, 0.02, FSDP_NN_SILU, true, true,
+     false, true, false, FSDP_ROPE_DEFAULT, 1000000.0, 1, 0, 0, 0, 0, "00", -1, -1},
+    {"{\"model_type\": \"qwen3\"}",
+     "qwen3", 32, 4096, 22016, 32, 32, 128, 151936, 32768, 1e-06, 0.02, FSDP_NN_SILU, false,
+     false, false, true, false, FSDP_ROPE_DEFAULT, 10000.0, 1, 0, 0, 0, 0,
+     "00000000000000000000000000000000", -1, -1},
+    {"{\"model_type\": \"qwen3\", \"num_hidden_layers\": 4, "
+     "\"hidden_size\": 48, \"num_attention_heads\": 6, "
+     "\"num_key_value_heads\": 2, \"head_dim\": 10, \"attention_bias\": "
+     "true, \"use_sliding_window\": true, \"sliding_window\": 9, "
+     "\"max_window_layers\": 3, \"rope_theta\": 1000000.0}",
+     "qwen3", 4, 48, 22016, 6, 2, 10, 151936, 32768, 1e-06, 0.02, FSDP_NN_SILU, false, true,
+     false, true, false, FSDP_ROPE_DEFAULT, 1000000.0, 1, 0, 0, 0, 9, "0001", -1, -1},
 };
 
 #endif

@@ -212,6 +212,9 @@ static const char *const models[] = {
     "{\"model_type\": \"mistral\", \"sliding_window\": 3, " LLAMA "}",
     "{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 2, "
     "\"max_window_layers\": 1, " LLAMA "}",
+    "{\"model_type\": \"qwen3\", \"head_dim\": 10, \"attention_bias\": true, " LLAMA "}",
+    "{\"model_type\": \"qwen3\", \"use_sliding_window\": true, \"sliding_window\": 2, "
+    "\"max_window_layers\": 1, \"head_dim\": 4, \"tie_word_embeddings\": true, " LLAMA "}",
     "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 2.0, "
     "\"rope_theta\": 100.0}, " LLAMA "}"};
 
