@@ -101,7 +101,7 @@ static fsdp_status register_with_all(const nccl_rank *rank, int wanted, fsdp_err
     return FSDP_OK;
 }
 
-/* Ranks 0, 2, ... of the world in another order, and all of them once more. Each of them knows the blocks that
+/* Ranks 0, 2, ... of the world in another order, and all of them once more. Both groups know the blocks that
  * every rank has. */
 static fsdp_status run_groups(nccl_rank *rank, int blocks, fsdp_error *err)
 {
