@@ -82,7 +82,7 @@ static void fill_tables(void)
                                          .arg = row->value,
                                          .flags = row->is_usual ? CLI_USUAL : 0,
                                          .doc = row->help,
-                                         .group = row->group};
+                                         .group = (int)row->group};
         if (row->word_at || row->words)
             *completed++ = (cli_words){row->name, row->word_at ? list_words(row)
                                                                : row->words + row->first_word};
