@@ -91,7 +91,18 @@ static fsdp_status parse_list(config_parser *parser, bool is_object, fsdp_value 
 /* All but whole numbers of 64 bits are floats. */
 static fsdp_status parse_number(config_parser *parser, fsdp_value *out, fsdp_error *err)
 {
+    /* Python's spellings, as in time_step_limit of Mamba */
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    static const double numbers[] = {NAN, INFINITY, -INFINITY};
     const char *at = parser->json.at;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        size_t size = strlen(words[i]);
+        if ((size_t)(parser->json.end - at) >= size && memcmp(at, words[i], size) == 0) {
+            *out = fsdp_value_f64(numbers[i]);
+            parser->json.at += size;
+            return FSDP_OK;
+        }
+    }
     out->kind = FSDP_VALUE_I64;
     if (fsdp_json_i64(&parser->json, &out->as.i64, NULL) == FSDP_OK)
         return FSDP_OK;
@@ -190,15 +201,22 @@ fsdp_status fsdp_config_parse(fsdp_arena *arena, const char *text, size_t size, 
 
 /* --- members -------------------------------------------------------------------------------------- */
 
-const fsdp_value *fsdp_config_at(const fsdp_value *object, const char *name)
+/* Finds a member that may be null. */
+static const fsdp_value *find_member(const fsdp_value *object, const char *name)
 {
     for (size_t i = 0; object && object->kind == FSDP_VALUE_DICT && i < object->as.list.count;
          i += 2) {
         const fsdp_value *key = &object->as.list.items[i];
         if (fsdp_bytes_are(key->as.bytes.data, key->as.bytes.size, name))
-            return key[1].kind == FSDP_VALUE_NULL ? NULL : &key[1];
+            return &key[1];
     }
     return NULL;
+}
+
+const fsdp_value *fsdp_config_at(const fsdp_value *object, const char *name)
+{
+    const fsdp_value *found = find_member(object, name);
+    return found && found->kind != FSDP_VALUE_NULL ? found : NULL;
 }
 
 /* False, and nothing is copied, when the value is NULL or no number. */
@@ -366,11 +384,15 @@ static fsdp_status take_values(fsdp_config *config, fsdp_error *err)
     for (size_t i = 0; i < model->member_count; i++) {
         const fsdp_config_member *member = &model->members[i];
         bool is_whole = member->kind == FSDP_MEMBER_WHOLE && member->name[0] != '$';
-        const fsdp_value *json = is_whole ? fsdp_config_at(&config->json, member->name) : NULL;
+        const fsdp_value *json = is_whole ? find_member(&config->json, member->name) : NULL;
         fsdp_config_value *value = &config->values[config->count++];
         value->name = member->name;
-        if (json)
+        if (json && json->kind != FSDP_VALUE_NULL) {
             FSDP_TRY(take_value(config, json, value, err));
+        } else if (json && member->null) {
+            value->number = strtoll(member->null, NULL, 10);
+            value->is_there = true;
+        }
     }
     return FSDP_OK;
 }

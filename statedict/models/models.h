@@ -22,7 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A member of config.json; where it is absent or null, `otherwise` counts. Members whose name begins with '$'
+/* A member of config.json; where it is absent, `otherwise` counts. Members whose name begins with '$'
  * are names for formulas only. */
 typedef enum fsdp_member_kind {
     FSDP_MEMBER_WHOLE,         /* a whole number, a boolean, or the count of a list or object */
@@ -32,6 +32,7 @@ typedef enum fsdp_member_kind {
 typedef struct fsdp_config_member {
     const char *name;
     const char *otherwise;     /* a formula, a number, a word; NULL: no default */
+    const char *null;          /* the whole number that null means; NULL: null is as absent */
     fsdp_member_kind kind;
 } fsdp_config_member;
 
